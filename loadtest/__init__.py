@@ -4,6 +4,6 @@ Figures that depend on the machine mean little alone, so each stands beside a ya
 contestants of a comparison take turns round by round, and the medians of the rounds are compared. The load comes from
 one process of its own (`loadtest.client_process`), so that the runner and its table cost no contestant anything.
 
-`scenario` says what a scenario is, `catalogue` lists them; `cached_reads`, `writes` and `load` are they. `rounds` and
-`driving` measure, `workloads` and `dataset` say on what.
+`scenario` says what a scenario is, `catalogue` lists them. `rounds` lets contestants take turns and makes their
+figures, `drivers` puts load on them, `dataset` and `published` say which, and `table` shows the figures.
 """

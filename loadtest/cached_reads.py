@@ -6,7 +6,7 @@ goals are the product's: a graph cache in Python has to be worth asking in place
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from random import Random
 from typing import Final
@@ -14,14 +14,14 @@ from typing import Final
 import msgspec
 
 from loadtest.client_process import StepReport, run_job
-from loadtest.dataset import TOY, Dataset, DatasetSize, write_dataset
-from loadtest.drivers import Call, awaiters, separate
-from loadtest.peer_servers import find_redis_server, private_redis
+from loadtest.dataset import TOY, Dataset, DatasetSize, Operation, Query, StoredList, write_dataset
+from loadtest.drivers import awaiters, separate
+from loadtest.peer_servers import REDIS_SERVER, private_server
 from loadtest.redis_reads import RedisReads
 from loadtest.results import Figure, Goal, Measure, ScenarioResult, aims_of
 from loadtest.rounds import Comparison, Pace, Trial, compare_all
 from loadtest.scenario import BenchSettings, Progress, Scenario
-from loadtest.tao_reads import GraphReads, Transport, open_graph, open_sessions, open_unary, session_gets
+from loadtest.tao_reads import TRANSPORTS, GraphReads, open_graph, open_sessions, open_unary, session_gets
 from loadtest.target import OneFollower, one_follower
 
 FRAMES: Final = "frames"
@@ -33,7 +33,6 @@ PAGE_EDGES: Final = 20
 BATCHES: Final = (1, 5, 20)
 MANY: Final = 100
 _BATCH_OF_THE_GOAL: Final = 5
-_TRANSPORTS: Final[tuple[tuple[str, Transport], ...]] = ((FRAMES, "frames"), (GRPC, "grpc"))
 _AWAITERS: Final = 64
 _TOY_AWAITERS: Final = 8
 _PREPARED_CALLS: Final = 5000
@@ -54,10 +53,12 @@ _NOTES: Final = [
 
 async def run(settings: BenchSettings, progress: Progress, _options: object) -> ScenarioResult:
     """Measure every transport and Redis in every shape of load. Raises `OperatorError`."""
-    _, settings.versions["redis-server"] = find_redis_server()
+    settings.versions[REDIS_SERVER.name] = REDIS_SERVER.version()
     size = TOY if settings.toy else DatasetSize()
     async with AsyncExitStack() as stack:
-        redis_port, redis_pid = await stack.enter_async_context(private_redis(settings.work_dir / "redis"))
+        redis_port, redis_pid = await stack.enter_async_context(
+            private_server(REDIS_SERVER, settings.work_dir / "redis")
+        )
         job = ReadsJob(
             cluster=await stack.enter_async_context(one_follower(settings, "cached_reads", progress)),
             redis_port=redis_port,
@@ -104,7 +105,8 @@ class ReadsJob(msgspec.Struct, frozen=True, kw_only=True):
         """Return the figures in the order of the table. Raises `TaoError`, or what redis-py raises."""
         async with AsyncExitStack() as stack:
             graphs = {
-                name: await open_graph(self.cluster.topology_file, transport, stack) for name, transport in _TRANSPORTS
+                name: await open_graph(self.cluster.topology_file, transport, stack)
+                for name, transport in TRANSPORTS.items()
             }
             redis = RedisReads(self.redis_port)
             stack.push_async_callback(redis.close)
@@ -112,84 +114,87 @@ class ReadsJob(msgspec.Struct, frozen=True, kw_only=True):
             data = await write_dataset(graphs[FRAMES], self.size)
             await redis.fill(data)
             report("checking every answer, which warms the caches", 0.0)
-            await redis.verify(data)
-            readers = {name: GraphReads(graph) for name, graph in graphs.items()}
+            readers: dict[str, GraphReads | RedisReads] = {name: GraphReads(graph) for name, graph in graphs.items()}
+            readers[REDIS] = redis
             for reader in readers.values():
                 await reader.verify(data)
             comparisons = [
-                *_through_the_sdk(self, data, readers, redis),
+                *_through_the_sdk(self, data, readers),
                 *await _through_sessions(self, data, redis, stack),
                 *await _through_unary(self, data, stack),
             ]
             return await compare_all(comparisons, self.pace, report)
 
+    def pids(self, contestant: str) -> dict[str, int]:
+        """Return the server that a contestant keeps busy."""
+        if contestant in (REDIS, REDIS_PIPELINE):
+            return {"redis": self.redis_pid}
+        return {"follower": self.cluster.follower_pid}
 
-def _through_the_sdk(
-    job: ReadsJob, data: Dataset, readers: dict[str, GraphReads], redis: RedisReads
-) -> list[Comparison]:
-    ids = _choose(data, _PREPARED_CALLS)
-    hundreds = _batches(data, MANY)
-    many = job.awaiters
 
-    def side_by_side(
-        shape: str, count: int, calls: Callable[[GraphReads | RedisReads], list[Call]], aims: tuple[Goal, ...], per: int
-    ) -> Comparison:
-        trials = [
-            Trial(name, awaiters(count, calls(reader)), (job.cluster.follower_pid,), per)
+def _through_the_sdk(job: ReadsJob, data: Dataset, readers: dict[str, GraphReads | RedisReads]) -> list[Comparison]:
+    gets, hundreds, many = _gets(data), _batches(data, MANY), job.awaiters
+    pages = [page_of(stored, PAGE_EDGES) for stored in data.pages]
+    shapes: tuple[tuple[str, int, Sequence[Query] | Sequence[list[int]], tuple[Goal, ...]], ...] = (
+        ("obj_get", many, gets, _AT_64_AWAITERS),
+        (f"assoc_range of {PAGE_EDGES}", many, pages, ()),
+        ("the paper's reads", many, data.mix, ()),
+        (f"obj_get_many of {MANY}", 1, hundreds, _MANY_FORM),
+        (f"obj_get_many of {MANY}", many, hundreds, _MANY_FORM),
+        ("obj_get", 1, gets, _ALONE),
+    )
+    comparisons = []
+    for what, count, asked, aims in shapes:
+        queries_each = MANY if asked is hundreds else 1
+        trials = tuple(
+            Trial(name, awaiters(count, [reader.call(each) for each in asked]), job.pids(name), queries_each)
             for name, reader in readers.items()
-        ]
-        trials.append(Trial(REDIS, awaiters(count, calls(redis)), (job.redis_pid,), per))
-        return Comparison(shape, tuple(trials), REDIS, {FRAMES: aims})
-
-    return [
-        side_by_side(f"obj_get, {_awaiters(many)}", many, lambda of: of.gets(ids), _AT_64_AWAITERS, 1),
-        side_by_side(
-            f"assoc_range of {PAGE_EDGES}, {_awaiters(many)}", many, lambda of: of.pages(data.pages, PAGE_EDGES), (), 1
-        ),
-        side_by_side(f"the paper's reads, {_awaiters(many)}", many, lambda of: of.mix(data.mix), (), 1),
-        side_by_side(f"obj_get_many of {MANY}, {_awaiters(1)}", 1, lambda of: of.many(hundreds), _MANY_FORM, MANY),
-        side_by_side(
-            f"obj_get_many of {MANY}, {_awaiters(many)}", many, lambda of: of.many(hundreds), _MANY_FORM, MANY
-        ),
-        side_by_side(f"obj_get, {_awaiters(1)}", 1, lambda of: of.gets(ids), _ALONE, 1),
-    ]
+        )
+        comparisons.append(Comparison(f"{what}, {_awaiters(count)}", trials, REDIS, {FRAMES: aims}))
+    return comparisons
 
 
 async def _through_sessions(job: ReadsJob, data: Dataset, redis: RedisReads, stack: AsyncExitStack) -> list[Comparison]:
-    connections = job.awaiters
+    connections, version = job.awaiters, job.cluster.topology_version
     over_frames = await open_sessions(job.cluster.frames, "frames", connections, stack)
     over_grpc = await open_sessions(job.cluster.grpc, "grpc", connections, stack)
-    await redis.open_single(connections)
+    clients = await redis.open_single(connections)
     comparisons = []
     for size in BATCHES:
         batches = _batches(data, size)
-        server, yardstick = (job.cluster.follower_pid,), (job.redis_pid,)
-        trials = (
-            Trial(FRAMES, session_gets(over_frames, batches, job.cluster.topology_version), server, size),
-            Trial(GRPC, session_gets(over_grpc, batches, job.cluster.topology_version), server, size),
-            Trial(REDIS, separate(redis.separate_mgets(batches)), yardstick, size),
-            Trial(REDIS_PIPELINE, separate(redis.separate_pipelines(batches)), yardstick, size),
-        )
+        drives = {
+            FRAMES: session_gets(over_frames, batches, version),
+            GRPC: session_gets(over_grpc, batches, version),
+            REDIS: separate([[redis.mget(batch, client) for batch in batches] for client in clients]),
+            REDIS_PIPELINE: separate([[redis.pipeline(batch, client) for batch in batches] for client in clients]),
+        }
+        trials = tuple(Trial(name, drive, job.pids(name), size) for name, drive in drives.items())
         aims = {FRAMES: _AT_BATCHES_OF_5} if size == _BATCH_OF_THE_GOAL else {}
         comparisons.append(Comparison(f"{connections} connections, batches of {size}", trials, REDIS, aims))
     return comparisons
 
 
 async def _through_unary(job: ReadsJob, data: Dataset, stack: AsyncExitStack) -> list[Comparison]:
-    calls_of = await open_unary(job.cluster.grpc, stack)
-    calls = calls_of(_choose(data, _PREPARED_CALLS))
+    call = await open_unary(job.cluster.grpc, stack)
+    calls = [call(query) for query in _gets(data)]
     return [
-        Comparison(f"ObjGet, {_awaiters(count)}", (Trial(UNARY, awaiters(count, calls), (job.cluster.follower_pid,)),))
+        Comparison(f"ObjGet, {_awaiters(count)}", (Trial(UNARY, awaiters(count, calls), job.pids(UNARY)),))
         for count in (job.awaiters, 1)
     ]
+
+
+def page_of(stored: StoredList, edges: int) -> Query:
+    """Return the query of the newest edges of a list."""
+    return Query(Operation.ASSOC_RANGE, stored.id1, limit=edges, expected=min(edges, len(stored.edges)))
 
 
 def _awaiters(count: int) -> str:
     return f"{count} awaiter" if count == 1 else f"{count} awaiters"
 
 
-def _choose(data: Dataset, count: int) -> list[int]:
-    return Random(_SEED).choices(list(data.objects), k=count)
+def _gets(data: Dataset) -> list[Query]:
+    chosen = Random(_SEED).choices(list(data.objects), k=_PREPARED_CALLS)
+    return [Query(Operation.OBJ_GET, object_id) for object_id in chosen]
 
 
 def _batches(data: Dataset, size: int) -> list[list[int]]:

@@ -1,7 +1,7 @@
-"""Putting load on a server: awaiters that call an asynchronous client, and sessions that each keep one message going.
+"""Putting load on a server: awaiters that each wait for one answer, a constant rate, and sessions of messages.
 
-Both do as little as possible beside the client they measure, and the same for every contestant: a call from a prepared
-list, a clock, a look at the answer's size. That answers are right in full is checked for every key before the rounds.
+All do as little as possible beside the client they measure, and the same for every contestant: a prepared operation, a
+clock, a look at the answer's size. That answers are right in full is checked for every key before the rounds.
 """
 
 from __future__ import annotations
@@ -10,16 +10,22 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
-from loadtest.rounds import Drive
+from loadtest.open_loop import begin_at_rate
+from loadtest.rounds import Drive, Source, TurnSamples
 from tao.model.errors import InternalError
 from tao.wire.session import Session
 from tao.wire.v1 import session_pb2 as pb
 
-_TIMEOUT_SECONDS = 10.0
-_MAX_UNDER_WAY = 1_000
+_TIMEOUT_SECONDS: Final = 10.0
+_MAX_UNDER_WAY: Final = 1_000
 """Messages unanswered at once at a constant rate; the rest begins late."""
+_UNKNOWN: Final = Source.UNKNOWN
+"""Looking up a member of an enumeration would cost every operation a tenth of a microsecond."""
+Item = TypeVar("Item")
+Ask = Callable[[Item], Awaitable[Source]]
+"""Does one operation and looks at its answer. Returns the source of the answer."""
 
 
 class WrongAnswer(InternalError):
@@ -39,41 +45,74 @@ class Call(NamedTuple):
     expected: int
 
 
-def awaiters(count: int, calls: Sequence[Call]) -> Drive:
-    """``count`` awaiters go through the calls together, each awaiting one at a time."""
-    shared = itertools.cycle(calls)
+async def _ask_call(call: Call) -> Source:
+    function, arguments, size, expected = call
+    got = size(await function(*arguments))
+    if got != expected:
+        raise WrongAnswer(f"{function.__qualname__}{arguments!r:.200} answered {got}, not {expected}")
+    return _UNKNOWN
 
-    async def drive(until: float, latencies: list[float]) -> None:
+
+def closed(ask: Ask[Item], streams: Sequence[Iterator[Item]], failures: tuple[type[Exception], ...] = ()) -> Drive:
+    """Return the load of one awaiter for each stream of operations, with one operation pending.
+
+    A stream may be given several times; its awaiters then share it. ``failures`` are errors that are counted; any other
+    ends the measurement."""
+
+    async def one(stream: Iterator[Item], until: float, samples: TurnSamples) -> None:
+        by_source = samples.by_source
+        started = perf_counter()
+        while started < until:
+            try:
+                source = await ask(next(stream))
+            except StopIteration:
+                return
+            except failures as error:
+                samples.failed[type(error).__name__] += 1
+                started = perf_counter()
+                continue
+            ended = perf_counter()
+            by_source[source].append(ended - started)
+            started = ended
+
+    async def drive(until: float, samples: TurnSamples) -> None:
         async with asyncio.TaskGroup() as group:
-            for _ in range(count):
-                group.create_task(_await_in_turn(shared, until, latencies))
+            for stream in streams:
+                group.create_task(one(stream, until, samples))
 
     return drive
+
+
+def awaiters(count: int, calls: Sequence[Call]) -> Drive:
+    """``count`` awaiters go through the calls together, each awaiting one at a time."""
+    return closed(_ask_call, [itertools.cycle(calls)] * count)
 
 
 def separate(lists: Sequence[Sequence[Call]]) -> Drive:
     """One awaiter per list of calls, each with a connection of its own behind its calls."""
-    cycles = [itertools.cycle(calls) for calls in lists]
+    return closed(_ask_call, [itertools.cycle(calls) for calls in lists])
 
-    async def drive(until: float, latencies: list[float]) -> None:
-        async with asyncio.TaskGroup() as group:
-            for calls in cycles:
-                group.create_task(_await_in_turn(calls, until, latencies))
+
+def at_rate(
+    ask: Ask[Item], stream: Iterator[Item], per_second: float, failures: tuple[type[Exception], ...] = ()
+) -> Drive:
+    """Return the load of operations that begin at a constant rate; latency counts from the intended start."""
+
+    async def drive(until: float, samples: TurnSamples) -> None:
+        async def one(since: float) -> None:
+            try:
+                source = await ask(next(stream))
+            except failures as error:
+                samples.failed[type(error).__name__] += 1
+            else:
+                samples.by_source[source].append(perf_counter() - since)
+
+        def skip() -> None:
+            samples.failed["not asked: too many unanswered"] += 1
+
+        await begin_at_rate(per_second, until - perf_counter(), one, skip)
 
     return drive
-
-
-async def _await_in_turn(calls: Iterator[Call], until: float, latencies: list[float]) -> None:
-    record = latencies.append
-    started = perf_counter()
-    while started < until:
-        function, arguments, size, expected = next(calls)
-        got = size(await function(*arguments))
-        if got != expected:
-            raise WrongAnswer(f"{function.__qualname__}{arguments!r:.200} answered {got}, not {expected}")
-        ended = perf_counter()
-        record(ended - started)
-        started = ended
 
 
 class Batch(NamedTuple):
@@ -83,17 +122,55 @@ class Batch(NamedTuple):
     expected: int
 
 
+class _Messages:
+    """Sends prepared batches over sessions, and records the latency of each answer."""
+
+    def __init__(self, batches: Iterator[Batch], topology_version: int, samples: TurnSamples) -> None:
+        self._batches: Final = batches
+        self._version: Final = topology_version
+        self._record: Final = samples.by_source[Source.UNKNOWN].append
+        self.done: Final[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
+
+    def send(self, session: Session, started: float, on_answer: Callable[[Session, float], None]) -> None:
+        """Send the next batch, whose latency counts from ``started``. ``on_answer`` receives the session and the time
+        of a right answer; a wrong one ends the load."""
+        batch, got = next(self._batches), 0
+
+        def take(answer: pb.Answer) -> None:
+            nonlocal got
+            got += sum(map(len, answer.read.values))
+            if answer.more or self.done.done():
+                return
+            if got != batch.expected:
+                what = answer.error.message or f"answered {got} bytes, not {batch.expected}"
+                self.done.set_exception(WrongAnswer(f"a batch {what}"))
+                return
+            ended = perf_counter()
+            self._record(ended - started)
+            on_answer(session, ended)
+
+        session.send(pb.Request(topology_version=self._version, read=batch.read), _TIMEOUT_SECONDS, take)
+
+
 def sessions(opened: Sequence[Session], batches: Sequence[Batch], topology_version: int) -> Drive:
     """Each session keeps one message going, the next being sent from the answer's callback."""
     shared = itertools.cycle(batches)
 
-    async def drive(until: float, latencies: list[float]) -> None:
-        chains = [_Chain(session, shared, topology_version, until, latencies) for session in opened]
-        try:
-            await asyncio.gather(*(chain.done for chain in chains))
-        finally:
-            for chain in chains:
-                chain.done.cancel()
+    async def drive(until: float, samples: TurnSamples) -> None:
+        messages, left = _Messages(shared, topology_version, samples), len(opened)
+
+        def go_on(session: Session, now: float) -> None:
+            nonlocal left
+            if now < until:
+                messages.send(session, now, go_on)
+                return
+            left -= 1
+            if not left:
+                messages.done.set_result(None)
+
+        for session in opened:
+            messages.send(session, perf_counter(), go_on)
+        await messages.done
 
     return drive
 
@@ -101,128 +178,28 @@ def sessions(opened: Sequence[Session], batches: Sequence[Batch], topology_versi
 def sessions_at_rate(
     opened: Sequence[Session], batches: Sequence[Batch], topology_version: int, per_second: float
 ) -> Drive:
-    """``per_second`` messages a second, over the sessions in turn, whether those before are answered or not; seconds
-    count from when each should have been sent."""
-    shared = itertools.cycle(batches)
+    """``per_second`` messages a second, over the sessions in turn, whether those before are answered or not; latency
+    counts from when each should have been sent.
 
-    async def drive(until: float, latencies: list[float]) -> None:
-        pace = _Pace(opened, shared, topology_version, 1 / per_second, until, latencies)
-        try:
-            await pace.done
-        finally:
-            pace.done.cancel()
+    The loop is kept turning meanwhile: its timers are of a millisecond, which is as long as the answers take."""
+    shared, in_turn = itertools.cycle(batches), itertools.cycle(opened)
+
+    async def drive(until: float, samples: TurnSamples) -> None:
+        messages, under_way, due = _Messages(shared, topology_version, samples), 0, perf_counter()
+
+        def answered(_session: Session, _now: float) -> None:
+            nonlocal under_way
+            under_way -= 1
+
+        while (due < until or under_way) and not messages.done.done():
+            now = perf_counter()
+            # Messages that a stalled server holds up begin late, and their latency includes it.
+            while due <= now and due < until and under_way < _MAX_UNDER_WAY:
+                under_way += 1
+                messages.send(next(in_turn), due, answered)
+                due += 1 / per_second
+            await asyncio.sleep(0)
+        if messages.done.done():
+            await messages.done
 
     return drive
-
-
-class _Ask:
-    """One pending message."""
-
-    __slots__ = ("_expected", "_got", "_on_answer", "_started")
-
-    def __init__(
-        self,
-        session: Session,
-        batch: Batch,
-        topology_version: int,
-        started: float,
-        on_answer: Callable[[float, WrongAnswer | None], None],
-    ) -> None:
-        """``on_answer``: called with when it should have been sent, and what is wrong with the answer."""
-        self._expected = batch.expected
-        self._got = 0
-        self._started = started
-        self._on_answer = on_answer
-        session.send(pb.Request(topology_version=topology_version, read=batch.read), _TIMEOUT_SECONDS, self._take)
-
-    def _take(self, answer: pb.Answer) -> None:
-        self._got += sum(map(len, answer.read.values))
-        if answer.more:
-            return
-        wrong = None
-        if self._got != self._expected:
-            what = answer.error.message or f"answered {self._got} bytes, not {self._expected}"
-            wrong = WrongAnswer(f"a batch {what}")
-        self._on_answer(self._started, wrong)
-
-
-class _Chain:
-    """One session's messages, one after the other."""
-
-    __slots__ = ("_batches", "_latencies", "_session", "_until", "_version", "done")
-
-    def __init__(
-        self, session: Session, batches: Iterator[Batch], topology_version: int, until: float, latencies: list[float]
-    ) -> None:
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._session = session
-        self._batches = batches
-        self._version = topology_version
-        self._until = until
-        self._latencies = latencies
-        self._send_next(perf_counter())
-
-    def _send_next(self, now: float) -> None:
-        _Ask(self._session, next(self._batches), self._version, now, self._answered)
-
-    def _answered(self, started: float, wrong: WrongAnswer | None) -> None:
-        if self.done.done():
-            return
-        if wrong is not None:
-            self.done.set_exception(wrong)
-            return
-        ended = perf_counter()
-        self._latencies.append(ended - started)
-        if ended >= self._until:
-            self.done.set_result(None)
-        else:
-            self._send_next(ended)
-
-
-class _Pace:
-    """Messages of all sessions, each at its time. The loop is kept turning meanwhile: its timers are of a millisecond,
-    which is as long as the answers take."""
-
-    __slots__ = ("_batches", "_due", "_interval", "_latencies", "_loop", "_sessions", "_under_way", "_until",
-                 "_version", "done")  # fmt: skip
-
-    def __init__(
-        self,
-        opened: Sequence[Session],
-        batches: Iterator[Batch],
-        topology_version: int,
-        interval: float,
-        until: float,
-        latencies: list[float],
-    ) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.done: asyncio.Future[None] = self._loop.create_future()
-        self._sessions = itertools.cycle(opened)
-        self._batches = batches
-        self._version = topology_version
-        self._interval = interval
-        self._until = until
-        self._latencies = latencies
-        self._under_way = 0
-        self._due = perf_counter()
-        self._turn()
-
-    def _turn(self) -> None:
-        now = perf_counter()
-        # What a stalled server holds up begins late, and its latency says so.
-        while self._due <= now and self._due < self._until and self._under_way < _MAX_UNDER_WAY:
-            self._under_way += 1
-            _Ask(next(self._sessions), next(self._batches), self._version, self._due, self._answered)
-            self._due += self._interval
-        if self._due < self._until or self._under_way:
-            if not self.done.done():
-                self._loop.call_soon(self._turn)
-        elif not self.done.done():
-            self.done.set_result(None)
-
-    def _answered(self, started: float, wrong: WrongAnswer | None) -> None:
-        self._under_way -= 1
-        if wrong is None:
-            self._latencies.append(perf_counter() - started)
-        elif not self.done.done():
-            self.done.set_exception(wrong)

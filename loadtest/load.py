@@ -15,7 +15,7 @@ import msgspec
 from loadtest.commands import TAO, run_command
 from loadtest.results import Quantity, ScenarioResult, at_most
 from loadtest.scenario import BenchSettings, Progress, Scenario
-from tao.demonstration.graph_files import ATYPE, ENDS, FIELDS, KEY, OTYPE, write_graph
+from tao.demonstration.graph_files import ATYPE, FIELDS, OTYPE, write_graph
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import ClusterSettings
 from tao.model.errors import OperatorError
@@ -46,10 +46,10 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
     async with DevCluster(ClusterSettings(state_dir=folder / "cluster"), progress.step) as cluster:
         progress.step(f"loading {objects:,} objects", 0.1)
         keys = ("--keys", str(folder / "keys.sqlite"), "--connect", cluster.client_address)
-        load_objects = ("objects", str(objects_file), "--otype", OTYPE, "--key", KEY, *_COLUMNS, *keys)
+        load_objects = ("objects", str(objects_file), "--otype", OTYPE, "--key", "id", *_COLUMNS, *keys)
         object_seconds = await _load(load_objects, folder)
         progress.step(f"loading {edges:,} edges and their inverses", 0.3)
-        load_edges = ("edges", str(edges_file), "--atype", ATYPE, "--from", ENDS[0], "--to", ENDS[1], *keys)
+        load_edges = ("edges", str(edges_file), "--atype", ATYPE, "--from", "id_1", "--to", "id_2", *keys)
         edge_seconds = await _load((*load_edges, "--time", "1"), folder)
         memory = {process.name: _resident_mb(process.pid) for process in (await cluster.status()).processes}
     return ScenarioResult(

@@ -16,8 +16,9 @@ from typing import Final
 import msgspec
 
 from loadtest.memory_process import MemoryJob
-from loadtest.results import Aim, Listing, Quantity, ScenarioResult, at_most
+from loadtest.results import Aim, Quantity, ScenarioResult, at_most
 from loadtest.scenario import BenchSettings, Progress, Scenario
+from loadtest.table import listing, met
 from tao.cache.packed import CORE
 from tao.model.errors import OperatorError
 
@@ -52,36 +53,37 @@ _MEASURES: Final = (
     _Measure("edge with 98 bytes in a list of 100", MemoryJob("list", 10_000, 100, _EDGE_DATA_BYTES)),
     _Measure("edge with 98 bytes in a list of 6,000", MemoryJob("list", 300, 6_000, _EDGE_DATA_BYTES)),
 )
+_MIX_NAME: Final = "the paper's sizes"
 _MIX: Final = MemoryJob("mix", 100_000)
 _HITS: Final = MemoryJob("hits", 20_000)
 _HIT_AIM_US: Final = 1.5
-_BATCH_AIM_US: Final = 3.0
-_BATCH: Final = "a batch of 100"
+_ENTRIES_COLUMNS: Final = {"of one": "{name}", "bytes": "{each:,.1f}", "believed / real": "{share:.3f}", "aim": "{aim}"}
+_HITS_COLUMNS: Final = {
+    "operation": "{name}",
+    **{title: f"{{{core}:.2f}}" for core, title in _CORES.items()},
+    "ratio to dictionaries": "{ratio:.2f}",
+    "aim": "{aim}",
+}
 
 
 async def run(settings: BenchSettings, progress: Progress, _options: object) -> ScenarioResult:
     """Measure each kind of entry and each operation in a process of its own. Raises `OperatorError`."""
-    rows: list[tuple[str, ...]] = []
-    aims: list[Aim] = []
-    quantities: list[Quantity] = []
-    measured: dict[str, _FIGURES] = {}
     measures = _MEASURES[:_TOY_MEASURES] if settings.toy else _MEASURES
     steps = len(measures) + 1 + len(_CORES)
+    rows, aims, measured = list[dict[str, object]](), list[Aim](), dict[str, _FIGURES]()
     for number, each in enumerate(measures):
         progress.step(each.name, number / steps)
         figures = await _measured(each.job, toy=settings.toy)
-        per_entry = figures["bytes_per_entry"] / (each.job.edges or 1)
-        measured[each.name] = {**figures, "bytes_each": per_entry} | ({"aim": each.aim} if each.aim else {})
-        quantities.append(Quantity(name=each.name, value=per_entry, unit="bytes"))
-        if each.aim is not None:
-            aims.append(at_most(f"at most {each.aim:,.0f} bytes", per_entry, each.aim, each.name))
-        aim = "" if each.aim is None else f"≤ {each.aim:,.0f}: {'met' if per_entry <= each.aim else 'not met'}"
-        rows.append((each.name, f"{per_entry:,.1f}", f"{figures['believed_bytes'] / figures['grown_bytes']:.3f}", aim))
-    progress.step("the paper's sizes", len(measures) / steps)
-    mix = measured["the paper's sizes"] = await _measured(_MIX, toy=settings.toy)
-    share = mix["believed_bytes"] / mix["grown_bytes"]
-    aims.append(at_most("account of memory within 0.1 of the real growth", abs(share - 1), 0.1, "the paper's sizes"))
-    rows.append(("the paper's sizes, all kinds", "", f"{share:.3f}", f"± 0.1: {'met' if aims[-1].met else 'not met'}"))
+        size = figures["bytes_per_entry"] / (each.job.edges or 1)
+        measured[each.name] = {**figures, "bytes_each": size} | ({"aim": each.aim} if each.aim else {})
+        aim = None if each.aim is None else at_most(f"at most {each.aim:,.0f} bytes", size, each.aim, each.name)
+        aims += [aim] if aim else []
+        rows.append({"name": each.name, "each": size, "share": _share(figures), "aim": _verdict(aim)})
+    progress.step(_MIX_NAME, len(measures) / steps)
+    measured[_MIX_NAME] = await _measured(_MIX, toy=settings.toy)
+    share = _share(measured[_MIX_NAME])
+    aims.append(at_most("account of memory within 0.1 of the real growth", abs(share - 1), 0.1, _MIX_NAME))
+    rows.append({"name": f"{_MIX_NAME}, all kinds", "each": None, "share": share, "aim": _verdict(aims[-1])})
     hits: dict[str, _FIGURES] = {core: {} for core in _CORES}
     for turn in range(1 if settings.toy else _TURNS):  # the least of turns: other work on the machine only adds
         for number, core in enumerate(_CORES):
@@ -89,28 +91,30 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
             found = await _measured(msgspec.structs.replace(_HITS, core=core), toy=settings.toy)
             hits[core] = {name: min(cost, hits[core].get(name, cost)) for name, cost in found.items()}
     measured |= {f"hits, {core}": figures for core, figures in hits.items()}
-    listings = [
-        Listing(title="memory", columns=("of one", "bytes", "believed / real", "aim"), rows=rows),
-        Listing(
-            title="CPU of a hit in the process, µs",
-            columns=("operation", *_CORES.values(), "ratio to dictionaries", "aim"),
-            rows=[_hit_row(name, hits) for name in hits["packed"]],
-        ),
+    hit_aims = [at_most(f"at most {_HIT_AIM_US:g} µs of CPU", us, _HIT_AIM_US, n) for n, us in hits["packed"].items()]
+    hit_rows = [
+        {
+            "name": aim.shape,
+            **{core: hits[core][aim.shape] for core in _CORES},
+            "ratio": aim.value / hits["dictionary"][aim.shape],
+            "aim": _verdict(aim),
+        }
+        for aim in hit_aims
     ]
-    notes = [
-        "Every count has its version, also the 10 bytes of a list without edges; the aims are for entries without one.",
-        f"'{_BATCH}': one query of the paper's mix, from the bytes of a request to those of its answer, without I/O.",
-    ]
-    conditions: dict[str, str | int | float] = {"core": CORE, "entries": _MEASURES[0].job.entries}
-    hit_aims = {name: _BATCH_AIM_US if name == _BATCH else _HIT_AIM_US for name in hits["packed"]}
-    aims += [at_most(f"at most {aim:g} µs of CPU", hits["packed"][name], aim, name) for name, aim in hit_aims.items()]
     return ScenarioResult(
         summary=SCENARIO.summary,
-        conditions=conditions,
-        quantities=quantities,
-        listings=listings,
-        notes=notes,
-        aims=aims,
+        conditions={"core": CORE, "entries": _MEASURES[0].job.entries},
+        quantities=[
+            Quantity(name=each.name, value=measured[each.name]["bytes_each"], unit="bytes") for each in measures
+        ],
+        listings=[
+            listing(_ENTRIES_COLUMNS, rows, "memory"),
+            listing(_HITS_COLUMNS, hit_rows, "CPU of a hit in the process, µs"),
+        ],
+        notes=[
+            "Every count has its version, also the 10 bytes of a list without edges; the aims are for those without."
+        ],
+        aims=[*aims, *hit_aims],
         measured=measured,
     )
 
@@ -122,12 +126,12 @@ SCENARIO: Final = Scenario(
 )
 
 
-def _hit_row(name: str, hits: dict[str, _FIGURES]) -> tuple[str, ...]:
-    cost = hits["packed"][name]
-    aim = _BATCH_AIM_US if name == _BATCH else _HIT_AIM_US
-    ratio = f"{cost / hits['dictionary'][name]:.2f}"
-    verdict = f"≤ {aim:g}: {'met' if cost <= aim else 'not met'}"
-    return (name, *(f"{hits[core][name]:.2f}" for core in _CORES), ratio, verdict)
+def _share(figures: _FIGURES) -> float:
+    return figures["believed_bytes"] / figures["grown_bytes"]
+
+
+def _verdict(aim: Aim | None) -> str | None:
+    return None if aim is None else f"≤ {aim.bound:,g}: {met(aim.met)}"
 
 
 async def _measured(job: MemoryJob, *, toy: bool) -> _FIGURES:

@@ -5,14 +5,13 @@ One job a process, on the command line as JSON, so that no filling finds memory 
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from time import process_time
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -31,8 +30,6 @@ _WORD: Final = struct.Struct("<Q")
 _VERSION: Final = next_version(0, 1)
 _ROUNDS: Final = 5
 _OPERATIONS: Final = 20_000
-_BATCH: Final = {"obj_get": 29, "assoc_count": 12, "assoc_range": 40, "assoc_time_range": 3, "assoc_get": 16}
-"""A hundred queries of the paper's mix."""
 
 
 class MemoryJob(msgspec.Struct, frozen=True):
@@ -163,8 +160,7 @@ def least_microseconds(run: Callable[[], object], operations: int) -> float:
 
 
 def hit_figures(job: MemoryJob) -> dict[str, float]:
-    """CPU of a hit by operation, in the process, and of a query of the paper's mix in batches of 100, from the bytes
-    of a request to the bytes of its answer."""
+    """CPU of a hit by operation, in the process."""
     filled = Filled(job, 1 << 30)
     entries, cache = job.entries, filled.cache
     for place in range(entries):
@@ -186,77 +182,7 @@ def hit_figures(job: MemoryJob) -> dict[str, float]:
         "assoc_time_range": lambda: [cache.time_range(key, ATYPE, 10**9 + 60, 10**9 + 20, 50) for key in ids],
         "assoc_get": lambda: [cache.edge(key, ATYPE, key + 50) for key in ids],
     }
-    figures = {name: least_microseconds(run, _OPERATIONS) for name, run in operations.items()}
-    return figures | {"a batch of 100": asyncio.run(batch_microseconds(cache, ids, counted))}
-
-
-class Sink:
-    """Takes answers as a connection would: encodes them."""
-
-    peer: Any = None  # `Any`: nobody asks who it is
-    closed = False
-
-    def send(self, answer: Any) -> None:  # a protobuf message
-        answer.SerializeToString()
-
-    def on_close(self, _: Callable[[], None]) -> None:
-        """Nothing here is ever closed."""
-
-
-async def batch_microseconds(cache: Any, ids: list[int], counted: list[int]) -> float:
-    """Of one query; ``cache`` is a `GraphCache` (whose module is imported late). In a loop, whose timers a service has
-    for misses; here all are hits, and it is never let run."""
-    from tao.schema.registry import load_schema
-    from tao.serving.misses import ReadPolicy
-    from tao.serving.read_service import ReadService
-    from tao.serving.traffic import Traffic
-    from tao.wire.v1 import session_pb2 as pb
-
-    class Clock:
-        def monotonic(self) -> float:
-            return 0.0
-
-        def unix_ms(self) -> int:
-            return 0
-
-    file = Path(__file__).with_name("published") / "schema.yaml"
-    no_fills: Any = None  # everything hits
-    service = ReadService(
-        cache, no_fills, load_schema(file.read_text(), file.name), ReadPolicy(lambda _: None),
-        traffic=Traffic(Clock()),
-    )  # fmt: skip
-    messages = []
-    for start in range(0, _OPERATIONS, 100):
-        keys = iter(ids[start : start + 100])
-        read = pb.ReadBatch(obj_ids=[next(keys) for _ in range(_BATCH["obj_get"])])
-        read.count_id1s.extend(counted[start : start + _BATCH["assoc_count"]])
-        read.count_atypes.extend([ATYPE] * _BATCH["assoc_count"])
-        for _ in range(_BATCH["assoc_range"]):
-            read.range_id1s.append(next(keys))
-            read.range_atypes.append(ATYPE)
-            read.range_positions.append(0)
-            read.range_limits.append(1000)
-        for _ in range(_BATCH["assoc_time_range"]):
-            read.time_range_id1s.append(next(keys))
-            read.time_range_atypes.append(ATYPE)
-            read.time_range_highs.append(10**9 + 60)
-            read.time_range_lows.append(10**9 + 20)
-            read.time_range_limits.append(50)
-        for _ in range(_BATCH["assoc_get"]):
-            read.get_id1s.append(key := next(keys))
-            read.get_atypes.append(ATYPE)
-            read.get_id2_counts.append(1)
-            read.get_id2s.append(key + 50)
-            read.get_highs.append((1 << 63) - 1)
-            read.get_lows.append(0)
-        messages.append(pb.Request(number=1, deadline_ms=1000, read=read).SerializeToString())
-    sink = Sink()
-
-    def serve() -> None:
-        for message in messages:
-            service.handle(pb.Request.FromString(message), sink)
-
-    return least_microseconds(serve, _OPERATIONS)
+    return {name: least_microseconds(run, _OPERATIONS) for name, run in operations.items()}
 
 
 if __name__ == "__main__":

@@ -8,24 +8,34 @@ servers' counters prove that what was asked were misses.
 
 from __future__ import annotations
 
-import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from statistics import median
-from time import perf_counter, process_time
 from typing import Any, Final, Literal
 
 import msgspec
 
 from loadtest.client_process import StepReport, run_job
 from loadtest.dataset import ITEM, LINK, VALUE_BYTES
-from loadtest.results import Aim, Listing, ScenarioResult, at_most
-from loadtest.rounds import cpu_seconds, percentile, settle_collector
+from loadtest.drivers import WrongAnswer, closed
+from loadtest.results import Figure, ScenarioResult, at_most
+from loadtest.rounds import (
+    MICRO,
+    Comparison,
+    Drive,
+    Pace,
+    Round,
+    Source,
+    Trial,
+    TurnSamples,
+    figures_of,
+    take_all_turns,
+)
 from loadtest.scenario import BenchSettings, Progress, Scenario
+from loadtest.table import listing
 from loadtest.target import FOLLOWER, LEADER, follower_cluster, pids_of, versions_of
 from tao.admin.server_stats import server_stats
 from tao.client import ClientSettings, Graph, connect
 from tao.devcluster.cluster import DevCluster
-from tao.model.errors import OperatorError
 
 _DATABASE: Final = "db-1"
 _EDGES: Final = 10
@@ -73,36 +83,16 @@ _SHAPES: Final = (
 )
 
 
-class MissTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one round of one shape; CPU in seconds by process."""
-
-    shape: str
-    queries: int
-    elapsed: float
-    latencies: list[float]
-    """Seconds of each call, which has as many queries as the shape's batch."""
-    cpu: dict[str, float]
-    client_cpu: float
-    misses: dict[str, int]
-    """Queries that missed in the follower, and in the leader."""
-
-
-class MissFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one shape over all rounds; microseconds of CPU are for one query."""
-
-    queries: int
-    per_second: float
-    """The median of the rounds."""
-    follower_us: float
-    leader_us: float
-    database_us: float
-    client_us: float
-    p50_ms: float
-    """Latency of a call."""
-    p99_ms: float
-    follower_missed: float
-    """Misses of the follower for a query."""
-    leader_missed: float
+_COLUMNS: Final = {
+    "misses": "{shape}",
+    "queries/s": "{per_second:,.0f}",
+    "follower µs": "{follower_us:.1f}",
+    "leader µs": "{leader_us:.1f}",
+    "database µs": "{database_us:.1f}",
+    "client µs": "{client_us:.1f}",
+    "p50 ms": "{p50_ms:.2f}",
+    "p99 ms": "{p99_ms:.2f}",
+}
 
 
 async def run(settings: BenchSettings, progress: Progress, _options: object) -> ScenarioResult:
@@ -122,19 +112,28 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
             shapes=shapes,
             keys=keys,
         )
-        turns = await run_job(job, progress, settings.work_dir / "misses.log", list[MissTurn])
-    measured = {shape.name: _summary([turn for turn in turns if turn.shape == shape.name]) for shape in shapes}
+        measured = await run_job(job, progress, settings.work_dir / "misses.log", dict[str, dict[str, float]])
     return ScenarioResult(
         summary=SCENARIO.summary,
         conditions={"value_bytes": VALUE_BYTES, "edges_of_a_list": _EDGES, "rounds": settings.rounds},
-        listings=[_listing(measured)],
+        listings=[listing(_COLUMNS, ({"shape": name, **found} for name, found in measured.items()))],
         notes=["Every key is asked for once, after follower and leader were restarted; CPU is for one query."],
-        aims=[aim for shape in shapes for aim in _aims(shape, measured[shape.name])],
-        measured=msgspec.to_builtins(measured),
+        aims=[
+            at_most(
+                f"a miss takes at most {bound:g} µs of the {role}",
+                measured[shape.name][f"{role}_us"],
+                bound,
+                shape.name,
+            )
+            for shape in shapes
+            for role, bound in (("follower", shape.follower_aim_us), ("leader", shape.leader_aim_us))
+        ],
+        measured=dict(measured),
         faults=[
-            f"{name}: only {each.follower_missed:.0%} and {each.leader_missed:.0%} missed in follower and leader"
-            for name, each in measured.items()
-            if min(each.follower_missed, each.leader_missed) < _LEAST_MISSES
+            f"{name}: only {found[f'{role}_missed']:.0%} of the queries missed in the {role}"
+            for name, found in measured.items()
+            for role in job.admins
+            if found[f"{role}_missed"] < _LEAST_MISSES
         ],
     )
 
@@ -144,51 +143,6 @@ SCENARIO: Final = Scenario(
     summary="CPU of a follower and its leader per query that no cache has, by operation and in batches",
     run=run,
 )
-
-
-def _summary(turns: Sequence[MissTurn]) -> MissFigures:
-    queries = sum(turn.queries for turn in turns)
-    latencies = [seconds for turn in turns for seconds in turn.latencies]
-
-    def us(seconds: float) -> float:
-        return round(1e6 * seconds / queries, 1)
-
-    return MissFigures(
-        queries=queries,
-        per_second=round(median(turn.queries / turn.elapsed for turn in turns), 1),
-        follower_us=us(sum(turn.cpu["follower"] for turn in turns)),
-        leader_us=us(sum(turn.cpu["leader"] for turn in turns)),
-        database_us=us(sum(turn.cpu["database"] for turn in turns)),
-        client_us=us(sum(turn.client_cpu for turn in turns)),
-        p50_ms=round(1e3 * percentile(latencies, 0.5), 3),
-        p99_ms=round(1e3 * percentile(latencies, 0.99), 3),
-        follower_missed=sum(turn.misses["follower"] for turn in turns) / queries,
-        leader_missed=sum(turn.misses["leader"] for turn in turns) / queries,
-    )
-
-
-def _aims(shape: MissShape, found: MissFigures) -> list[Aim]:
-    return [
-        at_most(f"a miss takes at most {bound:g} µs of the {role}", value, bound, shape.name)
-        for role, value, bound in (
-            ("follower", found.follower_us, shape.follower_aim_us),
-            ("leader", found.leader_us, shape.leader_aim_us),
-        )
-    ]
-
-
-def _listing(measured: dict[str, MissFigures]) -> Listing:
-    columns = ("misses", "queries/s", "follower µs", "leader µs", "database µs", "client µs", "p50 ms", "p99 ms")
-    rows: list[tuple[str, ...]] = [
-        (
-            name,
-            f"{each.per_second:,.0f}",
-            *(f"{value:.1f}" for value in (each.follower_us, each.leader_us, each.database_us, each.client_us)),
-            *(f"{value:.2f}" for value in (each.p50_ms, each.p99_ms)),
-        )
-        for name, each in measured.items()
-    ]
-    return Listing(title="", columns=columns, rows=rows)
 
 
 async def _write(
@@ -229,77 +183,68 @@ class MissJob(msgspec.Struct, frozen=True, kw_only=True):
     keys: list[list[list[int]]]
     """Ids by round and by shape."""
 
-    async def work(self, report: StepReport) -> list[MissTurn]:
-        """Return the figures of all rounds but the first. Raises `TaoError`."""
-        turns: list[MissTurn] = []
+    async def work(self, report: StepReport) -> dict[str, dict[str, float]]:
+        """Return the figures by shape; CPU and misses are for one query. Raises `TaoError`."""
         settings = ClientSettings(timeout_seconds=_TIMEOUT_SECONDS)
         async with connect(self.topology_file, settings=settings) as graph:
-            for number, by_shape in enumerate(self.keys):
-                for shape, ids in zip(self.shapes, by_shape, strict=True):
-                    report(f"{shape.name}, round {number} of {len(self.keys) - 1}", 0.5 + 0.5 * number / len(self.keys))
-                    turn = await self._turn(graph, shape, ids)
-                    if number:
-                        turns.append(turn)
-        return turns
+            trials = []
+            for number, shape in enumerate(self.shapes):
+                drive = _drive(graph, shape, iter([of_round[number] for of_round in self.keys]))
+                trials.append(Trial(shape.name, drive, self.pids, shape.batch, self._misses))
+            comparison = Comparison("misses", tuple(trials))
+            pace = Pace(len(self.keys) - 1, math.inf)
+            (turns,) = await take_all_turns([comparison], pace, lambda step, done: report(step, 0.5 + done / 2))
+        return {each.contestant: self._figures(each, turns[each.contestant]) for each in figures_of(comparison, turns)}
 
-    async def _turn(self, graph: Graph, shape: MissShape, ids: list[int]) -> MissTurn:
-        settle_collector()
+    def _figures(self, figure: Figure, rounds: Sequence[Round]) -> dict[str, float]:
+        queries = figure.operations * figure.queries_per_operation
+        cpu = {role: sum(each.server_cpu[role] for each in rounds) / queries for role in self.pids}
+        missed = {role: sum(each.counts[role] for each in rounds) / queries for role in self.admins}
+        return {
+            "queries": queries,
+            "per_second": round(figure.per_second, 1),
+            **{f"{role}_us": round(MICRO * seconds, 1) for role, seconds in cpu.items()},
+            "client_us": round(figure.client_cpu_us, 1),
+            "p50_ms": round(figure.p50_us / 1000, 3),
+            "p99_ms": round(figure.p99_us / 1000, 3),
+            **{f"{role}_missed": share for role, share in missed.items()},
+        }
+
+    async def _misses(self) -> dict[str, float]:
+        return {role: (await server_stats(admin))["misses"] for role, admin in self.admins.items()}
+
+
+def _drive(graph: Graph, shape: MissShape, keys: Iterator[list[int]]) -> Drive:
+    """Return the load of one round after the other: all the keys of a round, however long they take."""
+    ask = _asking(graph, shape)
+
+    async def drive(_until: float, samples: TurnSamples) -> None:
+        ids = next(keys)
         batches = iter([ids[start : start + shape.batch] for start in range(0, len(ids), shape.batch)])
-        ask, latencies = _asking(graph, shape), list[float]()
-        missed, cpu = await self._misses(), self._cpu()
-        client_cpu, began = process_time(), perf_counter()
-        await asyncio.gather(*(_ask_all(batches, ask, latencies) for _ in range(shape.awaiters)))
-        elapsed, client_cpu = perf_counter() - began, process_time() - client_cpu
-        cpu_after, missed_after = self._cpu(), await self._misses()
-        return MissTurn(
-            shape=shape.name,
-            queries=len(ids),
-            elapsed=elapsed,
-            latencies=latencies,
-            cpu={role: after - cpu[role] for role, after in cpu_after.items()},
-            client_cpu=client_cpu,
-            misses={role: after - missed[role] for role, after in missed_after.items()},
-        )
+        await closed(ask, [batches] * shape.awaiters)(math.inf, samples)
 
-    async def _misses(self) -> dict[str, int]:
-        return {role: int((await server_stats(admin))["misses"]) for role, admin in self.admins.items()}
-
-    def _cpu(self) -> dict[str, float]:
-        return {role: cpu_seconds(pid) for role, pid in self.pids.items()}
+    return drive
 
 
-async def _ask_all(
-    batches: Iterator[list[int]], ask: Callable[[list[int]], Awaitable[bool]], latencies: list[float]
-) -> None:
-    for ids in batches:
-        began = perf_counter()
-        right = await ask(ids)
-        latencies.append(perf_counter() - began)
-        if not right:
-            raise OperatorError(f"a query for one of {ids[:3]} found something else than what was written")
-
-
-def _asking(graph: Graph, shape: MissShape) -> Callable[[list[int]], Awaitable[bool]]:
-    """Return the call that asks for one batch of a shape and tells whether its answers are right."""
-    one: dict[Operation, Callable[[int], Awaitable[Any]]] = {
-        "obj_get": graph.obj_get,
-        "assoc_count": lambda id1: graph.assoc_count(id1, LINK),
-        "assoc_range": lambda id1: graph.assoc_range(id1, LINK, 0, _EDGES),
-    }
-    several: dict[Operation, Callable[[list[int]], Awaitable[Sequence[Any]]]] = {
-        "obj_get": graph.obj_get_many,
-        "assoc_count": lambda ids: graph.assoc_count_many([(id1, LINK) for id1 in ids]),
-        "assoc_range": lambda ids: graph.assoc_range_many([(id1, LINK, 0, _EDGES) for id1 in ids]),
-    }
+def _asking(graph: Graph, shape: MissShape) -> Callable[[list[int]], Awaitable[Source]]:
+    """Return the call that asks for one batch of a shape, of one query or by the many-form, and checks its answers."""
+    rest: tuple[Any, ...] = {"obj_get": (), "assoc_count": (LINK,), "assoc_range": (LINK, 0, _EDGES)}[shape.operation]
+    # Any: the operations have different answers.
+    one: Callable[..., Awaitable[Any]] = getattr(graph, shape.operation)
+    many: Callable[..., Awaitable[Sequence[Any]]] = getattr(graph, f"{shape.operation}_many")
 
     def is_right(answer: Any) -> bool:
         if shape.operation == "obj_get":
             return answer is not None
         return (answer if isinstance(answer, int) else len(answer)) == _EDGES
 
-    async def ask(ids: list[int]) -> bool:
+    async def ask(ids: list[int]) -> Source:
         if shape.batch == 1:
-            return is_right(await one[shape.operation](ids[0]))
-        return all(map(is_right, await several[shape.operation](ids)))
+            answers: Sequence[Any] = (await one(ids[0], *rest),)
+        else:
+            answers = await many([(id1, *rest) for id1 in ids] if rest else ids)
+        if not all(map(is_right, answers)):
+            raise WrongAnswer(f"a query for one of {ids[:3]} found something else than what was written")
+        return Source.UNKNOWN
 
     return ask

@@ -1,7 +1,7 @@
-"""The servers that tao is compared with: private redis and memcached processes on loopback, taken from the PATH.
+"""The servers that tao is compared with: private processes on loopback, whose programs are taken from the PATH.
 
 Each has a free port, is asked until it answers, and ends with the run. Those of `peers` have as much memory as the
-caches of tao.
+caches of tao. A new server is one more `ServerProgram`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import asyncio
 import os
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -19,15 +20,11 @@ import aiomcache
 import redis.asyncio
 import redis.exceptions
 
+from loadtest.conditions import until
 from tao.devcluster.ports import LOOPBACK, reserve_port
 from tao.devcluster.processes import ManagedProcess, ProcessOptions, to_the_end
 from tao.model.errors import OperatorError
 
-SMALLEST_MB: Final = 4
-"""The smallest cache server of any contestant."""
-REDIS_OWN_MB: Final = 5
-"""Memory of Redis beyond its budget: Redis counts an empty server (a megabyte) and the buffers of its connections (some
-27 kB for each of 128) into its bound, and the budget is for data."""
 _GROWTH_FACTOR: Final = 1.5
 """Of memcached's size classes, each of which gets a page of a megabyte, beyond the bound as well: with the default of
 1.25 there are twice as many, which of small bounds is most of what memcached takes."""
@@ -43,20 +40,46 @@ class PeerServer(NamedTuple):
     pid: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerProgram:
+    """A server's program, and how it is used."""
+
+    name: str
+    """The program's name on the PATH."""
+    where_from: str
+    """How to get the program, for a person who has none."""
+    arguments: Callable[[int, int], list[str]]
+    """The arguments for a port and megabytes of cache; 0 for a server that is no cache."""
+    answers: Callable[[int], Awaitable[bool]]
+    """Tells whether a server answers at a port."""
+
+    def path(self) -> str:
+        """Return the program's path. Raises `OperatorError` when there is none."""
+        path = shutil.which(self.name)
+        if path is None:
+            raise OperatorError(f"no {self.name} on the PATH: {self.where_from}")
+        return path
+
+    def version(self) -> str:
+        """Return the program's version. Raises `OperatorError` when there is no such program."""
+        text = subprocess.run([self.path(), "--version"], capture_output=True, text=True, check=True).stdout
+        # "Redis server v=7.0.15 sha=…", "memcached 1.6.18"
+        words = text.split()
+        return next((word.removeprefix("v=") for word in words if word.startswith("v=")), words[-1])
+
+
 @asynccontextmanager
-async def _private_server(
-    name: str, argv: Callable[[int], Sequence[str]], answers: Callable[[int], Awaitable[bool]], folder: Path
-) -> AsyncIterator[PeerServer]:
-    """Run a server. ``argv`` gives its command line for a port; ``answers`` tells whether it answers there.
+async def private_server(program: ServerProgram, folder: Path, megabytes: int = 0) -> AsyncIterator[PeerServer]:
+    """Run a server; with ``megabytes`` it is a cache of that size, which evicts.
 
     Raises `OperatorError` when it does not come up."""
     with reserve_port() as reservation:
         port = reservation.port
-        process = ManagedProcess(
-            name, argv(port), os.environ, folder / f"{name}.log", ProcessOptions(stop_seconds=_STOP_SECONDS)
-        )
+        argv = [program.path(), *program.arguments(port, megabytes)]
+        options = ProcessOptions(stop_seconds=_STOP_SECONDS)
+        process = ManagedProcess(program.name, argv, os.environ, folder / f"{program.name}.log", options)
         try:
-            await _wait(process, lambda: answers(port))
+            await _wait(process, lambda: program.answers(port))
         except BaseException:
             await to_the_end(process.stop())
             raise
@@ -67,78 +90,62 @@ async def _private_server(
 
 
 async def _wait(process: ManagedProcess, answers: Callable[[], Awaitable[bool]]) -> None:
+    async def is_up() -> bool:
+        if not process.is_running:
+            raise OperatorError(f"{process.name} ended at once:\n{process.log_tail()}")
+        return await answers()
+
     try:
         async with asyncio.timeout(_START_SECONDS):
-            while not await answers():
-                if not process.is_running:
-                    raise OperatorError(f"{process.name} ended at once:\n{process.log_tail()}")
-                await asyncio.sleep(_PROBE_PAUSE_SECONDS)
+            await until(is_up, _PROBE_PAUSE_SECONDS)
     except TimeoutError:
         raise OperatorError(f"{process.name} did not answer in {_START_SECONDS:g} s:\n{process.log_tail()}") from None
 
 
-def find_redis_server() -> tuple[str, str]:
-    """Return the path and version of redis-server. Raises `OperatorError` when there is none."""
-    path = shutil.which("redis-server")
-    if path is None:
-        raise OperatorError(
-            "no redis-server on the PATH: `make bench` gets one, or install your system's package; "
-            "`--only writes --only load` measures without it"
-        )
-    text = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
-    return path, next((word.removeprefix("v=") for word in text.split() if word.startswith("v=")), text.strip())
+async def _redis_answers(port: int) -> bool:
+    client = redis.asyncio.Redis(host=LOOPBACK, port=port)
+    try:
+        await client.ping()
+    except redis.exceptions.ConnectionError:
+        return False
+    finally:
+        await client.aclose()
+    return True
 
 
-def private_redis(folder: Path, max_mb: int = 0) -> AbstractAsyncContextManager[PeerServer]:
-    """Run a redis-server in memory only. With ``max_mb`` it is a cache of that size, which evicts.
-
-    Raises `OperatorError` when it does not come up."""
-    path, _ = find_redis_server()
-    cache = ["--maxmemory", f"{max_mb}mb", "--maxmemory-policy", "allkeys-lru"] if max_mb else []
-
-    def argv(port: int) -> list[str]:
-        return [path, "--port", str(port), "--bind", LOOPBACK, "--save", "", "--appendonly", "no", *cache]
-
-    async def answers(port: int) -> bool:
-        client = redis.asyncio.Redis(host=LOOPBACK, port=port)
-        try:
-            await client.ping()
-        except redis.exceptions.ConnectionError:
-            return False
-        finally:
-            await client.aclose()
-        return True
-
-    return _private_server("redis-server", argv, answers, folder)
+def _redis_arguments(port: int, megabytes: int) -> list[str]:
+    cache = ["--maxmemory", f"{megabytes}mb", "--maxmemory-policy", "allkeys-lru"] if megabytes else []
+    return ["--port", str(port), "--bind", LOOPBACK, "--save", "", "--appendonly", "no", *cache]
 
 
-def find_memcached() -> tuple[str, str]:
-    """Return the path and version of memcached. Raises `OperatorError` when there is none."""
-    path = shutil.which("memcached")
-    if path is None:
-        raise OperatorError("no memcached on the PATH: install your system's package (Debian and Ubuntu: memcached)")
-    text = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
-    return path, text.removeprefix("memcached").strip()
+async def _memcached_answers(port: int) -> bool:
+    client = aiomcache.Client(LOOPBACK, port)
+    try:
+        await client.version()
+    except OSError:
+        return False
+    finally:
+        await client.close()
+    return True
 
 
-def private_memcached(folder: Path, megabytes: int) -> AbstractAsyncContextManager[PeerServer]:
-    """Run a memcached of that size. Raises `OperatorError` when it does not come up."""
-    path, _ = find_memcached()
+def _memcached_arguments(port: int, megabytes: int) -> list[str]:
     # As root it insists on another account; it opens no files.
     account = ["-u", "nobody"] if os.geteuid() == 0 else []
+    return ["-p", str(port), "-l", LOOPBACK, "-m", str(megabytes), "-I", "2m", "-f", str(_GROWTH_FACTOR), *account]
 
-    def argv(port: int) -> list[str]:
-        bounds = ["-m", str(megabytes), "-I", "2m", "-f", str(_GROWTH_FACTOR)]
-        return [path, "-p", str(port), "-l", LOOPBACK, *bounds, *account]
 
-    async def answers(port: int) -> bool:
-        client = aiomcache.Client(LOOPBACK, port)
-        try:
-            await client.version()
-        except OSError:
-            return False
-        finally:
-            await client.close()
-        return True
-
-    return _private_server("memcached", argv, answers, folder)
+REDIS_SERVER: Final = ServerProgram(
+    name="redis-server",
+    where_from=(
+        "`make bench` gets one, or install your system's package; `--only writes --only load` measures without it"
+    ),
+    arguments=_redis_arguments,
+    answers=_redis_answers,
+)
+MEMCACHED_SERVER: Final = ServerProgram(
+    name="memcached",
+    where_from="install your system's package (Debian and Ubuntu: memcached)",
+    arguments=_memcached_arguments,
+    answers=_memcached_answers,
+)

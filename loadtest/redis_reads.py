@@ -7,15 +7,15 @@ is an id and a time. Connections are pooled as redis-py does by itself: one clie
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import redis.asyncio
 
-from loadtest.dataset import VALUE_BYTES, Dataset, Operation, Query, StoredList
+from loadtest.dataset import VALUE_BYTES, Dataset, Operation, Query
 from loadtest.drivers import Call, WrongAnswer
 from tao.devcluster.ports import LOOPBACK
 
-_PIPELINE = 1000
+_PIPELINE: Final = 1000
 
 
 class RedisReads:
@@ -53,57 +53,42 @@ class RedisReads:
             if tuple((int(id2), int(time)) for id2, time in got) != stored.edges:
                 raise WrongAnswer(f"redis has another list of {stored.id1}")
 
-    async def open_single(self, count: int) -> None:
-        """Clients of one connection each, for the calls of `separate_batches`."""
-        while len(self._single) < count:
+    async def open_single(self, count: int) -> list[Any]:
+        """Return clients of one connection each, for calls on separate connections."""
+        for _ in range(count):
             client = self._client(single_connection_client=True)
             self._single.append(client)
             await client.initialize()
+        return self._single
 
-    def gets(self, ids: Sequence[int]) -> list[Call]:
-        """One object a call."""
-        return [Call(self._shared.get, (_object_key(object_id),), len, VALUE_BYTES) for object_id in ids]
-
-    def pages(self, lists: Sequence[StoredList], edges: int) -> list[Call]:
-        """The newest ``edges`` of a list a call."""
-        return [
-            Call(
-                self._shared.zrevrange, (_list_key(stored.id1), 0, edges - 1, True), len, min(edges, len(stored.edges))
-            )
-            for stored in lists
-        ]
-
-    def mix(self, queries: Sequence[Query]) -> list[Call]:
-        """The paper's mix."""
-        return [self._mixed(query) for query in queries]
-
-    def many(self, batches: Sequence[Sequence[int]]) -> list[Call]:
-        """An MGET a call."""
-        return [_mget(self._shared, batch) for batch in batches]
-
-    def separate_mgets(self, batches: Sequence[Sequence[int]]) -> list[list[Call]]:
-        """Per connection: MGETs (of one key: GETs)."""
-        return [[_mget(client, batch) for batch in batches] for client in self._single]
-
-    def separate_pipelines(self, batches: Sequence[Sequence[int]]) -> list[list[Call]]:
-        """Per connection: pipelines of GETs."""
-        return [
-            [Call(_pipeline, (client, batch), _total, _expected(batch)) for batch in batches] for client in self._single
-        ]
-
-    def _mixed(self, query: Query) -> Call:
+    def call(self, asked: Query | Sequence[int]) -> Call:
+        """Return the call of one query, or an MGET of several objects."""
         client = self._shared
-        if query.operation is Operation.OBJ_GET:
-            return Call(client.get, (_object_key(query.id),), len, VALUE_BYTES)
-        key = _list_key(query.id)
-        if query.operation is Operation.ASSOC_COUNT:
-            return Call(client.zcard, (key,), int, query.expected)
-        if query.operation is Operation.ASSOC_RANGE:
-            return Call(client.zrevrange, (key, 0, query.limit - 1, True), len, query.expected)
-        if query.operation is Operation.ASSOC_TIME_RANGE:
-            arguments = (key, query.high, query.low, 0, query.limit, True)
-            return Call(client.zrevrangebyscore, arguments, len, query.expected)
-        return Call(client.zscore, (key, str(query.id2)), _found, query.expected)
+        if not isinstance(asked, Query):
+            return self.mget(asked, client)
+        key = _list_key(asked.id)
+        match asked.operation:
+            case Operation.OBJ_GET:
+                return self.mget([asked.id], client)
+            case Operation.ASSOC_COUNT:
+                return Call(client.zcard, (key,), int, asked.expected)
+            case Operation.ASSOC_RANGE:
+                return Call(client.zrevrange, (key, 0, asked.limit - 1, True), len, asked.expected)
+            case Operation.ASSOC_TIME_RANGE:
+                window = (key, asked.high, asked.low, 0, asked.limit, True)
+                return Call(client.zrevrangebyscore, window, len, asked.expected)
+            case Operation.ASSOC_GET:
+                return Call(client.zscore, (key, str(asked.id2)), _found, asked.expected)
+
+    def mget(self, batch: Sequence[int], client: Any) -> Call:
+        """Return an MGET; of one key, a GET."""
+        if len(batch) == 1:
+            return Call(client.get, (_object_key(batch[0]),), len, VALUE_BYTES)
+        return Call(client.mget, (list(map(_object_key, batch)),), _total, VALUE_BYTES * len(batch))
+
+    def pipeline(self, batch: Sequence[int], client: Any) -> Call:
+        """Return a pipeline of GETs."""
+        return Call(_pipeline, (client, batch), _total, VALUE_BYTES * len(batch))
 
 
 def _object_key(object_id: int) -> str:
@@ -114,23 +99,12 @@ def _list_key(id1: int) -> str:
     return f"l:{id1}"
 
 
-def _expected(batch: Sequence[int]) -> int:
-    return VALUE_BYTES * len(batch)
-
-
 def _found(score: float | None) -> int:
     return score is not None
 
 
 def _total(values: Sequence[bytes]) -> int:
     return sum(map(len, values))
-
-
-def _mget(client: Any, batch: Sequence[int]) -> Call:
-    keys = [_object_key(object_id) for object_id in batch]
-    if len(keys) == 1:
-        return Call(client.get, (keys[0],), len, VALUE_BYTES)
-    return Call(client.mget, (keys,), _total, _expected(batch))
 
 
 async def _pipeline(client: Any, batch: Sequence[int]) -> Any:

@@ -1,8 +1,11 @@
-"""Comparisons: contestants take turns, and the medians of their rounds are set side by side.
+"""The framework of all comparisons: contestants take turns in rounds, and the medians of the rounds are compared.
 
 Turns, because a shared machine is faster in one minute than in the next; the median, because one disturbed round should
-not decide. Before each round the garbage collector of the load process is configured as that of the product's servers
-(`settle_collector`), for every contestant alike.
+not decide. Each round begins with another contestant. Before each round the garbage collector of the load process is
+configured as that of the product's servers (`settle_collector`), for every contestant alike.
+
+A contestant is a `Trial`: a name, a `Drive` that puts load on it, and the processes whose CPU time it takes. A shape of
+load is a `Comparison` of trials.
 """
 
 from __future__ import annotations
@@ -11,28 +14,73 @@ import gc
 import math
 import os
 import statistics
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from enum import IntEnum
+from itertools import chain, count
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import Final, TypeVar
+from typing import Final
 
 from msgspec.structs import replace
 
 from loadtest.results import Figure, Goal, judge
 from tao.runtime.process import ProcessSettings
 
+MICRO: Final = 1e6
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-_MICRO = 1e6
 _AGAIN_SECONDS: Final = 0.25
 _MOST_AGAIN: Final = 20
 """Five seconds in all, after a round in which nothing was answered."""
-_Taken = TypeVar("_Taken")
+_SERVERS: Final = ProcessSettings()
 
-Drive = Callable[[float, list[float]], Awaitable[None]]
-"""``drive(until, latencies)``: put load on a server until the clock (`perf_counter`) says ``until``, append the seconds
-that each operation took, and return when the last is answered. Raises `WrongAnswer`."""
+
+class Source(IntEnum):
+    """The source of an answer; for several keys, the most expensive one."""
+
+    HIT = 0
+    """A cache had it; for tao, the follower's memory."""
+    JOINED = 1
+    """It waited for a fetch that had already begun."""
+    MISS = 2
+    """The database answered; for tao, the follower's leader."""
+    UNKNOWN = 3
+    """It is a write, or the source is unknown."""
+
+
+class TurnSamples:
+    """Latencies in seconds of the operations of one turn by the source of their answers, and the failures by kind."""
+
+    def __init__(self) -> None:
+        self.by_source: Final[list[list[float]]] = [[] for _ in Source]
+        self.failed: Final[Counter[str]] = Counter()
+
+    @property
+    def answered(self) -> int:
+        """The number of operations answered."""
+        return sum(map(len, self.by_source))
+
+    def ordered(self) -> list[float]:
+        """Return all latencies, the shortest first."""
+        return sorted(chain.from_iterable(self.by_source))
+
+
+Drive = Callable[[float, TurnSamples], Awaitable[None]]
+"""``drive(until, samples)``: put load on a server until the clock (`perf_counter`) says ``until``, record each
+operation, and return when the last is answered. Raises `loadtest.drivers.WrongAnswer`."""
+
+Counts = Mapping[str, float]
+"""Counters by name."""
+Counters = Callable[[], Awaitable[Counts]]
+
+
+async def _no_counters() -> Counts:
+    return {}
+
+
+async def _nothing_to_prepare(_seconds: float) -> None:
+    return
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +97,15 @@ class Trial:
 
     contestant: str
     drive: Drive
-    server_pids: tuple[int, ...]
-    """The processes whose CPU time counts as the server's."""
+    server_pids: Mapping[str, int]
+    """The processes, by name, whose CPU time counts as the server's."""
     queries_per_operation: int = 1
+    counters: Counters = _no_counters
+    """Read before and after each turn, outside of what is measured; a round has the differences."""
+    prepare: Callable[[float], Awaitable[None]] = _nothing_to_prepare
+    """Called before each turn with the seconds that it will last."""
+    client_pids: tuple[int, ...] = ()
+    """Load processes beside this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +117,23 @@ class Comparison:
     yardstick: str | None = None
     aims: Mapping[str, tuple[Goal, ...]] = field(default_factory=dict)
     """The goals of each contestant."""
+    stretch: float = 1.0
+    """Factor by which its rounds are longer than others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The result of one turn: seconds elapsed, of CPU, and of each operation."""
+    """The result of one turn: seconds elapsed and of CPU, by server, and the counters' differences."""
 
     elapsed: float
-    latencies: list[float]
-    server_cpu: float
+    samples: TurnSamples
+    server_cpu: Counts
     client_cpu: float
+    counts: Counts
+
+
+Turns = dict[str, list[Round]]
+"""The rounds of each contestant."""
 
 
 def cpu_seconds(pid: int) -> float:
@@ -83,92 +144,107 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
 
 
-async def drive_until_answered(
-    drive: Callable[[float, _Taken], Awaitable[None]], until: float, taken: _Taken, answered: Callable[[_Taken], int]
-) -> None:
-    """Drive until the clock says ``until``, and then on, within bounds, for as long as nothing was ``answered``: there
-    are no figures of a round that a machine has slept through. The caller measures how long it was. Raises what the
-    drive raises."""
-    await drive(until, taken)
-    for _ in range(_MOST_AGAIN):
-        if answered(taken):
-            return
-        await drive(perf_counter() + _AGAIN_SECONDS, taken)
+def since(before: Counts, after: Counts) -> Counts:
+    """Return what each counter grew by."""
+    return {name: value - before[name] for name, value in after.items()}
 
 
 async def run_round(trial: Trial, seconds: float) -> Round:
-    """Run one turn. Raises what the drive raises."""
+    """Run one turn. Raises what the drive raises.
+
+    A turn that the machine has slept through goes on, within bounds, until something is answered."""
+
+    def server_cpu() -> Counts:
+        return {name: cpu_seconds(pid) for name, pid in trial.server_pids.items()}
+
+    def client_cpu() -> float:
+        return process_time() + sum(map(cpu_seconds, trial.client_pids))
+
+    await trial.prepare(seconds)
     settle_collector()
-    latencies: list[float] = []
-    server_before = sum(map(cpu_seconds, trial.server_pids))
-    client_before = process_time()
-    started = perf_counter()
-    await drive_until_answered(trial.drive, started + seconds, latencies, len)
-    elapsed = perf_counter() - started
-    client_cpu = process_time() - client_before
-    return Round(elapsed, latencies, sum(map(cpu_seconds, trial.server_pids)) - server_before, client_cpu)
+    samples = TurnSamples()
+    counts, server_before, client_before, started = await trial.counters(), server_cpu(), client_cpu(), perf_counter()
+    await trial.drive(started + seconds, samples)
+    for _ in range(_MOST_AGAIN):
+        if samples.answered:
+            break
+        await trial.drive(perf_counter() + _AGAIN_SECONDS, samples)
+    elapsed, client, server = (
+        perf_counter() - started,
+        client_cpu() - client_before,
+        since(server_before, server_cpu()),
+    )
+    return Round(elapsed, samples, server, client, since(counts, await trial.counters()))
 
 
-async def compare(
-    comparison: Comparison, rounds: int, round_seconds: float, on_round: Callable[[str], None]
-) -> list[Figure]:
-    """Let the contestants take turns; their figures, ratios and verdicts. ``on_round`` hears the shape and contestant
-    of each turn before it begins. A first, short turn of each warms it and is not counted."""
-    for trial in comparison.trials:
-        on_round(f"{comparison.shape}: {trial.contestant}, warming")
-        await run_round(trial, round_seconds / 4)
-    taken: dict[str, list[Round]] = {trial.contestant: [] for trial in comparison.trials}
-    for number in range(1, rounds + 1):
-        for trial in comparison.trials:
-            on_round(f"{comparison.shape}: {trial.contestant}, round {number} of {rounds}")
-            taken[trial.contestant].append(await run_round(trial, round_seconds))
-    plain = {trial.contestant: _figure(comparison.shape, trial, taken[trial.contestant]) for trial in comparison.trials}
-    return [_with_ratios(comparison, plain, contestant) for contestant in plain]
+async def take_turns(comparison: Comparison, pace: Pace, on_round: Callable[[str], None]) -> Turns:
+    """Let the contestants take turns. ``on_round`` receives the shape and contestant of each turn before it begins. A
+    first, short turn of each warms it and is not counted. Raises what the drives raise."""
+    taken: Turns = {trial.contestant: [] for trial in comparison.trials}
+    for number in range(pace.rounds + 1):
+        first = number % len(comparison.trials)
+        for trial in (*comparison.trials[first:], *comparison.trials[:first]):
+            what = f"round {number} of {pace.rounds}" if number else "warming"
+            on_round(f"{comparison.shape}: {trial.contestant}, {what}")
+            seconds = comparison.stretch * pace.round_seconds
+            turn = await run_round(trial, seconds if number else seconds / 4)
+            if number:
+                taken[trial.contestant].append(turn)
+    return taken
+
+
+async def take_all_turns(
+    comparisons: Sequence[Comparison], pace: Pace, on_round: Callable[[str, float], None]
+) -> list[Turns]:
+    """Run several comparisons in turn. ``on_round`` receives the text and the finished part before each turn."""
+    total = sum(len(comparison.trials) for comparison in comparisons) * (pace.rounds + 1)
+    taken = count()
+    return [await take_turns(each, pace, lambda text: on_round(text, next(taken) / total)) for each in comparisons]
 
 
 async def compare_all(
     comparisons: Sequence[Comparison], pace: Pace, on_round: Callable[[str, float], None]
 ) -> list[Figure]:
-    """Run several comparisons in turn. ``on_round`` receives the text and the finished part before each turn."""
-    total = sum(len(comparison.trials) for comparison in comparisons) * (pace.rounds + 1)
-    taken, figures = count(), list[Figure]()
-    for comparison in comparisons:
-        figures += await compare(
-            comparison, pace.rounds, pace.round_seconds, lambda text: on_round(text, next(taken) / total)
-        )
-    return figures
+    """Run several comparisons in turn; return their figures."""
+    turns = await take_all_turns(comparisons, pace, on_round)
+    return [figure for each, taken in zip(comparisons, turns, strict=True) for figure in figures_of(each, taken)]
+
+
+def figures_of(comparison: Comparison, turns: Turns) -> list[Figure]:
+    """Return the figure of each contestant, with its ratios and verdicts. Raises `ValueError` when a round has no
+    answer."""
+    figures = {each.contestant: _figure(comparison.shape, each, turns[each.contestant]) for each in comparison.trials}
+    yardstick = figures[comparison.yardstick] if comparison.yardstick else None
+    found: list[Figure] = []
+    for name, figure in figures.items():
+        judged = replace(figure, verdicts=[judge(aim, figures, name) for aim in comparison.aims.get(name, ())])
+        if yardstick is not None and yardstick is not figure:
+            judged = replace(
+                judged,
+                yardstick=yardstick.contestant,
+                rate_ratio=figure.per_second / yardstick.per_second,
+                p50_ratio=figure.p50_us / yardstick.p50_us,
+            )
+        found.append(judged)
+    return found
 
 
 def _figure(shape: str, trial: Trial, rounds: Sequence[Round]) -> Figure:
-    operations = sum(len(each.latencies) for each in rounds)
-    queries = operations * trial.queries_per_operation
-    rates = [len(each.latencies) * trial.queries_per_operation / each.elapsed for each in rounds]
+    latencies = [each.samples.ordered() for each in rounds]
+    operations, queries_each = sum(map(len, latencies)), trial.queries_per_operation
+    p50s, p99s = ([percentile(each, part) for each in latencies] for part in (0.50, 0.99))
+    rates = [len(of) * queries_each / each.elapsed for of, each in zip(latencies, rounds, strict=True)]
     return Figure(
         shape=shape,
         contestant=trial.contestant,
-        queries_per_operation=trial.queries_per_operation,
+        queries_per_operation=queries_each,
         operations=operations,
         per_second=statistics.median(rates),
         rounds_per_second=rates,
-        p50_us=statistics.median(percentile(each.latencies, 0.50) for each in rounds) * _MICRO,
-        p99_us=statistics.median(percentile(each.latencies, 0.99) for each in rounds) * _MICRO,
-        server_cpu_us=sum(each.server_cpu for each in rounds) / queries * _MICRO,
-        client_cpu_us=sum(each.client_cpu for each in rounds) / queries * _MICRO,
-    )
-
-
-def _with_ratios(comparison: Comparison, figures: dict[str, Figure], contestant: str) -> Figure:
-    figure = figures[contestant]
-    verdicts = [judge(aim, figures, contestant) for aim in comparison.aims.get(contestant, ())]
-    if comparison.yardstick is None or comparison.yardstick == contestant:
-        return replace(figure, verdicts=verdicts)
-    yardstick = figures[comparison.yardstick]
-    return replace(
-        figure,
-        yardstick=comparison.yardstick,
-        rate_ratio=figure.per_second / yardstick.per_second,
-        p50_ratio=figure.p50_us / yardstick.p50_us,
-        verdicts=verdicts,
+        p50_us=statistics.median(p50s) * MICRO,
+        p99_us=statistics.median(p99s) * MICRO,
+        server_cpu_us=sum(sum(each.server_cpu.values()) for each in rounds) / (operations * queries_each) * MICRO,
+        client_cpu_us=sum(each.client_cpu for each in rounds) / (operations * queries_each) * MICRO,
     )
 
 
@@ -179,9 +255,6 @@ def percentile(values: Sequence[float], part: float) -> float:
         raise ValueError("no operation was answered in a round: give it more --seconds")
     ordered = sorted(values)
     return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
-
-
-_SERVERS: Final = ProcessSettings()
 
 
 def settle_collector() -> None:

@@ -8,22 +8,23 @@ nor lose its oldest messages, nor be repaired: what it is ahead by is what a for
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import queue
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import Final
 from zlib import crc32
 
 import msgspec
 
-from loadtest.results import Figure, Goal, Measure, ScenarioResult, aims_of
-from loadtest.rounds import Comparison, Pace, Trial, compare_all
-from loadtest.scenario import BenchSettings, PartOfProgress, Progress, Scenario
+from loadtest.drivers import closed
+from loadtest.results import Goal, Measure, ScenarioResult, aims_of
+from loadtest.rounds import Comparison, Drive, Pace, Source, Trial, compare_all
+from loadtest.scenario import BenchSettings, Progress, Scenario
 from tao.delivery.settings import SpoolSettings
 from tao.delivery.spool import SqliteSpool
 from tao.model.changes import ListChange, ShardMessages
@@ -98,7 +99,6 @@ def _call_stored(jobs: list[_Job]) -> None:
 
 async def run(settings: BenchSettings, progress: Progress, _options: object) -> ScenarioResult:
     """Let the spool and the file take turns."""
-    figures: list[Figure] = []
     async with AsyncExitStack() as stack:
         spool = SqliteSpool(settings.work_dir, SpoolSettings(max_bytes=64 << 20), logger("bench"))
         await spool.open()
@@ -109,19 +109,20 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
         def store_in_spool(row: SpoolRow, stored: Callable[[], None]) -> None:
             spool.append([row], (), stored)
 
-        round_seconds = _TOY_SECONDS if settings.toy else settings.seconds / settings.rounds
-        for place, awaiters in enumerate(_AWAITERS):
-            comparison = Comparison(
+        comparisons = [
+            Comparison(
                 f"{awaiters:,} waiting",
                 (
-                    Trial("file", _drive(appended.store, awaiters), ()),
-                    Trial("sqlite", _drive(store_in_spool, awaiters), ()),
+                    Trial("file", _drive(appended.store, awaiters), {}),
+                    Trial("sqlite", _drive(store_in_spool, awaiters), {}),
                 ),
                 yardstick="file",
                 aims={"sqlite": (_GOAL,)},
             )
-            part = PartOfProgress(progress, place / len(_AWAITERS), 1 / len(_AWAITERS))
-            figures += await compare_all([comparison], Pace(settings.rounds, round_seconds), part.step)
+            for awaiters in _AWAITERS
+        ]
+        seconds = _TOY_SECONDS if settings.toy else settings.round_seconds
+        figures = await compare_all(comparisons, Pace(settings.rounds, seconds), progress.step)
     return ScenarioResult(
         summary=SCENARIO.summary,
         conditions={"bytes of an edge's data": len(_DATA), "shards": _SHARDS},
@@ -137,23 +138,19 @@ SCENARIO: Final = Scenario(
 )
 
 
-def _drive(store: Store, awaiters: int) -> Callable[[float, list[float]], Awaitable[None]]:
-    async def drive(until: float, latencies: list[float]) -> None:
-        loop = asyncio.get_running_loop()
+def _drive(store: Store, awaiters: int) -> Drive:
+    async def ask(row: SpoolRow) -> Source:
+        stored = asyncio.get_running_loop().create_future()
+        store(row, lambda: stored.set_result(None))
+        await stored
+        return Source.UNKNOWN
 
-        async def one(number: int) -> None:
-            shard = number % _SHARDS
-            version = 1
-            while (began := perf_counter()) < until:
-                stored = loop.create_future()
-                id1, id2 = (make_id(shard, _NOW_MS + number, 0), make_id(shard, _NOW_MS + version, 0))
-                change = ListChange(id1, 1, version, version + 1, 1, (), (Edge(id2, version, _DATA),))
-                row = SpoolRow("leader", version, ShardMessages(shard, 1, (change,)))
-                store(row, lambda stored=stored: stored.set_result(None))  # type: ignore[misc]
-                await stored
-                latencies.append(perf_counter() - began)
-                version += 1
+    return closed(ask, [_rows(number) for number in range(awaiters)])
 
-        await asyncio.gather(*(one(number) for number in range(awaiters)))
 
-    return drive
+def _rows(number: int) -> Iterator[SpoolRow]:
+    shard = number % _SHARDS
+    for version in itertools.count(1):
+        id1, id2 = make_id(shard, _NOW_MS + number, 0), make_id(shard, _NOW_MS + version, 0)
+        change = ListChange(id1, 1, version, version + 1, 1, (), (Edge(id2, version, _DATA),))
+        yield SpoolRow("leader", version, ShardMessages(shard, 1, (change,)))

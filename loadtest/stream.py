@@ -13,32 +13,31 @@ from typing import Final
 
 import msgspec
 
+from loadtest.cached_reads import FRAMES, PAGE_EDGES, page_of
 from loadtest.client_process import StepReport, run_job
 from loadtest.dataset import LINK, TOY, Dataset, DatasetSize, Operation, Query, StoredList, write_dataset
 from loadtest.drivers import Batch, WrongAnswer, sessions, sessions_at_rate
 from loadtest.results import Figure, Goal, Measure, ScenarioResult, aims_of
-from loadtest.rounds import Comparison, Pace, Trial, compare_all
+from loadtest.rounds import Comparison, Drive, Pace, Trial, compare_all
 from loadtest.scenario import BenchSettings, Progress, Scenario
-from loadtest.tao_reads import GraphReads, Transport, open_graph, open_sessions
+from loadtest.tao_reads import TRANSPORTS, GraphReads, open_graph, open_sessions
 from loadtest.target import OneFollower, one_follower
 from tao.cache.packed import CORE
 from tao.model.edge_block import header
-from tao.model.graph import COUNT_VALUE_BYTES, MAX_TIME, decode_count
+from tao.model.graph import COUNT_VALUE_BYTES, decode_count
+from tao.model.queries import CountQuery, EdgesQuery, ObjectQuery, RangeQuery, TimeRangeQuery
+from tao.model.queries import Query as SentQuery
+from tao.wire.read_batch import encode_queries
 from tao.wire.session import Session
 from tao.wire.v1 import session_pb2 as pb
 
-FRAMES: Final = "frames"
-GRPC: Final = "gRPC stream"
 MIX: Final = "the paper's reads"
-_TRANSPORTS: Final[tuple[tuple[str, Transport], ...]] = ((FRAMES, "frames"), (GRPC, "grpc"))
 _BATCH: Final = 100
 _CONNECTIONS: Final = 4
 _RATE: Final = 100_000
 _TOY_RATE: Final = 2_000
-_PAGE_EDGES: Final = 20
 _PREPARED_BATCHES: Final = 100
 _TIMEOUT_SECONDS: Final = 30.0
-_SLOTS: Final = list(Operation)
 _CPU: Final = Goal(measure=Measure.SERVER_CPU, bound=3)
 _P99: Final = Goal(measure=Measure.P99, bound=1_000)
 _NOTES: Final = [
@@ -105,41 +104,32 @@ class StreamJob(msgspec.Struct, frozen=True, kw_only=True):
             report("checking every answer, which warms the cache", 0.0)
             await GraphReads(graph).verify(data)
             opened: dict[str, list[Session]] = {}
-            for name, transport in _TRANSPORTS:
+            for name, transport in TRANSPORTS.items():
                 address = self.cluster.frames if transport == "frames" else self.cluster.grpc
                 opened[name] = await open_sessions(address, transport, self.connections, stack)
             ask, atype = opened[FRAMES][0].ask, graph.schema.atype(LINK).number
-            batches = {
-                shape: await checked(ask, _batches(queries, self.batch), atype, self.cluster.topology_version)
-                for shape, queries in _shapes(data).items()
-            }
-            comparisons = [_at_their_pace(self, opened, shape, of_shape) for shape, of_shape in batches.items()]
-            comparisons.append(_at_rate(self, opened, batches[MIX]))
+            version, batches_per_second = self.cluster.topology_version, self.queries_per_second / self.batch
+            comparisons, prepared = list[Comparison](), dict[str, list[Batch]]()
+            for shape, queries in _shapes(data).items():
+                batches = prepared[shape] = await checked(ask, self._batches(queries), atype, version)
+                # The cost of an operation is the same over both transports.
+                names = opened if shape == MIX else [FRAMES]
+                drives = {name: sessions(opened[name], batches, version) for name in names}
+                goals = (_CPU,) if shape == MIX else ()
+                comparisons.append(self._comparison(f"{shape}, batches of {self.batch}", drives, goals))
+            mix = prepared[MIX]
+            drives = {name: sessions_at_rate(each, mix, version, batches_per_second) for name, each in opened.items()}
+            comparisons.append(self._comparison(f"{MIX}, {self.queries_per_second:,.0f} queries/s", drives, (_P99,)))
             return await compare_all(comparisons, self.pace, report)
 
+    def _batches(self, queries: Sequence[Query]) -> Iterator[list[Query]]:
+        endless = itertools.cycle(queries)
+        return (list(itertools.islice(endless, self.batch)) for _ in range(_PREPARED_BATCHES))
 
-def _at_their_pace(
-    job: StreamJob, opened: dict[str, list[Session]], shape: str, batches: Sequence[Batch]
-) -> Comparison:
-    trials = tuple(
-        Trial(name, sessions(each, batches, job.cluster.topology_version), (job.cluster.follower_pid,), job.batch)
-        for name, each in opened.items()
-        if name == FRAMES or shape == MIX  # what an operation costs is the same over both
-    )
-    return Comparison(f"{shape}, batches of {job.batch}", trials, aims={FRAMES: (_CPU,)} if shape == MIX else {})
-
-
-def _at_rate(job: StreamJob, opened: dict[str, list[Session]], batches: Sequence[Batch]) -> Comparison:
-    trials = tuple(
-        Trial(
-            name,
-            sessions_at_rate(each, batches, job.cluster.topology_version, job.queries_per_second / job.batch),
-            (job.cluster.follower_pid,),
-            job.batch,
-        )
-        for name, each in opened.items()
-    )
-    return Comparison(f"{MIX}, {job.queries_per_second:,.0f} queries/s", trials, aims={FRAMES: (_P99,)})
+    def _comparison(self, shape: str, drives: dict[str, Drive], goals: tuple[Goal, ...]) -> Comparison:
+        server = {"follower": self.cluster.follower_pid}
+        trials = tuple(Trial(name, drive, server, self.batch) for name, drive in drives.items())
+        return Comparison(shape, trials, aims={FRAMES: goals})
 
 
 def _shapes(data: Dataset) -> dict[str, list[Query]]:
@@ -148,32 +138,21 @@ def _shapes(data: Dataset) -> dict[str, list[Query]]:
     for operation in Operation:
         shapes[f"{operation} of the mix"] = [query for query in data.mix if query.operation is operation]
     full = data.pages
-    shapes["assoc_range, a page"] = [_page(stored) for stored in full]
+    shapes["assoc_range, a page"] = [page_of(stored, PAGE_EDGES) for stored in full]
     shapes["assoc_time_range, a page"] = [_window(stored) for stored in full]
     shapes["assoc_get, an edge"] = [_edge(stored, place) for place, stored in enumerate(full)]
     return {shape: queries for shape, queries in shapes.items() if queries}
 
 
-def _page(stored: StoredList) -> Query:
-    found = min(_PAGE_EDGES, len(stored.edges))
-    return Query(Operation.ASSOC_RANGE, stored.id1, limit=_PAGE_EDGES, expected=found)
-
-
 def _window(stored: StoredList) -> Query:
     """Query a window that begins at the sixth edge."""
-    edges = stored.edges[5 : 5 + _PAGE_EDGES]
+    edges = stored.edges[5 : 5 + PAGE_EDGES]
     high, low = edges[0][1], edges[-1][1]
-    return Query(Operation.ASSOC_TIME_RANGE, stored.id1, limit=_PAGE_EDGES, high=high, low=low, expected=len(edges))
+    return Query(Operation.ASSOC_TIME_RANGE, stored.id1, limit=PAGE_EDGES, high=high, low=low, expected=len(edges))
 
 
 def _edge(stored: StoredList, place: int) -> Query:
     return Query(Operation.ASSOC_GET, stored.id1, id2=stored.edges[place % len(stored.edges)][0])
-
-
-def _batches(queries: Sequence[Query], size: int) -> Iterator[list[Query]]:
-    endless = itertools.cycle(queries)
-    for _ in range(_PREPARED_BATCHES):
-        yield sorted(itertools.islice(endless, size), key=lambda query: _SLOTS.index(query.operation))
 
 
 async def checked(
@@ -182,17 +161,19 @@ async def checked(
     atype: int,
     topology_version: int,
 ) -> list[Batch]:
-    """Send each batch once and return it with the size of its answer. Queries are ordered by slot.
+    """Send each batch once and return it with the size of its answer.
 
     Raises `WrongAnswer` when an answer is wrong."""
     checked = []
     for queries in batches:
-        message = read_batch(queries, atype)
+        message = pb.ReadBatch()
+        order = encode_queries([(_as_sent(query, atype), 0) for query in queries], message)
+        message.for_fill = False  # a client asks, and no cache
         answer = await ask(pb.Request(topology_version=topology_version, read=message), _TIMEOUT_SECONDS)
         values = answer.read.values
         # By slot: what the follower has evicted meanwhile comes in a later part of the answer.
         by_slot = dict(zip(answer.read.slots or range(len(values)), values, strict=True))
-        for slot, query in enumerate(queries):
+        for slot, query in enumerate(queries[index] for index in order):
             found = _found(query, by_slot[slot]) if slot in by_slot else answer.read.errors
             if found != query.expected:
                 raise WrongAnswer(f"{query} is answered with {found}")
@@ -206,31 +187,15 @@ def _found(query: Query, value: bytes) -> int:
     return decode_count(value)[1] if len(value) == COUNT_VALUE_BYTES else header(value)[2]
 
 
-def read_batch(queries: Sequence[Query], atype: int) -> pb.ReadBatch:
-    """Return the message of queries that are ordered by slot."""
-    batch = pb.ReadBatch()
-    for query in queries:
-        if query.operation is Operation.OBJ_GET:
-            batch.obj_ids.append(query.id)
-        elif query.operation is Operation.ASSOC_COUNT:
-            batch.count_id1s.append(query.id)
-            batch.count_atypes.append(atype)
-        elif query.operation is Operation.ASSOC_RANGE:
-            batch.range_id1s.append(query.id)
-            batch.range_atypes.append(atype)
-            batch.range_positions.append(0)
-            batch.range_limits.append(query.limit)
-        elif query.operation is Operation.ASSOC_TIME_RANGE:
-            batch.time_range_id1s.append(query.id)
-            batch.time_range_atypes.append(atype)
-            batch.time_range_highs.append(query.high)
-            batch.time_range_lows.append(query.low)
-            batch.time_range_limits.append(query.limit)
-        else:
-            batch.get_id1s.append(query.id)
-            batch.get_atypes.append(atype)
-            batch.get_id2_counts.append(1)
-            batch.get_id2s.append(query.id2)
-            batch.get_highs.append(MAX_TIME)
-            batch.get_lows.append(0)
-    return batch
+def _as_sent(query: Query, atype: int) -> SentQuery:
+    match query.operation:
+        case Operation.OBJ_GET:
+            return ObjectQuery(query.id)
+        case Operation.ASSOC_COUNT:
+            return CountQuery(query.id, atype)
+        case Operation.ASSOC_RANGE:
+            return RangeQuery(query.id, atype, 0, query.limit)
+        case Operation.ASSOC_TIME_RANGE:
+            return TimeRangeQuery(query.id, atype, query.high, query.low, query.limit)
+        case Operation.ASSOC_GET:
+            return EdgesQuery(query.id, atype, (query.id2,))

@@ -13,7 +13,6 @@ import random
 import time
 from collections.abc import Iterable
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Final
 
 from loadtest.results import Quantity, ScenarioResult, at_least
@@ -56,15 +55,6 @@ _STEP_SECONDS: Final = 30.0
 _AIM: Final = 5_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Caught:
-    """The figures of one run of the tailer."""
-
-    transactions: int
-    wall_seconds: float
-    cpu_seconds: float
-
-
 class _Acknowledging:
     """The leaders' port: encodes a relay, as the way to a leader would, and acknowledges it."""
 
@@ -97,15 +87,7 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
         for number, batch in enumerate(_BATCHES):
             writes = _TOY_WRITES if settings.toy else _WRITES[batch]
             progress.step(f"{writes:,} writes, {batch} a transaction", number / len(_BATCHES))
-            caught = await _measure(instance, schema, writes, batch)
-            name = f"writes, {batch} a transaction"
-            quantities += [
-                Quantity(name=name, value=writes / caught.wall_seconds, unit="per_second"),
-                Quantity(name=f"{name}, of CPU time", value=writes / caught.cpu_seconds, unit="per_second"),
-                Quantity(
-                    name=f"transactions of {batch}", value=caught.transactions / caught.wall_seconds, unit="per_second"
-                ),
-            ]
+            quantities += await _measure(instance, schema, writes, batch)
     finally:
         await instance.stop()
     return ScenarioResult(
@@ -128,7 +110,7 @@ def _account(instance: DatabaseInstance, role: str) -> ServerAccount:
     return ServerAccount(instance.host, instance.port, account.user, account.password)
 
 
-async def _measure(instance: DatabaseInstance, schema: Schema, writes: int, batch: int) -> _Caught:
+async def _measure(instance: DatabaseInstance, schema: Schema, writes: int, batch: int) -> list[Quantity]:
     log = logger("bench")
     reader = BinlogReader(_account(instance, "replicator"), 4_000_000_000, ReaderSettings(), log)
     start = await reader.current_position()
@@ -156,9 +138,11 @@ async def _measure(instance: DatabaseInstance, schema: Schema, writes: int, batc
             if read >= committed:
                 break
         await delivery.drained()
-        caught = _Caught(read, time.perf_counter() - wall, time.process_time() - cpu)
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     await tasks.close()
-    return caught
+    name = f"writes, {batch} a transaction"
+    rates = {name: writes / wall, f"{name}, of CPU time": writes / cpu, f"transactions of {batch}": read / wall}
+    return [Quantity(name=what, value=value, unit="per_second") for what, value in rates.items()]
 
 
 async def _commit(instance: DatabaseInstance, schema: Schema, writes: int, batch: int) -> int:

@@ -23,10 +23,15 @@ from tao.wire.v1 import graph_pb2 as pb_graph
 from tao.wire.v1 import graph_pb2_grpc
 from tao.wire.v1 import session_pb2 as pb
 
-CREDENTIALS = Credentials("loadtest", "client")
+CREDENTIALS: Final = Credentials("loadtest", "client")
 Transport = Literal["frames", "grpc"]
+TRANSPORTS: Final[dict[str, Transport]] = {"frames": "frames", "gRPC stream": "grpc"}
+"""The contestants that keep a stream of messages, and their transports."""
 _TIMEOUT_SECONDS: Final = 30.0
 """A busy machine should show as a low figure, not as an error."""
+_FRAMING_BYTES: Final = 4
+"""What precedes an object's value as it is stored."""
+_AT_ONCE: Final = 1_000
 
 
 async def open_graph(topology_file: str, transport: Transport, stack: AsyncExitStack) -> Graph:
@@ -43,9 +48,12 @@ class GraphReads:
 
     async def verify(self, data: Dataset) -> None:
         """Read every object and list once, which also warms the follower. Raises `WrongAnswer`."""
-        for ids in _batches(list(data.objects), 1000):
+        all_ids = list(data.objects)
+        for start in range(0, len(all_ids), _AT_ONCE):
+            ids = all_ids[start : start + _AT_ONCE]
             for object_id, found in zip(ids, await self._graph.obj_get_many(ids), strict=True):
-                if found is None or found.id != object_id or found.fields["value"] != _value(data, object_id):
+                value = data.objects[object_id][_FRAMING_BYTES:]
+                if found is None or found.id != object_id or found.fields["value"] != value:
                     raise WrongAnswer(f"the graph has another object {object_id}")
         for stored in (*data.pages, *data.mixed, *(StoredList(id1, ()) for id1 in data.empty)):
             got = await self._graph.assoc_range(stored.id1, LINK, 0, len(stored.edges) + 1)
@@ -54,36 +62,23 @@ class GraphReads:
             if await self._graph.assoc_count(stored.id1, LINK) != len(stored.edges):
                 raise WrongAnswer(f"the graph has another count of {stored.id1}")
 
-    def gets(self, ids: Sequence[int]) -> list[Call]:
-        """One object a call."""
-        return [Call(self._graph.obj_get, (object_id,), _is_there, 1) for object_id in ids]
-
-    def pages(self, lists: Sequence[StoredList], edges: int) -> list[Call]:
-        """The newest ``edges`` of a list a call."""
-        return [
-            Call(self._graph.assoc_range, (stored.id1, LINK, 0, edges), len, min(edges, len(stored.edges)))
-            for stored in lists
-        ]
-
-    def mix(self, queries: Sequence[Query]) -> list[Call]:
-        """The paper's mix."""
-        return [self._mixed(query) for query in queries]
-
-    def many(self, batches: Sequence[Sequence[int]]) -> list[Call]:
-        """A many-form a call."""
-        return [Call(self._graph.obj_get_many, (list(batch),), _how_many, len(batch)) for batch in batches]
-
-    def _mixed(self, query: Query) -> Call:
-        graph, expected = self._graph, query.expected
-        if query.operation is Operation.OBJ_GET:
-            return Call(graph.obj_get, (query.id,), _is_there, 1)
-        if query.operation is Operation.ASSOC_COUNT:
-            return Call(graph.assoc_count, (query.id, LINK), int, expected)
-        if query.operation is Operation.ASSOC_RANGE:
-            return Call(graph.assoc_range, (query.id, LINK, 0, query.limit), len, expected)
-        if query.operation is Operation.ASSOC_TIME_RANGE:
-            return Call(graph.assoc_time_range, (query.id, LINK, query.high, query.low, query.limit), len, expected)
-        return Call(graph.assoc_get, (query.id, LINK, (query.id2,)), len, expected)
+    def call(self, asked: Query | Sequence[int]) -> Call:
+        """Return the call of one query, or of the many-form for several objects."""
+        graph = self._graph
+        if not isinstance(asked, Query):
+            return Call(graph.obj_get_many, (list(asked),), _how_many, len(asked))
+        match asked.operation:
+            case Operation.OBJ_GET:
+                return Call(graph.obj_get, (asked.id,), _is_there, 1)
+            case Operation.ASSOC_COUNT:
+                return Call(graph.assoc_count, (asked.id, LINK), int, asked.expected)
+            case Operation.ASSOC_RANGE:
+                return Call(graph.assoc_range, (asked.id, LINK, 0, asked.limit), len, asked.expected)
+            case Operation.ASSOC_TIME_RANGE:
+                window = (asked.id, LINK, asked.high, asked.low, asked.limit)
+                return Call(graph.assoc_time_range, window, len, asked.expected)
+            case Operation.ASSOC_GET:
+                return Call(graph.assoc_get, (asked.id, LINK, (asked.id2,)), len, asked.expected)
 
 
 async def open_sessions(address: str, transport: Transport, count: int, stack: AsyncExitStack) -> list[Session]:
@@ -103,8 +98,8 @@ def session_gets(opened: Sequence[Session], batches: Sequence[Sequence[int]], to
     return sessions(opened, [Batch(pb.ReadBatch(obj_ids=batch), expected) for batch in batches], topology_version)
 
 
-async def open_unary(address: str, stack: AsyncExitStack) -> Callable[[Sequence[int]], list[Call]]:
-    """``gets`` by the plain unary method, over one channel; closed with the stack."""
+async def open_unary(address: str, stack: AsyncExitStack) -> Callable[[Query], Call]:
+    """The call of an object by the plain unary method, over one channel; closed with the stack."""
     channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
     # Any: the generated stub serves the synchronous and the asynchronous channel under one name.
     stub: Any = graph_pb2_grpc.GraphStub(channel)
@@ -113,11 +108,7 @@ async def open_unary(address: str, stack: AsyncExitStack) -> Callable[[Sequence[
         answer: Awaitable[pb_graph.ObjGetReply] = stub.ObjGet(pb_graph.ObjGetRequest(id=object_id))
         return answer
 
-    return lambda ids: [Call(get, (object_id,), _data_bytes, VALUE_BYTES) for object_id in ids]
-
-
-def _value(data: Dataset, object_id: int) -> bytes:
-    return data.objects[object_id][4:]
+    return lambda query: Call(get, (query.id,), _data_bytes, VALUE_BYTES)
 
 
 def _is_there(found: Object | None) -> int:
@@ -131,7 +122,3 @@ def _how_many(found: Sequence[Object | None]) -> int:
 
 def _data_bytes(reply: pb_graph.ObjGetReply) -> int:
     return len(reply.data)
-
-
-def _batches(ids: Sequence[int], size: int) -> list[Sequence[int]]:
-    return [ids[start : start + size] for start in range(0, len(ids), size)]

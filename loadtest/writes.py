@@ -11,23 +11,22 @@ both find no list yet would both count 1: an application has to prevent that, th
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from random import Random
-from time import perf_counter
 from typing import Any, Final
 
 import aiomysql
 import msgspec
-import pymysql.err
 
 from loadtest.client_process import StepReport, run_job
-from loadtest.drivers import WrongAnswer
+from loadtest.drivers import WrongAnswer, closed
+from loadtest.peers.sql_graph import SqlAddress, repeat_deadlocked, transaction
 from loadtest.results import Figure, Goal, Measure, ScenarioResult, aims_of
-from loadtest.rounds import Comparison, Drive, Pace, Trial, compare_all
+from loadtest.rounds import Comparison, Pace, Source, Trial, compare_all
 from loadtest.scenario import SCHEMA, BenchSettings, PartOfProgress, Progress, Scenario
 from loadtest.tao_reads import open_graph
 from loadtest.target import pids_of, versions_of
@@ -43,15 +42,6 @@ ONE_BY_ONE: Final = "one by one"
 PEER: Final = "peer"
 _PEER_NUMBER: Final = 2
 """The number of that type in `schema.yaml`."""
-_SHARDS: Final = (8, 32)
-_WRITERS: Final = 64
-_IDS: Final = 32_000
-"""Ends of edges, over all shards: lists stay short, and two writers seldom want the same."""
-_BUFFER_POOL_MB: Final = 512
-_TOY_SHARDS: Final = (2,)
-_TOY_WRITERS: Final = 4
-_TOY_IDS: Final = 100
-_TOY_BUFFER_POOL_MB: Final = 64
 _GRAPH_IDS_MS: Final = 1_600_000_000_000
 _DIRECT_IDS_MS: Final = 1_650_000_000_000
 """The two sides' ids lie in different milliseconds, so that they share no row."""
@@ -63,26 +53,35 @@ _GOALS: Final = (
     Goal(measure=Measure.RATE, bound=3_000),
     Goal(measure=Measure.RATE, bound=1.5, against=ONE_BY_ONE),
 )
-_DEADLOCK: Final = 1213
-_ATTEMPTS: Final = 5
 
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    shards: tuple[int, ...] = (8, 32)
+    writers: int = 64
+    ids: int = 32_000
+    """Ends of edges, over all shards: lists stay short, and two writers seldom want the same."""
+    buffer_pool_mb: int = 512
+
+
+_TOY: Final = _Size((2,), 4, 100, 64)
 Pair = tuple[int, int]
-EdgeWrite = Callable[[int, int, int], Awaitable[None]]
-"""``write(id1, id2, time)`` returns when the edge and its inverse are durable."""
+EdgeToWrite = tuple[int, int, int]
+"""``(id1, id2, time)``."""
 
 
 async def run(settings: BenchSettings, progress: Progress, _options: object) -> ScenarioResult:
     """Measure the writers with few and with many shards. Raises `OperatorError`."""
-    figures: list[Figure] = []
-    shapes = _TOY_SHARDS if settings.toy else _SHARDS
-    for number, shards in enumerate(shapes):
-        part = PartOfProgress(progress, number / len(shapes), 1 / len(shapes))
-        figures += await _with_shards(shards, settings, part)
+    size = _TOY if settings.toy else _Size()
+    figures = list[Figure]()
+    for number, shards in enumerate(size.shards):
+        part = PartOfProgress(progress, number / len(size.shards), 1 / len(size.shards))
+        figures += await _with_shards(shards, size, settings, part)
     return ScenarioResult(
         summary=SCENARIO.summary,
         conditions={
-            "writers": _TOY_WRITERS if settings.toy else _WRITERS,
-            "buffer_pool_mb": _TOY_BUFFER_POOL_MB if settings.toy else _BUFFER_POOL_MB,
+            "writers": size.writers,
+            "buffer_pool_mb": size.buffer_pool_mb,
             "durability": "full",
             "rounds": settings.rounds,
             "round_seconds": settings.round_seconds,
@@ -99,12 +98,12 @@ SCENARIO: Final = Scenario(
 )
 
 
-async def _with_shards(shards: int, settings: BenchSettings, progress: Progress) -> list[Figure]:
+async def _with_shards(shards: int, size: _Size, settings: BenchSettings, progress: Progress) -> list[Figure]:
     cluster_settings = ClusterSettings(
         state_dir=settings.work_dir / f"writes-{shards}",
         shape=Shape(tiers=1, followers=1, leaders=1, databases=1, shards=shards),
         schema_file=SCHEMA,
-        buffer_pool_mb=_TOY_BUFFER_POOL_MB if settings.toy else _BUFFER_POOL_MB,
+        buffer_pool_mb=size.buffer_pool_mb,
         durability=Durability.FULL,
     )
     async with DevCluster(cluster_settings, progress.step) as cluster:
@@ -115,34 +114,25 @@ async def _with_shards(shards: int, settings: BenchSettings, progress: Progress)
         account = service_accounts(cluster.record.passwords).leader
         job = WritesJob(
             topology_file=str(cluster.topology_path),
-            server_pids=tuple(pid for name, pid in pids.items() if name != database_name),
-            database_pid=pids[database_name],
-            database=WriterAddress(database.host, database.port, account.user, account.password),
+            pids=pids,
+            database_name=database_name,
+            database=SqlAddress(host=database.host, port=database.port, user=account.user, password=account.password),
             shards=shards,
-            writers=_TOY_WRITERS if settings.toy else _WRITERS,
-            ids_per_shard=(_TOY_IDS if settings.toy else _IDS) // shards,
+            writers=size.writers,
+            ids_per_shard=size.ids // shards,
             pace=Pace(settings.rounds, settings.round_seconds),
         )
         return await run_job(job, progress, settings.work_dir / f"writes-{shards}.log", list[Figure])
-
-
-class WriterAddress(msgspec.Struct, frozen=True):
-    """A database server and the account to use there."""
-
-    host: str
-    port: int
-    user: str
-    password: str
 
 
 class WritesJob(msgspec.Struct, frozen=True, kw_only=True):
     """Write durably through a follower, in turns with the same transactions one by one."""
 
     topology_file: str
-    server_pids: tuple[int, ...]
-    """The follower and the leader."""
-    database_pid: int
-    database: WriterAddress
+    pids: dict[str, int]
+    """All servers, by name."""
+    database_name: str
+    database: SqlAddress
     shards: int
     writers: int
     ids_per_shard: int
@@ -155,15 +145,28 @@ class WritesJob(msgspec.Struct, frozen=True, kw_only=True):
             direct = [await DirectWriter.open(self.database) for _ in range(self.writers)]
             for writer in direct:
                 stack.push_async_callback(writer.close)
-            pairs = _pairs(Random(1), self._ids(_GRAPH_IDS_MS))
-            direct_pairs = _pairs(Random(1), self._ids(_DIRECT_IDS_MS))
             written: deque[Pair] = deque(maxlen=_READ_BACK)
-            through_graph = _writers([_through(graph, written)] * self.writers, pairs)
+
+            async def through_graph(edge: EdgeToWrite) -> Source:
+                id1, id2, time = edge
+                await graph.assoc_add(id1, PEER, id2, time)
+                written.append((id1, id2))
+                return Source.UNKNOWN
+
+            async def one_by_one(edge: tuple[DirectWriter, EdgeToWrite]) -> Source:
+                writer, (id1, id2, time) = edge
+                await writer.add_edge(id1, id2, time, _PEER_NUMBER, (shard_of(id1), shard_of(id2)))
+                return Source.UNKNOWN
+
+            edges = _edges(Random(1), self._ids(_GRAPH_IDS_MS))
+            direct_edges = _edges(Random(1), self._ids(_DIRECT_IDS_MS))
+            by_writer = [zip(itertools.repeat(writer), direct_edges, strict=False) for writer in direct]
+            database = {self.database_name: self.pids[self.database_name]}
             comparison = Comparison(
                 f"assoc_add with inverse, {self.writers} writers, {self.shards} shards",
                 (
-                    Trial(TAO, through_graph, (*self.server_pids, self.database_pid)),
-                    Trial(ONE_BY_ONE, _writers([_at(writer) for writer in direct], direct_pairs), (self.database_pid,)),
+                    Trial(TAO, closed(through_graph, [edges] * self.writers), self.pids),
+                    Trial(ONE_BY_ONE, closed(one_by_one, by_writer), database),
                 ),
                 ONE_BY_ONE,
                 {TAO: _GOALS if self.shards == _SHARDS_OF_THE_GOALS else ()},
@@ -190,47 +193,11 @@ async def _verify(graph: Graph, written: Iterable[Pair]) -> None:
                 raise WrongAnswer(f"the edge {id1} → {id2} was acknowledged and is not there")
 
 
-def _pairs(chance: Random, ids: Sequence[int]) -> Iterator[Pair]:
-    while True:
-        id1, id2 = chance.choice(ids), chance.choice(ids)
-        if id1 != id2:
-            yield id1, id2
-
-
-def _through(graph: Graph, written: deque[Pair]) -> EdgeWrite:
-    async def write(id1: int, id2: int, time: int) -> None:
-        await graph.assoc_add(id1, PEER, id2, time)
-        written.append((id1, id2))
-
-    return write
-
-
-def _at(writer: DirectWriter) -> EdgeWrite:
-    async def write(id1: int, id2: int, time: int) -> None:
-        await writer.add_edge(id1, id2, time, _PEER_NUMBER, (shard_of(id1), shard_of(id2)))
-
-    return write
-
-
-def _writers(writes: Sequence[EdgeWrite], pairs: Iterator[Pair]) -> Drive:
-    """Return the load of one writer per function; all draw from the same pairs, and times grow."""
-    times = itertools.count(_FIRST_TIME)
-
-    async def one(write: EdgeWrite, until: float, latencies: list[float]) -> None:
-        started = perf_counter()
-        while started < until:
-            id1, id2 = next(pairs)
-            await write(id1, id2, next(times))
-            ended = perf_counter()
-            latencies.append(ended - started)
-            started = ended
-
-    async def drive(until: float, latencies: list[float]) -> None:
-        async with asyncio.TaskGroup() as group:
-            for write in writes:
-                group.create_task(one(write, until, latencies))
-
-    return drive
+def _edges(chance: Random, ids: Sequence[int]) -> Iterator[EdgeToWrite]:
+    """Draw edges of different ends, each newer than the one before."""
+    for time in itertools.count(_FIRST_TIME):
+        id1, id2 = chance.sample(ids, 2)
+        yield id1, id2, time
 
 
 class DirectWriter:
@@ -240,7 +207,7 @@ class DirectWriter:
         self._connection = connection
 
     @classmethod
-    async def open(cls, address: WriterAddress) -> DirectWriter:
+    async def open(cls, address: SqlAddress) -> DirectWriter:
         """Connect. Raises `pymysql.err.MySQLError`."""
         connection = await aiomysql.connect(
             host=address.host, port=address.port, user=address.user, password=address.password, autocommit=False
@@ -257,20 +224,11 @@ class DirectWriter:
         """Add an edge and its inverse of the same type. Returns how many edges were added: 2. Raises
         `pymysql.err.MySQLError`; a deadlock is tried again a few times."""
         sides = sorted(((shards[0], id1, id2), (shards[1], id2, id1)))
-        attempts = 1
-        while True:
-            try:
-                return await self._transaction(sides, time, atype)
-            except pymysql.err.OperationalError as error:
-                await self._connection.rollback()
-                if error.args[0] != _DEADLOCK or attempts == _ATTEMPTS:
-                    raise
-                attempts += 1
+        return await repeat_deadlocked(lambda: self._transaction(sides, time, atype))
 
     async def _transaction(self, sides: list[tuple[int, int, int]], time: int, atype: int) -> int:
         added = 0
-        async with self._connection.cursor() as cursor:
-            await cursor.execute("START TRANSACTION")
+        async with transaction(self._connection), self._connection.cursor() as cursor:
             for shard in sorted({shard for shard, _, _ in sides}):
                 await cursor.execute(f"SELECT generation FROM tao_{shard:05d}.shard LOCK IN SHARE MODE")  # noqa: S608
             for shard, id1, id2 in sides:
@@ -295,5 +253,4 @@ class DirectWriter:
                     "ON DUPLICATE KEY UPDATE count = VALUES(count), version = VALUES(version)",
                     (id1, atype, count + (present is None), version + 1),
                 )
-        await self._connection.commit()
         return added

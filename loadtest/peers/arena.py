@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AsyncExitStack
+from itertools import islice
+from operator import length_hint
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -16,69 +18,24 @@ from typing import Final
 import msgspec
 
 from loadtest.drivers import WrongAnswer
-from loadtest.peers.caches import MemcachedCache, RedisCache
-from loadtest.peers.contestants import Answer, Peer, TaoPeer
-from loadtest.peers.lookaside import LookasideContestant, SqlContestant
-from loadtest.peers.names import MYSQL, REDIS, TAO
-from loadtest.peers.sql_graph import DATABASE, SqlAddress, SqlGraph
-from loadtest.peers.turns import Prepared
+from loadtest.peers.caches import LOOKASIDES
+from loadtest.peers.contestants import MYSQL, TAO, Answer, Peer, SqlPeer, TaoPeer
+from loadtest.peers.lookaside import Lookaside
+from loadtest.peers.sql_graph import SqlAddress, SqlGraph, open_pool
 from loadtest.published.conformity import FirstReads
-from loadtest.published.contestant import LINK, NODE, Payloads, read_ids, reserve_nodes, write_ids
+from loadtest.published.contestant import Payloads, load_graph, read_ids, write_ids
 from loadtest.published.graph_plan import GraphPlan
 from loadtest.published.jobs import Subject
 from loadtest.published.requests import RequestStream, WorkloadRequest
 from loadtest.published.shapes import Popularity
-from loadtest.published.workload import READS, Kind, Workload, workload_named
-from tao.client import ClientSettings, Graph, connect
-from tao.model.ids import SHARD_SHIFT
-from tao.model.versions import next_version
+from loadtest.published.workload import READS, Kind, workload_named
+from loadtest.target import OWN_TIER
+from tao.client import ClientSettings, connect
+from tao.devcluster.ports import LOOPBACK
 
-_FIELDS: Final = (
-    "CONCAT(X'8101', CASE WHEN LENGTH(payload) < 256 THEN CONCAT(X'C4', UNHEX(LPAD(HEX(LENGTH(payload)), 2, '0'))) "
-    "WHEN LENGTH(payload) < 65536 THEN CONCAT(X'C5', UNHEX(LPAD(HEX(LENGTH(payload)), 4, '0'))) "
-    "ELSE CONCAT(X'C6', UNHEX(LPAD(HEX(LENGTH(payload)), 8, '0'))) END, payload)"
-)
-"""Encode a payload as `tao.schema.codec.encode_fields` does, as field 1 of its type: a msgpack map with one entry."""
-
-
-async def fill_everybody(
-    graph: Graph, sql: SqlGraph, plan: GraphPlan, payloads: Payloads, shards: int, report: Callable[[str, float], None]
-) -> list[int]:
-    """The ids by node; node ``n`` is on shard ``n % shards``. Raises a `TaoError` or `pymysql.err.MySQLError`."""
-    ids = await reserve_nodes(graph, plan.nodes, shards)
-    await sql.load(plan, ids, payloads, report)
-    for shard in range(shards):
-        report(f"copying the graph into shard {shard} of tao", 0.0)
-        schema = f"tao_{shard:05d}"
-        version = next_version(0, await sql.version_epoch(schema))
-        await sql.copied(_copies(graph, schema, shard, version))
-    return ids
-
-
-def _copies(graph: Graph, schema: str, shard: int, version: int) -> Iterator[str]:
-    link, node = graph.schema.atype(LINK), graph.schema.otype(NODE)
-    low, high = shard << SHARD_SHIFT, (shard + 1 << SHARD_SHIFT) - 1
-    here = f"BETWEEN {low} AND {high}"
-    # S608: the numbers and names come from this module, not from users.
-    yield (
-        f"INSERT INTO {schema}.objects (id, otype, version, deleted, data) "  # noqa: S608
-        f"SELECT id, {node.number}, {version}, 0, {_FIELDS} FROM {DATABASE}.node WHERE id {here}"
-    )
-    yield (
-        f"INSERT INTO {schema}.assocs (id1, atype, id2, time, version, data) "  # noqa: S608
-        f"SELECT id1, {link.number}, id2, time, {version}, IF(payload = '', '', {_FIELDS}) "
-        f"FROM {DATABASE}.link WHERE id1 {here}"
-    )
-    yield (
-        f"INSERT INTO {schema}.assocs (id1, atype, id2, time, version, data) "  # noqa: S608
-        f"SELECT id1, {link.inverse}, id2, time, {version}, '' FROM {DATABASE}.linked_by WHERE id1 {here}"
-    )
-    yield (
-        f"INSERT INTO {schema}.assoc_lists (id1, atype, count, version) "  # noqa: S608
-        f"SELECT id1, atype, COUNT(*), {version} FROM {schema}.assocs GROUP BY id1, atype"
-    )
-
-
+CONTESTANTS: Final = (TAO, *LOOKASIDES, MYSQL)
+CACHES: Final = (TAO, *LOOKASIDES)
+"""The contestants with a cache."""
 CHECKABLE: Final = (Kind.OBJ_GET, Kind.ASSOC_COUNT, Kind.ASSOC_RANGE, Kind.ASSOC_TIME_RANGE, Kind.ASSOC_GET)
 """The reads for which `planned` knows the answer."""
 
@@ -101,14 +58,6 @@ def planned(plan: GraphPlan, request: WorkloadRequest) -> Planned:
             return [edge for edge in edges if request.low <= edge[1] <= request.high][: request.limit]
         case _:
             return [edge for edge in edges if edge[0] in request.others]
-
-
-def expected_of(plan: GraphPlan, request: WorkloadRequest) -> int:
-    """Return how much a read finds: edges, the count, or objects."""
-    found = planned(plan, request)
-    if request.kind is Kind.OBJ_GET:
-        return 1
-    return found if isinstance(found, int) else len(found)
 
 
 def as_planned(answer: Answer, nodes: Mapping[int, int]) -> Planned:
@@ -147,6 +96,54 @@ async def check(
     return len(asked)
 
 
+_AT_A_TIME: Final = 1_000
+"""The number of requests drawn at once when a turn needs more than were prepared."""
+_DRAWN_FOR_SURE: Final = 1.5
+
+
+class Prepared(Iterator[WorkloadRequest]):
+    """An endless stream of requests, some of them drawn ahead."""
+
+    def __init__(self, source: Iterator[WorkloadRequest], note: Callable[[WorkloadRequest], None]) -> None:
+        """``note`` is called for every request that was sent, when the next ones are prepared: outside of turns, unless
+        a turn needs more requests than were drawn for it."""
+        self._source: Final = source
+        self._note: Final = note
+        self._drawn: list[WorkloadRequest] = []
+        self._left: Iterator[WorkloadRequest] = iter(self._drawn)
+        self._seconds = self._most_per_second = 0.0
+        self._asked = 0
+        """Requests since the last preparation, which was for a turn of ``_seconds``."""
+
+    def __next__(self) -> WorkloadRequest:
+        for request in self._left:
+            return request
+        self._draw(_AT_A_TIME)
+        return next(self._left)
+
+    async def prepare(self, seconds: float) -> None:
+        """Draw the requests of a turn of so many seconds: as many as the best turn so far used, and some more."""
+        self.settle()
+        if self._seconds:
+            self._most_per_second = max(self._most_per_second, self._asked / self._seconds)
+        self._seconds, self._asked = seconds, 0
+        self._draw(int(self._most_per_second * seconds * _DRAWN_FOR_SURE))
+
+    def settle(self) -> None:
+        """Call ``note`` for the requests that were sent so far."""
+        asked = len(self._drawn) - length_hint(self._left)
+        for request in self._drawn[:asked]:
+            self._note(request)
+        self._asked += asked
+        self._drawn = self._drawn[asked:]
+        self._left = iter(self._drawn)
+
+    def _draw(self, count: int) -> None:
+        self.settle()
+        self._drawn += islice(self._source, max(0, count - len(self._drawn)))
+        self._left = iter(self._drawn)
+
+
 OBJECTS_OF_A_BATCH: Final = 20
 """Objects of one call in the shape with batches."""
 _CONNECTIONS: Final = 64
@@ -156,6 +153,8 @@ _FILL_TIMEOUT_SECONDS: Final = 60.0
 _BLOCK_BYTES: Final = 1 << 20
 _SQL_CONNECTIONS: Final = 32
 _CHECKED: Final = 400
+_OF_CHECKS: Final = 99
+"""The number of the stream of requests whose answers are compared."""
 
 
 class Rivals(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,83 +162,59 @@ class Rivals(msgspec.Struct, frozen=True, kw_only=True):
 
     contestants: tuple[str, ...]
     topology_file: str
-    tier: str
     subject: Subject
-    host: str
-    redis_ports: tuple[int, ...]
-    memcached_ports: tuple[int, ...]
+    cache_ports: dict[str, tuple[int, ...]]
+    """Ports of the cache servers, by contestant."""
     sql: SqlAddress
 
 
 class PeerGraph:
     """The contestants over one graph."""
 
-    def __init__(self, rivals: Rivals, stack: AsyncExitStack, workload: Workload, plan: GraphPlan, number: int) -> None:
-        """``number`` is the number of the stream of requests."""
+    def __init__(self, rivals: Rivals, stack: AsyncExitStack, number: int) -> None:
+        """``number`` is the number of the stream of requests; the stack closes the contestants' clients."""
         self._rivals: Final = rivals
         self._stack: Final = stack
-        self._workload: Final = workload
-        self.plan: Final = plan
         self._number: Final = number
+        self._workload: Final = workload_named(rivals.subject.workload)
         self._streams: Final[dict[str, Prepared]] = {}
         self._first_reads: Final[dict[str, FirstReads]] = {}
-        self._written: Final[set[int]] = set()
-        self.ids: list[int] = []
-        self.peers: dict[str, TaoPeer | SqlContestant] = {}
+        self.plan: Final = rivals.subject.plan()
+        self.written: Final[set[int]] = set()
+        """Nodes that were written."""
+        self.ids: Sequence[int] = ()
+        self.peers: dict[str, TaoPeer | SqlPeer] = {}
 
-    @classmethod
-    async def filled(cls, rivals: Rivals, stack: AsyncExitStack, report: Callable[[str, float], None]) -> PeerGraph:
-        """Load the graph into every contestant's store first, and write its ids into the subject's file."""
-        subject = rivals.subject
-        self = cls(rivals, stack, workload_named(subject.workload), subject.plan(), 5)
-        settings = ClientSettings(timeout_seconds=_FILL_TIMEOUT_SECONDS)
-        async with connect(rivals.topology_file, tier=rivals.tier, settings=settings) as graph:
-            self.ids = await fill_everybody(
-                graph, await self._sql(), self.plan, self._payloads(0), subject.shards, report
-            )
-        write_ids(Path(subject.ids_file), self.ids)
-        await self._enter()
-        return self
+    async def fill(self, report: Callable[[str, float], None]) -> None:
+        """Write the same graph through tao's API and into the peers' tables, and its ids into the subject's file."""
+        rivals, settings = self._rivals, ClientSettings(timeout_seconds=_FILL_TIMEOUT_SECONDS)
+        async with connect(rivals.topology_file, tier=OWN_TIER, settings=settings) as graph:
+            ids = await load_graph(graph, self.plan, self._payloads(0), rivals.subject.shards, report)
+        report("writing the graph into the peers' tables", 0.0)
+        sql = SqlGraph(await open_pool(rivals.sql, _SQL_CONNECTIONS))
+        await sql.load(self.plan, ids, self._payloads(0))
+        await sql.close()
+        write_ids(Path(rivals.subject.ids_file), ids)
 
-    @classmethod
-    async def open(cls, rivals: Rivals, stack: AsyncExitStack, number: int) -> PeerGraph:
+    async def enter(self) -> None:
         """Open the contestants over the graph that was loaded."""
-        subject = rivals.subject
-        self = cls(rivals, stack, workload_named(subject.workload), subject.plan(), number)
-        self.ids = list(read_ids(Path(subject.ids_file)))
-        await self._enter()
-        return self
-
-    async def _enter(self) -> None:
+        self.ids = list(read_ids(Path(self._rivals.subject.ids_file)))
         for name in self._rivals.contestants:
-            self.peers[name] = await (self.tao() if name == TAO else self.peer(name))
+            self.peers[name] = await self.peer(name)
 
-    async def tao(self) -> TaoPeer:
-        """Return a separate client of tao."""
-        return TaoPeer(await self.graph(self._rivals.tier), self.ids, self._payloads(2))
-
-    async def peer(self, name: str) -> SqlContestant:
-        """Return a separate client of a peer, like that of another web server."""
-        rivals, sql, payloads = self._rivals, await self._sql(), self._payloads(3)
-        if name == MYSQL:
-            return SqlContestant(sql, self.ids, payloads)
-        cache = (
-            RedisCache(rivals.host, rivals.redis_ports, _CONNECTIONS)
-            if name == REDIS
-            else MemcachedCache(rivals.host, rivals.memcached_ports, _CONNECTIONS)
-        )
-        self._stack.push_async_callback(cache.close)
-        return LookasideContestant(cache, sql, self.ids, payloads)
-
-    async def graph(self, tier: str) -> Graph:
-        """Return a client of a tier."""
-        settings = ClientSettings(timeout_seconds=_TIMEOUT_SECONDS)
-        return await self._stack.enter_async_context(connect(self._rivals.topology_file, tier=tier, settings=settings))
-
-    async def _sql(self) -> SqlGraph:
-        sql = await SqlGraph.open(self._rivals.sql, _SQL_CONNECTIONS)
-        self._stack.push_async_callback(sql.close)
-        return sql
+    async def peer(self, name: str, tier: str = OWN_TIER) -> TaoPeer | SqlPeer:
+        """Return a separate client of a contestant, like that of another web server; for tao, of this tier."""
+        rivals = self._rivals
+        if name == TAO:
+            settings = ClientSettings(timeout_seconds=_TIMEOUT_SECONDS)
+            graph = connect(rivals.topology_file, tier=tier, settings=settings)
+            return TaoPeer(await self._stack.enter_async_context(graph), self.ids, self._payloads(2))
+        pool = await open_pool(rivals.sql, _SQL_CONNECTIONS)
+        store = SqlGraph(pool)
+        if name in LOOKASIDES:
+            store = Lookaside(pool, LOOKASIDES[name].client(LOOPBACK, rivals.cache_ports[name], _CONNECTIONS))
+        self._stack.push_async_callback(store.close)
+        return SqlPeer(store, self.ids, self._payloads(3))
 
     def _payloads(self, number: int) -> Payloads:
         return Payloads(Random(f"payloads {self._rivals.subject.seed} {number}").randbytes(_BLOCK_BYTES))
@@ -274,13 +249,13 @@ class PeerGraph:
             yield WorkloadRequest(Kind.READ_MANY, others=tuple(nodes))
 
     def _noting(self, name: str) -> Callable[[WorkloadRequest], None]:
-        first_reads, written = self.first_reads(name), self._written
+        first_reads = self.first_reads(name)
 
         def note(request: WorkloadRequest) -> None:
             if request.kind in READS:
                 first_reads.note(request)
             else:
-                written.update((request.node, *(part.node for part in request.parts)))
+                self.written.update((request.node, *(part.node for part in request.parts)))
 
         return note
 
@@ -292,5 +267,5 @@ class PeerGraph:
         """
         for stream in self._streams.values():
             stream.settle()
-        requests = self._requests(99).take(_CHECKED)
-        return await check(self.peers, self.plan, self.ids, requests, self._written)
+        requests = self._requests(_OF_CHECKS).take(_CHECKED)
+        return await check(self.peers, self.plan, self.ids, requests, self.written)

@@ -13,47 +13,90 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from abc import ABC, abstractmethod
 from binascii import crc32
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 import aiomcache
 import redis.asyncio
 
+from loadtest.peer_servers import MEMCACHED_SERVER, REDIS_SERVER, ServerProgram
+
+REDIS: Final = "redis_lookaside"
+MEMCACHED: Final = "memcached_lookaside"
 _CONNECTION_SECONDS: Final = 60
 _LEASE_MS: Final = 2_000
 _LEASE_SECONDS: Final = 2
 _PLACEHOLDER: Final = b"\x00lease"
 """The first byte of a value says what kind of value it is; this one says that a client is fetching it."""
+_REDIS_OWN_MB: Final = 5
+"""Memory of Redis beyond its budget: Redis counts an empty server (a megabyte) and the buffers of its connections (some
+27 kB for each of 128) into its bound, and the budget is for data."""
 
 Lease = bytes | int
 """The right to fill a key, in the cache's own form."""
 
 
-class Cache(Protocol):
-    """Several cache servers, over which the keys are spread by hash."""
+class Cache(ABC):
+    """Several cache servers, over which the keys are spread by hash. `Any`: the clients have no common type, and
+    redis-py types its answers for two clients at once."""
 
+    def __init__(self, clients: Sequence[Any]) -> None:
+        self._clients: Final = clients
+
+    @abstractmethod
     async def get(self, key: bytes) -> bytes | None:
         """Return the value, or None."""
 
+    @abstractmethod
     async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the value of each key, or None."""
 
+    @abstractmethod
     async def lease(self, keys: Sequence[bytes]) -> list[Lease | None]:
         """Take the right to fill each missing key; return None for a key whose lease another client holds."""
 
+    @abstractmethod
     async def fill(self, values: Mapping[bytes, tuple[bytes, Lease]]) -> None:
         """Set values, except those of keys that were deleted after their leases were given."""
 
+    @abstractmethod
     async def delete(self, keys: Sequence[bytes]) -> None:
         """Delete values and leases."""
 
+    @abstractmethod
+    async def used_bytes(self) -> list[int]:
+        """Return the memory of each server that counts against its budget."""
+
+    @abstractmethod
     async def close(self) -> None:
         """Close all connections."""
 
+    def of(self, key: bytes) -> Any:
+        """Return the client of the key's server."""
+        return self._clients[crc32(key) % len(self._clients)]
 
-class RedisCache:
-    """Redis through redis-py with hiredis. `Any`: redis-py types its answers for its two clients at once."""
+    async def spread(
+        self, keys: Sequence[bytes], call: Callable[[int, list[bytes]], Awaitable[Any]]
+    ) -> list[tuple[list[bytes], Any]]:
+        """Call ``call`` with each server's number and keys, for all servers at once; return keys and answers."""
+        found: dict[int, list[bytes]] = {}
+        for key in keys:
+            found.setdefault(crc32(key) % len(self._clients), []).append(key)
+        answers = await at_once([call(number, mine) for number, mine in found.items()])
+        return list(zip(found.values(), answers, strict=True))
+
+    async def in_order(self, keys: Sequence[bytes], call: Callable[[int, list[bytes]], Awaitable[Any]]) -> list[Any]:
+        """Call as `spread` does, for answers with a value for each key; return the values in the order of the keys."""
+        spread = await self.spread(keys, call)
+        found = {key: value for mine, values in spread for key, value in zip(mine, values, strict=True)}
+        return [found[key] for key in keys]
+
+
+class RedisCache(Cache):
+    """Redis through redis-py with hiredis."""
 
     _FILL: Final = """
         if redis.call('get', KEYS[2]) == ARGV[1] then
@@ -72,84 +115,77 @@ class RedisCache:
             )
             for port in ports
         ]
-        self._clients: list[Any] = [redis.asyncio.Redis.from_pool(pool) for pool in pools]
+        super().__init__([redis.asyncio.Redis.from_pool(pool) for pool in pools])
         self._fills: list[Any] = [client.register_script(self._FILL) for client in self._clients]
 
     async def get(self, key: bytes) -> bytes | None:
-        value: bytes | None = await self._clients[_server_of(key, len(self._clients))].get(key)
+        value: bytes | None = await self.of(key).get(key)
         return value
 
     async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        spread = _spread(keys, len(self._clients))
-        answers = await at_once([self._clients[number].mget(mine) for number, mine in spread.items()])
-        values: list[bytes | None] = _in_order(keys, spread, answers)
-        return values
+        return await self.in_order(keys, lambda number, mine: self._clients[number].mget(mine))
 
     async def lease(self, keys: Sequence[bytes]) -> list[Lease | None]:
         token = secrets.token_bytes(8)
-        spread = _spread(keys, len(self._clients))
-        answers = await at_once([self._lease(number, mine, token) for number, mine in spread.items()])
-        return [token if given else None for given in _in_order(keys, spread, answers)]
 
-    async def _lease(self, number: int, keys: Sequence[bytes], token: bytes) -> Any:
-        client = self._clients[number]
-        if len(keys) == 1:
-            return [await client.set(b"L" + keys[0], token, nx=True, px=_LEASE_MS)]
-        async with client.pipeline(transaction=False) as pipeline:
-            for key in keys:
-                pipeline.set(b"L" + key, token, nx=True, px=_LEASE_MS)
-            return await pipeline.execute()
+        async def of_server(number: int, mine: list[bytes]) -> Any:
+            client = self._clients[number]
+            if len(mine) == 1:
+                return [await client.set(b"L" + mine[0], token, nx=True, px=_LEASE_MS)]
+            async with client.pipeline(transaction=False) as pipeline:
+                for key in mine:
+                    pipeline.set(b"L" + key, token, nx=True, px=_LEASE_MS)
+                return await pipeline.execute()
+
+        return [token if given else None for given in await self.in_order(keys, of_server)]
 
     async def fill(self, values: Mapping[bytes, tuple[bytes, Lease]]) -> None:
-        spread = _spread(list(values), len(self._clients))
-        await at_once([self._fill(number, {key: values[key] for key in mine}) for number, mine in spread.items()])
+        async def of_server(number: int, mine: list[bytes]) -> None:
+            script = self._fills[number]
+            if len(mine) == 1:
+                value, lease = values[mine[0]]
+                await script(keys=[mine[0], b"L" + mine[0]], args=[lease, value])
+                return
+            async with self._clients[number].pipeline(transaction=False) as pipeline:
+                for key in mine:
+                    value, lease = values[key]
+                    await script(keys=[key, b"L" + key], args=[lease, value], client=pipeline)
+                await pipeline.execute()
 
-    async def _fill(self, number: int, values: Mapping[bytes, tuple[bytes, Lease]]) -> None:
-        script = self._fills[number]
-        if len(values) == 1:
-            ((key, (value, lease)),) = values.items()
-            await script(keys=[key, b"L" + key], args=[lease, value])
-            return
-        async with self._clients[number].pipeline(transaction=False) as pipeline:
-            for key, (value, lease) in values.items():
-                await script(keys=[key, b"L" + key], args=[lease, value], client=pipeline)
-            await pipeline.execute()
+        await self.spread(list(values), of_server)
 
     async def delete(self, keys: Sequence[bytes]) -> None:
-        spread = _spread(keys, len(self._clients))
-        await at_once(
-            [
-                self._clients[number].delete(*(each for key in mine for each in (key, b"L" + key)))
-                for number, mine in spread.items()
-            ]
-        )
+        await self.spread(keys, lambda number, mine: self._clients[number].delete(*mine, *(b"L" + key for key in mine)))
+
+    async def used_bytes(self) -> list[int]:
+        """Return the memory of the data with its tables."""
+        found = [await client.info("memory") for client in self._clients]
+        return [int(each["used_memory"] - each["used_memory_startup"] - each["mem_clients_normal"]) for each in found]
 
     async def close(self) -> None:
         for client in self._clients:
             await client.aclose()
 
 
-class MemcachedCache:
+class MemcachedCache(Cache):
     """memcached through aiomcache. Leases, fills and deletions take one key each, so they are sent at once over the
     pool."""
 
     def __init__(self, host: str, ports: Sequence[int], connections: int) -> None:
-        self._clients = [aiomcache.Client(host, port, pool_size=connections) for port in ports]
+        super().__init__([aiomcache.Client(host, port, pool_size=connections) for port in ports])
 
     async def get(self, key: bytes) -> bytes | None:
-        return _value(await self._of(key).get(key))
+        return _value(await self.of(key).get(key))
 
     async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        spread = _spread(keys, len(self._clients))
-        answers = await at_once([self._clients[number].multi_get(*mine) for number, mine in spread.items()])
-        return [_value(each) for each in _in_order(keys, spread, answers)]
+        return list(map(_value, await self.in_order(keys, lambda number, mine: self._clients[number].multi_get(*mine))))
 
     async def lease(self, keys: Sequence[bytes]) -> list[Lease | None]:
         leases: list[Lease | None] = await at_once([self._lease(key) for key in keys])
         return leases
 
     async def _lease(self, key: bytes) -> Lease | None:
-        client = self._of(key)
+        client = self.of(key)
         mine = _PLACEHOLDER + secrets.token_bytes(8)
         if not await client.add(key, mine, exptime=_LEASE_SECONDS):
             return None
@@ -157,50 +193,42 @@ class MemcachedCache:
         return swap if value == mine else None
 
     async def fill(self, values: Mapping[bytes, tuple[bytes, Lease]]) -> None:
-        await at_once([self._fill(key, value, lease) for key, (value, lease) in values.items()])
-
-    async def _fill(self, key: bytes, value: bytes, lease: Lease) -> None:
-        assert isinstance(lease, int)
-        await self._of(key).cas(key, value, lease)
+        await at_once([self.of(key).cas(key, value, lease) for key, (value, lease) in values.items()])
 
     async def delete(self, keys: Sequence[bytes]) -> None:
-        await at_once([self._of(key).delete(key) for key in keys])
+        await at_once([self.of(key).delete(key) for key in keys])
+
+    async def used_bytes(self) -> list[int]:
+        """Return the memory of the pages."""
+        return [int((await client.stats(b"slabs"))[b"total_malloced"] or 0) for client in self._clients]
 
     async def close(self) -> None:
         for client in self._clients:
             await client.close()
-
-    def _of(self, key: bytes) -> aiomcache.Client:
-        return self._clients[_server_of(key, len(self._clients))]
 
 
 def _value(found: bytes | None) -> bytes | None:
     return None if found is None or found.startswith(_PLACEHOLDER) else found
 
 
-def _server_of(key: bytes, servers: int) -> int:
-    return crc32(key) % servers
-
-
-def _spread(keys: Sequence[bytes], servers: int) -> dict[int, list[bytes]]:
-    found: dict[int, list[bytes]] = {}
-    for key in keys:
-        found.setdefault(_server_of(key, servers), []).append(key)
-    return found
-
-
-def _in_order(keys: Sequence[bytes], spread: Mapping[int, Sequence[bytes]], answers: Sequence[Sequence[Any]]) -> Any:
-    """Return the servers' answers, one for each key in the order asked. `Any`: values, or a client's form of a
-    lease."""
-    found = {
-        key: value
-        for mine, values in zip(spread.values(), answers, strict=True)
-        for key, value in zip(mine, values, strict=True)
-    }
-    return [found[key] for key in keys]
-
-
 async def at_once(calls: Sequence[Any]) -> Any:
     """Return the answers in order; a single call runs without a task of its own. `Any`: awaitables of the clients,
     which have no common type."""
     return [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheKind:
+    """The cache of a look-aside: its server, its client (host, ports, connections), and the megabytes that a server
+    needs beyond its budget."""
+
+    program: ServerProgram
+    client: Callable[[str, Sequence[int], int], Cache]
+    own_mb: int = 0
+
+
+LOOKASIDES: Final = {
+    REDIS: CacheKind(REDIS_SERVER, RedisCache, _REDIS_OWN_MB),
+    MEMCACHED: CacheKind(MEMCACHED_SERVER, MemcachedCache),
+}
+"""The contestants with a look-aside cache; a line here adds one."""

@@ -8,12 +8,9 @@ graph.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
-from time import perf_counter
 from typing import Final
 
 import msgspec
@@ -34,55 +31,45 @@ from loadtest.options import (
     WORKLOAD,
     Options,
 )
-from loadtest.peer_servers import (
-    REDIS_OWN_MB,
-    SMALLEST_MB,
-    PeerServer,
-    find_memcached,
-    find_redis_server,
-    private_memcached,
-    private_redis,
-)
-from loadtest.peers.arena import Rivals
+from loadtest.peer_servers import PeerServer, private_server
+from loadtest.peers.arena import CONTESTANTS, Rivals
+from loadtest.peers.caches import LOOKASIDES
+from loadtest.peers.contestants import MYSQL, TAO
 from loadtest.peers.figures import (
+    SHAPES,
     ServerMemory,
-    judged,
-    memory_listing,
+    listings,
     memory_of,
+    nothing_wrong,
     of_contestants,
     peers_win,
-    ratio_listing,
-    shape_listing,
     shapes_of,
-    stale_listing,
-    warming_listing,
 )
-from loadtest.peers.jobs import READY, PairJob, PairResult, PeersJob, PeersResult
-from loadtest.peers.names import CONTESTANTS, MEMCACHED, MYSQL, PAIR, REDIS, SHAPES, TAO
+from loadtest.peers.jobs import PeersJob, PeersResult
 from loadtest.peers.sql_graph import SqlAddress
 from loadtest.peers.staleness import ONE_TIER, StaleJob, StaleReads, StaleResult
 from loadtest.peers.warm_up import WarmBounds
 from loadtest.published.jobs import Subject
 from loadtest.published.run import SCHEMA
 from loadtest.published.workload import workload_names
-from loadtest.results import ScenarioResult
-from loadtest.scenario import BenchSettings, Progress, ProgressListener, Scenario
-from loadtest.target import FOLLOWER, LEADER, OWN_TIER, versions_of
+from loadtest.results import ScenarioResult, aims_of
+from loadtest.rounds import Pace
+from loadtest.scenario import BenchSettings, Progress, Scenario
+from loadtest.target import FOLLOWER, LEADER, versions_of
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Role, Shape
-from tao.devcluster.ports import LOOPBACK
 from tao.devcluster.state_folder import service_accounts
 
 SUMMARY: Final = "a published workload beside Redis and memcached in front of MySQL, and MySQL alone"
 MOST_SECONDS: Final = 1_800.0
 """The bound on the whole run, which takes some five minutes on an otherwise idle machine."""
 _CACHE_SERVERS: Final = 2
+_SMALLEST_MB: Final = 4
+"""The smallest cache server of any contestant."""
 _WARM_WINDOW: Final = 10
 """Requests per node in a window. With windows of one request per node, each would gain less than half a point of hit
 rate long before the caches are warm."""
-_PROCESSES: Final = 2
-"""Load processes of the shape that has several."""
 _DATABASE: Final = "db-1"
 _STALE_NODES: Final = 2_000
 _NOTES: Final = [
@@ -103,7 +90,7 @@ class PeersOptions(Options):
     workload: str = WORKLOAD.default("tao_atc13", choices=workload_names())
     nodes: int = NODES.default(30_000)
     cache_share: float = CACHE_SHARE.default(0.2)
-    """The size of each of a contestant's two cache servers, `SMALLEST_MB` at least."""
+    """The size of each of a contestant's two cache servers, `_SMALLEST_MB` at least."""
     awaiters: int = AWAITERS.default(64)
     rate: float = RATE.default(4_000.0)
     """The same rate for all contestants, half of what the slower peers can do."""
@@ -139,27 +126,16 @@ async def run(settings: BenchSettings, progress: Progress, peers: PeersOptions) 
         peers = peers.at_toy_size()
     if peers.seconds is not None:
         settings = replace(settings, seconds=peers.seconds)
-    if REDIS in peers.contestants:
-        _, settings.versions["redis-server"] = find_redis_server()
-    if MEMCACHED in peers.contestants:
-        _, settings.versions["memcached"] = find_memcached()
     progress.step("planning the graph")
     data_bytes = _subject(settings, peers, peers.nodes).plan().payload_bytes
-    cache_mb = max(SMALLEST_MB, round(data_bytes * peers.cache_share) >> 20)
+    cache_mb = max(_SMALLEST_MB, round(data_bytes * peers.cache_share) >> 20)
     async with AsyncExitStack() as stack:
-        servers = await _cache_servers(peers.contestants, cache_mb, settings.work_dir, stack)
-        turns = _Turns(settings, progress, peers, cache_mb, servers)
-        result, pair, memory = await turns.taken()
-        stale = await turns.stale() if peers.stale else {}
-    shapes = shapes_of(result, pair, peers.contestants)
-    measured = of_contestants(shapes, stale, memory)
-    aims = judged(shapes, stale.get(TAO, []))
-    drawn = {name: msgspec.to_builtins(found) for name, found in measured.items()} | {
-        "aims": msgspec.to_builtins(aims),
-        "peers_win": peers_win(shapes),
-        "warming": {**msgspec.to_builtins(result.warming), "requests_per_node": result.warming.requests / peers.nodes},
-        "figures": [msgspec.to_builtins(each) for of in shapes.values() for each in of.values()],
-    }
+        caches = await _start_caches(settings, peers, cache_mb, stack)
+        run_of = _Clusters(settings, progress, peers, cache_mb, caches)
+        result, memory = await run_of.turns()
+        stale = await run_of.stale() if peers.stale else {}
+    shapes = shapes_of(result.figures)
+    aims = [*aims_of(result.figures), *nothing_wrong(shapes, stale.get(TAO, []))]
     return ScenarioResult(
         summary=f"{SUMMARY} ({peers.workload})",
         conditions={
@@ -174,23 +150,25 @@ async def run(settings: BenchSettings, progress: Progress, peers: PeersOptions) 
             "round_seconds": settings.round_seconds,
             "answers_checked_of_each": result.checked,
         },
-        listings=[
-            each
-            for each in (
-                warming_listing(result.warming, peers.nodes), shape_listing(shapes), ratio_listing(measured),
-                stale_listing(measured), memory_listing(memory),
-            )
-            if each.rows
-        ],
+        listings=listings(shapes, stale, memory),
         notes=[*_NOTES, *_reservations(peers, result, memory), *peers_win(shapes)],
         aims=aims,
-        measured=drawn,
+        measured={
+            **of_contestants(shapes, stale, memory),
+            "aims": msgspec.to_builtins(aims),
+            "peers_win": peers_win(shapes),
+            "warming": {
+                **msgspec.to_builtins(result.warming),
+                "requests_per_node": result.warming.requests / peers.nodes,
+            },
+            "figures": msgspec.to_builtins(result.figures),
+        },
         faults=[
             f"{each.stale} of {each.reads} reads of tao within one tier were stale"
             for each in stale.get(TAO, [])
             if each.stale and each.within == ONE_TIER
         ],
-    )  # fmt: skip
+    )
 
 
 SCENARIO: Final = Scenario(
@@ -216,63 +194,47 @@ def _reservations(
         yield f"More memory than its budget, by over a tenth: {', '.join(over)}."
 
 
-async def _cache_servers(
-    contestants: Sequence[str], cache_mb: int, folder: Path, stack: AsyncExitStack
-) -> dict[str, tuple[PeerServer, ...]]:
-    """Run the peers' cache servers until the stack ends; returns them by contestant. Raises `OperatorError`."""
-    return {
-        name: tuple(
-            [
-                await stack.enter_async_context(_cache_server(name, folder / f"{name}-{number}", cache_mb))
-                for number in range(_CACHE_SERVERS)
-            ]
-        )
-        for name in (REDIS, MEMCACHED)
-        if name in contestants
-    }
+async def _start_caches(
+    settings: BenchSettings, peers: PeersOptions, cache_mb: int, stack: AsyncExitStack
+) -> dict[str, list[PeerServer]]:
+    """Run the peers' cache servers until the stack ends. Raises `OperatorError`."""
+    caches: dict[str, list[PeerServer]] = {}
+    for name in (each for each in peers.contestants if each in LOOKASIDES):
+        kind = LOOKASIDES[name]
+        settings.versions[kind.program.name] = kind.program.version()
+        for number in range(_CACHE_SERVERS):
+            server = private_server(kind.program, settings.work_dir / f"{name}-{number}", cache_mb + kind.own_mb)
+            caches.setdefault(name, []).append(await stack.enter_async_context(server))
+    return caches
 
 
-def _cache_server(name: str, folder: Path, megabytes: int) -> AbstractAsyncContextManager[PeerServer]:
-    if name == REDIS:
-        return private_redis(folder, megabytes + REDIS_OWN_MB)
-    return private_memcached(folder, megabytes)
+@dataclass(frozen=True, slots=True)
+class _Clusters:
+    """The clusters of a run, and the load processes over them."""
 
+    settings: BenchSettings
+    progress: Progress
+    peers: PeersOptions
+    cache_mb: int
+    caches: dict[str, list[PeerServer]]
 
-class _Turns:
-    """The clusters, and the load processes over them."""
-
-    def __init__(
-        self,
-        settings: BenchSettings,
-        progress: Progress,
-        peers: PeersOptions,
-        cache_mb: int,
-        servers: dict[str, tuple[PeerServer, ...]],
-    ) -> None:
-        """``servers`` are the peers' cache servers."""
-        self._settings = settings
-        self._progress = progress
-        self._peers = peers
-        self._cache_mb = cache_mb
-        self._ports = {name: tuple(each.port for each in some) for name, some in servers.items()}
-        self._cache_pids = {name: tuple(each.pid for each in some) for name, some in servers.items()}
-
-    async def taken(self) -> tuple[PeersResult, tuple[str, list[PairResult]] | None, dict[str, list[ServerMemory]]]:
-        """Return the turns of all shapes, with those of several load processes separate, and the memory of the caches
-        afterwards."""
-        settings, peers = self._settings, self._peers
-        async with DevCluster(self._cluster("peers", tiers=1), self._progress.step) as cluster:
+    async def turns(self) -> tuple[PeersResult, dict[str, list[ServerMemory]]]:
+        """Return the figures of all shapes, and the memory of the caches afterwards."""
+        settings, peers = self.settings, self.peers
+        async with self._cluster("peers", tiers=1) as cluster:
             settings.versions.update(versions_of(cluster.database(_DATABASE)))
-            rivals = self._rivals(cluster, peers.nodes)
             processes = (await cluster.status()).processes
             pids = {process.name: process.pid for process in processes}
-            cache_pids = {TAO: (pids[FOLLOWER], pids[LEADER]), **self._cache_pids}
-            server_pids = {name: (*cache_pids.get(name, ()), pids[_DATABASE]) for name in peers.contestants}
-            if TAO in server_pids:  # a tailer caches nothing, and works for every write
-                server_pids[TAO] += tuple(process.pid for process in processes if process.role is Role.TAILER)
+            # A tailer caches nothing, and works for every write.
+            of_tao = (FOLLOWER, LEADER, *(each.name for each in processes if each.role is Role.TAILER))
+            server_pids = {name: {_DATABASE: pids[_DATABASE]} for name in peers.contestants}
+            for name, servers in self.caches.items():
+                server_pids[name] |= {f"{name}-{number}": each.pid for number, each in enumerate(servers)}
+            if TAO in server_pids:
+                server_pids[TAO] |= {name: pids[name] for name in of_tao}
             admins = (cluster.admin(FOLLOWER), cluster.admin(LEADER))
             job = PeersJob(
-                rivals=rivals,
+                rivals=self._rivals(cluster, peers.nodes),
                 server_pids=server_pids,
                 admins=admins,
                 shapes=peers.kinds,
@@ -282,78 +244,50 @@ class _Turns:
                     most_requests=peers.warm_requests,
                     most_seconds=peers.warm_seconds,
                 ),
-                rounds=settings.rounds,
-                round_seconds=settings.round_seconds,
+                pace=Pace(settings.rounds, settings.round_seconds),
                 rate=peers.rate,
             )
-            result = await run_job(job, self._progress, settings.work_dir / "peers.log", PeersResult)
-            pair = await self._pair(rivals, server_pids, admins) if PAIR in peers.kinds else None
+            result = await run_job(job, self.progress, settings.work_dir / "peers.log", PeersResult)
             memory = await memory_of(
-                self._cache_mb << 20, admins if TAO in peers.contestants else (), self._ports, cache_pids
+                self.cache_mb << 20,
+                admins if TAO in peers.contestants else (),
+                self._ports(),
+                {TAO: [pids[FOLLOWER], pids[LEADER]], **{n: [e.pid for e in of] for n, of in self.caches.items()}},
             )
-        return result, pair, memory
+        return result, memory
 
-    async def _pair(
-        self, rivals: Rivals, server_pids: dict[str, tuple[int, ...]], admins: tuple[str, str]
-    ) -> tuple[str, list[PairResult]]:
-        settings, awaiters = self._settings, max(1, self._peers.awaiters // _PROCESSES)
-        start = settings.work_dir / "start"
-        listening = ProgressListener(self._progress, _Starter(start).heard)
-        jobs = [
-            PairJob(
-                rivals=rivals,
-                server_pids={} if process else server_pids,
-                admins=None if process else admins,
-                process=process,
-                awaiters=awaiters,
-                rounds=settings.rounds,
-                round_seconds=settings.round_seconds,
-                start_file=str(start),
-            )
-            for process in range(_PROCESSES)
-        ]
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(run_job(job, listening, settings.work_dir / f"pair-{job.process}.log", PairResult))
-                for job in jobs
-            ]
-        shape = f"{self._peers.workload}, {_PROCESSES} client processes of {awaiters} awaiters each"
-        return shape, [task.result() for task in tasks]
+    def _ports(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(each.port for each in servers) for name, servers in self.caches.items()}
 
     async def stale(self) -> dict[str, list[StaleReads]]:
         """Look for stale reads; returns them by contestant."""
-        settings = self._settings
-        async with DevCluster(self._cluster("stale", tiers=2), self._progress.step) as cluster:
+        settings = self.settings
+        async with self._cluster("stale", tiers=2) as cluster:
             rivals = self._rivals(cluster, 400 if settings.toy else _STALE_NODES)
             job = StaleJob(rivals=rivals, seconds=0.5 if settings.toy else 5.0)
-            return (await run_job(job, self._progress, settings.work_dir / "stale.log", StaleResult)).found
+            return (await run_job(job, self.progress, settings.work_dir / "stale.log", StaleResult)).found
 
-    def _cluster(self, name: str, tiers: int) -> ClusterSettings:
-        return ClusterSettings(
-            state_dir=self._settings.work_dir / name,
-            shape=Shape(tiers=tiers, followers=1, leaders=1, databases=1, shards=self._shards),
+    def _cluster(self, name: str, tiers: int) -> DevCluster:
+        shards = _subject(self.settings, self.peers, 0).shards
+        own = ClusterSettings(
+            state_dir=self.settings.work_dir / name,
+            shape=Shape(tiers=tiers, followers=1, leaders=1, databases=1, shards=shards),
             schema_file=SCHEMA,
-            buffer_pool_mb=64 if self._settings.toy else 1024,
+            buffer_pool_mb=64 if self.settings.toy else 1024,
             durability=Durability.RELAXED,
-            cache_mb=self._cache_mb,
+            cache_mb=self.cache_mb,
             log_level="warning",
         )
-
-    @property
-    def _shards(self) -> int:
-        return _subject(self._settings, self._peers, 0).shards
+        return DevCluster(own, self.progress.step)
 
     def _rivals(self, cluster: DevCluster, nodes: int) -> Rivals:
         database = cluster.database(_DATABASE)
         administrator = service_accounts(cluster.record.passwords).administrator
         return Rivals(
-            contestants=self._peers.contestants,
+            contestants=self.peers.contestants,
             topology_file=str(cluster.topology_path),
-            tier=OWN_TIER,
-            subject=_subject(self._settings, self._peers, nodes),
-            host=LOOPBACK,
-            redis_ports=self._ports.get(REDIS, ()),
-            memcached_ports=self._ports.get(MEMCACHED, ()),
+            subject=_subject(self.settings, self.peers, nodes),
+            cache_ports=self._ports(),
             sql=SqlAddress(
                 host=database.host, port=database.port, user=administrator.user, password=administrator.password
             ),
@@ -368,20 +302,3 @@ def _subject(settings: BenchSettings, peers: PeersOptions, nodes: int) -> Subjec
         shards=4 if settings.toy else 16,
         ids_file=str(settings.work_dir / "ids.bin"),
     )
-
-
-class _Starter:
-    """Lets the load processes begin together once all are ready."""
-
-    def __init__(self, start: Path) -> None:
-        self._start = start
-        self._ready = 0
-
-    def heard(self, step: str) -> None:
-        """Count a load process that is ready, and write the start when it is the last."""
-        if step == READY:
-            self._ready += 1
-            if self._ready == _PROCESSES:
-                whole = self._start.with_suffix(".whole")
-                whole.write_text(str(perf_counter()))
-                whole.rename(self._start)

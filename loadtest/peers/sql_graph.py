@@ -7,17 +7,19 @@ of connections and autocommit for reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from itertools import islice
 from time import time_ns
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import aiomysql
 import msgspec
 import pymysql.err
 
-from loadtest.peers.contestants import Edge
 from loadtest.published.contestant import Payloads
 from loadtest.published.graph_plan import GraphPlan
+from loadtest.rounds import Source
 
 DATABASE: Final = "peer"
 LINK_TABLES: Final = ("link", "linked_by")
@@ -25,6 +27,7 @@ MARK_TABLES: Final = ("mark", "marked_by")
 _DEADLOCK: Final = 1213
 _ATTEMPTS: Final = 5
 _BATCH: Final = 2000
+Result = TypeVar("Result")
 
 _AFTER_LINKS: Final = (
     "INSERT INTO linked_by (id1, id2, time, payload) SELECT id2, id1, time, payload FROM link ORDER BY id2, id1",
@@ -41,130 +44,123 @@ class SqlAddress(msgspec.Struct, frozen=True, kw_only=True):
     password: str
 
 
+Edge = tuple[int, int, bytes]
+"""``(id2, time, payload)``."""
+
+
+class AnswerSource:
+    """Collects the source of one request's answer while it is answered."""
+
+    __slots__ = ("how",)
+
+    def __init__(self) -> None:
+        self.how = Source.HIT
+
+    def at_least(self, how: Source) -> None:
+        """Record a source if it is more expensive than those recorded before."""
+        if how > self.how:
+            self.how = how
+
+
+async def open_pool(address: SqlAddress, connections: int) -> Any:
+    """Connect, and create the database if it does not exist. Returns a pool; `Any`: aiomysql has no types."""
+    where = {"host": address.host, "port": address.port, "user": address.user, "password": address.password}
+    connection = await aiomysql.connect(**where)
+    async with connection.cursor() as cursor:
+        await cursor.execute(f"CREATE DATABASE IF NOT EXISTS {DATABASE}")
+    await connection.ensure_closed()
+    return await aiomysql.create_pool(
+        minsize=min(4, connections), maxsize=connections, autocommit=True, db=DATABASE, **where
+    )
+
+
 class SqlGraph:
-    """One pool. `Any`: aiomysql has no types. Methods raise `pymysql.err.MySQLError`."""
+    """The graph over one pool. Methods raise `pymysql.err.MySQLError`; reads record their source, the database."""
 
     def __init__(self, pool: Any) -> None:
+        """``pool`` is a pool of aiomysql, which has no types."""
         self._pool = pool
-
-    @classmethod
-    async def open(cls, address: SqlAddress, connections: int) -> SqlGraph:
-        """Connect, and create the database if it does not exist."""
-        where = {"host": address.host, "port": address.port, "user": address.user, "password": address.password}
-        connection = await aiomysql.connect(**where)
-        async with connection.cursor() as cursor:
-            await cursor.execute(f"CREATE DATABASE IF NOT EXISTS {DATABASE}")
-        await connection.ensure_closed()
-        pool = await aiomysql.create_pool(
-            minsize=min(4, connections), maxsize=connections, autocommit=True, db=DATABASE, **where
-        )
-        return cls(pool)
 
     async def close(self) -> None:
         """Close all connections."""
         self._pool.close()
         await self._pool.wait_closed()
 
-    async def load(
-        self, plan: GraphPlan, ids: Sequence[int], payloads: Payloads, report: Callable[[str, float], None]
-    ) -> None:
-        """Create the tables and write the planned graph without the binlog, since nothing replicates or reads it
-        yet."""
+    async def load(self, plan: GraphPlan, ids: Sequence[int], payloads: Payloads) -> None:
+        """Create the tables and write the planned graph without the binlog, since nothing replicates it."""
         async with self._pool.acquire() as connection, connection.cursor() as cursor:
             await cursor.execute("SET SESSION sql_log_bin = 0")
             for statement in _tables():
                 await cursor.execute(statement)
-            for start in range(0, plan.nodes, _BATCH):
-                nodes = range(start, min(plan.nodes, start + _BATCH))
-                rows = [(ids[node], payloads.next(plan.object_size(node))) for node in nodes]
+            nodes = ((ids[node], payloads.next(plan.object_size(node))) for node in range(plan.nodes))
+            links = (
+                (ids[node], ids[edge.other], edge.time, payloads.next(edge.size))
+                for node in range(plan.nodes)
+                for edge in plan.list_of(node)
+            )
+            while rows := list(islice(nodes, _BATCH)):
                 await cursor.executemany("INSERT INTO node (id, payload) VALUES (%s, %s)", rows)
-            edges: list[tuple[int, int, int, bytes]] = []
-            for node in range(plan.nodes):
-                edges += [
-                    (ids[node], ids[edge.other], edge.time, payloads.next(edge.size)) for edge in plan.list_of(node)
-                ]
-                if edges and (len(edges) >= _BATCH or node == plan.nodes - 1):
-                    await cursor.executemany(
-                        "INSERT INTO link (id1, id2, time, payload) VALUES (%s, %s, %s, %s)", edges
-                    )
-                    edges.clear()
-                    report("writing the graph", 0.0)
+            while edges := list(islice(links, _BATCH)):
+                await cursor.executemany("INSERT INTO link (id1, id2, time, payload) VALUES (%s, %s, %s, %s)", edges)
             for statement in _AFTER_LINKS:
                 await cursor.execute(statement)
 
-    async def copied(self, statements: Iterable[str]) -> None:
-        """Run statements that copy what `load` has written, also without the binlog."""
-        async with self._pool.acquire() as connection, connection.cursor() as cursor:
-            await cursor.execute("SET SESSION sql_log_bin = 0")
-            for statement in statements:
-                await cursor.execute(statement)
-
-    async def version_epoch(self, schema: str) -> int:
-        """Return the version epoch of one of tao's shards."""
-        row = await self._one(f"SELECT version_epoch FROM {schema}.shard", ())  # noqa: S608 - a name of ours
-        return int(row[0])
-
-    async def node(self, object_id: int) -> bytes | None:
+    async def node(self, object_id: int, asked: AnswerSource) -> bytes | None:
         """Return an object's payload; None when it does not exist."""
-        row = await self._one("SELECT payload FROM node WHERE id = %s", (object_id,))
-        return None if row is None else bytes(row[0])
+        rows = await self._rows("SELECT payload FROM node WHERE id = %s", (object_id,), asked)
+        return bytes(rows[0][0]) if rows else None
 
-    async def nodes(self, ids: Sequence[int]) -> dict[int, bytes]:
-        """Return the payloads of the objects that exist."""
-        rows = await self._all("SELECT id, payload FROM node WHERE id IN %s", (tuple(ids),))
-        return {row[0]: bytes(row[1]) for row in rows}
+    async def nodes(self, ids: Sequence[int], asked: AnswerSource) -> list[bytes | None]:
+        """Return each object's payload."""
+        rows = await self._rows("SELECT id, payload FROM node WHERE id IN %s", (tuple(ids),), asked)
+        found = {object_id: bytes(payload) for object_id, payload in rows}
+        return [found.get(object_id) for object_id in ids]
 
-    async def count(self, id1: int) -> int:
+    async def count(self, id1: int, asked: AnswerSource) -> int:
         """Return the number of links."""
-        row = await self._one("SELECT count FROM link_count WHERE id1 = %s", (id1,))
-        return 0 if row is None else int(row[0])
+        rows = await self._rows("SELECT count FROM link_count WHERE id1 = %s", (id1,), asked)
+        return int(rows[0][0]) if rows else 0
 
-    async def newest(self, id1: int, limit: int) -> list[Edge]:
+    async def newest(self, id1: int, limit: int, asked: AnswerSource) -> list[Edge]:
         """Return the newest links."""
-        return await self._edges(
-            "SELECT id2, time, payload FROM link WHERE id1 = %s ORDER BY time DESC, id2 DESC LIMIT %s", (id1, limit)
-        )
+        return await self._edges("", (id1,), limit, asked)
 
-    async def between(self, id1: int, high: int, low: int, limit: int) -> list[Edge]:
+    async def between(self, id1: int, high: int, low: int, limit: int, asked: AnswerSource) -> list[Edge]:
         """Return the newest links of a time range."""
-        return await self._edges(
-            "SELECT id2, time, payload FROM link WHERE id1 = %s AND time BETWEEN %s AND %s "
-            "ORDER BY time DESC, id2 DESC LIMIT %s",
-            (id1, low, high, limit),
-        )
+        return await self._edges("AND time BETWEEN %s AND %s", (id1, low, high), limit, asked)
 
-    async def among(self, id1: int, id2s: Sequence[int]) -> list[Edge]:
+    async def among(self, id1: int, id2s: Sequence[int], asked: AnswerSource) -> list[Edge]:
         """Return the links to these nodes."""
-        return await self._edges(
-            "SELECT id2, time, payload FROM link WHERE id1 = %s AND id2 IN %s ORDER BY time DESC, id2 DESC",
-            (id1, tuple(id2s)),
-        )
+        return await self._edges("AND id2 IN %s", (id1, tuple(id2s)), len(id2s), asked)
+
+    async def forget(self, nodes: Sequence[int], links: Sequence[tuple[int, int]]) -> None:
+        """Delete these objects and links, which a committed write has changed, from a cache, if there is one."""
 
     async def put_node(self, object_id: int, payload: bytes) -> None:
         """Add or overwrite an object."""
-        statement = "INSERT INTO node (id, payload) VALUES (%s, %s) ON DUPLICATE KEY UPDATE payload = VALUES(payload)"
-        await self._transaction([(statement, (object_id, payload))])
+        await self._transaction([(_PUT_NODE, (object_id, payload))])
+        await self.forget([object_id], [])
 
     async def add_node(self, payload: bytes) -> int:
         """Add an object whose id is the clock's nanoseconds, above every loaded id. Returns the id."""
         object_id = time_ns()
-        await self.put_node(object_id, payload)
+        await self._transaction([(_PUT_NODE, (object_id, payload))])
         return object_id
 
     async def delete_node(self, object_id: int) -> None:
         """Delete an object."""
         await self._transaction([("DELETE FROM node WHERE id = %s", (object_id,))])
+        await self.forget([object_id], [])
 
     async def put_links(self, links: Sequence[tuple[int, int, int, bytes]]) -> None:
         """Add or overwrite ``(id1, id2, time, payload)``, each with its inverse and the counter, in one transaction."""
-        work: list[tuple[str, tuple[Any, ...]]] = []
-        for id1, id2, at, payload in sorted(links):
-            work += _put(LINK_TABLES, id1, id2, at, payload)
-        await self._transaction(work)
+        await self._transaction([statement for link in sorted(links) for statement in _put(LINK_TABLES, *link)])
+        await self.forget([], [(id1, id2) for id1, id2, *_ in links])
 
     async def delete_link(self, id1: int, id2: int) -> None:
         """Delete a link with its inverse."""
         await self._transaction(_delete(id1, id2))
+        await self.forget([], [(id1, id2)])
 
     async def mark_link(self, id1: int, id2: int) -> None:
         """Turn a link into a mark."""
@@ -174,44 +170,54 @@ class SqlGraph:
             for side, pair in enumerate(((id1, id2), (id2, id1)))
         ]
         await self._transaction([*moves, *_delete(id1, id2)])
+        await self.forget([], [(id1, id2)])
 
-    async def _one(self, statement: str, values: tuple[Any, ...]) -> Any:
-        async with self._pool.acquire() as connection, connection.cursor() as cursor:
-            await cursor.execute(statement, values)
-            return await cursor.fetchone()
-
-    async def _all(self, statement: str, values: tuple[Any, ...]) -> Any:
+    async def _rows(self, statement: str, values: tuple[Any, ...], asked: AnswerSource) -> Any:
+        asked.at_least(Source.MISS)
         async with self._pool.acquire() as connection, connection.cursor() as cursor:
             await cursor.execute(statement, values)
             return await cursor.fetchall()
 
-    async def _edges(self, statement: str, values: tuple[Any, ...]) -> list[Edge]:
-        return [(id2, at, bytes(payload)) for id2, at, payload in await self._all(statement, values)]
+    async def _edges(self, condition: str, values: tuple[Any, ...], limit: int, asked: AnswerSource) -> list[Edge]:
+        statement = (
+            f"SELECT id2, time, payload FROM link WHERE id1 = %s {condition} "  # noqa: S608 - conditions of ours
+            "ORDER BY time DESC, id2 DESC LIMIT %s"
+        )
+        return [(id2, at, bytes(payload)) for id2, at, payload in await self._rows(statement, (*values, limit), asked)]
 
     async def _transaction(self, work: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
         """Run statements in order in one transaction, and again after a deadlock; a statement may depend on those
         before it."""
-        attempts = 1
-        while True:
-            try:
-                await self._attempt(work)
-            except pymysql.err.OperationalError as error:
-                if error.args[0] != _DEADLOCK or attempts == _ATTEMPTS:
-                    raise
-                attempts += 1
-            else:
-                return
 
-    async def _attempt(self, work: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
-        async with self._pool.acquire() as connection, connection.cursor() as cursor:
-            await connection.begin()
-            try:
+        async def attempt() -> None:
+            async with self._pool.acquire() as connection, transaction(connection), connection.cursor() as cursor:
                 for statement, values in work:
                     await cursor.execute(statement, values)
-            except BaseException:
-                await connection.rollback()
+
+        await repeat_deadlocked(attempt)
+
+
+@asynccontextmanager
+async def transaction(connection: Any) -> AsyncIterator[None]:
+    """Commit what is done in this context, or roll it back. `Any`: aiomysql has no types."""
+    await connection.begin()
+    try:
+        yield
+    except BaseException:
+        await connection.rollback()
+        raise
+    await connection.commit()
+
+
+async def repeat_deadlocked(attempt: Callable[[], Awaitable[Result]]) -> Result:
+    """Attempt a transaction again, a few times, when it ended in a deadlock. Raises `pymysql.err.MySQLError`."""
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return await attempt()
+        except pymysql.err.OperationalError as error:
+            if error.args[0] != _DEADLOCK:
                 raise
-            await connection.commit()
+    return await attempt()
 
 
 def _tables() -> list[str]:
@@ -226,6 +232,7 @@ def _tables() -> list[str]:
     ]
 
 
+_PUT_NODE: Final = "INSERT INTO node (id, payload) VALUES (%s, %s) ON DUPLICATE KEY UPDATE payload = VALUES(payload)"
 _COUNT_ONE_MORE: Final = (
     "INSERT INTO link_count (id1, count) SELECT %s, 1 FROM DUAL "
     "WHERE NOT EXISTS (SELECT 1 FROM link WHERE id1 = %s AND id2 = %s) "

@@ -7,20 +7,21 @@ a small graph and a cluster of its own: a second tier applies every write, which
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from random import Random
 from time import perf_counter
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from loadtest.client_process import StepReport
-from loadtest.peers.arena import PeerGraph, Rivals
-from loadtest.peers.contestants import AnswerSource
-from loadtest.peers.lookaside import SqlContestant
-from loadtest.peers.names import CONTESTANTS, TAO
-from loadtest.published.contestant import LINK, NODE
-from tao.client import Graph
+from loadtest.peers.arena import CONTESTANTS, PeerGraph, Rivals
+from loadtest.peers.contestants import TAO, Peer
+from loadtest.published.requests import WorkloadRequest
+from loadtest.published.workload import Kind
+from loadtest.target import OWN_TIER
 
 ONE_TIER: Final = "one tier"
 TWO_TIERS: Final = "two tiers"
@@ -44,29 +45,29 @@ class StaleJob(msgspec.Struct, frozen=True, kw_only=True):
         """Return the stale reads of each contestant. Raises what the clients raise."""
         found: dict[str, list[StaleReads]] = {}
         async with AsyncExitStack() as stack:
-            arena = await PeerGraph.filled(self.rivals, stack, report)
-            # These lists are empty in the plan; the second half is for the second tier, or unused.
-            empty = [node for node in range(arena.plan.nodes) if not arena.plan.degree(node)][: 2 * _WATCHED]
-            first, second = empty[:_WATCHED], empty[_WATCHED:]
+            arena = PeerGraph(self.rivals, stack, 0)
+            await arena.fill(report)
+            await arena.enter()
+            # These lists are empty in the plan.
+            empty = [node for node in range(arena.plan.nodes) if not arena.plan.degree(node)]
             for name in self.rivals.contestants:
                 report(f"looking for stale answers of {name}", 1.0)
-                if name != TAO:
-                    peer = arena.peers[name]
-                    assert isinstance(peer, SqlContestant)
-                    # The peers write to one set of tables, in turns, so each has lists of its own.
-                    nodes = empty[CONTESTANTS.index(name) * _OF_A_PEER :][:_OF_A_PEER]
-                    found[name] = [
-                        await _watch(_OfPeer(peer, await arena.peer(name), arena.ids, nodes), TWO_CLIENTS, self.seconds)
+                # The peers write to one set of tables, in turns, so each has lists of its own.
+                own = empty[CONTESTANTS.index(name) * _OF_A_PEER :][:_OF_A_PEER]
+                places = [(OWN_TIER, TWO_CLIENTS, own)]
+                if name == TAO:
+                    places = [
+                        (OWN_TIER, ONE_TIER, empty[:_WATCHED]),
+                        (_SECOND_TIER, TWO_TIERS, empty[_WATCHED : 2 * _WATCHED]),
                     ]
-                    continue
-                writer = await arena.graph(self.rivals.tier)
                 found[name] = [
-                    # This client stands for another process: it has not seen what the writer's client has written.
-                    await _watch(_OfTao(writer, await arena.graph(tier), arena.ids, nodes), within, self.seconds)
-                    for tier, within, nodes in (
-                        (self.rivals.tier, ONE_TIER, first),
-                        (_SECOND_TIER, TWO_TIERS, second),
+                    # The reader stands for another process: it has not seen what the writer has written.
+                    await _watch(
+                        _Watched(await arena.peer(name), await arena.peer(name, tier), arena.ids, nodes),
+                        within,
+                        self.seconds,
                     )
+                    for tier, within, nodes in places
                 ]
         return StaleResult(found=found)
 
@@ -87,83 +88,45 @@ class StaleResult(msgspec.Struct, frozen=True, kw_only=True):
     found: dict[str, list[StaleReads]]
 
 
-class Watched(Protocol):
+@dataclass(frozen=True, slots=True)
+class _Watched:
     """Objects and lists that one client writes and another reads. Numbers grow from 1; 0 stands for the state before
-    any write."""
+    any write. A write returns when it is acknowledged."""
+
+    writer: Peer
+    reader: Peer
+    ids: Sequence[int]
+    nodes: Sequence[int]
 
     async def put_object(self, index: int, number: int) -> None:
-        """Write the object's number. Returns when the write is acknowledged."""
+        """Write the object's number."""
+        await self.writer.put_node(self.ids[self.nodes[index]], number.to_bytes(_NUMBER_BYTES, "big") + b"." * 92)
 
     async def add_edge(self, index: int, number: int) -> None:
-        """Add edge ``number`` to a list, its time as new as its number. Returns when the write is acknowledged."""
+        """Add edge ``number`` to a list, its time as new as its number."""
+        # There are as many edges as other nodes; after those no edge is new, a point that no run of seconds reaches.
+        node, others = self.nodes[index], len(self.ids) - 1
+        other = self.ids[(node + 1 + number % others) % len(self.ids)]
+        await self.writer.put_link(self.ids[node], other, _FIRST_TIME + number)
 
     async def object_number(self, index: int) -> int:
-        """Return the number of the object that a reader sees."""
+        """Return the number of the object that the reader sees."""
+        found = await self.reader.answer(WorkloadRequest(Kind.OBJ_GET, self.nodes[index]))
+        return int.from_bytes(found[:_NUMBER_BYTES], "big") if isinstance(found, bytes) else -1
 
     async def newest_number(self, index: int) -> int:
-        """Return the number of the newest edge that a reader sees."""
+        """Return the number of the newest edge that the reader sees."""
+        found = await self.reader.answer(WorkloadRequest(Kind.ASSOC_RANGE, self.nodes[index], limit=1))
+        newest = found[0] if isinstance(found, list) and found else None
+        return newest[1] - _FIRST_TIME if isinstance(newest, tuple) else 0
 
     async def count(self, index: int) -> int:
-        """Return the count of the list that a reader sees."""
+        """Return the count of the list that the reader sees."""
+        found = await self.reader.answer(WorkloadRequest(Kind.ASSOC_COUNT, self.nodes[index]))
+        return found if isinstance(found, int) else 0
 
 
-class _OfPeer:
-    """The watched objects and lists of a peer."""
-
-    def __init__(self, writer: SqlContestant, reader: SqlContestant, ids: list[int], nodes: list[int]) -> None:
-        self._writer = writer
-        self._reader = reader
-        self._ids = ids
-        self.nodes = nodes
-
-    async def put_object(self, index: int, number: int) -> None:
-        await self._writer.put_node(self._ids[self.nodes[index]], _numbered(number))
-
-    async def add_edge(self, index: int, number: int) -> None:
-        id1, id2 = _ends(self._ids, self.nodes[index], number)
-        await self._writer.put_links([(id1, id2, _FIRST_TIME + number, b"")])
-
-    async def object_number(self, index: int) -> int:
-        return _number(await self._reader.node(self._ids[self.nodes[index]], AnswerSource()))
-
-    async def newest_number(self, index: int) -> int:
-        edges = await self._reader.newest(self._ids[self.nodes[index]], 1, AnswerSource())
-        return edges[0][1] - _FIRST_TIME if edges else 0
-
-    async def count(self, index: int) -> int:
-        return await self._reader.count(self._ids[self.nodes[index]], AnswerSource())
-
-
-class _OfTao:
-    """The watched objects and lists of tao."""
-
-    def __init__(self, writer: Graph, reader: Graph, ids: list[int], nodes: list[int]) -> None:
-        self._writer = writer
-        self._reader = reader
-        self._ids = ids
-        self.nodes = nodes
-
-    async def put_object(self, index: int, number: int) -> None:
-        await self._writer.obj_update(self._ids[self.nodes[index]], {"payload": _numbered(number)}, NODE)
-
-    async def add_edge(self, index: int, number: int) -> None:
-        id1, id2 = _ends(self._ids, self.nodes[index], number)
-        await self._writer.assoc_add(id1, LINK, id2, _FIRST_TIME + number)
-
-    async def object_number(self, index: int) -> int:
-        found = await self._reader.obj_get(self._ids[self.nodes[index]])
-        payload = None if found is None else found.fields["payload"]
-        return _number(payload if isinstance(payload, bytes) else None)
-
-    async def newest_number(self, index: int) -> int:
-        edges = await self._reader.assoc_range(self._ids[self.nodes[index]], LINK, 0, 1)
-        return edges[0].time - _FIRST_TIME if edges else 0
-
-    async def count(self, index: int) -> int:
-        return await self._reader.assoc_count(self._ids[self.nodes[index]], LINK)
-
-
-async def _watch(watched: _OfPeer | _OfTao, within: str, seconds: float) -> StaleReads:
+async def _watch(watched: _Watched, within: str, seconds: float) -> StaleReads:
     objects, edges = [0] * len(watched.nodes), [0] * len(watched.nodes)
     for index in range(len(objects)):
         await watched.put_object(index, 0)
@@ -202,16 +165,3 @@ async def _watch(watched: _OfPeer | _OfTao, within: str, seconds: float) -> Stal
         for number in range(_READERS):
             group.create_task(read(number))
     return StaleReads(reads=reads, stale=sum(stale.values()), within=within, stale_by_kind=stale)
-
-
-def _ends(ids: list[int], node: int, number: int) -> tuple[int, int]:
-    # There are as many edges as other nodes; after those no edge is new, a point that no run of seconds reaches.
-    return ids[node], ids[(node + 1 + number % (len(ids) - 1)) % len(ids)]
-
-
-def _numbered(number: int) -> bytes:
-    return number.to_bytes(_NUMBER_BYTES, "big") + b"." * 92
-
-
-def _number(payload: bytes | None) -> int:
-    return -1 if payload is None else int.from_bytes(payload[:_NUMBER_BYTES], "big")

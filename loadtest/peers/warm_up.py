@@ -16,9 +16,9 @@ from typing import Final
 
 import msgspec
 
-from loadtest.peers.contestants import Peer, Source
-from loadtest.peers.lookaside import LookasideContestant
+from loadtest.peers.contestants import Peer, SqlPeer
 from loadtest.published.requests import WorkloadRequest
+from loadtest.rounds import Source
 
 RISE: Final = 0.005
 """Half a point of hit rate per window; the chance error of 100,000 reads is a tenth of a point."""
@@ -89,20 +89,16 @@ def is_steady(hit_rates: Mapping[str, Sequence[float]]) -> bool:
 async def ask_all(peer: Peer, requests: Iterator[WorkloadRequest], count: int) -> list[Source]:
     """Send so many requests as fast as possible. Returns the source of each answer. Raises what the peer raises."""
     left, found = islice(requests, count), list[Source]()
+    in_batches = isinstance(peer, SqlPeer) and peer.is_lookaside
 
-    async def one_by_one() -> None:
+    async def ask() -> None:
+        if isinstance(peer, SqlPeer) and in_batches:
+            while batch := list(islice(left, _BATCH)):
+                found.extend(await peer.ask_many(batch))
         for request in left:
             found.append(await peer.ask(request))
 
-    async def in_batches(lookaside: LookasideContestant) -> None:
-        while batch := list(islice(left, _BATCH)):
-            found.extend(await lookaside.ask_many(batch))
-
     async with asyncio.TaskGroup() as group:
-        if isinstance(peer, LookasideContestant):
-            for _ in range(_BATCHES_AT_ONCE):
-                group.create_task(in_batches(peer))
-        else:
-            for _ in range(_AWAITERS):
-                group.create_task(one_by_one())
+        for _ in range(_BATCHES_AT_ONCE if in_batches else _AWAITERS):
+            group.create_task(ask())
     return found

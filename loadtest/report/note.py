@@ -6,13 +6,18 @@ note names the scenarios that were not measured, and what cannot be reproduced.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from loadtest.published.workload import published_results
-from loadtest.report.found import Found, aims, leaves, number, percent, read_folder, table
 from loadtest.report.plots import draw, has_drawing
+from tao.model.errors import OperatorError
+
+Found = Mapping[str, Mapping[str, Any]]
+"""The files by scenario. `Any`: each scenario has its own form, and files may be older than the code."""
 
 _TITLES: Final = {
     "run": "A published workload",
@@ -24,26 +29,38 @@ _TITLES: Final = {
     "whale": "A very long list",
     "recovery": "After a crash",
 }
-_MOST_FIGURES: Final = 40
+EXPECTED: Final = ("run", "peers", "geo", "herd", "storm", "capacity", "locality", "whale", "recovery")
+"""The scenarios that the note expects; others are added to it when their files exist."""
+_AIMED: Final = ("run", "peers", "geo")
+"""Scenarios that the table of aims names when they are missing."""
 PROFILED: Final = ("run", "peers", "geo", "herd", "storm", "capacity", "recovery", "whale")
 """Scenarios whose largest costs are described by hand, in files named after them."""
 _PROFILES: Final = Path(__file__).parent.parent / "profiles"
 _PROSE: Final = Path(__file__).parent / "prose"
-NOT_REPRODUCED: Final = (
-    (
-        "**Production traffic.** Requests are drawn from published distributions; their repetition and the "
-        "length of the longest lists (one in a hundred of TAO's counts was above 512,000) were not published and are "
-        "assumed."
-    ),
-    "**The failed share over 90 days** and the shares of failover of section 8: a run takes minutes.",
-    (
-        "**Latencies of a loaded production network and of a PHP client**: all processes are on one "
-        "machine, over loopback, and "
-        "share its cores; hits and misses are compared in form, not in hardware."
-    ),
-    "**Figure 7's absolute rates**, of servers with sixteen cores: one follower process here has one core at most.",
-    "**Replication lag under production load**: the regions here are two, a delay line apart, with little load.",
-)
+_MAX_BYTES: Final = 64 << 20
+
+
+def read_folder(folder: Path) -> Found:
+    """Read every ``NAME.json``. Raises `OperatorError` for a file that is not what a scenario writes."""
+    measured: dict[str, Mapping[str, Any]] = {}
+    for file in sorted(folder.glob("*.json")):
+        if file.stat().st_size > _MAX_BYTES:
+            raise OperatorError(f"{file} is larger than any scenario's figures")
+        try:
+            value = msgspec.json.decode(file.read_bytes())
+        except msgspec.DecodeError as error:
+            raise OperatorError(f"{file} is not JSON: {error}") from error
+        if not isinstance(value, dict) or not {"machine", "tables"} <= value.keys():
+            raise OperatorError(f"{file} was not written by a scenario's own command (--json)")
+        measured[file.stem] = value
+    if not measured:
+        raise OperatorError(f"{folder} has no JSON file: run some scenarios with --json {folder}/NAME.json")
+    return measured
+
+
+def missing_of(found: Found) -> list[str]:
+    """Return the expected scenarios that were not measured."""
+    return [name for name in EXPECTED if name not in found]
 
 
 def write_note(folder: Path, file: Path, remark: str = "") -> list[str]:
@@ -52,12 +69,12 @@ def write_note(folder: Path, file: Path, remark: str = "") -> list[str]:
     Raises `OperatorError` for files that no scenario wrote."""
     found = read_folder(folder)
     drawings = file.parent / file.stem
-    for name, measured in found.measured.items():
+    for name, measured in found.items():
         draw(name, measured, drawings / f"{name}.png")
     file.parent.mkdir(parents=True, exist_ok=True)
     text = "\n".join(note(found, remark)).replace("](benchmarks/", f"]({drawings.name}/")
     file.write_text(text.rstrip() + "\n", encoding="utf-8")
-    return found.missing
+    return missing_of(found)
 
 
 def note(found: Found, remark: str = "") -> list[str]:
@@ -73,52 +90,70 @@ def note(found: Found, remark: str = "") -> list[str]:
         "",
         "## Aims",
         "",
-        *aims(found),
+        *_aims(found),
         "## Beside what one would pick instead",
         "",
-        *section("peers", found),
+        *_section("peers", found),
         "## Published, here, and the peers",
         "",
-        *one_table(found),
+        *_published(found),
     ]
-    for name, title in _TITLES.items():
-        lines += [f"## {title}", "", *section(name, found)]
-    for name in found.others:
-        lines += [f"## `{name}`", "", *section(name, found)]
-    lines += ["## What was not reproduced, and why", "", *(f"- {each}" for each in NOT_REPRODUCED)]
-    lines += [f"- **`{name}`**: not measured; its JSON file was not there." for name in found.missing]
-    lines += [f"- **`{name}`**: its largest costs; nobody has profiled it." for name in PROFILED if not profile(name)]
+    others = {name: f"`{name}`" for name in found if name not in EXPECTED}
+    for name, title in (_TITLES | others).items():
+        lines += [f"## {title}", "", *_section(name, found)]
+    lines += ["## What was not reproduced, and why", "", *_file_lines(_PROSE / "not_reproduced.md")[:-1]]
+    lines += [f"- **`{name}`**: not measured; its JSON file was not there." for name in missing_of(found)]
+    lines += [f"- **`{name}`**: its largest costs; nobody has profiled it." for name in PROFILED if not _profile(name)]
     return [*lines, "", *_conditions(found)]
 
 
-def section(name: str, found: Found) -> list[str]:
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a Markdown table with the numbers to the right."""
+    line = "|".join(("---", *("---:" for _ in columns[1:])))
+    return [f"| {' | '.join(columns)} |", f"|{line}|", *(f"| {' | '.join(row)} |" for row in rows), ""]
+
+
+def _number(value: Any, digits: int = 1) -> str:
+    """Return the text of a number; a dash when there is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return "–"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.{digits}f}"
+
+
+def _percent(value: Any) -> str:
+    return f"{100 * value:.1f} %" if isinstance(value, (int, float)) else "–"
+
+
+def _aims(found: Found) -> list[str]:
+    """Return the table of all aims; the expected scenarios that are missing are named in it."""
+    rows = [(f"all of `{name}`", "–", "–", "not measured") for name in missing_of(found) if name in _AIMED]
+    for name, measured in found.items():
+        for each in measured["aims"]:
+            where, value = ", ".join(filter(None, (f"`{name}`", each["shape"]))), each["value"]
+            # Below 1 it is a share, of which two digits would say too little.
+            shown = _number(value, 3 if abs(value) < 1 else 2)
+            rows.append((each["aim"], where, shown, "met" if each["met"] else "not met"))
+    met = sum(row[-1] == "met" for row in rows)
+    return [f"{met} of {len(rows)} met.", "", *_table(("aim", "in", "measured", "verdict"), rows)]
+
+
+def _section(name: str, found: Found) -> list[str]:
     """Return the section of a scenario: what it is, its tables, its picture, its notes, and its largest costs."""
-    measured = found.get(name)
-    if measured is None:
-        return [f"Not measured: `{name}`.", "", *profile(name)]
-    lines = _file_lines(_PROSE / f"{name}.md")
-    for each in measured.get("tables", ()):
+    if name not in found:
+        return [f"Not measured: `{name}`.", "", *_profile(name)]
+    lines, measured = _file_lines(_PROSE / f"{name}.md"), found[name]
+    for each in measured["tables"]:
         if "verdict" in each["columns"]:
             continue  # the aims stand at the head of the note
         lines += [f"**{each['title']}**", ""] if each["title"] else []
-        lines += table(tuple(each["columns"]), [tuple(row) for row in each["rows"]])
-    if "tables" not in measured:
-        lines += _numbers(measured)
+        lines += _table(each["columns"], each["rows"])
     if has_drawing(name):
         lines += [f"![{name}](benchmarks/{name}.png)", ""]
-    notes = [f"- {note}" for note in measured.get("notes", ())]
-    return [*lines, *notes, *([""] if notes else []), *profile(name)]
+    notes = [f"- {note}" for note in measured["notes"]]
+    return [*lines, *notes, *([""] if notes else []), *_profile(name)]
 
 
-def _numbers(measured: Mapping[str, Any]) -> list[str]:
-    """Return a scenario's numbers by name, for a file without tables."""
-    rows = [(f"`{name}`", number(value, 2)) for name, value in leaves(measured)]
-    left = len(rows) - _MOST_FIGURES
-    more = [f"… and {left} more in its JSON.", ""] if left > 0 else []
-    return [*table(("figure", "value"), rows[:_MOST_FIGURES]), *more]
-
-
-def profile(scenario: str) -> list[str]:
+def _profile(scenario: str) -> list[str]:
     """Return the largest costs of a scenario as a profiler showed them, written by hand; empty where nobody looked."""
     return _file_lines(_PROFILES / f"{scenario}.md")
 
@@ -129,82 +164,72 @@ def _file_lines(file: Path) -> list[str]:
 
 def _conditions(found: Found) -> list[str]:
     machines: dict[str, list[str]] = {}
-    commands = []
     versions: dict[str, str] = {}
-    for name, measured in found.measured.items():
+    for name, measured in found.items():
         machine = measured["machine"]
         cores = f"{machine['cpus']} × {machine['cpu']}, {machine['memory_mb']:,} MB"
-        described = f"{cores}, {machine['kernel']}, {machine['python']}"
-        machines.setdefault(described, []).append(name)
+        machines.setdefault(f"{cores}, {machine['kernel']}, {machine['python']}", []).append(name)
         versions |= machine["versions"]
-        if "command" in measured:
-            commands.append(measured["command"])
     lines = ["## Machine, versions, commands", ""]
     lines += [f"- {', '.join(names)}: {machine}" for machine, names in machines.items()]
     lines += [f"- {', '.join(f'{name} {version}' for name, version in sorted(versions.items()))}", ""]
-    return [*lines, *(f"    {command}" for command in commands)]
+    return [*lines, *(f"    {measured['command']}" for measured in found.values())]
 
 
-_PEERS: Final = ("redis_lookaside", "memcached_lookaside", "mysql")
-_NAMES: Final = {
-    "tao": "tao",
+_PEERS: Final = {
+    "tao": "here",
     "redis_lookaside": "Redis look-aside",
     "memcached_lookaside": "memcached look-aside",
     "mysql": "MySQL alone",
 }
+_IN_TURNS: Final[tuple[tuple[str, str, Callable[[Any], str]], ...]] = (
+    ("hit rate of reads, in turns", "hit_rate", _percent),
+    ("queries/s, of this machine", "throughput_qps", lambda value: _number(value, 0)),
+    ("all queries, p50 ms", "p50_ms", lambda value: _number(value, 2)),
+    ("all queries, p99 ms", "p99_ms", lambda value: _number(value, 2)),
+)
+"""What is compared with the peers: of their run, which has another load, and another graph."""
 
 
-def one_table(found: Found) -> list[str]:
+def _published(found: Found) -> list[str]:
     """Return the table of all figures that were published or compared; a dash stands where there is none."""
-    paper = published_results()
-    run, geo, peers = found.get("run") or {}, found.get("geo") or {}, found.get("peers") or {}
-
-    def of_peers(key: str, show: Any) -> tuple[str, ...]:
-        return tuple(show(peers.get(name, {}).get(key)) for name in _PEERS)
-
-    nobody = ("–",) * len(_PEERS)
-    rows: list[tuple[str, ...]] = [
-        ("hit rate of reads, by itself", percent(paper["overall_read_hit_rate"]), percent(run.get("hit_rate")),
-         *nobody),
-        ("failed share", f"{paper['failed_query_fraction_90_days']:.1e}", _share(run.get("failed_fraction")), *nobody),
-        # What stands beside the peers is of their run: another load, and another graph.
-        ("hit rate of reads, in turns", "–", percent(peers.get("tao", {}).get("hit_rate")),
-         *of_peers("hit_rate", percent)),
-        ("queries/s, of this machine", "–", number(peers.get("tao", {}).get("throughput_qps"), 0),
-         *of_peers("throughput_qps", lambda value: number(value, 0))),
-        ("all queries, p50 ms", "–", number(peers.get("tao", {}).get("p50_ms"), 2),
-         *of_peers("p50_ms", lambda value: number(value, 2))),
-        ("all queries, p99 ms", "–", number(peers.get("tao", {}).get("p99_ms"), 2),
-         *of_peers("p99_ms", lambda value: number(value, 2))),
-    ]  # fmt: skip
-    for how in ("hit_ms", "miss_ms"):
-        for kind, published in paper[how].items():
-            ours = (run.get("operations", {}).get(kind) or {}).get(how) or {}
-            rows.append(
-                (
-                    f"`{kind}` {how.removesuffix('_ms')}, p50 / avg / p99 ms",
-                    _three(published, 1),
-                    _three(ours, 2),
-                    *nobody,
-                )
-            )
-    writes: Mapping[str, Any] = paper["write_ms"]
-    for where, key in (("same_region", "same_region_avg"), ("remote_region", "remote_region_avg")):
-        ours = geo.get("write_ms", {}).get(where, {})
-        name = f"write, {where.replace('_', ' ')}, avg ms"
-        rows.append((name, number(writes[key]), number(ours.get("avg")), *nobody))
+    paper: Mapping[str, Any] = published_results()
+    run, geo, peers = (found.get(name, {}) for name in ("run", "geo", "peers"))
+    failed = run.get("failed_fraction")
+    share = "–" if failed is None else f"{failed:.1e}" if failed else "0"
     lag = geo.get("visible_ms", {})
-    rows.append(
-        ("visible in the other region, p50 / p99 ms", "85 % < 1 s, 99 % < 3 s",
-         f"{number(lag.get('p50'))} / {number(lag.get('p99'))}", *nobody)
-    )  # fmt: skip
-    columns = ("figure", "TAO, published", "here", *(_NAMES[name] for name in _PEERS))
-    return table(columns, rows)
 
+    def timed(ours: Mapping[str, Any] | None, digits: int) -> str:
+        return " / ".join(_number((ours or {}).get(key), digits) for key in ("p50", "avg", "p99"))
 
-def _three(found: Mapping[str, Any], digits: int) -> str:
-    return " / ".join(number(found.get(key), digits) for key in ("p50", "avg", "p99"))
-
-
-def _share(value: Any) -> str:
-    return "–" if not isinstance(value, (int, float)) else "0" if not value else f"{value:.1e}"
+    rows: list[tuple[str, ...]] = [
+        ("hit rate of reads, by itself", _percent(paper["overall_read_hit_rate"]), _percent(run.get("hit_rate"))),
+        ("failed share", f"{paper['failed_query_fraction_90_days']:.1e}", share),
+        *(
+            (text, "–", *(show(peers.get(name, {}).get(key)) for name in _PEERS)) for text, key, show in _IN_TURNS
+        ),
+        *(
+            (
+                f"`{kind}` {how.removesuffix('_ms')}, p50 / avg / p99 ms",
+                timed(published, 1),
+                timed(run.get("operations", {}).get(kind, {}).get(how), 2),
+            )
+            for how in ("hit_ms", "miss_ms")
+            for kind, published in paper[how].items()
+        ),
+        *(
+            (
+                f"write, {where.replace('_', ' ')}, avg ms",
+                _number(paper["write_ms"][f"{where}_avg"]),
+                _number(geo.get("write_ms", {}).get(where, {}).get("avg")),
+            )
+            for where in ("same_region", "remote_region")
+        ),
+        (
+            "visible in the other region, p50 / p99 ms",
+            "85 % < 1 s, 99 % < 3 s",
+            f"{_number(lag.get('p50'))} / {_number(lag.get('p99'))}",
+        ),
+    ]  # fmt: skip
+    columns = ("figure", "TAO, published", *_PEERS.values())
+    return _table(columns, [(*row, *("–",) * (len(columns) - len(row))) for row in rows])

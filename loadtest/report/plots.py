@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,186 +10,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from loadtest.published.workload import published_results
-from loadtest.report.found import NOT_FIGURES
 from loadtest.research.locality import skew_name
 
 _INCHES: Final = (11.0, 4.2)
 _DPI: Final = 110
-THIN: Final = 0.3
-
-
-def draw_run(measured: Mapping[str, Any], file: Path) -> None:
-    """Draw the median latency of hits and misses beside the published one, and the throughput over time."""
-    figure = Figure(figsize=_INCHES, layout="constrained")
-    latencies, throughput = figure.subplots(1, 2)
-    paper = published_results()
-    names = [name for name in paper["hit_ms"] if name in measured["operations"]]
-    offset = 0.0
-    for how in ("hit_ms", "miss_ms"):
-        ours = [((measured["operations"][name].get(how) or {}).get("p50") or 0.0) for name in names]
-        theirs = [paper[how][name]["p50"] for name in names]
-        for label, values in ((f"here, {how[:-3]}", ours), (f"TAO, {how[:-3]}", theirs)):
-            latencies.bar([index + offset for index in range(len(names))], values, 0.2, label=label)
-            offset += 0.2
-    latencies.set_xticks([index + 0.3 for index in range(len(names))], names, fontsize=8)
-    latencies.set_ylabel("p50, milliseconds")
-    latencies.legend(fontsize=8)
-    throughput.plot(measured["throughput_by_second"], linewidth=1)
-    throughput.set_ylim(bottom=0)
-    throughput.set_xlabel("second of the run")
-    throughput.set_ylabel("requests answered")
-    known = [(each["at"], each["hits"] / (each["hits"] + each["misses"])) for each in measured["by_second"]
-             if each["hits"] + each["misses"]]  # fmt: skip
-    hit_rate = throughput.twinx()
-    hit_rate.plot([at for at, _ in known], [100 * rate for _, rate in known], "--", color="tab:green", linewidth=1)
-    hit_rate.set_ylim(top=100)
-    hit_rate.set_ylabel("hit rate of followers, % (dashed)")
-    save(figure, file)
-
-
-def draw_geo(measured: Mapping[str, Any], file: Path) -> None:
-    """Draw the median and 99th percentile of everything that was timed, with the round trip."""
-    timed = {f"{name}, {where.replace('_', ' ')}": each for name in ("write", "read")
-             for where, each in measured[f"{name}_ms"].items()}  # fmt: skip
-    figure, axes = _bars({**timed, "visible in the other region": measured["visible_ms"]})
-    axes.axvline(measured["rtt_ms"], color="black", linestyle=":", linewidth=1)
-    save(figure, file)
-
-
-def draw_herd(measured: Mapping[str, Any], file: Path) -> None:
-    """Draw the latencies of each round, from the common start."""
-    rounds = {f"{number}: one {each['what']}": each["latency_ms"] for number, each in enumerate(measured["herds"], 1)}
-    figure, _ = _bars({name: each for name, each in rounds.items() if each})
-    save(figure, file)
-
-
-def draw_whale(measured: Mapping[str, Any], file: Path) -> None:
-    """Draw the medians of all that was asked of the list."""
-    timed = {name.removesuffix(":ms").replace("_", " "): {"p50": value} for name, value in measured.items()
-             if name.endswith(":ms")}  # fmt: skip
-    figure, _ = _bars(timed)
-    save(figure, file)
-
-
-def draw_recovery(measured: Mapping[str, Any], file: Path) -> None:
-    """Draw the median and longest time after each kind of crash."""
-    timed = {f"{role}: {what}": each for role, found in measured.items() if role not in NOT_FIGURES
-             for what, each in found.items()}  # fmt: skip
-    figure, _ = _bars(timed, ("p50", "max"), "seconds")
-    save(figure, file)
-
-
-def _bars(
-    timed: Mapping[str, Mapping[str, Any]], keys: tuple[str, str] = ("p50", "p99"), unit: str = "milliseconds"
-) -> tuple[Figure, Axes]:
-    """Draw a pair of bars for each name, of those of its ``keys`` that exist."""
-    figure = Figure(figsize=_INCHES, layout="constrained")
-    axes = figure.subplots()
-    places = range(len(timed))
-    for offset, key in zip((0.0, 0.35), keys, strict=True):
-        if any(key in each for each in timed.values()):
-            axes.barh([place + offset for place in places], [each.get(key, 0.0) for each in timed.values()], 0.35,
-                      label=key)  # fmt: skip
-    axes.set_yticks([place + 0.17 for place in places], list(timed), fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xscale("log")
-    axes.set_xlabel(unit)
-    axes.legend(fontsize=8)
-    axes.grid(visible=True, axis="x", linewidth=THIN)
-    return figure, axes
-
-
-def draw_storm(measured: Mapping[str, Any], file: Path) -> None:
-    """Draw the hit rate on the left, reads of leader and database on the right, by second since the restart."""
-    figure = Figure(figsize=_INCHES, layout="constrained")
-    rates, loads = figure.subplots(1, 2)
-    timeline = measured["timeline"]
-    known = [each for each in timeline if each["hit_rate"] is not None]
-    rates.plot([each["at"] for each in known], [100 * each["hit_rate"] for each in known], linewidth=1)
-    rates.axhline(100 * measured["old_hit_rate"], linestyle=":", linewidth=1)
-    rates.set_ylabel("hit rate of followers, %")
-    lines = {
-        "leader_reads": "leader: reads",
-        "leader_fetches": "leader: fetches",
-        "database_selects": "database: SELECTs",
-    }
-    for key, label in lines.items():
-        counted = [(each["at"], each[key]) for each in timeline if each[key] is not None]
-        if counted:
-            loads.plot([at for at, _ in counted], [value for _, value in counted], linewidth=1, label=label)
-    loads.set_ylim(bottom=0)
-    loads.set_ylabel("a second")
-    loads.legend(fontsize=8)
-    for axes in (rates, loads):
-        axes.axvline(0, color="black", linewidth=THIN)
-        axes.set_xlabel("seconds since the restart began")
-        axes.grid(visible=True, linewidth=THIN)
-    save(figure, file)
-
-
-def draw_capacity(measured: Mapping[str, Any], file: Path) -> None:
-    """Draw rates by hit rate on the left (the paper's figure 7), CPU per query by size of the data on the right."""
-    figure = Figure(figsize=_INCHES, layout="constrained")
-    rates, growth = figure.subplots(1, 2)
-    for batch in sorted({each["batch"] for each in measured["by_hit_rate"]}):
-        points = sorted(
-            (each for each in measured["by_hit_rate"] if each["batch"] == batch),
-            key=lambda each: float(each["hit_rate"]),
-        )
-        at = [100 * each["hit_rate"] for each in points]
-        rates.plot(at, [each["follower_limit_qps"] for each in points], marker=".", label=f"alone, batches of {batch}")
-        rates.plot(at, [each["throughput_qps"] for each in points], ":", marker=".", label=f"measured, {batch}")
-    rates.set_yscale("log")
-    rates.set_xlabel("hit rate of the follower, %")
-    rates.set_ylabel("queries a second of one follower")
-    rates.legend(fontsize=8)
-    for grows, label in ((True, "cache grows with it"), (False, "cache stays")):
-        # The smallest belongs to both.
-        some = [each for each in measured["by_growth"] if each["cache_grows"] is grows or each["growth"] == 1]
-        total = [sum(each["cost"][f"{role}_us"] for role in ("follower", "leader", "database")) for each in some]
-        growth.plot([each["growth"] for each in some], total, marker=".", label=label)
-    growth.set_xscale("log")
-    growth.set_ylim(bottom=0)
-    growth.set_xlabel("data, × the smallest")
-    growth.set_ylabel("CPU of all servers, µs per query")
-    growth.legend(fontsize=8)
-    for axes in (rates, growth):
-        axes.grid(visible=True, linewidth=THIN)
-    save(figure, file)
-
-
-def draw_locality(measured: Mapping[str, Any], file: Path) -> None:
-    """Draw the hit rate by exponent, a line for each share of repetitions; one picture for each cache size."""
-    surface = measured["surface"]
-    shares = sorted({each["cache_share"] for each in surface})
-    figure = Figure(figsize=_INCHES, layout="constrained")
-    for axes, share in zip(figure.subplots(1, len(shares), sharey=True, squeeze=False)[0], shares, strict=True):
-        for again in sorted({each["again"] for each in surface}):
-            points = [each for each in surface if each["cache_share"] == share and each["again"] == again]
-            axes.plot(
-                [skew_name(each["skew"]) for each in points],
-                [100 * each["hit_rate"] for each in points],
-                marker=".",
-                label=f"{again:.0%} repeated",
-            )
-        axes.axhline(96.4, color="black", linestyle=":", linewidth=1)
-        axes.set_title(f"cache {share:.0%} of the data", fontsize=9)
-        axes.set_xlabel("skew: measured, or Zipf exponent")
-        axes.grid(visible=True, linewidth=THIN)
-        axes.legend(fontsize=7)
-    figure.supylabel("hit rate, %", fontsize=10)
-    save(figure, file)
-
-
-def save(figure: Figure, file: Path) -> None:
-    """Write a PNG."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    # No date inside: the same figures give the same file.
-    figure.savefig(file, dpi=_DPI, metadata={"Software": None})
-
-
-_WIDTH: Final = 11.0
+_SMALL: Final = 8
+_THIN: Final = 0.3
 _ROW_INCHES: Final = 2.7
+_NOT_FIGURES: Final = ("machine", "command", "aims", "tables", "notes")
+"""Keys of every scenario's file that hold no figures of its own."""
 _COLOURS: Final = {
     "tao": "tab:blue",
     "redis_lookaside": "tab:red",
@@ -197,71 +26,241 @@ _COLOURS: Final = {
     "mysql": "tab:orange",
 }
 
+Measured = Mapping[str, Any]
+"""A scenario's JSON; `Any`: each has its own form."""
+Points = Iterable[tuple[Any, float | None]]
+"""Places and values; those without a value are left out."""
 
-def draw_peers(measured: Mapping[str, Any], file: Path) -> None:
-    """Draw a row for each shape of load; ``measured`` is the scenario's JSON."""
-    by_shape: dict[str, list[Mapping[str, Any]]] = {}
+
+def _figure(columns: int, inches: tuple[float, float] = _INCHES, rows: int = 1) -> tuple[Figure, Sequence[Axes]]:
+    figure = Figure(figsize=inches, layout="constrained")
+    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+
+
+def _lines(axes: Axes, lines: Mapping[str, Points], style: str = "-", **axis: Any) -> None:
+    """Draw a line for each name, and set properties of the axes. `Any`: what `Axes.set` takes."""
+    for name, points in lines.items():
+        known = [(at, value) for at, value in points if value is not None]
+        if known:
+            colour = _COLOURS.get(name)
+            axes.plot([at for at, _ in known], [value for _, value in known], style, label=name, lw=1, color=colour)
+    axes.set(**axis)
+    axes.tick_params(labelsize=_SMALL)
+    for label in (axes.xaxis.label, axes.yaxis.label):
+        label.set_fontsize(_SMALL)
+    axes.grid(visible=True, linewidth=_THIN)
+    if len(axes.lines) > 1:
+        axes.legend(fontsize=_SMALL)
+
+
+def _bars(
+    timed: Mapping[str, Mapping[str, Any]], keys: tuple[str, str] = ("p50", "p99"), unit: str = "milliseconds"
+) -> tuple[Figure, Axes]:
+    """Draw a pair of bars for each name, of those of its ``keys`` that exist."""
+    figure, (axes,) = _figure(1)
+    places = range(len(timed))
+    for offset, key in zip((0.0, 0.35), keys, strict=True):
+        if any(key in each for each in timed.values()):
+            values = [each.get(key, 0.0) for each in timed.values()]
+            axes.barh([place + offset for place in places], values, 0.35, label=key)
+    axes.set_yticks([place + 0.17 for place in places], list(timed), fontsize=_SMALL)
+    axes.invert_yaxis()
+    axes.set(xscale="log", xlabel=unit)
+    axes.legend(fontsize=_SMALL)
+    axes.grid(visible=True, axis="x", linewidth=_THIN)
+    return figure, axes
+
+
+def _run(measured: Measured) -> Figure:
+    """Draw the median latency of hits and misses beside the published one, and the throughput over time."""
+    figure, (latencies, throughput) = _figure(2)
+    paper = published_results()
+    names = [name for name in paper["hit_ms"] if name in measured["operations"]]
+    series = {
+        f"{who}, {how[:-3]}": [((source[name] or {}).get("p50") or 0.0) for name in names]
+        for how in ("hit_ms", "miss_ms")
+        for who, source in (
+            ("here", {name: measured["operations"][name].get(how) for name in names}),
+            ("TAO", paper[how]),
+        )
+    }
+    for number, (label, values) in enumerate(series.items()):
+        latencies.bar([index + 0.2 * number for index in range(len(names))], values, 0.2, label=label)
+    latencies.set_xticks([index + 0.3 for index in range(len(names))], names, fontsize=_SMALL)
+    latencies.set_ylabel("p50, milliseconds")
+    latencies.legend(fontsize=_SMALL)
+    answered = {"answered": enumerate(measured["throughput_by_second"])}
+    _lines(throughput, answered, xlabel="second of the run", ylabel="requests answered")
+    throughput.set_ylim(bottom=0)
+    rates = [
+        (each["at"], 100 * each["hits"] / (each["hits"] + each["misses"]))
+        for each in measured["by_second"]
+        if each["hits"] + each["misses"]
+    ]
+    hit_rate = throughput.twinx()
+    hit_rate.plot([at for at, _ in rates], [rate for _, rate in rates], "--", color="tab:green", linewidth=1)
+    hit_rate.set_ylim(top=100)
+    hit_rate.set_ylabel("hit rate of followers, % (dashed)")
+    return figure
+
+
+def _geo(measured: Measured) -> Figure:
+    """Draw the median and 99th percentile of everything that was timed, with the round trip."""
+    timed = {
+        f"{name}, {where.replace('_', ' ')}": each
+        for name in ("write", "read")
+        for where, each in measured[f"{name}_ms"].items()
+    }
+    figure, axes = _bars({**timed, "visible in the other region": measured["visible_ms"]})
+    axes.axvline(measured["rtt_ms"], color="black", linestyle=":", linewidth=1)
+    return figure
+
+
+def _herd(measured: Measured) -> Figure:
+    """Draw the latencies of each round, from the common start."""
+    rounds = {f"{number}: one {each['what']}": each["latency_ms"] for number, each in enumerate(measured["herds"], 1)}
+    return _bars({name: each for name, each in rounds.items() if each})[0]
+
+
+def _whale(measured: Measured) -> Figure:
+    """Draw the medians of all that was asked of the list."""
+    timed = {name: value for name, value in measured.items() if name.endswith(":ms")}
+    return _bars({name[: -len(":ms")].replace("_", " "): {"p50": value} for name, value in timed.items()})[0]
+
+
+def _recovery(measured: Measured) -> Figure:
+    """Draw the median and longest time after each kind of crash."""
+    timed = {
+        f"{role}: {what}": each
+        for role, found in measured.items()
+        if role not in _NOT_FIGURES
+        for what, each in found.items()
+    }
+    return _bars(timed, ("p50", "max"), "seconds")[0]
+
+
+def _storm(measured: Measured) -> Figure:
+    """Draw the hit rate on the left, reads of leader and database on the right, by second since the restart."""
+    figure, (rates, loads) = _figure(2)
+    timeline, since = measured["timeline"], "seconds since the restart began"
+    known = [(each["at"], 100 * each["hit_rate"]) for each in timeline if each["hit_rate"] is not None]
+    _lines(rates, {"hit rate": known}, xlabel=since, ylabel="hit rate of followers, %")
+    rates.axhline(100 * measured["old_hit_rate"], linestyle=":", linewidth=1)
+    labels = {
+        "leader_reads": "leader: reads",
+        "leader_fetches": "leader: fetches",
+        "database_selects": "database: SELECTs",
+    }
+    lines = {label: [(each["at"], each[key]) for each in timeline] for key, label in labels.items()}
+    _lines(loads, lines, xlabel=since, ylabel="a second")
+    loads.set_ylim(bottom=0)
+    for axes in (rates, loads):
+        axes.axvline(0, color="black", linewidth=_THIN)
+    return figure
+
+
+def _capacity(measured: Measured) -> Figure:
+    """Draw rates by hit rate on the left (the paper's figure 7), CPU per query by size of the data on the right."""
+    figure, (rates, growth) = _figure(2)
+    points = sorted(measured["by_hit_rate"], key=lambda each: float(each["hit_rate"]))
+    for key, label, style in (("follower_limit_qps", "alone", ".-"), ("throughput_qps", "measured", ".:")):
+        lines = {
+            f"{label}, batches of {batch}": [
+                (100 * each["hit_rate"], each[key]) for each in points if each["batch"] == batch
+            ]
+            for batch in sorted({each["batch"] for each in points})
+        }
+        _lines(rates, lines, style, yscale="log")
+    rates.legend(fontsize=_SMALL)
+    rates.set(xlabel="hit rate of the follower, %", ylabel="queries a second of one follower")
+    lines = {
+        label: [
+            (each["growth"], sum(each["cost"][f"{role}_us"] for role in ("follower", "leader", "database")))
+            # The smallest belongs to both.
+            for each in measured["by_growth"]
+            if each["cache_grows"] is grows or each["growth"] == 1
+        ]
+        for grows, label in ((True, "cache grows with it"), (False, "cache stays"))
+    }
+    _lines(growth, lines, ".-", xscale="log", xlabel="data, × the smallest", ylabel="CPU of all servers, µs per query")
+    growth.set_ylim(bottom=0)
+    return figure
+
+
+def _locality(measured: Measured) -> Figure:
+    """Draw the hit rate by exponent, a line for each share of repetitions; one picture for each cache size."""
+    surface = measured["surface"]
+    shares = sorted({each["cache_share"] for each in surface})
+    figure, pictures = _figure(len(shares))
+    for axes, share in zip(pictures, shares, strict=True):
+        lines = {
+            f"{again:.0%} repeated": [
+                (skew_name(each["skew"]), 100 * each["hit_rate"])
+                for each in surface
+                if each["cache_share"] == share and each["again"] == again
+            ]
+            for again in sorted({each["again"] for each in surface})
+        }
+        _lines(axes, lines, ".-", title=f"cache {share:.0%} of the data", xlabel="skew: measured, or Zipf exponent")
+        axes.axhline(96.4, color="black", linestyle=":", linewidth=1)
+        if axes is not pictures[0]:
+            axes.sharey(pictures[0])
+    figure.supylabel("hit rate, %", fontsize=10)
+    return figure
+
+
+def _peers(measured: Measured) -> Figure:
+    """Draw a row for each shape of load: the tail of the latencies down to one in a thousand, because nobody sees it in
+    a median; throughput and hit rate by round."""
+    shapes: dict[str, dict[str, Any]] = {}
     for each in measured["figures"]:
-        by_shape.setdefault(each["shape"], []).append(each)
-    figure = Figure(figsize=(_WIDTH, _ROW_INCHES * len(by_shape)), layout="constrained")
-    rows = figure.subplots(len(by_shape), 3, squeeze=False)
-    for (latencies, throughput, hits), (shape, of) in zip(rows, by_shape.items(), strict=True):
-        _latencies(latencies, of)
-        latencies.set_title(shape, fontsize=8, loc="left")
-        _by_round(throughput, {each["contestant"]: each["rounds_per_second"] for each in of})
-        throughput.set_ylabel("queries a second", fontsize=8)
+        shapes.setdefault(each["shape"], {})[each["contestant"]] = each
+    figure, pictures = _figure(3, (_INCHES[0], _ROW_INCHES * len(shapes)), len(shapes))
+    for row, (shape, of) in enumerate(shapes.items()):
+        latencies, throughput, hits = (pictures[3 * row + column] for column in range(3))
+        tails = {
+            name: [(ms, 100 - float(percent)) for percent, ms in each["quantiles_ms"].items() if float(percent) < 100]
+            for name, each in of.items()
+        }
+        _lines(latencies, tails, xscale="log", yscale="log", xlabel="milliseconds", ylabel="% that took longer")
+        latencies.set_title(shape, fontsize=_SMALL, loc="left")
+        rates = {name: enumerate(each["rounds_per_second"], 1) for name, each in of.items()}
+        _lines(throughput, rates, ".-", xlabel="round", ylabel="queries a second")
         throughput.set_ylim(bottom=0)
-        rates = {each["contestant"]: [100 * rate for rate in each["rounds_hit_rate"]] for each in of}
-        _by_round(hits, rates)
-        hits.set_ylabel("reads without the database, %", fontsize=8)
+        shares = {name: [100 * rate for rate in each["rounds_hit_rate"]] for name, each in of.items()}
+        by_round = {name: enumerate(some, 1) for name, some in shares.items()}
+        _lines(hits, by_round, ".-", xlabel="round", ylabel="reads without the database, %")
         # Of batches it is not counted.
-        hits.set_visible(any(rates.values()))
-        for axes in (latencies, throughput, hits):
-            axes.tick_params(labelsize=7)
-            axes.grid(visible=True, linewidth=THIN)
-    rows[0][0].legend(fontsize=7)
-    save(figure, file)
+        hits.set_visible(any(shares.values()))
+    return figure
 
 
-def _latencies(axes: Axes, of: Sequence[Mapping[str, Any]]) -> None:
-    """The share of operations that took longer, down to one in a thousand: a tail is what nobody sees in a median."""
-    for each in of:
-        points = [(float(ms), 100 - float(percent)) for percent, ms in each["quantiles_ms"].items()]
-        tail = [(ms, longer) for ms, longer in points if longer > 0]
-        axes.plot([ms for ms, _ in tail], [longer for _, longer in tail], label=each["contestant"], linewidth=1,
-                  color=_COLOURS.get(each["contestant"]))  # fmt: skip
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("milliseconds", fontsize=8)
-    axes.set_ylabel("% that took longer", fontsize=8)
-
-
-def _by_round(axes: Axes, values: Mapping[str, Sequence[float]]) -> None:
-    for name, some in values.items():
-        axes.plot(range(1, len(some) + 1), some, marker=".", linewidth=1, color=_COLOURS.get(name))
-    axes.set_xticks(range(1, max(map(len, values.values()), default=0) + 1))
-    axes.set_xlabel("round", fontsize=8)
-
-
-_DRAWINGS: Final[dict[str, Callable[[Mapping[str, Any], Path], None]]] = {
-    "run": draw_run,
-    "peers": draw_peers,
-    "locality": draw_locality,
-    "geo": draw_geo,
-    "herd": draw_herd,
-    "storm": draw_storm,
-    "capacity": draw_capacity,
-    "whale": draw_whale,
-    "recovery": draw_recovery,
+_FIGURES: Final[dict[str, Callable[[Measured], Figure]]] = {
+    "run": _run,
+    "peers": _peers,
+    "locality": _locality,
+    "geo": _geo,
+    "herd": _herd,
+    "storm": _storm,
+    "capacity": _capacity,
+    "whale": _whale,
+    "recovery": _recovery,
 }
 
 
 def has_drawing(scenario: str) -> bool:
     """Tell whether there is a drawing of a scenario's figures."""
-    return scenario in _DRAWINGS
+    return scenario in _FIGURES
 
 
-def draw(scenario: str, measured: Mapping[str, Any], file: Path) -> None:
+def draw(scenario: str, measured: Measured, file: Path) -> None:
     """Draw a scenario's figures into a PNG, if there is a drawing of that scenario."""
-    if scenario in _DRAWINGS:
-        _DRAWINGS[scenario](measured, file)
+    if scenario in _FIGURES:
+        save(_FIGURES[scenario](measured), file)
+
+
+def save(figure: Figure, file: Path) -> None:
+    """Write a figure into a PNG."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    # No date inside: the same figures give the same file.
+    figure.savefig(file, dpi=_DPI, metadata={"Software": None})

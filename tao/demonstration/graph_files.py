@@ -88,7 +88,7 @@ def write_graph(folder: Path, nodes: int, edges: int, seed: int) -> GraphFiles:
 
 OTYPE: Final = "page"
 ATYPE: Final = "page_likes"
-_FIELDS: Final = {"page_name": "name", "page_type": "kind", "facebook_id": "external_id"}
+FIELDS: Final = {"page_name": "name", "page_type": "kind", "facebook_id": "external_id"}
 """The field of a page for each column of the objects' file."""
 _KEY_MAP: Final = "keys.sqlite"
 
@@ -108,7 +108,7 @@ async def load_graph(target: str, files: GraphFiles, folder: Path) -> tuple[Summ
     `DemonstrationFailed` when a line was rejected."""
     cluster, keys, settings = ClusterTarget(target), folder / _KEY_MAP, PipelineSettings()
     with Counting("pages loaded") as counting:
-        given = LoadInput(_linked(files.objects, folder), keys=keys, renamed=_FIELDS)
+        given = LoadInput(_linked(files.objects, folder), keys=keys, renamed=FIELDS)
         pages = await load_objects(cluster, given, ObjectInput(OTYPE, "id"), settings, _shown_by(counting))
     _check_all(pages)
     with Counting("edges loaded") as counting:

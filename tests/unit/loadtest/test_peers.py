@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count, islice, repeat
@@ -10,19 +9,28 @@ from typing import Any
 
 import pytest
 
-from loadtest.drivers import WrongAnswer
-from loadtest.peers import turns as peer_turns
-from loadtest.peers.arena import check
-from loadtest.peers.contestants import Answer, Source
-from loadtest.peers.figures import ShapeFigure, figure_of, judged, of_contestants, peers_win
-from loadtest.peers.names import CONTESTANTS, MEMCACHED, MYSQL, REDIS, TAO
+from loadtest.drivers import WrongAnswer, at_rate
+from loadtest.peers.arena import CONTESTANTS, Prepared, check
+from loadtest.peers.caches import MEMCACHED, REDIS
+from loadtest.peers.contestants import MYSQL, TAO, Answer
+from loadtest.peers.figures import (
+    CacheCounts,
+    PeerFigure,
+    counts_of_tao,
+    goals_of,
+    listings,
+    nothing_wrong,
+    of_contestants,
+    peer_figures,
+    peers_win,
+)
+from loadtest.peers.jobs import FAILURES
 from loadtest.peers.scenario import PeersOptions
 from loadtest.peers.staleness import StaleReads
-from loadtest.peers.turns import CacheCounts, Contender, Prepared, TaoCounters, TurnSamples, at_rate, closed, rotated
-from loadtest.published.conformity import FirstReads
 from loadtest.published.graph_plan import GraphPlan
 from loadtest.published.requests import WorkloadRequest
 from loadtest.published.workload import Kind, workload_named
+from loadtest.rounds import Comparison, Counts, Drive, Pace, Source, Trial, TurnSamples, take_turns
 from tao.model.errors import OperatorError
 
 
@@ -45,6 +53,12 @@ class OfThePlan:
     def sampled(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    async def put_node(self, object_id: int, payload: bytes) -> None:
+        raise NotImplementedError
+
+    async def put_link(self, id1: int, id2: int, at: int) -> None:
+        raise NotImplementedError
+
     async def answer(self, request: WorkloadRequest) -> Answer:
         plan, node = self._plan, request.node
         if request.kind is Kind.OBJ_GET:
@@ -56,10 +70,6 @@ class OfThePlan:
             answer = edges[: request.limit]
         found: Answer = self._edit(answer)
         return found
-
-
-def prepared(requests: Iterator[WorkloadRequest]) -> Prepared:
-    return Prepared(requests, lambda _: None)
 
 
 PLAN = GraphPlan(workload_named("linkbench"), 100, 1)
@@ -96,36 +106,36 @@ async def test_one_wrong_answer_ends_the_measurement(edit: Any) -> None:
         await check(peers, PLAN, IDS, REQUESTS)
 
 
-def test_every_round_is_begun_by_another_contestant() -> None:
-    peer = OfThePlan(PLAN)
-    asked = prepared(repeat(REQUESTS[0]))
-    contenders = [Contender(name, peer, asked, closed(peer, asked, 1), ()) for name in CONTESTANTS]
-    orders = [[each.name for each in rotated(contenders, number)] for number in range(4)]
-    assert [order[0] for order in orders] == list(CONTESTANTS)
-    assert all(sorted(order) == sorted(CONTESTANTS) for order in orders)
+async def figured(name: str, drive: Drive, counts: Counts | None = None, rounds: int = 3) -> PeerFigure:
+    """The figure of turns whose counters grow by ``counts`` each."""
+    turns = count()
+
+    async def counters() -> Counts:
+        number = next(turns)
+        return {name: value * number for name, value in ({"touched": 0.0} | dict(counts or {})).items()}
+
+    comparison = Comparison("shape", (Trial(name, drive, {}, counters=counters),))
+    (found,) = peer_figures("many", comparison, await take_turns(comparison, Pace(rounds, 0.0), lambda _: None))
+    return found
 
 
-async def test_percentiles_are_the_medians_of_the_rounds_each_of_all_load_processes() -> None:
-    peer, turns = OfThePlan(PLAN), iter([0.001, 0.5, 0.003] * 2)
+async def test_percentiles_are_the_medians_of_the_rounds() -> None:
+    turns = iter([0.1, 0.001, 0.5, 0.003])
 
     async def drive(until: float, samples: TurnSamples) -> None:
-        samples.by_how[Source.UNKNOWN] += [next(turns)] * 9
+        samples.by_source[Source.UNKNOWN] += [next(turns)] * 9
 
-    contenders = [Contender(TAO, peer, prepared(repeat(REQUESTS[0])), drive, ()) for _ in range(2)]
-    for contender in contenders:
-        for _ in range(3):
-            await contender.take(0.0)
-    figure = figure_of("many", "shape", TAO, [each.taken() for each in contenders])
-    assert figure.operations == 54
-    assert figure.rounds_p99_us == pytest.approx([1000, 500_000, 3000], rel=0.01)
-    assert (figure.p50_us, figure.p99_us) == pytest.approx((3000, 3000), rel=0.01)
-    assert figure.quantiles_ms["99"] == pytest.approx(500, rel=0.01)
+    figure = await figured(REDIS, drive)
+    assert figure.operations == 27
+    assert figure.rounds_p99_us == pytest.approx([1000, 500_000, 3000])
+    assert (figure.p50_us, figure.p99_us) == pytest.approx((3000, 3000))
+    assert figure.quantiles_ms["99"] == pytest.approx(500)
 
 
 async def test_requests_are_drawn_before_a_turn_as_many_as_the_best_one_asked_and_noted_when_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("loadtest.peers.turns._AT_A_TIME", 5)
+    monkeypatch.setattr("loadtest.peers.arena._AT_A_TIME", 5)
     drawn, noted = list[int](), list[int]()
 
     def numbered() -> Iterator[WorkloadRequest]:
@@ -134,37 +144,22 @@ async def test_requests_are_drawn_before_a_turn_as_many_as_the_best_one_asked_an
             yield WorkloadRequest(Kind.OBJ_GET, number)
 
     requests = Prepared(numbered(), lambda request: noted.append(request.node))
-    peer = OfThePlan(PLAN)
-
-    async def drive(until: float, samples: TurnSamples) -> None:
-        samples.by_how[Source.UNKNOWN] += [0.001 for _ in islice(requests, 5)]
-        await asyncio.sleep(0.01)
-
-    contender = Contender(TAO, peer, requests, drive, ())
-    await contender.take(0.0, counts=False)
-    assert len(drawn) == 5
-    contender.prepare(10.0)
-    assert len(drawn) - 5 == int(contender._most_per_second * 10.0 * 1.5) >= 5
-    assert noted == [0, 1, 2, 3, 4]
-    assert [request.node for request in islice(requests, 3)] == [5, 6, 7]
+    await requests.prepare(2.0)
+    assert drawn == [], "nobody knows yet how many a turn needs"
+    assert len(list(islice(requests, 7))) == 7
+    await requests.prepare(4.0)
+    assert noted == list(range(7))
+    assert len(drawn) - 7 == int(7 / 2.0 * 4.0 * 1.5)
+    assert [request.node for request in islice(requests, 3)] == [7, 8, 9]
+    await requests.prepare(2.0)
+    assert len(drawn) - 7 == 21, "a slower turn needs no more than were drawn for it"
 
 
-async def test_a_turn_that_was_slept_through_lasts_until_something_was_answered() -> None:
-    peer, requests = OfThePlan(PLAN), prepared(repeat(REQUESTS[0]))
-    contender = Contender(REDIS, peer, requests, closed(peer, requests, 8), ())
-    await contender.take(0.0)
-    (turn,) = contender.taken().turns
-    figure = figure_of("many", "shape", REDIS, [contender.taken()])
-    assert figure.operations == turn.answered > 0
-    assert figure.rounds_per_second == [turn.answered / turn.elapsed]
-
-
-def test_who_asks_more_than_was_drawn_is_given_the_next() -> None:
+def test_who_asks_for_more_than_was_drawn_is_given_the_next() -> None:
     noted = list[int]()
     requests = Prepared(
         (WorkloadRequest(Kind.OBJ_GET, number) for number in count()), lambda asked: noted.append(asked.node)
     )
-    requests.prepare(2)
     assert [request.node for request in islice(requests, 2_500)] == list(range(2_500))
     requests.settle()
     requests.settle()
@@ -172,52 +167,43 @@ def test_who_asks_more_than_was_drawn_is_given_the_next() -> None:
     assert next(requests).node == 2_500
 
 
-async def test_of_tao_too_who_joins_a_fetch_has_not_hit(monkeypatch: pytest.MonkeyPatch) -> None:
-    stats: dict[str, Any] = {
-        "follower": {"hits": 90, "misses": 20, "fills": {"joined": 3}},
-        "leader": {"misses": 12},
-    }
-
-    async def server_stats(admin: str) -> Any:
-        return stats[admin]
-
-    monkeypatch.setattr(peer_turns, "server_stats", server_stats)
-    found = await TaoCounters("follower", "leader").since_last()
+def test_of_tao_too_who_joins_a_fetch_has_not_hit() -> None:
+    grown = {"hits": 90.0, "misses": 20.0, "joined": 3.0, "leader_misses": 12.0}
+    found = counts_of_tao(grown)
     assert found == CacheCounts(hits=95, joined=3, misses=12, in_follower=90)
-    assert found.reads == 110
-    stats["follower"]["fills"]["joined"] = 50  # more than the leader spared: those joined what went to the database
-    assert (await TaoCounters("follower", "leader").since_last()).reads == 110
+    assert found.hit_rate == 95 / 110
+    # More than the leader spared: those joined what went to the database.
+    assert counts_of_tao({**grown, "joined": 50.0}) == CacheCounts(hits=90, joined=8, misses=12, in_follower=90)
 
 
 async def test_a_turn_counts_hits_misses_failures_and_what_was_looked_at() -> None:
-    peer, first_reads = OfThePlan(PLAN), FirstReads()
-
     async def drive(until: float, samples: TurnSamples) -> None:
-        samples.by_how[Source.HIT] += [0.001] * 6
-        samples.by_how[Source.MISS] += [0.009] * 2
+        samples.by_source[Source.HIT] += [0.001] * 6
+        samples.by_source[Source.MISS] += [0.009] * 2
         samples.failed["TimeoutError"] += 1
-        peer.touched += 80
-        first_reads.first_time += 1
 
-    contender = Contender(REDIS, peer, prepared(repeat(REQUESTS[0])), drive, (), first_reads=first_reads)
-    await contender.take(0.0, counts=False)
-    await contender.take(0.0)
-    await contender.take(0.0)
-    figure = figure_of("many", "shape", REDIS, [contender.taken(), contender.taken()])
-    assert (figure.operations, figure.hits, figure.misses, figure.joined) == (32, 24, 8, 0)
+    figure = await figured(REDIS, drive, {"touched": 80.0, "first_reads": 1.0}, rounds=2)
+    assert (figure.operations, figure.hits, figure.misses, figure.joined) == (16, 12, 4, 0)
     assert (figure.hit_rate, figure.joined_share) == (0.75, 0)
     assert (figure.first_read_share, figure.follower_hit_rate) == (0.5, None)
     assert figure.rounds_hit_rate == [0.75, 0.75]
     assert len(figure.rounds_per_second) == 2
-    assert figure.quantiles_ms["50"] == pytest.approx(1, rel=0.01)
-    assert figure.quantiles_ms["99.9"] == pytest.approx(9, rel=0.01)
+    assert (figure.quantiles_ms["50"], figure.quantiles_ms["99.9"]) == pytest.approx((1, 9))
     assert figure.hit_ms is not None
     assert figure.miss_ms is not None
-    assert figure.p50_us == pytest.approx(1000, rel=0.01)
-    assert figure.p99_us == pytest.approx(9000, rel=0.01)
-    assert figure.failed == {"TimeoutError": 4}
+    assert (figure.hit_ms.count, figure.hit_ms.p99, figure.miss_ms.avg) == (12, 1.0, 9.0)
+    assert (figure.p50_us, figure.p99_us) == pytest.approx((1000, 9000))
+    assert figure.failed == {"TimeoutError": 2}
     assert figure.touched_bytes == 10
     assert figure.total_cpu_us == figure.server_cpu_us + figure.client_cpu_us
+
+
+async def test_first_reads_are_unknown_where_another_process_asks_too() -> None:
+    async def drive(until: float, samples: TurnSamples) -> None:
+        samples.by_source[Source.MISS] += [0.001]
+
+    assert (await figured(REDIS, drive)).first_read_share is None
+    assert (await figured(MYSQL, drive, {"first_reads": 1.0})).first_read_share is None
 
 
 async def test_at_a_constant_rate_a_request_that_fails_has_no_latency_and_is_counted() -> None:
@@ -228,14 +214,15 @@ async def test_at_a_constant_rate_a_request_that_fails_has_no_latency_and_is_cou
 
     samples, peer = TurnSamples(), OfThePlan(PLAN)
     # Time enough for one request at least, whenever this begins.
-    await at_rate(peer, requests(), 1_000.0)(0.0, samples)
-    await at_rate(peer, repeat(WorkloadRequest(Kind.ASSOC_RANGE, LONG, limit=13)), 1_000.0)(0.0, samples)
+    await at_rate(peer.ask, requests(), 1_000.0, FAILURES)(0.0, samples)
+    failing = repeat(WorkloadRequest(Kind.ASSOC_RANGE, LONG, limit=13))
+    await at_rate(peer.ask, failing, 1_000.0, FAILURES)(0.0, samples)
     assert samples.answered == 1
     assert samples.failed == {"TimeoutError": 1}
 
 
-def figure(kind: str, name: str, per_second: float, p99_us: float, **more: Any) -> ShapeFigure:
-    return ShapeFigure(
+def figure(kind: str, name: str, per_second: float, p99_us: float, **more: Any) -> PeerFigure:
+    return PeerFigure(
         shape=kind, kind=kind, contestant=name, queries_per_operation=1, operations=10, per_second=per_second,
         rounds_per_second=[per_second], rounds_hit_rate=[0.9], p50_us=100.0, p99_us=p99_us,
         rounds_p99_us=[p99_us], quantiles_ms={}, server_cpu_us=1.0, client_cpu_us=1.0, total_cpu_us=2.0,
@@ -245,28 +232,36 @@ def figure(kind: str, name: str, per_second: float, p99_us: float, **more: Any) 
     )  # fmt: skip
 
 
-def shape(kind: str, ours: float, contestants: tuple[str, ...] = CONTESTANTS) -> dict[str, ShapeFigure]:
+def shape(kind: str, ours: float, contestants: tuple[str, ...] = CONTESTANTS) -> dict[str, PeerFigure]:
     return {
         each: figure(kind, each, 310.0 if each == TAO else 100.0, ours if each == TAO else 1_000.0)
         for each in contestants
     }
 
 
-def test_every_aim_is_judged_in_both_loops_and_a_peer_that_wins_is_named_in_any_shape() -> None:
-    shapes = {"many": shape("many", 900.0), "open": shape("open", 2_000.0), "one": shape("one", 500.0)}
-    shapes["one"][MEMCACHED] = figure("one", MEMCACHED, 400.0, 1_000.0)
-    shapes["one"][TAO] = figure("one", TAO, 310.0, 500.0, failed={"TimeoutError": 2})
+def test_aims_are_throughput_and_tails_beside_whoever_takes_part_and_nothing_wrong() -> None:
+    def texts(kind: str, *names: str) -> list[str]:
+        return [goal.describe() for goal in goals_of(kind, names).get(TAO, ())]
+
+    assert texts("many", *CONTESTANTS) == [
+        "≥ 3 × redis_lookaside", "≥ 5 × mysql", "≤ 1 × redis_lookaside", "≤ 1 × memcached_lookaside", "≤ 1 × mysql",
+    ]  # fmt: skip
+    assert texts("open", TAO, MYSQL) == ["≤ 1 × mysql"]
+    assert texts("one", *CONTESTANTS) == texts("many", MYSQL) == []
+    shapes = {"many": shape("many", 900.0), "one": shape("one", 500.0)}
     stale = [
         StaleReads(reads=10, stale=0, within="one tier", stale_by_kind={}),
         StaleReads(reads=10, stale=3, within="two tiers", stale_by_kind={}),
     ]
-    aims = {(each.aim, each.shape): each.met for each in judged(shapes, stale)}
-    assert aims["throughput at least 3 × redis_lookaside", "many"]
-    assert not aims["throughput at least 5 × mysql", "many"]
-    assert [met for (_, where), met in aims.items() if where == "many"][2:] == [True] * 3
-    assert [met for (_, where), met in aims.items() if where == "open"] == [False] * 3
-    assert aims["no stale read of tao within the tier", ""]
-    assert not aims["no failed request of tao", ""]
+    assert [each.met for each in nothing_wrong(shapes, stale)] == [True, True]
+    shapes["one"][TAO] = figure("one", TAO, 310.0, 500.0, failed={"TimeoutError": 2})
+    (aim,) = nothing_wrong(shapes, [])
+    assert (aim.aim, aim.value, aim.met) == ("no failed request of tao", 2, False)
+
+
+def test_a_peer_that_wins_is_named_in_any_shape() -> None:
+    shapes = {"many": shape("many", 900.0), "open": shape("open", 2_000.0), "one": shape("one", 500.0)}
+    shapes["one"][MEMCACHED] = figure("one", MEMCACHED, 400.0, 1_000.0)
     wins = peers_win(shapes)
     assert [each for each in wins if each.startswith("one")] == [
         "one: memcached_lookaside is better in throughput (0.78 ×)"
@@ -275,14 +270,12 @@ def test_every_aim_is_judged_in_both_loops_and_a_peer_that_wins_is_named_in_any_
 
 
 def test_of_some_contestants_and_shapes_what_can_be_compared_is() -> None:
-    with_tao = {"open": shape("open", 500.0, (TAO, MYSQL))}
-    assert [each.aim for each in judged(with_tao, [])] == ["p99 lower than mysql", "no failed request of tao"]
-    found = of_contestants(with_tao, {}, {})
+    found = of_contestants({"open": shape("open", 500.0, (TAO, MYSQL))}, {}, {})
     assert list(found) == [TAO, MYSQL]
-    assert (found[MYSQL].ratio["throughput"], found[MYSQL].stale_reads) == (3.1, None)
+    assert (found[MYSQL]["ratio"]["throughput"], found[MYSQL]["stale_reads"]) == (3.1, None)
     without = {"many": shape("many", 500.0, (MYSQL,))}
-    assert (judged(without, []), peers_win(without)) == ([], [])
-    assert of_contestants(without, {}, {})[MYSQL].ratio == {}
+    assert (list(nothing_wrong(without, [])), peers_win(without)) == ([], [])
+    assert of_contestants(without, {}, {})[MYSQL]["ratio"] == {}
 
 
 def test_contestants_and_shapes_are_chosen_in_their_order() -> None:
@@ -291,3 +284,10 @@ def test_contestants_and_shapes_are_chosen_in_their_order() -> None:
     assert chosen.at_toy_size().contestants == chosen.contestants
     with pytest.raises(OperatorError, match="--only postgres"):
         PeersOptions(only=("postgres",))
+
+
+def test_tables_have_what_was_measured_and_leave_the_rest_empty() -> None:
+    to_peers, shapes = listings({"many": shape("many", 900.0, (TAO, MYSQL))}, {}, {})
+    assert [row[:2] for row in to_peers.rows] == [(MYSQL, "3.10 ×")]
+    assert [row[2] for row in shapes.rows] == ["", "3.10"]
+    assert [row[shapes.columns.index("first reads")] for row in shapes.rows] == ["", ""]

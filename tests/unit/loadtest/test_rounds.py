@@ -6,34 +6,53 @@ from collections.abc import Iterator
 
 import pytest
 
-from loadtest.drivers import Call, WrongAnswer, awaiters
-from loadtest.results import Goal, Measure
-from loadtest.rounds import Comparison, Drive, Trial, compare, cpu_seconds, percentile, settle_collector
+from loadtest.drivers import Call, WrongAnswer, awaiters, closed
+from loadtest.results import Figure, Goal, Measure
+from loadtest.rounds import (
+    Comparison,
+    Drive,
+    Pace,
+    Source,
+    Trial,
+    TurnSamples,
+    compare_all,
+    cpu_seconds,
+    percentile,
+    settle_collector,
+    take_turns,
+)
 from tao.runtime.process import ProcessSettings
 
 
 def recording(name: str, turns: list[str], latency: float) -> Drive:
-    async def drive(until: float, latencies: list[float]) -> None:
+    async def drive(until: float, samples: TurnSamples) -> None:
         turns.append(name)
-        latencies.extend([latency] * 10)
+        samples.by_source[Source.UNKNOWN].extend([latency] * 10)
 
     return drive
 
 
-async def test_contestants_take_turns_after_one_warming_turn_each() -> None:
+ME = {"me": os.getpid()}
+
+
+async def compare(comparison: Comparison, rounds: int = 1, seconds: float = 0.01) -> list[Figure]:
+    return await compare_all([comparison], Pace(rounds, seconds), lambda _text, _done: None)
+
+
+async def test_contestants_take_turns_after_one_warming_turn_each_and_every_round_begins_with_another() -> None:
     turns: list[str] = []
-    told: list[str] = []
-    trials = tuple(Trial(name, recording(name, turns, 0.001), (os.getpid(),)) for name in "ab")
-    figures = await compare(Comparison("shape", trials, "b"), 2, 0.01, told.append)
-    assert turns == ["a", "b"] + ["a", "b"] * 2
-    assert len(told) == len(turns)
+    told: list[float] = []
+    trials = tuple(Trial(name, recording(name, turns, 0.001), ME) for name in "ab")
+    figures = await compare_all([Comparison("shape", trials, "b")], Pace(2, 0.01), lambda _, done: told.append(done))
+    assert turns == ["a", "b", "b", "a", "a", "b"]
+    assert told == [number / 6 for number in range(6)]
     assert [(figure.contestant, figure.operations) for figure in figures] == [("a", 20), ("b", 20)]
 
 
 async def test_a_figure_has_its_ratio_to_the_yardstick_and_a_verdict_on_each_aim() -> None:
     trials = (
-        Trial("slow", recording("slow", [], 0.002), (os.getpid(),), queries_per_operation=5),
-        Trial("quick", recording("quick", [], 0.001), (os.getpid(),)),
+        Trial("slow", recording("slow", [], 0.002), ME, queries_per_operation=5),
+        Trial("quick", recording("quick", [], 0.001), ME),
     )
     aims = {
         "slow": (
@@ -42,7 +61,7 @@ async def test_a_figure_has_its_ratio_to_the_yardstick_and_a_verdict_on_each_aim
             Goal(measure=Measure.RATE, bound=1e12),
         )
     }
-    slow, quick = await compare(Comparison("shape", trials, "quick", aims), 1, 0.01, lambda _: None)
+    slow, quick = await compare(Comparison("shape", trials, "quick", aims))
     assert slow.p50_ratio == pytest.approx(2.0)
     assert slow.p50_us == pytest.approx(2000.0)
     assert slow.rate_ratio == pytest.approx(slow.per_second / quick.per_second)
@@ -53,22 +72,22 @@ async def test_a_figure_has_its_ratio_to_the_yardstick_and_a_verdict_on_each_aim
 
 
 async def test_a_round_without_a_single_answer_says_what_to_do() -> None:
-    async def silent(until: float, latencies: list[float]) -> None:
+    async def silent(until: float, samples: TurnSamples) -> None:
         return
 
     with pytest.raises(ValueError, match="--seconds"):
-        await compare(Comparison("shape", (Trial("a", silent, (os.getpid(),)),)), 1, 0.01, lambda _: None)
+        await compare(Comparison("shape", (Trial("a", silent, ME),)))
 
 
 async def test_a_round_that_was_slept_through_goes_on_until_something_was_answered() -> None:
     turns: list[float] = []
 
-    async def drive(until: float, latencies: list[float]) -> None:
+    async def drive(until: float, samples: TurnSamples) -> None:
         turns.append(until)
         # Every round, and the warming, is found to be over when it begins.
-        latencies.extend([0.001] * (len(turns) % 3 == 0))
+        samples.by_source[Source.UNKNOWN].extend([0.001] * (len(turns) % 3 == 0))
 
-    (figure,) = await compare(Comparison("shape", (Trial("a", drive, (os.getpid(),)),)), 2, 1000.0, lambda _: None)
+    (figure,) = await compare(Comparison("shape", (Trial("a", drive, ME),)), 2, 1000.0)
     assert (figure.operations, len(turns)) == (2, 9)
     assert sorted(turns) != turns, "what comes after a round is short"
 
@@ -78,8 +97,41 @@ async def test_an_answer_of_another_size_ends_the_measurement() -> None:
         return text
 
     with pytest.raises(ExceptionGroup) as caught:
-        await awaiters(2, [Call(echo, ("abc",), len, 4)])(float("inf"), [])
+        await awaiters(2, [Call(echo, ("abc",), len, 4)])(float("inf"), TurnSamples())
     assert caught.group_contains(WrongAnswer, match="answered 3, not 4")
+
+
+async def test_awaiters_share_a_stream_until_it_ends_and_failures_are_counted() -> None:
+    asked: list[int] = []
+
+    async def ask(number: int) -> Source:
+        asked.append(number)
+        if number == 2:
+            raise TimeoutError
+        return Source.HIT if number % 2 else Source.MISS
+
+    samples = TurnSamples()
+    await closed(ask, [iter(range(6))] * 2, (TimeoutError,))(float("inf"), samples)
+    assert sorted(asked) == list(range(6))
+    assert [len(each) for each in samples.by_source] == [3, 0, 2, 0]
+    assert (samples.answered, samples.failed) == (5, {"TimeoutError": 1})
+
+
+async def test_a_round_has_what_its_counters_grew_by_and_what_was_prepared_is_not_measured() -> None:
+    events: list[str] = []
+
+    async def counters() -> dict[str, float]:
+        events.append("counters")
+        return {"asked": len(events) ** 2}
+
+    async def prepare(seconds: float) -> None:
+        events.append(f"prepare {seconds}")
+
+    trial = Trial("a", recording("drive", events, 0.001), ME, counters=counters, prepare=prepare)
+    turns = await take_turns(Comparison("shape", (trial,), stretch=2.0), Pace(1, 4.0), lambda _: None)
+    assert events == ["prepare 2.0", "counters", "drive", "counters", "prepare 8.0", "counters", "drive", "counters"]
+    assert turns["a"][0].counts == {"asked": 64 - 36}
+    assert turns["a"][0].server_cpu.keys() == {"me"}
 
 
 @pytest.mark.parametrize(("part", "expected"), [(0.0, 1), (0.5, 2), (0.75, 3), (0.99, 4), (1.0, 4)])

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
-from loadtest.peers.contestants import Source, TaoPeer
-from loadtest.peers.lookaside import LookasideContestant
-from loadtest.peers.names import MYSQL, REDIS, TAO
+from loadtest.peers.caches import REDIS, Cache, Lease
+from loadtest.peers.contestants import MYSQL, TAO, SqlPeer, TaoPeer
+from loadtest.peers.lookaside import Lookaside
 from loadtest.peers.warm_up import WarmBounds, ask_all, is_steady, warmed
 from loadtest.published.contestant import Payloads
 from loadtest.published.requests import WorkloadRequest
 from loadtest.published.workload import Kind
+from loadtest.rounds import Source
 from tao.client.diagnostics import MEMORY, Served
 
 BOUNDS = WarmBounds(window_requests=100, most_requests=1_000, most_seconds=600.0)
@@ -66,10 +67,11 @@ def test_steady_is_what_no_longer_rises_above_its_best(rates: list[float], stead
     assert is_steady({TAO: rates}) is steady
 
 
-class Memory:
+class Memory(Cache):
     """A cache in this process."""
 
     def __init__(self) -> None:
+        super().__init__(())
         self.values: dict[bytes, bytes] = {}
         self.multi_gets = 0
 
@@ -80,37 +82,49 @@ class Memory:
         self.multi_gets += 1
         return [self.values.get(key) for key in keys]
 
-    async def lease(self, keys: Sequence[bytes]) -> list[bytes | int | None]:
+    async def lease(self, keys: Sequence[bytes]) -> list[Lease | None]:
         return [1 for _ in keys]
 
-    async def fill(self, values: Mapping[bytes, tuple[bytes, bytes | int]]) -> None:
+    async def fill(self, values: Mapping[bytes, tuple[bytes, Lease]]) -> None:
         self.values.update({key: value for key, (value, _) in values.items()})
 
     async def delete(self, keys: Sequence[bytes]) -> None:
         for key in keys:
             self.values.pop(key, None)
 
+    async def used_bytes(self) -> list[int]:
+        return []
+
     async def close(self) -> None:
         return
 
 
-class Graph:
-    """Stands for the database of a look-aside: node ``n`` has ``n`` links."""
+class Database:
+    """Stands for the pool, connection and cursor of a look-aside's database: node ``n`` has ``n`` links."""
 
-    async def node(self, object_id: int) -> bytes:
-        return b"%d" % object_id
+    def acquire(self) -> Database:
+        return self
 
-    async def nodes(self, ids: Sequence[int]) -> dict[int, bytes]:
-        return {each: b"%d" % each for each in ids}
+    def cursor(self) -> Database:
+        return self
 
-    async def count(self, id1: int) -> int:
-        return id1
+    async def __aenter__(self) -> Self:
+        return self
 
-    async def newest(self, id1: int, limit: int) -> list[tuple[int, int, bytes]]:
-        return [(other, other, b"") for other in range(id1, 0, -1)][:limit]
+    async def __aexit__(self, *error: object) -> None:
+        return
 
-    async def among(self, id1: int, id2s: Sequence[int]) -> list[tuple[int, int, bytes]]:
-        return [(other, other, b"") for other in sorted(id2s, reverse=True) if other <= id1]
+    async def execute(self, statement: str, values: Any) -> None:
+        if "FROM node" in statement:
+            self._rows: list[tuple[Any, ...]] = [(each, b"%d" % each) for each in values[0]]
+        elif "link_count" in statement:
+            self._rows = [(values[0],)]
+        else:
+            others = sorted(values[1], reverse=True) if "id2 IN" in statement else range(values[0], 0, -1)
+            self._rows = [(other, other, b"") for other in others if other <= values[0]][: values[-1]]
+
+    async def fetchall(self) -> list[tuple[Any, ...]]:
+        return self._rows
 
 
 ASKED = [
@@ -127,10 +141,8 @@ ASKED = [
 
 async def test_what_is_asked_in_batches_leaves_in_a_cache_what_single_queries_leave() -> None:
     async def asked(in_batches: bool) -> tuple[Memory, list[Source]]:
-        cache, graph = Memory(), Graph()
-        # Any: it has what is asked here of a database.
-        any_graph: Any = graph
-        peer = LookasideContestant(cache, any_graph, range(1_000), Payloads(b"x"))
+        cache = Memory()
+        peer = SqlPeer(Lookaside(Database(), cache), range(1_000), Payloads(b"x"))
         if in_batches:
             return cache, await ask_all(peer, iter(ASKED), len(ASKED))
         return cache, [await peer.ask(each) for each in ASKED]
