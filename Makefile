@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed-$(shell cksum requirements.lock pyproject.toml hatch
 
 PROTOS := $(wildcard protos/tao/wire/v1/*.proto)
 
-.PHONY: help env proto proto-check format lint types layers commits check unit test thorough demo bench report reference docs wheel-check lock clean
+.PHONY: help env proto proto-check format lint types layers commits check unit test thorough demo bench report reference docs wheels wheel-check lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -84,7 +84,11 @@ docs: $(STAMP) ## Build the documentation as a site in build/site; a broken link
 	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet --site-dir build/site
 	@echo build/site/index.html
 
-wheel-check: $(STAMP) ## Build the wheel and install it in clean environments: the SDK alone, then a server
+wheels: $(STAMP) ## Build the compiled and the pure-Python wheel into dist
+	@.ci/build-wheels "$(BIN)" dist
+	@ls dist/*.whl
+
+wheel-check: $(STAMP) ## Build the wheels and install them in clean environments: the SDK, beside Flask, a server
 	@.ci/check-wheel "$(PYTHON)" "$(BIN)"
 
 lock: ## Resolve the dependencies again into requirements.lock

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from tao.client.configuration import ClientConfiguration, LinkPool, read_target
 from tao.client.dispatcher import Dispatcher
@@ -23,6 +23,9 @@ from tao.wire.identity import Credentials
 from tao.wire.links import Links
 
 _ANONYMOUS = Credentials(name="", role="client")
+_HOW_TO_OPEN = (
+    "await it (`graph = await connect(…)` or `async with connect(…) as graph`), or use `SyncGraph`, which needs none"
+)
 
 
 class Graph(WriteOperations):
@@ -91,6 +94,19 @@ class PendingGraph:
     async def __aexit__(self, *_: object) -> None:
         if self._graph is not None:
             await self._graph.close()
+
+    if not TYPE_CHECKING:  # type checkers report these uses by themselves
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("_"):
+                raise AttributeError(name)  # what Python and tools ask of any object
+            raise AttributeError(f"this graph is not open yet, so it has no {name!r}: {_HOW_TO_OPEN}")
+
+        def __enter__(self) -> NoReturn:
+            raise TypeError(f"connect() opens a graph of an event loop: {_HOW_TO_OPEN}")
+
+        def __exit__(self, *_: object) -> None:
+            """Exist, so that ``with`` reaches `__enter__`, which raises."""
 
     async def _open(self) -> Graph:
         source = read_target(self._target)

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Final
 
@@ -34,13 +34,13 @@ class Recording:
 
     __slots__ = ("_outer", "_owner", "token")
 
-    def __init__(self, owner: OwnWrites, outer: Recording | None) -> None:
+    def __init__(self, owner: Callable[[], OwnWrites | None], outer: Recording | None) -> None:
         self._owner = owner
         self._outer = outer
         self.token = WriteToken()
 
     def _add(self, owner: OwnWrites, token: WriteToken) -> None:
-        if owner is self._owner:
+        if owner is self._owner():
             self.token = self.token.merged(token)
         if self._outer is not None:
             self._outer._add(owner, token)
@@ -50,6 +50,18 @@ class Recording:
 # graph. It is a context variable so that the recording of one request holds what that request's tasks write, and
 # nothing of other requests.
 _recording: ContextVar[Recording | None] = ContextVar("tao_recording", default=None)
+
+
+@contextmanager
+def recording_of(owner: Callable[[], OwnWrites | None]) -> Iterator[Recording]:
+    """Collect the writes of one graph, of this task and of the tasks it starts, while the block runs. ``owner`` returns
+    the own writes of that graph, None while it is not open."""
+    recording = Recording(owner, _recording.get())
+    entered = _recording.set(recording)
+    try:
+        yield recording
+    finally:
+        _recording.reset(entered)
 
 
 class OwnWrites:
@@ -105,15 +117,9 @@ class OwnWrites:
         named = [(key[0], key[1] if len(key) > 1 else 0, self.versions[key]) for key in keys[-MAX_KEYS:]]
         return WriteToken(named, {key[0] >> SHARD_SHIFT for key in keys[:-MAX_KEYS]})
 
-    @contextmanager
-    def recording(self) -> Iterator[Recording]:
+    def recording(self) -> AbstractContextManager[Recording]:
         """Collect the writes of this task, and of the tasks it starts, while the block runs."""
-        recording = Recording(self, _recording.get())
-        entered = _recording.set(recording)
-        try:
-            yield recording
-        finally:
-            _recording.reset(entered)
+        return recording_of(lambda: self)
 
     def close(self) -> None:
         """Forget everything."""

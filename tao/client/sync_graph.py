@@ -25,7 +25,7 @@ import uvloop
 from tao.client.consistency import Freshness
 from tao.client.diagnostics import ClientStats, Trace
 from tao.client.graph import Graph, connect
-from tao.client.own_writes import Recording
+from tao.client.own_writes import OwnWrites, Recording, recording_of
 from tao.client.reads import PAGE_EDGES
 from tao.client.settings import ClientSettings
 from tao.client.values import Assoc
@@ -103,6 +103,14 @@ class GraphThread:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _opened(self) -> Graph | None:
+        running = self._running
+        return None if running is None else running.graph
+
+    def _own_writes(self) -> OwnWrites | None:
+        graph = self._opened()
+        return None if graph is None else graph._own_writes
 
     def _forget_parent(self) -> None:
         self._lock = threading.Lock()  # a thread of the parent may hold the old one for ever
@@ -201,7 +209,8 @@ class SyncGraph(GraphThread):
     @contextmanager
     def recording(self) -> Iterator[Recording]:
         # An operation runs in a copy of the calling thread's context, so the loop's thread finds the recording there.
-        with self._open().graph.recording() as recording:
+        # The graph may be opened within the block.
+        with recording_of(self._own_writes) as recording:
             yield recording
 
     obj_get = blocking(Graph.obj_get)

@@ -15,10 +15,13 @@ from http import HTTPStatus
 import msgspec
 
 from tao.observability.logs import Logger
+from tao.wire.http2_refusal import PREFACE, Http2Refusal
 
 _TEXT = "text/plain; charset=utf-8"
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _JSON = "application/json"
+_END_OF_HEADERS = b"\r\n\r\n"
+_PREFACE_HEAD, _, _PREFACE_REST = PREFACE.partition(_END_OF_HEADERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,10 @@ class AdminPages:
 class AdminServer:
     """The admin port. ``/health`` answers 200 as long as the event loop runs."""
 
-    def __init__(self, settings: AdminSettings, pages: AdminPages, log: Logger) -> None:
+    def __init__(self, settings: AdminSettings, pages: AdminPages, log: Logger, grpc_address: str = "") -> None:
+        """``grpc_address`` is where a gRPC client is referred to; empty for a server without such a port."""
         self._settings = settings
+        self._grpc_address = grpc_address
         self._pages = pages
         self._log = log
         self._server: asyncio.Server | None = None
@@ -89,15 +94,34 @@ class AdminServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(self._settings.request_timeout_seconds):
-                request = await reader.readuntil(b"\r\n\r\n")
-                writer.write(self._answer(request))
-                await writer.drain()
+                request = await reader.readuntil(_END_OF_HEADERS)
+                if request == _PREFACE_HEAD + _END_OF_HEADERS:
+                    await self._refuse_grpc(reader, writer)
+                else:
+                    writer.write(self._answer(request))
+                    await writer.drain()
         except asyncio.LimitOverrunError:
             writer.write(_response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TEXT, b"request too large\n"))
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
             writer.transport.abort()  # The client sent nothing that could be answered, or does not read the answer.
         finally:
             writer.close()
+
+    async def _refuse_grpc(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer a gRPC client in its own protocol, until it leaves."""
+        host, port = writer.get_extra_info("sockname")[:2]
+        where = f"the gRPC port is {self._grpc_address}" if self._grpc_address else "this server has no gRPC port"
+        refusal = Http2Refusal(f"{host}:{port} is an admin port (HTTP/1.1), which does not speak gRPC; {where}")
+        self._log.warning(
+            "grpc_client_at_admin_port",
+            peer=str(writer.get_extra_info("peername")),
+            grpc_address=self._grpc_address,
+        )
+        await reader.readexactly(len(_PREFACE_REST))
+        writer.write(refusal.greeting)
+        while data := await reader.read(self._settings.request_bytes):
+            writer.write(refusal.feed(data))
+            await writer.drain()
 
     def _answer(self, request: bytes) -> bytes:
         line = request.split(b"\r\n", 1)[0].decode("latin-1").split(" ")

@@ -73,6 +73,7 @@ class Listeners:
             settings,
             name=server.name,
             topology_version=topology_version,
+            grpc_address=server.grpc,
             tls=None if tls is None else tls.server_context(),
         )
 

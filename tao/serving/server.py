@@ -271,8 +271,10 @@ class CachingServer(Generic[SettingsType]):
             stats=lambda: {**self._common_stats(context), **reads.summary(), **self._stats()},
             not_ready=self._not_ready,
         )
-        host, _, port = context.configuration.routes.server(context.name).admin.rpartition(":")
-        self._admin = AdminServer(AdminSettings(host=host or "127.0.0.1", port=int(port or 0)), pages, self._log)
+        server = context.configuration.routes.server(context.name)
+        host, _, port = server.admin.rpartition(":")
+        admin = AdminSettings(host=host or "127.0.0.1", port=int(port or 0))
+        self._admin = AdminServer(admin, pages, self._log, server.grpc)
         await self._listeners.start()
         await self._admin.start()
 

@@ -22,6 +22,7 @@ from tao.wire import framing
 from tao.wire.address import TcpAddress, parse_address
 from tao.wire.convert import error_to_pb
 from tao.wire.framing import FrameDecoder, pack_header
+from tao.wire.http2_refusal import PREFACE, Http2Refusal
 from tao.wire.identity import PeerIdentity, check_token
 from tao.wire.server_session import ServedConnection
 from tao.wire.session import RequestHandler
@@ -33,7 +34,7 @@ _logger = logging.getLogger(__name__)
 
 class FrameServer:
     """Serves one handler on any number of addresses. ``name`` and ``topology_version`` are sent to every peer that
-    connects."""
+    connects; a gRPC client is refused, and referred to ``grpc_address``."""
 
     def __init__(
         self,
@@ -42,12 +43,14 @@ class FrameServer:
         *,
         name: str,
         topology_version: Callable[[], int],
+        grpc_address: str = "",
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.handler = handler
         self.settings = settings
         self.name = name
         self.topology_version = topology_version
+        self.grpc_address = grpc_address
         self.connections: set[FrameConnection] = set()
         self.draining = False
         self._tls = tls
@@ -132,6 +135,7 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         self._out_bytes = 0
         self._flush_due = False
         self._greeted = False
+        self._refusal: Http2Refusal | None = None
         self._closing = False
         self._made_at = self._last_heard = loop.time()
         self._blocked_since: float | None = None
@@ -148,6 +152,9 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._last_heard = self._loop.time()
+        if not self._greeted and (self._refusal is not None or data.startswith(PREFACE)):
+            self._refuse_grpc(data)
+            return
         try:
             self._arrived.extend(self._decoder.feed(data))
         except TaoError as error:
@@ -303,6 +310,18 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         self._queue(framing.WELCOME, welcome.SerializeToString())
         if self._server.draining:
             self.go_away()
+
+    def _refuse_grpc(self, data: bytes) -> None:
+        """Answer a gRPC client in its own protocol. The time for a greeting ends the connection if the client does
+        not."""
+        if self._refusal is None:
+            name, grpc_address = self._server.name, self._server.grpc_address
+            where = f"its gRPC port is {grpc_address}" if grpc_address else "use its gRPC port"
+            self._refusal = Http2Refusal(f"this is the frames port of {name}, which does not speak gRPC; {where}")
+            _logger.warning("%s is a gRPC client at the frames port of %s; %s", self.peer, name, where)
+            self._transport.write(self._refusal.greeting)
+            data = data.removeprefix(PREFACE)
+        self._transport.write(self._refusal.feed(data))
 
     def _fatal(self, error: TaoError) -> None:
         """Send the reason to the peer, and close."""

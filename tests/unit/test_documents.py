@@ -16,12 +16,13 @@ import pytest
 
 from docs.generate import pages, registered_metrics
 from tao.cli.commands import tao
+from tao.client.web.metrics import METRICS as WEB_METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = ("README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")))
 PAGES = pages()
 GENERATED = {str(path) for path in PAGES}
-METRICS = {f"tao_{each.name}" for each in registered_metrics()}
+METRICS = {f"tao_{each.name}" for each in registered_metrics()} | WEB_METRICS
 MEASURED = "docs/explanation/benchmarks.md"
 """Made by `make report`, in lines as long as its sentences."""
 MYSQL = "docs/reference/mysql.md"

@@ -117,3 +117,16 @@ async def test_a_text_that_is_no_address_is_refused(target: str) -> None:
 async def test_a_missing_topology_file_is_named() -> None:
     with pytest.raises(TopologyError, match=r"/nowhere/topology.json: the topology file cannot be read: No such file"):
         await connect("file:/nowhere/topology.json")
+
+
+def test_a_graph_used_without_await_says_how_to_open_it() -> None:
+    for name in ("obj_get", "close", "recording"):
+        with pytest.raises(AttributeError, match=r"not open yet.* await it .* or use `SyncGraph`"):
+            getattr(connect("host:1"), name)
+    with pytest.raises(TypeError, match="await it"), connect("host:1"):  # type: ignore[attr-defined]
+        pass
+
+
+def test_what_is_no_operation_is_an_ordinary_missing_attribute_of_a_graph_that_is_not_open() -> None:
+    assert not hasattr(connect("host:1"), "__len__")
+    assert not hasattr(connect("host:1"), "_private")

@@ -118,13 +118,25 @@ class TokenCarrier:
         secure = "; Secure" if settings.secure else ""
         return f"{settings.cookie}={sealed}; Path=/; Max-Age={settings.max_age_seconds}; HttpOnly; SameSite=Lax{secure}"
 
+    def delete_cookie(self) -> str:
+        """Return the value of a ``Set-Cookie`` header that deletes the cookie: after `WriteLost`, when the request has
+        written nothing."""
+        return f"{self._settings.cookie}=; Path=/; Max-Age=0; HttpOnly; SameSite=Lax"
+
     def from_cookies(self, header: str | None) -> WriteToken | None:
         """Return the token in the value of a ``Cookie`` header, or None."""
+        return self.unseal(self._value_in(header))
+
+    def is_in(self, header: str | None) -> bool:
+        """Return whether a ``Cookie`` header has the cookie, valid or not."""
+        return self._value_in(header) is not None
+
+    def _value_in(self, header: str | None) -> str | None:
         # `http.cookies` rejects all cookies when one of another application is ill-formed.
         for each in (header or "").split(";"):
             name, _, value = each.strip().partition("=")
             if name == self._settings.cookie:
-                return self.unseal(value)
+                return value
         return None
 
     def _is_signed(self, body: str, signature: str) -> bool:
