@@ -12,12 +12,14 @@ from tao.admin.field_text import fields_of
 from tao.cli.connection import graph_of
 from tao.cli.frame import ask, run
 from tao.cli.options import connect_option, json_option, region_option, yes_option
+from tao.client import EdgeWrite
 from tao.model.graph import MAX_TIME
 from tao.terminal import counted, print_json, print_pairs, print_table
 
 NOT_FOUND_STATUS: Final = 1
 _DATED_SECONDS: Final = (946_684_800, 4_102_444_800)
 """Times from 2000 to 2100 in Unix seconds are shown as dates too."""
+_PENDING: Final = "the other end cannot be reached now: the edge appears there as soon as it can"
 _assignments = click.argument("assignments", metavar="[FIELD=VALUE]...", nargs=-1)
 
 
@@ -162,16 +164,19 @@ def add_edge(
 ) -> None:
     """Add an edge, and its inverse when the type has one, or overwrite the edge that exists."""
 
-    async def work() -> None:
+    async def work() -> EdgeWrite:
         async with graph_of(connect) as graph:
             fields = fields_of(graph.schema.atype(atype), assignments)
-            await graph.assoc_add(id1, atype, id2, edge_time, fields)
+            return await graph.assoc_add(id1, atype, id2, edge_time, fields)
 
-    run(work())
+    written = run(work())
     if as_json:
-        print_json({"id1": id1, "atype": atype, "id2": id2})
+        new = {"new": written.is_new, "inverse_pending": written.inverse_pending}
+        print_json({"id1": id1, "atype": atype, "id2": id2, **new})
     else:
         click.echo(f"{id1} {atype} {id2}")
+        if written.inverse_pending:
+            click.echo(_PENDING)
 
 
 @click.group()
@@ -210,7 +215,10 @@ def delete_edge(id1: int, atype: str, id2: int, yes: bool, connect: str | None, 
 
     async def work() -> bool:
         async with graph_of(connect) as graph:
-            return await graph.assoc_delete(id1, atype, id2)
+            deleted = await graph.assoc_delete(id1, atype, id2)
+            if deleted.inverse_pending and not as_json:
+                click.echo(_PENDING)
+            return deleted.existed
 
     what = {"id1": id1, "atype": atype, "id2": id2}
     return _print_deleted(run(work()), what, f"edge {id1} {atype} {id2}", as_json)

@@ -30,7 +30,7 @@ from tao.client.graph import Graph, connect
 from tao.client.own_writes import Recording
 from tao.client.reads import PAGE_EDGES, AssocPage
 from tao.client.settings import ClientSettings
-from tao.client.values import Assoc, AssocList, Object
+from tao.client.values import Assoc, AssocList, EdgeWrite, Object
 from tao.model.errors import Unavailable
 from tao.model.tokens import WriteToken
 from tao.model.topology import Topology
@@ -386,22 +386,24 @@ class SyncGraph(GraphThread):
     def obj_delete_many(self, ids: Iterable[int]) -> list[bool]:
         return self._run(lambda graph: graph.obj_delete_many(ids))
 
-    def assoc_add(self, id1: int, atype: str, id2: int, time: int | None = None, fields: Fields | None = None) -> None:
+    def assoc_add(
+        self, id1: int, atype: str, id2: int, time: int | None = None, fields: Fields | None = None
+    ) -> EdgeWrite:
         return self._run(lambda graph: graph.assoc_add(id1, atype, id2, time, fields))
 
-    def assoc_add_many(self, edges: Iterable[Sequence[Any]]) -> None:
+    def assoc_add_many(self, edges: Iterable[Sequence[Any]]) -> list[EdgeWrite]:
         return self._run(lambda graph: graph.assoc_add_many(edges))
 
-    def assoc_delete(self, id1: int, atype: str, id2: int) -> bool:
+    def assoc_delete(self, id1: int, atype: str, id2: int) -> EdgeWrite:
         return self._run(lambda graph: graph.assoc_delete(id1, atype, id2))
 
-    def assoc_delete_many(self, edges: Iterable[tuple[int, str, int]]) -> list[bool]:
+    def assoc_delete_many(self, edges: Iterable[tuple[int, str, int]]) -> list[EdgeWrite]:
         return self._run(lambda graph: graph.assoc_delete_many(edges))
 
-    def assoc_change_type(self, id1: int, atype: str, id2: int, new_atype: str) -> bool:
+    def assoc_change_type(self, id1: int, atype: str, id2: int, new_atype: str) -> EdgeWrite:
         return self._run(lambda graph: graph.assoc_change_type(id1, atype, id2, new_atype))
 
-    def assoc_change_type_many(self, edges: Iterable[tuple[int, str, int, str]]) -> list[bool]:
+    def assoc_change_type_many(self, edges: Iterable[tuple[int, str, int, str]]) -> list[EdgeWrite]:
         return self._run(lambda graph: graph.assoc_change_type_many(edges))
 
     def reserve_ids(self, count: int, near: int | None = None, shard: int | None = None) -> list[int]:

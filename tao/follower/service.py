@@ -8,13 +8,16 @@ from typing import Final
 from tao.cache import GraphCache
 from tao.model.changes import ShardInvalidation, ShardMessages
 from tao.model.errors import InvalidArgument, TaoError
+from tao.model.ids import SHARD_SHIFT
 from tao.routing.budgets import work_seconds
 from tao.serving.access_rules import FOLLOWER_RULES, check_role
+from tao.serving.configuration import Configuration
 from tao.serving.context import ServerContext
 from tao.serving.forward_path import ForwardPath
 from tao.serving.inspection import inspect
 from tao.serving.read_service import ReadService
 from tao.wire.convert import error_to_pb, shard_messages_from_pb
+from tao.wire.links import Links
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
 
@@ -38,12 +41,13 @@ class FollowerService:
         self._region: Final = context.region
         self._links: Final = context.links
         self._clock: Final = context.clock
-        self._spawn: Final = context.spawn_as("ID reservation")
+        self._spawn: Final = context.spawn_as("request to a leader")
         self._paths: Final[dict[str, Callable[[pb.Request, Reply], None]]] = {
             "read": reads.handle,
             "write": writes.handle,
             "apply": self._apply,
-            "reserve_ids": self._start_reserving,
+            "reserve_ids": lambda request, reply: self._ask_leader(request.reserve_ids.shard, request, reply),
+            "settle_pairs": self._settle_pairs,
             "get_topology": lambda _, reply: reply.send(pb.Answer(topology=configuration.topology_document())),
             "get_schema": lambda _, reply: reply.send(pb.Answer(schema=configuration.schema_document())),
             "watch": configuration.watch,
@@ -79,16 +83,30 @@ class FollowerService:
                 self._cache.apply_message(invalidation, epoch, self._clock.monotonic())
         reply.send(pb.Answer(invalidated=pb.Invalidated(shards=len(shards))))
 
-    def _start_reserving(self, request: pb.Request, reply: Reply) -> None:
-        self._spawn(self._reserve_ids(request, reply))
+    def _settle_pairs(self, request: pb.Request, reply: Reply) -> None:
+        """Have the inverses settled that a reader's token names as pending."""
+        shards = {pair.low_id >> SHARD_SHIFT for pair in request.settle_pairs.pairs}
+        if len(shards) != 1:
+            raise InvalidArgument(f"a request settles pairs of one coordinating shard, not of {len(shards)}")
+        self._ask_leader(shards.pop(), request, reply)
 
-    async def _reserve_ids(self, request: pb.Request, reply: Reply) -> None:
-        routes = self._configuration.routes
+    def _ask_leader(self, shard: int, request: pb.Request, reply: Reply) -> None:
+        """Answer with what this region's leader of the shard answers."""
+        self._spawn(self._relay(shard, request, reply))
+
+    async def _relay(self, shard: int, request: pb.Request, reply: Reply) -> None:
         try:
-            leader = routes.leaders(self._region).home(request.reserve_ids.shard)
-            forwarded = pb.Request(topology_version=routes.version, reserve_ids=request.reserve_ids)
-            answer = await self._links.to(leader).ask(forwarded, work_seconds(request.deadline_ms))
+            reply.send(await ask_leader(self._links, self._configuration, self._region, shard, request))
         except TaoError as error:
             reply.send(pb.Answer(error=error_to_pb(error)))
-        else:
-            reply.send(pb.Answer(reserved_ids=answer.reserved_ids))
+
+
+async def ask_leader(
+    links: Links, configuration: Configuration, region: str, shard: int, request: pb.Request
+) -> pb.Answer:
+    """Return the answer of the region's leader of the shard. Raises `TaoError`."""
+    routes = configuration.routes
+    asked = pb.Request()
+    asked.CopyFrom(request)
+    asked.topology_version = routes.version
+    return await links.to(routes.leaders(region).home(shard)).ask(asked, work_seconds(request.deadline_ms))

@@ -106,11 +106,14 @@ class ForwardedWrites:
         return True
 
     async def _reserve_ids(self, request: pb.Request, reply: Reply) -> None:
-        asked = pb.Request(topology_version=self._configuration.routes.version, reserve_ids=request.reserve_ids)
         try:
-            leader = self.leader(request.reserve_ids.shard)
-            answer = await self._links.to(leader).ask(asked, work_seconds(request.deadline_ms))
+            reply.send(await self.pass_on(request.reserve_ids.shard, request))
         except TaoError as error:
             reply.send(pb.Answer(error=error_to_pb(error)))
-        else:
-            reply.send(pb.Answer(reserved_ids=answer.reserved_ids))
+
+    async def pass_on(self, shard: int, request: pb.Request) -> pb.Answer:
+        """Return the answer of the leader in the region that masters the shard. Raises `TaoError`."""
+        asked = pb.Request()
+        asked.CopyFrom(request)
+        asked.topology_version = self._configuration.routes.version
+        return await self._links.to(self.leader(shard)).ask(asked, work_seconds(request.deadline_ms))

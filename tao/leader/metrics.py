@@ -45,6 +45,11 @@ def register_write_metrics(metrics: Metrics, ownership: Ownership, writes: Write
     )
     metrics.gauge("waiting_writes", "Writes queued or in a transaction.", lambda: writes.waiting)
     metrics.gauge("owned_shards", "Shards that this leader owns.", lambda: len(ownership.owned))
+    metrics.gauge(
+        "inverses_pending",
+        "Pairs whose inverse edge is known to be pending: it is written once the other leader answers.",
+        lambda: inverses.pairs_pending,
+    )
     metrics.gauge("inverse_pairs", "Pairs whose edges are being written at both ends.", lambda: inverses.pairs_held)
 
 
