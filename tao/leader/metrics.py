@@ -46,7 +46,7 @@ def register_write_metrics(metrics: Metrics, ownership: Ownership, writes: Write
     metrics.gauge("waiting_writes", "Writes queued or in a transaction.", lambda: writes.waiting)
     metrics.gauge("owned_shards", "Shards that this leader owns.", lambda: len(ownership.owned))
     metrics.gauge(
-        "inverses_pending",
+        "inverses_pending_pairs",
         "Pairs whose inverse edge is known to be pending: it is written once the other leader answers.",
         lambda: inverses.pairs_pending,
     )

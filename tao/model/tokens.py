@@ -121,6 +121,11 @@ class WriteToken:
         """Return whether any list lacks the inverse edge of one of the writes."""
         return bool(self._pending or self._unnamed_shards)
 
+    @property
+    def named_pending(self) -> tuple[PendingInverse, ...]:
+        """Return the pending inverses that the token names, oldest first."""
+        return self._pending
+
     def pending_in(self, key: ListKey) -> list[PendingInverse]:
         """Return the pending inverses to settle before the list is read. Raises `StaleRead` when the list may lack
         others that the token could not name."""

@@ -332,7 +332,6 @@ def _write_bounds() -> list[Bound]:
             slack=roles.CHECKER.max_samples_per_second * 50.0,  # of the longest time between two measurements
         ),
         Bound("pending inverses", InversePath, lambda path: path.pairs_pending, MAX_PENDING_PAIRS),
-        Bound("pairs that linger", InversePath, lambda path: len(path._lingering) - path.pairs_held, 0),
     ]
 
 
