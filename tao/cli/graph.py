@@ -12,13 +12,14 @@ from tao.admin.field_text import fields_of
 from tao.cli.connection import on_graph
 from tao.cli.frame import ask, show
 from tao.cli.options import combined, region_options, yes_option
-from tao.client import AssocList, Graph
+from tao.client import AssocList, EdgeWrite, Graph
 from tao.model.graph import MAX_TIME
 from tao.terminal import counted, print_pairs, print_table
 
 NOT_FOUND_STATUS: Final = 1
 _DATED_SECONDS: Final = (946_684_800, 4_102_444_800)
 """Times from 2000 to 2100 in Unix seconds are shown as dates too."""
+_PENDING: Final = "the other end cannot be reached now: the edge appears there as soon as it can"
 _assignments = click.argument("assignments", metavar="[FIELD=VALUE]...", nargs=-1)
 _list_arguments = combined(click.argument("id1", type=int), click.argument("atype"))
 _edge_arguments = combined(_list_arguments, click.argument("id2", type=int))
@@ -120,11 +121,13 @@ def add_object(otype: str, assignments: tuple[str, ...], near: int | None) -> No
 def add_edge(id1: int, atype: str, id2: int, assignments: tuple[str, ...], edge_time: int | None) -> None:
     """Add an edge, and its inverse when the type has one, or overwrite the edge that exists."""
 
-    async def work(graph: Graph) -> None:
-        await graph.assoc_add(id1, atype, id2, edge_time, fields_of(graph.schema.atype(atype), assignments))
+    async def work(graph: Graph) -> EdgeWrite:
+        return await graph.assoc_add(id1, atype, id2, edge_time, fields_of(graph.schema.atype(atype), assignments))
 
-    on_graph(work)
-    show({"id1": id1, "atype": atype, "id2": id2}, lambda: click.echo(f"{id1} {atype} {id2}"))
+    written = on_graph(work)
+    text = f"{id1} {atype} {id2}" + (f"\n{_PENDING}" if written.inverse_pending else "")
+    new = {"new": written.is_new, "inverse_pending": written.inverse_pending}
+    show({"id1": id1, "atype": atype, "id2": id2, **new}, lambda: click.echo(text))
 
 
 @click.group()
@@ -148,7 +151,11 @@ def delete_object(object_id: int) -> int:
 def delete_edge(id1: int, atype: str, id2: int) -> int:
     """Delete an edge and its inverse. Exit status 1 when there was none."""
     what = {"id1": id1, "atype": atype, "id2": id2}
-    return _delete(f"edge {id1} {atype} {id2}", what, lambda graph: graph.assoc_delete(id1, atype, id2))
+
+    async def work(graph: Graph) -> bool:
+        return bool(await graph.assoc_delete(id1, atype, id2))
+
+    return _delete(f"edge {id1} {atype} {id2}", what, work)
 
 
 def _delete(name: str, what: dict[str, object], work: Callable[[Graph], Awaitable[bool]]) -> int:

@@ -27,7 +27,7 @@ from tao.client.own_writes import Recording
 from tao.client.reads import AssocPage
 from tao.client.settings import ClientSettings
 from tao.client.sync_graph import SyncGraph
-from tao.client.values import Assoc, AssocList, Object
+from tao.client.values import Assoc, AssocList, EdgeWrite, Object
 from tao.model.errors import (
     DeadlineExceeded,
     Fenced,
@@ -64,6 +64,7 @@ __all__ = [
     "Consistency",
     "Credentials",
     "DeadlineExceeded",
+    "EdgeWrite",
     "Fenced",
     "Graph",
     "InternalError",

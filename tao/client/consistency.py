@@ -46,6 +46,11 @@ class Consistency:
         if self.max_staleness_ms is not None:
             check_staleness(self.max_staleness_ms)
 
+    @property
+    def has_pending(self) -> bool:
+        """Return whether the token names lists that lack inverse edges."""
+        return self.token is not None and self.token.has_pending
+
     @staticmethod
     def cached() -> Consistency:
         """Accept what the nearest cache holds, which includes the graph's own recent writes. Always returns the same

@@ -110,10 +110,10 @@ class Dispatcher:
         self.stats.writes += len(waiters)
         self._send(WriteCall(self._first_attempt(queue), rows, waiters))
 
-    async def ask(self, shard: int, request: pb.Request) -> pb.Answer:
-        """Send a request that is harmless to repeat to a server of the shard, and return the answer. Raises a
-        `TaoError`."""
-        deadline = self._loop.time() + self._settings.timeout_seconds
+    async def ask(self, shard: int, request: pb.Request, *, time_share: float = 1.0) -> pb.Answer:
+        """Send a request that is harmless to repeat to a server of the shard, and return the answer within this share
+        of an operation's time. Raises a `TaoError`."""
+        deadline = self._loop.time() + time_share * self._settings.timeout_seconds
         tried: tuple[ServerQueue, ...] = (self.router.writer(shard),)
         while True:
             queue = tried[-1]

@@ -19,6 +19,7 @@ from tao.client.diagnostics import ClientStats, Trace
 from tao.client.dispatcher import Dispatcher
 from tao.client.hot_items import HotItems
 from tao.client.own_writes import CRITICAL, MinimumVersions, OwnWrites, Recording
+from tao.client.pending_inverses import PendingInverses
 from tao.client.request_builder import RequestBuilder
 from tao.client.reverse_lookup import ReverseLookup
 from tao.client.server_queues import JoinedFuture, Waiter, WriteRow
@@ -52,6 +53,8 @@ class Operations:
         self._create_future = self._loop.create_future
         self._own_writes = OwnWrites(self._loop, settings.own_writes_keys, settings.own_writes_seconds)
         self._attached = self._own_writes.versions if settings.attach_own_writes else {}
+        self._own_pending = self._own_writes.pending if settings.attach_own_writes else {}
+        self._pending_inverses = PendingInverses(dispatcher, self._own_writes, lambda: self.schema)
         self._reverse_lookup = ReverseLookup(self._own_writes, settings)
         self._consistency = settings.consistency
         self._timeout_seconds = settings.timeout_seconds
@@ -123,6 +126,12 @@ class Operations:
     async def _read(self, operation: int, row: QueryRow, consistency: Consistency | None) -> bytes:
         if consistency is None:
             consistency = self._consistency
+        if (self._own_pending and row[:2] in self._own_pending) or (
+            consistency is not CACHED and self._demand_of(consistency).has_pending
+        ):
+            consistency, failed = await self._pending_inverses.settle((row,), consistency, self._own_pending)
+            if failed:
+                raise failed[row[:2]]
         if consistency is CACHED:
             if self._hot_rows and row in self._hot_rows:
                 return await self._read_hot(row)
@@ -158,6 +167,17 @@ class Operations:
         self, operation: int, rows: Sequence[QueryRow], consistency: Consistency | None
     ) -> list[bytes | TaoError]:
         consistency = self._demand_of(consistency)
+        if self._own_pending or consistency.has_pending:
+            consistency, failed = await self._pending_inverses.settle(rows, consistency, self._own_pending)
+            if failed:
+                settled = [row for row in rows if row[:2] not in failed]
+                values = iter(await self._read_settled(operation, settled, consistency))
+                return [failed.get(row[:2]) or next(values) for row in rows]
+        return await self._read_settled(operation, rows, consistency)
+
+    async def _read_settled(
+        self, operation: int, rows: Sequence[QueryRow], consistency: Consistency
+    ) -> list[bytes | TaoError]:
         joined: JoinedFuture[bytes] = JoinedFuture(len(rows), self._loop)
         waiters = [(joined, index) for index in range(len(rows))]
         minimums = self._minimums(rows, consistency)

@@ -3,7 +3,8 @@
 A write is in the caches of its tier before it is answered. The next read may still meet a cache without it: another
 tier after a failover, another clone, another region. So every write returns the versions that it has reached. The
 graph keeps them for a while, attaches them to its own reads of those keys, and makes tokens of them, which travel to
-the process that serves the user's next request.
+the process that serves the user's next request. Lists that lack the inverse edge of a write are kept as well, until a
+read has had it settled (`tao.client.pending_inverses`).
 
 A key is the beginning of a read's row: ``(id,)`` for an object, ``(id1, atype)`` for a list.
 """
@@ -15,12 +16,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from itertools import chain
 from typing import Final
 
 from tao.model.graph import ListKey
 from tao.model.ids import SHARD_SHIFT
-from tao.model.tokens import MAX_KEYS, WriteToken
-from tao.wire.convert import token_of
+from tao.model.tokens import MAX_KEYS, PendingInverse, WriteToken
+from tao.wire.convert import pending_of, token_of
 from tao.wire.read_batch import QueryRow, RowKey
 from tao.wire.v1 import session_pb2 as pb
 
@@ -68,7 +70,8 @@ class OwnWrites:
     """The versions that this graph's recent writes have reached, bounded by number and age.
 
     ``versions`` maps keys to versions. It is empty in a process that only reads, where checking that is the only cost.
-    ``inverse_pending`` holds the keys whose last write has left its inverse edge to repair."""
+    ``inverse_pending`` holds the keys whose last write has left its inverse edge pending. ``pending`` maps the lists
+    that lack such edges to what they lack; each has an entry in ``versions``, too."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, max_keys: int, seconds: float) -> None:
         """Start empty. ``max_keys`` bounds the number of keys, ``seconds`` how long a write is remembered."""
@@ -81,6 +84,7 @@ class OwnWrites:
         self._timer: asyncio.TimerHandle | None = None
         self.versions: Final[dict[RowKey, int]] = {}
         self.inverse_pending: Final[set[RowKey]] = set()
+        self.pending: Final[dict[RowKey, dict[PendingInverse, None]]] = {}
 
     def record(self, results: Sequence[pb.WriteResult]) -> None:
         """Remember writes that have succeeded, and add them to the recording of the calling task."""
@@ -90,11 +94,12 @@ class OwnWrites:
                 result.changed_ids, result.changed_atypes, result.changed_versions, strict=False
             ):
                 key = (key_id, atype) if atype else (key_id,)
-                self.versions[key] = max(version, self.versions.get(key, 0))
-                self._written_at[key] = now
-                self._written_at.move_to_end(key)
+                self._reached(key, version, now)
                 if result.inverse_pending:
                     self.inverse_pending.add(key)
+            for pending in pending_of(result.pending):
+                self._reached(pending[:2], 0, now)
+                self.pending.setdefault(pending[:2], {})[pending] = None
         while len(self.versions) > self._max_keys:
             self._drop_oldest()
         if self.versions and self._timer is None:
@@ -103,19 +108,39 @@ class OwnWrites:
         if recording is not None:
             recording._add(self, token_of(results))
 
+    def _reached(self, key: RowKey, version: int, now: float) -> None:
+        self.versions[key] = max(version, self.versions.get(key, 0))
+        self._written_at[key] = now
+        self._written_at.move_to_end(key)
+
+    def settled(self, pending: PendingInverse, version: int) -> None:
+        """Take note that the list has the inverse edge since ``version``."""
+        key = pending[:2]
+        left = self.pending.get(key)
+        if left is not None and pending in left:
+            del left[pending]
+            if not left:
+                del self.pending[key]
+            self._reached(key, version, self._loop.time())
+
     def forget(self, key: RowKey, version: int) -> None:
         """Forget the write that took the key to ``version``, unless a later write followed. Call it when that write is
         lost and its reader has received the error."""
         if self.versions.get(key) == version:
             del self.versions[key], self._written_at[key]
             self.inverse_pending.discard(key)
+            self.pending.pop(key, None)
 
     def token(self) -> WriteToken:
         """Return a token that names all writes that are remembered."""
         keys = list(self._written_at)
         # A token names the newest keys, and only the shards of the others, so the others are not handed to it.
         named = [(key[0], key[1] if len(key) > 1 else 0, self.versions[key]) for key in keys[-MAX_KEYS:]]
-        return WriteToken(named, {key[0] >> SHARD_SHIFT for key in keys[:-MAX_KEYS]})
+        return WriteToken(
+            named,
+            {key[0] >> SHARD_SHIFT for key in keys[:-MAX_KEYS]},
+            pending=chain.from_iterable(self.pending.values()),
+        )
 
     def recording(self) -> AbstractContextManager[Recording]:
         """Collect the writes of this task, and of the tasks it starts, while the block runs."""
@@ -126,6 +151,7 @@ class OwnWrites:
         self.versions.clear()
         self._written_at.clear()
         self.inverse_pending.clear()
+        self.pending.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -145,6 +171,7 @@ class OwnWrites:
         oldest, _ = self._written_at.popitem(last=False)
         del self.versions[oldest]
         self.inverse_pending.discard(oldest)
+        self.pending.pop(oldest, None)
 
 
 class MinimumVersions:

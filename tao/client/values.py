@@ -110,6 +110,25 @@ class Assoc(Struct, frozen=True, eq=False, weakref=True):
         )
 
 
+class EdgeWrite(Struct, frozen=True):
+    """The result of a write of an edge. It is true when the edge existed before.
+
+    ``existed``: the edge that the write names existed. ``inverse_pending``: the write is committed at one end, and its
+    inverse edge follows as soon as the other end can be reached. Reads of this graph, and reads with a token of the
+    write, wait for it or raise `StaleRead`; other readers of that list do not see the edge until then."""
+
+    existed: bool
+    inverse_pending: bool = False
+
+    def __bool__(self) -> bool:
+        return self.existed
+
+    @property
+    def is_new(self) -> bool:
+        """Return whether the write of an added edge made it, instead of replacing one."""
+        return not self.existed
+
+
 class AssocList(Sequence[Assoc]):
     """Edges of one association list, newest first: an immutable sequence of `Assoc`, which are made on first access.
 

@@ -24,6 +24,7 @@ from tao.client.validation import (
     check_otype,
     shard_in,
 )
+from tao.client.values import EdgeWrite
 from tao.model.errors import InvalidArgument, RequestError, TaoError
 from tao.schema.types import ObjectType
 from tao.wire.v1 import session_pb2 as pb
@@ -93,32 +94,31 @@ class WriteOperations(ReadOperations):
 
     async def assoc_add(
         self, id1: int, atype: str, id2: int, time: int | None = None, fields: Fields | None = None
-    ) -> None:
+    ) -> EdgeWrite:
         """Add an edge, or overwrite it, and its inverse when the type has one. ``time`` orders the list, newest first;
-        the default is now, in Unix seconds."""
-        await self._write(self._builder.assoc_add(id1, atype, id2, time, fields))
+        the default is now, in Unix seconds. The result's ``is_new`` says whether there was no such edge before."""
+        return _edge_write(await self._write(self._builder.assoc_add(id1, atype, id2, time, fields)))
 
-    async def assoc_add_many(self, edges: Iterable[Sequence[Any]]) -> None:
+    async def assoc_add_many(self, edges: Iterable[Sequence[Any]]) -> list[EdgeWrite]:
         """Do `assoc_add` for each ``(id1, atype, id2[, time[, fields]])``. Raises `SomeFailed`."""
-        await self._results(build_each(self._builder.assoc_add, edges, 3, 5))
+        return await self._edge_writes(build_each(self._builder.assoc_add, edges, 3, 5))
 
-    async def assoc_delete(self, id1: int, atype: str, id2: int) -> bool:
-        """Delete an edge and its inverse, and return False when there was none."""
-        return (await self._write(self._builder.assoc_delete(id1, atype, id2))).found
+    async def assoc_delete(self, id1: int, atype: str, id2: int) -> EdgeWrite:
+        """Delete an edge and its inverse. The result is false when there was none."""
+        return _edge_write(await self._write(self._builder.assoc_delete(id1, atype, id2)))
 
-    async def assoc_delete_many(self, edges: Iterable[tuple[int, str, int]]) -> list[bool]:
+    async def assoc_delete_many(self, edges: Iterable[tuple[int, str, int]]) -> list[EdgeWrite]:
         """Do `assoc_delete` for each ``(id1, atype, id2)``. Raises `SomeFailed`."""
-        rows = build_each(self._builder.assoc_delete, edges, 3, 3)
-        return [result.found for result in await self._results(rows)]
+        return await self._edge_writes(build_each(self._builder.assoc_delete, edges, 3, 3))
 
-    async def assoc_change_type(self, id1: int, atype: str, id2: int, new_atype: str) -> bool:
-        """Move an edge and its inverse to another type, with time and fields. Return False when there was no edge."""
-        return (await self._write(self._builder.assoc_change_type(id1, atype, id2, new_atype))).found
+    async def assoc_change_type(self, id1: int, atype: str, id2: int, new_atype: str) -> EdgeWrite:
+        """Move an edge and its inverse to another type, with time and fields. The result is false when there was no
+        edge."""
+        return _edge_write(await self._write(self._builder.assoc_change_type(id1, atype, id2, new_atype)))
 
-    async def assoc_change_type_many(self, edges: Iterable[tuple[int, str, int, str]]) -> list[bool]:
+    async def assoc_change_type_many(self, edges: Iterable[tuple[int, str, int, str]]) -> list[EdgeWrite]:
         """Do `assoc_change_type` for each ``(id1, atype, id2, new_atype)``. Raises `SomeFailed`."""
-        rows = build_each(self._builder.assoc_change_type, edges, 4, 4)
-        return [result.found for result in await self._results(rows)]
+        return await self._edge_writes(build_each(self._builder.assoc_change_type, edges, 4, 4))
 
     async def reserve_ids(self, count: int, near: int | None = None, shard: int | None = None) -> list[int]:
         """Return ids for objects to be added: on the shard of the object ``near``, on ``shard``, or on one chosen at
@@ -143,8 +143,15 @@ class WriteOperations(ReadOperations):
             found += await self.obj_get_many(absent, consistency=MASTER)
         return {each.id: each.object_type for each in found if each is not None}
 
+    async def _edge_writes(self, rows: list[WriteRow]) -> list[EdgeWrite]:
+        return list(map(_edge_write, await self._results(rows)))
+
     async def _results(self, rows: list[WriteRow]) -> list[pb.WriteResult]:
         return all_or_raise(await self._write_many(rows))
+
+
+def _edge_write(result: pb.WriteResult) -> EdgeWrite:
+    return EdgeWrite(result.found, result.inverse_pending)
 
 
 def _found(outcome: pb.WriteResult | TaoError) -> bool | TaoError:

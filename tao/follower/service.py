@@ -16,15 +16,24 @@ from typing import Any, Final
 
 from tao.cache import GraphCache
 from tao.model.changes import ShardInvalidation, ShardMessages
-from tao.model.errors import DeadlineExceeded, NotMine, Overloaded, TaoError, Unavailable
+from tao.model.errors import (
+    DeadlineExceeded,
+    NotMine,
+    Overloaded,
+    RetryableError,
+    StaleRead,
+    TaoError,
+    Unavailable,
+)
 from tao.model.ids import SHARD_SHIFT
+from tao.model.tokens import PendingInverse
 from tao.model.topology import CacheServer
 from tao.routing.budgets import work_seconds
 from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import ForwardPath
 from tao.serving.read_service import ReadService
 from tao.serving.requests import CacheService
-from tao.wire.convert import error_from_pb, shard_messages_from_pb
+from tao.wire.convert import error_from_pb, pending_of, settle_request, shard_messages_from_pb
 from tao.wire.session import Reply, RequestHandler, failure
 from tao.wire.v1 import session_pb2 as pb
 
@@ -53,6 +62,7 @@ class FollowerService(CacheService):
                 "write": writes.handle,
                 "apply": self._apply,
                 "reserve_ids": writes.reserve_ids,
+                "settle_pairs": writes.settle_pairs,
                 "invalidate": self._invalidate,
             },
         )
@@ -117,6 +127,9 @@ class UnaryPath:
 
     def handle(self, request: pb.Request, reply: Reply) -> None:
         """Serve the call here, or relay it. Raises `Overloaded` when too many calls are being relayed."""
+        if request.settle_first:
+            self._spawn(self._settle_and_handle(request, reply))
+            return
         shard = home_shard(request)
         candidates = () if shard is None else self._candidates(shard)
         if not candidates:
@@ -125,6 +138,29 @@ class UnaryPath:
         if self._under_way >= self._settings.max_relayed:
             raise Overloaded(f"{self._under_way} calls are under way to other followers, which is the bound")
         self._spawn(self._relay(request, candidates, reply))
+
+    async def _settle_and_handle(self, request: pb.Request, reply: Reply) -> None:
+        """Have the inverses written that the token names as pending in the list, then read it from the master."""
+        until = self._clock.monotonic() + work_seconds(request.deadline_ms)
+        try:
+            for pending in pending_of(request.settle_first):
+                await self._settle(pending, until - self._clock.monotonic())
+            del request.settle_first[:]
+            request.read.critical = True
+            request.deadline_ms = max(1, round((until - self._clock.monotonic()) * 1000))
+            self.handle(request, reply)
+        except TaoError as error:
+            reply.send(failure(error))
+
+    async def _settle(self, pending: PendingInverse, timeout_seconds: float) -> None:
+        routes = self._configuration.routes
+        settle = settle_request((pending,), self._configuration.schema)
+        settle.topology_version = routes.version
+        leader = routes.leaders(self._region).home(pending.coordinator_id >> SHARD_SHIFT)
+        try:
+            await self._links.to(leader).ask(settle, timeout_seconds)
+        except RetryableError as error:
+            raise StaleRead(error.message) from error
 
     def _candidates(self, shard: int) -> tuple[CacheServer, ...]:
         """Return the servers of the shard, best first; none when this follower hosts the shard or the shard does not

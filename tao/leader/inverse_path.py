@@ -2,8 +2,9 @@
 
 The coordinator, which is the leader of the smaller id's shard, commits its side together with an *intent*. It then
 has the other leader copy its rows, and removes the intent. Only one write of a pair runs at a time, until the copy
-is acknowledged or can no longer happen; so an older copy never overtakes a newer one. A failure leaves the intent.
-The next write of the pair or the repair loop settles it from the coordinator's rows as they are then."""
+is acknowledged or can no longer happen; so an older copy never overtakes a newer one. A failure leaves the intent,
+and this leader remembers the pair. It settles the pair as soon as the other leader answers again, or when a read asks
+for it. The next write of the pair settles it, too. The intents of a dead leader are found by a scan."""
 
 from __future__ import annotations
 
@@ -12,9 +13,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tao.leader.ownership import Ownership
+from tao.leader.pending_pairs import PendingPairs, RetryTimes
 from tao.leader.remote_inverses import Deposed, OtherLeaders, may_still_be_written, unknown_outcome_of
 from tao.leader.write_path import WritePath, Written, forget_intent_of
 from tao.model.changes import ShardMessages
@@ -42,9 +44,6 @@ from tao.planning.coordination import coordinator_side, names_far_side
 from tao.planning.draft import coordinator_edges_of, settle_writes
 from tao.serving.configuration import ServerContext
 
-MAX_STUCK: Final = 1_000
-"""Intents remembered as impossible to settle just now. Further ones are retried with every look."""
-
 _PAUSE_SECONDS: Final = 0.05
 """Pause before the first retry at the other side, even after an immediate refusal. It doubles, up to ten times this."""
 
@@ -65,15 +64,19 @@ class InverseSettings:
     max_waiting_per_pair: int = 256
     """Writes of one pair that may wait for each other."""
 
+    contact_seconds: float = 0.25
+    """Interval between two tries to reach a leader at which inverses are pending. A cut that ends is noticed within
+    this time of the link's recovery."""
+
     repair_seconds: float = 2.0
-    """Interval between two looks for leftover intents."""
+    """Interval between two looks for intents that no leader remembers, as after the death of one."""
 
     repair_age_seconds: float = 10.0
     """Age above which an intent counts as left over. It exceeds the deadlines of all steps of a write, so a younger
-    intent may still be in progress."""
+    intent may still be in progress. It is also the longest pause between two tries of one pair."""
 
     repair_batch: int = 100
-    """Intents settled in one look; the others wait for the next look."""
+    """Pairs settled concurrently at one leader, and intents read in one look beyond those that are known."""
 
 
 class InversePath:
@@ -100,7 +103,9 @@ class InversePath:
         self._settings: Final = settings
         self._log: Final = context.log
         self._pairs: Final = PairLocks(settings.max_waiting_per_pair)
-        self._stuck: dict[IntentKey, float] = {}
+        self._pending: Final = PendingPairs(RetryTimes(settings.contact_seconds, settings.repair_age_seconds))
+        self._lingering: Final[dict[IntentKey, PairHold]] = {}
+        self._contacts: Final[set[str]] = set()
         self.settled_later = 0
         self.left_pending = 0
 
@@ -108,6 +113,11 @@ class InversePath:
     def pairs_held(self) -> int:
         """Return the number of pairs being written now."""
         return len(self._pairs)
+
+    @property
+    def pairs_pending(self) -> int:
+        """Return the number of pairs whose inverse is known to be pending."""
+        return len(self._pending)
 
     async def write(self, write: Write, deadline: float, *, sub_write: bool = False) -> tuple[Written, bool]:
         """Execute a checked write.
@@ -224,13 +234,29 @@ class InversePath:
         try:
             yield hold
         finally:
-            if hold.release_at is None:
-                self._pairs.release(pair)
-            else:
-                # A timer cannot be refused. A task could be, by the bound on tasks, and the pair would be held for
-                # ever.
-                left = max(0.0, hold.release_at - self._clock.monotonic())
-                asyncio.get_running_loop().call_later(left, self._pairs.release, pair)
+            self._release(pair, hold)
+
+    def _release(self, pair: IntentKey, hold: PairHold) -> None:
+        """Free the pair, or keep it for as long as a copy may be in progress."""
+        if hold.is_released or hold.attempts:
+            return  # the end of the last attempt calls this again
+        if hold.timer is not None:
+            hold.timer.cancel()
+        left = 0.0 if hold.release_at is None else hold.release_at - self._clock.monotonic()
+        if left > 0:
+            if hold.copy is not None:
+                self._lingering[pair] = hold
+            # A timer cannot be refused. A task could be, by the bound on tasks, and the pair would be held for ever.
+            hold.timer = asyncio.get_running_loop().call_later(left, self._end_lingering, pair, hold)
+            return
+        hold.is_released = True
+        if self._lingering.get(pair) is hold:
+            del self._lingering[pair]
+        self._pairs.release(pair)
+
+    def _end_lingering(self, pair: IntentKey, hold: PairHold) -> None:
+        hold.release_at = hold.timer = None
+        self._release(pair, hold)
 
     def _spawn_optional(self, job: Coroutine[Any, Any, None]) -> None:
         """Start work that the repair loop can do as well: a failure to start it must not fail a committed write."""
@@ -239,37 +265,45 @@ class InversePath:
         except TaoError as error:
             self._log.warning("work_left_to_repair", reason=error.message)
 
-    async def _settle(
-        self, written: Written, hold: PairHold, coordinator: Coordinator | None = None, *, hands_over: bool = True
-    ) -> bool:
+    async def _settle(self, written: Written, hold: PairHold, coordinator: Coordinator | None = None) -> bool:
         """Write the mirror; return whether it is written.
 
-        On failure the intent stays, and the pair is held until no copy can still be in progress. ``coordinator``:
-        the ownership under which the rows to copy were committed; None: read them under the present ownership.
-        ``hands_over``: if the shard has changed hands since, ask its new owner to settle the pair, so that a planned
+        On failure the intent stays, the pair is remembered, and it is held until no copy can still be in progress.
+        ``coordinator``: the ownership under which the rows to copy were committed; None: read them under the present
+        ownership. If the shard has changed hands since, its new owner is asked to settle the pair, so that a planned
         change of owners leaves no inverse pending."""
+        intent = written.intent
+        assert intent is not None, "only called for a write with an intent"
+        try:
+            await self._settle_or_raise(written, hold, coordinator, hands_over=True)
+        except TaoError as error:
+            record = self._log.error if isinstance(error, RequestError) else self._log.warning
+            record("inverse_pending", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
+            self.left_pending += 1
+            self._pending.add(intent, self._clock.monotonic())
+            return False
+        return True
+
+    async def _settle_or_raise(
+        self, written: Written, hold: PairHold, coordinator: Coordinator | None, *, hands_over: bool
+    ) -> None:
         intent = written.intent
         assert intent is not None, "only called for a write with an intent"
         try:
             messages, is_owner = await self._write_mirror(
                 intent, written.settles, hold, coordinator, hands_over=hands_over
             )
-        except RequestError as error:
-            self._log.error(
-                "intent_settlement_refused", low_id=intent.low_id, high_id=intent.high_id, reason=error.message
-            )
-            self.left_pending += 1
-            return False
+        except RequestError:
+            raise
         except TaoError as error:
-            self._log.warning("inverse_pending", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
-            self.left_pending += 1
             if may_still_be_written(error):
                 self._linger(hold)
-            return False
+            raise
         written.messages.extend(messages)
+        if self._pending.settled(intent):
+            self.settled_later += 1
         if is_owner:
             self._spawn_optional(self._forget(intent))
-        return True
 
     async def _write_mirror(
         self,
@@ -309,6 +343,7 @@ class InversePath:
             settles = tuple(
                 settle_writes(intent, await self._read_edges(coordinator_edges_of(intent)), self._configuration.schema)
             )
+        hold.copy = PairCopy(intent, settles, present)
         return await self._settle_there(intent.high_id >> SHARD_SHIFT, settles, present, hold)
 
     async def _settle_there(
@@ -368,61 +403,105 @@ class InversePath:
         )
         return {key: edge for key, block in zip(keys, read.values, strict=True) for edge in decode_block(block)}
 
-    async def settle_pair(self, intent: IntentRow) -> list[ShardMessages] | None:
-        """Copy the coordinator's rows of a pair to its other side, and forget the intent.
+    async def settle_pair(self, intent: IntentRow, timeout_seconds: float) -> list[ShardMessages]:
+        """Copy the coordinator's rows of a pair to its other side, and forget the intent. Returns the messages for
+        caches. What this leader knows to be pending of the pair replaces ``intent``: it covers all that is.
 
-        Returns the messages for caches, or None when the pair could not be settled. Raises `Overloaded` or
-        `DeadlineExceeded` when the pair stays busy."""
+        While a copy that was not acknowledged keeps the pair held, the same copy is sent again. Raises `TaoError` when
+        the pair is not settled, among others `Overloaded` and `DeadlineExceeded` when other writes keep it busy."""
         pair = IntentKey(intent.low_id, intent.high_id)
-        pending = Written(WriteOutcome(), intent=intent)
-        async with self._held(pair, self._settings.repair_age_seconds) as hold:
-            return pending.messages if await self._settle(pending, hold, hands_over=False) else None
+        lingering = self._lingering.get(pair)
+        if lingering is not None:
+            return await self._copy_again(pair, lingering)
+        pending = Written(WriteOutcome(), intent=self._pending.intent(pair) or intent)
+        async with self._held(pair, timeout_seconds) as hold:
+            await self._settle_or_raise(pending, hold, None, hands_over=False)
+        return pending.messages
 
-    async def _settle_leftover(self, intent: IntentRow) -> None:
+    async def _copy_again(self, pair: IntentKey, hold: PairHold) -> list[ShardMessages]:
+        """Send the copy of a pair that is still held for it once more: the same copy twice does no harm."""
+        copy = hold.copy
+        assert copy is not None, "only such holds linger in the table"
+        written = Written(WriteOutcome(), intent=copy.intent, settles=copy.settles)
+        hold.attempts += 1
         try:
-            if await self.settle_pair(intent) is not None:
-                self.settled_later += 1
-                return
+            await self._settle_or_raise(written, hold, copy.coordinator, hands_over=False)
+        finally:
+            hold.attempts -= 1
+            self._release(pair, hold)
+        return written.messages
+
+    async def settle_pending(self) -> None:
+        """Settle the pairs that this leader remembers as soon as their other leaders answer, until cancelled."""
+        while True:
+            await asyncio.sleep(self._settings.contact_seconds)
+            self._pending.keep_only(self._ownership.owned.__contains__)
+            if not self._pending:
+                continue
+            groups = self._pending.by_leader(self._others.leader_name, self._is_busy, self._clock.monotonic())
+            for leader, pairs in groups.items():
+                if leader not in self._contacts:
+                    self._spawn_optional(self._settle_at(leader, pairs))
+
+    def _is_busy(self, pair: IntentKey) -> bool:
+        """Return whether a write of the pair is in progress, which settles it."""
+        return self._pairs.holds(pair) and pair not in self._lingering
+
+    async def _settle_at(self, leader: str, pairs: list[IntentKey]) -> None:
+        """Settle the pending pairs at one leader, beginning with a single one. Stop when none of a batch succeeds."""
+        if leader in self._contacts:
+            return
+        self._contacts.add(leader)
+        try:
+            size = 1
+            while pairs:
+                batch, pairs = pairs[:size], pairs[size:]
+                settled = await asyncio.gather(*map(self._settle_pending_pair, batch))
+                if not any(settled):
+                    return
+                size = self._settings.repair_batch
+        finally:
+            self._contacts.discard(leader)
+
+    async def _settle_pending_pair(self, pair: IntentKey) -> bool:
+        intent = self._pending.intent(pair)
+        if intent is None or self._is_busy(pair):
+            return True
+        try:
+            await self.settle_pair(intent, self._settings.settle_timeout_seconds)
         except TaoError as error:
-            # The intent stays, and the next look finds it.
-            self._log.info("intent_not_settled", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
-        if len(self._stuck) < MAX_STUCK:
-            until = self._clock.monotonic() + self._settings.repair_age_seconds
-            self._stuck[IntentKey(intent.low_id, intent.high_id)] = until
+            now, is_request_error = self._clock.monotonic(), isinstance(error, RequestError)
+            if may_still_be_written(error) and not is_request_error:
+                self._pending.unanswered(pair, now)
+            else:
+                self._pending.refused(pair, now, for_good=is_request_error)
+            self._log.debug("pair_still_pending", low_id=pair.low_id, high_id=pair.high_id, reason=error.message)
+            return False
+        return True
 
     async def repair(self) -> None:
-        """Settle leftover intents, until cancelled."""
+        """Look for intents that no leader remembers, until cancelled."""
         while True:
             await asyncio.sleep(self._settings.repair_seconds)
-            # A full batch is followed by the next look at once, as long as intents get settled.
-            while await self._settle_old() == self._settings.repair_batch:
-                pass
+            by_server: dict[str, list[int]] = {}
+            for shard, row in self._ownership.owned.items():
+                by_server.setdefault(row.master_server, []).append(shard)
+            # Databases are asked concurrently: one that is unavailable must not delay the intents of the others.
+            await asyncio.gather(*(self._find_intents(shards) for shards in by_server.values()))
 
-    async def _settle_old(self) -> int:
-        """Settle the oldest intents of every database concurrently; return how many were settled."""
-        by_server: dict[str, list[int]] = {}
-        for shard, row in self._ownership.owned.items():
-            by_server.setdefault(row.master_server, []).append(shard)
-        settled = self.settled_later
-        # Databases are handled concurrently: one that is unavailable must not delay the intents of the others.
-        await asyncio.gather(*(self._settle_of_server(shards) for shards in by_server.values()))
-        return self.settled_later - settled
-
-    async def _settle_of_server(self, shards: list[int]) -> None:
+    async def _find_intents(self, shards: list[int]) -> None:
         before = self._clock.unix_ms() - int(self._settings.repair_age_seconds * 1000)
-        now = self._clock.monotonic()
-        self._stuck = {pair: until for pair, until in self._stuck.items() if until > now}
         try:
-            # Intents that recently could not be settled are skipped for a while, or they would hide all newer ones.
+            # The intents of the pairs that are known must not hide all newer ones.
             intents = await self._write_store.old_intents(
-                shards, before_unix_ms=before, limit=self._settings.repair_batch + len(self._stuck)
+                shards, before_unix_ms=before, limit=self._settings.repair_batch + len(self._pending)
             )
         except TaoError as error:
             self._log.warning("intents_not_read", reason=error.message)
             return
-        pairs = [(IntentKey(intent.low_id, intent.high_id), intent) for intent in intents]
-        free = [intent for pair, intent in pairs if pair not in self._stuck and not self._pairs.holds(pair)]
-        await asyncio.gather(*(self._settle_leftover(intent) for intent in free[: self._settings.repair_batch]))
+        for intent in intents:
+            if not self._pairs.holds(IntentKey(intent.low_id, intent.high_id)):
+                self._pending.add(intent, self._clock.monotonic())
 
     def register(self, metrics: Metrics) -> None:
         """Register the metrics."""
@@ -431,6 +510,11 @@ class InversePath:
             "Inverse edges that could not be written at once, and inverse edges settled later.",
             "event",
             lambda: {"left_pending": self.left_pending, "settled_later": self.settled_later},
+        )
+        metrics.gauge(
+            "inverses_pending_pairs",
+            "Pairs whose inverse edge is known to be pending: it is written once the other leader answers.",
+            lambda: self.pairs_pending,
         )
         metrics.gauge("inverse_pairs", "Pairs whose edges are being written at both ends.", lambda: self.pairs_held)
 
@@ -524,20 +608,42 @@ class PairLocks:
         del self._held[pair]
 
 
+class PairCopy(NamedTuple):
+    """A copy of the coordinator's rows to the far side of a pair."""
+
+    intent: IntentRow
+    settles: tuple[SettleEdge, ...]
+    coordinator: Coordinator
+
+
 class PairHold:
     """A pair that one write holds.
 
     ``deadline``: the time until which the writer waits. ``needs_far_side``: the writer named the far side, so the
     write must not be acknowledged before that side has it. ``release_at``: keep the pair held until this time,
-    because a copy may still be in progress. ``unknown_outcome``: the error of a copy that may have been written,
-    whatever the outcome of later copies."""
+    because a copy may still be in progress; ``timer``: fires then. ``copy``: the last copy that was made.
+    ``attempts``: how many tries to send it again are in progress. ``unknown_outcome``: the error of a copy that may
+    have been written, whatever the outcome of later copies."""
 
-    __slots__ = ("deadline", "needs_far_side", "release_at", "unknown_outcome")
+    __slots__ = (
+        "attempts",
+        "copy",
+        "deadline",
+        "is_released",
+        "needs_far_side",
+        "release_at",
+        "timer",
+        "unknown_outcome",
+    )
 
     def __init__(self, deadline: float, *, needs_far_side: bool = False) -> None:
         self.deadline = deadline
         self.needs_far_side = needs_far_side
         self.release_at: float | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.copy: PairCopy | None = None
+        self.attempts = 0
+        self.is_released = False
         self.unknown_outcome: OutcomeUnknown | None = None
 
 

@@ -27,6 +27,7 @@ from tao.model.errors import (
 from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import WriteStore
 from tao.model.rows import IntentRow, ShardRow
+from tao.model.topology import CacheServer
 from tao.model.writes import Coordinator, SettleEdge, Write
 from tao.serving.configuration import ServerContext
 from tao.wire.convert import error_from_pb, shard_messages_from_pb, write_to_pb
@@ -58,6 +59,9 @@ def unknown_outcome_of(error: TaoError) -> OutcomeUnknown | None:
 
 class OtherLeaders(Protocol):
     """Calls to the leaders of other shards."""
+
+    def leader_name(self, shard: int) -> str:
+        """Return the name of the shard's leader, in the region that masters the shard."""
 
     async def settle(
         self, shard: int, settles: Sequence[SettleEdge], coordinator: Coordinator, timeout_seconds: float
@@ -110,6 +114,14 @@ class RemoteLeaders:
         self.local: LocalInverses | None = None
         self._apply_changes: Final = apply_changes
 
+    def leader_name(self, shard: int) -> str:
+        """See `OtherLeaders.leader_name`."""
+        return self._leader(shard).name
+
+    def _leader(self, shard: int) -> CacheServer:
+        routes = self._configuration.routes
+        return routes.leaders(routes.master_region(shard)).home(shard)
+
     async def settle(
         self, shard: int, settles: Sequence[SettleEdge], coordinator: Coordinator, timeout_seconds: float
     ) -> list[ShardMessages]:
@@ -130,7 +142,7 @@ class RemoteLeaders:
 
         async def attempt(left_seconds: float) -> list[ShardMessages]:
             routes = self._configuration.routes
-            leader = routes.leaders(routes.master_region(shard)).home(shard)
+            leader = self._leader(shard)
             if leader.name == self._ownership.name:
                 raise Deposed(f"shard {shard} is being taken again by this leader; its intent is settled later")
             request = pb.Request(topology_version=routes.version, settle_pairs=pb.SettlePairs(pairs=(pair,)))
@@ -181,7 +193,7 @@ class RemoteLeaders:
                 messages.extend(written.messages)
             return messages
         routes = self._configuration.routes
-        leader = routes.leaders(routes.master_region(shard)).home(shard)
+        leader = self._leader(shard)
         batch = pb.WriteBatch(
             writes=[write_to_pb(settle) for settle in settles],
             want_changes=True,

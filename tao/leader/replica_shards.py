@@ -20,6 +20,7 @@ from tao.cache import GraphCache
 from tao.delivery.publisher import Publisher
 from tao.model.changes import ShardMessages
 from tao.model.errors import ProtocolError, RequestError
+from tao.model.ids import SHARD_SHIFT
 from tao.model.topology import CacheServer
 from tao.observability.logs import Logger
 from tao.serving.configuration import ServerContext
@@ -211,4 +212,12 @@ class ForwardedWrites:
         if self.is_mastered_here(request.reserve_ids.shard):
             return False
         self._path.reserve_ids(request, reply)
+        return True
+
+    def settle_pairs(self, request: pb.Request, reply: Reply) -> bool:
+        """Forward a request to settle pairs when another region masters one of the coordinating shards; return whether
+        it was forwarded."""
+        if all(self.is_mastered_here(pair.low_id >> SHARD_SHIFT) for pair in request.settle_pairs.pairs):
+            return False
+        self._path.settle_pairs(request, reply)
         return True

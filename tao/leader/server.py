@@ -197,6 +197,7 @@ class LeaderServer(CachingServer[LeaderSettings]):
         self._tasks.keep(self._ownership.take, "taking shards")
         self._tasks.keep(self._ownership.check, "ownership check")
         self._tasks.keep(self._inverses.repair, "repair")
+        self._tasks.keep(self._inverses.settle_pending, "pending inverses")
         self._tasks.keep(self._heartbeats.run, "heartbeats")
         self._tasks.keep(self._checker.run, "consistency checker")
         self._start_common_tasks(context)

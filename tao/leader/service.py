@@ -13,10 +13,11 @@ from tao.leader.relay_path import RelayPath
 from tao.leader.remote_inverses import InverseFence
 from tao.leader.replica_shards import ForwardedWrites
 from tao.leader.write_path import WritePath
-from tao.model.errors import InternalError, InvalidArgument, OutcomeUnknown, TaoError
+from tao.model.errors import InternalError, InvalidArgument, OutcomeUnknown, TaoError, Unavailable
 from tao.model.ids import SHARD_SHIFT
 from tao.model.relay import Touch
 from tao.model.rows import IntentRow
+from tao.model.tokens import PendingInverse
 from tao.model.writes import SettleEdge, Write
 from tao.planning.coordination import names_far_side, shards_of
 from tao.routing.budgets import work_seconds
@@ -94,8 +95,15 @@ class WriteRequests:
                 unknown = OutcomeUnknown("the edge is written at its id2; repair will write it at its id1")
                 results.fail(slot, unknown, written.messages)
                 return
-            result = outcome_to_pb(written.outcome, written.messages, inverse_pending=pending)
+            lists = self._pending_lists(written.intent) if pending else ()
+            result = outcome_to_pb(written.outcome, written.messages, lists)
             results.add(slot, result, written.messages)
+
+    def _pending_lists(self, intent: IntentRow | None) -> list[PendingInverse]:
+        assert intent is not None, "a write whose inverse is pending has an intent"
+        schema = self._configuration.schema
+        inverses = [schema.atype(atype).inverse for atype in intent.atypes if schema.knows_atype(atype)]
+        return [PendingInverse(intent.high_id, each, intent.low_id) for each in inverses if each is not None]
 
     def _check_far_end(self, write: Write) -> None:
         """Check that the shard of the inverse exists; otherwise the edge would be half an edge for ever.
@@ -124,25 +132,35 @@ class WriteRequests:
     def settle_pairs(self, request: pb.Request, reply: Reply) -> None:
         """Copy the coordinator's rows of pairs to their other sides. Raises `NotMine`.
 
-        The callers are `tao repair`, and leaders that had the coordinating shard before."""
+        The callers are followers whose reader's token names a pending inverse, `tao repair`, and leaders that had the
+        coordinating shard before. What a follower asks of a shard that another region masters is passed on, once."""
+        if reply.peer.role == "follower" and self._forwarded.settle_pairs(request, reply):
+            return
         for pair in request.settle_pairs.pairs:
             self._ownership.row(pair.low_id >> SHARD_SHIFT)
         self._spawn(self._settle_pairs(request, reply))
 
     async def _settle_pairs(self, request: pb.Request, reply: Reply) -> None:
         answer = pb.SettledPairs()
-        try:
-            for pair in request.settle_pairs.pairs:
-                intent = IntentRow(pair.low_id, pair.high_id, tuple(pair.atypes), pair.token, self._clock.unix_ms())
-                messages = await self._inverses.settle_pair(intent)
-                if messages is not None:
-                    answer.settled += 1
-                    if reply.peer.role == "leader":  # an operator has no caches, and settles thousands
-                        answer.changes.extend(map(shard_messages_to_pb, messages))
-        except TaoError as error:
-            reply.send(pb.Answer(error=error_to_pb(error)))
-        else:
-            reply.send(pb.Answer(settled_pairs=answer))
+        is_operator = reply.peer.role == "operator"
+        deadline = self._clock.monotonic() + work_seconds(request.deadline_ms)
+        for pair in request.settle_pairs.pairs:
+            intent = IntentRow(pair.low_id, pair.high_id, tuple(pair.atypes), pair.token, self._clock.unix_ms())
+            try:
+                messages = await self._inverses.settle_pair(intent, deadline - self._clock.monotonic())
+            except TaoError as error:
+                if is_operator:  # who settles thousands and asks again for the rest
+                    continue
+                pending = Unavailable(
+                    f"the edge between {pair.low_id} and {pair.high_id} is not written at its second end yet: "
+                    f"{error.message}"
+                )
+                reply.send(pb.Answer(error=error_to_pb(pending)))
+                return
+            answer.settled += 1
+            if not is_operator:
+                answer.changes.extend(map(shard_messages_to_pb, messages))
+        reply.send(pb.Answer(settled_pairs=answer))
 
 
 class LeaderService(CacheService):

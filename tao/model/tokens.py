@@ -6,6 +6,11 @@ into a cookie, and never look inside: the text form is versioned and carries a c
 
 At most `MAX_KEYS` keys are named. Beyond that the oldest become "critical for this shard": reads of the shard go to the
 master database, which is always new enough.
+
+A write may be acknowledged while its inverse edge is pending. No version of the list that lacks the edge is known then,
+so the token names the list and the edge's other end, whose leader settles the pair. A read of the list with the token
+has the pair settled first. At most `MAX_PENDING` of these are named; for the lists of older ones, by shard, a read with
+the token fails.
 """
 
 from __future__ import annotations
@@ -15,21 +20,31 @@ import binascii
 import zlib
 from collections.abc import Iterable
 from itertools import islice
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 import msgspec
 
-from tao.model.errors import InvalidArgument
+from tao.model.errors import InvalidArgument, StaleRead
 from tao.model.graph import ListKey
 from tao.model.ids import MAX_ID, MAX_SHARDS, SHARD_SHIFT
 
 MAX_KEYS: Final = 32
 MAX_SHARDS_NAMED: Final = 32
-MAX_TEXT_BYTES: Final = 2_048
-"""Longest text accepted: a full token has about 1,400 bytes, and a cookie holds 4,096."""
+MAX_PENDING: Final = 16
+MAX_TEXT_BYTES: Final = 3_072
+"""Longest text accepted: a full token has about 2,300 bytes, and a cookie holds 4,096."""
 
 _FORMAT: Final = 1
 _CHECKSUM_BYTES: Final = 4
+
+
+class PendingInverse(NamedTuple):
+    """A list that lacks the inverse edge of an acknowledged write, and the id at the edge's other end, whose shard's
+    leader settles the pair."""
+
+    id1: int
+    atype: int
+    coordinator_id: int
 
 
 class _Packed(msgspec.Struct, frozen=True, array_like=True):
@@ -37,18 +52,33 @@ class _Packed(msgspec.Struct, frozen=True, array_like=True):
     shards: list[int]
 
 
-_decode = msgspec.msgpack.Decoder(_Packed).decode
+class _PackedWithPending(_Packed, frozen=True, array_like=True):
+    """Written only where an inverse is pending, so that earlier versions read most tokens of this one."""
+
+    pending: list[tuple[int, int, int]] = []
+    unnamed_shards: list[int] = []
+
+
+_decode = msgspec.msgpack.Decoder(_PackedWithPending).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class WriteToken:
     """An immutable token. ``keys``: ``(id, atype) → version`` in the order of the writes, atype 0 for objects;
-    ``shards``: shards that must be read critically."""
+    ``shards``: shards that must be read critically; ``pending``: lists that lack inverse edges; ``unnamed_shards``:
+    shards of lists that lack further ones."""
 
-    __slots__ = ("_keys", "_shards")
+    __slots__ = ("_keys", "_pending", "_shards", "_unnamed_shards")
 
-    def __init__(self, keys: Iterable[tuple[int, int, int]] = (), shards: Iterable[int] = ()) -> None:
-        """``keys``: ``(id, atype, version)``, oldest first. Keys beyond the limit make their shards critical."""
+    def __init__(
+        self,
+        keys: Iterable[tuple[int, int, int]] = (),
+        shards: Iterable[int] = (),
+        pending: Iterable[tuple[int, int, int]] = (),
+        unnamed_shards: Iterable[int] = (),
+    ) -> None:
+        """``keys``: ``(id, atype, version)``, oldest first. Keys beyond the limit make their shards critical.
+        ``pending``: pending inverses, oldest first. Of those beyond the limit only the shards are kept."""
         newest: dict[tuple[int, int], int] = {}
         for key_id, atype, version in keys:
             known = newest.pop((key_id, atype), 0)
@@ -60,20 +90,55 @@ class WriteToken:
         self._keys = newest
         # One shard more than a token can name means "all"; which shards they are does not matter then.
         self._shards = tuple(islice(critical, MAX_SHARDS_NAMED + 1))
+        every = dict.fromkeys(map(PendingInverse._make, pending))
+        unnamed = dict.fromkeys(unnamed_shards)
+        for inverse in list(islice(every, max(0, len(every) - MAX_PENDING))):
+            del every[inverse]
+            unnamed[inverse.id1 >> SHARD_SHIFT] = None
+        self._pending = tuple(every)
+        self._unnamed_shards = tuple(islice(unnamed, MAX_SHARDS_NAMED + 1))
 
     def __bool__(self) -> bool:
-        return bool(self._keys or self._shards)
+        return bool(self._keys or self._shards or self.has_pending)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, WriteToken):
             return NotImplemented
-        return self._keys == other._keys and set(self._shards) == set(other._shards)
+        return self._keys == other._keys and self._sets() == other._sets()
 
     def __hash__(self) -> int:
-        return hash((frozenset(self._keys.items()), frozenset(self._shards)))
+        return hash((frozenset(self._keys.items()), self._sets()))
+
+    def _sets(self) -> tuple[frozenset[object], ...]:
+        return tuple(map(frozenset, (self._shards, self._pending, self._unnamed_shards)))
 
     def __repr__(self) -> str:
-        return f"WriteToken({len(self._keys)} keys, {len(self._shards)} shards)"
+        pending = f", {len(self._pending)} pending inverses" if self._pending else ""
+        return f"WriteToken({len(self._keys)} keys, {len(self._shards)} shards{pending})"
+
+    @property
+    def has_pending(self) -> bool:
+        """Return whether any list lacks the inverse edge of one of the writes."""
+        return bool(self._pending or self._unnamed_shards)
+
+    @property
+    def named_pending(self) -> tuple[PendingInverse, ...]:
+        """Return the pending inverses that the token names, oldest first."""
+        return self._pending
+
+    def pending_in(self, key: ListKey) -> list[PendingInverse]:
+        """Return the pending inverses to settle before the list is read. Raises `StaleRead` when the list may lack
+        others that the token could not name."""
+        if key.id1 >> SHARD_SHIFT in self._unnamed_shards or len(self._unnamed_shards) > MAX_SHARDS_NAMED:
+            raise StaleRead(
+                f"the token stands for more than {MAX_PENDING} writes with a pending inverse, and list "
+                f"({key.id1}, {key.atype}) may lack some of those that it does not name; use a token of fewer writes"
+            )
+        return [each for each in self._pending if each[:2] == (key.id1, key.atype)]
+
+    def without_pending(self) -> WriteToken:
+        """Return the token of the same writes once their pending inverses are settled."""
+        return WriteToken(self._triples(), self._shards)
 
     def minimum_of_object(self, object_id: int) -> int:
         """Return the lowest version that may answer a read of the object; 0 when the token does not name it."""
@@ -91,11 +156,19 @@ class WriteToken:
 
     def merged(self, other: WriteToken) -> WriteToken:
         """Return a token for both; the keys of ``other`` count as the newer ones."""
-        return WriteToken([*self._triples(), *other._triples()], [*self._shards, *other._shards])
+        return WriteToken(
+            [*self._triples(), *other._triples()],
+            [*self._shards, *other._shards],
+            [*self._pending, *other._pending],
+            [*self._unnamed_shards, *other._unnamed_shards],
+        )
 
     def text(self) -> str:
         """Return the opaque form, for a cookie or header: letters, digits, ``-`` and ``_``."""
-        body = bytes((_FORMAT,)) + _encode(_Packed(list(self._triples()), list(self._shards)))
+        packed = _Packed(list(self._triples()), list(self._shards))
+        if self.has_pending:
+            packed = _PackedWithPending(packed.keys, packed.shards, list(self._pending), list(self._unnamed_shards))
+        body = bytes((_FORMAT,)) + _encode(packed)
         return base64.urlsafe_b64encode(body + _checksum(body)).decode().rstrip("=")
 
     @classmethod
@@ -118,10 +191,14 @@ class WriteToken:
             raise InvalidArgument("the write token is damaged: pass on what a write returned, unchanged") from error
         in_bounds = all(
             0 < key <= MAX_ID and 0 <= atype < 1 << 16 and version >= 0 for key, atype, version in packed.keys
+        ) and all(
+            0 < key <= MAX_ID and 0 < atype < 1 << 16 and 0 < coordinator < key
+            for key, atype, coordinator in packed.pending
         )
-        if not in_bounds or not all(0 <= shard < MAX_SHARDS for shard in packed.shards):
+        shards = (*packed.shards, *packed.unnamed_shards)
+        if not in_bounds or not all(0 <= shard < MAX_SHARDS for shard in shards):
             raise InvalidArgument("the write token names what no write can have changed")
-        return cls(packed.keys, packed.shards)
+        return cls(packed.keys, packed.shards, packed.pending, packed.unnamed_shards)
 
     def _triples(self) -> Iterable[tuple[int, int, int]]:
         return ((key_id, atype, version) for (key_id, atype), version in self._keys.items())

@@ -40,7 +40,7 @@ from tao.serving.configuration import ServerContext
 from tao.serving.sources import TickBatcher
 from tao.wire.convert import error_from_pb, error_to_pb, shard_messages_from_pb, shard_messages_to_pb, write_from_pb
 from tao.wire.links import LinksPort
-from tao.wire.session import Reply
+from tao.wire.session import AnswerHandler, Reply
 from tao.wire.v1 import session_pb2 as pb
 
 
@@ -129,9 +129,21 @@ class ForwardPath:
 
     def reserve_ids(self, request: pb.Request, reply: Reply) -> None:
         """Forward a reservation of ids. Raises `InvalidArgument` and `DeadlineExceeded`."""
-        asked = pb.Request(topology_version=self._configuration.routes.version, reserve_ids=request.reserve_ids)
-        leader = self._next_hop(request.reserve_ids.shard)
-        self._links.to(leader).send(asked, work_seconds(request.deadline_ms), reply.send)
+        self._pass_on(request.reserve_ids.shard, request, reply.send)
+
+    def settle_pairs(self, request: pb.Request, reply: Reply) -> None:
+        """Forward a request to settle pairs of one coordinating shard. Raises `InvalidArgument` and
+        `DeadlineExceeded`."""
+        shards = {pair.low_id >> SHARD_SHIFT for pair in request.settle_pairs.pairs}
+        if len(shards) != 1:
+            raise InvalidArgument(f"a request settles pairs of one coordinating shard, not of {len(shards)}")
+        self._pass_on(shards.pop(), request, reply.send)
+
+    def _pass_on(self, shard: int, request: pb.Request, on_answer: AnswerHandler) -> None:
+        passed = pb.Request()
+        passed.CopyFrom(request)
+        passed.topology_version = self._configuration.routes.version
+        self._links.to(self._next_hop(shard)).send(passed, work_seconds(request.deadline_ms), on_answer)
 
     def _send(self, forwarded: _Forwarded, slots: Iterable[int], attempt: int) -> None:
         routes = self._configuration.routes

@@ -211,7 +211,7 @@ LEADER_RULES: Final[Rules] = {
     "acknowledge": frozenset({"follower"}),
     "inspect": _CACHES_AND_OPERATOR,
     "invalidate": _CACHES_AND_OPERATOR,
-    "settle_pairs": frozenset({"operator", "leader"}),
+    "settle_pairs": _CACHES_AND_OPERATOR,
     "touch_keys": frozenset({"operator"}),
     "settle_edge": frozenset({"leader"}),
     "relay": frozenset({"tailer"}),

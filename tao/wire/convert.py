@@ -6,7 +6,8 @@ malformed. Values (objects, counts, edge blocks) are not converted: they travel 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 
 from tao.model.changes import (
     GoneEdge,
@@ -19,10 +20,10 @@ from tao.model.changes import (
     ShardMessages,
 )
 from tao.model.delivery import Delivery, Position, ShardDelivery, Span
-from tao.model.errors import NotMine, ProtocolError, TaoError, error_from_reason
+from tao.model.errors import InvalidArgument, NotMine, ProtocolError, TaoError, error_from_reason
 from tao.model.graph import Edge
 from tao.model.relay import Relay, Touch
-from tao.model.tokens import WriteToken
+from tao.model.tokens import PendingInverse, WriteToken
 from tao.model.writes import (
     AssocAdd,
     AssocChangeType,
@@ -36,6 +37,7 @@ from tao.model.writes import (
     Write,
     WriteOutcome,
 )
+from tao.schema.registry import Schema
 from tao.wire.v1 import session_pb2 as pb
 
 
@@ -326,16 +328,17 @@ def write_from_pb(write: pb.Write, allocate: Callable[[int], int]) -> Write:
 
 
 def outcome_to_pb(
-    outcome: WriteOutcome, messages: Iterable[ShardMessages] = (), *, inverse_pending: bool = False
+    outcome: WriteOutcome, messages: Iterable[ShardMessages] = (), pending: Sequence[PendingInverse] = ()
 ) -> pb.WriteResult:
     """Convert the result of a write. ``messages`` are those sent to the writer's caches; the changed keys and their
-    versions are taken from them. ``inverse_pending``: the write is committed and its inverse edge follows by repair."""
+    versions are taken from them. ``pending``: the lists that do not have its inverse edges yet."""
     reached = reached_versions(messages)
     return pb.WriteResult(
         id=outcome.id,
         found=outcome.found,
         error=None if outcome.error is None else error_to_pb(outcome.error),
-        inverse_pending=inverse_pending,
+        inverse_pending=bool(pending),
+        pending=map(pending_to_pb, pending),
         changed_ids=[key_id for key_id, _ in reached],
         changed_atypes=[atype for _, atype in reached],
         changed_versions=reached.values(),
@@ -362,11 +365,37 @@ def reached_versions(messages: Iterable[ShardMessages]) -> dict[tuple[int, int],
 
 def token_of(results: Iterable[pb.WriteResult]) -> WriteToken:
     """Return the token of these writes, given in order of time."""
+    results = tuple(results)
     return WriteToken(
-        triple
-        for result in results
-        for triple in zip(result.changed_ids, result.changed_atypes, result.changed_versions, strict=False)
+        (
+            triple
+            for result in results
+            for triple in zip(result.changed_ids, result.changed_atypes, result.changed_versions, strict=False)
+        ),
+        pending=chain.from_iterable(pending_of(result.pending) for result in results if result.pending),
     )
+
+
+def pending_to_pb(pending: PendingInverse) -> pb.PendingInverse:
+    """Convert a pending inverse."""
+    return pb.PendingInverse(id1=pending.id1, atype=pending.atype, coordinator_id=pending.coordinator_id)
+
+
+def pending_of(messages: Iterable[pb.PendingInverse]) -> list[PendingInverse]:
+    """Convert pending inverses."""
+    return [PendingInverse(each.id1, each.atype, each.coordinator_id) for each in messages]
+
+
+def settle_request(pending: Sequence[PendingInverse], schema: Schema) -> pb.Request:
+    """Return the request that has these pairs settled. Raises `UnknownType`, and `InvalidArgument` for a type that has
+    no inverse."""
+    pairs = []
+    for each in pending:
+        atype = schema.atype(each.atype)
+        if atype.inverse is None:
+            raise InvalidArgument(f"edges of type {atype.name} have no inverse that could be pending")
+        pairs.append(pb.Pair(low_id=each.coordinator_id, high_id=each.id1, atypes=(atype.inverse,)))
+    return pb.Request(settle_pairs=pb.SettlePairs(pairs=pairs))
 
 
 # ---- answers in parts ------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from tao.model.errors import InternalError, InvalidArgument, TooLarge
 from tao.model.graph import ABSENT, MAX_ID2_SET, MAX_TIME, ListKey, decode_count, decode_object
 from tao.model.ids import MAX_ID, SHARD_SHIFT, shard_of
 from tao.model.tokens import WriteToken
-from tao.wire.convert import error_from_pb, token_of
+from tao.wire.convert import error_from_pb, pending_to_pb, token_of
 from tao.wire.v1 import graph_pb2 as graph
 from tao.wire.v1 import session_pb2 as pb
 
@@ -121,7 +121,7 @@ def _assoc_get(asked: graph.AssocGetRequest) -> pb.Request:
 
 def _read(batch: pb.ReadBatch, asked: ReadRequest, key_id: int, atype: int = 0) -> pb.Request:
     """Return the request of one query with the freshness that is asked for. Raises `InvalidArgument` for a text that is
-    no token."""
+    no token, and `StaleRead` for one that stands for more pending inverses than it names."""
     batch.critical = asked.critical
     batch.max_staleness_ms = asked.max_staleness_ms
     if asked.after:
@@ -132,6 +132,9 @@ def _read(batch: pb.ReadBatch, asked: ReadRequest, key_id: int, atype: int = 0) 
         elif minimum:
             batch.minimum_slots.append(0)
             batch.minimum_versions.append(minimum)
+        if atype and token.has_pending:
+            pending = token.pending_in(ListKey(key_id, atype))
+            return pb.Request(read=batch, settle_first=map(pending_to_pb, pending))
     return pb.Request(read=batch)
 
 

@@ -93,14 +93,14 @@ class Worker:
             self.model.assoc_add(id1, atype, id2, time, fields)
         elif kind < 0.42:
             expected = self.model.assoc_delete(id1, atype, id2)
-            found = await self.graph.assoc_delete(id1, atype, id2)
+            found = bool(await self.graph.assoc_delete(id1, atype, id2))
             if inverse_of(atype) != atype or id1 != id2:
                 assert found == expected
         elif kind < 0.50:
             new = "likes" if atype == "liked_by" else rng.choice(("likes", "comment"))
             if atype in {"likes", "liked_by", "comment"}:
                 expected = self.model.assoc_change_type(id1, atype, id2, new)
-                assert await self.graph.assoc_change_type(id1, atype, id2, new) == expected
+                assert bool(await self.graph.assoc_change_type(id1, atype, id2, new)) == expected
         elif kind < 0.56:
             home = f"h{rng.randrange(9)}"
             if id1 in self.model.objects:

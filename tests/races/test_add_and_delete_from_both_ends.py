@@ -101,7 +101,7 @@ async def test_a_copy_is_not_made_from_rows_that_a_write_of_both_sides_is_changi
     writing = asyncio.ensure_future(region.leader.write(AssocAdd(A, FRIEND, B, 2, b"")))
     await gate.arrived.wait()
     copy_gate = region.others.gate = Gate()
-    copying = asyncio.ensure_future(region.leader.inverses.settle_pair(intent))
+    copying = asyncio.ensure_future(region.leader.inverses.settle_pair(intent, 5.0))
     await quiet()
     region.store.before_commit = quiet
     gate.open()

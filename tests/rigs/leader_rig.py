@@ -112,12 +112,15 @@ class OtherRigs:
             raise fault
         return told
 
+    def leader_name(self, shard: int) -> str:
+        return self.rigs[shard].name
+
     async def hand_over(self, intent: IntentRow, timeout_seconds: float) -> list[ShardMessages]:
         self.handed_over.append(intent)
-        told = await self.rigs[intent.low_id >> SHARD_SHIFT].inverses.settle_pair(intent)
-        if told is None:
-            raise Unavailable("not just now")
-        return told
+        try:
+            return await self.rigs[intent.low_id >> SHARD_SHIFT].inverses.settle_pair(intent, timeout_seconds)
+        except TaoError as error:
+            raise Unavailable("not just now") from error
 
 
 class LeaderRig:

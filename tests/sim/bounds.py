@@ -35,7 +35,8 @@ from tao.delivery.message_log import MessageLog
 from tao.delivery.publisher import Publisher
 from tao.follower.miss_path import MissPath
 from tao.leader.consistency_checker import ConsistencyChecker
-from tao.leader.inverse_path import MAX_STUCK, InversePath, PairLocks
+from tao.leader.inverse_path import InversePath, PairLocks
+from tao.leader.pending_pairs import MAX_PENDING_PAIRS
 from tao.observability.key_history import KeyHistoryRecorder
 from tao.planning.lanes import LaneScheduler
 from tao.routing.budgets import RetryBudget
@@ -330,7 +331,7 @@ def _write_bounds() -> list[Bound]:
             roles.CHECKER.max_waiting,
             slack=roles.CHECKER.max_samples_per_second * 50.0,  # of the longest time between two measurements
         ),
-        Bound("stuck intents", InversePath, lambda path: len(path._stuck), MAX_STUCK),
+        Bound("pending inverses", InversePath, lambda path: path.pairs_pending, MAX_PENDING_PAIRS),
     ]
 
 

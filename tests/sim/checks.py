@@ -22,8 +22,10 @@ from tao.model.graph import ABSENT, Edge, EdgeKey, ListKey, decode_count, decode
 from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import EdgesQuery, Query, RangeQuery, TimeRangeQuery
 from tao.model.rows import IntentKey, ListRow, RowChanges
+from tao.model.tokens import PendingInverse
 from tao.model.versions import epoch_of
 from tao.schema.registry import Schema
+from tao.wire.convert import pending_of
 from tao.wire.read_batch import COUNT, OBJECT, EdgesRow, QueryRow, RangeRow, TimeRangeRow
 from tao.wire.v1 import session_pb2 as pb
 from tests.sim.database import SimDatabase
@@ -54,16 +56,18 @@ CLOCKS_DIFFER_SECONDS: Final = 0.75
 
 class Asked(NamedTuple):
     """The consistency that a read asked for. ``minimum`` is the version that its token or the SDK's own writes demand,
-    or `CRITICAL`."""
+    or `CRITICAL`; ``pending`` are the inverses that they name as pending in the list."""
 
     critical: bool = False
     minimum: int = 0
     max_staleness_ms: int | None = None
+    pending: tuple[PendingInverse, ...] = ()
 
 
 class Expected(NamedTuple):
     """The least that a read may answer: ``version`` or newer, for the reason ``why``. ``asked`` is the minimum that had
-    to be met or rejected."""
+    to be met or rejected. ``pending`` are the inverses that had to be written, and how many of the writes that left
+    each pending were acknowledged."""
 
     kind: int
     row: QueryRow
@@ -71,6 +75,7 @@ class Expected(NamedTuple):
     why: str
     invariant: str
     asked: int
+    pending: tuple[tuple[PendingInverse, int], ...] = ()
 
 
 @dataclass(slots=True)
@@ -101,8 +106,12 @@ class Checks:
         # tier and key → acknowledged version and its time
         self._in_tier: dict[tuple[str, int, int], tuple[int, float]] = {}
         self._right: set[tuple[int, int, bytes]] = set()
+        # by pending inverse, for each acknowledged write that left it pending: the version of the list that has it
+        self._pending: dict[PendingInverse, list[int | None]] = {}
         self.calm: Final = Calmness()
-        self.looked_at: dict[str, int] = dict.fromkeys(("entries", "answers", "writes", "commits", "losses"), 0)
+        self.looked_at: dict[str, int] = dict.fromkeys(
+            ("entries", "answers", "writes", "commits", "losses", "pending"), 0
+        )
 
     # contents
 
@@ -208,8 +217,12 @@ class Checks:
 
     def expect_read(self, kind: int, row: QueryRow, tier: str, asked: Asked) -> Expected:
         """Return what a read must answer; call it before the read is sent."""
-        key, atype = row[0], _atype_of(row)
+        expected = self._expect_read(kind, row, tier, asked)
+        return expected._replace(pending=tuple((each, len(self._pending.get(each, ()))) for each in asked.pending))
+
+    def _expect_read(self, kind: int, row: QueryRow, tier: str, asked: Asked) -> Expected:
         minimum = max(asked.minimum, 0)
+        key, atype = row[0], _atype_of(row)
         version, why, invariant = minimum, "its token or own writes", "3"
         if asked.critical or asked.minimum == CRITICAL:
             visible = self._master_of(key >> SHARD_SHIFT).rows.version_of(key, atype)
@@ -237,6 +250,9 @@ class Checks:
             self._found(Violation("3", f"{answer}, asked for is {expected.asked}"))
         elif version < self._past_of(row[0]).least(row[0], atype, expected.version):
             self._found(Violation(expected.invariant, f"{answer}, {expected.why} has {expected.version}"))
+        for pending, writes in expected.pending:
+            self.looked_at["pending"] += 1
+            self._check_pending(pending, writes, version, answer)
         if kind == OBJECT:
             wrong = self._wrong_object(row[0], value)
         elif kind == COUNT:
@@ -245,6 +261,21 @@ class Checks:
             wrong = self._wrong_part(ListKey(row[0], atype), _query(row), value)
         if wrong:
             self._found(Violation("5", f"answered: {wrong}"))
+
+    def _check_pending(self, pending: PendingInverse, writes: int, version: int, answer: str) -> None:
+        key = ListKey(pending.id1, pending.atype)
+        if not writes or self._is_half_by_loss(pending) or key in self._past_of(pending.id1).foreign:
+            return
+        needed = self._pending[pending][writes - 1]
+        if needed is None:
+            self._found(Violation("3", f"{answer}, where the edge of {_name(pending.coordinator_id)} is pending"))
+        elif version < self._past_of(pending.id1).least(pending.id1, pending.atype, needed):
+            edge = f"the edge of {_name(pending.coordinator_id)}, which its token names as pending,"
+            self._found(Violation("3", f"{answer}, {edge} is there since {needed}"))
+
+    def _is_half_by_loss(self, pending: PendingInverse) -> bool:
+        pair = IntentKey(pending.coordinator_id, pending.id1)
+        return any(pair in self._past_of(each).lost_pairs for each in (pair.low_id, pair.high_id))
 
     def reported_lost(self, expected: Expected) -> None:
         """Check that the write of a token is really lost, after a reader got the error that says so."""
@@ -276,6 +307,19 @@ class Checks:
                 self._found(Violation("1", f"{_name(key)}/{atype} at {version} is acknowledged and not there"))
             known = self._in_tier.get((tier, key, atype), (0, 0.0))
             self._in_tier[tier, key, atype] = max(known, (version, self._now()))
+        for each in pending_of(result.pending):
+            self._pending.setdefault(each, []).append(None)
+            self._note_settled(each)
+
+    def _note_settled(self, pending: PendingInverse) -> None:
+        """Note the version of the list, if it has now what its coordinator has."""
+        key, atype, coordinator = pending
+        near_type = self._inverse(atype)
+        near = self._master_of(coordinator >> SHARD_SHIFT).truth.edge(EdgeKey(coordinator, near_type, key))
+        far = self._master_of(key >> SHARD_SHIFT).truth.edge(EdgeKey(key, atype, coordinator))
+        if (near and (near.time, near.data)) == (far and (far.time, far.data)):
+            version = self._version_now(key, atype)
+            self._pending[pending] = [version if each is None else each for each in self._pending[pending]]
 
     def _version_now(self, key: int, atype: int) -> int:
         return self._master_of(key >> SHARD_SHIFT).truth.version_of(key, atype)
@@ -288,6 +332,14 @@ class Checks:
         pairs = {IntentKey(row.low_id, row.high_id) for row in changes.put_intents} | set(changes.delete_intents)
         edges = [*changes.put_edges, *changes.delete_edges]
         pairs |= {IntentKey(*sorted((key.id1, key.id2))) for key in edges if self._inverse(key.atype)}
+        for key in edges:
+            near, far = (
+                PendingInverse(key.id2, self._inverse(key.atype), key.id1),
+                PendingInverse(key.id1, key.atype, key.id2),
+            )
+            for pending in (near, far):
+                if pending in self._pending:
+                    self._note_settled(pending)
         for pair in sorted(pairs):
             wrong = self._half_pair(pair)
             if wrong and pair not in self._master_of(pair.low_id >> SHARD_SHIFT).truth.intents:

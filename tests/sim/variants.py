@@ -20,7 +20,9 @@ from tao.cache import FillTicket, GraphCache
 from tao.cache.outcomes import Applied
 from tao.cache.shard import CachedShard
 from tao.cache.version_floors import VersionFloors
+from tao.client.consistency import Consistency
 from tao.client.own_writes import OwnWrites
+from tao.client.pending_inverses import PendingInverses
 from tao.client.router import Router
 from tao.client.server_queues import ServerQueue
 from tao.delivery.inbox import Inbox, Received
@@ -40,6 +42,7 @@ from tao.observability.key_history import KeyHistoryRecorder
 from tao.planning.row_events import Translated
 from tao.serving.sources import Databases, Take
 from tao.tailer.delivery_path import DeliveryPath
+from tao.wire.read_batch import QueryRow
 from tests.sim import promotion
 from tests.sim.disks import SimSpool
 from tests.sim.plans import Shape, make_plan
@@ -48,6 +51,8 @@ from tests.sim.runs import Outcome, run
 _APPLIED_LATE_SECONDS: Final = 3.0
 """Longer than the delay of publishing: enough for a restarted follower to be asked for what was written."""
 
+_PAIRS_CUT: Final = {"commit fault": 1, "cut pair": 2, "database down": 1}
+"""Faults that leave inverses pending."""
 _READING_DATABASES: Final = Shape(leaders=2, reads_databases=True)
 
 
@@ -306,6 +311,24 @@ def _own_writes_never_make_room() -> Iterator[None]:
         yield
 
 
+def _pending_inverse_ignored() -> AbstractContextManager[None]:
+    """Let the SDK read a list without what its token names as pending there."""
+
+    async def settle(_: PendingInverses, __: Sequence[QueryRow], consistency: Consistency, ___: Any) -> Any:
+        return consistency, {}
+
+    return _replaced(PendingInverses, settle=settle)
+
+
+def _pair_called_settled() -> AbstractContextManager[None]:
+    """Let a coordinator answer at once that a pair is settled."""
+
+    async def settle_pair(*_: Any) -> list[ShardMessages]:
+        return []
+
+    return _replaced(InversePath, settle_pair=settle_pair)
+
+
 VARIANTS: Final[Sequence[Variant]] = (
     Variant("version check removed", _version_check_removed, frozenset({"4"}), {"lag": 1, "slow": 1, "break": 1}),
     Variant(
@@ -369,6 +392,8 @@ VARIANTS: Final[Sequence[Variant]] = (
         _READING_DATABASES,
         single_share=1.0,
     ),
+    Variant("pending inverse ignored", _pending_inverse_ignored, frozenset({"3"}), _PAIRS_CUT, first=98),
+    Variant("pair called settled", _pair_called_settled, frozenset({"3", "6"}), _PAIRS_CUT),
     Variant("spool makes no room", _spool_makes_no_room, frozenset({"8"}), {"rush": 1}),
     Variant("tailer reads on", _tailer_reads_on, frozenset({"8"}), {"rush": 1}),
     Variant("story never ends", _story_never_ends, frozenset({"8"}), {"lag": 1}, first=9),

@@ -5,8 +5,11 @@ The graph, for any language: every operation as a plain unary method, and the ba
 
 Absence is an answer, not NOT_FOUND. Errors carry a machine-readable reason: trailing metadata `tao-reason`.
 Every write returns a token, opaque text; a read with it in `after` never answers with something older, wherever it
-is asked. It is empty, and harmless to pass on, when the write found nothing that ever was. A read with
-max_staleness_ms is answered from the region only while the region is known to be no further behind.
+is asked. It is empty, and harmless to pass on, when the write found nothing that ever was. A write whose inverse edge
+is pending names the list that lacks it in its token: a read of that list with the token has the edge written first,
+or fails with STALE_READ. A read with max_staleness_ms is answered from the region only while the region is known to
+be no further behind. A critical read, and one with max_staleness_ms, is the truth of the rows of its own list: without
+the token it may lack an inverse edge that is pending.
 """
 
 from collections import abc as _abc

@@ -31,6 +31,7 @@ class Request(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     TOPOLOGY_VERSION_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    SETTLE_FIRST_FIELD_NUMBER: _builtins.int
     READ_FIELD_NUMBER: _builtins.int
     WRITE_FIELD_NUMBER: _builtins.int
     RESERVE_IDS_FIELD_NUMBER: _builtins.int
@@ -54,6 +55,10 @@ class Request(_message.Message):
     """the topology that the sender routed by"""
     traceparent: _builtins.str
     """W3C trace context, once per batch"""
+    @_builtins.property
+    def settle_first(self) -> _containers.RepeatedCompositeFieldContainer[Global___PendingInverse]:
+        """Of a unary call: pending inverses that its token names in the list that it reads. They are settled before it reads."""
+
     @_builtins.property
     def read(self) -> Global___ReadBatch: ...
     @_builtins.property
@@ -101,6 +106,7 @@ class Request(_message.Message):
         deadline_ms: _builtins.int = ...,
         topology_version: _builtins.int = ...,
         traceparent: _builtins.str = ...,
+        settle_first: _abc.Iterable[Global___PendingInverse] | None = ...,
         read: Global___ReadBatch | None = ...,
         write: Global___WriteBatch | None = ...,
         reserve_ids: Global___ReserveIds | None = ...,
@@ -119,7 +125,7 @@ class Request(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "inspect", b"inspect", "invalidate", b"invalidate", "read", b"read", "relay", b"relay", "reserve_ids", b"reserve_ids", "settle_pairs", b"settle_pairs", "subscribe", b"subscribe", "touch_keys", b"touch_keys", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "deadline_ms", b"deadline_ms", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "inspect", b"inspect", "invalidate", b"invalidate", "number", b"number", "read", b"read", "relay", b"relay", "reserve_ids", b"reserve_ids", "settle_pairs", b"settle_pairs", "subscribe", b"subscribe", "topology_version", b"topology_version", "touch_keys", b"touch_keys", "traceparent", b"traceparent", "watch", b"watch", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "deadline_ms", b"deadline_ms", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "inspect", b"inspect", "invalidate", b"invalidate", "number", b"number", "read", b"read", "relay", b"relay", "reserve_ids", b"reserve_ids", "settle_first", b"settle_first", "settle_pairs", b"settle_pairs", "subscribe", b"subscribe", "topology_version", b"topology_version", "touch_keys", b"touch_keys", "traceparent", b"traceparent", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["read", "write", "reserve_ids", "get_topology", "get_schema", "watch", "forget", "apply", "subscribe", "acknowledge", "inspect", "invalidate", "settle_pairs", "relay", "touch_keys"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
@@ -754,12 +760,13 @@ class WriteResult(_message.Message):
     CHANGED_IDS_FIELD_NUMBER: _builtins.int
     CHANGED_ATYPES_FIELD_NUMBER: _builtins.int
     CHANGED_VERSIONS_FIELD_NUMBER: _builtins.int
+    PENDING_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """obj_add: the object's id"""
     found: _builtins.bool
     """what the write named existed before"""
     inverse_pending: _builtins.bool
-    """committed; the inverse edge will follow by repair"""
+    """committed; the inverse edges of `pending` will follow"""
     @_builtins.property
     def error(self) -> Global___Error:
         """nothing of this write was written"""
@@ -774,6 +781,10 @@ class WriteResult(_message.Message):
 
     @_builtins.property
     def changed_versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def pending(self) -> _containers.RepeatedCompositeFieldContainer[Global___PendingInverse]:
+        """with inverse_pending; a token names these lists too"""
+
     def __init__(
         self,
         *,
@@ -784,14 +795,44 @@ class WriteResult(_message.Message):
         changed_ids: _abc.Iterable[_builtins.int] | None = ...,
         changed_atypes: _abc.Iterable[_builtins.int] | None = ...,
         changed_versions: _abc.Iterable[_builtins.int] | None = ...,
+        pending: _abc.Iterable[Global___PendingInverse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_atypes", b"changed_atypes", "changed_ids", b"changed_ids", "changed_versions", b"changed_versions", "error", b"error", "found", b"found", "id", b"id", "inverse_pending", b"inverse_pending"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_atypes", b"changed_atypes", "changed_ids", b"changed_ids", "changed_versions", b"changed_versions", "error", b"error", "found", b"found", "id", b"id", "inverse_pending", b"inverse_pending", "pending", b"pending"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WriteResult: _TypeAlias = WriteResult  # noqa: Y015
+
+@_typing.final
+class PendingInverse(_message.Message):
+    """A list that lacks the inverse edge of an acknowledged write, and the edge's other end. The leader of that end's shard
+    coordinates the pair, and settles it when asked to.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID1_FIELD_NUMBER: _builtins.int
+    ATYPE_FIELD_NUMBER: _builtins.int
+    COORDINATOR_ID_FIELD_NUMBER: _builtins.int
+    id1: _builtins.int
+    atype: _builtins.int
+    coordinator_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        id1: _builtins.int = ...,
+        atype: _builtins.int = ...,
+        coordinator_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atype", b"atype", "coordinator_id", b"coordinator_id", "id1", b"id1"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PendingInverse: _TypeAlias = PendingInverse  # noqa: Y015
 
 @_typing.final
 class WriteAnswer(_message.Message):
@@ -1713,9 +1754,10 @@ Global___Invalidated: _TypeAlias = Invalidated  # noqa: Y015
 
 @_typing.final
 class SettlePairs(_message.Message):
-    """For repair, and for a leader whose shard has changed hands between the two sides of a pair: copy the rows of the
-    coordinator (the leader of low_id's shard) to the pair's other side. `atypes` as seen from low_id; `token` of the
-    intent that asks for it, which goes then, 0 for none.
+    """For a read whose token names a pending inverse, for repair, and for a leader whose shard has changed hands between the
+    two sides of a pair: copy the rows of the coordinator (the leader of low_id's shard) to the pair's other side. `atypes`
+    as seen from low_id; `token` of the intent that asks for it, which goes then, 0 for none. Answered with the number of
+    pairs that are settled, and with the messages of their far sides unless an operator asked.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

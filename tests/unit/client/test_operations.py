@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from tao.client import MEMORY, ClientSettings, Graph, InvalidArgument, TopologyError, Unavailable
+from tao.client import MEMORY, ClientSettings, EdgeWrite, Graph, InvalidArgument, TopologyError, Unavailable
 from tao.client.configuration import ClientConfiguration, read_target
 from tao.model.errors import TaoError
 from tao.model.graph import MAX_TIME, encode_object
@@ -74,12 +74,12 @@ async def test_an_edge_without_a_time_has_the_current_time(graph: Graph, cluster
 
 
 async def test_an_edge_is_changed_and_deleted(graph: Graph, cluster: FakeCluster) -> None:
-    assert await graph.assoc_change_type(1, "follows", 2, "likes") is True
+    assert await graph.assoc_change_type(1, "follows", 2, "likes") == EdgeWrite(existed=True)
     changed = last_write(cluster).assoc_change_type
     assert (changed.id1, changed.atype, changed.id2, changed.new_atype) == (1, 11, 2, 4)
-    assert await graph.assoc_delete_many([(1, "likes", 2)]) == [True]
+    assert await graph.assoc_delete_many([(1, "likes", 2)]) == [EdgeWrite(existed=True)]
     assert last_write(cluster).assoc_delete.atype == 4
-    assert await graph.assoc_change_type_many([(1, "likes", 2, "follows")]) == [True]
+    assert await graph.assoc_change_type_many([(1, "likes", 2, "follows")]) == [EdgeWrite(existed=True)]
 
 
 async def test_a_missing_time_bound_is_the_widest_bound(graph: Graph, cluster: FakeCluster) -> None:

@@ -34,7 +34,7 @@ from tests.rigs.pacing import Gate, ManualClock, quiet, until
 LOW, HIGH = make_id(64, 0), make_id(64, 1)
 PAIR = IntentKey(LOW, HIGH)
 QUICK = InverseSettings(settle_timeout_seconds=0.0, settle_linger_seconds=0.0)
-OFTEN = InverseSettings(repair_seconds=0.001)
+OFTEN = InverseSettings(repair_seconds=0.001, contact_seconds=0.001)
 
 
 @dataclass
@@ -281,23 +281,84 @@ async def test_the_number_of_writes_waiting_for_a_pair_is_bounded(two: TwoLeader
     await coordinator.close()
 
 
-async def test_repair_settles_leftover_intents_and_survives_an_unavailable_database(two: TwoLeaders) -> None:
-    two.coordinator.inverses._settings = OFTEN  # type: ignore[misc]
-    two.others.faults.extend([Unavailable("away")] * 3)
+@dataclass
+class Successor:
+    """A leader that has taken shard 0, and knows nothing of the intents there."""
+
+    leader: LeaderRig
+
+    def advance_when_idle(self, seconds: float) -> None:
+        """Advance its clock, unless a deadline could pass meanwhile."""
+        if len(self.leader.tasks.running) == 2 and not self.leader.inverses.pairs_held:
+            self.leader.clock.now += seconds  # type: ignore[attr-defined]  # a ManualClock
+
+
+async def test_the_intents_of_a_dead_leader_are_found_and_settled_despite_failures(two: TwoLeaders) -> None:
+    two.others.faults.append(Unavailable("away"))
     await two.coordinator.write(add(7))
-    two.coordinator.tasks(two.coordinator.inverses.repair())
+    successor = Successor(LeaderRig(two.store, two.store, name="leader-3", others=two.others, inverses=OFTEN))
+    await successor.leader.take(0)
+    two.others.faults.extend([Unavailable("away")] * 3)
+    successor.leader.tasks(successor.leader.inverses.repair())
+    successor.leader.tasks(successor.leader.inverses.settle_pending())
     await quiet()
-    assert two.others.faults, "an intent that young may be under way"
+    assert two.others.faults, "an intent that young may be under way at its leader"
 
     def settled_after_a_while() -> bool:
-        if len(two.coordinator.tasks.running) == 1 and not two.coordinator.inverses.pairs_held:
-            # Only the repair loop is running; its deadlines must not pass meanwhile.
-            two.coordinator.clock.now += 20  # type: ignore[attr-defined]  # a ManualClock
+        successor.advance_when_idle(20)
         return not two.store.rows.intents
 
     await until(settled_after_a_while)
     assert two.times() == ([7], [7])
-    await until(lambda: two.coordinator.inverses.settled_later == 1)
+    await until(lambda: successor.leader.inverses.settled_later >= 1)
+    await successor.leader.close()
+
+
+async def test_a_leader_settles_what_it_remembers_on_contact_and_leaves_the_database_alone(two: TwoLeaders) -> None:
+    two.others.faults.append(Unavailable("away"))
+    await two.coordinator.write(add(7))
+    assert two.coordinator.inverses.pairs_pending == 1
+    two.coordinator.inverses._settings = OFTEN  # type: ignore[misc]
+    two.coordinator.tasks(two.coordinator.inverses.settle_pending())
+    await quiet()
+    assert two.times() == ([7], []), "not before the pause after the failure is over"
+    two.coordinator.clock.now += 1  # type: ignore[attr-defined]  # a ManualClock
+    await two.settled()
+    assert two.times() == ([7], [7])
+    assert two.coordinator.inverses.pairs_pending == 0
+
+
+async def test_a_pair_that_a_lost_copy_keeps_held_is_settled_by_sending_the_same_copy_again(two: TwoLeaders) -> None:
+    """Waiting for the end of the hold would take as long as a copy may take to be executed."""
+    two.others.faults.append(OutcomeUnknown("cut"))
+    await two.coordinator.write(add(7))
+    assert two.coordinator.inverses.pairs_held == 1
+    intent = next(iter(two.store.rows.intents.values()))
+    messages = await two.coordinator.inverses.settle_pair(intent, 5.0)
+    assert {each.shard for each in messages} == {1}
+    assert two.times() == ([7], [7])
+    assert two.coordinator.inverses.pairs_held == 1, "the lost copy may still be executed"
+    await two.settled()
+
+
+async def test_a_pair_is_not_released_while_its_copy_is_sent_again(two: TwoLeaders) -> None:
+    """Otherwise the next write of the pair could be overtaken by that copy."""
+    two.coordinator.inverses._settings = InverseSettings(  # type: ignore[misc]
+        settle_timeout_seconds=0.01, settle_linger_seconds=0.0
+    )
+    two.others.faults.append(OutcomeUnknown("cut"))
+    await two.coordinator.write(add(7))
+    intent = next(iter(two.store.rows.intents.values()))
+    gate = two.others.gate = Gate()
+    again = asyncio.ensure_future(two.coordinator.inverses.settle_pair(intent, 5.0))
+    await gate.arrived.wait()
+    writing = asyncio.ensure_future(two.coordinator.write(add(9)))
+    await asyncio.wait([writing], timeout=0.05)
+    assert not writing.done()
+    gate.open()
+    await again
+    await writing
+    assert two.times() == ([9], [9])
 
 
 async def test_a_leader_of_both_shards_writes_both_sides_in_one_transaction_and_settles_leftover_intents(

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tao.model.errors import InvalidArgument
+from tao.model.errors import InvalidArgument, StaleRead
 from tao.model.graph import ListKey
 from tao.model.ids import MAX_ID, SHARD_SHIFT
-from tao.model.tokens import MAX_KEYS, MAX_TEXT_BYTES, WriteToken
+from tao.model.tokens import MAX_KEYS, MAX_PENDING, MAX_TEXT_BYTES, PendingInverse, WriteToken
 
 triples = st.tuples(st.integers(1, MAX_ID), st.integers(0, 65535), st.integers(0, 2**63 - 1))
 
@@ -52,7 +52,35 @@ def test_a_key_written_again_counts_as_new_and_keeps_the_higher_version() -> Non
     assert token.minimum_of_object(1) == 9
 
 
-@pytest.mark.parametrize("garbage", ["", "A", "%%%", "Zm9v", "x" * 3000, "é", WriteToken([(5, 0, 1)]).text()[:-2]])
+pending = st.builds(
+    lambda ends, atype: PendingInverse(max(ends), atype, min(ends)),
+    st.lists(st.integers(1, MAX_ID), min_size=2, max_size=2, unique=True),
+    st.integers(1, 65535),
+)
+
+
+@given(st.lists(triples, max_size=40), st.lists(pending, max_size=40), st.lists(pending, max_size=40))
+def test_no_pending_inverse_is_forgotten(
+    keys: list[tuple[int, int, int]], first: list[PendingInverse], second: list[PendingInverse]
+) -> None:
+    token = WriteToken(keys, pending=first).merged(WriteToken(pending=second))
+    assert len(token.named_pending) <= MAX_PENDING
+    assert len(token.text()) <= MAX_TEXT_BYTES
+    read = WriteToken.from_text(token.text())
+    assert read == token
+    for each in [*first, *second]:
+        try:
+            assert each in read.pending_in(ListKey(each.id1, each.atype))
+        except StaleRead as error:
+            assert "use a token of fewer writes" in error.message  # noqa: PT017 - one of the two must hold
+    assert not read.without_pending().has_pending
+
+
+def test_a_token_without_pending_inverses_has_the_form_that_earlier_versions_read() -> None:
+    assert WriteToken([(5, 0, 1)], [7]).text() == "AZKRkwUAAZEHu2GGcQ"
+
+
+@pytest.mark.parametrize("garbage", ["", "A", "%%%", "Zm9v", "x" * 4000, "é", WriteToken([(5, 0, 1)]).text()[:-2]])
 def test_garbage_is_refused(garbage: str) -> None:
     with pytest.raises(InvalidArgument):
         WriteToken.from_text(garbage)

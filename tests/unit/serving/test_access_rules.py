@@ -23,7 +23,7 @@ AT_LEADERS = {
     "acknowledge": (pb.Request(acknowledge=pb.Acknowledge(subscribe_number=99)), {"follower"}),
     "inspect": (pb.Request(inspect=pb.Inspect(obj_ids=[1])), {"follower", "leader", "operator"}),
     "invalidate": (pb.Request(invalidate=pb.Invalidate(shards=[0])), {"follower", "leader", "operator"}),
-    "settle_pairs": (pb.Request(settle_pairs=pb.SettlePairs()), {"operator", "leader"}),
+    "settle_pairs": (pb.Request(settle_pairs=pb.SettlePairs()), {"follower", "leader", "operator"}),
     "get_topology": (pb.Request(get_topology=pb.GetTopology()), {"follower", "leader", "operator", "client"}),
 }
 AT_FOLLOWERS = {

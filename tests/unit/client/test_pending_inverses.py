@@ -1,0 +1,126 @@
+"""Reads of lists whose inverse edges are pending: settled first, then read at the version that has the edge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tao.client import EdgeWrite, Graph, SomeFailed, StaleRead, WriteToken
+from tao.model.changes import ListChange, ShardMessages
+from tao.model.errors import Unavailable
+from tao.model.ids import SHARD_SHIFT
+from tao.model.tokens import MAX_PENDING, PendingInverse
+from tao.wire.convert import shard_messages_to_pb
+from tao.wire.v1 import session_pb2 as pb
+from tests.unit.client.fakes import SCHEMA, FakeCluster, FakeLink, make_id
+
+LIKES, LIKED_BY = SCHEMA.atype("likes").number, SCHEMA.atype("liked_by").number
+LOW, HIGH, OTHER = make_id(1), make_id(2, shard=1), make_id(3, shard=1)
+PENDING = PendingInverse(HIGH, LIKED_BY, LOW)
+
+
+class Coordinator:
+    """What the followers of a fake cluster answer when a pair is to be settled."""
+
+    def __init__(self) -> None:
+        self.asked: list[pb.Pair] = []
+        self.error: Unavailable | None = None
+        self.version = 9
+
+    def settle(self, request: pb.Request) -> pb.Answer:
+        self.asked += request.settle_pairs.pairs
+        if self.error is not None:
+            raise self.error
+        change = ListChange(HIGH, LIKED_BY, self.version - 1, self.version, 1)
+        changes = [shard_messages_to_pb(ShardMessages(HIGH >> SHARD_SHIFT, 0, (change,)))] if self.version else []
+        return pb.Answer(settled_pairs=pb.SettledPairs(settled=1, changes=changes))
+
+
+@pytest.fixture
+def coordinator(monkeypatch: pytest.MonkeyPatch) -> Coordinator:
+    found, answer = Coordinator(), FakeLink.answer
+
+    def answer_pairs(link: FakeLink, request: pb.Request) -> pb.Answer:
+        return found.settle(request) if request.HasField("settle_pairs") else answer(link, request)
+
+    monkeypatch.setattr(FakeLink, "answer", answer_pairs)
+    return found
+
+
+async def write_pending(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> EdgeWrite:
+    done = FakeLink.done
+
+    def pending(link: FakeLink, write: pb.Write) -> pb.WriteResult:
+        result = done(link, write)
+        result.inverse_pending = True
+        result.pending.add(id1=PENDING.id1, atype=PENDING.atype, coordinator_id=PENDING.coordinator_id)
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeLink, "done", pending)
+        return await graph.assoc_add(LOW, "likes", HIGH, 5)
+
+
+def last_read(cluster: FakeCluster) -> pb.ReadBatch:
+    return [request.read for request in cluster.batches() if request.HasField("read")][-1]
+
+
+async def test_a_read_after_an_own_pending_write_settles_the_pair_once_and_asks_for_its_version(
+    graph: Graph, cluster: FakeCluster, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = await write_pending(graph, monkeypatch)
+    assert (written.existed, written.is_new, written.inverse_pending) == (True, False, True)
+    for _ in range(2):
+        await graph.assoc_count(HIGH, "liked_by")
+        assert list(last_read(cluster).minimum_versions) == [9]
+    assert [(each.low_id, each.high_id, list(each.atypes)) for each in coordinator.asked] == [(LOW, HIGH, [LIKES])]
+
+
+async def test_a_read_of_another_list_settles_nothing(
+    graph: Graph, cluster: FakeCluster, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await write_pending(graph, monkeypatch)
+    await graph.assoc_count(OTHER, "liked_by")
+    await graph.obj_get(HIGH)
+    assert coordinator.asked == []
+
+
+@pytest.mark.parametrize("demand", [{}, {"critical": True}, {"max_staleness_ms": 50}])
+async def test_a_token_has_its_pair_settled_before_each_read_whatever_else_is_demanded(
+    graph: Graph, cluster: FakeCluster, coordinator: Coordinator, demand: dict[str, Any]
+) -> None:
+    token = WriteToken.from_text(WriteToken(pending=[PENDING]).text())
+    await graph.assoc_range(HIGH, "liked_by", 0, 5, after=token, **demand)
+    await graph.assoc_range_many([(HIGH, "liked_by", 0, 5)], after=token.text(), **demand)
+    assert len(coordinator.asked) == 2
+    assert list(last_read(cluster).minimum_versions) == [9]
+
+
+async def test_a_pair_that_is_not_settled_fails_the_reads_of_its_list_alone(
+    graph: Graph, cluster: FakeCluster, coordinator: Coordinator
+) -> None:
+    coordinator.error = Unavailable("cut off")
+    token = WriteToken(pending=[PENDING])
+    with pytest.raises(StaleRead, match=r"lacks the inverse of an edge at .*cut off"):
+        await graph.assoc_count(HIGH, "liked_by", after=token)
+    with pytest.raises(SomeFailed) as caught:
+        await graph.assoc_count_many([(OTHER, "liked_by"), (HIGH, "liked_by"), (OTHER, "likes")], after=token)
+    assert list(caught.value.errors) == [1]
+    assert isinstance(caught.value.errors[1], StaleRead)
+
+
+async def test_a_settled_pair_without_a_version_makes_the_read_critical(
+    graph: Graph, cluster: FakeCluster, coordinator: Coordinator
+) -> None:
+    coordinator.version = 0
+    await graph.assoc_count(HIGH, "liked_by", after=WriteToken(pending=[PENDING]))
+    assert last_read(cluster).critical
+
+
+async def test_a_token_of_too_many_pending_writes_fails_reads_of_the_lists_that_it_cannot_name(
+    graph: Graph, coordinator: Coordinator
+) -> None:
+    token = WriteToken(pending=[PendingInverse(HIGH + number, LIKED_BY, LOW) for number in range(MAX_PENDING + 1)])
+    with pytest.raises(StaleRead, match="use a token of fewer writes"):
+        await graph.assoc_count(HIGH, "liked_by", after=token)
