@@ -52,7 +52,7 @@ class WatcherServer:
         self._topology_file: Final = TopologyFile(
             settings.topology_file, on_error=lambda error: log.error("topology_unusable", reason=error.message)
         )
-        self._locks: Final = FileLocks(settings.topology_file)
+        self._locks: Final = FileLocks(settings.topology_file, clock=LoopClock().monotonic)
         self._marks_set = 0
 
     async def start(self) -> WatcherServer:
