@@ -13,7 +13,14 @@ from functools import partial
 from typing import Final
 
 from tao.model.errors import TaoError
-from tao.replication.lease import install_lease, lease_seconds, renew_lease, server_unix_ms
+from tao.replication.lease import (
+    install_lease,
+    keeps_lease,
+    lease_seconds,
+    remove_lease,
+    renew_lease,
+    server_unix_ms,
+)
 from tao.replication.locks import LockHold, Locks, LockTaken, mastership_lock
 from tao.replication.promotion import Promoter, PromotionResult
 from tao.replication.promotion_plan import PromotionRequest, SetMember
@@ -263,11 +270,13 @@ class Mastership:
             self._renewing.discard(replicas.database.name)
 
     async def _renew(self, replicas: ReplicationSet) -> None:
-        """Prepare the servers of a set for leases, and renew the lease of its master."""
+        """Prepare the servers of a set for leases, and renew the lease of its master, if it keeps one."""
         database = replicas.database
         for region, server in database.servers.items():
             if server.name not in self._prepared:
                 await self._prepare(replicas, region, server.name)
+        if not keeps_lease(database):
+            return
         try:
             with self._locks.held(mastership_lock(database.name), exclusive=False) as hold:
                 async with replicas.session(database.master_region) as session:
@@ -292,11 +301,14 @@ class Mastership:
             self.missed_renewals += 1
 
     async def _prepare(self, replicas: ReplicationSet, region: str, name: str) -> None:
-        lasts = self._settings.lease.seconds
+        lasts = self._settings.lease.seconds if keeps_lease(replicas.database) else 0.0
         try:
             async with replicas.session(region) as session:
-                if await lease_seconds(session, deadline=replicas.statement_deadline()) != lasts:
+                found = await lease_seconds(session, deadline=replicas.statement_deadline())
+                if lasts and found != lasts:
                     await install_lease(session, lasts, deadline=replicas.statement_deadline())
+                elif found and not lasts:  # the database had a second server once
+                    await remove_lease(session, deadline=replicas.statement_deadline())
             self._prepared.add(name)
         except TaoError as error:
             self._log.debug(
