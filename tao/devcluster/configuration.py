@@ -30,6 +30,7 @@ from tao.model.topology import (
     TailerProcess,
     Tier,
     Topology,
+    WatcherProcess,
 )
 from tao.model.versions import FIRST_EPOCH
 from tao.schema.types import DEFAULT_ARENA
@@ -107,6 +108,7 @@ def build_topology(
 
     def region_of(region: str) -> Region:
         tailers = [member for member in shape.members if member.role is Role.TAILER and member.region == region]
+        watchers = [member for member in shape.members if member.role is Role.WATCHER and member.region == region]
         return Region(
             name=region,
             leaders=Tier(
@@ -122,6 +124,10 @@ def build_topology(
                     name=tailer.name, database=tailer.database, admin=f"{LOOPBACK}:{ports[tailer.name]['admin']}"
                 )
                 for tailer in tailers
+            ),
+            watchers=tuple(
+                WatcherProcess(name=watcher.name, admin=f"{LOOPBACK}:{ports[watcher.name]['admin']}")
+                for watcher in watchers
             ),
         )
 

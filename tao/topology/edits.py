@@ -44,11 +44,24 @@ def mark_database_server(topology: Topology, name: str, down: bool) -> Topology:
     return _by_hand(_next(topology, databases=databases), name)
 
 
+def mark_tailer(topology: Topology, name: str, down: bool) -> Topology:
+    """Mark a tailer down or up. The mark tells operators; no server acts on it."""
+    if not any(tailer.name == name for region in topology.regions for tailer in region.tailers):
+        raise TopologyError(f"there is no tailer {name!r}")
+    regions = tuple(
+        _with(region, tailers=tuple(_with(t, down=down) if t.name == name else t for t in region.tailers))
+        for region in topology.regions
+    )
+    return _by_hand(_next(topology, regions=regions), name)
+
+
 def mark_by_watcher(topology: Topology, name: str, down: bool) -> Topology:
-    """Mark a server as `mark_server` or `mark_database_server` does, and note that a watcher did it, which will undo
-    it."""
+    """Mark a server as `mark_server`, `mark_database_server` or `mark_tailer` does, and note that a watcher did it,
+    which will undo it."""
     databases = {server.name for database in topology.databases for server in database.servers.values()}
-    marked = (mark_database_server if name in databases else mark_server)(topology, name, down)
+    tailers = {tailer.name for region in topology.regions for tailer in region.tailers}
+    mark = mark_database_server if name in databases else mark_tailer if name in tailers else mark_server
+    marked = mark(topology, name, down)
     return _with(marked, marked_by_watcher=(*marked.marked_by_watcher, name) if down else marked.marked_by_watcher)
 
 
@@ -152,10 +165,11 @@ def _by_hand(topology: Topology, name: str) -> Topology:
 
 
 def _names(topology: Topology) -> set[str]:
-    """Return the names of cache servers and tailers, which share one namespace."""
+    """Return the names of cache servers, tailers and watchers, which share one namespace."""
     tiers = [tier for region in topology.regions for tier in (region.leaders, *region.followers)]
     tailers = {tailer.name for region in topology.regions for tailer in region.tailers}
-    return tailers | {server.name for tier in tiers for server in tier.servers}
+    watchers = {watcher.name for region in topology.regions for watcher in region.watchers}
+    return tailers | watchers | {server.name for tier in tiers for server in tier.servers}
 
 
 def _home_of(topology: Topology, name: str) -> tuple[str, str]:

@@ -119,6 +119,7 @@ class Mastership:
         self._acted_at: Final[dict[str, float]] = {}
         self._renewing: Final = set[str]()
         self._refusals: Final[dict[str, str]] = {}
+        self._lost: Final = set[str]()
         self.activity: LockHold | None = None
         """The hold of the lock of the active watcher."""
         self.active_since = context.clock.monotonic()
@@ -147,6 +148,7 @@ class Mastership:
             return
         self._sets[name] = replicas
         master = next(member for member in members if member.is_master)
+        self._note_loss(name, master, len(members))
         closed = master.state is not None and master.state.read_only
         self._closed_observations[name] = self._closed_observations.get(name, 0) + 1 if closed else 0
         if not self.is_active or name in self._acting:
@@ -172,6 +174,26 @@ class Mastership:
                 return
             self._acting.add(name)
             self._tasks.start(self._do(name, action, server, observation), f"{action} {name}")
+
+    def lost_databases(self) -> list[str]:
+        """Return the databases whose only server has been silent for as long as a lost master."""
+        return sorted(self._lost)
+
+    def _note_loss(self, name: str, master: SetMember, servers: int) -> None:
+        """Report once that a database has lost its only server: only an operator can bring that back."""
+        silent_seconds = self._silent_seconds(master.name)
+        if master.state is not None or servers > 1 or silent_seconds < self._settings.probes.master_gone_seconds:
+            self._lost.discard(name)
+        elif name not in self._lost:
+            self._lost.add(name)
+            self._log.error(
+                "database_lost",
+                database=name,
+                target=master.name,
+                silent_seconds=round(silent_seconds, 2),
+                reason=f"{master.error}; it has no second server that could be promoted: start it again, or restore it "
+                "from a backup. Until then its shards take no writes, and only what is cached of them can be read",
+            )
 
     async def keep_leases(self) -> None:
         """Renew leases until cancelled: of all masters while active, and always of masters in the own region.
