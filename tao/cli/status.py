@@ -97,6 +97,17 @@ def _print(found: View) -> None:
             right=("lag s",),
         )
     click.echo()
+    if found.watchers:
+        print_table(
+            ("watcher", "region", "state", "acts"),
+            [
+                (each.name, each.region, each.state, None if each.acts is None else "yes" if each.acts else "no")
+                for each in found.watchers
+            ],
+        )
+    else:
+        click.echo("the topology lists no watcher: if none runs, nobody replaces a leader that fails")
+    click.echo()
     print_table(
         ("database", "master region", "server", "state"),
         [
