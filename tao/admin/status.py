@@ -16,7 +16,8 @@ import msgspec
 
 from tao.admin.server_stats import admin_addresses, server_stats, unreadiness
 from tao.model.errors import TaoError
-from tao.model.topology import CacheServer, Database, PlacedServer, Region, TailerProcess, Topology
+from tao.model.topology import CacheServer, Database, PlacedServer, Region, TailerProcess, Topology, WatcherProcess
+from tao.replication.lease import keeps_lease
 
 UP: Final = "ready"
 UNREACHABLE: Final = "does not answer"
@@ -95,6 +96,15 @@ class DatabaseRow(msgspec.Struct, frozen=True, kw_only=True):
     waits_for_replica: bool | None = None
 
 
+class WatcherRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One watcher. ``acts``: it is the one that acts; None when it does not answer."""
+
+    name: str
+    region: str
+    state: str
+    acts: bool | None = None
+
+
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """The whole cluster."""
 
@@ -103,14 +113,16 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     leaders: list[LeaderRow]
     followers: list[FollowerRow]
     tailers: list[TailerRow]
+    watchers: list[WatcherRow]
     databases: list[DatabaseRow]
 
 
 async def cluster_view(topology: Topology, max_staleness_seconds: float) -> View:
-    """Ask every leader, follower and tailer on its admin port and return the view. It asks no database.
+    """Ask every leader, follower, tailer and watcher on its admin port and return the view. It asks no database.
 
     A region that may be further behind its masters than ``max_staleness_seconds`` is a problem."""
-    addresses = admin_addresses(topology)
+    watchers = {watcher.name: watcher.admin for region in topology.regions for watcher in region.watchers}
+    addresses = admin_addresses(topology) | watchers
     answers = await asyncio.gather(*map(_ask, addresses.values()))
     return view_of(topology, dict(zip(addresses, answers, strict=True)), max_staleness_seconds)
 
@@ -126,7 +138,7 @@ async def _ask(admin: str) -> Answer:
 
 
 def view_of(topology: Topology, answers: Mapping[str, Answer], max_staleness_seconds: float) -> View:
-    """Return the view. ``answers``: by name, for every leader, follower and tailer of the topology."""
+    """Return the view. ``answers``: by name, for every leader, follower, tailer and watcher of the topology."""
     servers = topology.cache_servers
     return View(
         topology_version=topology.version,
@@ -137,6 +149,11 @@ def view_of(topology: Topology, answers: Mapping[str, Answer], max_staleness_sec
             _tailer(region.name, tailer, answers[tailer.name])
             for region in topology.regions
             for tailer in region.tailers
+        ],
+        watchers=[
+            _watcher(region.name, watcher, answers[watcher.name])
+            for region in topology.regions
+            for watcher in region.watchers
         ],
         databases=[_database(database, topology, answers, max_staleness_seconds) for database in topology.databases],
     )
@@ -174,13 +191,17 @@ def _tailer(region: str, tailer: TailerProcess, answer: Answer) -> TailerRow:
         name=tailer.name,
         region=region,
         database=tailer.database,
-        state=answer.state,
+        state=_state(tailer, answer),
         lag_seconds=answer.stats.get("lag_seconds"),
         position=answer.stats.get("position", ""),
     )
 
 
-def _state(server: CacheServer, answer: Answer) -> str:
+def _watcher(region: str, watcher: WatcherProcess, answer: Answer) -> WatcherRow:
+    return WatcherRow(name=watcher.name, region=region, state=answer.state, acts=answer.stats.get("active"))
+
+
+def _state(server: CacheServer | TailerProcess, answer: Answer) -> str:
     return f"{answer.state}, {MARKED_DOWN}" if server.down else answer.state
 
 
@@ -246,11 +267,14 @@ def _master_trouble(
 def _problems(topology: Topology, answers: Mapping[str, Answer], max_staleness_seconds: float) -> Iterator[str]:
     """Yield the problems, the worst first: stopped writes, then stopped servers, then regions that are behind."""
     regions = {region.name: region for region in topology.regions}
+    watchers = [watcher.name for region in topology.regions for watcher in region.watchers]
+    lost = {name for watcher in watchers for name in answers[watcher].stats.get("lost_databases", ())}
     for database in topology.databases:
         region = regions[database.master_region]
         trouble = _master_trouble(database, region, answers, max_staleness_seconds)
         if trouble:
-            yield f"{region.name}: the master of {database.name} takes no writes: {trouble}"
+            alone = ". It has no second server that could be promoted" if database.name in lost else ""
+            yield f"{region.name}: the master of {database.name} takes no writes: {trouble}{alone}"
         elif database.semi_sync and _waits(database, topology, answers) is False:
             master = database.servers[database.master_region].name
             yield (
@@ -258,6 +282,7 @@ def _problems(topology: Topology, answers: Mapping[str, Answer], max_staleness_s
                 f"writes acknowledged now would be lost with {master}. Finish what was begun (tao undrain, tao reseed, "
                 "tao rejoin); a watcher has them wait as soon as a replica that is not marked down acknowledges"
             )
+    yield from _watcher_problems(topology, answers)
     for placed in topology.cache_servers:
         yield from _cache_server_problems(placed, answers[placed.server.name], topology.version)
     for region in topology.regions:
@@ -293,10 +318,24 @@ def _cache_server_problems(placed: PlacedServer, answer: Answer, version: int) -
 
 def _tailer_problems(region: str, tailer: TailerProcess, answer: Answer) -> Iterator[str]:
     who = f"{region}: tailer {tailer.name} of {tailer.database}"
+    marked = ", and is marked down in the topology" if tailer.down else ""
     if answer.state == UNREACHABLE:
-        yield f"{who} does not answer: {answer.reason}"
+        yield f"{who} does not answer{marked}: {answer.reason}"
     elif answer.reason:
-        yield f"{who} does not follow the binlog: {answer.reason}"
+        yield f"{who} does not follow the binlog{marked}: {answer.reason}"
+
+
+def _watcher_problems(topology: Topology, answers: Mapping[str, Answer]) -> Iterator[str]:
+    """Yield the problems of the watchers that the topology lists."""
+    listed = [(region.name, watcher.name) for region in topology.regions for watcher in region.watchers]
+    if listed and not any(answers[name].stats.get("active") for _, name in listed):
+        leased = [database.name for database in topology.databases if keeps_lease(database)]
+        closes = f", and the masters of {', '.join(leased)} take no writes once their leases are over" if leased else ""
+        yield f"no watcher acts: nobody marks down or replaces what fails{closes}. Start a watcher: {listed[0][1]}"
+    for region, name in listed:
+        answer = answers[name]
+        if answer.reason:
+            yield f"{region}: watcher {name} does not answer: {answer.reason}"
 
 
 def _staleness_problems(

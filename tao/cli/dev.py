@@ -78,8 +78,8 @@ _up_options = combined(
         "--watcher/--no-watcher",
         "watcher",
         default=None,
-        help="Run a watcher in each region, which marks lost servers down and replaces a lost master.  [default: with "
-        "several regions]",
+        help="Run a watcher in each region, which marks lost servers down, so that others take their work, and "
+        "replaces a lost master.  [default: watcher]",
     ),
     click.option(
         "--schema",
@@ -140,7 +140,7 @@ def _shape(state_dir: Path, numbers: dict[str, int | None], mixed_mastership: bo
 
     record = StateFolder(state_dir).read()
     wanted = {name: number for name, number in numbers.items() if number is not None}
-    if watcher is not None or (record is None and wanted.get("regions", 1) > 1):
+    if watcher is not None or record is None:
         wanted["watchers"] = 0 if watcher is False else 1
     if mixed_mastership:
         wanted["mixed_mastership"] = True

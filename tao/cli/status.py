@@ -42,12 +42,19 @@ def _print(found: View) -> None:
     click.echo(f"{counted(len(found.problems), 'problem')}:" if found.problems else "nothing is wrong")
     for problem in found.problems:
         click.echo(f"  {text_of(problem)}")
-    for role, servers in (("leader", found.leaders), ("follower", found.followers), ("tailer", found.tailers)):
+    for role, servers in (
+        ("leader", found.leaders),
+        ("follower", found.followers),
+        ("tailer", found.tailers),
+        ("watcher", found.watchers),
+    ):
         if servers:
             click.echo()
             rows = [fields_of(server) for server in servers]
             print_records({role: row.pop("name"), **row} for row in rows)
     click.echo()
+    if not found.watchers:
+        click.echo("the topology lists no watcher: if none runs, nobody replaces a leader that fails\n")
     print_records(
         {"database": database.name, "master region": database.master_region, "server": server, "state": state}
         for database in found.databases

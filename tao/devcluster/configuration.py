@@ -30,6 +30,7 @@ from tao.model.topology import (
     TailerProcess,
     Tier,
     Topology,
+    WatcherProcess,
 )
 from tao.model.versions import FIRST_EPOCH
 from tao.schema.types import DEFAULT_ARENA
@@ -116,6 +117,10 @@ def build_topology(record: ClusterRecord, former: TopologyOutline, *, semi_sync:
                     name=tailer.name, database=tailer.database, admin=f"{LOOPBACK}:{ports[tailer.name]['admin']}"
                 )
                 for tailer in shape.select(Role.TAILER, region)
+            ),
+            watchers=tuple(
+                WatcherProcess(name=watcher.name, admin=f"{LOOPBACK}:{ports[watcher.name]['admin']}")
+                for watcher in shape.select(Role.WATCHER, region)
             ),
         )
 

@@ -71,8 +71,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     leaders: int = 2
     """The leaders of each region. Two, so that shards move when one is lost."""
     watchers: int = 0
-    """The watchers of each region: one is active, the others are ready to replace it. With 0 no server is marked
-    down or promoted automatically."""
+    """The watchers of each region: of all watchers one is active, the others are ready to replace it. With 0 no server
+    is marked down or promoted automatically."""
     databases: int = 1
     """The number of databases. Each has a server in every region, of some 90 MB resident memory."""
     shards: int = 16
@@ -92,8 +92,6 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
             raise SettingsError(f"--databases {self.databases}: more than the {self.shards} shards to put on them")
         if self.regions > len(REGIONS):
             raise SettingsError(f"--regions {self.regions}: there are names for {len(REGIONS)}: {', '.join(REGIONS)}")
-        if self.watchers and not self.is_distributed:
-            raise SettingsError("--watcher: a cluster of one region has no replica to promote: use --regions 2")
         if self.mixed_mastership and not 2 <= self.regions <= self.databases:
             raise SettingsError(
                 f"--mixed-mastership: {self.databases} databases cannot have masters in {self.regions} regions; use at "

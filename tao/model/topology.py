@@ -61,21 +61,32 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TailerProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """The reader of the binlog of its region's server of ``database``. No request goes to it: it is listed so that an
-    operator finds its ``admin`` port (``host:port``)."""
+    """The reader of the binlog of its region's server of ``database``. No request goes to it: it is listed so that
+    operators and watchers find its ``admin`` port (``host:port``). ``down`` tells operators that a watcher has found it
+    dead; no server acts on it."""
 
     name: str
     database: str
     admin: str = ""
+    down: bool = False
+
+
+class WatcherProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """A watcher of a region. It is listed so that an operator finds its ``admin`` port (``host:port``)."""
+
+    name: str
+    admin: str = ""
 
 
 class Region(msgspec.Struct, frozen=True, kw_only=True):
-    """One leader tier, the follower tiers that clients of the region may use, nearest first, and the tailers."""
+    """One leader tier, the follower tiers that clients of the region may use, nearest first, the tailers and the
+    watchers."""
 
     name: str
     leaders: Tier
     followers: tuple[Tier, ...]
     tailers: tuple[TailerProcess, ...] = ()
+    watchers: tuple[WatcherProcess, ...] = ()
 
     @property
     def tiers(self) -> tuple[Tier, ...]:

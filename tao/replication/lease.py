@@ -9,6 +9,9 @@ that no service account can reach.
 Two rules make it a lease. A renewal never revives a lease that has run out, so a fence that revoked it stays in force.
 The new end counts from a time that the server reported *before* the renewal was sent, so a renewal that was delayed
 buys no more time than one that was not. An operator must not set back the clock of a server while it is master.
+
+A database without a second server keeps no lease: nobody can be promoted in its place, so all that a lease could do is
+stop the writes of a healthy server because its watchers are gone.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 from typing import Final
 
 from tao.model.errors import OperatorError
+from tao.model.topology import Database
 from tao.replication.server_statements import set_read_only
 from tao.storage.dialect import Dialect
 from tao.storage.session import DatabaseSession
@@ -25,6 +29,11 @@ EVENT_SECONDS: Final = 1
 
 _NOW: Final = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)"
 _EVENT: Final = "tao.close_without_lease"
+
+
+def keeps_lease(database: Database) -> bool:
+    """Return whether the master of a database takes writes only under a lease: it has another server to promote."""
+    return len(database.servers) > 1
 
 
 async def install_lease(session: DatabaseSession, lasts_seconds: float, *, deadline: float) -> None:
@@ -65,8 +74,7 @@ async def install_lease(session: DatabaseSession, lasts_seconds: float, *, deadl
 
 
 async def remove_lease(session: DatabaseSession, *, deadline: float) -> None:
-    """Undo `install_lease` at a server that is closed. It has no lease from now on, so it stays open once it is
-    opened."""
+    """Undo `install_lease`. The server has no lease from now on, so it stays open once it is open."""
     if session.dialect is Dialect.MYSQL:
         await session.run("ROLLBACK; SET GLOBAL super_read_only = 0", deadline=deadline)
     await session.run(

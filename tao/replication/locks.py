@@ -151,36 +151,107 @@ async def keep_alive(hold: LockHold, terms: LockTerms) -> AsyncIterator[None]:
         task.cancel()
 
 
+class LockFiles:
+    """The lock files of a topology document: everything that `FileLocks` asks of the operating system."""
+
+    def __init__(self, topology_file: Path) -> None:
+        self._topology_file: Final = topology_file
+
+    def newest(self, name: str) -> int:
+        """Return the number of the current file of a lock, which rises with each takeover. Raises `OperatorError`."""
+        first = self._path(name, 0).name
+        try:
+            found = [each.name for each in self._topology_file.parent.iterdir()]
+        except OSError as error:
+            raise OperatorError(f"cannot lock {name} in {self._topology_file.parent}: {error.strerror}") from error
+        numbers = [each.removeprefix(f"{first}.") for each in found if each.startswith(f"{first}.")]
+        return max((int(each) for each in numbers if each.isdecimal()), default=0)
+
+    def open(self, name: str, number: int, *, exclusive: bool) -> int:
+        """Open a file, and make it when there is none. Raises `OperatorError`."""
+        path = self._path(name, number)
+        try:
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if not exclusive and error.errno in _READ_ONLY:
+                # On a read-only folder nothing can be changed, and leases must go on being renewed.
+                with suppress(OSError):
+                    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            raise OperatorError(f"cannot lock {path}: {error.strerror}") from error
+
+    def create(self, name: str, number: int) -> int | None:
+        """Make a file and open it; None when there is one. Raises `OperatorError`."""
+        path = self._path(name, number)
+        try:
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            return None
+        except OSError as error:
+            raise OperatorError(f"cannot lock {path}: {error.strerror}") from error
+
+    def remove(self, name: str, number: int) -> None:
+        """Remove a file that was taken over."""
+        self._path(name, number).unlink(missing_ok=True)
+
+    @staticmethod
+    def lock(descriptor: int, *, exclusive: bool) -> bool:
+        """Lock an open file until it is closed or its process ends. Returns False when another process holds it."""
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    @staticmethod
+    def touched_ns(descriptor: int) -> int:
+        """Return when an open file was touched last."""
+        return os.fstat(descriptor).st_mtime_ns
+
+    @staticmethod
+    def touch(descriptor: int) -> None:
+        """Touch an open file. Raises `OSError`."""
+        os.utime(descriptor)
+
+    @staticmethod
+    def close(descriptor: int) -> None:
+        """Close a file, and release its lock."""
+        os.close(descriptor)
+
+    def _path(self, name: str, number: int) -> Path:
+        suffix = f".{number}" if number else ""
+        return self._topology_file.with_name(f".{self._topology_file.name}.{name}.lock{suffix}")
+
+
 class FileLocks:
     """Implements `Locks` with files in the folder of the topology document."""
 
     def __init__(self, topology_file: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         """``clock``: returns seconds, and keeps counting while the process is paused."""
-        self._topology_file: Final = topology_file
+        self._files: Final = LockFiles(topology_file)
         self._clock: Final = clock
         self._silent: Final[dict[str, _Silence]] = {}
 
     @contextmanager
     def held(self, name: str, *, exclusive: bool, terms: LockTerms | None = None) -> Iterator[LockHold]:
         """See `Locks.held`. Raises `OperatorError` when the folder cannot be used."""
-        number = self._newest(name)
-        descriptor = self._open(self._path(name, number), exclusive=exclusive)
-        if not _lock(descriptor, exclusive=exclusive):
-            touched_ns = os.fstat(descriptor).st_mtime_ns
-            os.close(descriptor)
+        files, number = self._files, self._files.newest(name)
+        descriptor = files.open(name, number, exclusive=exclusive)
+        if not files.lock(descriptor, exclusive=exclusive):
+            touched_ns = files.touched_ns(descriptor)
+            files.close(descriptor)
             if terms is None or not self._is_silent(name, number, touched_ns, terms):
                 raise LockTaken(f"{name} is held by another process: a watcher or an operator is at it")
             descriptor, number = self._take_over(name, number), number + 1
         try:
             self._silent.pop(name, None)
-            if self._newest(name) != number:
+            if files.newest(name) != number:
                 raise LockTaken(f"{name} was taken over by another process")
-            hold = _FileHold(self._clock, lambda: self._newest(name) == number, descriptor, terms)
+            hold = _FileHold(self._clock, files, (name, number, descriptor), terms)
             if terms is not None:
                 hold.touch()
             yield hold
         finally:
-            os.close(descriptor)
+            files.close(descriptor)
 
     def _is_silent(self, name: str, number: int, touched_ns: int, terms: LockTerms) -> bool:
         """Return whether repeated checks, close together, found the file untouched for ``takeover_seconds``."""
@@ -197,43 +268,14 @@ class FileLocks:
 
     def _take_over(self, name: str, number: int) -> int:
         """Create the file with the next number. Only one of the processes that try succeeds."""
-        path = self._path(name, number + 1)
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except FileExistsError:
-            raise LockTaken(f"{name} was taken over by another process") from None
-        except OSError as error:
-            raise OperatorError(f"cannot lock {path}: {error.strerror}") from error
-        if not _lock(descriptor, exclusive=True):
-            os.close(descriptor)
+        descriptor = self._files.create(name, number + 1)
+        if descriptor is None:
             raise LockTaken(f"{name} was taken over by another process")
-        self._path(name, number).unlink(missing_ok=True)
+        if not self._files.lock(descriptor, exclusive=True):
+            self._files.close(descriptor)
+            raise LockTaken(f"{name} was taken over by another process")
+        self._files.remove(name, number)
         return descriptor
-
-    def _newest(self, name: str) -> int:
-        """Return the number of the current lock file, which rises with each takeover."""
-        first = self._path(name, 0).name
-        try:
-            found = [each.name for each in self._topology_file.parent.iterdir()]
-        except OSError as error:
-            raise OperatorError(f"cannot lock {name} in {self._topology_file.parent}: {error.strerror}") from error
-        numbers = [each.removeprefix(f"{first}.") for each in found if each.startswith(f"{first}.")]
-        return max((int(each) for each in numbers if each.isdecimal()), default=0)
-
-    def _path(self, name: str, number: int) -> Path:
-        suffix = f".{number}" if number else ""
-        return self._topology_file.with_name(f".{self._topology_file.name}.{name}.lock{suffix}")
-
-    @staticmethod
-    def _open(path: Path, *, exclusive: bool) -> int:
-        try:
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            if not exclusive and error.errno in _READ_ONLY:
-                # On a read-only folder nothing can be changed, and leases must go on being renewed.
-                with suppress(OSError):
-                    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            raise OperatorError(f"cannot lock {path}: {error.strerror}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,11 +292,12 @@ class _FileHold:
     """Implements `LockHold` for a lock file."""
 
     def __init__(
-        self, clock: Callable[[], float], is_newest: Callable[[], bool], descriptor: int, terms: LockTerms | None
+        self, clock: Callable[[], float], files: LockFiles, held: tuple[str, int, int], terms: LockTerms | None
     ) -> None:
+        """``held``: the name of the lock, the number of its file, and its descriptor."""
         self._clock: Final = clock
-        self._is_newest: Final = is_newest
-        self._descriptor: Final = descriptor
+        self._files: Final = files
+        self._name, self._number, self._descriptor = held
         self._terms: Final = terms
         self._touched_at = clock()
         self._is_lost = False
@@ -265,7 +308,7 @@ class _FileHold:
             try:
                 self._is_lost = (
                     self._terms is not None and stood > self._terms.holder_timeout_seconds
-                ) or not self._is_newest()
+                ) or self._files.newest(self._name) != self._number
             except OperatorError:
                 self._is_lost = True  # The folder is unreadable, so the lock cannot be confirmed.
         return not self._is_lost
@@ -277,16 +320,8 @@ class _FileHold:
     def touch(self) -> None:
         self.check()
         try:
-            os.utime(self._descriptor)
+            self._files.touch(self._descriptor)
         except OSError as error:
             self._is_lost = True
             raise LockLost(f"no sign of life can be given: {error.strerror}") from error
         self._touched_at = self._clock()
-
-
-def _lock(descriptor: int, *, exclusive: bool) -> bool:
-    try:
-        fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

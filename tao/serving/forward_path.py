@@ -161,8 +161,8 @@ class ForwardPath:
             request = pb.Request(topology_version=routes.version, write=batch)
             unanswered = dict(enumerate(group))
 
-            def take(answer: pb.Answer, unanswered: dict[int, int] = unanswered) -> None:
-                self._take(forwarded, unanswered, answer, attempt)
+            def take(answer: pb.Answer, unanswered: dict[int, int] = unanswered, leader: CacheServer = leader) -> None:
+                self._take(forwarded, unanswered, answer, attempt, leader)
 
             self._links.to(leader).send(request, left, take)
 
@@ -178,11 +178,20 @@ class ForwardPath:
             raise refusal
         return coordinator
 
-    def _take(self, forwarded: _Forwarded, unanswered: dict[int, int], answer: pb.Answer, attempt: int) -> None:
+    def _take(
+        self,
+        forwarded: _Forwarded,
+        unanswered: dict[int, int],
+        answer: pb.Answer,
+        attempt: int,
+        leader: CacheServer,
+    ) -> None:
         """Take a leader's answer. ``unanswered`` maps its slots to those of the client's batch."""
         retries: dict[int, TaoError] = {}
         if answer.HasField("error"):
             error = error_from_pb(answer.error)
+            if type(error) is Unavailable:
+                error = _unreachable(leader, error)
             for slot in unanswered.values():
                 self._retry_or_fail(forwarded, slot, error, attempt, retries)
             unanswered.clear()
@@ -234,7 +243,7 @@ class ForwardPath:
         if not retries:
             return
         if not self._budget.spend(self._clock.monotonic()):
-            exhausted = Unavailable("no leader took the write, and the retry budget is used up; try again")
+            exhausted = Unavailable("no leader took the write, and the retry budget is used up")
             self._give_up(forwarded, retries, exhausted)
             return
         try:
@@ -256,7 +265,8 @@ class ForwardPath:
         for slot, last in retries.items():
             # Report the lock and not a missing leader: the leader took the write and met a lock, and only an operator
             # who looks at the database finds out which session holds it.
-            self._fail(forwarded, slot, last if isinstance(last, ShardBlocked) else error)
+            blocked = isinstance(last, ShardBlocked)
+            self._fail(forwarded, slot, last if blocked else type(error)(f"{error.message}. {last.message}"))
 
     def _apply_hosted(self, changes: list[ShardMessages], sent_at: float) -> list[tuple[CacheServer, ShardMessages]]:
         """Apply the changes that concern this server. Returns the changes that other servers of the tier need, with the
@@ -331,6 +341,15 @@ def shards_of_write(message: pb.Write, schema: Schema) -> tuple[int, int]:
     write = write_from_pb(message, _no_allocation)
     named = "id1" if hasattr(write, "id1") else "id"
     return check_id(getattr(write, named, 0), named) >> SHARD_SHIFT, coordinating_shard(write, schema)
+
+
+def _unreachable(leader: CacheServer, error: TaoError) -> Unavailable:
+    """Return the error of a write whose leader cannot be asked: it names the leader, and what to do."""
+    return Unavailable(
+        f"{leader.name} leads the shard and cannot be reached ({error.message}). Other leaders take its shards over "
+        f"within seconds once a watcher has marked it down: try again. Where no watcher acts (tao status), start "
+        f"{leader.name} again, or tao topology mark-down {leader.name}"
+    )
 
 
 def _operation(forwarded: _Forwarded, slot: int) -> str:

@@ -91,7 +91,8 @@ def _faults(topology: Topology) -> Iterator[str]:
     yield from _name_faults("regions", [region.name for region in topology.regions])
     servers = [server.name for _, server in topology.cache_servers]
     servers += [tailer.name for region in topology.regions for tailer in region.tailers]
-    yield from _name_faults("cache servers and tailers (of all regions and tiers)", servers)
+    servers += [watcher.name for region in topology.regions for watcher in region.watchers]
+    yield from _name_faults("cache servers, tailers and watchers (of all regions and tiers)", servers)
     databases = {database.name for database in topology.databases}
     for region in topology.regions:
         yield from _region_faults(region, databases)
@@ -123,8 +124,11 @@ def _region_faults(region: Region, databases: set[str]) -> Iterator[str]:
     for tailer in region.tailers:
         if tailer.database not in databases:
             yield f"{region.name}/{tailer.name}.database: there is no database {tailer.database!r}"
-        if tailer.admin:
-            yield from _address_faults(f"{region.name}/{tailer.name}.admin", tailer.admin)
+    admins = {tailer.name: tailer.admin for tailer in region.tailers}
+    admins |= {watcher.name: watcher.admin for watcher in region.watchers}
+    for name, admin in admins.items():
+        if admin:
+            yield from _address_faults(f"{region.name}/{name}.admin", admin)
 
 
 def _tier_faults(where: str, tier: Tier, shards: int) -> Iterator[str]:

@@ -44,14 +44,27 @@ def mark_database_server(topology: Topology, name: str, down: bool) -> Topology:
     return _by_hand(_next(topology, databases=databases), name)
 
 
+def mark_tailer(topology: Topology, name: str, down: bool) -> Topology:
+    """Mark a tailer down or up. The mark tells operators; no server acts on it."""
+    if not any(tailer.name == name for region in topology.regions for tailer in region.tailers):
+        raise TopologyError(f"there is no tailer {name!r}")
+    regions = tuple(
+        _with(region, tailers=tuple(_with(t, down=down) if t.name == name else t for t in region.tailers))
+        for region in topology.regions
+    )
+    return _by_hand(_next(topology, regions=regions), name)
+
+
 def mark_any(topology: Topology, name: str, down: bool) -> Topology:
-    """Mark a server as `mark_server` or `mark_database_server` does."""
+    """Mark a server as `mark_server`, `mark_database_server` or `mark_tailer` does."""
     databases = {each.server.name for each in topology.database_servers}
-    return (mark_database_server if name in databases else mark_server)(topology, name, down)
+    tailers = {tailer.name for region in topology.regions for tailer in region.tailers}
+    mark = mark_database_server if name in databases else mark_tailer if name in tailers else mark_server
+    return mark(topology, name, down)
 
 
 def mark_by_watcher(topology: Topology, name: str, down: bool) -> Topology:
-    """Mark a server, and note that a watcher did it, which will undo it."""
+    """Mark a server as `mark_any` does, and note that a watcher did it, which will undo it."""
     marked = mark_any(topology, name, down)
     return _with(marked, marked_by_watcher=(*marked.marked_by_watcher, name) if down else marked.marked_by_watcher)
 
@@ -156,9 +169,10 @@ def _by_hand(topology: Topology, name: str) -> Topology:
 
 
 def _names(topology: Topology) -> set[str]:
-    """Return the names of cache servers and tailers, which share one namespace."""
+    """Return the names of cache servers, tailers and watchers, which share one namespace."""
     tailers = {tailer.name for region in topology.regions for tailer in region.tailers}
-    return tailers | {server.name for _, server in topology.cache_servers}
+    watchers = {watcher.name for region in topology.regions for watcher in region.watchers}
+    return tailers | watchers | {server.name for _, server in topology.cache_servers}
 
 
 def _edit_tier(topology: Topology, region: str, tier: str, edit: Callable[[Tier], Tier]) -> Topology:

@@ -2,9 +2,9 @@
 
 Every server acts on a mark, so marks are set with care. A watcher may itself be cut off, so the watcher of a server's
 own region has to agree where there is one, and nothing changes while that one is silent. The last unmarked server of a
-tier stays unmarked: nothing would be left to try, and callers detect failures themselves. Only marks that a watcher set
-are taken away. While the master of a database is being changed, none of its servers changes its mark: the next master
-follows no server for a while, and is the only one that can be read.
+tier stays unmarked: nothing would be left to try, and callers detect failures themselves. A tailer's mark only tells
+operators. Only marks that a watcher set are taken away. While the master of a database is being changed, none of its
+servers changes its mark: the next master follows no server for a while, and is the only one that can be read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tao.model.topology import Database, Tier, Topology
+from tao.model.topology import Database, Region, Tier, Topology
 from tao.topology import edits
 
 
@@ -55,6 +55,7 @@ def wanted_marks(
     for region in topology.regions:
         for tier in (region.leaders, *region.followers):
             marks += _tier_marks(tier, region.name, own, peers)
+        marks += _tailer_marks(region, own, peers)
     of_databases = {database.name: _database_marks(database, own, peers) for database in topology.databases}
     busy = in_change([name for name, wanted in of_databases.items() if wanted])
     for name, wanted in of_databases.items():
@@ -100,6 +101,17 @@ def _tier_marks(tier: Tier, region: str, own: WatcherReport, peers: Mapping[str,
             up -= 1
             marks.append(Mark(server.name, down=True))
     return marks
+
+
+def _tailer_marks(region: Region, own: WatcherReport, peers: Mapping[str, WatcherReport | None]) -> list[Mark]:
+    """Return the marks of a region's tailers. The last one is marked too: no server acts on the mark."""
+    wanted = {ServerVerdict.UP: False, ServerVerdict.DOWN: True}
+    verdicts = {tailer: _agreed(tailer.name, region.name, own, peers) for tailer in region.tailers}
+    return [
+        Mark(tailer.name, down=wanted[verdict])
+        for tailer, verdict in verdicts.items()
+        if verdict in wanted and tailer.down is not wanted[verdict]
+    ]
 
 
 def _database_marks(database: Database, own: WatcherReport, peers: Mapping[str, WatcherReport | None]) -> list[Mark]:

@@ -13,7 +13,14 @@ from functools import partial
 from typing import Final
 
 from tao.model.errors import TaoError
-from tao.replication.lease import install_lease, lease_seconds, renew_lease, server_unix_ms
+from tao.replication.lease import (
+    install_lease,
+    keeps_lease,
+    lease_seconds,
+    remove_lease,
+    renew_lease,
+    server_unix_ms,
+)
 from tao.replication.locks import LockHold, Locks, LockTaken, mastership_lock
 from tao.replication.promotion import Promoter, PromotionResult
 from tao.replication.promotion_plan import PromotionRequest, SetMember
@@ -112,6 +119,7 @@ class Mastership:
         self._acted_at: Final[dict[str, float]] = {}
         self._renewing: Final = set[str]()
         self._refusals: Final[dict[str, str]] = {}
+        self._lost: Final = set[str]()
         self.activity: LockHold | None = None
         """The hold of the lock of the active watcher."""
         self.active_since = context.clock.monotonic()
@@ -140,6 +148,7 @@ class Mastership:
             return
         self._sets[name] = replicas
         master = next(member for member in members if member.is_master)
+        self._note_loss(name, master, len(members))
         closed = master.state is not None and master.state.read_only
         self._closed_observations[name] = self._closed_observations.get(name, 0) + 1 if closed else 0
         if not self.is_active or name in self._acting:
@@ -165,6 +174,26 @@ class Mastership:
                 return
             self._acting.add(name)
             self._tasks.start(self._do(name, action, server, observation), f"{action} {name}")
+
+    def lost_databases(self) -> list[str]:
+        """Return the databases whose only server has been silent for as long as a lost master."""
+        return sorted(self._lost)
+
+    def _note_loss(self, name: str, master: SetMember, servers: int) -> None:
+        """Report once that a database has lost its only server: only an operator can bring that back."""
+        silent_seconds = self._silent_seconds(master.name)
+        if master.state is not None or servers > 1 or silent_seconds < self._settings.probes.master_gone_seconds:
+            self._lost.discard(name)
+        elif name not in self._lost:
+            self._lost.add(name)
+            self._log.error(
+                "database_lost",
+                database=name,
+                target=master.name,
+                silent_seconds=round(silent_seconds, 2),
+                reason=f"{master.error}; it has no second server that could be promoted: start it again, or restore it "
+                "from a backup. Until then its shards take no writes, and only what is cached of them can be read",
+            )
 
     async def keep_leases(self) -> None:
         """Renew leases until cancelled: of all masters while active, and always of masters in the own region.
@@ -263,11 +292,13 @@ class Mastership:
             self._renewing.discard(replicas.database.name)
 
     async def _renew(self, replicas: ReplicationSet) -> None:
-        """Prepare the servers of a set for leases, and renew the lease of its master."""
+        """Prepare the servers of a set for leases, and renew the lease of its master, if it keeps one."""
         database = replicas.database
         for region, server in database.servers.items():
             if server.name not in self._prepared:
                 await self._prepare(replicas, region, server.name)
+        if not keeps_lease(database):
+            return
         try:
             with self._locks.held(mastership_lock(database.name), exclusive=False) as hold:
                 async with replicas.session(database.master_region) as session:
@@ -292,11 +323,14 @@ class Mastership:
             self.missed_renewals += 1
 
     async def _prepare(self, replicas: ReplicationSet, region: str, name: str) -> None:
-        lasts = self._settings.lease.seconds
+        lasts = self._settings.lease.seconds if keeps_lease(replicas.database) else 0.0
         try:
             async with replicas.session(region) as session:
-                if await lease_seconds(session, deadline=replicas.statement_deadline()) != lasts:
+                found = await lease_seconds(session, deadline=replicas.statement_deadline())
+                if lasts and found != lasts:
                     await install_lease(session, lasts, deadline=replicas.statement_deadline())
+                elif found and not lasts:  # the database had a second server once
+                    await remove_lease(session, deadline=replicas.statement_deadline())
             self._prepared.add(name)
         except TaoError as error:
             self._log.debug(

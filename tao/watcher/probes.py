@@ -1,8 +1,8 @@
-"""Probes of database servers, cache servers and the watchers of other regions.
+"""Probes of database servers, cache servers, tailers and the watchers of other regions.
 
 A database server is asked whether it answers, is open, which master it follows and how far it is behind. A cache server
 gets an empty read over the wire that all clients use; the links' failure detectors judge failures, slowness and
-recovery. Other watchers report what they see on their admin pages.
+recovery. A tailer is asked for its admin page, and other watchers report what they see on theirs.
 """
 
 from __future__ import annotations
@@ -145,13 +145,19 @@ class DatabaseProbes:
 
 
 class CacheProbes:
-    """Keeps the verdicts on cache servers from the last round."""
+    """Keeps the verdicts on cache servers from the last round, and on dead ones from the last failure."""
 
     def __init__(self, links: Links, topology: Callable[[], Topology], settings: ProbeSettings) -> None:
         self._links: Final = links
         self._topology: Final = topology
         self._settings: Final = settings
-        self.verdicts: dict[str, ServerVerdict] = {}
+        self._found: dict[str, ServerVerdict] = {}
+
+    @property
+    def verdicts(self) -> dict[str, ServerVerdict]:
+        """The present verdicts by server. A link finds out between two rounds that its server is dead."""
+        dead = dict.fromkeys(filter(self._links.is_down_at, self._found), ServerVerdict.DOWN)
+        return self._found | dead
 
     async def run(self) -> None:
         """Probe all cache servers concurrently until cancelled. The slowest answer decides the length of a round."""
@@ -163,7 +169,7 @@ class CacheProbes:
                 for server in tier.servers
             ]
             verdicts = await asyncio.gather(*map(self._ask, servers))
-            self.verdicts = {server.name: verdict for server, verdict in zip(servers, verdicts, strict=True)}
+            self._found = {server.name: verdict for server, verdict in zip(servers, verdicts, strict=True)}
             await asyncio.sleep(self._settings.interval_seconds)
 
     async def _ask(self, server: CacheServer) -> ServerVerdict:
@@ -181,6 +187,45 @@ class CacheProbes:
         if link.is_down:
             return ServerVerdict.DOWN
         return ServerVerdict.UP if link.is_up else ServerVerdict.UNSURE
+
+
+class TailerProbes:
+    """Keeps the verdicts on tailers. A tailer without an ``admin`` address in the topology is not probed."""
+
+    def __init__(self, topology: Callable[[], Topology], settings: ProbeSettings) -> None:
+        self._topology: Final = topology
+        self._settings: Final = settings
+        self._runs: Final[dict[str, int]] = {}
+        self.verdicts: dict[str, ServerVerdict] = {}
+
+    async def run(self) -> None:
+        """Probe all tailers concurrently until cancelled."""
+        while True:
+            tailers = [each for region in self._topology().regions for each in region.tailers if each.admin]
+            answers = await asyncio.gather(*(self._answers(each.admin) for each in tailers))
+            for tailer, answers_now in zip(tailers, answers, strict=True):
+                self._runs[tailer.name] = run = run_length(self._runs.get(tailer.name, 0), answers_now)
+                self.verdicts[tailer.name] = self._verdict(run, is_marked=tailer.down)
+            await asyncio.sleep(self._settings.interval_seconds)
+
+    def _verdict(self, run: int, *, is_marked: bool) -> ServerVerdict:
+        if run <= -self._settings.cache_failures:
+            return ServerVerdict.DOWN
+        return (
+            ServerVerdict.UP if run >= (self._settings.answers_until_up if is_marked else 1) else ServerVerdict.UNSURE
+        )
+
+    async def _answers(self, admin: str) -> bool:
+        try:
+            await admin_get(admin, "/stats", self._settings.timeout_seconds)
+        except TaoError:
+            return False
+        return True
+
+
+def run_length(before: int, answers: bool) -> int:
+    """Return how many probes in a row were answered, or, below zero, were not; ``before``: without the last one."""
+    return max(before, 0) + 1 if answers else min(before, 0) - 1
 
 
 class _Page(msgspec.Struct):

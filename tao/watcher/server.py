@@ -33,7 +33,7 @@ from tao.runtime.tasks import BackgroundTasks
 from tao.topology.file_store import TopologyFile
 from tao.watcher.marks import ServerVerdict, WatcherReport, wanted_marks, with_marks
 from tao.watcher.mastership import Mastership
-from tao.watcher.probes import CacheProbes, DatabaseProbes, PeerReports, WatcherContext
+from tao.watcher.probes import CacheProbes, DatabaseProbes, PeerReports, TailerProbes, WatcherContext
 from tao.watcher.settings import WatcherSettings
 from tao.watcher.shard_clones import Cloner, CloningSettings, HotShards, topology_version_of
 from tao.wire.identity import Credentials
@@ -52,7 +52,7 @@ class WatcherServer:
         self._topology_file: Final = TopologyFile(
             settings.topology_file, on_error=lambda error: log.error("topology_unusable", reason=error.message)
         )
-        self._locks: Final = FileLocks(settings.topology_file)
+        self._locks: Final = FileLocks(settings.topology_file, clock=LoopClock().monotonic)
         self._marks_set = 0
 
     async def start(self) -> WatcherServer:
@@ -68,7 +68,7 @@ class WatcherServer:
         detector = DetectorSettings(
             failures_until_down=probes.cache_failures,
             answers_until_up=probes.answers_until_up,
-            first_probe_seconds=probes.interval_seconds,
+            first_probe_seconds=probes.retry_seconds,
             max_probe_seconds=2 * probes.interval_seconds,
             probe_timeout_seconds=probes.timeout_seconds,
         )
@@ -85,6 +85,7 @@ class WatcherServer:
             on_step=self._log_step,
         )
         self._caches = CacheProbes(links, self._current, probes)
+        self._tailers = TailerProbes(self._current, probes)
         self._databases = DatabaseProbes(
             self._current,
             accounts,
@@ -105,6 +106,7 @@ class WatcherServer:
         self._admin = AdminServer(AdminSettings(host=host or "127.0.0.1", port=int(port or 0)), pages, self._log)
         await self._admin.start()
         self._tasks.keep(self._caches.run, "cache servers")
+        self._tasks.keep(self._tailers.run, "tailers")
         self._tasks.keep(self._databases.run, "database servers")
         self._tasks.keep(self._peers.run, "other watchers")
         self._tasks.keep(mastership.keep_leases, "leases")
@@ -195,9 +197,11 @@ class WatcherServer:
         finally:
             self._mastership.activity = None
 
+    def _verdicts(self) -> dict[str, ServerVerdict]:
+        return {**self._caches.verdicts, **self._tailers.verdicts, **self._databases.verdicts}
+
     async def _change_marks(self) -> None:
-        verdicts = {**self._caches.verdicts, **self._databases.verdicts}
-        report = WatcherReport(self._settings.region, verdicts)
+        report = WatcherReport(self._settings.region, self._verdicts())
         marks = wanted_marks(self._topology, report, self._peers.reports, partial(databases_being_changed, self._locks))
         if not marks:
             return
@@ -223,10 +227,11 @@ class WatcherServer:
             "region": self._settings.region,
             "active": mastership.is_active,
             "topology_version": self._topology.version,
-            "verdicts": {**self._caches.verdicts, **self._databases.verdicts},
+            "verdicts": self._verdicts(),
             "peers": {region: report is not None for region, report in self._peers.reports.items()},
             "replication_lag_seconds": self._databases.lags,
             "waits_for_replica": self._databases.waits_for_replica,
+            "lost_databases": mastership.lost_databases(),
             "marks_set": self._marks_set,
             "cloning": self._hot_shards.done,
             "actions": mastership.actions,
@@ -279,7 +284,7 @@ class WatcherServer:
         metrics.gauge_family("watched_servers", "Servers by how they do here.", "verdict", self._by_verdict)
 
     def _by_verdict(self) -> dict[str, float]:
-        verdicts = [*self._caches.verdicts.values(), *self._databases.verdicts.values()]
+        verdicts = [*self._verdicts().values()]
         return {verdict.value: float(verdicts.count(verdict)) for verdict in ServerVerdict}
 
 

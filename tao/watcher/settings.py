@@ -44,8 +44,12 @@ class ProbeSettings:
     timeout_seconds: float = 1.0
     """Time limit for an answer: ten round trips between distant regions."""
 
+    retry_seconds: float = 0.1
+    """Interval until a cache server that has failed once is probed again; it doubles. A dead process refuses each probe
+    at once, so it is marked within a second, and its shards are written elsewhere within three."""
+
     cache_failures: int = 3
-    """Consecutive failures until a cache server is down: some two seconds with the default interval."""
+    """Consecutive failures until a cache server or tailer is down: one refused connection may be a restart."""
 
     answers_until_up: int = 3
     """Consecutive answers until the mark is taken away. A database server's answers must also show no fault."""
@@ -66,7 +70,7 @@ class WatcherSettings:
     """All settings of one watcher process."""
 
     name: str
-    """The watcher's name in logs, metrics and locks, such as ``watcher-east``."""
+    """The watcher's name in logs, metrics and locks, such as ``east-watcher-1``."""
 
     region: str
     """The watcher's region, whose addresses of the servers it uses."""

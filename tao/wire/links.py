@@ -106,7 +106,11 @@ class Links:
 
     def is_down(self, server: CacheServer) -> bool:
         """Return whether requests to that server fail fast. A server without a link counts as healthy."""
-        link = self._links.get(server.name)
+        return self.is_down_at(server.name)
+
+    def is_down_at(self, name: str) -> bool:
+        """Return whether requests to the server of that name fail fast."""
+        link = self._links.get(name)
         return link is not None and link.is_down
 
     def states(self) -> dict[str, DetectorState]:

@@ -112,7 +112,7 @@ async def test_a_detached_cluster_is_found_by_status_and_ended_by_down(folder: P
     code, out, _ = await tao(folder, "dev", "status", "--json", *where)
     found = json.loads(out)
     assert code == 0
-    assert [process["role"] for process in found["processes"]] == ["database", "leader", "tailer", "follower"]
+    assert [each["role"] for each in found["processes"]] == ["database", "leader", "tailer", "follower", "watcher"]
     assert all(process["state"] == "ready" and process["pid"] > 0 for process in found["processes"])
     async with connect(found["client"]) as graph:
         assert await graph.obj_add("user", {"name": "x"}) > 0

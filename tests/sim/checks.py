@@ -110,7 +110,7 @@ class Checks:
         self._pending: dict[PendingInverse, list[int | None]] = {}
         self.calm: Final = Calmness()
         self.looked_at: dict[str, int] = dict.fromkeys(
-            ("entries", "answers", "writes", "commits", "losses", "pending"), 0
+            ("entries", "answers", "writes", "commits", "losses", "pending", "replaced_writes"), 0
         )
 
     # contents
@@ -295,6 +295,12 @@ class Checks:
         if self.calm.undisturbed and result not in (DONE, *_MISTAKES):
             self._found(Violation("7", f"{what} failed where nothing does: {result}"))
 
+    def written_too_late(self, what: str, result: str, why: str) -> None:
+        """Check how a write ended that another leader should have done by then. ``why``: why it must not fail."""
+        self.looked_at["replaced_writes"] += 1
+        if result not in (DONE, *_MISTAKES):
+            self._found(Violation("replacement", f"{what} failed with {result}, {why}"))
+
     def written(self, tier: str, result: pb.WriteResult) -> None:
         """Check an acknowledged write: everything that it reports as changed is in the database."""
         self.looked_at["writes"] += 1
@@ -369,10 +375,11 @@ class Checks:
         if self.calm.since != inf:
             self.calm.since = self._now()
 
-    def converged(self, masters: list[SimDatabase], caches: dict[str, GraphCache]) -> None:
-        """Check that caches, databases and both sides of all pairs are equal. Raises `Violation`."""
+    def converged(self, masters: list[SimDatabase], caches: dict[str, GraphCache], replicas: int) -> None:
+        """Check that caches, databases and both sides of all pairs are equal. Raises `Violation`. ``replicas``: of each
+        master."""
         for master in masters:
-            if len(master.replicas) != 1:
+            if len(master.replicas) != replicas:
                 raise Violation("unforeseen", f"{master.name} has {len(master.replicas)} replicas")
             for server in (master, *master.replicas):
                 for table in ("objects", "lists", "intents", "shards"):

@@ -18,6 +18,7 @@ from tao.model.graph import Edge, EdgeKey, ListKey
 from tao.model.ids import SHARD_SHIFT
 from tao.model.rows import ListRow, ObjectRow, RowChanges, ShardRow
 from tao.planning.row_events import Row, RowEvent
+from tao.replication.lease import EVENT_SECONDS
 from tao.schema.registry import Schema
 from tests.sim.loop import Process, SimLoop
 from tests.sim.rows import Logged, Past, Rows
@@ -92,6 +93,9 @@ class SimDatabase:
         """True when the server looks lost to all others, and another is promoted in its place."""
         self.read_only = True
         """True on every server that is not a master."""
+        self.lease_seconds = 0.0
+        """Length of a lease; 0 where none is kept."""
+        self._lease_ends = 0.0
         self.answers_after = (0.0, 0.0)
         """Least and most seconds by which the answer of a read is delayed after its rows have been read."""
         self.lag_seconds = 0.02
@@ -134,6 +138,43 @@ class SimDatabase:
         self._purged = self.position
         self.purged_before = _number(self._purged)
         self.binlog.clear()
+
+    # leases
+
+    @property
+    def now(self) -> float:
+        """The time by the server's own clock."""
+        return self._loop.now
+
+    def keep_lease(self, lasts_seconds: float) -> None:
+        """Keep leases of that length from now on, or none; an open server gets a first one."""
+        kept, self.lease_seconds = self.lease_seconds, lasts_seconds
+        if lasts_seconds and not self.read_only and not self._lease_ends:
+            self._lease_ends = self.now + lasts_seconds
+        if lasts_seconds and not kept:
+            self._close_without_lease()
+
+    def renew_lease(self, since: float) -> bool:
+        """Extend a lease that has not run out, from a moment before now."""
+        if self.read_only or self.now >= self._lease_ends:
+            return False
+        self._lease_ends = max(self._lease_ends, since + self.lease_seconds)
+        return True
+
+    def open(self, since: float) -> None:
+        """Open the server to writes, under a lease from then on if it keeps leases."""
+        self._lease_ends = since + self.lease_seconds
+        self.read_only = False
+
+    def lease_is_over(self) -> bool:
+        """Return whether the server has to close itself."""
+        return self.now >= self._lease_ends
+
+    def _close_without_lease(self) -> None:
+        """Close the server once its lease is over; an event calls this every second."""
+        if self.lease_seconds:
+            self.read_only = self.read_only or self.lease_is_over()
+            self._loop.call_later(EVENT_SECONDS, self._close_without_lease, context=self.process.context.copy())
 
     # masters
 

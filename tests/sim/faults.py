@@ -16,7 +16,7 @@ from tao.routing.routes import Routes
 from tests.sim.foreign import write_past_the_product
 from tests.sim.loop import Process
 from tests.sim.operators import Operator
-from tests.sim.plans import PLANNED, Fault
+from tests.sim.plans import OF_WATCHERS, PLANNED, Fault
 from tests.sim.promotion import Promotions
 from tests.sim.rush import rush
 from tests.sim.single_failures import LASTS_SECONDS
@@ -64,6 +64,10 @@ class Faults:
             "planned restart": self._operator.restart,
             "restart between writes": self._restart_between_writes,
             "rush": partial(rush, world, self._invalidate_everything),
+            "kill watcher": self._kill_watcher,
+            "watcher hangs": self._pause_watcher,
+            "watcher cut off": self._cut_watcher_off,
+            "master cut off": self._cut_master_off,
         }
 
     def begin(self, fault: Fault) -> None:
@@ -71,7 +75,7 @@ class Faults:
         world = self._world
         world.trace.note("fault", fault.kind, fault.pick, fault.other, round(fault.seconds, 3))
         calm = world.checks.calm
-        calm.undisturbed = calm.undisturbed and fault.kind in PLANNED
+        calm.undisturbed = calm.undisturbed and self._is_harmless(fault)
         if fault.kind != "clone":  # its tier can still answer
             calm.since = float("inf")
         end = self._kinds[fault.kind](fault)
@@ -82,6 +86,11 @@ class Faults:
         else:
             seconds = LASTS_SECONDS.get(fault.kind, 0.0)
             world.loop.call_later(seconds, world.single_failures.ends, fault)
+
+    def _is_harmless(self, fault: Fault) -> bool:
+        """Return whether no request may fail because of a fault. Without a second region nobody holds a lease, so that
+        watchers can go."""
+        return fault.kind in PLANNED or (fault.kind in OF_WATCHERS and self._world.shape.regions == 1)
 
     def mend(self) -> None:
         """End all faults."""
@@ -126,8 +135,10 @@ class Faults:
         return lambda: world.start_server(name)
 
     def _pause(self, fault: Fault) -> Callable[[], None] | None:
-        world = self._world
-        process = world.processes[self._server(fault.pick, tailers=True)]
+        return self._pause_named(self._server(fault.pick, tailers=True))
+
+    def _pause_named(self, name: str) -> Callable[[], None] | None:
+        world, process = self._world, self._world.processes[name]
         if process.state != "runs":
             return None
         world.loop.pause(process)
@@ -150,6 +161,43 @@ class Faults:
         if world.is_up(name):  # it is still draining
             world.kill(name)
         world.start_server(name)
+
+    # watchers
+
+    def _watcher(self, fault: Fault) -> str:
+        """Return the name of a watcher, or an empty text where there is none."""
+        names = self._world.names("watcher")
+        return names[fault.pick % len(names)] if names else ""
+
+    def _kill_watcher(self, fault: Fault) -> Callable[[], None] | None:
+        name = self._watcher(fault)
+        return self._kill_named(name) if name else None
+
+    def _pause_watcher(self, fault: Fault) -> Callable[[], None] | None:
+        name = self._watcher(fault)
+        return self._pause_named(name) if name else None
+
+    def _cut_watcher_off(self, fault: Fault) -> Callable[[], None] | None:
+        """Cut a watcher off some servers: every second, every third, or all."""
+        name = self._watcher(fault)
+        if not name:
+            return None
+        return self._cut([name], [other for other in self._everyone() if other != name][:: 1 + fault.other % 3])
+
+    def _cut_master_off(self, fault: Fault) -> Callable[[], None] | None:
+        """Cut a master off everything but the leaders of its region, which go on writing there."""
+        world = self._world
+        master = world.masters[fault.pick % len(world.masters)]
+        if not world.shape.watchers or self._promotions.is_changing(master.name):
+            return None
+        leaders = [name for name in world.names("leader") if world.processes[name].region == master.region]
+        heal = self._cut([master.name], [each for each in self._everyone() if each not in (master.name, *leaders)])
+
+        def end() -> None:
+            heal()
+            world.spawn(self._promotions.rejoin(master), world.operator)
+
+        return end
 
     # network
 
@@ -239,6 +287,8 @@ class Faults:
 
         def start() -> None:
             database.stopped = False
+            database.read_only = database.read_only or bool(database.lease_seconds)  # as its option file says
+            world.spawn(self._promotions.rejoin(database), world.operator)
 
         return start
 
@@ -255,7 +305,8 @@ class Faults:
         if not self._promotions.can_begin(name):
             return None
         returned = asyncio.Event()
-        self._world.spawn(self._promotions.promote(name, returned, lost_after=lost_after))
+        promotion = self._promotions.promote(name, returned, lost_after=lost_after)
+        self._world.spawn(promotion, self._world.operator)
         return returned.set
 
     def _lose_binlog(self, fault: Fault) -> None:
@@ -353,13 +404,15 @@ class Faults:
     def _move(self, place: tuple[str, str], homes: dict[int, str]) -> None:
         self._world.change_topology(with_homes(self._world.topology, place, homes))
 
-    def _move_there_and_back(self, fault: Fault) -> Callable[[], None]:
+    def _move_there_and_back(self, fault: Fault) -> Callable[[], None] | None:
         """Take a shard from a leader whose database is slow, and give it back a moment later."""
         world = self._world
         shard = fault.pick % world.shape.shards
         routes = Routes(world.topology)
         # In a region that does not master it: an owner learns from its own commits what it has missed.
-        region = next(each for each in REGIONS if each != routes.master_region(shard))
+        region = next((each for each in REGIONS[: world.shape.regions] if each != routes.master_region(shard)), "")
+        if not region:
+            return None
         place = (region, "leaders")
         home = routes.tier(*place).home(shard).name
         servers = servers_of(world.topology, place)

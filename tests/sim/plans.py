@@ -20,6 +20,9 @@ LOOK_SECONDS: Final = 5.0
 """Seconds at the beginning of an act for reading what the act before has left."""
 GOT_OVER_SECONDS: Final = 18.0
 """Seconds from the end of a fault to the next one, where one fault comes at a time."""
+REPLACED_SECONDS: Final = 8.0
+"""Longest time from the death of a leader until its shards' writes succeed again, where watchers run: at the
+simulation's intervals of probes."""
 KEYS: Final = 12
 """Number of objects that the operations use."""
 UNREAD_KEYS: Final = 240
@@ -72,8 +75,10 @@ class Tempo(msgspec.Struct, frozen=True):
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """The size of the world: two regions, two databases, two follower tiers, and the number of servers of each tier."""
+    """The size of the world: one or two regions, two databases, two follower tiers in each region, and the number of
+    servers of each tier."""
 
+    regions: int = 2
     leaders: int = 1
     followers: int = 1
     shards: int = 4
@@ -81,6 +86,13 @@ class Shape(msgspec.Struct, frozen=True):
     arena_bytes: int = 1 << 20
     reads_databases: bool = False
     """Whether followers have accounts at the databases, for when no leader can be asked."""
+    watchers: int = 0
+    """The watchers of each region."""
+
+    @property
+    def all_clients(self) -> int:
+        """The number of clients of all regions."""
+        return self.regions * self.clients
 
 
 class Op(msgspec.Struct, frozen=True):
@@ -162,9 +174,15 @@ FAULT_WEIGHTS: Final = {
     "clone": 3,
     "planned restart": 2,
     "rush": 2,
+    "kill watcher": 1,
+    "watcher hangs": 1,
+    "watcher cut off": 1,
+    "master cut off": 1,
 }
 PLANNED: Final = ("clone", "planned restart")
 """Actions of operators on a healthy cluster: no request may fail because of them."""
+OF_WATCHERS: Final = ("kill watcher", "watcher hangs", "watcher cut off")
+"""Failures of watchers, which do nothing but keep leases and replace what is gone."""
 UNNOTICED: Final = ("clone", "depose")
 """Faults that take no server away, or not at once."""
 COMPOUND: Final = ("spool needed", "rush", "binlog lost", "restart between writes")
@@ -202,6 +220,8 @@ def make_plan(
             Shape(leaders=2, reads_databases=True),
             Shape(leaders=2, followers=2, shards=4, arena_bytes=4096),
             Shape(followers=2, reads_databases=True),
+            Shape(leaders=2, reads_databases=True, watchers=1),
+            Shape(regions=1, leaders=2, followers=2, reads_databases=True, watchers=2),
         ]
     )
     weights = FAULT_WEIGHTS if kinds is None else kinds
@@ -255,9 +275,11 @@ def _around(rng: random.Random, fault: Fault, shape: Shape) -> list[Op]:
     and of what no cache has."""
     ops = _token_reads(rng, fault.at, shape) if fault.kind in _MASTERS else []
     ops += _burst(rng, fault.at, shape)
+    if shape.watchers and fault.seconds > REPLACED_SECONDS:
+        ops += _burst(rng, fault.at + rng.uniform(REPLACED_SECONDS, fault.seconds), shape)
     for at in (fault.at, fault.at + rng.random() * fault.seconds, fault.at + fault.seconds):
         when = at + rng.uniform(-0.1, 1.0)
-        for client in rng.sample(range(2 * shape.clients), 2):
+        for client in rng.sample(range(shape.all_clients), 2):
             one, unread, atype = rng.randrange(KEYS), rng.randrange(KEYS, UNREAD_KEYS), rng.choice(EDGE_TYPES)
             for kind, key in ((rng.choice((*READS, *MANY_READS)), one), (rng.choice(READS), unread)):
                 ops.append(Op(when, client, kind, key, (one + 1) % KEYS, atype, rng.randrange(1, 40)))
@@ -273,7 +295,7 @@ def _burst(rng: random.Random, at: float, shape: Shape) -> list[Op]:
     keys = rng.sample(range(KEYS), rng.choice([2, 2, 3]))
     atype = rng.choice(EDGE_TYPES)
     length = rng.choice([0.02, 0.2, 2.0])
-    clients = rng.sample(range(2 * shape.clients), rng.randint(1, 2 * shape.clients))
+    clients = rng.sample(range(shape.all_clients), rng.randint(1, shape.all_clients))
     return [_op(rng, at + rng.random() * length, rng.choice(clients), keys, atype) for _ in range(rng.randint(3, 9))]
 
 
@@ -295,7 +317,7 @@ def _op(rng: random.Random, at: float, client: int, keys: list[int], atype: str)
 def _token_reads(rng: random.Random, at: float, shape: Shape) -> list[Op]:
     """Yield reads by every client of what was written before the masters changed."""
     reads: list[Op] = []
-    for client in range(2 * shape.clients):
+    for client in range(shape.all_clients):
         when = at + rng.uniform(2.0, 12.0)
         for _ in range(3):
             one, two = rng.sample(range(KEYS), 2)

@@ -2,19 +2,22 @@
 
 A planned change waits until the new master has everything. A change after the loss of a master promotes a replica that
 lacks what it had not received, as asynchronous replication allows. The lost transactions are recorded in the set's
-`Past`, so that the checks know exactly which acknowledged writes may be missing. Leases and locks are left out: they
-decide who may promote, and when, before all this.
+`Past`, so that the checks know exactly which acknowledged writes may be missing. An operator makes these changes, under
+the lock of the database. Watchers make theirs in `tests.sim.watchers`, after the lease of the lost master.
 """
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from tao.model.rows import RowChanges
 from tao.model.topology import Database
+from tao.replication.locks import FileLocks, LockHold, LockTaken, hold_exclusively, mastership_lock
 from tests.sim.database import SimDatabase
 from tests.sim.stores import roll_back_all_of
 from tests.sim.world import World
@@ -22,6 +25,9 @@ from tests.sim.world import World
 SETTLE_SECONDS: Final = 1.0
 """The delay of `tao.watcher.settings.PromotionSettings`."""
 _POLL_SECONDS: Final = 0.05
+_LOCK_SECONDS: Final = 10.0
+_BACK_SECONDS: Final = 2.0
+"""From the return of a database server until an operator looks whether it was replaced."""
 
 
 def next_epoch(database: Database) -> int:
@@ -29,8 +35,38 @@ def next_epoch(database: Database) -> int:
     return database.version_epoch + 1
 
 
+async def applied(new: SimDatabase) -> None:
+    """Wait until a replica has applied everything that it has received."""
+    while True:
+        await asyncio.sleep(_POLL_SECONDS)
+        if new.has_applied_all:
+            return
+
+
+def enthrone(world: World, database: Database, old: SimDatabase, new: SimDatabase) -> int:
+    """Make a server that has applied everything master, still closed, and have the old one follow it if that still
+    answers. Return the new version epoch."""
+    old.replicas.clear()
+    new.become_master()
+    if not old.down and old.read_only:
+        old.follow(new, anew=False)
+    epoch = next_epoch(database)
+    rows = {
+        shard: msgspec.structs.replace(
+            row,
+            master_server=new.name,
+            version_epoch=max(row.version_epoch, epoch),
+            generation=row.generation + 1,
+        )
+        for shard, row in new.truth.shards.items()
+    }
+    new.log(RowChanges(), world.schema, rows)
+    new.show(RowChanges(), rows)
+    return epoch
+
+
 class Promotions:
-    """The changes of masters of one world, one at a time for each database."""
+    """An operator's changes of masters of one world, one at a time for each database."""
 
     def __init__(self, world: World) -> None:
         self._world: Final = world
@@ -38,9 +74,7 @@ class Promotions:
 
     def can_begin(self, name: str) -> bool:
         """Return whether the set is complete, so that a change can begin."""
-        database = self._database(name)
-        servers = [self._world.databases[server.name] for server in database.servers.values()]
-        return name not in self._under_way and not any(server.down for server in servers)
+        return name not in self._under_way and self._is_complete(name)
 
     def is_changing(self, server: str) -> bool:
         """Return whether the server's set is in the middle of a change."""
@@ -52,27 +86,63 @@ class Promotions:
         ``lost_after``: seconds for which the replica no longer receives from its master before that is lost, until
         ``returned``; None for a planned switch.
         """
-        world = self._world
         self._under_way.add(name)
         try:
-            database = self._database(name)
-            old = world.databases[database.servers[database.master_region].name]
-            (new,) = old.replicas
-            if lost_after is None:
-                old.read_only = True
-                roll_back_all_of(old, None)
-                await asyncio.sleep(_POLL_SECONDS)  # the commits under way are lost
-            else:
-                await self._lose(old, new, lost_after)
-            await self._enthrone(database, old, new)
+            async with self._exclusively(name):
+                if not self._is_complete(name):
+                    return
+                old = self._master(name)
+                await self._change(name, old, lost_after)
             if old.lost:
                 await returned.wait()
                 old.lost = False
-                old.follow(new, anew=True)
+                old.follow(self._master(name), anew=True)
                 self._state(name, down=False)
+        except LockTaken:
+            return  # a watcher was at it all the time
         finally:
             self._under_way.discard(name)
-        world.checks.calmer()
+        self._world.checks.calmer()
+
+    async def rejoin(self, server: SimDatabase) -> None:
+        """Have a server that is back follow the master that a watcher has promoted meanwhile, if one has."""
+        await asyncio.sleep(_BACK_SECONDS)
+        name = next(each.name for each in self._world.topology.databases if server.name in self._names(each))
+        async with self._exclusively(name):
+            master = self._master(name)
+            if server is not master and server not in master.replicas:
+                self._world.trace.note("rejoins", server.name, master.name)
+                server.follow(master, anew=True)
+        self._world.checks.calmer()
+
+    async def _change(self, name: str, old: SimDatabase, lost_after: float | None) -> None:
+        (new,) = old.replicas
+        if lost_after is None:
+            old.read_only = True
+            roll_back_all_of(old, None)
+            await asyncio.sleep(_POLL_SECONDS)  # the commits under way are lost
+        else:
+            await self._lose(old, new, lost_after)
+        await applied(new)
+        epoch = enthrone(self._world, self._database(name), old, new)
+        self._state(name, master=new.region, epoch=epoch, down=old.lost)
+        self._world.trace.note("promoted", new.name, epoch, old.lost)
+        await asyncio.sleep(SETTLE_SECONDS)
+        new.open(self._world.loop.now)
+        self._world.check_masters(self._database(name))
+
+    def _exclusively(self, name: str) -> AbstractAsyncContextManager[LockHold]:
+        locks = FileLocks(Path("simulated"), clock=self._world.loop.time)
+        return hold_exclusively(locks, mastership_lock(name), _LOCK_SECONDS)
+
+    def _is_complete(self, name: str) -> bool:
+        servers = [self._world.databases[each] for each in self._names(self._database(name))]
+        is_whole = len(self._master(name).replicas) == len(servers) - 1
+        return len(servers) > 1 and is_whole and not any(server.down for server in servers)
+
+    def _master(self, name: str) -> SimDatabase:
+        database = self._database(name)
+        return self._world.databases[database.servers[database.master_region].name]
 
     async def _lose(self, old: SimDatabase, new: SimDatabase, after: float) -> None:
         world = self._world
@@ -86,38 +156,8 @@ class Promotions:
         old.replicas.clear()
         not_received = max(0, new.waiting() - received)
         gone = new.forget_received(world.random.choice((not_received, world.random.randint(0, not_received))))
-        await self._applied(new)
+        await applied(new)
         old.past.lose(new.rows, gone)
-
-    async def _applied(self, new: SimDatabase) -> None:
-        while True:
-            await asyncio.sleep(_POLL_SECONDS)
-            if new.has_applied_all:
-                return
-
-    async def _enthrone(self, database: Database, old: SimDatabase, new: SimDatabase) -> None:
-        world = self._world
-        await self._applied(new)
-        old.replicas.clear()
-        new.become_master()
-        if not old.lost:
-            old.follow(new, anew=False)
-        epoch = next_epoch(database)
-        rows = {
-            shard: msgspec.structs.replace(
-                row,
-                master_server=new.name,
-                version_epoch=max(row.version_epoch, epoch),
-                generation=row.generation + 1,
-            )
-            for shard, row in new.truth.shards.items()
-        }
-        await asyncio.sleep(new.log(RowChanges(), world.schema, rows))
-        new.show(RowChanges(), rows)
-        self._state(database.name, master=new.region, epoch=epoch, down=old.lost)
-        world.trace.note("promoted", new.name, epoch, old.lost)
-        await asyncio.sleep(SETTLE_SECONDS)
-        new.read_only = False
 
     def _state(self, name: str, *, master: str = "", epoch: int = 0, down: bool) -> None:
         """In the topology. ``down``: of the server that is not master."""

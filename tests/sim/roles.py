@@ -30,6 +30,7 @@ from tao.serving.requests import PauseSettings
 from tao.serving.single_flight import FillSettings
 from tao.serving.sources import DatabaseReadSettings
 from tao.tailer.settings import OutboxSettings, RewindSettings, TailerSettings, TailSettings
+from tao.watcher.settings import ProbeSettings, WatcherSettings
 from tao.wire.links import LinkSettings
 from tao.wire.settings import ServingSettings
 from tests.sim.network import SESSION
@@ -110,6 +111,22 @@ def follower_settings(name: str, pace: float, *, reads_databases: bool) -> Follo
         pause_detection=STALLS,
         key_history=STORY,
         retries=RETRIES,
+    )
+
+
+def watcher_settings(name: str, region: str, peers: dict[str, str]) -> WatcherSettings:
+    """Return the settings of the watcher of that name. ``peers``: region → the watcher there.
+
+    Its intervals are those of leases and locks, which go on at any pace.
+    """
+    return WatcherSettings(
+        name=name,
+        region=region,
+        topology_file=_NOWHERE,
+        peers={region: f"{peer}:3" for region, peer in peers.items()},
+        administrator_password="simulated",
+        replicator_password="simulated",
+        probes=ProbeSettings(interval_seconds=1.0),
     )
 
 

@@ -18,8 +18,9 @@ from tao.model.tokens import WriteToken
 from tests.sim.checks import Violation
 from tests.sim.faults import Faults
 from tests.sim.loop import CURRENT, SimLoop
-from tests.sim.plans import Op, Plan
+from tests.sim.plans import WRITES, Op, Plan
 from tests.sim.substitutes import substituted
+from tests.sim.watchers import failed_too_late, watcher_substitutes
 from tests.sim.world import World
 
 
@@ -50,7 +51,7 @@ def run(plan: Plan, broken: Callable[[], AbstractContextManager[None]] = nullcon
     gc.disable()
     try:
         with ExitStack() as stack:
-            stack.enter_context(substituted(player.world))
+            stack.enter_context(substituted(player.world, watcher_substitutes(player.world)))
             stack.enter_context(_caches_known(player.world))
             stack.enter_context(player.world.checks.watching_caches())
             stack.enter_context(player.world.bounds.watching())
@@ -136,12 +137,14 @@ class _Player:
         self.world.spawn(self._do(op), client.process)
 
     async def _do(self, op: Op) -> None:
-        client = self.world.clients[op.client]
+        client, began = self.world.clients[op.client], self._loop.now
         result = await client.do(op, self._tokens)
         self.world.trace.note("op", client.process.name, op.kind, op.one, op.two, op.atype, result)
         self.results[result] = self.results.get(result, 0) + 1
         self.world.bounds.look(everywhere=False)
         self.world.checks.done(f"{client.process.name}: {op.kind}", result)
+        if op.kind in WRITES and (too_late := failed_too_late(self.world, began)):
+            self.world.checks.written_too_late(f"{client.process.name}: {op.kind}", result, too_late)
 
     async def _check_calm(self) -> None:
         world = self.world
@@ -149,7 +152,7 @@ class _Player:
         if why:
             raise Violation("7", f"long after the last fault: {why}")
         world.bounds.look()
-        world.checks.converged(world.masters, world.caches)
+        world.checks.converged(world.masters, world.caches, world.shape.regions - 1)
         for client in world.clients:
             reading = self._loop.create_task(client.read_all(), context=client.process.context.copy())
             if error := await reading:

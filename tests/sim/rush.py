@@ -20,7 +20,7 @@ def rush(world: World, invalidate: Callable[[str, str], None], fault: Fault) -> 
     That part is the databases of a region, a follower that receives nothing from its leaders, or leaders that no tailer
     reaches. ``invalidate`` makes a leader of a region read everything again. Returns the function that ends it.
     """
-    region = REGIONS[fault.pick % len(REGIONS)]
+    region = REGIONS[fault.pick % world.shape.regions]
     leaders, followers, tailers = (
         [name for name in world.names(role) if world.processes[name].region == region]
         for role in ("leader", "follower", "tailer")

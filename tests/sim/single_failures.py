@@ -108,6 +108,12 @@ class SingleFailures:
         for fault in list(self._under_way):
             self.ends(fault)
 
+    def only_fault(self) -> tuple[str, float] | None:
+        """Return the kind of the one fault under way, and when it began; None while there is none, or a storm."""
+        if self._is_storm or len(self._under_way) != 1:
+            return None
+        return self._kind, self._struck
+
     def look(self) -> None:
         """Excuse the reads under way that no server could answer now; call it when something got worse."""
         for read in self._reads:

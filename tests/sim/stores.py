@@ -52,7 +52,7 @@ class Databases(Protocol):
         """Note a commit of a leader."""
 
 
-async def _at(
+async def run_at(
     world: Databases, server: SimDatabase, work: Callable[[], Awaitable[Result]], timeout_seconds: float
 ) -> Result:
     """Run something on the server. Raises what it raises, `Unavailable`, or `DeadlineExceeded`."""
@@ -128,7 +128,7 @@ class SimReadStore(ReadStore):
                 return found
 
             try:
-                found: FillRead | TaoError = await _at(self._world, server, look, timeout_seconds)
+                found: FillRead | TaoError = await run_at(self._world, server, look, timeout_seconds)
             except TaoError as error:
                 found = error
             on_read(places, found)
@@ -173,7 +173,7 @@ class SimWriteStore:
                 server.locks.free_exclusive(shard)
             return row
 
-        return await _at(self._world, server, take, timeout_seconds)
+        return await run_at(self._world, server, take, timeout_seconds)
 
     async def read_ownership(self, shards: Sequence[int], *, timeout_seconds: float) -> dict[int, ShardRow]:
         """See the port."""
@@ -184,7 +184,7 @@ class SimWriteStore:
             async def look(server: SimDatabase = server, name: str = name) -> dict[int, ShardRow]:
                 return {shard: server.rows.shards[shard] for shard in shards if self._master_of(shard) == name}
 
-            found |= await _at(self._world, server, look, timeout_seconds)
+            found |= await run_at(self._world, server, look, timeout_seconds)
         return found
 
     async def write_heartbeat(self, shard: int, writer: str, unix_ms: int, *, timeout_seconds: float) -> bool:
@@ -195,7 +195,7 @@ class SimWriteStore:
             _check_writable(server)
             await asyncio.sleep(server.log(RowChanges(), self._world.schema, heartbeat=(shard, writer, unix_ms)))
 
-        await _at(self._world, server, write, timeout_seconds)
+        await run_at(self._world, server, write, timeout_seconds)
         return False
 
     async def old_intents(
@@ -210,7 +210,7 @@ class SimWriteStore:
                 rows = [row for row in server.rows.intents.values() if row.low_id >> SHARD_SHIFT in shards]
                 return [row for row in rows if row.created_unix_ms < before_unix_ms]
 
-            found += await _at(self._world, server, look, timeout_seconds)
+            found += await run_at(self._world, server, look, timeout_seconds)
         return sorted(found, key=lambda row: (row.created_unix_ms, row.low_id, row.high_id))[:limit]
 
 
@@ -326,7 +326,7 @@ class SimTransaction:
             raise Unavailable("the connection was lost in COMMIT")
 
     async def _do(self, work: Callable[[], Awaitable[Result]]) -> Result:
-        return await _at(self._world, self._server, work, max(0.0, self._deadline - self._world.loop.now))
+        return await run_at(self._world, self._server, work, max(0.0, self._deadline - self._world.loop.now))
 
 
 def _check_writable(server: SimDatabase) -> None:

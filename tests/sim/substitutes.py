@@ -58,7 +58,8 @@ from tests.sim.pauses import SimPauseDetector
 from tests.sim.stores import Databases, SimReadStore, SimWriteStore
 
 _PACKAGES: Final = (
-    *("tao.follower", "tao.leader", "tao.tailer", "tao.serving", "tao.wire.links", "tao.client"),
+    *("tao.follower", "tao.leader", "tao.tailer", "tao.watcher", "tao.replication"),
+    *("tao.serving", "tao.wire.links", "tao.client"),
     *("tao.routing.routes", "tao.topology.clones", "tao.topology.edits", "tao.topology.document", "tao.admin"),
     *(file_store.__name__, admin_client.__name__),
 )
@@ -373,7 +374,7 @@ def substitutes_for(world: Outside) -> list[Substitution]:
         Substitution(SqliteSpool, partial(SimSpool, world)),
         Substitution(os, SimpleNamespace(getpid=lambda: 1)),
         Substitution(CacheSettings, cache_settings),
-        Substitution(LinkSettings, lambda: roles.SDK.links),
+        Substitution(LinkSettings, lambda **named: replace(roles.SDK.links, **named)),
         Substitution(ServingSettings, lambda **named: replace(roles.SERVING, **named)),
         Substitution(maintain_cache, partial(keep_house_seldom, HOUSE_SECONDS * world.pace)),
         Substitution(Ring, ring_of),
@@ -382,9 +383,9 @@ def substitutes_for(world: Outside) -> list[Substitution]:
 
 
 @contextmanager
-def substituted(world: Outside) -> Iterator[None]:
-    """Let the roles' names mean the substitutes while the block runs."""
-    instead = {id(each.original): each.instead for each in substitutes_for(world)}
+def substituted(world: Outside, more: Sequence[Substitution] = ()) -> Iterator[None]:
+    """Let the roles' names mean the substitutes, and ``more`` of them, while the block runs."""
+    instead = {id(each.original): each.instead for each in (*substitutes_for(world), *more)}
     changed: list[tuple[Any, str, object]] = []
     for name, module in list(sys.modules.items()):
         if name.startswith(_PACKAGES) and module is not None:

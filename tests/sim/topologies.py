@@ -62,6 +62,8 @@ def _with_tier(topology: Topology, place: tuple[str, str], change: Callable[[Tie
 def make_topology(shape: Shape) -> Topology:
     """Make version 1: shards are split evenly between the databases, and the ring places them on servers."""
     half = shape.shards // 2
+    regions = REGIONS[: shape.regions]
+    masters = (regions[0], regions[-1])
 
     def server(name: str) -> CacheServer:
         return CacheServer(name=name, grpc=f"{name}:1", frames=f"{name}:2", admin=f"{name}:3")
@@ -86,9 +88,9 @@ def make_topology(shape: Shape) -> Topology:
         Database(
             name=name,
             master_region=master,
-            servers={each: DatabaseServer(name=f"{name}-{each}", host=f"{name}-{each}") for each in REGIONS},
+            servers={each: DatabaseServer(name=f"{name}-{each}", host=f"{name}-{each}") for each in regions},
             shards=(shards,),
         )
-        for name, master, shards in zip(DATABASES, REGIONS, ((0, half - 1), (half, shape.shards - 1)), strict=True)
+        for name, master, shards in zip(DATABASES, masters, ((0, half - 1), (half, shape.shards - 1)), strict=True)
     )
-    return Topology(version=1, shards=shape.shards, regions=tuple(map(region, REGIONS)), databases=databases)
+    return Topology(version=1, shards=shape.shards, regions=tuple(map(region, regions)), databases=databases)

@@ -54,6 +54,7 @@ _APPLIED_LATE_SECONDS: Final = 3.0
 _PAIRS_CUT: Final = {"commit fault": 1, "cut pair": 2, "database down": 1}
 """Faults that leave inverses pending."""
 _READING_DATABASES: Final = Shape(leaders=2, reads_databases=True)
+_WATCHED: Final = Shape(leaders=2, watchers=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +330,26 @@ def _pair_called_settled() -> AbstractContextManager[None]:
     return _replaced(InversePath, settle_pair=settle_pair)
 
 
+def _lock_of_watchers_ignored() -> AbstractContextManager[None]:
+    """Give every watcher the lock of the one that acts."""
+    return _replaced(SimLockFiles, lock=lambda *_, **__: True)
+
+
+def _lease_believed_after_its_end() -> AbstractContextManager[None]:
+    """Let a master take writes although its lease is over."""
+    return _replaced(SimDatabase, lease_is_over=lambda _: False)
+
+
+def _lone_database_keeps_a_lease() -> AbstractContextManager[None]:
+    """Have every master keep a lease, whether or not another server could be promoted."""
+    return _replaced(mastership, keeps_lease=lambda _: True)
+
+
+def _dead_servers_not_marked() -> AbstractContextManager[None]:
+    """Probe servers, and mark none."""
+    return _replaced(server, wanted_marks=lambda *_: [])
+
+
 VARIANTS: Final[Sequence[Variant]] = (
     Variant("version check removed", _version_check_removed, frozenset({"4"}), {"lag": 1, "slow": 1, "break": 1}),
     Variant(
@@ -397,6 +418,25 @@ VARIANTS: Final[Sequence[Variant]] = (
     Variant("spool makes no room", _spool_makes_no_room, frozenset({"8"}), {"rush": 1}),
     Variant("tailer reads on", _tailer_reads_on, frozenset({"8"}), {"rush": 1}),
     Variant("story never ends", _story_never_ends, frozenset({"8"}), {"lag": 1}, first=9),
+    Variant("two watchers act at once", _lock_of_watchers_ignored, frozenset({"watchers"}), {"kill": 1}, _WATCHED),
+    Variant(
+        "lease believed after its end", _lease_believed_after_its_end, frozenset({"1"}), {"master cut off": 1}, _WATCHED
+    ),
+    Variant(
+        "database without a second server keeps a lease",
+        _lone_database_keeps_a_lease,
+        frozenset({"7"}),
+        {"kill watcher": 1, "watcher hangs": 1},
+        Shape(regions=1, leaders=2, watchers=1),
+    ),
+    Variant(
+        "dead servers not marked",
+        _dead_servers_not_marked,
+        frozenset({"replacement"}),
+        {"kill": 1},
+        Shape(regions=1, leaders=2, watchers=2),
+        single_share=1.0,
+    ),
     Variant("own writes never make room", _own_writes_never_make_room, frozenset({"8"}), {"rush": 1}, first=6),
 )
 

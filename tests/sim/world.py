@@ -1,4 +1,4 @@
-"""The simulated cluster: two regions, two databases mastered one in each, and all the servers and clients.
+"""The simulated cluster: one or two regions, two databases, mastered one in each region, and all servers and clients.
 
 Servers are the roles' own classes, wired by themselves over the substitutes. A killed server leaves nothing but its
 files behind, and starts again as another process of the same name.
@@ -20,9 +20,10 @@ import msgspec
 import tao.follower.server
 import tao.leader.server
 import tao.tailer.server
+import tao.watcher.server
 from tao.cache import GraphCache
 from tao.model.rows import RowChanges
-from tao.model.topology import Topology
+from tao.model.topology import Database, Topology
 from tao.observability.logs import Logger
 from tao.runtime.admin import AdminPages
 from tao.schema.registry import Schema, load_schema
@@ -31,11 +32,12 @@ from tests.sim.checks import Checks, Violation
 from tests.sim.clients import Client
 from tests.sim.database import SimDatabase
 from tests.sim.disks import SpoolFile
+from tests.sim.locks import LockTable
 from tests.sim.loop import CURRENT, Process, SimLoop
 from tests.sim.network import Network
 from tests.sim.plans import Plan
 from tests.sim.reachability import Reachability
-from tests.sim.roles import follower_settings, leader_settings, tailer_settings
+from tests.sim.roles import follower_settings, leader_settings, tailer_settings, watcher_settings
 from tests.sim.rows import Past
 from tests.sim.single_failures import SingleFailures
 from tests.sim.stores import roll_back_all_of
@@ -111,6 +113,7 @@ class World:
         self.spools: Final[dict[str, SpoolFile]] = {}
         self.topology_watchers: Final[dict[object, tuple[Process, Callable[[Topology], None]]]] = {}
         self.clock_skew_ms: Final[dict[str, int]] = {}
+        self.locks: Final = LockTable(loop)
         self.topology = make_topology(shape)
         self.databases: Final[dict[str, SimDatabase]] = {}
         self.processes: Final[dict[str, Process]] = {}
@@ -193,6 +196,9 @@ class World:
             case "follower":
                 settings = follower_settings(name, self.pace, reads_databases=self.shape.reads_databases)
                 return tao.follower.server.FollowerServer(settings, log)
+            case "watcher":
+                peers = {of: each for each, (kind, of) in self._roles.items() if kind == role and of != region}
+                return tao.watcher.server.WatcherServer(watcher_settings(name, region, peers), log)
             case _:
                 return tao.tailer.server.TailerServer(tailer_settings(name, region, self.pace), log)
 
@@ -205,6 +211,7 @@ class World:
         self.loop.kill(process)
         self.dead.append(process)
         self.network.vanish(process)
+        self.locks.release(process)
         self.servers.pop(name, None)
         self.caches.pop(name, None)
         for token, (watcher, _) in list(self.topology_watchers.items()):
@@ -249,8 +256,27 @@ class World:
         database.stopped = True
         roll_back_all_of(database, None)
 
+    def check_masters(self, database: Database) -> None:
+        """Check, when a master was opened, that no other server of its database takes writes."""
+        is_open = [
+            server.name
+            for server in (self.databases[each.name] for each in database.servers.values())
+            if not server.read_only and not server.down
+        ]
+        if len(is_open) > 1:
+            self.found(Violation("1", f"{' and '.join(is_open)} take writes of {database.name} at the same time"))
+
+    def _check_watchers(self) -> None:
+        """Check, when a watcher acts, that no other one does."""
+        servers = [self.servers[name] for name in self.names("watcher") if name in self.servers]
+        if sum(server._mastership.is_active for server in servers) > 1:
+            self.found(Violation("watchers", "two watchers act at the same time"))
+
     def change_topology(self, changed: Topology) -> None:
         """Publish the next version; its watchers notice within half a second."""
+        process = CURRENT.get()
+        if process is not None and self._roles.get(process.name, ("", ""))[0] == "watcher":
+            self._check_watchers()
         self.topology = msgspec.structs.replace(changed, version=self.topology.version + 1)
         self.trace.note("topology", self.topology.version)
         for process, on_change in list(self.topology_watchers.values()):
@@ -305,7 +331,7 @@ class World:
                 servers[region] = self.databases[named.name] = server
             master = servers[database.master_region]
             master.replicas.extend(server for server in servers.values() if server is not master)
-            master.read_only = False
+            master.open(0.0)
 
     def _place_servers(self) -> None:
         for region in self.topology.regions:
@@ -317,6 +343,8 @@ class World:
                     self._roles[server.name] = ("follower", region.name)
             for tailer in region.tailers:
                 self._roles[tailer.name] = ("tailer", region.name)
+            for number in range(self.shape.watchers):
+                self._roles[f"watcher-{region.name}-{number + 1}"] = ("watcher", region.name)
             for number in range(self.shape.clients):
                 process = Process(f"client-{region.name}-{number}", region.name)
                 tier_name = region.followers[number % len(region.followers)].name

@@ -13,7 +13,7 @@ import yaml
 
 from tao.follower.settings import FollowerSettings
 from tao.leader.settings import LeaderSettings
-from tao.model.topology import Topology
+from tao.model.topology import Topology, WatcherProcess
 from tao.routing.routes import Routes
 from tao.runtime.settings import load_settings, parse_settings
 from tao.schema.registry import load_schema
@@ -55,6 +55,12 @@ def test_the_tailer_s_settings_are_those_of_a_tailer_of_the_example_topology() -
     (database,) = (database for database in topology.databases if database.name == told.database)
     assert database.servers[region.name].name == settings.database_server
     assert settings.admin == told.admin
+
+
+def test_the_watcher_s_settings_are_those_of_a_watcher_of_the_example_topology() -> None:
+    settings = load_settings(CONFIG / "watcher.yaml", WatcherSettings)
+    (region,) = (region for region in example_topology().regions if region.name == settings.region)
+    assert WatcherProcess(name=settings.name, admin=settings.admin) in region.watchers
 
 
 @pytest.mark.parametrize(("role", "model"), [*ROLES, ("watcher", WatcherSettings)])

@@ -103,7 +103,8 @@ def test_the_services_are_the_servers_of_the_example_topology() -> None:
     topology = example_topology()
     roles = ("leader", "follower", "tailer")
     ours = {name for name, service in OURS.items() if service.get("command", [""])[0] in roles}
-    assert {name for name in OURS if name.endswith("-watcher-1")} == set(WATCHERS)
+    listed = {watcher.name: watcher.admin for region in topology.regions for watcher in region.watchers}
+    assert listed == {name: f"{name}:7002" for name in WATCHERS}
     assert ours == {server.name for server in servers_of(topology)} | set(tailers_of(topology))
     found = {server.name: server for database in topology.databases for server in database.servers.values()}
     assert {server.host for server in found.values()} == set(DATABASES) == set(found)

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from tao.admin.status import Answer, view_of
-from tao.model.topology import CacheServer, Database, DatabaseServer, Region, TailerProcess, Tier, Topology
+from tao.model.topology import (
+    CacheServer,
+    Database,
+    DatabaseServer,
+    Region,
+    TailerProcess,
+    Tier,
+    Topology,
+    WatcherProcess,
+)
 
 SECONDS = 5.0
 
@@ -196,3 +206,44 @@ def test_a_cluster_that_does_not_answer_at_all_is_a_list_of_problems_and_rows() 
         "east-db-1": "no leader of its region answers",
         "west-db-1": "not known",
     }
+
+
+def watched(*regions: Region) -> Topology:
+    """A topology that lists a watcher in each region."""
+    listed = (WatcherProcess(name=f"{each.name}-watcher", admin="host:4") for each in regions)
+    return topology_of(
+        *(msgspec.structs.replace(each, watchers=(watcher,)) for each, watcher in zip(regions, listed, strict=True))
+    )
+
+
+def test_that_no_watcher_acts_is_a_problem_and_that_one_is_in_reserve_is_none() -> None:
+    topology = watched(region("east"), region("west"))
+    acts, waits = Answer({"active": True}), Answer({"active": False})
+    assert problems(topology, east_watcher=acts, west_watcher=waits) == []
+    view = view_of(topology, healthy(topology, east_watcher=acts, west_watcher=waits), SECONDS)
+    assert [(row.name, row.state, row.acts) for row in view.watchers] == [
+        ("east-watcher", "ready", True),
+        ("west-watcher", "ready", False),
+    ]
+    gone = Answer({}, "refused")
+    (reserve,) = problems(topology, east_watcher=acts, west_watcher=gone)
+    assert reserve == "west: watcher west-watcher does not answer: refused"
+    nobody, *each = problems(topology, east_watcher=gone, west_watcher=gone)
+    assert nobody.startswith("no watcher acts: nobody marks down or replaces what fails, and the masters of db-1")
+    assert each == [f"{name}: watcher {name}-watcher does not answer: refused" for name in ("east", "west")]
+
+
+def test_without_a_second_region_a_dead_watcher_stops_nothing_but_replacement() -> None:
+    topology = watched(region("east"))
+    nobody, _ = problems(topology, east_watcher=Answer({}, "refused"))
+    assert nobody == "no watcher acts: nobody marks down or replaces what fails. Start a watcher: east-watcher"
+
+
+def test_the_loss_of_a_database_s_only_server_is_said() -> None:
+    topology = watched(region("east"))
+    lost = Answer({"active": True, "lost_databases": ["db-1"]})
+    trouble = leader({"db-1": {"age_seconds": 9.0, "trouble": "refused"}}, staleness_seconds={"db-1": 1.0})
+    (problem,) = problems(topology, east_watcher=lost, east_leader=trouble)
+    assert problem == (
+        "east: the master of db-1 takes no writes: refused. It has no second server that could be promoted"
+    )

@@ -6,7 +6,7 @@ import pytest
 
 from tao.model.changes import ObjectChange, ShardMessages
 from tao.model.errors import TooLarge
-from tao.serving.forward_path import FLUSH_BYTES, MAX_WRITES_PER_BATCH, WriteResults
+from tao.serving.forward_path import FLUSH_BYTES, MAX_WRITES_PER_BATCH, ForwardSettings, WriteResults
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import LeaderRig, make_id, make_topology
 from tests.rigs.links_rig import MemoryReply
@@ -49,3 +49,19 @@ async def test_a_follower_forwards_no_write_of_a_batch_that_is_too_large() -> No
     with pytest.raises(TooLarge, match="6000"):
         rig.writes.handle(TOO_MANY, MemoryReply(lambda _: None))
     assert not rig.links["leader-1"].sent
+
+
+async def test_a_write_whose_leader_is_dead_fails_with_the_leader_s_name_and_what_to_do() -> None:
+    rig = FollowerRig("near-1", make_topology(), forwarding=ForwardSettings(max_attempts=1))
+    sent: list[pb.Answer] = []
+    rig.subscriptions.follow_routes(rig.configuration.routes)
+    write = pb.Write(obj_delete=pb.ObjDelete(id=make_id(1)))
+    request = pb.Request(number=1, deadline_ms=5_000, write=pb.WriteBatch(writes=[write]))
+    rig.links["leader-1"].down = True
+    rig.writes.handle(request, MemoryReply(sent.append))
+    await quiet()
+    (answer,) = sent
+    (result,) = answer.write.results
+    assert result.error.reason == "UNAVAILABLE"
+    assert "leader-1 leads the shard and cannot be reached" in result.error.message
+    assert "tao topology mark-down leader-1" in result.error.message

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
+import msgspec
+
+from tao.model.topology import CacheServer, Database, DatabaseServer, Region, TailerProcess, Tier, Topology
 from tao.topology import edits
 from tao.watcher.marks import (
     Mark,
@@ -15,6 +17,7 @@ from tao.watcher.marks import (
     wanted_marks,
     with_marks,
 )
+from tao.watcher.probes import run_length
 
 
 def server(name: str, *, down: bool = False) -> CacheServer:
@@ -39,6 +42,13 @@ def topology(down: Iterable[str] = ()) -> Topology:
     servers = {region: DatabaseServer(name=f"{region}-db", down=f"{region}-db" in down) for region in ("east", "west")}
     database = Database(name="db", master_region="east", servers=servers, shards=((0, 3),))
     return Topology(version=1, shards=4, regions=regions, databases=(database,), marked_by_watcher=tuple(down))
+
+
+def with_tailer(*, down: bool = False) -> Topology:
+    before = topology(["tailer"] if down else [])
+    tailer = TailerProcess(name="tailer", database="db", admin="127.0.0.1:1", down=down)
+    east, west = before.regions
+    return msgspec.structs.replace(before, regions=(msgspec.structs.replace(east, tailers=(tailer,)), west))
 
 
 def seen(**down: bool) -> WatcherReport:
@@ -139,3 +149,23 @@ def test_a_database_server_that_is_marked_is_up_after_several_good_looks_in_a_ro
     ]
     assert verdict(ServerVerdict.UP, 1, marked=False) is ServerVerdict.UP
     assert verdict(ServerVerdict.DOWN, 0) is ServerVerdict.DOWN
+
+
+def test_a_tailer_is_marked_although_it_is_the_only_one_and_unmarked_when_it_is_back() -> None:
+    marked = marks_of(with_tailer(), seen(tailer=True), {})
+    assert marked == [Mark("tailer", down=True)]
+    stored = with_marks(with_tailer(), marked)
+    assert stored.regions[0].tailers[0].down
+    assert stored.marked_by_watcher == ("tailer",)
+    assert marks_of(stored, seen(tailer=True), {}) == []
+    back = with_marks(stored, marks_of(stored, seen(tailer=False), {}))
+    assert not back.regions[0].tailers[0].down
+    assert back.marked_by_watcher == ()
+
+
+def test_probes_in_a_row_are_counted_by_their_outcome() -> None:
+    counts, run = [], 0
+    for answers in (True, True, False, False, True):
+        run = run_length(run, answers)
+        counts.append(run)
+    assert counts == [1, 2, -1, -2, 1]

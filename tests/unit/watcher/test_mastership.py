@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from structlog.testing import capture_logs
@@ -12,6 +12,7 @@ from tao.model.ports import Clock
 from tao.model.topology import Database, DatabaseServer
 from tao.observability.logs import logger
 from tao.replication.accounts import Account
+from tao.replication.lease import keeps_lease
 from tao.replication.locks import FileLocks
 from tao.replication.promotion import Promoter, PromotionResult
 from tao.replication.promotion_plan import SetMember
@@ -111,7 +112,13 @@ class HeldLock:
     def touch(self) -> None: ...
 
 
-def mastership_of(folder: Path, promoter: Promoter, tasks: BackgroundTasks, clock: Clock) -> Mastership:
+def mastership_of(
+    folder: Path,
+    promoter: Promoter,
+    tasks: BackgroundTasks,
+    clock: Clock,
+    silent_seconds: Callable[[str], float] = lambda server: 0.0,
+) -> Mastership:
     settings = WatcherSettings(
         name="watcher", region="east", topology_file=folder / "t", administrator_password="a", replicator_password="b"
     )
@@ -120,15 +127,23 @@ def mastership_of(folder: Path, promoter: Promoter, tasks: BackgroundTasks, cloc
         promoter,
         FileLocks(settings.topology_file),
         PeerReports({}, settings.probes),
-        lambda server: 0.0,
+        silent_seconds,
         WatcherContext(tasks, clock, logger("watcher")),
     )
     mastership.activity = HeldLock()
     return mastership
 
 
+def one_server() -> ReplicationSet:
+    return set_of(["east"])
+
+
 def east_and_west(*, semi_sync: bool = False) -> ReplicationSet:
-    servers = {region: DatabaseServer(name=f"{region}-db", host="127.0.0.1", port=1) for region in ("east", "west")}
+    return set_of(["east", "west"], semi_sync=semi_sync)
+
+
+def set_of(regions: Sequence[str], *, semi_sync: bool = False) -> ReplicationSet:
+    servers = {region: DatabaseServer(name=f"{region}-db", host="127.0.0.1", port=1) for region in regions}
     database = Database(name="db", master_region="east", servers=servers, shards=((0, 1),), semi_sync=semi_sync)
     account = Account("tao_admin", "secret")
     return ReplicationSet(database, SetAccounts(account, account), seen_from="", statement_seconds=1.0)
@@ -178,3 +193,27 @@ async def turns() -> None:
     """Of the loop, more than a action takes here."""
     for _ in range(10):
         await asyncio.sleep(0)
+
+
+async def test_the_loss_of_the_only_server_of_a_database_is_reported_once_and_over_when_it_answers(
+    tmp_path: Path,
+) -> None:
+    tasks, silent = BackgroundTasks("watcher", logger("watcher")), {"east-db": 4.9}
+    mastership = mastership_of(tmp_path, Broken(), tasks, LoopClock(), silent.__getitem__)
+    replicas = one_server()
+    with capture_logs() as logs:
+        for seconds, lost in ((4.9, []), (5.0, ["db"]), (9.0, ["db"])):
+            silent["east-db"] = seconds
+            mastership.observe(replicas, [master(None)], 0.0)
+            assert mastership.lost_databases() == lost
+        mastership.observe(replicas, [master("1-1-1")], 0.0)
+    assert mastership.lost_databases() == []
+    (found,) = [each for each in logs if each["event"] == "database_lost"]
+    assert (found["database"], found["target"]) == ("db", "east-db")
+    assert "no second server" in found["reason"]
+    await tasks.close()
+
+
+def test_only_a_database_with_a_second_server_keeps_a_lease() -> None:
+    assert keeps_lease(east_and_west().database)
+    assert not keeps_lease(one_server().database)
