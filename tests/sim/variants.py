@@ -42,9 +42,12 @@ from tao.observability.key_history import KeyHistoryRecorder
 from tao.planning.row_events import Translated
 from tao.serving.sources import Databases, Take
 from tao.tailer.delivery_path import DeliveryPath
+from tao.watcher import mastership, server
 from tao.wire.read_batch import QueryRow
 from tests.sim import promotion
+from tests.sim.database import SimDatabase
 from tests.sim.disks import SimSpool
+from tests.sim.locks import SimLockFiles
 from tests.sim.plans import Shape, make_plan
 from tests.sim.runs import Outcome, run
 
