@@ -155,7 +155,7 @@ class SimListeners:
 class NoAdmin:
     """Replaces `tao.runtime.admin.AdminServer`."""
 
-    def __init__(self, _: object, pages: Any, __: object) -> None:
+    def __init__(self, _: object, pages: Any, __: object, ___: object = "") -> None:
         self.pages: Final = pages
 
     async def start(self) -> None:
