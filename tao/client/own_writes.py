@@ -26,6 +26,10 @@ from tao.wire.convert import pending_of, token_of
 from tao.wire.read_batch import QueryRow, RowKey
 from tao.wire.v1 import session_pb2 as pb
 
+MAX_PENDING_OF_LIST: Final = 256
+"""Pending inverse edges that are remembered of one list. When there are more, it has one more entry, and this graph's
+reads of the list fail until its writes are forgotten."""
+
 CRITICAL: Final = -1
 """A minimum version that only the master database is sure to meet."""
 
@@ -99,7 +103,9 @@ class OwnWrites:
                     self.inverse_pending.add(key)
             for pending in pending_of(result.pending):
                 self._reached(pending[:2], 0, now)
-                self.pending.setdefault(pending[:2], {})[pending] = None
+                missing = self.pending.setdefault(pending[:2], {})
+                if len(missing) <= MAX_PENDING_OF_LIST:
+                    missing[pending] = None
         while len(self.versions) > self._max_keys:
             self._drop_oldest()
         if self.versions and self._timer is None:

@@ -11,14 +11,14 @@ fails with `StaleRead`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from tao.client.consistency import Consistency
 from tao.client.dispatcher import Dispatcher
-from tao.client.own_writes import OwnWrites
-from tao.model.errors import RetryableError, StaleRead, TaoError
+from tao.client.own_writes import MAX_PENDING_OF_LIST, OwnWrites
+from tao.model.errors import StaleRead, TaoError, Unavailable
 from tao.model.graph import ListKey
 from tao.model.ids import SHARD_SHIFT
 from tao.model.tokens import PendingInverse, WriteToken
@@ -40,7 +40,7 @@ class PendingInverses:
         self._schema: Final = schema
 
     async def settle(
-        self, rows: Sequence[QueryRow], consistency: Consistency, own: Mapping[RowKey, Iterable[PendingInverse]]
+        self, rows: Sequence[QueryRow], consistency: Consistency, own: Mapping[RowKey, Collection[PendingInverse]]
     ) -> tuple[Consistency, dict[RowKey, TaoError]]:
         """Settle what the token of the demand and ``own`` name in the lists of these rows.
 
@@ -49,7 +49,14 @@ class PendingInverses:
         failed: dict[RowKey, TaoError] = {}
         pending: dict[PendingInverse, None] = {}
         for key in {row[:2] for row in rows if len(row) > 1}:
-            pending |= dict.fromkeys(own.get(key, ()))
+            missing = own.get(key, ())
+            if len(missing) > MAX_PENDING_OF_LIST:
+                failed[key] = StaleRead(
+                    f"list {key} lacks the inverse edges of more than {MAX_PENDING_OF_LIST} recent writes of this "
+                    "process; try again later, or read it through a graph with attach_own_writes=False"
+                )
+                continue
+            pending |= dict.fromkeys(missing)
             try:
                 if token is not None:
                     pending |= dict.fromkeys(token.pending_in(ListKey(*key)))
@@ -74,16 +81,21 @@ class PendingInverses:
         """Return the version of the list that holds the edge, 0 when the answer does not have it, or the error."""
         try:
             request = settle_request((pending,), self._schema())
-            shard = pending.coordinator_id >> SHARD_SHIFT
+        except TaoError as error:
+            return error
+        shard = pending.coordinator_id >> SHARD_SHIFT
+        try:
             answer = await self._dispatcher.ask(shard, request, time_share=SETTLE_TIME_SHARE)
-        except RetryableError as error:
+            if not answer.settled_pairs.settled:
+                raise Unavailable("its coordinator could not settle the pair")
+        except TaoError as error:
+            # Servers of an earlier version refuse the request, which is no mistake of the reader.
             return StaleRead(
                 f"list ({pending.id1}, {pending.atype}) lacks the inverse of an edge at {pending.coordinator_id}, "
                 f"which could not be written just now ({error.message}); try again"
             )
-        except TaoError as error:
-            return error
         changes = map(shard_messages_from_pb, answer.settled_pairs.changes)
         version = reached_versions(changes).get((pending.id1, pending.atype), 0)
-        self._own_writes.settled(pending, version)
+        if version:
+            self._own_writes.settled(pending, version)
         return version

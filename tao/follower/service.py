@@ -142,6 +142,9 @@ class UnaryPath:
     async def _settle_and_handle(self, request: pb.Request, reply: Reply) -> None:
         """Have the inverses written that the token names as pending in the list, then read it from the master."""
         until = self._clock.monotonic() + work_seconds(request.deadline_ms)
+        task = asyncio.current_task()
+        assert task is not None, "run by the spawner, as a task"
+        reply.on_close(lambda: _stop(task))
         try:
             for pending in pending_of(request.settle_first):
                 await self._settle(pending, until - self._clock.monotonic())
@@ -158,9 +161,11 @@ class UnaryPath:
         settle.topology_version = routes.version
         leader = routes.leaders(self._region).home(pending.coordinator_id >> SHARD_SHIFT)
         try:
-            await self._links.to(leader).ask(settle, timeout_seconds)
+            answer = await self._links.to(leader).ask(settle, timeout_seconds)
         except RetryableError as error:
             raise StaleRead(error.message) from error
+        if not answer.settled_pairs.settled:
+            raise StaleRead("the pair of a pending inverse could not be settled; try again")
 
     def _candidates(self, shard: int) -> tuple[CacheServer, ...]:
         """Return the servers of the shard, best first; none when this follower hosts the shard or the shard does not

@@ -15,6 +15,8 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from tao.leader.ownership import Ownership
 from tao.leader.pending_pairs import PendingPairs, RetryTimes
 from tao.leader.remote_inverses import Deposed, OtherLeaders, may_still_be_written, unknown_outcome_of
@@ -32,6 +34,7 @@ from tao.model.errors import (
     RequestError,
     RetryableError,
     TaoError,
+    Unavailable,
 )
 from tao.model.graph import Edge, EdgeKey
 from tao.model.ids import SHARD_SHIFT
@@ -46,6 +49,9 @@ from tao.serving.configuration import ServerContext
 
 _PAUSE_SECONDS: Final = 0.05
 """Pause before the first retry at the other side, even after an immediate refusal. It doubles, up to ten times this."""
+
+_INTENTS_READ: Final = 2_000
+"""Intents read at once, beyond those of the pairs that are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +82,7 @@ class InverseSettings:
     intent may still be in progress. It is also the longest pause between two tries of one pair."""
 
     repair_batch: int = 100
-    """Pairs settled concurrently at one leader, and intents read in one look beyond those that are known."""
+    """Pairs settled concurrently at one leader."""
 
 
 class InversePath:
@@ -106,6 +112,8 @@ class InversePath:
         self._pending: Final = PendingPairs(RetryTimes(settings.contact_seconds, settings.repair_age_seconds))
         self._lingering: Final[dict[IntentKey, PairHold]] = {}
         self._contacts: Final[set[str]] = set()
+        self._settlements: Final[dict[IntentKey, Settlement]] = {}
+        self._searched: Final[set[int]] = set()
         self.settled_later = 0
         self.left_pending = 0
 
@@ -152,6 +160,7 @@ class InversePath:
         except RetryableError as error:
             # Other writes hold the pair until the deadline. They will meet the intent as well.
             self._log.info("intent_not_settled", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
+            self._pending.add(intent, self._clock.monotonic())
             return False
         written.messages.extend(rest.messages)
         return settled
@@ -302,7 +311,7 @@ class InversePath:
         written.messages.extend(messages)
         if self._pending.settled(intent):
             self.settled_later += 1
-        if is_owner:
+        if is_owner and intent.token:
             self._spawn_optional(self._forget(intent))
 
     async def _write_mirror(
@@ -405,23 +414,63 @@ class InversePath:
 
     async def settle_pair(self, intent: IntentRow, timeout_seconds: float) -> list[ShardMessages]:
         """Copy the coordinator's rows of a pair to its other side, and forget the intent. Returns the messages for
-        caches. What this leader knows to be pending of the pair replaces ``intent``: it covers all that is.
+        caches.
 
-        While a copy that was not acknowledged keeps the pair held, the same copy is sent again. Raises `TaoError` when
-        the pair is not settled, among others `Overloaded` and `DeadlineExceeded` when other writes keep it busy."""
+        Those who ask for a pair at the same time share one settlement, which goes on when they no longer wait. The rows
+        are read while the pair is held, so it covers every write that was acknowledged before. Raises `TaoError` when
+        the pair is not settled in time, among others `Overloaded` when writes wait for it."""
         pair = IntentKey(intent.low_id, intent.high_id)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                while True:
+                    settlement = self._settlements.get(pair) or self._start_settlement(pair, intent)
+                    if settlement.atypes.issuperset(intent.atypes):
+                        return await asyncio.shield(settlement.messages)
+                    await asyncio.wait([settlement.messages])
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"the edges between {pair.low_id} and {pair.high_id} were not settled before the deadline"
+            ) from None
+
+    def _start_settlement(self, pair: IntentKey, intent: IntentRow) -> Settlement:
+        known = self._pending.intent(pair)
+        if known is not None:
+            atypes = tuple(dict.fromkeys((*known.atypes, *intent.atypes)))
+            intent = msgspec.structs.replace(known, atypes=atypes)
+        messages: asyncio.Future[list[ShardMessages]] = asyncio.get_running_loop().create_future()
+        messages.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait any more
+        settlement = Settlement(frozenset(intent.atypes), messages)
+        self._spawn(self._run_settlement(pair, intent, settlement))
+        self._settlements[pair] = settlement
+        return settlement
+
+    async def _run_settlement(self, pair: IntentKey, intent: IntentRow, settlement: Settlement) -> None:
+        error: TaoError = Unavailable("the settlement was broken off")
+        try:
+            messages = await self._settle_now(pair, intent)
+        except TaoError as failed:
+            error = failed
+        else:
+            settlement.messages.set_result(messages)
+        finally:
+            del self._settlements[pair]
+            if not settlement.messages.done():
+                settlement.messages.set_exception(error)
+
+    async def _settle_now(self, pair: IntentKey, intent: IntentRow) -> list[ShardMessages]:
         lingering = self._lingering.get(pair)
-        if lingering is not None:
-            return await self._copy_again(pair, lingering)
-        pending = Written(WriteOutcome(), intent=self._pending.intent(pair) or intent)
-        async with self._held(pair, timeout_seconds) as hold:
+        if lingering is not None and lingering.copy is not None and lingering.copy.covers(intent):
+            if self._pairs.is_awaited(pair):
+                # Each copy without an answer keeps the pair held for longer.
+                raise Overloaded(f"writes wait for the edges between {pair.low_id} and {pair.high_id}; try again")
+            return await self._copy_again(pair, lingering, lingering.copy)
+        pending = Written(WriteOutcome(), intent=intent)
+        async with self._held(pair, self._settings.repair_age_seconds) as hold:
             await self._settle_or_raise(pending, hold, None, hands_over=False)
         return pending.messages
 
-    async def _copy_again(self, pair: IntentKey, hold: PairHold) -> list[ShardMessages]:
+    async def _copy_again(self, pair: IntentKey, hold: PairHold, copy: PairCopy) -> list[ShardMessages]:
         """Send the copy of a pair that is still held for it once more: the same copy twice does no harm."""
-        copy = hold.copy
-        assert copy is not None, "only such holds linger in the table"
         written = Written(WriteOutcome(), intent=copy.intent, settles=copy.settles)
         hold.attempts += 1
         try:
@@ -466,7 +515,7 @@ class InversePath:
     async def _settle_pending_pair(self, pair: IntentKey) -> bool:
         intent = self._pending.intent(pair)
         if intent is None or self._is_busy(pair):
-            return True
+            return False
         try:
             await self.settle_pair(intent, self._settings.settle_timeout_seconds)
         except TaoError as error:
@@ -483,25 +532,32 @@ class InversePath:
         """Look for intents that no leader remembers, until cancelled."""
         while True:
             await asyncio.sleep(self._settings.repair_seconds)
-            by_server: dict[str, list[int]] = {}
+            self._searched.intersection_update(self._ownership.owned)
+            by_server: dict[tuple[str, bool], list[int]] = {}
             for shard, row in self._ownership.owned.items():
-                by_server.setdefault(row.master_server, []).append(shard)
+                by_server.setdefault((row.master_server, shard in self._searched), []).append(shard)
             # Databases are asked concurrently: one that is unavailable must not delay the intents of the others.
-            await asyncio.gather(*(self._find_intents(shards) for shards in by_server.values()))
+            await asyncio.gather(*(self._find_intents(shards, known) for (_, known), shards in by_server.items()))
 
-    async def _find_intents(self, shards: list[int]) -> None:
-        before = self._clock.unix_ms() - int(self._settings.repair_age_seconds * 1000)
-        try:
+    async def _find_intents(self, shards: list[int], are_searched: bool) -> None:
+        """Remember the intents of these shards: the old ones, or all of shards that this leader has just taken."""
+        age_seconds = self._settings.repair_age_seconds if are_searched else 0.0
+        before = self._clock.unix_ms() - int(age_seconds * 1000)
+        is_full = True
+        while is_full:
             # The intents of the pairs that are known must not hide all newer ones.
-            intents = await self._write_store.old_intents(
-                shards, before_unix_ms=before, limit=self._settings.repair_batch + len(self._pending)
-            )
-        except TaoError as error:
-            self._log.warning("intents_not_read", reason=error.message)
-            return
-        for intent in intents:
-            if not self._pairs.holds(IntentKey(intent.low_id, intent.high_id)):
-                self._pending.add(intent, self._clock.monotonic())
+            limit = _INTENTS_READ + len(self._pending)
+            try:
+                intents = await self._write_store.old_intents(shards, before_unix_ms=before, limit=limit)
+            except TaoError as error:
+                self._log.warning("intents_not_read", reason=error.message)
+                return
+            known = len(self._pending)
+            for intent in intents:
+                if not self._pairs.holds(IntentKey(intent.low_id, intent.high_id)):
+                    self._pending.add(intent, self._clock.monotonic())
+            is_full = len(intents) == limit and len(self._pending) > known
+        self._searched.update(shards)
 
     def register(self, metrics: Metrics) -> None:
         """Register the metrics."""
@@ -542,6 +598,10 @@ class PairLocks:
     def holds(self, pair: IntentKey) -> bool:
         """Return whether the pair is held exclusively."""
         return pair in self._held
+
+    def is_awaited(self, pair: IntentKey) -> bool:
+        """Return whether anyone waits for the pair."""
+        return any(not turn.done() for turn in self._held.get(pair, ()))
 
     async def acquire(self, pair: IntentKey, timeout_seconds: float) -> None:
         """Hold the pair exclusively.
@@ -608,12 +668,23 @@ class PairLocks:
         del self._held[pair]
 
 
+class Settlement(NamedTuple):
+    """A settlement of a pair that is in progress: the types of edges, as seen from the smaller id, and its messages."""
+
+    atypes: frozenset[int]
+    messages: asyncio.Future[list[ShardMessages]]
+
+
 class PairCopy(NamedTuple):
     """A copy of the coordinator's rows to the far side of a pair."""
 
     intent: IntentRow
     settles: tuple[SettleEdge, ...]
     coordinator: Coordinator
+
+    def covers(self, intent: IntentRow) -> bool:
+        """Return whether the copy holds the edges of all types of the intent."""
+        return set(intent.atypes) <= set(self.intent.atypes)
 
 
 class PairHold:

@@ -13,7 +13,7 @@ from tao.leader.relay_path import RelayPath
 from tao.leader.remote_inverses import InverseFence
 from tao.leader.replica_shards import ForwardedWrites
 from tao.leader.write_path import WritePath
-from tao.model.errors import InternalError, InvalidArgument, OutcomeUnknown, TaoError, Unavailable
+from tao.model.errors import InternalError, InvalidArgument, OutcomeUnknown, RequestError, TaoError, Unavailable
 from tao.model.ids import SHARD_SHIFT
 from tao.model.relay import Touch
 from tao.model.rows import IntentRow
@@ -151,6 +151,9 @@ class WriteRequests:
             except TaoError as error:
                 if is_operator:  # who settles thousands and asks again for the rest
                     continue
+                if isinstance(error, RequestError):
+                    reply.send(pb.Answer(error=error_to_pb(error)))
+                    return
                 pending = Unavailable(
                     f"the edge between {pair.low_id} and {pair.high_id} is not written at its second end yet: "
                     f"{error.message}"

@@ -64,8 +64,15 @@ def dump_topology(topology: Topology) -> str:
         )
         for database in topology.databases
     )
-    text = msgspec.json.encode(replace(topology, regions=regions, databases=databases))
-    return msgspec.json.format(text, indent=2).decode() + "\n"
+    document = msgspec.to_builtins(replace(topology, regions=regions, databases=databases), str_keys=True)
+    for region in document["regions"]:
+        # Servers of an earlier version refuse fields that they do not know.
+        if not region["watchers"]:
+            del region["watchers"]
+        for tailer in region["tailers"]:
+            if not tailer["down"]:
+                del tailer["down"]
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
 
 
 def _sorted(mapping: dict[_Key, _Value]) -> dict[_Key, _Value]:

@@ -114,7 +114,8 @@ class Mastership:
         self._closed_observations: Final[dict[str, int]] = {}
         self._renewed_at: Final[dict[str, float]] = {}
         self._began: Final = context.clock.monotonic()
-        self._prepared: Final[set[str]] = set()
+        self._prepared: Final[dict[str, float]] = {}
+        """The length of the lease that each prepared server keeps, in seconds; 0 for none."""
         self._acting: Final = set[str]()
         self._acted_at: Final[dict[str, float]] = {}
         self._renewing: Final = set[str]()
@@ -143,7 +144,9 @@ class Mastership:
         ``began``: when the probe began. What was seen before an action ended is no reason for another one.
         """
         name = replicas.database.name
-        self._prepared.difference_update(member.name for member in members if member.state is None)
+        for member in members:
+            if member.state is None:
+                self._prepared.pop(member.name, None)
         if began < self._acted_at.get(name, began):
             return
         self._sets[name] = replicas
@@ -294,10 +297,13 @@ class Mastership:
     async def _renew(self, replicas: ReplicationSet) -> None:
         """Prepare the servers of a set for leases, and renew the lease of its master, if it keeps one."""
         database = replicas.database
-        for region, server in database.servers.items():
-            if server.name not in self._prepared:
-                await self._prepare(replicas, region, server.name)
-        if not keeps_lease(database):
+        lasts = self._settings.lease.seconds if keeps_lease(database) else 0.0
+        # The master comes first: a promotion takes the length of its lease from the other servers.
+        for region in sorted(database.servers, key=lambda each: each != database.master_region):
+            name = database.servers[region].name
+            if self._prepared.get(name) != lasts and not await self._prepare(replicas, region, name, lasts):
+                break
+        if not lasts:
             return
         try:
             with self._locks.held(mastership_lock(database.name), exclusive=False) as hold:
@@ -322,8 +328,8 @@ class Mastership:
         else:
             self.missed_renewals += 1
 
-    async def _prepare(self, replicas: ReplicationSet, region: str, name: str) -> None:
-        lasts = self._settings.lease.seconds if keeps_lease(replicas.database) else 0.0
+    async def _prepare(self, replicas: ReplicationSet, region: str, name: str, lasts: float) -> bool:
+        """Have a server keep a lease of ``lasts`` seconds, or none for 0. Return whether it does so now."""
         try:
             async with replicas.session(region) as session:
                 found = await lease_seconds(session, deadline=replicas.statement_deadline())
@@ -331,8 +337,9 @@ class Mastership:
                     await install_lease(session, lasts, deadline=replicas.statement_deadline())
                 elif found and not lasts:  # the database had a second server once
                     await remove_lease(session, deadline=replicas.statement_deadline())
-            self._prepared.add(name)
+            self._prepared[name] = lasts
         except TaoError as error:
-            self._log.debug(
-                "lease_not_installed", target=name, reason=error.message
-            )  # repeats while the server is unreachable
+            # This repeats while the server is unreachable.
+            self._log.debug("lease_not_installed", target=name, reason=error.message)
+            return False
+        return True

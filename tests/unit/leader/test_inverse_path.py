@@ -301,8 +301,6 @@ async def test_the_intents_of_a_dead_leader_are_found_and_settled_despite_failur
     two.others.faults.extend([Unavailable("away")] * 3)
     successor.leader.tasks(successor.leader.inverses.repair())
     successor.leader.tasks(successor.leader.inverses.settle_pending())
-    await quiet()
-    assert two.others.faults, "an intent that young may be under way at its leader"
 
     def settled_after_a_while() -> bool:
         successor.advance_when_idle(20)
@@ -339,6 +337,38 @@ async def test_a_pair_that_a_lost_copy_keeps_held_is_settled_by_sending_the_same
     assert two.times() == ([7], [7])
     assert two.coordinator.inverses.pairs_held == 1, "the lost copy may still be executed"
     await two.settled()
+
+
+async def test_those_who_ask_for_a_pair_at_the_same_time_share_one_settlement(two: TwoLeaders) -> None:
+    two.others.faults.append(Unavailable("away"))
+    await two.coordinator.write(add(7))
+    intent = next(iter(two.store.rows.intents.values()))
+    gate = two.others.gate = Gate()
+    asking = [asyncio.ensure_future(two.coordinator.inverses.settle_pair(intent, 5.0)) for _ in range(3)]
+    await gate.arrived.wait()
+    with pytest.raises(DeadlineExceeded, match="were not settled before the deadline"):
+        await two.coordinator.inverses.settle_pair(intent, 0.001)
+    gate.open()
+    first, second, third = await asyncio.gather(*asking)
+    assert first is second is third
+    assert len(two.others.settled) == 1
+    assert set(two.others.timeouts) == {InverseSettings().settle_timeout_seconds}, "and no reader's deadline"
+
+
+async def test_readers_do_not_keep_a_pair_from_a_write_that_waits_for_it(two: TwoLeaders) -> None:
+    """Each copy without an answer keeps the pair held for longer."""
+    two.coordinator.inverses._settings = InverseSettings(  # type: ignore[misc]
+        settle_timeout_seconds=0.02, settle_linger_seconds=0.02
+    )
+    two.others.faults.append(OutcomeUnknown("cut"))
+    await two.coordinator.write(add(7))
+    intent = next(iter(two.store.rows.intents.values()))
+    writing = asyncio.ensure_future(two.coordinator.write(add(9)))
+    await quiet()
+    with pytest.raises(Overloaded, match="writes wait"):
+        await two.coordinator.inverses.settle_pair(intent, 5.0)
+    await writing
+    assert two.times() == ([9], [9])
 
 
 async def test_a_pair_is_not_released_while_its_copy_is_sent_again(two: TwoLeaders) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 from structlog.testing import capture_logs
 
+import tao.watcher.mastership as mastership_module
+from tao.model.errors import Unavailable
 from tao.model.ports import Clock
 from tao.model.topology import Database, DatabaseServer
 from tao.observability.logs import logger
@@ -217,3 +221,57 @@ async def test_the_loss_of_the_only_server_of_a_database_is_reported_once_and_ov
 def test_only_a_database_with_a_second_server_keeps_a_lease() -> None:
     assert keeps_lease(east_and_west().database)
     assert not keeps_lease(one_server().database)
+
+
+async def test_servers_are_prepared_anew_when_their_number_changes_and_the_master_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A promotion takes the length of the master's lease from the other servers."""
+    kept: dict[str, float] = {}
+    steps: list[str] = []
+    away: set[str] = set()
+
+    class Replicas(ReplicationSet):
+        @asynccontextmanager
+        async def session(self, region: str) -> AsyncIterator[str]:  # type: ignore[override]
+            if region in away:
+                raise Unavailable("away")
+            yield region
+
+    async def lease_seconds(region: str, **_: object) -> float:
+        return kept.get(region, 0.0)
+
+    async def install_lease(region: str, lasts: float, **_: object) -> None:
+        kept[region] = lasts
+        steps.append(f"install {region}")
+
+    async def remove_lease(region: str, **_: object) -> None:
+        kept.pop(region)
+        steps.append(f"remove {region}")
+
+    async def server_unix_ms(*_: object, **__: object) -> float:
+        raise Unavailable("renewals are not of interest here")
+
+    for each in (lease_seconds, install_lease, remove_lease, server_unix_ms):
+        monkeypatch.setattr(mastership_module, each.__name__, each)
+    tasks = BackgroundTasks("watcher", logger("watcher"))
+    mastership = mastership_of(tmp_path, Broken(), tasks, LoopClock())
+
+    def replicas_of(former: ReplicationSet) -> Replicas:
+        made = Replicas.__new__(Replicas)
+        made.__dict__.update(former.__dict__)
+        return made
+
+    one, two = replicas_of(one_server()), replicas_of(east_and_west())
+    await mastership._renew(one)
+    assert steps == []
+    away.add("east")
+    await mastership._renew(two)
+    assert steps == [], "the replica must not promise what its master does not keep"
+    away.clear()
+    await mastership._renew(two)
+    await mastership._renew(two)
+    assert steps == ["install east", "install west"]
+    await mastership._renew(one)
+    assert steps[2:] == ["remove east"]
+    await tasks.close()
