@@ -27,7 +27,7 @@ from tao.model.writes import (
     SettleEdge,
     WriteOutcome,
 )
-from tao.schema.codec import merge_data, validate_data, validate_patch
+from tao.schema.codec import merge_data, validate_new, validate_patch
 from tao.schema.registry import Schema
 
 VersionedKey = int | ListKey
@@ -202,7 +202,7 @@ def change_edge_type(
             if pair is None or key.id1 == pair.low_id:
                 draft.name_list(key)
         return WriteOutcome(found=edge is not None)
-    validate_data(new, edge.data)
+    validate_new(new, edge.data)
     for atype, keep in ((old, False), (new, True)):
         for key in _both_ends(id1, atype.number, id2, atype.inverse):
             value = Edge(key.id2, edge.time, edge.data) if keep else None
