@@ -83,13 +83,14 @@ class WriteOperations(ReadOperations):
         outcomes = dict(zip(rows, await self._write_many(list(rows.values())), strict=True))
         return all_or_raise([_found(outcomes[index]) if index in rows else False for index in range(len(items))])
 
-    async def obj_delete(self, id: int) -> bool:
-        """Delete an object, and return False when there was none. Its edges stay, as in the paper."""
-        return (await self._write(self._builder.obj_delete(id))).found
+    async def obj_delete(self, id: int, otype: str | None = None) -> bool:
+        """Delete an object, and return False when there was none. Its edges stay, as in the paper. Raises `WrongType`
+        when the object is of another type than ``otype``."""
+        return (await self._write(self._builder.obj_delete(id, otype))).found
 
-    async def obj_delete_many(self, ids: Iterable[int]) -> list[bool]:
-        """Do `obj_delete` for each id. Raises `SomeFailed`."""
-        rows = build_each(self._builder.obj_delete, [(each,) for each in ids], 1, 1)
+    async def obj_delete_many(self, ids: Iterable[int], otype: str | None = None) -> list[bool]:
+        """Do `obj_delete` for each id, all of the type ``otype`` when it is given. Raises `SomeFailed`."""
+        rows = build_each(self._builder.obj_delete, [(each, otype) for each in ids], 2, 2)
         return [result.found for result in await self._results(rows)]
 
     async def assoc_add(

@@ -129,9 +129,7 @@ def update_object(draft: Draft, write: ObjUpdate, schema: Schema) -> WriteOutcom
     if row is None or row.deleted:
         return WriteOutcome(write.id)
     otype = schema.otype(row.otype)
-    if write.otype not in (0, row.otype):
-        named = schema.otype(write.otype).name
-        raise WrongType(f"object {write.id} is of type {otype.name!r}, not {named!r}")
+    _check_type(row, write.otype, schema)
     if not write.otype:
         # The fields can be validated only now that the type is known.
         validate_patch(otype, write.patch)
@@ -140,13 +138,20 @@ def update_object(draft: Draft, write: ObjUpdate, schema: Schema) -> WriteOutcom
     return WriteOutcome(write.id, True)
 
 
-def delete_object(draft: Draft, write: ObjDelete) -> WriteOutcome:
-    """Replace the object by a tombstone, so that its version never goes back. Its edges stay."""
+def delete_object(draft: Draft, write: ObjDelete, schema: Schema) -> WriteOutcome:
+    """Replace the object by a tombstone, so that its version never goes back. Its edges stay. Raises `WrongType`."""
     row = draft.object(write.id)
     if row is None or row.deleted:
         return WriteOutcome(write.id)
+    _check_type(row, write.otype, schema)
     draft.set_object(ObjectRow(row.id, row.otype, row.version, True, b""))
     return WriteOutcome(write.id, True)
+
+
+def _check_type(row: ObjectRow, expected: int, schema: Schema) -> None:
+    if expected not in (0, row.otype):
+        actual, named = schema.otype(row.otype).name, schema.otype(expected).name
+        raise WrongType(f"object {row.id} is of type {actual!r}, not {named!r}")
 
 
 def add_edge(draft: Draft, write: AssocAdd, pair: IntentKey | None, schema: Schema) -> WriteOutcome:

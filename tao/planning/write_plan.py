@@ -76,8 +76,10 @@ def validate(write: Write, schema: Schema) -> None:
             elif len(patch) > MAX_OBJECT_DATA_BYTES:
                 # Without a type the fields can be checked only once the object is read.
                 raise TooLarge(f"the patch is {len(patch)} bytes; at most {MAX_OBJECT_DATA_BYTES} are allowed")
-        case ObjDelete(id=home):
+        case ObjDelete(id=home, otype=otype):
             check_id(home)
+            if otype:
+                schema.otype(otype)
         case AssocAdd(id1=id1, atype=atype, id2=id2, time=time, data=data):
             _check_ends(id1, id2)
             _check_time(time)
@@ -235,7 +237,7 @@ def _apply(draft: Draft, planned: PlannedWrite, pair: IntentKey | None, schema: 
         case ObjUpdate() as write:
             return update_object(draft, write, schema)
         case ObjDelete() as write:
-            return delete_object(draft, write)
+            return delete_object(draft, write, schema)
         case SettleEdge() as write:
             return set_settled_edge(draft, write)
         case ForgetIntent() as write:

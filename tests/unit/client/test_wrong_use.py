@@ -53,6 +53,8 @@ WRONG: list[tuple[type[RequestError], str, Call]] = [
     (InvalidArgument, "item 0 must be a tuple of 4 arguments", lambda g: g.assoc_range_many([(1,)])),  # type: ignore[list-item]
     (InvalidArgument, "item 1: limit is -1", lambda g: g.assoc_range_many([(1, "friend", 0, 5), (1, "friend", 0, -1)])),
     (UnknownType, "unknown object type 'usr'", lambda g: g.obj_add("usr")),
+    (UnknownType, "unknown object type 'usr'", lambda g: g.obj_delete(1, "usr")),
+    (UnknownType, "unknown object type 'usr'", lambda g: g.obj_delete_many([1], otype="usr")),
     (InvalidField, "type 'user' has no field 'nmae'; did you mean 'name'", lambda g: g.obj_add("user", {"nmae": "a"})),
     (InvalidField, "field 'name' of type 'user'", lambda g: g.obj_add("user", {"name": 7})),
     (InvalidField, "field 'lat' of type 'location'", lambda g: g.obj_add("location", {"lat": True})),

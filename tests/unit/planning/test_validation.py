@@ -38,6 +38,7 @@ HUGE = b"\x81\x01\xdb\x00\x10\x00\x00" + b"x" * 2**20
         (ObjUpdate(LOW, 0, HUGE), TooLarge),
         (ObjUpdate(-1, USER, b""), InvalidArgument),
         (ObjDelete(-1), InvalidArgument),
+        (ObjDelete(LOW, 99), UnknownType),
         (AssocAdd(LOW, 99, HIGH, 1, b""), UnknownType),
         (AssocAdd(0, LIKES, HIGH, 1, b""), InvalidArgument),
         (AssocAdd(LOW, LIKES, -5, 1, b""), InvalidArgument),
