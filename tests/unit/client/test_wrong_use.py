@@ -77,6 +77,7 @@ WRONG: list[tuple[type[RequestError], str, Call]] = [
     (UnknownType, "unknown association type 'x'", lambda g: g.assoc_change_type(1, "friend", 2, "x")),
     (InvalidArgument, "new_atype must be the name", lambda g: g.assoc_change_type(1, "friend", 2, None)),  # type: ignore[arg-type]
     (InvalidArgument, "count is 0", lambda g: g.reserve_ids(0)),
+    (InvalidArgument, "count is 10001; it must be 1 to 10000", lambda g: g.reserve_ids(10_001)),
     (InvalidArgument, "shard is 16; it must be 0 to 15", lambda g: g.reserve_ids(1, shard=16)),
     (InvalidArgument, "near and shard both", lambda g: g.reserve_ids(1, near=1, shard=0)),
 ]  # fmt: skip
