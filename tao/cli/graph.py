@@ -137,11 +137,12 @@ def delete() -> None:
 
 @delete.command("object")
 @click.argument("object_id", metavar="ID", type=int)
+@click.option("--otype", metavar="TYPE", help="Delete the object only if it is of this type.")
 @yes_option
 @region_options
-def delete_object(object_id: int) -> int:
+def delete_object(object_id: int, otype: str | None) -> int:
     """Delete an object; its edges stay. Exit status 1 when there was none."""
-    return _delete(f"object {object_id}", {"id": object_id}, lambda graph: graph.obj_delete(object_id))
+    return _delete(f"object {object_id}", {"id": object_id}, lambda graph: graph.obj_delete(object_id, otype))
 
 
 @delete.command("edge")

@@ -76,7 +76,9 @@ def show_schema(file: Path | None) -> None:
 
 def _print(found: Schema) -> None:
     def fields_text(graph_type: GraphType) -> str:
-        return ", ".join(f"{field.name}: {field.kind}" for field in graph_type.fields)
+        return ", ".join(
+            f"{field.name}: {field.kind}{' (required)' if field.required else ''}" for field in graph_type.fields
+        )
 
     print_records(
         {"object type": otype.name, "number": otype.number, "fields": fields_text(otype)} for otype in found.objects

@@ -99,8 +99,10 @@ class RequestBuilder:
         patch = encode_patch(otype, check_fields(fields))
         return WriteRow(shard, pb.Write(obj_update=pb.ObjUpdate(id=id, otype=otype.number, patch=patch)))
 
-    def obj_delete(self, id: int) -> WriteRow:
-        return WriteRow(shard_in(self.shards, check_id(id), "id"), pb.Write(obj_delete=pb.ObjDelete(id=id)))
+    def obj_delete(self, id: int, otype: str | None = None) -> WriteRow:
+        shard = shard_in(self.shards, check_id(id), "id")
+        number = 0 if otype is None else check_otype(self.schema, otype).number
+        return WriteRow(shard, pb.Write(obj_delete=pb.ObjDelete(id=id, otype=number)))
 
     def assoc_add(
         self, id1: int, atype: str, id2: int, time: int | None = None, fields: Mapping[str, object] | None = None

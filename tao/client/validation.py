@@ -18,7 +18,6 @@ from tao.schema.types import AssocType, ObjectType
 MAX_LIMIT = (1 << 32) - 1  # the bound of the wire; a type's own limit is far lower, and larger limits are cut to it
 MAX_STALENESS_MS = (1 << 32) - 1  # the bound of the wire: seven weeks
 _SEQUENCES = (list, tuple)  # the usual types; `isinstance` with an abstract class costs more than all other checks
-MAX_RESERVED_IDS = 100_000  # per call: a shard hands out 64,000 a second without running ahead of its clock
 
 
 def check_number(value: object, name: str, low: int, high: int) -> int:

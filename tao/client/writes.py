@@ -16,16 +16,10 @@ from tao.client.operations import all_or_raise
 from tao.client.reads import ReadOperations
 from tao.client.request_builder import build_each
 from tao.client.server_queues import WriteRow
-from tao.client.validation import (
-    MAX_RESERVED_IDS,
-    check_id,
-    check_items,
-    check_number,
-    check_otype,
-    shard_in,
-)
+from tao.client.validation import check_id, check_items, check_number, check_otype, shard_in
 from tao.client.values import EdgeWrite
 from tao.model.errors import InvalidArgument, RequestError, TaoError
+from tao.model.ids import MAX_RESERVED_IDS
 from tao.schema.types import ObjectType
 from tao.wire.v1 import session_pb2 as pb
 
@@ -83,13 +77,14 @@ class WriteOperations(ReadOperations):
         outcomes = dict(zip(rows, await self._write_many(list(rows.values())), strict=True))
         return all_or_raise([_found(outcomes[index]) if index in rows else False for index in range(len(items))])
 
-    async def obj_delete(self, id: int) -> bool:
-        """Delete an object, and return False when there was none. Its edges stay, as in the paper."""
-        return (await self._write(self._builder.obj_delete(id))).found
+    async def obj_delete(self, id: int, otype: str | None = None) -> bool:
+        """Delete an object, and return False when there was none. Its edges stay, as in the paper. Raises `WrongType`
+        when the object is of another type than ``otype``."""
+        return (await self._write(self._builder.obj_delete(id, otype))).found
 
-    async def obj_delete_many(self, ids: Iterable[int]) -> list[bool]:
-        """Do `obj_delete` for each id. Raises `SomeFailed`."""
-        rows = build_each(self._builder.obj_delete, [(each,) for each in ids], 1, 1)
+    async def obj_delete_many(self, ids: Iterable[int], otype: str | None = None) -> list[bool]:
+        """Do `obj_delete` for each id, all of the type ``otype`` when it is given. Raises `SomeFailed`."""
+        rows = build_each(self._builder.obj_delete, [(each, otype) for each in ids], 2, 2)
         return [result.found for result in await self._results(rows)]
 
     async def assoc_add(
@@ -122,7 +117,7 @@ class WriteOperations(ReadOperations):
 
     async def reserve_ids(self, count: int, near: int | None = None, shard: int | None = None) -> list[int]:
         """Return ids for objects to be added: on the shard of the object ``near``, on ``shard``, or on one chosen at
-        random. An id that is never used is lost; there are enough of them in 63 bits."""
+        random; at most 10,000 a call. An id that is never used is lost; there are enough of them in 63 bits."""
         check_number(count, "count", 1, MAX_RESERVED_IDS)
         shards = self._builder.shards
         if near is not None and shard is not None:

@@ -14,7 +14,7 @@ from tao.leader.remote_inverses import InverseFence
 from tao.leader.replica_shards import ForwardedWrites
 from tao.leader.write_path import WritePath
 from tao.model.errors import InternalError, InvalidArgument, OutcomeUnknown, RequestError, TaoError, Unavailable
-from tao.model.ids import SHARD_SHIFT
+from tao.model.ids import MAX_RESERVED_IDS, SHARD_SHIFT
 from tao.model.relay import Touch
 from tao.model.rows import IntentRow
 from tao.model.tokens import PendingInverse
@@ -28,9 +28,6 @@ from tao.serving.requests import LEADER_RULES, CacheService, check_role
 from tao.wire.convert import error_to_pb, outcome_to_pb, shard_messages_to_pb, touch_from_pb, write_from_pb
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
-
-MAX_RESERVED_IDS: Final = 10_000
-"""Ids in one reservation. At 64 a millisecond they run 156 ms ahead of the clock."""
 
 
 class WriteRequests:

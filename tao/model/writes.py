@@ -27,9 +27,10 @@ class ObjUpdate(msgspec.Struct, frozen=True, tag="obj_update"):
 
 
 class ObjDelete(msgspec.Struct, frozen=True, tag="obj_delete"):
-    """Delete an object; its edges stay."""
+    """Delete an object; its edges stay. ``otype=0``: of any type."""
 
     id: int
+    otype: int = 0
 
 
 class AssocAdd(msgspec.Struct, frozen=True, tag="assoc_add"):

@@ -27,7 +27,7 @@ from tao.model.writes import (
     SettleEdge,
     WriteOutcome,
 )
-from tao.schema.codec import merge_data, validate_data, validate_patch
+from tao.schema.codec import merge_data, validate_new, validate_patch
 from tao.schema.registry import Schema
 
 VersionedKey = int | ListKey
@@ -129,9 +129,7 @@ def update_object(draft: Draft, write: ObjUpdate, schema: Schema) -> WriteOutcom
     if row is None or row.deleted:
         return WriteOutcome(write.id)
     otype = schema.otype(row.otype)
-    if write.otype not in (0, row.otype):
-        named = schema.otype(write.otype).name
-        raise WrongType(f"object {write.id} is of type {otype.name!r}, not {named!r}")
+    _check_type(row, write.otype, schema)
     if not write.otype:
         # The fields can be validated only now that the type is known.
         validate_patch(otype, write.patch)
@@ -140,13 +138,20 @@ def update_object(draft: Draft, write: ObjUpdate, schema: Schema) -> WriteOutcom
     return WriteOutcome(write.id, True)
 
 
-def delete_object(draft: Draft, write: ObjDelete) -> WriteOutcome:
-    """Replace the object by a tombstone, so that its version never goes back. Its edges stay."""
+def delete_object(draft: Draft, write: ObjDelete, schema: Schema) -> WriteOutcome:
+    """Replace the object by a tombstone, so that its version never goes back. Its edges stay. Raises `WrongType`."""
     row = draft.object(write.id)
     if row is None or row.deleted:
         return WriteOutcome(write.id)
+    _check_type(row, write.otype, schema)
     draft.set_object(ObjectRow(row.id, row.otype, row.version, True, b""))
     return WriteOutcome(write.id, True)
+
+
+def _check_type(row: ObjectRow, expected: int, schema: Schema) -> None:
+    if expected not in (0, row.otype):
+        actual, named = schema.otype(row.otype).name, schema.otype(expected).name
+        raise WrongType(f"object {row.id} is of type {actual!r}, not {named!r}")
 
 
 def add_edge(draft: Draft, write: AssocAdd, pair: IntentKey | None, schema: Schema) -> WriteOutcome:
@@ -202,7 +207,7 @@ def change_edge_type(
             if pair is None or key.id1 == pair.low_id:
                 draft.name_list(key)
         return WriteOutcome(found=edge is not None)
-    validate_data(new, edge.data)
+    validate_new(new, edge.data)
     for atype, keep in ((old, False), (new, True)):
         for key in _both_ends(id1, atype.number, id2, atype.inverse):
             value = Edge(key.id2, edge.time, edge.data) if keep else None

@@ -58,7 +58,7 @@ from tao.planning.draft import (
     update_object,
 )
 from tao.planning.net_changes import EdgeImages, ListImages, ObjectImages, net_changes
-from tao.schema.codec import validate_data, validate_patch
+from tao.schema.codec import validate_data, validate_new, validate_patch
 from tao.schema.registry import Schema
 
 
@@ -68,7 +68,7 @@ def validate(write: Write, schema: Schema) -> None:
     match write:
         case ObjAdd(id=home, otype=otype, data=data):
             check_id(home)
-            validate_data(schema.otype(otype), data)
+            validate_new(schema.otype(otype), data)
         case ObjUpdate(id=home, otype=otype, patch=patch):
             check_id(home)
             if otype:
@@ -76,12 +76,14 @@ def validate(write: Write, schema: Schema) -> None:
             elif len(patch) > MAX_OBJECT_DATA_BYTES:
                 # Without a type the fields can be checked only once the object is read.
                 raise TooLarge(f"the patch is {len(patch)} bytes; at most {MAX_OBJECT_DATA_BYTES} are allowed")
-        case ObjDelete(id=home):
+        case ObjDelete(id=home, otype=otype):
             check_id(home)
+            if otype:
+                schema.otype(otype)
         case AssocAdd(id1=id1, atype=atype, id2=id2, time=time, data=data):
             _check_ends(id1, id2)
             _check_time(time)
-            validate_data(schema.atype(atype), data)
+            validate_new(schema.atype(atype), data)
         case AssocDelete(id1=id1, atype=atype, id2=id2):
             _check_ends(id1, id2)
             schema.atype(atype)
@@ -94,6 +96,7 @@ def validate(write: Write, schema: Schema) -> None:
             known = schema.atype(atype)
             if present:
                 _check_time(time)
+                # The edge was accepted at its other side, maybe before a field became required.
                 validate_data(known, data)
         case ForgetIntent(low_id=low, high_id=high, token=token):
             _check_ends(low, high)
@@ -234,7 +237,7 @@ def _apply(draft: Draft, planned: PlannedWrite, pair: IntentKey | None, schema: 
         case ObjUpdate() as write:
             return update_object(draft, write, schema)
         case ObjDelete() as write:
-            return delete_object(draft, write)
+            return delete_object(draft, write, schema)
         case SettleEdge() as write:
             return set_settled_edge(draft, write)
         case ForgetIntent() as write:

@@ -34,15 +34,19 @@ _decode_raw: Final = msgspec.msgpack.Decoder(dict[int, msgspec.Raw]).decode
 def encode_fields(graph_type: GraphType, values: Mapping[str, object]) -> bytes:
     """Return the blob of ``values`` (by field name). A field that is None is left out; no field at all gives ``b""``.
 
-    Raises `InvalidField` for an unknown name or a value of the wrong kind, `TooLarge` above the type's bound."""
+    Raises `InvalidField` for an unknown name, a value of the wrong kind or a required field without a value, `TooLarge`
+    above the type's bound."""
     numbered = {number: value for number, value in _numbered(graph_type, values).items() if value is not None}
+    _check_required(graph_type, numbered)
     return _blob(graph_type, numbered)
 
 
 def encode_patch(graph_type: GraphType, values: Mapping[str, object]) -> bytes:
     """Return the patch that sets ``values`` (by field name) and removes those that are None. Raises as
-    `encode_fields`."""
-    return _blob(graph_type, _numbered(graph_type, values))
+    `encode_fields`, and `InvalidField` for a required field that is None."""
+    numbered = _numbered(graph_type, values)
+    _check_kept(graph_type, numbered)
+    return _blob(graph_type, numbered)
 
 
 def decode_fields(graph_type: GraphType, data: bytes) -> dict[str, FieldValue | None]:
@@ -82,9 +86,19 @@ def validate_data(graph_type: GraphType, data: bytes) -> None:
         _check_stored(graph_type, number, value)
 
 
+def validate_new(graph_type: GraphType, data: bytes) -> None:
+    """Check the blob of a new object or edge as `validate_data` does, and that every required field is set."""
+    checked = _checked_map(graph_type, data)
+    for number, value in checked.items():
+        _check_stored(graph_type, number, value)
+    _check_required(graph_type, checked)
+
+
 def validate_patch(graph_type: GraphType, patch: bytes) -> None:
-    """Check a patch as `validate_data` does, except that nil is allowed: it removes the field."""
-    for number, value in _checked_map(graph_type, patch).items():
+    """Check a patch as `validate_data` does, except that nil is allowed: it removes a field that is not required."""
+    checked = _checked_map(graph_type, patch)
+    _check_kept(graph_type, checked)
+    for number, value in checked.items():
         if value is not None:
             _check_stored(graph_type, number, value)
 
@@ -102,6 +116,18 @@ def _numbered(graph_type: GraphType, values: Mapping[str, object]) -> dict[int, 
         except WrongValue as wrong:
             raise InvalidField(f"field {name!r} of type {graph_type.name!r}: {wrong}") from None
     return numbered
+
+
+def _check_required(graph_type: GraphType, numbered: Mapping[int, object]) -> None:
+    for number, name in graph_type.layout.required.items():
+        if number not in numbered:
+            raise InvalidField(f"field {name!r} of type {graph_type.name!r} is required; give it a value")
+
+
+def _check_kept(graph_type: GraphType, patch: Mapping[int, object]) -> None:
+    for number, name in graph_type.layout.required.items():
+        if number in patch and patch[number] is None:
+            raise InvalidField(f"field {name!r} of type {graph_type.name!r} is required; an update may not remove it")
 
 
 def _unknown_field(graph_type: GraphType, name: object) -> InvalidField:

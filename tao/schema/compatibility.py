@@ -31,6 +31,7 @@ class ChangeKind(StrEnum):
     ARENA_CHANGED = "arena changed"
     REVERSE_LOOKUP_CHANGED = "reverse look-up changed"
     DEFAULT_CHANGED = "default changed"
+    REQUIRED_CHANGED = "required changed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,15 @@ def _inside(path: str, old: ObjectType | AssocType, new: ObjectType | AssocType)
         elif repr(successor.default) != repr(field.default):
             why = f"from {field.default!r} to {successor.default!r}: readers see it where the field is not set"
             yield Change(ChangeKind.DEFAULT_CHANGED, at, True, why, warns=True)
+    for field in new.fields:
+        former = old.layout.by_number.get(field.number)
+        if field.required == (former is not None and former.required):
+            continue
+        why = "new objects and edges may lack it"
+        if field.required:
+            why = "programs that write without it fail from now on; what is stored may lack it and stays readable"
+        at = f"{path}.fields.{field.name if former is None else former.name}"
+        yield Change(ChangeKind.REQUIRED_CHANGED, at, True, why, warns=field.required)
     if old.arena != new.arena:
         why = f"from {old.arena} to {new.arena}: caches use the new arena for what they read from now on"
         yield Change(ChangeKind.ARENA_CHANGED, path, True, why)

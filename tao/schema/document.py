@@ -174,6 +174,7 @@ class FieldEntry(_Entry):
     number: FieldNumber
     type: Annotated[FieldKind, pydantic.Field(strict=False)]
     default: object = None
+    required: bool = False
 
 
 Fields = Annotated[dict[Name, FieldEntry], pydantic.Field(max_length=_MAX_FIELDS)]
@@ -277,8 +278,8 @@ def document_of(
 ) -> dict[str, object]:
     """Return the canonical document of the types, as plain data for JSON.
 
-    Every default is written out except ``turn_gets`` (the former name of ``reverse_lookup``), which older programs
-    refuse."""
+    Every default is written out except ``turn_gets`` (the former name of ``reverse_lookup``) and ``required``, which
+    older programs refuse."""
     assocs = list(assocs)
     names = {atype.number: atype.name for atype in assocs}
     return {
@@ -304,7 +305,12 @@ def _type_document(each: ObjectType | AssocType) -> dict[str, object]:
     for known in each.fields:
         default = known.default
         written = base64.b64encode(default).decode() if isinstance(default, bytes) else default
-        fields[known.name] = {"number": known.number, "type": known.kind.value, "default": written}
+        fields[known.name] = {
+            "number": known.number,
+            "type": known.kind.value,
+            "default": written,
+            **({"required": True} if known.required else {}),
+        }
     return {"number": each.number, "fields": fields, "arena": each.arena, "reserved": sorted(each.reserved)}
 
 
@@ -326,7 +332,7 @@ def _number(each: ObjectType | AssocType) -> int:
 
 
 def _fields(entries: Mapping[str, FieldEntry]) -> tuple[Field, ...]:
-    fields = [Field(entry.number, name, entry.type, _default(entry)) for name, entry in entries.items()]
+    fields = [Field(entry.number, name, entry.type, _default(entry), entry.required) for name, entry in entries.items()]
     return tuple(sorted(fields, key=lambda field: field.number))
 
 

@@ -143,21 +143,24 @@ MAX_CUSTOM_ASSOC_DATA_BYTES: Final = 65535
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field: its number in blobs, and its name in the schema and the SDK. ``default`` None means there is none."""
+    """A field: its number in blobs, and its name in the schema and the SDK. ``default`` None means there is none.
+    ``required``: a new object or edge must have it, and an update may not remove it. What is stored may lack it."""
 
     number: int
     name: str
     kind: FieldKind
     default: FieldValue | None = field(default=None, hash=False)  # may be a list
+    required: bool = False
 
 
 class FieldLayout:
     """Look-ups that the codec derives from a field list. Immutable by convention, one per type.
 
     ``checks``: name → (number, check); ``names``: number → name; ``fallbacks``: name → default or None;
-    ``fresh_lists``: names whose default is a list and must be copied per reader; ``floats``: names of float fields."""
+    ``fresh_lists``: names whose default is a list and must be copied per reader; ``floats``: names of float fields;
+    ``required``: number → name of the required fields."""
 
-    __slots__ = ("by_number", "checks", "decode", "fallbacks", "floats", "fresh_lists", "names")
+    __slots__ = ("by_number", "checks", "decode", "fallbacks", "floats", "fresh_lists", "names", "required")
 
     def __init__(self, fields: tuple[Field, ...]) -> None:
         self.by_number: Final = {each.number: each for each in fields}
@@ -168,6 +171,7 @@ class FieldLayout:
         self.fallbacks: Final[dict[str, FieldValue | None]] = {each.name: each.default for each in fields}
         self.fresh_lists: Final = tuple(each.name for each in fields if isinstance(each.default, list))
         self.floats: Final = tuple(each.name for each in fields if each.kind is FieldKind.FLOAT)
+        self.required: Final = {each.number: each.name for each in fields if each.required}
         self.decode: Final = msgspec.msgpack.Decoder(dict[int, object]).decode
 
 

@@ -278,7 +278,7 @@ def write_to_pb(write: Write) -> pb.Write:
         case ObjUpdate():
             return pb.Write(obj_update=pb.ObjUpdate(id=write.id, otype=write.otype, patch=write.patch))
         case ObjDelete():
-            return pb.Write(obj_delete=pb.ObjDelete(id=write.id))
+            return pb.Write(obj_delete=pb.ObjDelete(id=write.id, otype=write.otype))
         case AssocAdd():
             add = pb.AssocAdd(id1=write.id1, atype=write.atype, id2=write.id2, time=write.time, data=write.data)
             return pb.Write(assoc_add=add)
@@ -311,7 +311,7 @@ def write_from_pb(write: pb.Write, allocate: Callable[[int], int]) -> Write:
         case "obj_update":
             return ObjUpdate(write.obj_update.id, write.obj_update.otype, write.obj_update.patch)
         case "obj_delete":
-            return ObjDelete(write.obj_delete.id)
+            return ObjDelete(write.obj_delete.id, write.obj_delete.otype)
         case "assoc_add":
             edge = write.assoc_add
             return AssocAdd(edge.id1, edge.atype, edge.id2, edge.time, edge.data)

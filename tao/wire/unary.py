@@ -174,7 +174,7 @@ def _obj_update(asked: graph.ObjUpdateRequest) -> pb.Request:
 
 
 def _obj_delete(asked: graph.ObjDeleteRequest) -> pb.Request:
-    return _write(pb.Write(obj_delete=pb.ObjDelete(id=asked.id)))
+    return _write(pb.Write(obj_delete=pb.ObjDelete(id=asked.id, otype=asked.otype)))
 
 
 def _assoc_add(asked: graph.AssocAddRequest) -> pb.Request:

@@ -93,7 +93,7 @@ CASES: list[tuple[str, Message, list[pb.Answer], Message, Message]] = [
      pb.ReadBatch(obj_ids=[7]), graph.ObjGetReply(found=False)),
     ("ObjUpdate", graph.ObjUpdateRequest(id=7, otype=2, patch=b"p"), DONE,
      pb.ObjUpdate(id=7, otype=2, patch=b"p"), DONE_REPLY),
-    ("ObjDelete", graph.ObjDeleteRequest(id=7), DONE, pb.ObjDelete(id=7), DONE_REPLY),
+    ("ObjDelete", graph.ObjDeleteRequest(id=7, otype=3), DONE, pb.ObjDelete(id=7, otype=3), DONE_REPLY),
     ("AssocAdd", graph.AssocAddRequest(id1=7, atype=2, id2=8, time=3, data=b"d"), DONE,
      pb.AssocAdd(id1=7, atype=2, id2=8, time=3, data=b"d"), DONE_REPLY),
     ("AssocDelete", graph.AssocDeleteRequest(id1=7, atype=2, id2=8), DONE,

@@ -65,7 +65,7 @@ deliveries = st.builds(
 writes: st.SearchStrategy[Write] = st.one_of(
     st.builds(ObjAdd, ids, types, data, st.just(False)),
     st.builds(ObjUpdate, ids, types, data),
-    st.builds(ObjDelete, ids),
+    st.builds(ObjDelete, ids, st.integers(0, 65535)),
     st.builds(AssocAdd, ids, types, ids, times, data),
     st.builds(AssocDelete, ids, types, ids),
     st.builds(AssocChangeType, ids, types, ids, types),

@@ -38,6 +38,15 @@ async def test_an_object_is_added_read_updated_and_deleted(graph: Graph, cluster
     assert await graph.obj_get(alice) is None
 
 
+async def test_a_delete_sends_the_type_that_it_expects(graph: Graph, cluster: FakeCluster) -> None:
+    await graph.obj_delete(5, "user")
+    assert last_write(cluster).obj_delete == pb.ObjDelete(id=5, otype=1)
+    await graph.obj_delete_many([5], otype="user")
+    assert last_write(cluster).obj_delete == pb.ObjDelete(id=5, otype=1)
+    await graph.obj_delete(5)
+    assert last_write(cluster).obj_delete == pb.ObjDelete(id=5)
+
+
 async def test_a_new_object_goes_to_any_shard_unless_near_names_one(graph: Graph, cluster: FakeCluster) -> None:
     await asyncio.gather(*(graph.obj_add("user") for _ in range(200)))
     shards = {write.obj_add.shard for sent in cluster.batches() for write in sent.write.writes}

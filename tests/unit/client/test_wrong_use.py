@@ -53,6 +53,8 @@ WRONG: list[tuple[type[RequestError], str, Call]] = [
     (InvalidArgument, "item 0 must be a tuple of 4 arguments", lambda g: g.assoc_range_many([(1,)])),  # type: ignore[list-item]
     (InvalidArgument, "item 1: limit is -1", lambda g: g.assoc_range_many([(1, "friend", 0, 5), (1, "friend", 0, -1)])),
     (UnknownType, "unknown object type 'usr'", lambda g: g.obj_add("usr")),
+    (UnknownType, "unknown object type 'usr'", lambda g: g.obj_delete(1, "usr")),
+    (UnknownType, "unknown object type 'usr'", lambda g: g.obj_delete_many([1], otype="usr")),
     (InvalidField, "type 'user' has no field 'nmae'; did you mean 'name'", lambda g: g.obj_add("user", {"nmae": "a"})),
     (InvalidField, "field 'name' of type 'user'", lambda g: g.obj_add("user", {"name": 7})),
     (InvalidField, "field 'lat' of type 'location'", lambda g: g.obj_add("location", {"lat": True})),
@@ -75,6 +77,7 @@ WRONG: list[tuple[type[RequestError], str, Call]] = [
     (UnknownType, "unknown association type 'x'", lambda g: g.assoc_change_type(1, "friend", 2, "x")),
     (InvalidArgument, "new_atype must be the name", lambda g: g.assoc_change_type(1, "friend", 2, None)),  # type: ignore[arg-type]
     (InvalidArgument, "count is 0", lambda g: g.reserve_ids(0)),
+    (InvalidArgument, "count is 10001; it must be 1 to 10000", lambda g: g.reserve_ids(10_001)),
     (InvalidArgument, "shard is 16; it must be 0 to 15", lambda g: g.reserve_ids(1, shard=16)),
     (InvalidArgument, "near and shard both", lambda g: g.reserve_ids(1, near=1, shard=0)),
 ]  # fmt: skip

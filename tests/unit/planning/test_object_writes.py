@@ -115,6 +115,15 @@ def test_updating_or_deleting_a_missing_object_succeeds_and_reports_it(stored: S
     assert plan.unchanged_of == [(), ()]
 
 
+def test_a_delete_that_names_another_type_is_refused_and_one_that_names_the_type_is_done(ann: StoredRows) -> None:
+    plan = ann.run(ObjDelete(LOW, PAGE))
+    assert isinstance(plan.outcomes[0].error, WrongType)
+    assert "'user', not 'page'" in plan.outcomes[0].error.message
+    assert not plan.rows
+    assert ann.run(ObjDelete(LOW, USER)).outcomes[0].found
+    assert not ann.run(ObjDelete(LOW, PAGE)).outcomes[0].found
+
+
 def test_deleting_leaves_a_tombstone_with_the_next_version(ann: StoredRows) -> None:
     plan = ann.run(ObjDelete(LOW))
     assert plan.outcomes[0].found

@@ -17,6 +17,7 @@ from tao.model.writes import (
     Write,
 )
 from tao.planning.write_plan import validate
+from tao.schema.registry import load_schema
 from tests.unit.planning.stored_rows import FOLLOWS, HIGH, LIKES, LOW, NOTE, PAGE, SCHEMA, USER
 
 LONG = b"\x81\x01\xda\x01\x2c" + b"x" * 300
@@ -37,6 +38,7 @@ HUGE = b"\x81\x01\xdb\x00\x10\x00\x00" + b"x" * 2**20
         (ObjUpdate(LOW, 0, HUGE), TooLarge),
         (ObjUpdate(-1, USER, b""), InvalidArgument),
         (ObjDelete(-1), InvalidArgument),
+        (ObjDelete(LOW, 99), UnknownType),
         (AssocAdd(LOW, 99, HIGH, 1, b""), UnknownType),
         (AssocAdd(0, LIKES, HIGH, 1, b""), InvalidArgument),
         (AssocAdd(LOW, LIKES, -5, 1, b""), InvalidArgument),
@@ -78,3 +80,34 @@ def test_an_invalid_write_is_refused_with_its_kind_of_error(write: Write, error:
 )
 def test_a_valid_write_passes(write: Write) -> None:
     validate(write, SCHEMA)
+
+
+STRICT = load_schema(
+    """
+format: 1
+objects:
+  user: {number: 1, fields: {name: {number: 1, type: str, required: true}, age: {number: 2, type: int}}}
+associations:
+  tie: {number: 1, fields: {text: {number: 1, type: str, required: true}}}
+""",
+    "strict.yaml",
+)
+
+
+@pytest.mark.parametrize(
+    ("write", "field"),
+    [
+        (ObjAdd(LOW, 1, b"", False), "name"),
+        (ObjAdd(LOW, 1, b"\x81\x02\x05", False), "name"),
+        (ObjUpdate(LOW, 1, b"\x81\x01\xc0"), "name"),
+        (AssocAdd(LOW, 1, HIGH, 1, b""), "text"),
+    ],
+)
+def test_a_write_without_a_required_field_is_refused_by_name(write: Write, field: str) -> None:
+    with pytest.raises(InvalidField, match=f"field '{field}' of type .* is required"):
+        validate(write, STRICT)
+
+
+def test_an_accepted_edge_is_settled_without_a_field_that_became_required() -> None:
+    validate(SettleEdge(LOW, 1, HIGH, True, 1, b""), STRICT)
+    validate(ObjUpdate(LOW, 1, b"\x81\x02\x05"), STRICT)

@@ -10,12 +10,16 @@ import pytest
 from tao.model.errors import InvalidField, TooLarge
 from tao.schema import codec
 from tao.schema.registry import load_schema
+from tao.schema.types import GraphType
 
 SCHEMA = load_schema(
     """
 format: 1
 objects:
   empty: {number: 1}
+  person:
+    number: 3
+    fields: {name: {number: 1, type: str, required: true}, age: {number: 2, type: int}}
   thing:
     number: 2
     fields:
@@ -29,6 +33,7 @@ objects:
       marks: {number: 8, type: "list[int]"}
 associations:
   tie: {number: 1, fields: {text: {number: 1, type: str}}}
+  visit: {number: 2, fields: {place: {number: 1, type: str, required: true}}}
 """,
     "codec.yaml",
 )
@@ -198,3 +203,36 @@ def test_data_above_the_bound_of_its_type_is_too_large() -> None:
         codec.merge_data(tie, fits, b"\x81\x02\x01")
     with pytest.raises(TooLarge):
         codec.encode_fields(THING, {"raw": bytes(1 << 20)})
+
+
+@pytest.mark.parametrize(
+    ("graph_type", "name", "values"),
+    [
+        (SCHEMA.otype("person"), "name", {}),
+        (SCHEMA.otype("person"), "name", {"age": 3}),
+        (SCHEMA.otype("person"), "name", {"name": None}),
+        (SCHEMA.atype("visit"), "place", {}),
+    ],
+)
+def test_a_new_blob_must_hold_the_required_fields(graph_type: GraphType, name: str, values: dict[str, object]) -> None:
+    with pytest.raises(InvalidField, match=f"field {name!r} of type {graph_type.name!r} is required; give it a value"):
+        codec.encode_fields(graph_type, values)
+    data = pack({2: 3}) if "age" in values else b""
+    with pytest.raises(InvalidField, match=f"field {name!r} of type {graph_type.name!r} is required; give it a value"):
+        codec.validate_new(graph_type, data)
+
+
+def test_a_patch_may_leave_out_a_required_field_and_may_not_remove_it() -> None:
+    person = SCHEMA.otype("person")
+    codec.validate_patch(person, codec.encode_patch(person, {"age": None}))
+    with pytest.raises(InvalidField, match="field 'name' of type 'person' is required; an update may not remove it"):
+        codec.encode_patch(person, {"name": None})
+    with pytest.raises(InvalidField, match="field 'name' of type 'person' is required; an update may not remove it"):
+        codec.validate_patch(person, pack({1: None}))
+
+
+def test_a_stored_blob_without_a_required_field_is_read_and_merged() -> None:
+    person = SCHEMA.otype("person")
+    codec.validate_data(person, b"")
+    assert codec.decode_fields(person, b"") == {"name": None, "age": None}
+    assert codec.merge_data(person, b"", codec.encode_patch(person, {"age": 4})) == pack({2: 4})

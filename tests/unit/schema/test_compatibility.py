@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tao.schema.compatibility import Change, ChangeKind, compare
-from tao.schema.registry import load_schema
+from tao.schema.registry import Schema, load_schema
 
 OLD = """
 format: 1
@@ -108,3 +108,30 @@ def test_two_fields_that_swap_numbers_are_incompatible() -> None:
     )
     assert not all(change.compatible for change in swapped)
     assert {change.kind for change in swapped} == {ChangeKind.RENUMBERED, ChangeKind.REUSED}
+
+
+def test_a_field_may_become_required_with_a_note_and_optional_without_one() -> None:
+    home = "home: {number: 2, type: str"
+    (change,) = changes((home, home + ", required: true"))
+    assert (change.kind, change.path) == (ChangeKind.REQUIRED_CHANGED, "objects.user.fields.home")
+    assert change.compatible
+    assert change.warns
+    required = load_schema(OLD.replace(home, home + ", required: true"), "required")
+    (back,) = compare(required, load_schema(OLD, "old"))
+    assert back.compatible
+    assert not back.warns
+
+
+def test_a_new_field_that_is_required_is_noted() -> None:
+    found = changes((HOME, HOME + ", mail: {number: 3, type: str, required: true}"))
+    assert [(each.kind, each.warns) for each in found] == [
+        (ChangeKind.ADDED, False),
+        (ChangeKind.REQUIRED_CHANGED, True),
+    ]
+
+
+def test_required_travels_in_the_document_only_where_it_is_set() -> None:
+    required = load_schema(OLD.replace(HOME, HOME.replace("str}", "str, required: true}")), "required")
+    assert Schema.from_json(required.to_json()) == required
+    assert required.otype("user").layout.required == {2: "home"}
+    assert "required" not in load_schema(OLD, "old").to_json()
