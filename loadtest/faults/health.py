@@ -94,7 +94,7 @@ async def _semi_sync_problems(master: DatabaseServer, administrator: Account) ->
                 return [f"commits of {name} wait for no replica"]
             return [] if await acknowledging_replicas(session, deadline=deadline) else [f"{name} has no replica"]
         finally:
-            await session.quit()
+            session.quit()
     except TaoError as error:
         return [f"{name}: {error.message}"]
 

@@ -10,13 +10,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from tao.admin.comparison import Report, ServerReport
+from tao.model.errors import TaoError
 from tao.model.graph import version_of
+from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import ReadStore
 from tao.model.queries import CountQuery, ObjectQuery, Query, RangeQuery
+from tao.model.topology import Database
 from tao.observability.consistency import MeasuredConsistency
 from tao.routing.routes import Routes
 from tao.serving.inspection import Verdict, compare_list, compare_value
@@ -65,9 +68,31 @@ class CacheReport(ServerReport):
     entries: int = 0
 
 
+@dataclass(slots=True, kw_only=True)
+class DatabaseReport:
+    """What was compared with one database. ``server``: its master; ``error``: why it could not be read."""
+
+    database: str
+    server: str
+    entries: int = 0
+    error: str = ""
+
+
 @dataclass(slots=True)
 class CachesReport(Report[CacheReport, Finding]):
     """The result of `verify_caches`."""
+
+    databases: list[DatabaseReport] = field(default_factory=list)
+
+    @property
+    def unchecked_databases(self) -> list[str]:
+        """The databases that could not be read: no cache was compared with them, or only in part."""
+        return [each.database for each in self.databases if each.error]
+
+    @property
+    def clean(self) -> bool:
+        """True when no compared entry is wrong, and every server and every database could be asked."""
+        return not self.wrong and not self.unchecked and not self.unchecked_databases
 
     @property
     def consistency(self) -> MeasuredConsistency:
@@ -88,14 +113,38 @@ async def verify_caches(
 
     ``on_progress`` receives a server's name and how many of its entries have been compared."""
     report = CachesReport()
+    databases = await _read_databases(routes, store)
+    report.databases = list(databases.values())
     for place, server in routes.topology.cache_servers:
         line = CacheReport(server=server.name, role=place.role)
         with report.checking(line):
             checker = _ServerCheck(links.to(server), line, store, report, recheck_seconds)
             for shard in routes.shards_of(server.name):
+                database, before = databases[routes.database_of(shard).name], line.entries
+                if database.error:
+                    line.error = f"its entries of {database.database} could not be compared: {database.error}"
+                    continue
                 await checker.check_shard(shard, sample)
+                database.entries += line.entries - before
                 on_progress(server.name, line.entries)
     return report
+
+
+async def _read_databases(routes: Routes, store: ReadStore) -> dict[str, DatabaseReport]:
+    """Read a row of each master database. One that does not answer is reported even if no cache has an entry of it,
+    and it is asked once, instead of once for each server."""
+
+    async def read(database: Database) -> DatabaseReport:
+        report = DatabaseReport(database=database.name, server=database.servers[database.master_region].name)
+        first_shard = database.shards[0][0]
+        try:
+            await store.read([ObjectQuery(first_shard << SHARD_SHIFT)], critical=True, timeout_seconds=CALL_SECONDS)
+        except TaoError as error:
+            report.error = error.message
+        return report
+
+    reports = await asyncio.gather(*map(read, routes.topology.databases))
+    return {report.database: report for report in reports}
 
 
 class _ServerCheck:

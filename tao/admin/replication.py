@@ -293,4 +293,4 @@ async def _session(server: DatabaseServer, administrator: Account) -> AsyncItera
     try:
         yield session
     finally:
-        await session.quit()
+        session.quit()

@@ -250,6 +250,9 @@ def _master_trouble(
 ) -> str:
     """Return why the master takes no writes, as its region's leaders report, or an empty text."""
     troubles: list[str] = []
+    full = _full_disk(database, region, answers)
+    if full:
+        return full
     for server in region.leaders.servers:
         beat = answers[server.name].stats.get("heartbeats", {}).get(database.name)
         if beat is None:
@@ -264,6 +267,16 @@ def _master_trouble(
     return "no leader has written a heartbeat" if any_answers else "no leader of its region answers"
 
 
+def _full_disk(database: Database, region: Region, answers: Mapping[str, Answer]) -> str:
+    """Return what the leaders of the master's region say of a full disk of the master, or an empty text."""
+    master = database.servers[database.master_region].name
+    for server in region.leaders.servers:
+        found = answers[server.name].stats.get("databases", {}).get("write", {}).get(master, {}).get("full", "")
+        if found:
+            return str(found)
+    return ""
+
+
 def _problems(topology: Topology, answers: Mapping[str, Answer], max_staleness_seconds: float) -> Iterator[str]:
     """Yield the problems, the worst first: stopped writes, then stopped servers, then regions that are behind."""
     regions = {region.name: region for region in topology.regions}
@@ -272,7 +285,9 @@ def _problems(topology: Topology, answers: Mapping[str, Answer], max_staleness_s
     for database in topology.databases:
         region = regions[database.master_region]
         trouble = _master_trouble(database, region, answers, max_staleness_seconds)
-        if trouble:
+        if _full_disk(database, region, answers):
+            yield f"{region.name}: writes of {database.name} fail: {trouble}"
+        elif trouble:
             alone = ". It has no second server that could be promoted" if database.name in lost else ""
             yield f"{region.name}: the master of {database.name} takes no writes: {trouble}{alone}"
         elif database.semi_sync and _waits(database, topology, answers) is False:

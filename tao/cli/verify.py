@@ -54,7 +54,7 @@ def verify(sample: Sample, all_regions: bool) -> int:
     An entry that differs is read again after two seconds: it was in flight when it has reached the version that the
     database had at first, and is wrong when it has not. Consistency is the share of entries that are not wrong.
 
-    Exit status 1 when an entry is wrong or a server could not be asked.
+    Exit status 1 when an entry is wrong, or when a server or a database could not be asked.
     """
     login = reader_login()
     report = run(_verify(login, sample))
@@ -93,6 +93,8 @@ def _document(report: CachesReport, replicas: ReplicasReport | None, schema: Sch
         "servers": report.servers,
         "findings": [{**fields_of(each), "atype": type_name(schema, each.atype) or None} for each in report.findings],
         **totals(report),
+        "databases": report.databases,
+        "unchecked_databases": report.unchecked_databases,
         "consistency": {**fields_of(report.consistency), "nines": report.consistency.nines},
         **({} if replicas is None else {"replicas": {**fields_of(replicas), **totals(replicas)}}),
     }
@@ -106,15 +108,20 @@ def _show_replicas(report: ReplicasReport) -> None:
         key = ", ".join(map(str, finding.key))
         click.echo(f"{finding.server}: {finding.table} ({key}) of shard {finding.shard} {fault}{where}")
     rows = sum(line.rows for line in report.servers)
-    click.echo(f"{counted(rows, 'row')} compared, {_outcome(report, 'all replicas equal their masters')}")
+    click.echo(f"{counted(rows, 'row')} compared, {_outcome(report, rows, 'all replicas equal their masters')}")
 
 
 def _show_caches(report: CachesReport, schema: Schema) -> None:
     print_records(report.servers, "server", "role", "entries", "in_flight", "wrong", "error")
+    for database in report.databases:
+        if database.error:
+            click.echo(f"database {database.database} ({database.server}) could not be read: {database.error}")
     for finding in report.findings[:_SHOWN_FINDINGS]:
         click.echo(_finding_text(finding, schema))
     compared = counted(report.consistency.looks, "entry", "entries")
-    click.echo(f"{compared} compared, {_outcome(report, 'all caches equal the databases')}")
+    unread = f"; databases not compared: {', '.join(report.unchecked_databases)}" if report.unchecked_databases else ""
+    clean = "all caches equal the databases" if report.consistency.looks else "the caches are empty"
+    click.echo(f"{compared} compared, {_outcome(report, report.consistency.looks, clean)}{unread}")
     if report.consistency.looks:
         click.echo(f"consistency: {report.consistency.text('entries')}")
 
@@ -129,8 +136,8 @@ def _finding_text(finding: Finding, schema: Schema) -> str:
     return f"{finding.server}: {finding.kind} {finding.id}{atype} {what}"
 
 
-def _outcome(report: CachesReport | ReplicasReport, clean: str) -> str:
+def _outcome(report: CachesReport | ReplicasReport, compared: int, clean: str) -> str:
     if report.clean:
         return f"none wrong: {clean}"
-    wrong = f"{report.wrong:,} wrong" if report.wrong else "none wrong"
+    wrong = f"{report.wrong:,} wrong" if report.wrong else "none wrong" if compared else "so nothing is known"
     return wrong + (f"; {counted(report.unchecked, 'server')} could not be checked" if report.unchecked else "")

@@ -26,6 +26,7 @@ from tao.client.settings import ClientSettings
 from tao.model.errors import (
     AnswerFull,
     DatabaseDown,
+    DatabaseFull,
     DeadlineExceeded,
     Fenced,
     NotMine,
@@ -41,8 +42,8 @@ from tao.wire.v1 import session_pb2 as pb
 
 _RETRIED_READ_ERRORS: Final = (Unavailable, DeadlineExceeded, NotMine, Fenced, StaleRead, AnswerFull)
 # A write that exceeded its deadline has no time left. Overloaded (but for AnswerFull) is retried for neither, because
-# more requests do not help an overloaded server. DatabaseDown, an Unavailable, is excluded in `_retry_or_fail`: every
-# server of the region finds the database down until it is back.
+# more requests do not help an overloaded server. DatabaseDown and DatabaseFull, both Unavailable, are excluded in
+# `_retry_or_fail`: every server of the region finds the database down or full until somebody repairs it.
 _RETRIED_WRITE_ERRORS: Final = (Unavailable, NotMine, Fenced)
 
 _MAX_BACKOFF_TRIES: Final = 4
@@ -241,7 +242,7 @@ class Dispatcher:
                 continue
             if came_in_part and isinstance(error, AnswerFull) and self._loop.time() < call.attempt.deadline:
                 rest_of_answer.append(_Retry(slot, waiter, error))
-            elif isinstance(error, retried_errors) and not isinstance(error, DatabaseDown):
+            elif isinstance(error, retried_errors) and not isinstance(error, DatabaseDown | DatabaseFull):
                 retries.append(_Retry(slot, waiter, error))
             else:
                 self._fail(waiter, error)

@@ -25,6 +25,7 @@ from tao.model.changes import ShardMessages
 from tao.model.edge_block import decode_block
 from tao.model.errors import (
     DatabaseDown,
+    DatabaseFull,
     DeadlineExceeded,
     Fenced,
     MasterReadOnly,
@@ -366,7 +367,7 @@ class InversePath:
         while True:
             try:
                 return await self._others.settle(shard, settles, coordinator, self._far_side_seconds(hold))
-            except (Deposed, DatabaseDown):
+            except (Deposed, DatabaseDown, DatabaseFull):
                 raise
             except (RetryableError, OutcomeUnknown) as error:
                 hold.unknown_outcome = unknown_outcome_of(error) or hold.unknown_outcome

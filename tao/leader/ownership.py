@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from tao.model.errors import NotMine, TaoError
+from tao.model.errors import DatabaseFull, NotMine, TaoError
 from tao.model.ports import WriteStore
 from tao.model.rows import ShardRow
 from tao.serving.configuration import ServerContext
@@ -67,6 +67,7 @@ class Ownership:
         self._owned: dict[int, ShardRow] = {}
         self._wanted: frozenset[int] = frozenset()
         self._being_taken: set[int] = set()
+        self._full: dict[int, DatabaseFull] = {}  # why a wanted shard could not be taken: its database's disk is full
         self._pauses = 0
         self._changed = asyncio.Event()
 
@@ -90,10 +91,10 @@ class Ownership:
         return shard in self._wanted
 
     def row(self, shard: int) -> ShardRow:
-        """Return the row of an owned shard. Raises `NotMine`."""
+        """Return the row of an owned shard. Raises `NotMine`, or `DatabaseFull` when it cannot be taken for that."""
         row = self._owned.get(shard)
         if row is None:
-            raise self.not_owned(shard)
+            raise self._full.get(shard) or self.not_owned(shard)
         return row
 
     def not_owned(self, shard: int) -> NotMine:
@@ -103,6 +104,7 @@ class Ownership:
     def want(self, shards: Iterable[int]) -> None:
         """Own exactly these shards from now on. `take` takes the missing ones."""
         self._wanted = frozenset(shards)
+        self._full = {shard: error for shard, error in self._full.items() if shard in self._wanted}
         for shard in [shard for shard in self._owned if shard not in self._wanted]:
             self._give_up(shard, "the topology assigns it to another leader")
         self._changed.set()
@@ -171,10 +173,13 @@ class Ownership:
                 except TaoError as error:
                     # Any failure, even one of unknown outcome, is safe: the next attempt raises the generation again.
                     self._log.warning("takeover_failed", shard=shard, reason=error.message)
+                    if isinstance(error, DatabaseFull) and shard in self._wanted:
+                        self._full[shard] = error
                     return False
                 finally:
                     # Released one by one: a takeover that hangs must not keep another shard from being taken again.
                     self._being_taken.discard(shard)
+            self._full.pop(shard, None)
             # A takeover before a pause whose answer came after it may be outdated: then the shard is taken once more.
             if shard in self._wanted and pauses == self._pauses:
                 self._owned[shard] = row

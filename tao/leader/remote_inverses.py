@@ -16,6 +16,7 @@ from tao.leader.write_path import Written
 from tao.model.changes import ShardMessages
 from tao.model.errors import (
     DatabaseDown,
+    DatabaseFull,
     Fenced,
     NotMine,
     OutcomeUnknown,
@@ -172,7 +173,7 @@ class RemoteLeaders:
                 if isinstance(error, RemoteOutcomeUnknown):
                     unknown = error
                 now = self._clock.monotonic()
-                is_over = isinstance(error, DatabaseDown) or now + pause >= until
+                is_over = isinstance(error, DatabaseDown | DatabaseFull) or now + pause >= until
                 if is_over or (not isinstance(error, (NotMine, Fenced)) and not self._budget.spend(now)):
                     raise error from (None if error is unknown else unknown)
             await asyncio.sleep(pause)

@@ -24,7 +24,7 @@ from tao.observability.metrics import Metrics
 from tao.routing.routes import Routes
 from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import WriteThrough
-from tao.serving.metrics import register_databases
+from tao.serving.metrics import register_databases, register_disk_space
 from tao.serving.misses import ReadPolicy
 from tao.serving.server import CachingServer
 from tao.serving.sources import Databases, DatabaseSource, RemoteSource
@@ -261,6 +261,7 @@ class LeaderServer(CachingServer[LeaderSettings]):
         self._filters.register(metrics)
         for pool, pools in (("read", self._read_pools), ("write", self._write_pools)):
             register_databases(metrics, pools.states, pool=pool)
+        register_disk_space(metrics, self._write_pools.full)
 
     def _stats(self) -> dict[str, object]:
         relays = self._relays

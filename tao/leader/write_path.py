@@ -31,6 +31,7 @@ from tao.model.errors import (
 from tao.model.ids import SHARD_SHIFT, IdAllocator
 from tao.model.ports import Transaction, WriteStore
 from tao.model.rows import IntentRow, ShardRow
+from tao.model.topology import Database
 from tao.model.writes import ForgetIntent, ObjAdd, SettleEdge, Write, WriteOutcome
 from tao.observability.metrics import Metrics
 from tao.planning.coordination import (
@@ -306,7 +307,7 @@ class WritePath:
             try:
                 committed = await self._transact(server, [queued])
             except OutcomeUnknown as unknown:
-                self._retake(alone)
+                self._retake(alone, unknown)
                 self._resolve(number, unknown)
             except TaoError as error:
                 self._resolve(number, error)
@@ -345,13 +346,25 @@ class WritePath:
         self.committed_writes += len(batch) - failed
 
     def _fail_batch_unknown(self, numbers: list[int], batch: dict[int, _QueuedWrite], unknown: OutcomeUnknown) -> None:
-        self._retake(batch)
+        self._retake(batch, unknown)
         self._fail_batch(numbers, unknown)
 
-    def _retake(self, batch: dict[int, _QueuedWrite]) -> None:
+    def _retake(self, batch: dict[int, _QueuedWrite], unknown: OutcomeUnknown) -> None:
         """Serve nothing of these shards until they have been taken again; then the database knows the outcome."""
         self.unknown_outcomes += 1
-        for shard in {shard for queued in batch.values() for shard in queued.shards}:
+        shards = sorted({shard for queued in batch.values() for shard in queued.shards})
+        server = next(iter(batch.values())).server
+        # By the server: the topology may have changed since these shards were taken.
+        databases = self._configuration.routes.topology.databases
+        self._log.warning(
+            "outcome_unknown",
+            database=next((each.name for each in databases if server in _server_names(each)), ""),
+            database_server=server,
+            shards=shards,
+            writes=len(batch),
+            reason=unknown.message,
+        )
+        for shard in shards:
             self._ownership.retake(shard)
 
     async def _transact(self, server: str, batch: Sequence[_QueuedWrite]) -> _Committed:
@@ -454,6 +467,10 @@ class WritePath:
             "unknown": self.unknown_outcomes,
             "waiting": self.waiting,
         }
+
+
+def _server_names(database: Database) -> list[str]:
+    return [server.name for server in database.servers.values()]
 
 
 def forget_intent_of(intent: IntentRow) -> ForgetIntent:

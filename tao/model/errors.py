@@ -15,6 +15,7 @@ TaoError
  │   │   └─ AnswerFull        the answers of a batch are more than goes into one; the others came
  │   ├─ Unavailable           the server, leader or database needed cannot be reached
  │   │   ├─ DatabaseDown      the database server does not answer probes either; nothing is asked of it until it does
+ │   │   ├─ DatabaseFull      the disk of the database server is full; its writes fail until room is made there
  │   │   └─ MasterReadOnly    the database server takes no writes: a promotion is under way, or its lease has run out
  │   ├─ DeadlineExceeded      the time allowed has passed before anything was written
  │   ├─ Fenced                the writer no longer owns the shard
@@ -132,8 +133,8 @@ class AnswerFull(Overloaded):
 
 
 class Unavailable(RetryableError):
-    """A server, leader or database that the request needs cannot be reached. Catching it catches `DatabaseDown` and
-    `MasterReadOnly` too."""
+    """A server, leader or database that the request needs cannot be reached. Catching it catches `DatabaseDown`,
+    `DatabaseFull` and `MasterReadOnly` too."""
 
     reason = "UNAVAILABLE"
 
@@ -151,6 +152,13 @@ class DatabaseDown(Unavailable):
     is back."""
 
     reason = "DATABASE_DOWN"
+
+
+class DatabaseFull(Unavailable):
+    """The disk of the database server that holds the shard is full: nothing was written, and its writes fail until
+    somebody makes room there. Reads go on."""
+
+    reason = "DATABASE_FULL"
 
 
 class DeadlineExceeded(RetryableError):

@@ -112,8 +112,7 @@ class ReplicationSet:
             self.check_hold()  # if the lock is lost after this, the session ends before another process acts
             yield session
         finally:
-            # Close without the protocol's farewell, for which a server that hangs would have to be waited.
-            session.abort()
+            session.quit()
 
     def check_hold(self) -> None:
         """Raise `LockLost` when another process may be changing the mastership by now. Call this before each step."""

@@ -20,6 +20,7 @@ from tao.cache import GraphCache
 from tao.model.changes import ListChange, ObjectChange, ShardInvalidation, ShardMessages
 from tao.model.errors import (
     DatabaseDown,
+    DatabaseFull,
     DeadlineExceeded,
     Fenced,
     InternalError,
@@ -233,7 +234,7 @@ class ForwardPath:
         # for a moment at a time, so as not to delay the other writes of the transaction: a commit that waits for a
         # replica holds its locks longer, and a write that has time left may still get them.
         can_retry = isinstance(error, NotMine | Fenced | Unavailable | ShardBlocked)
-        can_retry = can_retry and not isinstance(error, DatabaseDown)
+        can_retry = can_retry and not isinstance(error, DatabaseDown | DatabaseFull)
         if can_retry and attempt < self._settings.max_attempts:
             retries[slot] = error
         else:

@@ -198,6 +198,16 @@ def register_databases(metrics: Metrics, read: Callable[[], Mapping[str, Detecto
     )
 
 
+def register_disk_space(metrics: Metrics, full: Callable[[], Mapping[str, str]]) -> None:
+    """Register whether the disk of each database server is full, by its name; ``full`` returns why, or empty texts."""
+    metrics.gauge_family(
+        "database_full_info",
+        "1 while writes of a database server fail because its disk is full, 0 while it has room.",
+        "database_server",
+        lambda: {name: float(bool(reason)) for name, reason in full().items()},
+    )
+
+
 def _codes(standings: Mapping[str, DetectorState]) -> dict[str, float]:
     return {name: _HEALTH_CODES[standing.health] for name, standing in standings.items()}
 

@@ -8,6 +8,7 @@ import pymysql.err
 from pymysql.constants import CR, ER
 
 from tao.model.errors import (
+    DatabaseFull,
     DeadlineExceeded,
     InternalError,
     MasterReadOnly,
@@ -79,7 +80,7 @@ def translate(error: Exception, server: str, *, locking: bool) -> TaoError:
     if number in (ER.CON_COUNT_ERROR, ER.TOO_MANY_USER_CONNECTIONS):
         return Unavailable(f"{text}; raise its max_connections or make the pools smaller")
     if number in _DISK_FULL:
-        return Unavailable(f"{text}; its disk is full, or fails: make room there")
+        return DatabaseFull(f"the disk of database server {server} is full, or fails: make room there ({text})")
     if number in _REFUSED or number in _MISSING:
         kind = TablesMissing if number in _MISSING else OperatorError
         return kind(f"{text}; check that the shard's migrations have run and what the account may do")

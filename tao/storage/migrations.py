@@ -187,4 +187,4 @@ async def _connected(account: ServerAccount) -> AsyncIterator[DatabaseSession]:
     try:
         yield session
     finally:
-        await session.quit()
+        session.quit()

@@ -17,6 +17,7 @@ from typing import Final
 from tao.model.errors import DeadlineExceeded, OutcomeUnknown, Overloaded, SettingsError, TaoError, Unavailable
 from tao.routing.failure_detector import DetectorState
 from tao.storage.dialect import SessionSetup
+from tao.storage.disk_space import DiskSpace, DiskSpaceSettings, waits_for_space
 from tao.storage.failures import ConnectionLost
 from tao.storage.semaphore import Semaphore
 from tao.storage.server_health import HealthSettings, ServerHealth
@@ -44,6 +45,8 @@ class PoolSettings:
     """A connection unused for so long is closed rather than trusted: firewalls and servers forget silently."""
     health: HealthSettings = field(default_factory=HealthSettings)
     """When the server is down, and how it is probed."""
+    disk_space: DiskSpaceSettings = field(default_factory=DiskSpaceSettings)
+    """When the server's disk is full, and how its threads are looked at."""
 
     def __post_init__(self) -> None:
         if self.max_connections < 1 or self.max_waiting < 0 or min(self.connect_seconds, self.idle_seconds) <= 0:
@@ -66,6 +69,7 @@ class Pool:
         self._is_closed = False
         self._loan_seconds = 0.0  # moving average
         self._health = ServerHealth(server, settings.health, self._probe, self._went_down)
+        self.space: Final = DiskSpace(server, settings.disk_space, self._has_waiting_threads)
 
     @property
     def state(self) -> DetectorState:
@@ -83,7 +87,8 @@ class Pool:
         return len(self._lent)
 
     def session(self, *, deadline: float, fresh: bool = False) -> AbstractAsyncContextManager[DatabaseSession]:
-        """Lend a session until the block ends. An exception out of the block closes its connection.
+        """Lend a session until the block ends. An exception out of the block closes its connection, in the way that the
+        server expects if no statement is under way.
 
         ``fresh``: drop the idle connections and make a new one, for a second try after one was found dead. Entering
         raises `Overloaded` when the queue is full or too long for ``deadline`` (in the loop's time), and `Unavailable`
@@ -112,12 +117,12 @@ class Pool:
             loan_seconds = self._health.answered() - lent_at
             self._loan_seconds += _NEWEST_WEIGHT * (loan_seconds - self._loan_seconds)
         else:
-            session.abort()
+            session.quit()
             if isinstance(error, TaoError) and not isinstance(error, _NO_ANSWER):
                 self._health.answered()
         self._health.ended()
         if self._is_closed:
-            session.abort()
+            session.quit()
         elif session.is_open:
             session.idle_since = self._loop.time()
             self._idle.append(session)
@@ -127,11 +132,13 @@ class Pool:
         """Close all connections; statements in progress fail. Idempotent."""
         self._is_closed = True
         await self._health.close()
+        await self.space.close()
         for session in tuple(self._lent):
             session.abort()
         idle, self._idle = self._idle, []
         for session in idle:
-            await session.quit()
+            session.quit()
+        await asyncio.sleep(0)  # the transports send and close in the loop's next turn
 
     async def _wait_in_queue(self, deadline: float) -> None:
         if self._waiting >= self._settings.max_waiting:
@@ -156,7 +163,7 @@ class Pool:
             session = self._idle.pop()
             if session.is_open and self._loop.time() - session.idle_since < self._settings.idle_seconds:
                 return session
-            session.abort()
+            session.quit()
         return None
 
     async def _open(self, deadline: float) -> DatabaseSession:
@@ -164,7 +171,7 @@ class Pool:
         if self._is_closed:
             raise Unavailable(f"the connections to database server {self._server} are closed")
         for session in self._idle:
-            session.abort()
+            session.quit()
         self._idle.clear()
         loop = self._loop
         began = loop.time()
@@ -182,7 +189,16 @@ class Pool:
     async def _probe(self, deadline: float) -> None:
         """Connect separately to check the server. Raises `ConnectionLost` when there is no answer."""
         session = await open_session(self._account, self._server, self._setup, deadline=deadline)
-        await session.quit()
+        session.quit()
+
+    async def _has_waiting_threads(self, deadline: float) -> bool:
+        """Connect separately, and return whether a thread of this account waits for space on the disk."""
+        session = await open_session(self._account, self._server, self._setup, deadline=deadline)
+        try:
+            threads = await session.named("SHOW PROCESSLIST", deadline=deadline)
+            return any(waits_for_space(thread["State"]) for thread in threads)
+        finally:
+            session.quit()
 
     def _went_down(self) -> None:
         """Abort all sessions: their statements will not be answered, and their callers should fail now."""
@@ -246,11 +262,16 @@ class Pools:
         """Return the health of each server, for metrics and people."""
         return {name: pool.state for name, (_, pool) in self._pools.items()}
 
+    def full(self) -> dict[str, str]:
+        """Return for each server why its writes fail for lack of room; empty while there is room."""
+        return {name: pool.space.reason for name, (_, pool) in self._pools.items()}
+
     def figures(self) -> dict[str, dict[str, object]]:
-        """Return, for ``/stats``, each server's health and the numbers of sessions lent and callers waiting."""
+        """Return, for ``/stats``, each server's health, why its disk counts as full (empty: it has room), and the
+        numbers of sessions lent and callers waiting."""
         now = asyncio.get_running_loop().time()
         return {
-            name: {"lent": pool.lent, "waiting": pool.waiting, **pool.state.figures(now)}
+            name: {"lent": pool.lent, "waiting": pool.waiting, "full": pool.space.reason, **pool.state.figures(now)}
             for name, (_, pool) in self._pools.items()
         }
 

@@ -121,9 +121,11 @@ class ServerConnection(asyncio.Protocol):
         """Close at once."""
         self._driver.close()
 
-    async def quit(self) -> None:
-        """Send the quit command and close. Raises `OSError` when the peer is gone."""
-        await self._driver.ensure_closed()
+    def quit(self) -> None:
+        """Send the quit command and close. No command may be under way. Waits for nothing: the transport sends what it
+        has before it closes."""
+        self._transport.write(command_packets(COMMAND.COM_QUIT, b""))
+        self._driver.close()
 
     async def _more(self, deadline: float) -> None:
         if self._lost:

@@ -96,16 +96,14 @@ class DatabaseSession:
         return self._connection.thread_id
 
     def abort(self) -> None:
-        """Close at once; the server rolls back what was open."""
+        """Close at once, also in the middle of a statement; the server rolls back what was open and logs an aborted
+        connection."""
         self._connection.close()
 
-    async def quit(self) -> None:
-        """Say good-bye and close."""
+    def quit(self) -> None:
+        """Close between two statements, in the way that the server expects; it rolls back what was open."""
         if self.is_open:
-            try:
-                await self._connection.quit()
-            except OSError:
-                self.abort()  # the peer was already gone
+            self._connection.quit()
 
     async def run(
         self,

@@ -18,6 +18,7 @@ from tao.model.errors import InternalError, MasterReadOnly, OutcomeUnknown, Shar
 from tao.model.ids import SHARD_SHIFT
 from tao.model.rows import ExistingRows, IntentRow, RowChanges, ShardRow, WriteKeys
 from tao.storage.dialect import SEMI_SYNC_STATUS, SessionSetup, semi_sync_state
+from tao.storage.disk_space import DiskSpace
 from tao.storage.failures import ConnectionLost
 from tao.storage.names import EdgeTables, schema_name
 from tao.storage.pools import Pool, Pools
@@ -48,7 +49,8 @@ ROLLBACK_SECONDS: Final = 1.0
 
 
 class MySqlTransaction:
-    """See `tao.model.ports.Transaction`. Made by `MySqlWriteStore.transaction`."""
+    """See `tao.model.ports.Transaction`. Made by `MySqlWriteStore.transaction`. Entering it raises `DatabaseFull` while
+    the server waits for room on its disk."""
 
     def __init__(self, pool: Pool, edge_tables: EdgeTables, *, timeout_seconds: float) -> None:
         self._pool = pool
@@ -72,7 +74,7 @@ class MySqlTransaction:
             if isinstance(error, Exception) or error is None:
                 await self._roll_back()
             elif self._session is not None:
-                self._session.abort()  # cancelled: no waiting, the server rolls back
+                self._session.quit()  # cancelled: no waiting, the server rolls back
         finally:
             await self._give_back(error)
 
@@ -98,7 +100,8 @@ class MySqlTransaction:
             for packet in write_rows(rows, self._edge_tables, session.dialect):
                 unsent, self._unsent = self._unsent, packet
                 if unsent.parts:
-                    await session.run("; ".join(unsent.parts), unsent.values, deadline=self._deadline)
+                    with self._pool.space.writing(session):
+                        await session.run("; ".join(unsent.parts), unsent.values, deadline=self._deadline)
         except TaoError:
             await self._roll_back()
             raise
@@ -112,20 +115,21 @@ class MySqlTransaction:
         done: list[list[Row]] = []
         try:
             sql = "; ".join([*unsent.parts, "COMMIT"])
-            await session.run(sql, unsent.values, deadline=self._deadline, results=done)
+            with self._pool.space.writing(session):
+                await session.run(sql, unsent.values, deadline=self._deadline, results=done)
             self._is_open = False
         except MasterReadOnly:
-            session.abort()
+            session.quit()
             raise
         except TaoError as error:
             # A refused statement ends its packet: the statements after it did not run.
             if session.is_open and len(done) < len(unsent.parts):
                 await self._roll_back()
                 raise
-            session.abort()
+            session.quit()
             raise OutcomeUnknown(f"in COMMIT: {error.message}") from error
         except BaseException:
-            session.abort()
+            session.quit()
             raise
 
     async def _lock(self, shards: Sequence[int], keys: WriteKeys) -> tuple[dict[int, ShardRow], ExistingRows]:
@@ -134,7 +138,8 @@ class MySqlTransaction:
         self._is_open = True
         locks, reads = lock_shards(shards), lock_rows(keys, self._edge_tables)
         sql, values = _begin(self._session, (locks, reads), LOCK_WAIT_MILLISECONDS)
-        results = await self._session.run(sql, values, deadline=self._deadline)
+        with self._pool.space.locking():
+            results = await self._session.run(sql, values, deadline=self._deadline)
         shard_rows = {row.shard: row for row in map(shard_row, results[1] if locks.parts else ())}
         return shard_rows, existing_rows(results[-1] if reads.parts else ())
 
@@ -160,6 +165,7 @@ class MySqlTransaction:
         return -1
 
     async def _borrow(self, *, fresh: bool) -> None:
+        self._pool.space.check()
         loan = self._pool.session(deadline=self._deadline, fresh=fresh)
         self._session = await loan.__aenter__()
         self._loan = loan
@@ -191,7 +197,7 @@ class MySqlTransaction:
             deadline = asyncio.get_running_loop().time() + ROLLBACK_SECONDS
             await self._session.run("ROLLBACK", deadline=deadline)
         except TaoError:
-            self._session.abort()  # the server rolls back what a closed connection had open
+            self._session.quit()  # the server rolls back what a closed connection had open
 
 
 class MySqlWriteStore:
@@ -222,15 +228,18 @@ class MySqlWriteStore:
         rises once more, which harms nobody)."""
         deadline = asyncio.get_running_loop().time() + timeout_seconds
         pool = self._pools.of(self._master_of(shard))
+        pool.space.check()
         try:
             async with pool.session(deadline=deadline) as session:
-                return await self._take(session, shard, owner, deadline)
+                return await self._take(pool.space, session, shard, owner, deadline)
         except ConnectionLost:
             # A pooled connection that died while it was idle: before COMMIT nothing was written.
             async with pool.session(deadline=deadline, fresh=True) as session:
-                return await self._take(session, shard, owner, deadline)
+                return await self._take(pool.space, session, shard, owner, deadline)
 
-    async def _take(self, session: DatabaseSession, shard: int, owner: str, deadline: float) -> ShardRow:
+    async def _take(
+        self, space: DiskSpace, session: DatabaseSession, shard: int, owner: str, deadline: float
+    ) -> ShardRow:
         table = f"{schema_name(shard)}.shard"
         select = "SELECT %s, master_server, version_epoch, owner, generation FROM " + table + " WHERE only_row = 1"
         text = StatementText()
@@ -239,12 +248,14 @@ class MySqlWriteStore:
         text.add(f"UPDATE {table} SET generation = generation + 1, owner = %s WHERE only_row = 1", owner)
         text.add(select, shard)
         try:
-            results = await session.run("; ".join(text.parts), text.values, deadline=deadline)
+            with space.locking(), space.writing(session):
+                results = await session.run("; ".join(text.parts), text.values, deadline=deadline)
         except ShardBlocked as error:
             raise ShardBlocked(error.message, shard) from error
         row = _only_row(results[-1], shard)
         try:
-            await session.run("COMMIT", deadline=deadline)
+            with space.writing(session):
+                await session.run("COMMIT", deadline=deadline)
         except TaoError as error:
             raise OutcomeUnknown(f"in COMMIT: {error.message}") from error
         return row
@@ -265,12 +276,16 @@ class MySqlWriteStore:
         return found
 
     async def write_heartbeat(self, shard: int, writer: str, unix_ms: int, *, timeout_seconds: float) -> bool:
-        """See the port. Raises `MasterReadOnly`, `Unavailable`, `DeadlineExceeded`, `OutcomeUnknown`."""
+        """See the port. Raises `MasterReadOnly`, `Unavailable`, `DeadlineExceeded`. The row may have been written
+        all the same: it says nothing false then."""
         deadline = asyncio.get_running_loop().time() + timeout_seconds
-        async with self._pools.of(self._master_of(shard)).session(deadline=deadline) as session:
+        pool = self._pools.of(self._master_of(shard))
+        pool.space.check()
+        async with pool.session(deadline=deadline) as session:
             upsert = session.dialect.upsert(f"{schema_name(shard)}.heartbeat", ("writer",), ("written_unix_ms",), 1)
             sql = f"{SEMI_SYNC_STATUS}; START TRANSACTION; {upsert}; COMMIT"
-            figures, *_ = await session.run(sql, [writer.encode(), unix_ms], deadline=deadline)
+            with pool.space.writing(session):
+                figures, *_ = await session.run(sql, [writer.encode(), unix_ms], deadline=deadline)
             return semi_sync_state(session.dialect, figures).waits
 
     async def old_intents(

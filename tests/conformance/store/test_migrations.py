@@ -27,4 +27,4 @@ async def test_a_shard_that_comes_after_promotions_begins_at_the_epoch_they_have
             assert found[0] == [(epoch,)]
         await session.run(f"DROP DATABASE {schema_name(new)}", deadline=deadline)
     finally:
-        await session.quit()
+        session.quit()

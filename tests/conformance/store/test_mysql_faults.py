@@ -289,7 +289,7 @@ async def run_as(account: ServerAccount, sql: str) -> list[list[tuple[object, ..
     try:
         return await session.run(sql, deadline=deadline)
     finally:
-        await session.quit()
+        session.quit()
 
 
 @pytest.mark.parametrize("name", ["assocs_; DROP", "objects", "assocs_A", "assocs_", "assocs_" + "x" * 35, "`assocs`"])

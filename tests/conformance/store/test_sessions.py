@@ -15,10 +15,11 @@ from tao.model.errors import DeadlineExceeded, OperatorError, TaoError
 from tao.replication.server_statements import DatabaseProcess, server_processes
 from tao.storage.dialect import Dialect
 from tao.storage.failures import ConnectionLost
+from tao.storage.pools import Pool, PoolSettings
 from tao.storage.result_packets import Row
 from tao.storage.session import DatabaseSession, ServerAccount, open_session
 from tao.storage.writes import WRITE_SETUP
-from tests.conformance.store.stores import SERVER
+from tests.conformance.store.stores import SERVER, MakePools
 
 pytestmark = [
     pytest.mark.database,
@@ -309,3 +310,46 @@ async def test_a_refusal_of_one_statement_leaves_nothing_unread(database_server:
             with pytest.raises(OperatorError):
                 await session.run("SELECT 1; SELECT * FROM mysql.none; SELECT 2", deadline=_soon())
             assert await session.run("SELECT %s", (5,), deadline=_soon()) == [[(5,)]]
+
+
+async def test_a_pool_drops_connections_that_are_idle_as_the_server_expects(
+    migrated: DatabaseInstance, make_pools: MakePools
+) -> None:
+    """The server counts a connection that ends without a farewell as aborted, and logs it."""
+    loop = asyncio.get_running_loop()
+
+    async def status(name: str) -> int:
+        login = migrated.accounts.administrator
+        watcher = await aiomysql.connect(
+            host=migrated.host, port=migrated.port, user=login.user, password=login.password
+        )
+        async with watcher.cursor() as cursor:
+            await cursor.execute(f"SHOW GLOBAL STATUS LIKE '{name}'")
+            value = int((await cursor.fetchone())[1])
+        await watcher.ensure_closed()
+        return value
+
+    async def use(pool: Pool, *, fresh: bool = False) -> None:
+        async with pool.session(deadline=loop.time() + 30, fresh=fresh) as session:
+            await session.run("SELECT 1", deadline=loop.time() + 30)
+
+    connected, aborted = await status("Threads_connected"), await status("Aborted_clients")
+    pool = make_pools(writes=True, settings=PoolSettings(idle_seconds=0.001)).of(SERVER)
+    await use(pool)
+    await asyncio.sleep(0.002)  # the connection is too old for the next use
+    await use(pool)
+    await use(pool, fresh=True)
+
+    async def fail_between_statements() -> None:
+        async with pool.session(deadline=loop.time() + 30, fresh=True) as session:
+            await session.run("START TRANSACTION", deadline=loop.time() + 30)
+            raise LookupError("a bug of the caller")
+
+    with pytest.raises(LookupError):
+        await fail_between_statements()
+    await use(pool)
+    await pool.close()
+    async with asyncio.timeout(30):
+        while await status("Threads_connected") > connected:
+            pass
+    assert await status("Aborted_clients") == aborted

@@ -87,6 +87,19 @@ def test_a_healthy_cluster_has_no_problems_and_a_row_for_each_server() -> None:
     assert view.databases[0].servers == {"east-db-1": "up", "west-db-1": "up"}
 
 
+def test_a_full_disk_of_a_master_is_named_even_if_no_leader_owns_a_shard_there() -> None:
+    said = "the disk of database server east-db-1 is full: make room there"
+
+    def with_write_pool(full: str) -> Answer:
+        pool = {"write": {"east-db-1": {"full": full}}}
+        return leader({} if full else {"db-1": {"age_seconds": 0.4, "trouble": ""}}, databases=pool)
+
+    assert f"east: writes of db-1 fail: {said}" in problems(east_leader=with_write_pool(said))
+    view = view_of(TWO, healthy(TWO, east_leader=with_write_pool(said)), SECONDS)
+    assert view.databases[0].servers["east-db-1"] == said
+    assert not any("disk" in problem for problem in problems(east_leader=with_write_pool("")))
+
+
 def test_an_inconsistency_is_a_problem_for_an_hour_and_stays_in_the_figures() -> None:
     def found(seconds: float | None) -> Answer:
         figures = {"looks": 500, "inconsistencies": 2, "seconds_since_inconsistency": seconds}

@@ -100,7 +100,7 @@ def private_shards(database_server: DatabaseInstance, tmp_path: Path) -> Iterato
         session = await open_session(login, "db", SessionSetup(writes=True), deadline=deadline)
         for shard in range(SHARDS):
             await session.run(f"DROP DATABASE IF EXISTS tao_{shard:05d}", deadline=deadline)
-        await session.quit()
+        session.quit()
 
     asyncio.run(drop())
 
@@ -124,7 +124,7 @@ def test_accounts_may_be_made_again_and_for_other_hosts(private_shards: dict[str
         deadline = asyncio.get_running_loop().time() + 10
         session = await open_session(private_shards["login"], "db", SessionSetup(writes=True), deadline=deadline)
         (rows,) = await session.run("SELECT host FROM mysql.user WHERE user = 'tao_reader'", deadline=deadline)
-        await session.quit()
+        session.quit()
         return {str(host) for (host,) in rows}
 
     assert {"localhost", "10.9.%"} <= asyncio.run(whence())

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tao.admin.access import ReaderLogin
-from tao.admin.cache_verification import CacheReport, CachesReport, Finding, Sample
+from tao.admin.cache_verification import CacheReport, CachesReport, DatabaseReport, Finding, Sample
 from tao.admin.documents import example_schema_file, read_schema
 from tao.admin.repair import BrokenPair, Faults, LeaderResult, Repairs, WrongCount
 from tao.cli import repair, verify
@@ -102,6 +102,18 @@ def test_a_server_that_could_not_be_asked_is_unchecked_and_not_wrong(checked: Ch
     assert "1,000 entries compared, none wrong; 1 server could not be checked" in result.stdout
     told = json.loads(call("verify", "--json").stdout)
     assert (told["wrong"], told["unchecked_servers"], told["clean"]) == (0, 1, False)
+
+
+def test_nothing_compared_with_a_database_that_hangs_is_not_none_wrong(checked: Checked) -> None:
+    checked.report.servers[:] = [CacheReport(server="leader-1", role="leader", error="entries of db-1 …")]
+    checked.report.databases.append(DatabaseReport(database="db-1", server="east-db-1", error="no answer"))
+    result = call("verify")
+    assert result.exit_code == 1
+    assert "none wrong" not in result.stdout
+    assert "database db-1 (east-db-1) could not be read: no answer" in result.stdout
+    told = json.loads(call("verify", "--json").stdout)
+    assert (told["unchecked_databases"], told["clean"]) == (["db-1"], False)
+    assert told["databases"] == [{"database": "db-1", "server": "east-db-1", "entries": 0, "error": "no answer"}]
 
 
 def test_findings_name_types_and_other_content_of_the_same_version(checked: Checked) -> None:

@@ -17,7 +17,7 @@ from tao.client import (
     TaoError,
     Unavailable,
 )
-from tao.model.errors import AnswerFull, DatabaseDown
+from tao.model.errors import AnswerFull, DatabaseDown, DatabaseFull
 from tao.model.graph import encode_object
 from tao.routing.budgets import RetrySettings
 from tao.topology.edits import mark_server
@@ -112,9 +112,10 @@ async def test_retries_are_bounded_by_a_budget(cluster: FakeCluster) -> None:
         assert (graph.stats.retries, graph.stats.retries_refused) == (2, 9)
 
 
-async def test_a_read_is_not_retried_while_the_database_is_down(cluster: FakeCluster) -> None:
+@pytest.mark.parametrize("fault", [DatabaseDown("db-1 is down"), DatabaseFull("the disk of db-1 is full")])
+async def test_nothing_is_retried_while_the_database_is_down_or_full(cluster: FakeCluster, fault: TaoError) -> None:
     async with await cluster.connect(QUICK) as graph:
-        cluster.link("near-1").behaviour = failing(DatabaseDown("db-1 is down"))
+        cluster.link("near-1").behaviour = failing(fault)
         with pytest.raises(Unavailable, match="db-1"):
             await graph.obj_get(1)
         with pytest.raises(Unavailable, match="db-1"):

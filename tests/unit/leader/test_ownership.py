@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tao.model.errors import InternalError, MasterReadOnly, NotMine, OutcomeUnknown, TaoError, Unavailable
+from tao.model.errors import DatabaseFull, InternalError, MasterReadOnly, NotMine, OutcomeUnknown, TaoError, Unavailable
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import LeaderRig, make_id
 from tests.rigs.links_rig import MemoryReply
@@ -48,6 +48,20 @@ async def test_a_takeover_is_tried_again_after_any_failure(store: MemoryStore, r
     rig.ownership.want((0,))
     await until(lambda: rig.ownership.complete)
     assert not store.take_faults
+
+
+async def test_a_shard_that_a_full_disk_keeps_from_being_taken_says_so_until_it_is_taken(
+    store: MemoryStore, rig: LeaderRig
+) -> None:
+    store.take_faults.extend([DatabaseFull("the disk of db-1 is full")] * 3)
+    rig.ownership.want((0,))
+    await until(lambda: len(store.take_faults) < 3)
+    with pytest.raises(DatabaseFull, match="db-1"):
+        rig.ownership.row(0)
+    await until(lambda: rig.ownership.complete)
+    rig.ownership.lost(0)
+    with pytest.raises(NotMine):
+        rig.ownership.row(0)
 
 
 async def test_a_shard_taken_by_another_is_noticed_without_a_write(store: MemoryStore, rig: LeaderRig) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from structlog.testing import capture_logs
 
 from tao.leader.write_path import WritePathSettings
 from tao.model.changes import ListChange
@@ -218,12 +219,16 @@ async def test_an_unknown_outcome_stops_serving_the_shard_until_it_is_taken_agai
 ) -> None:
     await rig.write(edge(time=1))
     store.commit_fault = fault
-    (failed,) = await results(*start(rig, edge(time=2)))
+    with capture_logs() as logs:
+        (failed,) = await results(*start(rig, edge(time=2)))
     assert isinstance(failed, OutcomeUnknown)
     assert list(rig.ownership.owned) == [1]
     assert rig.cache.peek_list(A, COMMENT) is None
     assert store.edges(A, COMMENT)[0].time == 2, "here it had happened"
     assert rig.writes.unknown_outcomes == 1
+    (line,) = [each for each in logs if each["event"] == "outcome_unknown"]
+    assert (line["shards"], line["writes"], bool(line["database"])) == ([0], 1, True)
+    assert str(fault) in line["reason"]
 
 
 async def test_a_failure_to_update_caches_after_a_commit_closes_the_shard_and_makes_the_outcome_unknown(

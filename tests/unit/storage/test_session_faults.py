@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pymysql.err
 import pytest
 
-from tao.model.errors import OperatorError, Unavailable
+from tao.model.errors import DatabaseFull, OperatorError
 from tao.storage.failures import ConnectionLost, translate
 from tao.storage.result_packets import Columns, Row
 from tao.storage.server_connection import ServerConnection
@@ -44,6 +44,9 @@ class FailingConnection(ServerConnection):
         return not self.left
 
     def close(self) -> None:
+        self.is_closed = True
+
+    def quit(self) -> None:
         self.is_closed = True
 
 
@@ -100,5 +103,6 @@ async def test_an_exception_of_the_row_consumer_is_raised_unchanged_and_closes_t
 @pytest.mark.parametrize("number", [1021, 1026, 1114])
 def test_a_full_disk_is_a_server_to_ask_again_later_and_says_what_to_do(number: int) -> None:
     found = translate(pymysql.err.OperationalError(number, "full"), "db-1", locking=True)
-    assert type(found) is Unavailable
+    assert type(found) is DatabaseFull
+    assert "disk of database server db-1 is full" in found.message
     assert "make room" in found.message

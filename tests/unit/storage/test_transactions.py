@@ -8,6 +8,7 @@ import pytest
 
 from tao.model.errors import DeadlineExceeded, ShardBlocked, TaoError
 from tao.model.rows import RowChanges, WriteKeys
+from tao.storage.disk_space import DiskSpace, DiskSpaceSettings
 from tao.storage.failures import ConnectionLost
 from tao.storage.pools import Pool
 from tao.storage.result_packets import Row
@@ -43,6 +44,10 @@ class Lender:
         self.sessions = [NextSession(failure) for failure in failures]
         self.lent = iter(self.sessions)
         self.ended: list[BaseException | None] = []
+        self.space = DiskSpace("db-1", DiskSpaceSettings(), self.look)
+
+    async def look(self, deadline: float) -> bool:
+        return False
 
     def session(self, *, deadline: float, fresh: bool = False) -> Lender:
         return self

@@ -1,0 +1,184 @@
+"""Whether a database server has room for writes, from the errors of its writes and from its list of threads.
+
+A server whose tables cannot grow refuses the statement, and answers the next one: each write is tried, and fails by
+itself. A server whose binlog cannot be written says nothing: the commit waits, and all others behind it, until the
+server tries again, up to a minute after room was made (`MY_WAIT_FOR_USER_TO_FIX_PANIC` in its source). So when a write
+takes long, or a lock is not had, the server's threads are looked at. One that waits for space is a full disk: writes
+in progress fail at once, further ones before anything is sent, until no thread waits any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from tao.model.errors import DatabaseFull, DeadlineExceeded, ShardBlocked, TaoError
+from tao.observability.logs import logger
+from tao.storage.failures import ConnectionLost
+from tao.storage.session import DatabaseSession
+
+_WAITING_STATES: Final = ("waiting for someone to free space", "waiting for disk space")
+"""What MariaDB and MySQL call the state of a thread that waits for space."""
+
+_log = logger("tao.storage")
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSpaceSettings:
+    """How soon a full disk of a database server is found, and how soon its end."""
+
+    patience_seconds: float = 0.5
+    """A statement that writes may take so long before the server's threads are looked at. Commits take milliseconds;
+    a commit that waits for a distant replica takes a tenth of a second."""
+
+    interval_seconds: float = 1.0
+    """Between two looks at the threads. A server that waits for space tries again once a minute."""
+
+    quiet_seconds: float = 5.0
+    """After a write was refused for lack of room, the disk counts as full until a write was committed and none was
+    refused for so long: small writes succeed in the room that is left in the tables."""
+
+
+def waits_for_space(state: str | None) -> bool:
+    """Return whether a thread in this state, as SHOW PROCESSLIST has it, waits for space on the disk."""
+    return (state or "").lower().startswith(_WAITING_STATES)
+
+
+class DiskSpace:
+    """Tracks whether the server of one pool has room for writes. Belongs to the running loop."""
+
+    def __init__(self, server: str, settings: DiskSpaceSettings, look: Callable[[float], Awaitable[bool]]) -> None:
+        """``look``: return whether a thread of the server waits for space, by the loop's time given. Raises
+        `TaoError` when the server does not answer."""
+        self._server: Final = server
+        self._settings: Final = settings
+        self._look: Final = look
+        self._loop: Final = asyncio.get_running_loop()
+        self._writing: Final[dict[DatabaseSession, float]] = {}  # session → when its statement was sent
+        self._timer: asyncio.TimerHandle | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._waits = False  # a thread of the server waits for space
+        self._refusal = ""  # why a write was refused, while that counts
+        self._refused_at = 0.0
+        self._quiet_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def reason(self) -> str:
+        """Return why writes fail; empty while there is room."""
+        if self._waits:
+            return (
+                f"the disk of database server {self._server} is full: the server waits for room to write its binlog; "
+                "make room there, and it goes on within a minute"
+            )
+        return self._refusal
+
+    def check(self) -> None:
+        """Raise `DatabaseFull` while a write would only wait for space."""
+        if self._waits:
+            raise DatabaseFull(f"{self.reason}; nothing was written")
+
+    @contextmanager
+    def writing(self, session: DatabaseSession) -> Iterator[None]:
+        """Run statements that write on a session, and learn from how they end.
+
+        Raises `DatabaseFull` in place of the error of a connection that was given up because of the full disk. The
+        caller knows whether COMMIT had been sent."""
+        self._writing[session] = self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._settings.patience_seconds, self._look_if_slow)
+        try:
+            yield
+        except DatabaseFull as error:
+            self._refused(error.message)
+            raise
+        except (ConnectionLost, DeadlineExceeded) as error:
+            if self._waits:
+                raise DatabaseFull(self.reason) from error
+            raise
+        else:
+            if self._refusal and self._quiet_timer is None:
+                quiet_at = self._refused_at + self._settings.quiet_seconds
+                self._quiet_timer = self._loop.call_at(quiet_at, self._went_quiet)
+        finally:
+            self._writing.pop(session, None)
+
+    @contextmanager
+    def locking(self) -> Iterator[None]:
+        """Take locks: one that is not had in time may be held by a commit that waits for space."""
+        try:
+            yield
+        except ShardBlocked:
+            self._start_looking()
+            raise
+
+    async def close(self) -> None:
+        """Stop looking."""
+        for timer in (self._timer, self._quiet_timer):
+            if timer is not None:
+                timer.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
+
+    def _look_if_slow(self) -> None:
+        self._timer = None
+        if not self._writing:
+            return
+        if self._is_slow():
+            self._start_looking()
+        self._timer = self._loop.call_later(self._settings.patience_seconds, self._look_if_slow)
+
+    def _is_slow(self) -> bool:
+        began = min(self._writing.values(), default=self._loop.time())
+        return self._loop.time() - began >= self._settings.patience_seconds
+
+    def _start_looking(self) -> None:
+        if self._looking is None:
+            self._looking = self._loop.create_task(self._look_until_room())
+
+    async def _look_until_room(self) -> None:
+        try:
+            while True:
+                try:
+                    self._found(await self._look(self._loop.time() + self._settings.interval_seconds))
+                except TaoError:
+                    pass  # whether the server answers at all is for `ServerHealth` to find out
+                if not self._waits and not self._is_slow():
+                    return
+                await asyncio.sleep(self._settings.interval_seconds)
+        finally:
+            self._looking = None
+
+    def _found(self, waits: bool) -> None:
+        if waits == self._waits:
+            return
+        had_room = not self.reason
+        self._waits = waits
+        self._report(had_room)
+        if waits:
+            # These statements would be answered when there is room, or never. Their callers should know now.
+            for session in tuple(self._writing):
+                session.abort()
+
+    def _refused(self, message: str) -> None:
+        had_room = not self.reason
+        self._refusal, self._refused_at = message, self._loop.time()
+        if self._quiet_timer is not None:
+            self._quiet_timer.cancel()
+            self._quiet_timer = None
+        self._report(had_room)
+
+    def _went_quiet(self) -> None:
+        self._quiet_timer = None
+        self._refusal = ""
+        self._report(had_room=False)
+
+    def _report(self, had_room: bool) -> None:
+        reason = self.reason
+        if reason and had_room:
+            _log.error("database_full", database_server=self._server, reason=reason)
+        elif not reason and not had_room:
+            _log.warning("database_has_room", database_server=self._server)
