@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tao.cli.frame import INTERRUPTED_STATUS, ask, run
+from tao.cli.frame import INTERRUPTED_STATUS, ask, run, show
 from tao.cli.options import combined, json_option, state_dir_option, yes_option
 from tao.terminal import WaitDisplay, print_json, print_table
 
@@ -355,6 +355,7 @@ def kill(name: str, state_dir: Path) -> int:
 @dev.command()
 @yes_option
 @state_dir_option
+@json_option
 def reset(state_dir: Path) -> None:
     """Remove all data of the cluster and start it again without them, where it runs.
 
@@ -366,13 +367,14 @@ def reset(state_dir: Path) -> None:
     folder = StateFolder(state_dir)
     record = folder.require()
     ask(f"Remove all data in {folder.path}?")
-    if folder.running(record):
+    runs = bool(folder.running(record))
+    if runs:
         run(_reset(state_dir))
-        click.echo("removed the data; the cluster runs without any")
-        return
-    folder.lock()
-    folder.remove_data(record)
-    click.echo("removed the data; `tao dev up` starts the cluster without any")
+    else:
+        folder.lock()
+        folder.remove_data(record)
+    state = "the cluster runs without any" if runs else "`tao dev up` starts the cluster without any"
+    show({"state_dir": str(folder.path), "running": runs}, lambda: click.echo(f"removed the data; {state}"))
 
 
 async def _reset(state_dir: Path) -> None:

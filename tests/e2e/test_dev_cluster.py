@@ -117,6 +117,17 @@ async def test_a_detached_cluster_is_found_by_status_and_ended_by_down(folder: P
     async with connect(found["client"]) as graph:
         assert await graph.obj_add("user", {"name": "x"}) > 0
 
+    code, out, err = await tao(folder, "doctor", "--json", *where)
+    assert code == 1, err
+    findings = json.loads(out)
+    assert all(finding["examined"] for finding in findings)
+    said = [problem["problem"] for finding in findings for problem in finding["problems"]]
+    # The relaxed durability of this cluster, and nothing else; the room on the disk is the machine's.
+    assert [text for text in said if "of disk" not in text] == [
+        "innodb_flush_log_at_trx_commit is 2, not 1",
+        "sync_binlog is 0, not 1",
+    ]
+
     code, _, err = await tao(folder, "dev", "up", *where)
     assert (code, err.count("\n")) == (2, 1)
     assert "tao dev down" in err
