@@ -25,6 +25,7 @@ COMMANDS: Final = {
         "regions.",
     ),
     "dev": Entry("dev", "Run a development cluster on this machine."),
+    "doctor": Entry("doctor", "Look for the usual mistakes of an installation, and say what to do about each."),
     "drain": Entry("drain", "Take SERVER out of use, and say when it is safe to stop it."),
     "export": Entry("export", "Write objects or edges as CSV, in the formats that `tao load` reads."),
     "follower": Entry("servers", "Run a follower: the cache server that clients talk to."),

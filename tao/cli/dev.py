@@ -11,14 +11,15 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tao.cli.frame import INTERRUPTED_STATUS, run
-from tao.cli.options import combined, json_option, state_dir_option
+from tao.cli.frame import INTERRUPTED_STATUS, ask, run, show
+from tao.cli.options import combined, json_option, state_dir_option, yes_option
 from tao.terminal import WaitDisplay, print_json, print_table
 
 if TYPE_CHECKING:
@@ -113,7 +114,8 @@ def up(  # Any: the other options, which are named like the fields of `Shape` an
 ) -> int:
     """Start the cluster, or start it again with the data that it has.
 
-    It runs in the foreground until Ctrl-C, unless --detach is given.
+    It runs in the foreground until Ctrl-C, unless --detach is given. Of a cluster that runs already it starts the
+    processes that do not run, with the options of its start, and returns.
     """
     from tao.devcluster.database_program import Durability
     from tao.devcluster.layout import ClusterSettings, Shape
@@ -128,7 +130,34 @@ def up(  # Any: the other options, which are named like the fields of `Shape` an
         detached=detach,
         **others,
     )
-    return run(_up(settings))
+    return run(_start_stopped(settings) if _lacks_processes(settings) else _up(settings))
+
+
+def _lacks_processes(settings: ClusterSettings) -> bool:
+    """True when a cluster runs in the folder, and some of its processes do not."""
+    from tao.devcluster.state_folder import StateFolder
+
+    folder = StateFolder(settings.state_dir)
+    record = folder.read()
+    if record is None or not record.ready or folder.is_orphaned:
+        return False
+    return 0 < len(folder.running(record)) < len(record.shape.members)
+
+
+async def _start_stopped(settings: ClusterSettings) -> int:
+    from tao.model.errors import OperatorError
+
+    with WaitDisplay() as display, _attached(settings.state_dir, display.show) as cluster:
+        if settings.shape != cluster.record.shape:
+            raise OperatorError(
+                f"a cluster of other numbers runs in {settings.state_dir}: leave them out to start what does not run, "
+                "or `tao dev down` first"
+            )
+        started = await cluster.start_stopped()
+        found = await cluster.status()
+    _print_status(found)
+    click.echo(f"started {', '.join(started)}; the others ran already")
+    return 0
 
 
 def _shape(state_dir: Path, numbers: dict[str, int | None], mixed_mastership: bool, watcher: bool | None) -> Shape:
@@ -202,7 +231,12 @@ async def _watch(cluster: DevCluster) -> None:
         await asyncio.sleep(_WATCH_PAUSE_SECONDS)
         now = set(cluster.running)
         for name in sorted(running - now):
-            click.echo(f"tao: {name} has ended; `tao dev logs {name}` may say why", err=True)
+            click.echo(
+                f"tao: {name} has ended; `tao dev logs {name}` may say why, `tao dev restart {name}` starts it",
+                err=True,
+            )
+        for name in sorted(now - running):
+            click.echo(f"tao: {name} runs again", err=True)
         running = now
 
 
@@ -268,6 +302,84 @@ def down(state_dir: Path) -> None:
     with WaitDisplay() as display:
         killed = run(stop_cluster(state_dir, display.show))
     _print_stopped(killed)
+
+
+@contextmanager
+def _attached(state_dir: Path, on_progress: Callable[[str], None]) -> Iterator[DevCluster]:
+    """Give the cluster that runs in a folder; its processes go on running at the end."""
+    from tao.devcluster.cluster import DevCluster
+
+    cluster = DevCluster.attached(state_dir, on_progress)
+    try:
+        yield cluster
+    finally:
+        cluster.release()
+
+
+@dev.command()
+@click.argument("name")
+@state_dir_option
+def restart(name: str, state_dir: Path) -> None:
+    """Stop process NAME of the running cluster, start it on the same ports, and return when it is ready.
+
+    A process that does not run is started.
+    """
+
+    async def work() -> None:
+        with WaitDisplay() as display, _attached(state_dir, display.show) as cluster:
+            display.show(f"restarting {name}")
+            await cluster.restart(name)
+
+    run(work())
+    click.echo(f"{name} is ready")
+
+
+@dev.command()
+@click.argument("name")
+@state_dir_option
+def kill(name: str, state_dir: Path) -> int:
+    """Kill process NAME of the running cluster with SIGKILL, as a crash would. Exit status 1 when it does not run.
+
+    `tao dev restart NAME` starts it again, and `tao dev up` everything that does not run.
+    """
+
+    async def work() -> bool:
+        with _attached(state_dir, lambda _: None) as cluster:
+            return await cluster.kill(name)
+
+    ran = run(work())
+    click.echo(f"killed {name}" if ran else f"{name} does not run")
+    return 0 if ran else 1
+
+
+@dev.command()
+@yes_option
+@state_dir_option
+@json_option
+def reset(state_dir: Path) -> None:
+    """Remove all data of the cluster and start it again without them, where it runs.
+
+    Its shape, ports, passwords and schema stay. Ids, cursors and write tokens of the removed data mean nothing
+    afterwards.
+    """
+    from tao.devcluster.state_folder import StateFolder
+
+    folder = StateFolder(state_dir)
+    record = folder.require()
+    ask(f"Remove all data in {folder.path}?")
+    runs = bool(folder.running(record))
+    if runs:
+        run(_reset(state_dir))
+    else:
+        folder.lock()
+        folder.remove_data(record)
+    state = "the cluster runs without any" if runs else "`tao dev up` starts the cluster without any"
+    show({"state_dir": str(folder.path), "running": runs}, lambda: click.echo(f"removed the data; {state}"))
+
+
+async def _reset(state_dir: Path) -> None:
+    with WaitDisplay() as display, _attached(state_dir, display.show) as cluster:
+        await cluster.reset()
 
 
 @dev.command()

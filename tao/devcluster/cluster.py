@@ -40,10 +40,18 @@ from tao.devcluster.inspection import (
     cluster_status,
     stop_recorded,
 )
-from tao.devcluster.layout import PORT_KINDS, ClusterSettings, Member, Role, Shape
+from tao.devcluster.layout import PORT_KINDS, ClusterSettings, Member, Role, Shape, StartOptions
 from tao.devcluster.line_control import wait_until_line_answers
 from tao.devcluster.ports import LOOPBACK, reserve_again, reserve_port
-from tao.devcluster.processes import ManagedProcess, ProcessOptions, read_record, to_the_end
+from tao.devcluster.processes import (
+    ManagedProcess,
+    ProcessIdentity,
+    ProcessOptions,
+    kill_process,
+    read_record,
+    stop_process,
+    to_the_end,
+)
 from tao.devcluster.state_folder import ClusterRecord, StateFolder, choose_schema, new_passwords, service_accounts
 from tao.model.errors import OperatorError
 from tao.model.topology import DatabaseServer
@@ -57,7 +65,7 @@ _OPERATOR_ERROR_STATUS = 2
 
 class DevCluster:
     """A development cluster. Use it as an async context manager, or call `start`, then `stop` (`release` when it is
-    detached), on one event loop."""
+    detached), on one event loop. `attached` gives one that another command started."""
 
     def __init__(self, settings: ClusterSettings, on_progress: Callable[[str], None] = lambda _: None) -> None:
         self._settings = settings
@@ -66,6 +74,27 @@ class DevCluster:
         self._record: ClusterRecord | None = None
         self._databases: dict[str, DatabaseInstance] = {}
         self._servers: dict[str, ManagedProcess] = {}
+
+    @classmethod
+    def attached(cls, state_dir: Path, on_progress: Callable[[str], None] = lambda _: None) -> Self:
+        """Return the cluster that runs in a folder. What it starts goes on running when the caller ends; call `release`
+        at the end.
+
+        Raises `OperatorError` when no cluster runs there, or another command starts or changes it."""
+        folder = StateFolder(state_dir)
+        record = folder.require()
+        if not folder.running(record) or folder.is_orphaned:
+            raise OperatorError(f"no cluster runs in {folder.path}: start it with `tao dev up`")
+        options = msgspec.structs.asdict(record.options)
+        cluster = cls(ClusterSettings(state_dir=state_dir, shape=record.shape, detached=True, **options), on_progress)
+        if read_record(folder.owner) is None:  # a foreground keeps the lock while it runs
+            cluster._folder.lock()
+        if not record.ready:
+            cluster._folder.unlock()
+            raise OperatorError(f"the start of the cluster in {folder.path} is not complete: wait, or `tao dev down`")
+        cluster._record = record
+        cluster._define_databases(find_server_binary(os.environ))
+        return cluster
 
     @property
     def client_address(self) -> str:
@@ -160,6 +189,10 @@ class DevCluster:
                         raise OperatorError(f"another process has just used {folder.path}: try again")
                 self._record = record
                 folder.write_file(folder.schema, schema_text.encode())
+                if settings.detached:
+                    folder.owner.unlink(missing_ok=True)
+                else:
+                    folder.write_owner()
                 await self._start(binary, schema)
         except BaseException:
             await self.stop()
@@ -171,36 +204,74 @@ class DevCluster:
         It runs to its end even when the caller is cancelled. Idempotent."""
         killed: list[str] = []
         if self._record is not None:
-            killed = await to_the_end(stop_recorded(self._folder, self._record, self._on_progress))
-            # They have ended by now; their exit statuses are taken.
-            for database in self._databases.values():
-                await database.stop()
-            for server in self._servers.values():
-                await server.stop()
+            killed = await to_the_end(self._stop_all(self._record))
             self._folder.owner.unlink(missing_ok=True)
         self._folder.unlock()
         return killed
 
     def release(self) -> None:
         """Stop watching the processes of a detached cluster, which go on running; `stop` does nothing then."""
-        for child in (*(database.process for database in self._databases.values()), *self._servers.values()):
+        children: list[DatabaseInstance | ManagedProcess] = [*self._databases.values(), *self._servers.values()]
+        for child in children:
             child.release()
         self._record = None
         self._folder.unlock()
 
-    async def kill(self, name: str) -> None:
-        """Kill one process with SIGKILL, as a crash would."""
-        await self._child(self._member(name)).kill()
+    async def kill(self, name: str) -> bool:
+        """Kill one process with SIGKILL, as a crash would. Returns False when it did not run."""
+        member = self._member(name)
+        identity = self._identity(member)
+        if identity is not None:
+            await kill_process(identity)
+        await self._reap(name)
+        return identity is not None
 
     async def restart(self, name: str) -> None:
         """Start one process again on its ports, and return when it is ready. Stops it first when it runs."""
         member = self._member(name)
-        await self._child(member).stop()
+        identity = self._identity(member)
+        if identity is not None:
+            await stop_process(identity, STOP_SECONDS[member.role])
+        await self._reap(name)
         await self._start_one(member)
         if member.role is Role.DATABASE and self.record.shape.is_distributed:
             topology = parse_topology(await asyncio.to_thread(self._folder.topology.read_bytes), "topology")
             watched = self.record.shape.watchers > 0
             await resume(topology, name, service_accounts(self.record.passwords), watched=watched)
+
+    async def start_stopped(self) -> list[str]:
+        """Start the processes that do not run, in starting order; return their names when they are ready."""
+        running = set(self.running)
+        for role in Role:
+            names = [member.name for member in self.record.shape.select(role) if member.name not in running]
+            if names:
+                self._on_progress(f"starting {', '.join(names)}")
+                await _together(map(self.restart, names))
+        return [name for name in self.processes if name not in running]
+
+    async def reset(self) -> None:
+        """Start anew without the data, on the same ports, and return when every server is ready.
+
+        Raises `OperatorError` when a server does not start; then nothing runs."""
+        record = self.record
+        schema, _ = choose_schema(self._folder, None)
+        binary = find_server_binary(os.environ)
+        await to_the_end(self._stop_all(record))
+        self._on_progress("removing the data")
+        await asyncio.to_thread(self._folder.remove_data, record)
+        try:
+            with ExitStack() as reservations:
+                self._record = self._planned(record.shape, record, reservations)
+                await self._start(binary, schema)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _stop_all(self, record: ClusterRecord) -> list[str]:
+        killed = await stop_recorded(self._folder, record, self._on_progress)
+        for name in (*self._databases, *self._servers):
+            await self._reap(name)
+        return killed
 
     def _member(self, name: str) -> Member:
         found = {member.name: member for member in self.record.shape.members}
@@ -208,12 +279,16 @@ class DevCluster:
             raise OperatorError(f"there is no {name} here: the processes are {', '.join(found)}")
         return found[name]
 
-    def _child(self, member: Member) -> ManagedProcess:
-        if member.role is Role.DATABASE:
-            return self._databases[member.name].process
-        if member.name not in self._servers:
-            raise OperatorError(f"{member.name} was not started")
-        return self._servers[member.name]
+    def _identity(self, member: Member) -> ProcessIdentity | None:
+        """Return the process of a member that runs now, whichever command started it."""
+        identity = read_record(self._folder.process_record(member.name, member.role))
+        return identity if identity is not None and identity.is_running() else None
+
+    async def _reap(self, name: str) -> None:
+        """Take the exit status of a process that has ended, where it is a child of this one."""
+        child = self._databases.get(name) or self._servers.get(name)
+        if child is not None:
+            await child.stop()
 
     async def _cleared(self) -> ClusterRecord:
         """Return the record of the locked folder, and end what a crash left running.
@@ -223,9 +298,7 @@ class DevCluster:
         record = folder.require()
         running = folder.running(record)
         # The kernel ends the processes of a foreground that was killed, but not in the same instant.
-        owner = read_record(folder.owner)
-        orphaned = owner is not None and not owner.is_running()
-        if running and record.ready and not orphaned:
+        if running and record.ready and not folder.is_orphaned:
             raise OperatorError(
                 f"a cluster is running in {folder.path} ({len(running)} processes): `tao dev status` shows it, "
                 "`tao dev down` stops it, --state-dir chooses another folder"
@@ -255,20 +328,20 @@ class DevCluster:
         # Above the file's version too: an operator may have changed the file.
         version = max(self._folder.former_topology().version, record.topology_version) + 1
         return msgspec.structs.replace(
-            record, shape=shape, ports=ports, rtt_ms=rtt_ms, topology_version=version, ready=False
+            record,
+            shape=shape,
+            ports=ports,
+            rtt_ms=rtt_ms,
+            topology_version=version,
+            options=msgspec.convert(self._settings, StartOptions, from_attributes=True),
+            ready=False,
         )
 
     async def _start(self, binary: ServerBinary, schema: Schema) -> None:
-        settings, record, shape = self._settings, self.record, self.record.shape
+        record, shape = self.record, self.record.shape
         self._folder.write(record)
-        if settings.detached:
-            self._folder.owner.unlink(missing_ok=True)
-        else:
-            self._folder.write_owner()
         self._write_documents(schema)
-        for member in shape.select(Role.DATABASE):
-            found = instance_settings(member, record, self._folder, settings)
-            self._databases[member.name] = DatabaseInstance(binary, found)
+        self._define_databases(binary)
         await self._start_role(Role.DATABASE)
         await self._start_role(Role.LINE)
         if shape.is_distributed:
@@ -281,6 +354,11 @@ class DevCluster:
             await self._start_role(role)
         self._record = msgspec.structs.replace(record, ready=True)
         self._folder.write(self._record)
+
+    def _define_databases(self, binary: ServerBinary) -> None:
+        for member in self.record.shape.select(Role.DATABASE):
+            found = instance_settings(member, self.record, self._folder, self._settings)
+            self._databases[member.name] = DatabaseInstance(binary, found)
 
     async def _start_role(self, role: Role) -> None:
         members = self.record.shape.select(role) if role in self._settings.roles else []

@@ -158,6 +158,11 @@ class DatabaseInstance:
         """Stop the server; kill it after half a minute. Returns True when it was not killed. Idempotent."""
         return self._process is None or await self._process.stop()
 
+    def release(self) -> None:
+        """Stop watching the process without ending it, before the parent of a detached server ends."""
+        if self._process is not None:
+            self._process.release()
+
     async def kill(self) -> None:
         """Kill it with SIGKILL, for tests of recovery. Raises `OperatorError` when it was never started."""
         await self.process.kill()

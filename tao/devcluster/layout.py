@@ -199,6 +199,16 @@ PORT_KINDS: Mapping[Role, tuple[str, ...]] = {
 }
 
 
+class StartOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of `ClusterSettings`, named as there, that a later command needs to start a process again."""
+
+    buffer_pool_mb: int = 64
+    durability: Durability = Durability.FULL
+    semi_sync: bool = False
+    cache_mb: float = 256
+    log_level: str = "info"
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
     """The settings of one development cluster."""

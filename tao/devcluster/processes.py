@@ -305,8 +305,10 @@ class ManagedProcess:
         if status is None:
             return
         self._close_pidfd()
-        if self._options.record_path is not None:
-            self._options.record_path.unlink(missing_ok=True)
+        path = self._options.record_path
+        # Another command may have started the process again, and written the record of the new one.
+        if path is not None and read_record(path) == self.identity:
+            path.unlink(missing_ok=True)
         self._exit.set_result(status)
 
     def _close_pidfd(self) -> None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import shutil
 from pathlib import Path
 
 import msgspec
 
 from tao.admin.documents import example_schema_file, read_schema
-from tao.devcluster.layout import DEFAULT_RTT_MS, Role, Shape
+from tao.devcluster.layout import DEFAULT_RTT_MS, Role, Shape, StartOptions
 from tao.devcluster.processes import ProcessIdentity, read_record
 from tao.model.errors import OperatorError, SchemaError
 from tao.model.versions import FIRST_EPOCH
@@ -30,7 +31,8 @@ _PASSWORD_BYTES = 24
 class ClusterRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The content of ``cluster.json``.
 
-    ``ports``: see `tao.devcluster.layout.Ports`. ``ready``: the start was completed, so processes that run are in use.
+    ``ports``: see `tao.devcluster.layout.Ports`. ``options``: those of the latest start. ``ready``: the start was
+    completed, so processes that run are in use.
     """
 
     format: int = _FORMAT
@@ -39,6 +41,7 @@ class ClusterRecord(msgspec.Struct, frozen=True, kw_only=True):
     rtt_ms: float = DEFAULT_RTT_MS
     passwords: dict[str, str] = {}
     topology_version: int = 0
+    options: StartOptions = StartOptions()
     ready: bool = False
 
 
@@ -200,6 +203,24 @@ class StateFolder:
     def write_owner(self) -> None:
         """Record this process as the one that runs the cluster in its foreground. Raises `OperatorError`."""
         self.write_file(self.owner, msgspec.json.encode(ProcessIdentity.of(os.getpid())))
+
+    @property
+    def is_orphaned(self) -> bool:
+        """True when the process that ran the cluster in its foreground was killed: what still runs is to be ended."""
+        owner = read_record(self.owner)
+        return owner is not None and not owner.is_running()
+
+    def remove_data(self, record: ClusterRecord) -> None:
+        """Remove the databases and what servers wrote beside them: spools and positions in the binlog. Logs of servers,
+        ports, passwords and the schema are kept. Raises `OperatorError`."""
+        for member in record.shape.members:
+            path = self.database(member.name) if member.role is Role.DATABASE else self.path / "servers" / member.name
+            try:
+                shutil.rmtree(path)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise OperatorError(f"cannot remove {error.filename or path}: {error.strerror}") from error
 
     def running(self, record: ClusterRecord) -> dict[str, ProcessIdentity]:
         """Return the recorded processes that run now, by name, in starting order."""

@@ -8,12 +8,14 @@ request within a bounded time, and answers one request a connection, so a stuck 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 
 import msgspec
 
+from tao import __version__
 from tao.observability.logs import Logger
 from tao.wire.http2_refusal import PREFACE, Http2Refusal
 
@@ -148,9 +150,14 @@ class AdminServer:
             case "/metrics":
                 return HTTPStatus.OK, _PROMETHEUS, self._pages.metrics()
             case "/stats":
-                return HTTPStatus.OK, _JSON, msgspec.json.encode(self._pages.stats())
+                return HTTPStatus.OK, _JSON, msgspec.json.encode({**self._pages.stats(), **_own_stats()})
             case _:
                 return HTTPStatus.NOT_FOUND, _TEXT, b"there are /health, /ready, /metrics and /stats\n"
+
+
+def _own_stats() -> dict[str, object]:
+    """Return what every server says: its version, and its wall clock, which `tao doctor` compares with the others'."""
+    return {"version": __version__, "clock_unix_ms": time.time_ns() // 1_000_000}
 
 
 def _response(status: HTTPStatus, kind: str, body: bytes, headers: str = "", *, head: bool = False) -> bytes:

@@ -117,6 +117,17 @@ async def test_a_detached_cluster_is_found_by_status_and_ended_by_down(folder: P
     async with connect(found["client"]) as graph:
         assert await graph.obj_add("user", {"name": "x"}) > 0
 
+    code, out, err = await tao(folder, "doctor", "--json", *where)
+    assert code == 1, err
+    findings = json.loads(out)
+    assert all(finding["examined"] for finding in findings)
+    said = [problem["problem"] for finding in findings for problem in finding["problems"]]
+    # The relaxed durability of this cluster, and nothing else; the room on the disk is the machine's.
+    assert [text for text in said if "of disk" not in text] == [
+        "innodb_flush_log_at_trx_commit is 2, not 1",
+        "sync_binlog is 0, not 1",
+    ]
+
     code, _, err = await tao(folder, "dev", "up", *where)
     assert (code, err.count("\n")) == (2, 1)
     assert "tao dev down" in err
@@ -125,6 +136,41 @@ async def test_a_detached_cluster_is_found_by_status_and_ended_by_down(folder: P
     code, out, _ = await tao(folder, "dev", "status", "--json", *where)
     assert code == 1
     assert {process["state"] for process in json.loads(out)["processes"]} == {"stopped"}
+
+
+async def test_other_commands_kill_restart_and_reset_what_runs_in_a_foreground(
+    folder: Path, started: list[subprocess.Popen[str]]
+) -> None:
+    where = ("--state-dir", str(folder))
+    process = up_in_foreground(folder)
+    started.append(process)
+    await asyncio.to_thread(read_until_ready, process)
+    before = {each.name: each.pid for each in (await cluster_status(folder)).processes}
+
+    assert (await tao(folder, "dev", "kill", "leader-1", *where))[:2] == (0, "killed leader-1\n")
+    assert (await tao(folder, "dev", "kill", "leader-1", *where))[:2] == (1, "leader-1 does not run\n")
+    code, out, err = await tao(folder, "dev", "up", *where)
+    assert code == 0, err
+    assert "started leader-1; the others ran already" in out
+    for name in ("follower-1a", "db-1"):
+        assert (await tao(folder, "dev", "restart", name, *where))[:2] == (0, f"{name} is ready\n")
+    status = await cluster_status(folder)
+    assert all(each.state != "stopped" for each in status.processes)
+    changed = {each.name for each in status.processes if each.pid != before[each.name]}
+    assert changed == {"leader-1", "follower-1a", "db-1"}
+
+    async with connect(status.client) as graph:
+        alice = await graph.obj_add("user", {"name": "Alice"})
+    code, _, err = await tao(folder, "dev", "reset", "--yes", *where)
+    assert code == 0, err
+    async with connect(status.client) as graph:
+        assert await graph.obj_get(alice) is None
+        assert await graph.obj_add("user", {"name": "Bob"}) > 0
+
+    process.send_signal(signal.SIGTERM)
+    await asyncio.to_thread(process.communicate)
+    assert process.returncode == 0
+    assert not (await cluster_status(folder)).running
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

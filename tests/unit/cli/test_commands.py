@@ -98,7 +98,8 @@ def test_a_cluster_that_does_not_answer_is_reported_in_one_line_with_a_hint() ->
 
 
 CHANGING = (
-    "accounts", "delete edge", "delete object", "drain", "invalidate", "migrate", "promote", "rejoin", "repair",
+    "accounts", "delete edge", "delete object", "dev reset", "drain", "invalidate", "migrate", "promote", "rejoin",
+    "repair",
     "replicate", "reseed", "shard clone", "shard unclone", "topology add-server", "topology mark-down",
     "topology mark-up", "topology move-shard", "topology remove-server", "topology unmove-shard", "undrain",
 )  # fmt: skip

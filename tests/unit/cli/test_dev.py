@@ -91,3 +91,20 @@ def test_a_signal_ends_a_foreground_that_starts_or_runs(
     assert result.exit_code == status
     assert said in result.stderr
     assert len(stops) == (when == "run")
+
+
+@pytest.mark.parametrize("command", [("restart", "leader-1"), ("kill", "leader-1")])
+def test_a_process_of_a_cluster_that_does_not_run_is_not_touched(folder: StateFolder, command: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(tao, ["dev", *command, "--state-dir", str(folder.path)])
+    assert result.exit_code == 2
+    assert "start it with `tao dev up`" in result.stderr
+
+
+def test_a_reset_of_a_stopped_cluster_asks_and_removes_the_data(folder: StateFolder) -> None:
+    data = folder.database("db-1")
+    data.mkdir()
+    declined = CliRunner().invoke(tao, ["dev", "reset", "--state-dir", str(folder.path)], input="n\n")
+    assert (declined.exit_code, data.exists()) == (1, True)
+    done = call(folder, "reset", "--yes")
+    assert "starts the cluster without any" in done.stdout
+    assert not data.exists()

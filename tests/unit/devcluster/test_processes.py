@@ -117,6 +117,15 @@ async def test_the_record_stands_while_the_process_runs(start: Start, tmp_path: 
     assert not process.identity.is_running()
 
 
+async def test_the_record_of_a_successor_outlives_the_process(start: Start, tmp_path: Path) -> None:
+    record = tmp_path / "process.json"
+    process = start("sleep 60", record_path=record)
+    successor = ProcessIdentity.of(os.getpid())
+    write_record(record, successor)
+    await process.kill()
+    assert read_record(record) == successor
+
+
 def test_a_damaged_record_identifies_no_process(tmp_path: Path) -> None:
     record = tmp_path / "record.json"
     record.write_text('{"pid": 12')

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tao.admin.documents import example_schema_file
-from tao.devcluster.layout import Role, Shape
+from tao.devcluster.layout import Role, Shape, StartOptions
 from tao.devcluster.processes import ProcessIdentity, write_record
 from tao.devcluster.state_folder import ClusterRecord, StateFolder, choose_schema, new_passwords, service_accounts
 from tao.model.errors import OperatorError, SchemaError
@@ -115,3 +115,35 @@ def test_mastership_comes_from_the_topology_file_if_it_can_be_read_else_from_the
     folder.topology.write_text("{")
     assert folder.former_topology().master_regions(shape) == {"db-1": "east", "db-2": "east"}
     assert folder.former_topology().version == 0
+
+
+def test_a_folder_without_its_data_keeps_ports_passwords_schema_and_logs(folder: StateFolder) -> None:
+    record = ClusterRecord(shape=Shape(tiers=1, followers=1, leaders=1), passwords=new_passwords())
+    folder.write(record)
+    folder.schema.write_text("schema")
+    folder.log("leader-1", Role.LEADER).write_text("log")
+    for data in (folder.database("db-1") / "data", folder.path / "servers" / "leader-1"):
+        data.mkdir(parents=True)
+    folder.remove_data(record)
+    assert not folder.database("db-1").exists()
+    assert sorted(path.name for path in (folder.path / "servers").iterdir()) == ["leader-1.log"]
+    assert (folder.read(), folder.schema.read_text()) == (record, "schema")
+    folder.remove_data(record)
+
+
+def test_a_record_of_an_older_build_has_the_default_options(folder: StateFolder) -> None:
+    folder.write(ClusterRecord(shape=Shape()))
+    path = folder.path / "cluster.json"
+    content = json.loads(path.read_text())
+    del content["options"]
+    path.write_text(json.dumps(content))
+    assert folder.require().options == StartOptions()
+
+
+def test_a_folder_is_orphaned_once_the_process_of_its_foreground_is_gone(folder: StateFolder) -> None:
+    assert not folder.is_orphaned
+    folder.write_owner()
+    assert not folder.is_orphaned
+    mine = ProcessIdentity.of(os.getpid())
+    write_record(folder.owner, ProcessIdentity(mine.pid, mine.start_ticks + 1, mine.boot_id))
+    assert folder.is_orphaned

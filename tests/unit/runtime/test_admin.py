@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 from structlog.testing import capture_logs
 
+from tao import __version__
 from tao.observability.logs import logger
 from tao.runtime.admin import AdminPages, AdminServer, AdminSettings
 
@@ -60,7 +61,9 @@ async def test_the_pages(port: Port) -> None:
     assert await port.get("/health") == (200, b"ok\n")
     assert await port.get("/metrics?x=1") == (200, b"tao_x_total 1\n")
     status, body = await port.get("/stats")
-    assert (status, json.loads(body)) == (200, {"entries": 3})
+    found = json.loads(body)
+    assert (status, found["entries"], found["version"]) == (200, 3, __version__)
+    assert found["clock_unix_ms"] > 0
     assert await port.get("/health", "HEAD") == (200, b"")
 
 

@@ -1,0 +1,64 @@
+"""`tao doctor`: the usual mistakes of an installation, and what to do about each."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from tao.admin.connection import current_topology
+from tao.admin.diagnosis import Finding, diagnose
+from tao.admin.diagnosis_facts import gather_facts
+from tao.cli.connection import state_folder, target_of
+from tao.cli.frame import run, show
+from tao.cli.options import given, region_options
+from tao.replication.accounts import Account
+from tao.terminal import counted, text_of
+
+
+@click.command()
+@click.option(
+    "--settings",
+    "settings_files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The settings file of a server of this machine, whose files and folders are checked. May be repeated.  "
+    "[default: those of the development cluster]",
+)
+@region_options
+def doctor(settings_files: tuple[Path, ...]) -> int:
+    """Look for the usual mistakes of an installation, and say what to do about each.
+
+    Checks the ports, clocks, versions, topologies and schemas of all servers; versions and options of the databases,
+    when TAO_ADMIN_PASSWORD is set; file rights and disk room of this machine, for each --settings. `tao status` shows
+    what is wrong at this moment. Exit status 1 when something is wrong.
+    """
+    password = os.environ.get("TAO_ADMIN_PASSWORD", "")
+    administrator = Account("tao_admin", password) if password else None
+    target = target_of()
+    if given("connect") is None:
+        from tao.devcluster.state_folder import service_accounts
+
+        folder = state_folder()
+        administrator = service_accounts(folder.require().passwords).administrator
+        settings_files = settings_files or tuple(sorted((folder.path / "servers").glob("*.yaml")))
+
+    async def work() -> list[Finding]:
+        return diagnose(await gather_facts(await current_topology(target), administrator, settings_files))
+
+    findings = run(work())
+    show(findings, lambda: _print(findings))
+    return int(any(finding.problems for finding in findings))
+
+
+def _print(findings: list[Finding]) -> None:
+    for finding in findings:
+        if finding.problems:
+            state = counted(len(finding.problems), "problem")
+        else:
+            state = f"ok ({finding.examined} looked at)" if finding.examined else "not checked, see --help"
+        click.echo(f"{finding.check}: {state}")
+        for each in finding.problems:
+            click.echo(f"  {text_of(each.subject)}: {text_of(each.problem)}\n    -> {text_of(each.remedy)}")
