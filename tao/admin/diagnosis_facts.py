@@ -99,7 +99,7 @@ async def _database(placed: PlacedDatabaseServer, administrator: Account) -> Dat
             clock = await session.named("SELECT UNIX_TIMESTAMP(NOW(6)) AS seconds", deadline=deadline)
             ahead = float(clock[0]["seconds"]) - (began + time.time()) / 2
         finally:
-            await session.quit()
+            session.quit()
     except TaoError as error:
         return DatabaseFacts(server.name, database, error=error.message)
     options = {_text(row["Variable_name"]): _text(row["Value"]) for row in rows}
