@@ -435,7 +435,7 @@ class InversePath:
 
     def _start_settlement(self, pair: IntentKey, intent: IntentRow) -> Settlement:
         known = self._pending.intent(pair)
-        if known is not None:
+        if known is not None and known.token > intent.token:
             atypes = tuple(dict.fromkeys((*known.atypes, *intent.atypes)))
             intent = msgspec.structs.replace(known, atypes=atypes)
         messages: asyncio.Future[list[ShardMessages]] = asyncio.get_running_loop().create_future()

@@ -61,7 +61,8 @@ class PendingPairs:
         pair = IntentKey(intent.low_id, intent.high_id)
         known = self._pairs.get(pair)
         if known is not None:
-            known.intent = max(known.intent, intent, key=lambda each: each.token)
+            if intent.token >= known.intent.token:  # the row itself, which may have been changed by hand
+                known.intent = intent
             return True
         if len(self._pairs) >= MAX_PENDING_PAIRS:
             return False

@@ -244,7 +244,7 @@ class NoPools:
         """Report that there is no state about any server."""
         return {}
 
-    figures = states
+    figures = full = states
 
     async def close(self) -> None:
         """Do nothing: there are no connections to close."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from tao.leader.pending_pairs import MAX_PENDING_PAIRS, PendingPairs, RetryTimes
 from tao.model.ids import SHARD_SHIFT
 from tao.model.rows import IntentKey, IntentRow
@@ -75,6 +77,15 @@ def test_a_pair_is_forgotten_when_the_newest_of_its_writes_is_settled() -> None:
     assert pairs.settled(intent(1, token=2))
     assert pair(intent(1)) not in pairs
     assert not pairs.settled(intent(1, token=2))
+
+
+def test_what_is_known_of_a_pair_follows_its_row() -> None:
+    pairs = PendingPairs(TIMES)
+    pairs.add(intent(1, token=2), 0.0)
+    changed = msgspec.structs.replace(intent(1, token=2), atypes=(7,))
+    pairs.add(changed, 0.0)
+    pairs.add(intent(1, token=1), 0.0)
+    assert pairs.intent(pair(intent(1))) == changed
 
 
 def test_pairs_of_shards_that_other_leaders_have_are_forgotten() -> None:
