@@ -178,11 +178,14 @@ class SimWriteStore:
     async def read_ownership(self, shards: Sequence[int], *, timeout_seconds: float) -> dict[int, ShardRow]:
         """See the port."""
         found: dict[int, ShardRow] = {}
-        for name in dict.fromkeys(map(self._master_of, shards)):
+        by_server: dict[str, list[int]] = {}  # as they are now: a promotion may change masters while this asks
+        for shard in shards:
+            by_server.setdefault(self._master_of(shard), []).append(shard)
+        for name, of_server in by_server.items():
             server = self._world.databases[name]
 
-            async def look(server: SimDatabase = server, name: str = name) -> dict[int, ShardRow]:
-                return {shard: server.rows.shards[shard] for shard in shards if self._master_of(shard) == name}
+            async def look(server: SimDatabase = server, of_server: list[int] = of_server) -> dict[int, ShardRow]:
+                return {shard: server.rows.shards[shard] for shard in of_server}
 
             found |= await run_at(self._world, server, look, timeout_seconds)
         return found
