@@ -417,9 +417,9 @@ class InversePath:
         """Copy the coordinator's rows of a pair to its other side, and forget the intent. Returns the messages for
         caches.
 
-        Those who ask for a pair at the same time share one settlement, which goes on when they no longer wait. The rows
-        are read while the pair is held, so it covers every write that was acknowledged before. Raises `TaoError` when
-        the pair is not settled in time, among others `Overloaded` when writes wait for it."""
+        Callers that ask for one pair at the same time share a settlement, which continues when they stop waiting. It
+        reads the rows while the pair is held, so it covers every write that was acknowledged before. Raises `TaoError`
+        when the pair is not settled in time, among others `Overloaded` when writes wait for it."""
         pair = IntentKey(intent.low_id, intent.high_id)
         try:
             async with asyncio.timeout(timeout_seconds):

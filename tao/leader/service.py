@@ -146,7 +146,7 @@ class WriteRequests:
             try:
                 messages = await self._inverses.settle_pair(intent, deadline - self._clock.monotonic())
             except TaoError as error:
-                if is_operator:  # who settles thousands and asks again for the rest
+                if is_operator:  # `tao repair` settles thousands of pairs, and sends the request again for the rest
                     continue
                 if isinstance(error, RequestError):
                     reply.send(pb.Answer(error=error_to_pb(error)))
