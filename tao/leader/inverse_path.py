@@ -85,6 +85,10 @@ class InverseSettings:
     repair_batch: int = 100
     """Pairs settled concurrently at one leader."""
 
+    shards_per_search: int = 128
+    """Most shards whose intents are looked for with one statement. The statements of one database are spread over
+    ``repair_seconds``."""
+
 
 class InversePath:
     """Executes writes of any kind, including the mirrors of edges."""
@@ -538,7 +542,17 @@ class InversePath:
             for shard, row in self._ownership.owned.items():
                 by_server.setdefault((row.master_server, shard in self._searched), []).append(shard)
             # Databases are asked concurrently: one that is unavailable must not delay the intents of the others.
-            await asyncio.gather(*(self._find_intents(shards, known) for (_, known), shards in by_server.items()))
+            await asyncio.gather(*(self._search(shards, known) for (_, known), shards in by_server.items()))
+
+    async def _search(self, shards: list[int], are_searched: bool) -> None:
+        """Find the intents of these shards of one database, a bounded number of shards at a time. Shards that were
+        searched before are spread over the interval."""
+        size = self._settings.shards_per_search
+        chunks = [shards[start : start + size] for start in range(0, len(shards), size)]
+        for number, chunk in enumerate(chunks):
+            if are_searched and number:
+                await asyncio.sleep(self._settings.repair_seconds / len(chunks))
+            await self._find_intents(chunk, are_searched)
 
     async def _find_intents(self, shards: list[int], are_searched: bool) -> None:
         """Remember the intents of these shards: the old ones, or all of shards that this leader has just taken."""

@@ -15,12 +15,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
-from tao.model.errors import DatabaseFull, NotMine, TaoError
+from tao.model.errors import (
+    DatabaseFull,
+    DeadlineExceeded,
+    MasterReadOnly,
+    NotMine,
+    OutcomeUnknown,
+    TaoError,
+    Unavailable,
+)
 from tao.model.ports import WriteStore
 from tao.model.rows import ShardRow
 from tao.serving.configuration import ServerContext
+
+_SERVER_FAILURES: Final = (Unavailable, DeadlineExceeded, MasterReadOnly, OutcomeUnknown)
+"""Errors that say nothing about single shards: the shards are tried together again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +40,21 @@ class OwnershipSettings:
     """How shards are taken and watched."""
 
     take_timeout_seconds: float = 5.0
-    """For one shard's takeover. It waits for open write transactions, which are bounded at a few seconds."""
+    """For one transaction that takes shards. A shard's own waits for open write transactions, which are bounded at a
+    few seconds."""
+
+    shards_per_takeover: int = 64
+    """Most shards taken in one transaction. Commits that wait for a replica far away take a round trip each."""
 
     parallel_takeovers: int = 8
-    """Takeovers at a time. Each uses a connection of the write pool."""
+    """Transactions that take shards of one database at a time. Each uses a connection of the write pool."""
 
     check_seconds: float = 1.0
     """Between two checks of the generations of all owned shards. A leader that lost a shard without noticing may
     answer for this long from a cache that no message corrects."""
+
+    shards_per_check: int = 128
+    """Most shards checked with one statement. The statements of one database are spread over ``check_seconds``."""
 
     retry_seconds: float = 0.5
     """Pause before a failed takeover is tried again."""
@@ -68,6 +87,8 @@ class Ownership:
         self._wanted: frozenset[int] = frozenset()
         self._being_taken: set[int] = set()
         self._full: dict[int, DatabaseFull] = {}  # why a wanted shard could not be taken: its database's disk is full
+        self._awaited: dict[int, asyncio.Future[None]] = {}
+        """For each wanted shard whose writers wait: done when it was taken, cannot be, or is not wanted any more."""
         self._pauses = 0
         self._changed = asyncio.Event()
 
@@ -83,8 +104,8 @@ class Ownership:
 
     @property
     def complete(self) -> bool:
-        """Return whether every wanted shard is owned."""
-        return self._wanted <= self._owned.keys()
+        """Return whether every wanted shard is owned. No other is ever owned."""
+        return len(self._owned) >= len(self._wanted)
 
     def may_read(self, shard: int) -> bool:
         """Return whether queries are answered: from the cache if the shard is owned, from the database alone before."""
@@ -97,6 +118,23 @@ class Ownership:
             raise self._full.get(shard) or self.not_owned(shard)
         return row
 
+    async def wait_taken(self, shard: int, timeout_seconds: float) -> None:
+        """Return once the shard is owned, while this leader is about to take it.
+
+        Raises what `row` does: at once for a shard that is not this leader's or cannot be taken, else after
+        ``timeout_seconds``. So writers wait for a takeover as long as they can, and cost nothing meanwhile."""
+        end = asyncio.get_running_loop().time() + timeout_seconds
+        while shard in self._wanted and shard not in self._owned and shard not in self._full:
+            awaited = self._awaited.get(shard)
+            if awaited is None:
+                awaited = self._awaited[shard] = asyncio.get_running_loop().create_future()
+            try:
+                async with asyncio.timeout_at(end):
+                    await asyncio.shield(awaited)
+            except TimeoutError:
+                break
+        self.row(shard)
+
     def not_owned(self, shard: int) -> NotMine:
         """Return the error that this leader does not own the shard."""
         return NotMine(f"leader {self._name} does not own shard {shard}", self._configuration.routes.version)
@@ -107,6 +145,8 @@ class Ownership:
         self._full = {shard: error for shard, error in self._full.items() if shard in self._wanted}
         for shard in [shard for shard in self._owned if shard not in self._wanted]:
             self._give_up(shard, "the topology assigns it to another leader")
+        for shard in self._awaited.keys() - self._wanted:
+            self._end_wait(shard)
         self._changed.set()
 
     def lost(self, shard: int) -> None:
@@ -161,49 +201,71 @@ class Ownership:
                 continue
 
     async def _take_of_server(self, server: str, shards: list[int]) -> None:
+        """Take these shards of one database server: many in one transaction, and those that others hold locked, or
+        that were in a transaction which the server rejected, each in its own."""
         limit = asyncio.Semaphore(self._settings.parallel_takeovers)
+        size = self._settings.shards_per_takeover
+        try:
+            several = [shards[start : start + size] for start in range(0, len(shards), size)]
+            alone = chain.from_iterable(await asyncio.gather(*(self._take(each, limit) for each in several)))
+            await asyncio.gather(*(self._take([shard], limit) for shard in alone))
+            taken = sum(shard in self._owned for shard in shards)
+            self._log.info("shards_taken", database_server=server, taken=taken, failed=len(shards) - taken)
+        finally:
+            self._being_taken.difference_update(shards)
 
-        async def take(shard: int) -> bool:
+    async def _take(self, shards: list[int], limit: asyncio.Semaphore) -> list[int]:
+        """Take these shards in one transaction. Return the shards that are to be taken alone."""
+        alone: list[int] = []
+        try:
             async with limit:
                 pauses = self._pauses
-                try:
-                    row = await self._store.take_ownership(
-                        shard, self._name, timeout_seconds=self._settings.take_timeout_seconds
-                    )
-                except TaoError as error:
-                    # Any failure, even one of unknown outcome, is safe: the next attempt raises the generation again.
-                    self._log.warning("takeover_failed", shard=shard, reason=error.message)
-                    if isinstance(error, DatabaseFull) and shard in self._wanted:
-                        self._full[shard] = error
-                    return False
-                finally:
-                    # Released one by one: a takeover that hangs must not keep another shard from being taken again.
-                    self._being_taken.discard(shard)
+                rows = await self._store.take_ownership(
+                    shards, self._name, timeout_seconds=self._settings.take_timeout_seconds
+                )
+            alone = [shard for shard in shards if shard not in rows]
+        except TaoError as error:
+            # Any failure, even one of unknown outcome, is safe: the next attempt raises the generation again.
+            self._log.warning("takeover_failed", shards=shards, reason=error.message)
+            if isinstance(error, DatabaseFull):
+                for shard in self._wanted.intersection(shards):
+                    self._full[shard] = error
+                    self._end_wait(shard)
+            elif len(shards) > 1 and not isinstance(error, _SERVER_FAILURES):
+                alone = shards
+            return alone
+        finally:
+            # Released as they end: a takeover that hangs must not keep another shard from being taken again.
+            self._being_taken.difference_update(set(shards).difference(alone))
+        for shard, row in rows.items():
             self._full.pop(shard, None)
             # A takeover before a pause whose answer came after it may be outdated: then the shard is taken once more.
             if shard in self._wanted and pauses == self._pauses:
                 self._owned[shard] = row
                 self._on_taken(row)
-            return True
+                self._end_wait(shard)
+        return alone
 
-        try:
-            results = await asyncio.gather(*(take(shard) for shard in shards))
-            taken = sum(results)
-            self._log.info("shards_taken", database_server=server, taken=taken, failed=len(results) - taken)
-        finally:
-            self._being_taken.difference_update(shards)
+    def _end_wait(self, shard: int) -> None:
+        awaited = self._awaited.pop(shard, None)
+        if awaited is not None:
+            awaited.set_result(None)
 
     async def check(self) -> None:
-        """Check regularly whether another leader has taken an owned shard, until cancelled."""
+        """Check regularly whether another leader has taken an owned shard, and give such shards up, until cancelled."""
         while True:
-            await asyncio.sleep(self._settings.check_seconds)
-            await self._check()
+            # Databases are checked concurrently: one that is unavailable must not hide the answer of another.
+            checks = (self._check_in_turn(server, shards) for server, shards in self._by_server().items())
+            await asyncio.gather(asyncio.sleep(self._settings.check_seconds), *checks)
 
-    async def _check(self) -> None:
-        """Give up shards that another leader has taken."""
-        seconds = self._settings.take_timeout_seconds
-        # Databases are checked concurrently: one that is unavailable must not hide the answer of another.
-        await asyncio.gather(*(self._check_server(*each, seconds) for each in self._by_server().items()))
+    async def _check_in_turn(self, server: str, shards: list[int]) -> None:
+        """Check this database's shards once, a bounded number at a time, over the time between two checks."""
+        size = self._settings.shards_per_check
+        chunks = [shards[start : start + size] for start in range(0, len(shards), size)]
+        for chunk in chunks:
+            await asyncio.sleep(self._settings.check_seconds / len(chunks))
+            if not await self._check_server(server, chunk, self._settings.take_timeout_seconds):
+                return
 
     def _by_server(self) -> dict[str, list[int]]:
         by_server: dict[str, list[int]] = {}

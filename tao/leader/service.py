@@ -22,7 +22,7 @@ from tao.model.writes import SettleEdge, Write
 from tao.planning.coordination import names_far_side, shards_of
 from tao.routing.budgets import work_seconds
 from tao.serving.configuration import ServerContext
-from tao.serving.forward_path import WriteResults
+from tao.serving.forward_path import WriteResults, shards_of_write
 from tao.serving.read_service import ReadService
 from tao.serving.requests import LEADER_RULES, CacheService, check_role
 from tao.wire.convert import error_to_pb, outcome_to_pb, shard_messages_to_pb, touch_from_pb, write_from_pb
@@ -75,7 +75,11 @@ class WriteRequests:
 
     async def _write_one(self, slot: int, batch: pb.WriteBatch, deadline: float, results: WriteResults) -> None:
         try:
-            write = write_from_pb(batch.writes[slot], self._allocate)
+            message = batch.writes[slot]
+            if not self._ownership.complete:
+                _, coordinator = shards_of_write(message, self._configuration.schema)
+                await self._ownership.wait_taken(coordinator, deadline - self._clock.monotonic())
+            write = write_from_pb(message, self._allocate)
             if isinstance(write, SettleEdge):
                 await self._inverse_fence.admit(batch)
             self._writes.check(write)

@@ -102,9 +102,13 @@ class WriteStore(Protocol):
         """Return a transaction on that server, to be used as a context manager; it begins with
         `Transaction.lock_and_read`."""
 
-    async def take_ownership(self, shard: int, owner: str, *, timeout_seconds: float) -> ShardRow:
-        """Make ``owner`` the owner of the shard under a generation one higher, under the exclusive lock. The generation
-        is raised even when it is the owner already, because an older incarnation must be fenced off."""
+    async def take_ownership(self, shards: Sequence[int], owner: str, *, timeout_seconds: float) -> dict[int, ShardRow]:
+        """Make ``owner`` the owner of these shards of one server, each under a generation one higher, in one
+        transaction under exclusive locks. The generation is raised even when it is the owner already, because an older
+        incarnation must be fenced off.
+
+        A single shard's lock is waited for. Of several shards, those that other transactions hold now are left out of
+        the transaction and of the answer, so that one busy shard delays none of the others."""
 
     async def read_ownership(self, shards: Sequence[int], *, timeout_seconds: float) -> dict[int, ShardRow]:
         """Return the rows of table ``shard`` as they are, without locks."""

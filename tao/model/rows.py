@@ -21,6 +21,10 @@ class ShardRow(msgspec.Struct, frozen=True):
     owner: str
     generation: int
 
+    def taken_by(self, owner: str) -> ShardRow:
+        """Return the row after ``owner`` has taken the shard, under the next generation."""
+        return msgspec.structs.replace(self, owner=owner, generation=self.generation + 1)
+
 
 class ObjectRow(msgspec.Struct, frozen=True):
     """A row of ``objects``. A deleted object keeps its row, so that its version never goes back."""

@@ -21,7 +21,6 @@ from tao.model.changes import ListChange, ObjectChange, ShardInvalidation, Shard
 from tao.model.errors import (
     DatabaseDown,
     DatabaseFull,
-    DeadlineExceeded,
     Fenced,
     InternalError,
     InvalidArgument,
@@ -35,7 +34,7 @@ from tao.model.ids import SHARD_SHIFT, check_id
 from tao.model.ports import Clock
 from tao.model.topology import CacheServer
 from tao.planning.coordination import coordinating_shard
-from tao.routing.budgets import work_seconds
+from tao.routing.budgets import MIN_MARGIN_SECONDS, MIN_WORK_SECONDS, work_seconds
 from tao.schema.registry import Schema
 from tao.serving.configuration import ServerContext
 from tao.serving.sources import TickBatcher
@@ -44,17 +43,24 @@ from tao.wire.links import LinksPort
 from tao.wire.session import AnswerHandler, Reply
 from tao.wire.v1 import session_pb2 as pb
 
+LEAST_ATTEMPT_SECONDS: Final = MIN_MARGIN_SECONDS + 2 * MIN_WORK_SECONDS
+"""A leader rejects a write that arrives with less time than it needs; the reason of the attempt before says more."""
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardSettings:
     """Attempts, time limits and batches of forwarded writes."""
 
-    max_attempts: int = 6
-    """Most attempts of one write while its leader reports, before writing anything, that it does not own the shard or
-    that the shard is locked, or while the leader cannot be reached."""
-
     first_pause_seconds: float = 0.05
-    """Pause before the second attempt; it doubles. A takeover takes a few hundred milliseconds."""
+    """Pause before a write is sent again whose leader reports, before writing anything, that it does not own the shard
+    or that the shard is locked, or whose leader cannot be reached. It doubles."""
+
+    max_pause_seconds: float = 0.4
+    """Longest pause between two attempts. A write is sent again until its deadline, or the retry budget, is used up: a
+    dead leader's shards are led by others within seconds."""
+
+    max_wait_seconds: float = 60.0
+    """Time after which a write is not sent again, whatever its deadline."""
 
     sibling_timeout_seconds: float = 0.5
     """Longest wait for another server of this tier to confirm a change. The leader's delivery corrects a server that is
@@ -194,7 +200,7 @@ class ForwardPath:
             if type(error) is Unavailable:
                 error = _unreachable(leader, error)
             for slot in unanswered.values():
-                self._retry_or_fail(forwarded, slot, error, attempt, retries)
+                self._retry_or_fail(forwarded, slot, error, retries)
             unanswered.clear()
             self._try_again(forwarded, retries, attempt)
             return
@@ -207,7 +213,7 @@ class ForwardPath:
                 continue  # It failed with a part of the answer that could not be sent.
             slot = unanswered.pop(leader_slot)
             if result.HasField("error"):
-                self._retry_or_fail(forwarded, slot, error_from_pb(result.error), attempt, retries)
+                self._retry_or_fail(forwarded, slot, error_from_pb(result.error), retries)
             else:
                 done.append((slot, result))
         if for_siblings and done:
@@ -227,15 +233,12 @@ class ForwardPath:
                 self._fail(forwarded, slot, InternalError("the leader's answer lacks a result for the write"))
             unanswered.clear()
 
-    def _retry_or_fail(
-        self, forwarded: _Forwarded, slot: int, error: TaoError, attempt: int, retries: dict[int, TaoError]
-    ) -> None:
+    def _retry_or_fail(self, forwarded: _Forwarded, slot: int, error: TaoError, retries: dict[int, TaoError]) -> None:
         # Nothing was written, and the right leader may be found or come up meanwhile. A leader waits for a lock only
         # for a moment at a time, so as not to delay the other writes of the transaction: a commit that waits for a
         # replica holds its locks longer, and a write that has time left may still get them.
         can_retry = isinstance(error, NotMine | Fenced | Unavailable | ShardBlocked)
-        can_retry = can_retry and not isinstance(error, DatabaseDown | DatabaseFull)
-        if can_retry and attempt < self._settings.max_attempts:
+        if can_retry and not isinstance(error, DatabaseDown | DatabaseFull):
             retries[slot] = error
         else:
             self._fail(forwarded, slot, error)
@@ -244,8 +247,7 @@ class ForwardPath:
         if not retries:
             return
         if not self._budget.spend(self._clock.monotonic()):
-            exhausted = Unavailable("no leader took the write, and the retry budget is used up")
-            self._give_up(forwarded, retries, exhausted)
+            self._give_up(forwarded, retries)
             return
         try:
             self._spawn(self._send_later(forwarded, retries, attempt))
@@ -254,20 +256,21 @@ class ForwardPath:
                 self._fail(forwarded, slot, error)
 
     async def _send_later(self, forwarded: _Forwarded, retries: dict[int, TaoError], attempt: int) -> None:
-        pause = self._settings.first_pause_seconds * 2 ** (attempt - 1)
-        if self._clock.monotonic() + pause >= forwarded.deadline:
-            self._give_up(forwarded, retries, DeadlineExceeded("no leader took the write before its deadline"))
+        settings = self._settings
+        pause = min(settings.first_pause_seconds * 2 ** min(attempt - 1, 10), settings.max_pause_seconds)
+        end = min(forwarded.deadline, forwarded.sent_at + settings.max_wait_seconds)
+        if self._clock.monotonic() + pause + LEAST_ATTEMPT_SECONDS >= end:
+            self._give_up(forwarded, retries)
             return
         await asyncio.sleep(pause)
         await self._configuration.refresh()
         self._send(forwarded, retries, attempt + 1)
 
-    def _give_up(self, forwarded: _Forwarded, retries: dict[int, TaoError], error: TaoError) -> None:
+    def _give_up(self, forwarded: _Forwarded, retries: dict[int, TaoError]) -> None:
+        # The last attempt's error says more than the end of the time: which lock or which leader the write waited for,
+        # or which topology the leader has.
         for slot, last in retries.items():
-            # Report the lock and not a missing leader: the leader took the write and met a lock, and only an operator
-            # who looks at the database finds out which session holds it.
-            blocked = isinstance(last, ShardBlocked)
-            self._fail(forwarded, slot, last if blocked else type(error)(f"{error.message}. {last.message}"))
+            self._fail(forwarded, slot, last)
 
     def _apply_hosted(self, changes: list[ShardMessages], sent_at: float) -> list[tuple[CacheServer, ShardMessages]]:
         """Apply the changes that concern this server. Returns the changes that other servers of the tier need, with the

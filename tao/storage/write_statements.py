@@ -60,6 +60,38 @@ def lock_shards(shards: Sequence[int]) -> StatementText:
     return text
 
 
+def lock_shards_for_takeover(shards: Sequence[int]) -> StatementText:
+    """Return the statement that locks and reads shard rows exclusively: one UNION. Of several shards, those that are
+    locked are skipped."""
+    text = StatementText()
+    how = "FOR UPDATE SKIP LOCKED" if len(shards) > 1 else "FOR UPDATE"
+    for shard in sorted(shards):
+        text.add(
+            f"(SELECT %s AS shard, {_SHARD_COLUMNS} FROM {schema_name(shard)}.shard WHERE only_row = 1 {how})", shard
+        )
+    return text
+
+
+def read_shards(shards: Sequence[int]) -> StatementText:
+    """Return the statement that reads shard rows without locks: one UNION."""
+    text = StatementText()
+    for shard in shards:
+        text.add(f"(SELECT %s AS shard, {_SHARD_COLUMNS} FROM {schema_name(shard)}.shard WHERE only_row = 1)", shard)
+    return text
+
+
+def write_owners(rows: Iterable[ShardRow]) -> StatementText:
+    """Return the statements that write owner and generation of locked shard rows."""
+    text = StatementText()
+    for row in rows:
+        text.add(
+            f"UPDATE {schema_name(row.shard)}.shard SET generation = %s, owner = %s WHERE only_row = 1",
+            row.generation,
+            row.owner,
+        )
+    return text
+
+
 def lock_rows(keys: WriteKeys, edge_tables: EdgeTables) -> StatementText:
     """Return the statement that locks and reads the named rows, shard by shard, in key order within a table. The
     primary key is forced: on a small table the optimizer would scan, and wait for the rows of other transactions."""

@@ -9,7 +9,7 @@ checks who may write (owner, generation, master) against the `ShardRow` that the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Final, Self
@@ -30,7 +30,10 @@ from tao.storage.write_statements import (
     intent_row,
     lock_rows,
     lock_shards,
+    lock_shards_for_takeover,
+    read_shards,
     shard_row,
+    write_owners,
     write_rows,
 )
 
@@ -44,6 +47,9 @@ LOCK_WAIT_MILLISECONDS: Final = 300
 (other lanes, a takeover) take a few milliseconds."""
 PROBE_MILLISECONDS: Final = 20
 """Per shard, to find the shard that blocks after a lock was not acquired. Free locks take well under a millisecond."""
+SHARDS_PER_STATEMENT: Final = 128
+"""Most shards that a statement reads ownership or intents of. Each shard is a table of its own: the server opens them
+all before the first row, and a statement over a thousand takes long enough to delay the transactions beside it."""
 ROLLBACK_SECONDS: Final = 1.0
 """A rollback that takes longer is left to the server, by closing the connection."""
 
@@ -223,55 +229,54 @@ class MySqlWriteStore:
         """A transaction on that server; ``timeout_seconds`` bounds it as a whole."""
         return MySqlTransaction(self._pools.of(server), self._edge_tables, timeout_seconds=timeout_seconds)
 
-    async def take_ownership(self, shard: int, owner: str, *, timeout_seconds: float) -> ShardRow:
-        """See the port. Raises `ShardBlocked`, `Unavailable`, `OutcomeUnknown` (the caller asks again: the generation
-        rises once more, which harms nobody)."""
+    async def take_ownership(self, shards: Sequence[int], owner: str, *, timeout_seconds: float) -> dict[int, ShardRow]:
+        """See the port. Raises `ShardBlocked` for a single shard, `Unavailable`, `OutcomeUnknown` (the caller asks
+        again: the generation rises once more, which harms nobody)."""
         deadline = asyncio.get_running_loop().time() + timeout_seconds
-        pool = self._pools.of(self._master_of(shard))
+        (server,) = {self._master_of(shard) for shard in shards}
+        pool = self._pools.of(server)
         pool.space.check()
         try:
             async with pool.session(deadline=deadline) as session:
-                return await self._take(pool.space, session, shard, owner, deadline)
+                return await self._take(pool.space, session, shards, owner, deadline)
         except ConnectionLost:
             # A pooled connection that died while it was idle: before COMMIT nothing was written.
             async with pool.session(deadline=deadline, fresh=True) as session:
-                return await self._take(pool.space, session, shard, owner, deadline)
+                return await self._take(pool.space, session, shards, owner, deadline)
 
     async def _take(
-        self, space: DiskSpace, session: DatabaseSession, shard: int, owner: str, deadline: float
-    ) -> ShardRow:
-        table = f"{schema_name(shard)}.shard"
-        select = "SELECT %s, master_server, version_epoch, owner, generation FROM " + table + " WHERE only_row = 1"
-        text = StatementText()
-        text.add("START TRANSACTION")
-        text.add(session.dialect.locking(f"{select} FOR UPDATE", LOCK_WAIT_MILLISECONDS), shard)
-        text.add(f"UPDATE {table} SET generation = generation + 1, owner = %s WHERE only_row = 1", owner)
-        text.add(select, shard)
+        self, space: DiskSpace, session: DatabaseSession, shards: Sequence[int], owner: str, deadline: float
+    ) -> dict[int, ShardRow]:
+        locks = lock_shards_for_takeover(shards)
+        sql, values = _begin(session, (locks,), LOCK_WAIT_MILLISECONDS)
         try:
-            with space.locking(), space.writing(session):
-                results = await session.run("; ".join(text.parts), text.values, deadline=deadline)
+            with space.locking():
+                results = await session.run(sql, values, deadline=deadline)
         except ShardBlocked as error:
-            raise ShardBlocked(error.message, shard) from error
-        row = _only_row(results[-1], shard)
+            raise ShardBlocked(error.message, shards[0] if len(shards) == 1 else -1) from error
+        taken = {row.shard: row.taken_by(owner) for row in map(shard_row, results[-1])}
+        if len(shards) == 1 and not taken:
+            table = f"{schema_name(shards[0])}.shard"
+            raise InternalError(f"table {table} is empty: its migrations have not run to their end")
+        text = write_owners(taken.values())
+        done: list[list[Row]] = []
         try:
             with space.writing(session):
-                await session.run("COMMIT", deadline=deadline)
+                sql = "; ".join([*text.parts, "COMMIT"])
+                await session.run(sql, text.values, deadline=deadline, results=done)
         except TaoError as error:
+            session.quit()
+            # A refused statement ends its packet: COMMIT did not run.
+            if isinstance(error, MasterReadOnly) or len(done) < len(text.parts):
+                raise
             raise OutcomeUnknown(f"in COMMIT: {error.message}") from error
-        return row
+        return taken
 
     async def read_ownership(self, shards: Sequence[int], *, timeout_seconds: float) -> dict[int, ShardRow]:
-        """The shard rows, asked once per server."""
+        """The shard rows, asked in statements of at most `SHARDS_PER_STATEMENT` shards of one server."""
         found: dict[int, ShardRow] = {}
-        for server, of_server in self._by_server(shards).items():
-            text = StatementText()
-            for shard in of_server:
-                text.add(
-                    "(SELECT %s AS shard, master_server, version_epoch, owner, generation "
-                    f"FROM {schema_name(shard)}.shard WHERE only_row = 1)",
-                    shard,
-                )
-            rows = await self._read(server, text, timeout_seconds)
+        for server, some in self._chunks(shards):
+            rows = await self._read(server, read_shards(some), timeout_seconds)
             found.update((row.shard, row) for row in map(shard_row, rows))
         return found
 
@@ -291,11 +296,12 @@ class MySqlWriteStore:
     async def old_intents(
         self, shards: Sequence[int], *, before_unix_ms: int, limit: int, timeout_seconds: float = 5.0
     ) -> list[IntentRow]:
-        """See the port; the oldest first."""
+        """See the port; the oldest first. Asked in statements of at most `SHARDS_PER_STATEMENT` shards of one
+        server."""
         found: list[IntentRow] = []
-        for server, of_server in self._by_server(shards).items():
+        for server, some in self._chunks(shards):
             text = StatementText()
-            for shard in of_server:
+            for shard in some:
                 text.add(
                     f"(SELECT low_id, high_id, atypes, token, created_unix_ms FROM {schema_name(shard)}.inverse_intents"
                     " WHERE created_unix_ms < %s ORDER BY created_unix_ms LIMIT %s)",
@@ -317,17 +323,14 @@ class MySqlWriteStore:
             async with pool.session(deadline=deadline, fresh=True) as session:
                 return (await session.run(sql, text.values, deadline=deadline))[0]
 
-    def _by_server(self, shards: Sequence[int]) -> dict[str, list[int]]:
+    def _chunks(self, shards: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
+        """Yield the shards by their servers, a bounded number at a time."""
         grouped: dict[str, list[int]] = {}
         for shard in sorted(set(shards)):
             grouped.setdefault(self._master_of(shard), []).append(shard)
-        return grouped
-
-
-def _only_row(rows: list[Row], shard: int) -> ShardRow:
-    if not rows:
-        raise InternalError(f"table {schema_name(shard)}.shard is empty: its migrations have not run to their end")
-    return shard_row(rows[0])
+        for server, of_server in grouped.items():
+            for start in range(0, len(of_server), SHARDS_PER_STATEMENT):
+                yield server, of_server[start : start + SHARDS_PER_STATEMENT]
 
 
 def _begin(session: DatabaseSession, texts: Sequence[StatementText], milliseconds: int) -> tuple[str, list[object]]:

@@ -64,7 +64,7 @@ async def test_when_the_new_topology_does_not_come_the_error_says_what_to_refres
         await region.near.times(A, COMMENT)
     assert refused.value.topology_version == 2
     with pytest.raises(NotMine):
-        await region.near.write(AssocAdd(A, COMMENT, B, 1, b""))
+        await region.near.write(AssocAdd(A, COMMENT, B, 1, b""), within_ms=200)
     assert region.store.edges(A, COMMENT) == [], "and nothing is written"
 
 

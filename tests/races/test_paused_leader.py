@@ -17,7 +17,7 @@ These tests run in one process, with a clock that the test moves; those with SIG
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -124,11 +124,11 @@ async def test_a_takeover_that_was_under_way_when_the_leader_was_paused_counts_f
     answer = Gate()
     take_ownership = store.take_ownership
 
-    async def slowly(shard: int, owner: str, *, timeout_seconds: float):  # type: ignore[no-untyped-def]
-        row = await take_ownership(shard, owner, timeout_seconds=timeout_seconds)
+    async def slowly(shards: Sequence[int], owner: str, *, timeout_seconds: float):  # type: ignore[no-untyped-def]
+        rows = await take_ownership(shards, owner, timeout_seconds=timeout_seconds)
         if owner == one.name and not answer.arrived.is_set():
             await answer.pass_through()
-        return row
+        return rows
 
     store.take_ownership = slowly  # type: ignore[method-assign]
     one.ownership.want((0, 1))

@@ -218,9 +218,9 @@ class LeaderRig:
         """Take these shards, as after a start."""
         self.ownership.want(shards)
         for shard in shards:
-            row = await self.store.take_ownership(shard, self.name, timeout_seconds=1)
-            self.ownership.owned[shard] = row
-            self._opened(row)
+            rows = await self.store.take_ownership([shard], self.name, timeout_seconds=1)
+            self.ownership.owned[shard] = rows[shard]
+            self._opened(rows[shard])
 
     async def write(self, write: Write, *, within: float = 5.0) -> tuple[Written, bool]:
         return await self.inverses.write(write, self.clock.monotonic() + within)

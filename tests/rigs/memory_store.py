@@ -11,8 +11,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-import msgspec
-
 from tao.model.changes import sort_edges
 from tao.model.edge_block import COMPLETE, PREFIX, encode_block
 from tao.model.errors import TaoError
@@ -50,6 +48,9 @@ class MemoryStore(ReadStore):
         self.take_faults: list[TaoError] = []
         self.read_faults: list[Exception] = []
         self.ownership_faults: dict[str, TaoError] = {}
+        self.ownership_reads: list[list[int]] = []
+        self.takeovers: list[list[int]] = []
+        """The shards of each transaction that took, or tried to take, ownership."""
         self.reads: list[tuple[list[Query], bool]] = []
         self.transactions: list[list[int]] = []
         self.heartbeats: list[tuple[int, str, int]] = []
@@ -62,17 +63,20 @@ class MemoryStore(ReadStore):
     def transaction(self, server: str, *, timeout_seconds: float) -> MemoryTransaction:
         return MemoryTransaction(self)
 
-    async def take_ownership(self, shard: int, owner: str, *, timeout_seconds: float) -> ShardRow:
+    async def take_ownership(self, shards: Sequence[int], owner: str, *, timeout_seconds: float) -> dict[int, ShardRow]:
+        self.takeovers.append(list(shards))
         if self.take_faults:
             raise self.take_faults.pop(0)
         async with self._unlocked:
-            await self._unlocked.wait_for(lambda: not self._share_locked[shard])
-            row = self.shards[shard]
-            row = msgspec.structs.replace(row, owner=owner, generation=row.generation + 1)
-            self.shards[shard] = row
-        return row
+            if len(shards) == 1:
+                await self._unlocked.wait_for(lambda: not self._share_locked[shards[0]])
+            free = [shard for shard in shards if not self._share_locked[shard]]
+            rows = {shard: self.shards[shard].taken_by(owner) for shard in free}
+            self.shards.update(rows)
+        return rows
 
     async def read_ownership(self, shards: Sequence[int], *, timeout_seconds: float) -> dict[int, ShardRow]:
+        self.ownership_reads.append(list(shards))
         for shard in shards:
             if fault := self.ownership_faults.get(self.server_of(shard)):
                 raise fault

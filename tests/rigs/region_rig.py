@@ -118,10 +118,11 @@ class FollowerRig:
     async def count(self, id1: int, atype: int) -> int:
         return decode_count(await self.read(count_id1s=[id1], count_atypes=[atype]))[1]
 
-    async def write(self, *writes: Write) -> list[pb.WriteResult]:
-        """Return results in the order of the writes. Raises the first error among them."""
+    async def write(self, *writes: Write, within_ms: int = 0) -> list[pb.WriteResult]:
+        """Return results in the order of the writes. Raises the first error among them. ``within_ms``: the deadline, or
+        0 for the usual one."""
         batch = pb.WriteBatch(writes=[write_to_pb(write) for write in writes])
-        answer = (await self.ask(pb.Request(write=batch))).write
+        answer = (await self.ask(pb.Request(write=batch, deadline_ms=within_ms))).write
         for result in answer.results:
             if result.HasField("error"):
                 raise error_from_pb(result.error)

@@ -48,6 +48,13 @@ class ShardLocks:
             self._waiting[shard] -= 1
             self._wake()
 
+    def exclude_if_free(self, shard: int) -> bool:
+        """Lock the shard exclusively if nobody holds it; return whether it is locked now."""
+        if shard in self._exclusive or self._shared[shard]:
+            return False
+        self._exclusive.add(shard)
+        return True
+
     def free(self, shards: Iterable[int]) -> None:
         for shard in shards:
             self._shared[shard] -= 1

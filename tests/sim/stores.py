@@ -12,8 +12,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Final, Protocol, Self, TypeVar
 
-import msgspec
-
 from tao.model.errors import DeadlineExceeded, MasterReadOnly, OutcomeUnknown, ShardBlocked, TaoError, Unavailable
 from tao.model.graph import ListKey
 from tao.model.ids import SHARD_SHIFT
@@ -153,25 +151,29 @@ class SimWriteStore:
     def transaction(self, server: str, *, timeout_seconds: float) -> SimTransaction:
         return SimTransaction(self._world, self._world.databases[server], timeout_seconds)
 
-    async def take_ownership(self, shard: int, owner: str, *, timeout_seconds: float) -> ShardRow:
+    async def take_ownership(self, shards: Sequence[int], owner: str, *, timeout_seconds: float) -> dict[int, ShardRow]:
         """See the port."""
-        server = self._world.databases[self._master_of(shard)]
+        server = self._world.databases[self._master_of(shards[0])]
 
-        async def take() -> ShardRow:
-            try:
-                async with asyncio.timeout(LOCK_WAIT_SECONDS):
-                    await server.locks.exclude(shard)
-            except TimeoutError:
-                raise ShardBlocked(f"the lock of shard {shard} was not had", shard) from None
+        async def take() -> dict[int, ShardRow]:
+            if len(shards) > 1:
+                locked = [shard for shard in shards if server.locks.exclude_if_free(shard)]
+            else:
+                locked = list(shards)
+                try:
+                    async with asyncio.timeout(LOCK_WAIT_SECONDS):
+                        await server.locks.exclude(locked[0])
+                except TimeoutError:
+                    raise ShardBlocked(f"the lock of shard {shards[0]} was not had", shards[0]) from None
             try:
                 _check_writable(server)
-                row = server.truth.shards[shard]
-                row = msgspec.structs.replace(row, owner=owner, generation=row.generation + 1)
-                await asyncio.sleep(server.log(RowChanges(), self._world.schema, {shard: row}))
-                server.show(RowChanges(), {shard: row})
+                rows = {shard: server.truth.shards[shard].taken_by(owner) for shard in locked}
+                await asyncio.sleep(server.log(RowChanges(), self._world.schema, rows))
+                server.show(RowChanges(), rows)
             finally:
-                server.locks.free_exclusive(shard)
-            return row
+                for shard in locked:
+                    server.locks.free_exclusive(shard)
+            return rows
 
         return await run_at(self._world, server, take, timeout_seconds)
 

@@ -87,7 +87,7 @@ async def test_a_full_disk_is_named_by_the_errors_of_writes_which_go_on_once_the
     for attempt in (
         write(new_id(SHARD)),
         store.write_heartbeat(SHARD, "leader-1", 1, timeout_seconds=30),
-        store.take_ownership(SHARD, "leader-1", timeout_seconds=30),
+        store.take_ownership([SHARD], "leader-1", timeout_seconds=30),
     ):
         with pytest.raises(DatabaseFull, match=named):
             await attempt

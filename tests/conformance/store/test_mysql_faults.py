@@ -140,7 +140,7 @@ async def test_pooled_connections_that_died_idle_are_replaced_without_the_caller
             await transaction.commit()
         if kill:
             await kill_sessions(migrated)
-        await writer.take_ownership(SHARDS[0], "leader-1", timeout_seconds=5)
+        await writer.take_ownership(SHARDS[:1], "leader-1", timeout_seconds=5)
 
 
 async def test_a_stopped_leaders_transaction_keeps_no_shard_from_its_successor(make_pools: MakePools) -> None:
@@ -150,7 +150,8 @@ async def test_a_stopped_leaders_transaction_keeps_no_shard_from_its_successor(m
         generation = 0
         while not generation:
             with suppress(ShardBlocked):
-                generation = (await successor.take_ownership(SHARDS[0], "leader-2", timeout_seconds=5)).generation
+                taken = await successor.take_ownership(SHARDS[:1], "leader-2", timeout_seconds=5)
+                generation = taken[SHARDS[0]].generation
         assert generation == before[SHARDS[0]].generation + 1
         # Time by which the client has noticed that the server has cut the connection.
         with pytest.raises((ConnectionLost, OutcomeUnknown)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,10 @@ from tao.model.errors import RetryableError, ShardBlocked
 from tao.model.graph import Edge, EdgeKey, ListKey, decode_count
 from tao.model.queries import CountQuery, Query, RangeQuery
 from tao.model.rows import ExistingRows, IntentKey, IntentRow, ListRow, ObjectRow, RowChanges, WriteKeys
+from tao.storage import writes
 from tao.storage.names import schema_name
+from tao.storage.result_packets import Row
+from tao.storage.session import DatabaseSession
 from tests.conformance.store.stores import (
     LIKES,
     LONG,
@@ -186,9 +190,9 @@ async def test_writers_of_one_list_in_parallel_lose_nothing(stores: Stores) -> N
 async def test_taking_ownership_raises_the_generation_each_time(stores: Stores) -> None:
     shard = SHARDS[2]
     before = (await stores.write.read_ownership([shard], timeout_seconds=5))[shard]
-    first = await stores.write.take_ownership(shard, "leader-a", timeout_seconds=5)
-    again = await stores.write.take_ownership(shard, "leader-a", timeout_seconds=5)
-    other = await stores.write.take_ownership(shard, "leader-b", timeout_seconds=5)
+    first = (await stores.write.take_ownership([shard], "leader-a", timeout_seconds=5))[shard]
+    again = (await stores.write.take_ownership([shard], "leader-a", timeout_seconds=5))[shard]
+    other = (await stores.write.take_ownership([shard], "leader-b", timeout_seconds=5))[shard]
     rows = (before, first, again, other)
     assert [row.generation - before.generation for row in rows] == [0, 1, 2, 3]
     assert (first.owner, other.owner, other.master_server, other.shard) == ("leader-a", "leader-b", SERVER, shard)
@@ -203,12 +207,43 @@ async def test_two_owners_of_one_shard_a_takeover_waits_for_open_transactions_an
     async with stores.write.transaction(SERVER, timeout_seconds=10) as transaction:
         seen, _ = await transaction.lock_and_read([shard], WriteKeys())
         with pytest.raises(ShardBlocked) as caught:
-            await stores.write.take_ownership(shard, "usurper", timeout_seconds=10)
+            await stores.write.take_ownership([shard], "usurper", timeout_seconds=10)
         assert caught.value.shard == shard
         await transaction.commit()
-    taken = await stores.write.take_ownership(shard, "usurper", timeout_seconds=10)
-    assert taken.generation == seen[shard].generation + 1
-    assert (await write(stores, RowChanges()))[shard] == taken
+    taken = await stores.write.take_ownership([shard], "usurper", timeout_seconds=10)
+    assert taken[shard].generation == seen[shard].generation + 1
+    assert (await write(stores, RowChanges()))[shard] == taken[shard]
+
+
+async def test_shards_taken_together_are_one_commit_which_leaves_out_those_that_are_locked(stores: Stores) -> None:
+    before = await stores.write.read_ownership(SHARDS, timeout_seconds=5)
+    locked, *free = SHARDS
+    async with stores.write.transaction(SERVER, timeout_seconds=10) as transaction:
+        await transaction.lock_and_read([locked], WriteKeys())
+        taken = await stores.write.take_ownership(SHARDS, "usurper", timeout_seconds=10)
+        await transaction.commit()
+    assert taken == {shard: before[shard].taken_by("usurper") for shard in free}
+    assert await stores.write.read_ownership(SHARDS, timeout_seconds=5) == {locked: before[locked], **taken}
+
+
+async def test_ownership_and_intents_are_read_a_bounded_number_of_shards_at_a_time(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = await stores.write.read_ownership(SHARDS, timeout_seconds=5)
+    statements: list[str] = []
+    run = DatabaseSession.run
+
+    async def recorded(session: DatabaseSession, sql: str, *args: Any, **keywords: Any) -> list[list[Row]]:
+        statements.append(sql)
+        return await run(session, sql, *args, **keywords)
+
+    monkeypatch.setattr(DatabaseSession, "run", recorded)
+    monkeypatch.setattr(writes, "SHARDS_PER_STATEMENT", 2)
+    assert await stores.write.read_ownership(SHARDS, timeout_seconds=5) == rows
+    assert [sql.count("only_row") for sql in statements] == [2, 1]
+    statements.clear()
+    await stores.write.old_intents(SHARDS, before_unix_ms=1, limit=1)
+    assert [sql.count("inverse_intents") for sql in statements] == [2, 1]
 
 
 async def test_old_intents_are_found_the_oldest_first_and_in_bounds(stores: Stores) -> None:

@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tao.model.errors import DatabaseFull, InternalError, MasterReadOnly, NotMine, OutcomeUnknown, TaoError, Unavailable
+from tao.model.writes import AssocAdd
+from tao.wire.convert import write_to_pb
 from tao.wire.v1 import session_pb2 as pb
-from tests.rigs.leader_rig import LeaderRig, make_id
+from tests.rigs.leader_rig import COMMENT, LeaderRig, make_id
 from tests.rigs.links_rig import MemoryReply
 from tests.rigs.memory_store import MemoryStore
 from tests.rigs.pacing import until
@@ -151,6 +153,106 @@ async def read(rig: LeaderRig) -> pb.Error:
     rig.reads.handle(request, MemoryReply(answers.append))
     await until(lambda: bool(answers))
     return answers[0].read.errors[0] if answers[0].read.errors else pb.Error()
+
+
+@pytest.fixture
+async def wide_store() -> MemoryStore:
+    """200 shards of one database."""
+    return MemoryStore(200)
+
+
+@pytest.fixture
+async def wide(wide_store: MemoryStore) -> AsyncIterator[LeaderRig]:
+    rig = LeaderRig(wide_store, wide_store)
+    rig.tasks(rig.ownership.take())
+    rig.tasks(rig.ownership.check())
+    yield rig
+    assert rig.tasks.errors == []
+    await rig.close()
+
+
+async def test_many_shards_are_taken_in_few_transactions(wide_store: MemoryStore, wide: LeaderRig) -> None:
+    wide.ownership.want(range(200))
+    await until(lambda: wide.ownership.complete)
+    assert [len(shards) for shards in wide_store.takeovers] == [64, 64, 64, 8]
+
+
+async def test_a_locked_shard_is_taken_alone_and_delays_no_other(wide_store: MemoryStore, wide: LeaderRig) -> None:
+    await wide_store.lock((5,))
+    wide.ownership.want(range(100))
+    await until(lambda: len(wide.ownership.owned) == 99)
+    await until(lambda: len(wide_store.takeovers) == 3)
+    assert wide_store.takeovers == [list(range(64)), list(range(64, 100)), [5]]
+    await wide_store.unlock((5,))
+    await until(lambda: wide.ownership.complete)
+
+
+async def test_a_shard_that_the_database_rejects_keeps_no_other_from_being_taken(
+    wide_store: MemoryStore, wide: LeaderRig
+) -> None:
+    wide_store.take_faults.extend([InternalError("table of shard 3 is empty"), InternalError("shard 0 too")])
+    wide.ownership.want(range(10))
+    await until(lambda: len(wide.ownership.owned) == 9)
+    assert wide_store.takeovers == [list(range(10)), *([shard] for shard in range(10))]
+    await until(lambda: wide.ownership.complete)
+
+
+async def test_shards_of_a_database_that_is_away_are_tried_again_together(
+    wide_store: MemoryStore, wide: LeaderRig
+) -> None:
+    wide_store.take_faults.append(Unavailable("away"))
+    wide.ownership.want(range(10))
+    await until(lambda: wide.ownership.complete)
+    assert wide_store.takeovers == [list(range(10))] * 2
+
+
+async def test_ownership_is_checked_a_bounded_number_of_shards_at_a_time(
+    wide_store: MemoryStore, wide: LeaderRig
+) -> None:
+    wide.ownership.want(range(200))
+    await until(lambda: wide.ownership.complete)
+    wide_store.ownership_reads.clear()
+    await until(lambda: len(wide_store.ownership_reads) >= 2)
+    assert sorted(map(len, wide_store.ownership_reads[:2])) == [72, 128]
+
+
+async def test_a_write_waits_for_the_takeover_of_its_shard_as_long_as_it_can(
+    store: MemoryStore, rig: LeaderRig
+) -> None:
+    await store.lock((1,))
+    rig.ownership.want((0, 1))
+    late, patient = add_comment(rig, within_ms=50), add_comment(rig, within_ms=20_000)
+    assert (await late).error.reason == NotMine.reason
+    await store.unlock((1,))
+    assert not (await patient).HasField("error")
+
+
+async def test_a_write_of_a_shard_that_moves_to_another_leader_waits_no_longer(
+    store: MemoryStore, rig: LeaderRig
+) -> None:
+    await store.lock((1,))
+    rig.ownership.want((1,))
+    waiting = add_comment(rig, within_ms=20_000)
+    await asyncio.sleep(0)
+    rig.ownership.want((0,))
+    assert (await waiting).error.reason == NotMine.reason
+    await store.unlock((1,))
+
+
+async def test_a_write_does_not_wait_for_a_shard_whose_disk_is_full(store: MemoryStore, rig: LeaderRig) -> None:
+    store.take_faults.extend([DatabaseFull("the disk of db-1 is full")] * 1_000_000)
+    rig.ownership.want((1,))
+    assert (await add_comment(rig, within_ms=20_000)).error.reason == DatabaseFull.reason
+
+
+def add_comment(rig: LeaderRig, within_ms: int) -> asyncio.Future[pb.WriteResult]:
+    """Write an edge of shard 1."""
+    result: asyncio.Future[pb.WriteResult] = asyncio.get_running_loop().create_future()
+    write = write_to_pb(AssocAdd(make_id(64, 1), COMMENT, make_id(65, 1), 1, b""))
+    request = pb.Request(number=1, deadline_ms=within_ms, write=pb.WriteBatch(writes=[write]))
+    reply = MemoryReply(lambda answer: result.set_result(answer.write.results[0]), peer="near-1")
+    rig.service.handle(request, reply)
+    return result
 
 
 async def test_a_takeover_that_ends_after_the_shard_moved_away_is_not_kept(store: MemoryStore, rig: LeaderRig) -> None:

@@ -83,7 +83,7 @@ async def test_writes_that_arrive_during_a_transaction_wait_for_the_next(store: 
 async def test_a_fenced_shard_fails_alone_and_the_rest_of_its_batch_is_committed(
     store: MemoryStore, rig: LeaderRig
 ) -> None:
-    await store.take_ownership(1, "leader-2", timeout_seconds=1)
+    await store.take_ownership([1], "leader-2", timeout_seconds=1)
     lost, kept = await results(*start(rig, edge(OTHER), edge()))
     assert isinstance(lost, Fenced)
     assert not isinstance(kept, Exception)

@@ -52,7 +52,7 @@ async def test_a_follower_forwards_no_write_of_a_batch_that_is_too_large() -> No
 
 
 async def test_a_write_whose_leader_is_dead_fails_with_the_leader_s_name_and_what_to_do() -> None:
-    rig = FollowerRig("near-1", make_topology(), forwarding=ForwardSettings(max_attempts=1))
+    rig = FollowerRig("near-1", make_topology(), forwarding=ForwardSettings(max_wait_seconds=0.0))
     sent: list[pb.Answer] = []
     rig.subscriptions.follow_routes(rig.configuration.routes)
     write = pb.Write(obj_delete=pb.ObjDelete(id=make_id(1)))
