@@ -181,8 +181,7 @@ class LoadDisplay:
         self._bars: Bars | None = None
         self._task: TaskID | None = None
         self._first_lines = 0
-        self._began = time.monotonic()
-        self._next_line_at = self._began + LINE_SECONDS
+        self._began = self._next_line_at = 0.0
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
@@ -210,6 +209,7 @@ class LoadDisplay:
         now = time.monotonic()
         if self.progress is None:
             self._began, self._first_lines = now, progress.lines
+            self._next_line_at = now + LINE_SECONDS
         self.progress = progress
         rate = (progress.lines - self._first_lines) / max(now - self._began, 1e-3)
         lines = counted(progress.lines, "line") + (f", {progress.rejected:,} rejected" if progress.rejected else "")
