@@ -172,12 +172,16 @@ class Counting:
 
 
 class LoadDisplay:
-    """The progress bar of a load on a terminal; shows nothing elsewhere. A context manager."""
+    """Shows the progress of a load: a bar on a terminal, elsewhere a line every few seconds. A context manager.
+
+    ``progress``: what was shown or would have been shown last; None before the first."""
 
     def __init__(self) -> None:
+        self.progress: LoadProgress | None = None
         self._bars: Bars | None = None
         self._task: TaskID | None = None
         self._first_lines = 0
+        self._began = self._next_line_at = 0.0
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
@@ -202,17 +206,21 @@ class LoadDisplay:
 
     def show(self, progress: LoadProgress, size: int) -> None:
         """Show the progress of the load. ``size``: the size of its input in bytes, 0 when unknown."""
-        if self._bars is None:
-            return
-        if self._task is None:
-            self._task = self._bars.add_task("load", total=size or None, lines="", rate="")
-            self._first_lines = progress.lines
-        task = next(task for task in self._bars.tasks if task.id == self._task)
-        rate = (progress.lines - self._first_lines) / task.elapsed if task.elapsed else 0.0
-        rejected = f", {progress.rejected:,} rejected" if progress.rejected else ""
-        self._bars.update(
-            self._task,
-            completed=progress.offset,
-            lines=f"{counted(progress.lines, 'line')}{rejected}",
-            rate=f"{rate:,.0f}/s" if rate else "",
-        )
+        now = time.monotonic()
+        if self.progress is None:
+            self._began, self._first_lines = now, progress.lines
+            self._next_line_at = now + LINE_SECONDS
+        self.progress = progress
+        rate = (progress.lines - self._first_lines) / max(now - self._began, 1e-3)
+        lines = counted(progress.lines, "line") + (f", {progress.rejected:,} rejected" if progress.rejected else "")
+        per_second = f"{rate:,.0f}/s" if rate else ""
+        if self._bars is not None:
+            if self._task is None:
+                self._task = self._bars.add_task("load", total=size or None, lines="", rate="")
+            self._bars.update(self._task, completed=progress.offset, lines=lines, rate=per_second)
+        elif now >= self._next_line_at:
+            self._next_line_at = now + LINE_SECONDS
+            share = f"{100 * progress.offset // size} %" if size else ""
+            text = ", ".join(part for part in (lines, share, per_second) if part)
+            sys.stderr.write(f"[{now - self._began:5.1f} s] {text}\n")
+            sys.stderr.flush()

@@ -72,7 +72,8 @@ class DatabaseFacts:
 class FileFacts:
     """A file or a folder of this machine that a settings file names.
 
-    ``kind``: secret (only its owner may read it), document (only its owner may write it) or folder (room is needed)."""
+    ``kind``: secret (only its owner and group may read it), document (only its owner may write it) or folder (room is
+    needed)."""
 
     path: str
     kind: str
@@ -243,8 +244,12 @@ def _files(facts: Facts) -> Iterator[Problem]:
     for file in facts.files:
         if file.error:
             yield Problem(file.path, file.error, "create it, or correct its path in the settings file")
-        elif file.kind == "secret" and file.mode & (stat.S_IRWXG | stat.S_IRWXO):
-            yield Problem(file.path, f"other users may use it (mode {file.mode:03o})", f"chmod 600 {file.path}")
+        elif file.kind == "secret" and file.mode & (stat.S_IWGRP | stat.S_IRWXO):
+            yield Problem(
+                file.path,
+                f"others than its owner and its readers' group may use it (mode {file.mode:03o})",
+                f"chmod g-w,o= {file.path}",
+            )
         elif file.mode & stat.S_IWOTH and not file.mode & stat.S_ISVTX:
             yield Problem(file.path, f"everybody may change it (mode {file.mode:03o})", f"chmod o-w {file.path}")
 

@@ -26,25 +26,27 @@ CALL_SECONDS: Final = 5.0
 RECHECK_SECONDS: Final = 1.0
 """A server that looks stale is asked again after so long; messages between regions arrive in less."""
 
-WORDS: Final = {
-    "fill_begun": "fill started, for at least",
-    "stored": "fill kept",
-    "below_floor": "fill rejected, older than a version seen before",
-    "not_kept": "fill answered, not kept",
-    "learnt": "version seen in an answer",
-    "applied": "message applied",
-    "ignored": "message ignored, not newer than what is held",
-    "dropped": "entry dropped for a message",
-    "not_cached": "message noted, nothing was held",
-    "epoch_bumped": "message invalidated the shard",
-    "evicted": "evicted",
-    "opened": "shard opened",
-    "closed": "shard closed",
-    "voided": "shard invalidated",
-    "types_voided": "types of the shard invalidated",
-    "epoch_raised": "version epoch raised",
+SENTENCES: Final = {
+    "fill_begun": "A read found nothing cached that it could use, and fetched it{at_least}.",
+    "stored": "What {origin} answered was cached: reads are answered with this version from now on.",
+    "below_floor": "What {origin} answered was rejected, since a newer version is known: it is fetched further up.",
+    "not_kept": "What {origin} answered went to the reader and was not cached: the next read fetches it again.",
+    "learnt": "An answer or a token named this version: no older one is cached or answered from now on.",
+    "applied": "A change came{cause} and was applied to what was cached: reads see it from now on.",
+    "ignored": "A change came{cause} that was in what is cached already: nothing had to be done.",
+    "dropped": "A change came{cause} that did not fit what was cached, which was dropped: the next read fetches it.",
+    "not_cached": "A change came{cause} while nothing was cached: it was noted, so that no older version is cached.",
+    "epoch_bumped": "A change came{cause} with a higher version epoch: all that was cached of the shard was dropped.",
+    "evicted": "It was evicted to make room for others: the next read fetches it.",
+    "opened": "The server began to serve the shard, with nothing of it cached.",
+    "closed": "The server stopped serving the shard, and dropped what it had cached of it.",
+    "voided": "All that was cached of the shard was invalidated{cause}: reads fetch it again.",
+    "types_voided": "All that was cached of some types of the shard was invalidated{cause}: reads fetch it again.",
+    "epoch_raised": "The shard's version epoch became known or rose, as after a promotion: earlier ones are not used.",
 }
-"""The text for a person of each event, by the name that the servers record."""
+"""A sentence for each event, by the name that the servers record: what happened, and what it means for reads."""
+
+_ORIGINS: Final = {"leader": "the leader's cache", "database": "the database", "": "its source"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +203,32 @@ async def _stored_version(routes: Routes, links: Links, key: int, atype: int) ->
     if answer.errors:
         raise error_from_pb(answer.errors[0])
     return version_of(answer.values[0])
+
+
+def sentence_of(event: Event) -> str:
+    """Return what happened, and what it means, as a sentence. An event of a newer release is shown by its name."""
+    return SENTENCES.get(event.event, f"{event.event}{{cause}}").format(
+        at_least=", accepting this version or a newer one" if event.version else "",
+        origin=_ORIGINS.get(event.cause, event.cause),
+        cause=f" ({event.cause})" if event.cause else "",
+    )
+
+
+def state_of(held: Holding, stored_version: int | None) -> str:
+    """Return what it means that a server holds this version while the master database has ``stored_version``."""
+    if held.error:
+        return f"It could not be asked: {held.error}"
+    if held.cached_version is None:
+        return "It holds nothing: the next read fetches it."
+    if stored_version is None:
+        return "It could not be compared with the database."
+    if held.stale:
+        return "STALE: it is older than the database, and still was when asked again."
+    if held.cached_version < stored_version:
+        return "It had not heard of a write under way, and had when asked again."
+    if held.cached_version > stored_version:
+        return "It is newer than what the database answered just before: a write is under way."
+    return "It is up to date."
 
 
 def version_text(version: int | None) -> str:

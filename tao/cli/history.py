@@ -8,12 +8,13 @@ from typing import Any
 import click
 
 from tao.admin.connection import current_schema, current_topology
-from tao.admin.key_history import WORDS, Event, KeyTimeline, key_timeline, version_text
+from tao.admin.key_history import Event, KeyTimeline, key_timeline, sentence_of, state_of, version_text
 from tao.cli.connection import links_of_command, target_of
 from tao.cli.frame import run, show
 from tao.cli.options import global_options, token_option
+from tao.model.versions import counter_of, epoch_of
 from tao.routing.routes import Routes
-from tao.terminal import fields_of, print_records
+from tao.terminal import counted, fields_of, print_records
 
 
 @click.command()
@@ -24,16 +25,20 @@ from tao.terminal import fields_of, print_records
 def history(key: int, atype: str | None) -> int:
     """Show what happened to an object (ID) or an association list (ID ATYPE) at every server.
 
-    Shows the version in the database, the version that every server holds, and the events of the key at each server:
-    fills, messages, evictions, invalidations, with versions as EPOCH.CHANGES and their causes. Hits are not recorded.
-    Times are those of the servers' clocks, in UTC.
+    Shows the version in the database, the version that every server holds and whether it is up to date, and a timeline
+    of what happened to the key at each server: fills, changes, evictions, invalidations. Reads that the cache answered
+    are not recorded. Times are those of the servers' clocks, in UTC.
+
+    A version is EPOCH.CHANGES: 1.5 is the fifth change of the key, made in version epoch 1. A promotion of the shard's
+    master raises the epoch. A deletion is a change, too.
 
     Exit status 1 when a server holds an older version than the database, and still does a second later, or could not be
     asked.
     """
     found = run(_collect(key, atype))
     stale = [held.server for held in found.stale]
-    show({**fields_of(found), "stale_servers": stale}, lambda: _print(found, stale))
+    name = f"object {key}" if atype is None else f"list ({key}, {atype})"
+    show({**fields_of(found), "stale_servers": stale}, lambda: _print(name, found, stale))
     return int(bool(stale or found.unreachable))
 
 
@@ -57,9 +62,9 @@ async def _collect(key: int, atype: str | None) -> KeyTimeline:
         return await key_timeline(routes, links, key, number)
 
 
-def _print(found: KeyTimeline, stale: list[str]) -> None:
-    stored = f"unknown: {found.stored_error}" if found.stored_error else version_text(found.stored_version)
-    click.echo(f"version in the master database: {stored}")
+def _print(name: str, found: KeyTimeline, stale: list[str]) -> None:
+    click.echo(_stored_text(name, found))
+    click.echo()
     print_records(
         {
             "server": held.server,
@@ -67,25 +72,42 @@ def _print(found: KeyTimeline, stale: list[str]) -> None:
             "region": held.region,
             "holds": version_text(held.cached_version),
             "has seen": version_text(held.floor),
-            "recorded since": _time(held.since_unix_ms),
-            "error": held.error,
+            "what it means": state_of(held, found.stored_version),
         }
         for held in found.servers
     )
+    if not found.servers:
+        click.echo("No server holds it, or has recorded anything of it.")
     click.echo()
     print_records(
         {
-            "time": _time(each.unix_ms),
+            "time (UTC)": _time(each.unix_ms),
             "server": each.server,
-            "what happened": WORDS.get(each.event, each.event),
             "version": _version(each),
-            "by": each.cause,
+            "what happened": sentence_of(each),
         }
         for each in found.events
     )
+    since = max((held.since_unix_ms for held in found.servers), default=0)
+    if since:
+        click.echo()
+        click.echo(f"The servers' records go back to {_time(since)} at least; what happened before may be missing.")
     if stale:
         click.echo()
-        click.echo(f"older than the database: {', '.join(stale)}")
+        click.echo(f"Stale: {', '.join(stale)}. docs/how-to/debug-a-stale-read.md says where to look.")
+
+
+def _stored_text(name: str, found: KeyTimeline) -> str:
+    """Return what the master database has, and what its version means."""
+    if found.stored_version is None:
+        return f"The master database could not be asked about {name}: {found.stored_error}"
+    if not found.stored_version:
+        return f"The master database has no {name}, and never had."
+    changes, epoch = counter_of(found.stored_version), epoch_of(found.stored_version)
+    return (
+        f"In the master database, {name} has version {version_text(found.stored_version)}: "
+        f"changed {counted(changes, 'time')}, last in version epoch {epoch}."
+    )
 
 
 def _version(event: Event) -> str:
@@ -96,4 +118,4 @@ def _version(event: Event) -> str:
 
 
 def _time(unix_ms: int) -> str:
-    return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime("%H:%M:%S.%f")[:-3] if unix_ms else ""
+    return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime("%m-%d %H:%M:%S.%f")[:-3] if unix_ms else ""

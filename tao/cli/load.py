@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
+from tao.admin.load.key_map import LoadProgress
 from tao.admin.load.pipeline import PipelineSettings
 from tao.admin.load.session import (
+    STANDARD_INPUT,
     EdgeInput,
     LoadInput,
     ObjectInput,
@@ -21,6 +25,7 @@ from tao.admin.load.session import (
 from tao.cli.connection import target_of
 from tao.cli.frame import INTERRUPTED_STATUS, fail, run, show
 from tao.cli.options import combined, region_options
+from tao.model.errors import OutcomeUnknown, RetryableError
 from tao.terminal import LoadDisplay, counted, print_pairs
 
 REJECTED_STATUS = 1
@@ -30,9 +35,12 @@ REJECTED_STATUS = 1
 def load() -> None:
     """Load objects and edges from CSV files.
 
-    The first line names the columns; a column with the name of a field of the type is loaded into it. After an
-    interruption the same command continues where it was; repeated, it changes nothing. Rejected lines go to
-    FILE.rejected.csv, with reasons; the exit status is 1 when there are any.
+    The first line names the columns; a column with the name of a field of the type is loaded into it. Progress goes to
+    standard error: a bar on a terminal, elsewhere a line every five seconds.
+
+    Ctrl-C and SIGTERM end a load after the batches that it has begun, and say where; the exit status is 130. The same
+    command continues from there; repeated, it changes nothing. Rejected lines go to FILE.rejected.csv, with reasons;
+    the exit status is 1 when there are any.
     """
 
 
@@ -84,7 +92,7 @@ def objects(otype: str, key_column: str, **inputs: Any) -> int:  # Any: the inpu
     """
     source, settings = _inputs(**inputs)
     objects = ObjectInput(otype, key_column)
-    return _load(lambda on_progress: load_objects(target_of(), source, objects, settings, on_progress))
+    return _load(source, lambda on_progress: load_objects(target_of(), source, objects, settings, on_progress))
 
 
 @load.command()
@@ -114,10 +122,15 @@ def edges(  # Any: the input options
     edge_time: str | None,
     **inputs: Any,
 ) -> int:
-    """Load edges with their inverses, one from each line of FILE ("-" reads standard input)."""
+    """Load edges with their inverses, one from each line of FILE ("-" reads standard input).
+
+    An edge is loaded when it is stored at both ends. A batch waits up to 15 s for the ends that lie at a leader which
+    does not answer. Edges that are then still "pending" are stored at one end; the leaders write the other one as soon
+    as it can be reached, and nothing has to be repeated.
+    """
     source, settings = _inputs(**inputs)
     edges = EdgeInput(atype, (from_column, to_column), (from_otype, to_otype), edge_time)
-    return _load(lambda on_progress: load_edges(target_of(), source, edges, settings, on_progress))
+    return _load(source, lambda on_progress: load_edges(target_of(), source, edges, settings, on_progress))
 
 
 def _inputs(
@@ -142,18 +155,46 @@ def _inputs(
     return found, PipelineSettings(**pipeline)
 
 
-def _load(work: Callable[[OnProgress], Coroutine[Any, Any, Summary]]) -> int:
+def _load(source: LoadInput, work: Callable[[OnProgress], Coroutine[Any, Any, Summary]]) -> int:
     with LoadDisplay() as display:
         try:
-            summary = run(work(display.show))
+            with _terminated_as_interrupted():
+                summary = run(work(display.show))
         except KeyboardInterrupt:
-            fail("interrupted: repeat the same command to continue from here", INTERRUPTED_STATUS)
+            fail(_stopped_text("interrupted", source.file, display.progress), INTERRUPTED_STATUS)
+        except (RetryableError, OutcomeUnknown) as error:
+            error.add_note(_stopped_text("the load stopped", source.file, display.progress))
+            raise
     show(summary, lambda: _print(summary))
     return REJECTED_STATUS if summary.rejected else 0
 
 
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Have SIGTERM, which service managers and schedulers send, end the block as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stopped_text(what: str, file: Path, progress: LoadProgress | None) -> str:
+    """Say where a load has stopped, and how to go on. ``what``: "interrupted", or what else has ended it."""
+    if progress is None or not progress.lines:
+        return f"{what} before anything was loaded: repeat the same command"
+    rejected = f", {progress.rejected:,} rejected" if progress.rejected else ""
+    where = f"{what} after line {progress.lines:,} ({progress.loaded:,} loaded{rejected})"
+    if file == STANDARD_INPUT:
+        return f"{where}: repeat the same command with the whole input; what is loaded already stays as it is"
+    return f"{where}: repeat the same command to continue from there"
+
+
 def _print(summary: Summary) -> None:
-    pending = f"{counted(summary.inverse_pending, 'edge')}: their other ends follow within seconds"
+    pending = (
+        f"{counted(summary.inverse_pending, 'edge')} stored at one end: a leader writes the other end as soon as it "
+        "can be reached (`tao status` names what cannot)"
+    )
     print_pairs(
         {
             "loaded": f"{counted(summary.loaded, 'line')} of {summary.file}",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
 
@@ -21,7 +22,9 @@ from tao.cli.options import (
     token_option,
 )
 from tao.model.errors import OperatorError
-from tao.terminal import WaitDisplay, print_records
+from tao.routing.cloning_policy import CloningPolicy
+from tao.routing.read_rates import RateSettings
+from tao.terminal import WaitDisplay, counted, print_records
 from tao.topology.clones import Cloning, plan_copies
 from tao.watcher.shard_clones import Cloner, CloningSettings, topology_version_of
 
@@ -137,19 +140,60 @@ def _show_nothing(_: str) -> None:
 @token_option
 @global_options
 def hot(limit: int, tier: str | None) -> int:
-    """Show which shards and keys are read most, in reads a second over about the last ten seconds.
+    """Show which shards and keys are read most, in reads a second over about the last ten seconds, and whether that is
+    much.
 
-    Every server samples its requests: rates are estimates, within a few percent where they are high.
-    Exit status 1 when a server does not answer.
+    Rates fade: a read counts half after five seconds. Every server counts all reads up to some 400 a second. Above, it
+    samples them, and rates are estimates, within a few percent where they are high. Exit status 1 when a server does
+    not answer.
     """
     found = merge_traffic(*run(follower_traffic(target_of(), limit, tier)), limit)
 
     def text() -> None:
         print_records(found["shards"])
-        click.echo()
-        print_records(found["keys"])
+        if found["keys"]:
+            click.echo()
+            print_records(found["keys"])
+            click.echo()
+        for line in hot_lines(found):
+            click.echo(line)
         for name, why in found["silent"].items():
             click.echo(f"{name}: {why}", err=True)
 
     show(found, text)
     return int(bool(found["silent"]))
+
+
+_HOT_SHARD: Final = CloningPolicy().clone_above
+_HOT_KEY: Final = RateSettings().hot_reads_per_second
+
+
+def hot_lines(found: Mapping[str, Any]) -> list[str]:  # Any: the JSON of `merge_traffic`
+    """Return what the rates of `merge_traffic` mean: how much is read, and what is hot by the default settings."""
+    if not found["tiers"]:
+        return ["no follower has answered: nothing is known of what is read"]
+    total = ", ".join(f"{rate:,.1f} in {tier}" for tier, rate in found["tiers"].items())
+    lines = [f"reads a second over about the last ten seconds: {total}"]
+    if not found["shards"]:
+        return [*lines, "nothing is hot: no shard was read"]
+    hot = [each for each in found["shards"] if each["reads_per_second"] >= _HOT_SHARD * len(each["servers"])]
+    for shard in hot:
+        servers = counted(len(shard["servers"]), "server")
+        lines.append(
+            f"shard {shard['shard']} of {shard['tier']} is hot: {shard['reads_per_second']:,.1f} reads/s at {servers}; "
+            f"`tao shard clone {shard['shard']} --tier {shard['tier']} --copies {len(shard['servers'])}` adds one"
+        )
+    key = found["keys"][0] if found["keys"] else None
+    if key is not None and key["reads_per_second"] >= _HOT_KEY:
+        lines.append(
+            f"keys are hot, with up to {key['reads_per_second']:,.1f} reads/s: SDKs keep a key from {_HOT_KEY:,.0f} "
+            "reads/s at one server, and ask for it less"
+        )
+    elif not hot:
+        shard = found["shards"][0]
+        lines.append(
+            f"nothing is hot: the busiest shard, {shard['shard']} of {shard['tier']}, has "
+            f"{shard['reads_per_second']:,.1f} reads/s ({shard['share']:.0%} of its tier's); a clone pays off from "
+            f"{_HOT_SHARD:,.0f} reads/s at one server"
+        )
+    return lines

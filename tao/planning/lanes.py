@@ -1,7 +1,9 @@
 """Choose the writes that share the next transaction: the queue in front of group commit.
 
 A few *lanes* per database server work side by side, each with one open transaction. At most one lane holds a key at a
-time. Of two writes that share a key, the earlier goes first, or both go in one batch, in order.
+time. Of two writes that share a key, the earlier goes first, or both go in one batch, in order. Only a sub-write goes
+before all other writes of its keys: a writer at another leader waits for it, and its time is short. Behind the
+thousands of writes that wait for a popular list, it would run out, and the inverse edge would be left pending.
 
 Each key has its own queue of waiting writes. A write counts the keys at which another write is queued before it
 (``behind``) and, once there are none, the keys that an open batch holds (``held``). When both counts are zero, the
@@ -73,16 +75,43 @@ class _Entry:
 
 
 class _Key:
-    """The queue of one key. ``holder``: the number of the open batch that has the key, or `_WAITING`."""
+    """The queue of one key: the sub-writes, then the other writes.
 
-    __slots__ = ("holder", "queue")
+    ``holder``: the number of the open batch that has the key, or `_WAITING`."""
+
+    __slots__ = ("_others", "_sub_writes", "holder")
 
     def __init__(self) -> None:
         self.holder = _WAITING
-        self.queue: OrderedDict[int, _Entry] = OrderedDict()
+        self._sub_writes: OrderedDict[int, _Entry] = OrderedDict()
+        self._others: OrderedDict[int, _Entry] = OrderedDict()
 
     def head(self) -> _Entry | None:
-        return next(iter(self.queue.values()), None)
+        return next(iter((self._sub_writes or self._others).values()), None)
+
+    def append(self, entry: _Entry) -> None:
+        """Queue the entry behind those of its kind, and count who is behind another one now."""
+        head = self.head()
+        if head is not None:
+            overtaken = entry.sub_write and not head.sub_write
+            (head if overtaken else entry).behind += 1
+        self._queue_of(entry)[entry.sequence_number] = entry
+
+    def put_first(self, entry: _Entry) -> None:
+        """Queue the entry before those of its kind, and count who is behind another one now."""
+        head = self.head()
+        if head is not None:
+            overtaken = entry.sub_write or not head.sub_write
+            (head if overtaken else entry).behind += 1
+        queue = self._queue_of(entry)
+        queue[entry.sequence_number] = entry
+        queue.move_to_end(entry.sequence_number, last=False)
+
+    def remove(self, entry: _Entry) -> None:
+        del self._queue_of(entry)[entry.sequence_number]
+
+    def _queue_of(self, entry: _Entry) -> OrderedDict[int, _Entry]:
+        return self._sub_writes if entry.sub_write else self._others
 
 
 class _Server:
@@ -128,7 +157,7 @@ class _Server:
         Returns the new head when this removal made it the first in the queues of all its keys."""
         key = self.keys[name]
         was_head = key.head() is entry
-        del key.queue[entry.sequence_number]
+        key.remove(entry)
         successor = key.head()
         if successor is None:
             if key.holder == _WAITING:
@@ -231,9 +260,7 @@ class LaneScheduler:
             key = state.keys.get(name)
             if key is None:
                 key = state.keys[name] = _Key()
-            elif key.queue:
-                entry.behind += 1
-            key.queue[sequence_number] = entry
+            key.append(entry)
         if not entry.behind:
             state.arrive_at_front(entry)
 
@@ -269,7 +296,8 @@ class LaneScheduler:
             del self._entries[entry.sequence_number]
 
     def requeue(self, batch: Sequence[int], without_shard: int | None) -> list[int]:
-        """Queue the writes of a rolled back transaction again, before all others that share a key with them.
+        """Queue the writes of a rolled back transaction again, before all others of their kind that share a key with
+        them.
 
         Writes that change ``without_shard`` are forgotten and returned instead. The caller fails them, or offers
         them again later, behind the writes that arrived meanwhile."""
@@ -347,9 +375,6 @@ class LaneScheduler:
             key = state.keys.get(name)
             if key is None:
                 key = state.keys[name] = _Key()
-            head = key.head()
-            if head is not None:
-                head.behind += 1
-            key.queue[entry.sequence_number] = entry
-            key.queue.move_to_end(entry.sequence_number, last=False)
-        state.list_ready(entry)
+            key.put_first(entry)
+        if not entry.behind:
+            state.list_ready(entry)

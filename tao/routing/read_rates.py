@@ -20,6 +20,9 @@ from tao.model.errors import SettingsError
 Key = tuple[int, int]
 """Object id and 0, or id1 and association type."""
 
+_LEAST_COUNT: Final = 0.1
+"""A decayed count below it is forgotten: a single read is for sixteen seconds."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateSettings:
@@ -33,8 +36,9 @@ class RateSettings:
     end."""
 
     queries_per_sample: int = 256
-    """One query in this many is sampled, on average. At 100,000 reads per second a key with one in a hundred of them
-    has about 30 samples in a half-life, and a sample costs about 2 µs."""
+    """On a busy server one query in this many is sampled, on average. At 100,000 reads per second a key with one in a
+    hundred of them has about 30 samples in a half-life, and a sample costs about 2 µs. Below that rate a larger part is
+    sampled, and every query below some 400 per second."""
 
     hot_reads_per_second: float = 1_000.0
     """Rate of one item at one server from which answers mark the item as hot, so that clients cache it. Below, an item
@@ -95,8 +99,10 @@ class ReadRates:
         factor = exp2((self._faded_at - now) / self._settings.half_life_seconds)
         self._faded_at = now
         self._total *= factor
-        self._counts = {key: count * factor for key, count in self._counts.items() if count * factor >= 1}
-        self._shards = {shard: count * factor for shard, count in self._shards.items() if count * factor >= 1}
+        self._counts = {key: count * factor for key, count in self._counts.items() if count * factor >= _LEAST_COUNT}
+        self._shards = {
+            shard: count * factor for shard, count in self._shards.items() if count * factor >= _LEAST_COUNT
+        }
         scale = self._per_second(now)
         least = self._settings.hot_reads_per_second
         self.hot = {key: count * scale for key, count in self._counts.items() if count * scale >= least}

@@ -1,8 +1,9 @@
 """Sample the queries that a server is asked, and mark hot items in its answers.
 
 Sampling is always on, so it must cost next to nothing: a subtraction for each batch, and a look at one query in
-hundreds. A generator chooses which one, because with a fixed step batches that repeat would show the same slot for
-ever.
+hundreds. A server that is asked little looks at more of them, up to every one, because a few samples a minute would
+say nothing about its reads. A generator chooses which query, because with a fixed step batches that repeat would show
+the same slot for ever.
 """
 
 from __future__ import annotations
@@ -20,13 +21,29 @@ MAX_REPORTED: Final = 1_000
 """Most shards, and most keys, in one answer to an operator."""
 
 _FADE_SECONDS: Final = 0.5
+"""Interval at which the counts decay and the sampling is fitted to the rate of reads."""
+
+_SAMPLES_WANTED: Final = 200
+"""Samples in that interval: 400 reads a second are counted one by one. Measured: 0.8 ms of CPU a second there,
+1.5 ms at 10,000 reads a second, and 1.8 ms at 100,000, as without this."""
 
 
 class Traffic:
     """The samples of one server's reads. ``left`` is the number of queries until the next sample; the read service
     counts it down."""
 
-    __slots__ = ("_clock", "_fade_at", "_gap", "_settings", "_state", "left", "rates")
+    __slots__ = (
+        "_clock",
+        "_fade_at",
+        "_gap",
+        "_mean_gap",
+        "_reads",
+        "_samples",
+        "_settings",
+        "_state",
+        "left",
+        "rates",
+    )
 
     def __init__(self, clock: Clock, settings: RateSettings | None = None) -> None:
         self._clock: Final = clock
@@ -35,6 +52,8 @@ class Traffic:
         self.rates: Final = ReadRates(self._settings, now)
         self._fade_at = now + _FADE_SECONDS
         self._state = 0x9E3779B9
+        self._mean_gap = 1
+        self._samples = self._reads = 0
         self._gap = self.left = self._draw_gap()
 
     def sample(self, batch: pb.ReadBatch, sizes: OperationSizes) -> None:
@@ -43,12 +62,13 @@ class Traffic:
         while self.left <= 0:
             key = key_at(batch, sizes, total - 1 + self.left)
             self.rates.count(key, key[0] >> SHARD_SHIFT, self._gap)
+            self._reads += self._gap
+            self._samples += 1
+            if self._samples > _SAMPLES_WANTED:  # a burst: what is sampled until the interval ends is bounded
+                self._mean_gap = self._settings.queries_per_sample
             self._gap = self._draw_gap()
             self.left += self._gap
-        now = self._clock.monotonic()
-        if now >= self._fade_at:
-            self.rates.fade(now)
-            self._fade_at = now + _FADE_SECONDS
+        self._refresh(self._clock.monotonic())
 
     def add_hot_items(self, batch: pb.ReadBatch, sizes: OperationSizes, answer: pb.ReadAnswer) -> None:
         """Add the batch's queries for hot items to the answer. Call this only when there are hot items."""
@@ -69,6 +89,7 @@ class Traffic:
     def most_read(self, limit: int) -> pb.Traffic:
         """Return what is read most, for an operator."""
         limit, now = min(limit, MAX_REPORTED), self._clock.monotonic()
+        self._refresh(now)
         report = pb.Traffic(read_rate=self.rates.total(now))
         for shard, rate in self.rates.shards(limit, now):
             report.shards.append(shard)
@@ -81,7 +102,9 @@ class Traffic:
 
     def hot_keys(self) -> int:
         """Return the number of objects and lists whose read rate is above the threshold."""
-        self.rates.fade(self._clock.monotonic())
+        now = self._clock.monotonic()
+        self._refresh(now)
+        self.rates.fade(now)
         return len(self.rates.hot)
 
     def summary(self, limit: int = 5) -> dict[str, object]:
@@ -98,10 +121,23 @@ class Traffic:
             ],
         }
 
+    def _refresh(self, now: float) -> None:
+        """Once in each interval, decay the counts and fit the sampling to the reads since the last time."""
+        if now < self._fade_at:
+            return
+        intervals = 1 + (now - self._fade_at) / _FADE_SECONDS
+        wanted = round(self._reads / intervals / _SAMPLES_WANTED)
+        self._mean_gap = min(max(wanted, 1), self._settings.queries_per_sample)
+        self._samples = self._reads = 0
+        self._fade_at = now + _FADE_SECONDS
+        self.rates.fade(now)
+        if self.left > 2 * self._mean_gap:  # drawn when more was read: it would hide the next reads for long
+            self._gap = self.left = self._draw_gap()
+
     def _draw_gap(self) -> int:
         """Draw the number of queries until the next sample: evenly between 1 and twice the average, less one."""
         self._state = (self._state * 1_103_515_245 + 12_345) & 0x7FFFFFFF
-        return 1 + (self._state >> 8) % (2 * self._settings.queries_per_sample - 1)
+        return 1 + (self._state >> 8) % (2 * self._mean_gap - 1)
 
 
 def key_at(batch: pb.ReadBatch, sizes: OperationSizes, slot: int) -> Key:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
+import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +19,7 @@ from typing import Any
 import pytest
 
 from tao.admin.load.key_map import KeyMap
-from tao.client import Graph, connect
+from tao.client import Consistency, Graph, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Shape
@@ -26,6 +28,8 @@ pytestmark = [pytest.mark.database, pytest.mark.e2e]
 
 PAGES = 300
 EDGES = 2000
+GUIDE = (Path(__file__).resolve().parents[2] / "docs/how-to/load-a-graph.md").read_text()
+BLOCK = re.compile(r'^```(csv|python|sh|text)(?: title="([\w.]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -108,23 +112,6 @@ async def tao_json(cluster: DevCluster, *arguments: str, status: int = 0) -> dic
     return found
 
 
-async def edges_loaded(
-    cluster: DevCluster, command: list[str], graph: Graph, pages: Path, *, resumed: bool = False
-) -> dict[str, Any]:
-    """Load mutual likes, and wait for the inverses that a slow leader has left for repair. The summary has their
-    number, without that of the run that a ``resumed`` one continues."""
-    loaded = await tao_json(cluster, *command)
-    if loaded["inverse_pending"] or resumed:
-        ids = list(ids_of(pages).values())
-        while True:
-            lists = zip(ids, await graph.assoc_range_many([(id1, "page_likes", 0, 6000) for id1 in ids]), strict=True)
-            likes = {(id1, id2) for id1, edges in lists for id2 in edges.id2s}
-            if all((id2, id1) in likes for id1, id2 in likes):
-                break
-            await asyncio.sleep(0.5)
-    return loaded
-
-
 def ids_of(pages: Path) -> dict[str, int]:
     with KeyMap(Path(f"{pages}.keys.sqlite")) as keys:
         return keys.ids_of("page", map(str, range(PAGES)))
@@ -166,8 +153,8 @@ async def test_what_was_loaded_twice_is_there_once_and_equals_the_file(
     for _ in range(2):
         loaded = await tao_json(cluster, *objects_command(pages))
         assert (loaded["loaded"], loaded["rejected"], loaded["rejects"]) == (PAGES, 0, None)
-        loaded = await edges_loaded(cluster, edges_command(likes, pages), graph, pages)
-        assert (loaded["loaded"], loaded["rejected"]) == (EDGES, 0)
+        loaded = await tao_json(cluster, *edges_command(likes, pages))
+        assert (loaded["loaded"], loaded["rejected"], loaded["inverse_pending"]) == (EDGES, 0, 0)
     await assert_graph_equals_file(graph, pages, pairs)
 
 
@@ -196,12 +183,12 @@ async def test_a_load_that_was_cut_off_goes_on_where_it_was(
     process.send_signal(number)
     await communicated(process)
     assert process.returncode == (-signal.SIGKILL if number is signal.SIGKILL else 130)
-    loaded = await edges_loaded(cluster, edges_command(likes, pages, "--time", "5"), graph, pages)
+    loaded = await tao_json(cluster, *edges_command(likes, pages, "--time", "5"))
     assert loaded["loaded"] == EDGES
     await assert_graph_equals_file(graph, pages, pairs)
 
 
-async def test_a_file_is_resumed_after_its_last_acknowledged_row(
+async def test_a_load_that_gets_sigterm_says_where_it_stopped_wrote_nothing_after_it_and_goes_on_there(
     cluster: DevCluster, graph: Graph, files: tuple[Path, Path], pairs: list[tuple[int, int]]
 ) -> None:
     pages, likes = files
@@ -212,13 +199,24 @@ async def test_a_file_is_resumed_after_its_last_acknowledged_row(
     third = pairs[EDGES // 3]
     while not await graph.assoc_get(ids[str(third[0])], "page_likes", [ids[str(third[1])]]):
         assert process.poll() is None
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
     _, err = await communicated(process)
     assert process.returncode == 130
-    assert err == b"tao: interrupted: repeat the same command to continue from here\n"
-    loaded = await edges_loaded(cluster, small, graph, pages, resumed=True)
-    assert loaded["resumed_after_line"] > EDGES // 3 - 20
-    assert loaded["loaded"] == EDGES
+    last_line = err.splitlines()[-1]
+    said = re.fullmatch(
+        rb"tao: interrupted after line ([\d,]+) \(([\d,]+) loaded\): repeat the same command to continue from there",
+        last_line,
+    )
+    assert said is not None, err
+    line, count = (int(number.replace(b",", b"")) for number in said.groups())
+    assert count == line - 1 > EDGES // 3
+    numbers = {page_id: int(key) for key, page_id in ids.items()}
+    queries = [(page_id, "page_likes", 0, 6000) for page_id in numbers]
+    lists = await graph.assoc_range_many(queries, consistency=Consistency.master())
+    found = {(numbers[edge.id1], numbers[edge.id2]) for edges in lists for edge in edges}
+    assert found == {pair for a, b in pairs[:count] for pair in ((a, b), (b, a))}
+    loaded = await tao_json(cluster, *small)
+    assert (loaded["resumed_after_line"], loaded["loaded"], loaded["inverse_pending"]) == (line, EDGES, 0)
     await assert_graph_equals_file(graph, pages, pairs)
 
 
@@ -256,7 +254,7 @@ async def test_an_export_is_what_was_loaded(
 ) -> None:
     pages, likes = files
     await tao_json(cluster, *objects_command(pages))
-    await edges_loaded(cluster, edges_command(likes, pages, "--time", "77"), graph, pages)
+    await tao_json(cluster, *edges_command(likes, pages, "--time", "77"))
     out = tmp_path / "out.csv"
     # The export has all pages of the shared cluster with their ids, so select those loaded here.
     code, _, err = await tao(cluster, "export", "objects", "--otype", "page", "--out", str(out))
@@ -293,3 +291,27 @@ async def test_wrong_columns_fields_and_types_are_reported_before_anything_is_wr
     code, _, err = await tao(cluster, "load", "objects", str(pages), "--otype", "pgae", "--key", "id")
     assert code == 2
     assert "did you mean 'page'" in err
+
+
+async def test_the_guide_runs_from_its_first_line_to_its_last_and_prints_what_it_says(cluster: DevCluster) -> None:
+    folder = cluster.topology_path.parent.parent
+    commands: list[str] = ["set -eu"]
+    printed: list[str] = []
+    for language, name, text in BLOCK.findall(GUIDE):
+        if name:
+            (folder / name).write_text(text)
+        else:
+            (printed if language == "text" else commands).append(text)
+    process = await asyncio.create_subprocess_exec(
+        "bash", "-c", "\n".join(commands), cwd=folder,
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    assert (len(commands), len(printed)) == (6, 2)
+    assert [text for text in printed if text not in out.decode()] == []
+    back = csv.DictReader((folder / "back.csv").read_text().splitlines())
+    assert {frozenset((row["id1"], row["id2"])) for row in back} == {
+        frozenset(pair) for pair in (("a1", "b2"), ("c3", "a1"), ("b2", "d4"))
+    }

@@ -39,12 +39,15 @@ class Model:
         return {key for batch in self.open for each in batch if each.server == server for key in each.keys}
 
     def expected_batch(self, server: str) -> list[Offered] | None:
-        """Return the next write: sub-writes first, then by age, among those that no open transaction and no earlier
-        write blocks."""
+        """Return the next write: sub-writes first, then by age, among those that no open transaction and no write
+        before them in this order blocks."""
         if sum(batch[0].server == server for batch in self.open) >= LANES:
             return None
         held = self.held(server)
-        left = [each for each in self.waiting if each.server == server]
+        left = sorted(
+            (each for each in self.waiting if each.server == server),
+            key=lambda each: (not each.sub_write, each.sequence_number),
+        )
         batch: list[Offered] = []
         while len(batch) < BATCH:
             ready = [
@@ -54,9 +57,8 @@ class Model:
             ]
             if not ready:
                 break
-            first = min(ready, key=lambda each: (not each.sub_write, each.sequence_number))
-            batch.append(first)
-            left.remove(first)
+            batch.append(ready[0])
+            left.remove(ready[0])
         return batch or None
 
 

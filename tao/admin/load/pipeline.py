@@ -1,7 +1,8 @@
 """Runs a load: reads records in order, writes several batches at once, and notes progress in order again.
 
 Keys are prepared one batch after the other, because two batches may name the same new key. The writes of several
-batches run concurrently. Progress is noted for the oldest batch first, so it always covers everything before it.
+batches run concurrently. Progress is noted for the oldest batch first, so it always covers everything before it. A
+load that is cancelled finishes the batches that it has begun, so that nothing is written after the noted place.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Generic, Protocol, TypeVar
@@ -39,6 +41,9 @@ class PipelineSettings:
     longer than the restart of a server."""
     first_pause_seconds: float = 0.1
     """The pause before the second attempt; it doubles each time, with jitter."""
+    stop_seconds: float = 5.0
+    """How long a cancelled load waits for the batches under way: many times what they take in a healthy cluster, and
+    less than service managers wait before they kill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,9 @@ class Load(Protocol[Item]):
         """Return the item to write for each record, and note its keys. Called for one batch after the other."""
 
     async def write(self, items: Sequence[Item]) -> list[TaoError | None]:
-        """Write the items and return an error or None for each. Called for several batches concurrently."""
+        """Write the items and return an error or None for each. Called for several batches concurrently.
+
+        Waits for what follows a write, such as inverse edges, as long as that makes sense."""
 
     def witness(self, item: Item) -> str:
         """Return a text that names a written item, for `holds`."""
@@ -93,28 +100,32 @@ class Pipeline(Generic[Item]):
         self._settings = settings
         self._on_progress = on_progress
         self._under_way: deque[tuple[list[Record], asyncio.Task[list[Item | Rejected]]]] = deque()
+        self._progress = LoadProgress(fingerprint="", started_unix=0)
         self._noted_at = 0.0
 
     async def run(self, progress: LoadProgress) -> LoadProgress:
         """Load everything after ``progress`` and return the final progress.
 
         Raises a `TaoError` when writes keep failing; the progress made until then is noted all the same."""
+        self._progress = progress
         try:
             for records in self._batches(progress):
                 prepared = await self._load.prepare([record for record in records if not record.fault])
                 if len(self._under_way) >= self._settings.batches_in_flight:
-                    progress = await self._settle_oldest(progress)
+                    await self._settle_oldest()
                 self._under_way.append((records, asyncio.create_task(self._write(prepared))))
-            while self._under_way:
-                progress = await self._settle_oldest(progress)
-            progress = msgspec.structs.replace(progress, finished=True)
-            return progress
+            await self._settle_all()
+            self._progress = msgspec.structs.replace(self._progress, finished=True)
+            return self._progress
+        except asyncio.CancelledError:
+            await self._settle_begun()
+            raise
         finally:
             tasks = [task for _, task in self._under_way]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._key_map.note_progress(self._name, progress)
+            self._key_map.note_progress(self._name, self._progress)
 
     def _batches(self, progress: LoadProgress) -> Iterator[list[Record]]:
         place = Place(progress.offset, progress.lines) if progress.offset else self._source.start
@@ -122,11 +133,22 @@ class Pipeline(Generic[Item]):
         while batch := list(islice(records, self._settings.batch_records)):
             yield batch
 
-    async def _settle_oldest(self, progress: LoadProgress) -> LoadProgress:
-        # It stays in the queue until it has ended, so that `run` finds it there when this is cancelled.
+    async def _settle_all(self) -> None:
+        while self._under_way:
+            await self._settle_oldest()
+
+    async def _settle_begun(self) -> None:
+        """Wait for the batches under way, for a while. A write that fails meanwhile is left to the next run."""
+        with suppress(TaoError, TimeoutError):
+            async with asyncio.timeout(self._settings.stop_seconds):
+                await self._settle_all()
+
+    async def _settle_oldest(self) -> None:
+        # It stays in the queue, and is not cancelled, until it has ended: a cancelled `run` waits for it once more.
         records, task = self._under_way[0]
-        outcomes = iter(await task)
+        outcomes = iter(await asyncio.shield(task))
         self._under_way.popleft()
+        progress = self._progress
         rejected: list[tuple[Record, str]] = []
         written: list[Item] = []
         for record in records:
@@ -146,12 +168,12 @@ class Pipeline(Generic[Item]):
             rejects_bytes=self._rejects.size,
             witness=self._load.witness(written[-1]) if written else progress.witness,
         )
+        self._progress = progress
         now = asyncio.get_running_loop().time()
         if now - self._noted_at >= _NOTE_SECONDS:
             self._noted_at = now
             self._key_map.note_progress(self._name, progress)
         self._on_progress(progress)
-        return progress
 
     async def _write(self, prepared: list[Item | Rejected]) -> list[Item | Rejected]:
         """Write until every item is written or rejected. Raises the error of a write that keeps failing."""
@@ -179,10 +201,14 @@ class Pipeline(Generic[Item]):
         return outcomes
 
 
-async def errors_of(writes: Awaitable[object], count: int) -> list[TaoError | None]:
-    """Wait for a call that makes ``count`` writes, and return an error or None for each of them."""
+async def results_of(writes: Awaitable[Sequence[object]]) -> Sequence[object]:
+    """Wait for a many-form of the SDK, and return the result of each write, or its `TaoError`."""
     try:
-        await writes
+        return await writes
     except SomeFailed as failed:
-        return [each if isinstance(each, TaoError) else None for each in failed.results]
-    return [None] * count
+        return failed.results
+
+
+def errors_in(results: Sequence[object]) -> list[TaoError | None]:
+    """Return the error among the results of each write, or None."""
+    return [each if isinstance(each, TaoError) else None for each in results]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from tao.admin.field_text import value_of
 from tao.admin.load.csv_files import CsvSource, Record
 from tao.admin.load.key_map import KeyMap
-from tao.admin.load.pipeline import Rejected, errors_of
-from tao.client import Graph
+from tao.admin.load.pipeline import Rejected, errors_in, results_of
+from tao.client import AssocList, Consistency, EdgeWrite, Graph
 from tao.model.errors import InvalidArgument, InvalidField, OperatorError, TaoError, TooLarge
 from tao.model.graph import MAX_TIME
 from tao.model.ids import MAX_ID, SHARD_SHIFT
@@ -19,6 +21,12 @@ from tao.schema.codec import encode_fields
 from tao.schema.types import AssocType, Field, GraphType, ObjectType
 
 _MAX_KEY_CHARACTERS = 512
+
+SETTLE_SECONDS: Final = 15.0
+"""How long a batch waits for its pending inverse edges. Leaders settle a pair within two seconds of the other end's
+first answer, or, after a copy whose outcome is unknown, within ten."""
+_SETTLE_PAUSE_SECONDS: Final = 0.25
+"""Pause between two looks at pending inverse edges: that between two tries of a leader."""
 
 
 def field_columns(source: CsvSource, graph_type: GraphType, renamed: Mapping[str, str]) -> list[tuple[int, Field]]:
@@ -104,9 +112,8 @@ class ObjectLoad:
     async def write(self, items: Sequence[NewObject]) -> list[TaoError | None]:
         """Add the objects under their ids. A repetition with the same content changes nothing."""
         name = self._otype.name
-        return await errors_of(
-            self._graph.obj_add_many([(name, item.fields, None, item.id) for item in items]), len(items)
-        )
+        objects = [(name, item.fields, None, item.id) for item in items]
+        return errors_in(await results_of(self._graph.obj_add_many(objects)))
 
     def witness(self, item: NewObject) -> str:
         """Return the object's id as text."""
@@ -176,7 +183,9 @@ def end_otype(key_map: KeyMap, named: str | None, option: str) -> str:
 
 
 class EdgeLoad:
-    """Loads edges of one type; a `Load`. ``time``: one time for all edges, or the name of a column."""
+    """Loads edges of one type; a `Load`. ``time``: one time for all edges, or the name of a column.
+
+    ``inverse_pending`` counts the edges whose inverse was still pending when the load stopped waiting for it."""
 
     def __init__(
         self,
@@ -195,6 +204,7 @@ class EdgeLoad:
         self._time_index = source.index_of(time) if isinstance(time, str) else -1
         self._columns = field_columns(source, atype, renamed)
         self._key_map = key_map
+        self.inverse_pending = 0
 
     async def prepare(self, records: Sequence[Record]) -> list[NewEdge | Rejected]:
         """Return the edge of each record: the ids of both ends, the time and the fields."""
@@ -205,12 +215,19 @@ class EdgeLoad:
         return [self._prepare_one(record.cells, ids) for record in records]
 
     async def write(self, items: Sequence[NewEdge]) -> list[TaoError | None]:
-        """Add the edges. An edge that exists is overwritten with the same content."""
+        """Add the edges, and wait for inverse edges that are pending. An edge that exists is overwritten with the same
+        content."""
         name = self._atype.name
-        return await errors_of(
-            self._graph.assoc_add_many([(item.id1, name, item.id2, item.time, item.fields) for item in items]),
-            len(items),
-        )
+        edges = [(item.id1, name, item.id2, item.time, item.fields) for item in items]
+        results = await results_of(self._graph.assoc_add_many(edges))
+        pending = [
+            item
+            for item, result in zip(items, results, strict=True)
+            if isinstance(result, EdgeWrite) and result.inverse_pending
+        ]
+        if pending:
+            self.inverse_pending += await self._wait_for_inverses(pending)
+        return errors_in(results)
 
     def witness(self, item: NewEdge) -> str:
         """Return both ids as text."""
@@ -220,6 +237,29 @@ class EdgeLoad:
         """True when the edge exists."""
         id1, id2 = map(int, witness.split())
         return len(await self._graph.assoc_get(id1, self._atype.name, [id2])) == 1
+
+    async def _wait_for_inverses(self, edges: Sequence[NewEdge]) -> int:
+        """Wait until the leaders have written the pending inverses of these edges. Return how many are still pending
+        when the time for it is over."""
+        inverse = self._graph.schema.inverse_of(self._atype)
+        if inverse is None:
+            return 0
+        missing: defaultdict[int, set[int]] = defaultdict(set)
+        for edge in edges:
+            missing[edge.id2].add(edge.id1)
+        clock = asyncio.get_running_loop().time
+        until = clock() + SETTLE_SECONDS
+        while missing and clock() < until:
+            await asyncio.sleep(_SETTLE_PAUSE_SECONDS)
+            # Only the database knows: a cache of the far list may be behind it.
+            queries = [(id2, inverse.name, id1s) for id2, id1s in missing.items()]
+            lists = await results_of(self._graph.assoc_get_many(queries, consistency=Consistency.master()))
+            for found in lists:
+                if isinstance(found, AssocList):
+                    missing[found.id1].difference_update(found.id2s)
+                    if not missing[found.id1]:
+                        del missing[found.id1]
+        return sum(map(len, missing.values()))
 
     def _prepare_one(self, cells: Sequence[str], ids: Mapping[str | None, Mapping[str, int]]) -> NewEdge | Rejected:
         try:

@@ -22,8 +22,9 @@ from tao.client import ClientSettings
 from tao.model.errors import OperatorError
 
 STANDARD_INPUT: Final = Path("-")
-_CLIENT: Final = ClientSettings(timeout_seconds=30.0)
-"""A load can wait: a server that is busy must not look like one that does not answer."""
+_CLIENT: Final = ClientSettings(timeout_seconds=30.0, attach_own_writes=False)
+"""A load can wait: a server that is busy must not look like one that does not answer. It reads what it has written from
+the master database alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     key_map: str
     rejects: str | None
     inverse_pending: int = 0
-    """Edges whose inverse was not written at once: the leaders write it within seconds."""
+    """Edges whose inverse was still not written when the load stopped waiting for it. The leaders write it once the
+    other end can be reached."""
 
 
 OnProgress = Callable[[LoadProgress, int], None]
@@ -154,7 +156,7 @@ async def load_edges(
             run = _Run(given, "edges", options, source, key_map)
             load = EdgeLoad(graph, source, atype, (ends[0], ends[1]), run.edge_time(edges.time), given.renamed, key_map)
             summary = await run.load(load, settings, on_progress)
-            return msgspec.structs.replace(summary, inverse_pending=graph.stats.inverse_pending)
+            return msgspec.structs.replace(summary, inverse_pending=load.inverse_pending)
 
 
 class _Run:
@@ -183,6 +185,7 @@ class _Run:
         progress = await self._resumed(load)
         rejects = RejectFile(given.rejects, source.columns, delimiter=given.delimiter, size=progress.rejects_bytes)
         resumed_after, done_before = progress.lines, progress.loaded + progress.rejected
+        on_progress(progress, source.size)
         clock = time.monotonic()
         files = LoadFiles(source, self._key_map, rejects, self._name)
         pipeline = Pipeline(load, files, settings, lambda reached: on_progress(reached, source.size))

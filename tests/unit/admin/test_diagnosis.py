@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +29,11 @@ GOOD = Facts(
     3,
     (server("a"), server("b"), server("c")),
     (database("db-a", 1), database("db-b", 2)),
-    (FileFacts("/s.yaml", "secret", mode=0o600), FileFacts("/spool", "folder", mode=0o700, free_mb=9_000)),
+    (
+        FileFacts("/s.yaml", "secret", mode=0o600),
+        FileFacts("/etc/tao/s.yaml", "secret", mode=0o640),
+        FileFacts("/spool", "folder", mode=0o700, free_mb=9_000),
+    ),
 )
 
 
@@ -79,7 +84,8 @@ def test_a_mistake_of_one_database_is_named(check: str, changed: DatabaseFacts, 
 
 
 FILES = [
-    ("rights of files", FileFacts("/f", "secret", mode=0o640), "chmod 600 /f"),
+    ("rights of files", FileFacts("/f", "secret", mode=0o644), "chmod g-w,o= /f"),
+    ("rights of files", FileFacts("/f", "secret", mode=0o660), "chmod g-w,o= /f"),
     ("rights of files", FileFacts("/f", "document", mode=0o666), "chmod o-w /f"),
     ("rights of files", FileFacts("/f", "document", error="it cannot be used: no such file"), "create it"),
     ("room on disks", FileFacts("/f", "folder", mode=0o700, free_mb=10), "make room"),
@@ -115,3 +121,9 @@ def test_a_settings_file_names_what_is_looked_at(tmp_path: Path) -> None:
     }  # fmt: skip
     assert "cannot be used" in found["key.pem"].error
     assert found["spool"].free_mb is not None
+
+
+def test_the_guide_explains_every_check_and_no_other() -> None:
+    page = (CONFIG.parent / "docs/how-to/check-an-installation.md").read_text()
+    rows = re.findall(r"^\| ([^|]+?) \| [^|]+ \| [^|]+ \|$", page, re.MULTILINE)
+    assert rows == ["check", *(finding.check for finding in diagnose(GOOD))]

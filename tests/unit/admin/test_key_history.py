@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from tao.admin.key_history import WORDS, key_timeline, version_text
+from tao.admin.key_history import SENTENCES, key_timeline, version_text
 from tao.cache import key_recorder
 from tao.cache.outcomes import Applied, Stored
 from tao.model.errors import InvalidArgument, Unavailable
@@ -130,9 +130,9 @@ async def test_an_id_of_no_shard_is_refused() -> None:
         await key_timeline(ROUTES, cast(Links, Servers()), make_id(1, SHARDS), 0)
 
 
-def test_every_event_has_words() -> None:
+def test_every_event_has_a_sentence() -> None:
     own = {value for name, value in vars(key_recorder).items() if name.isupper()}
-    assert set(WORDS) == own | {str(each) for each in (*Applied, *Stored)}
+    assert set(SENTENCES) == own | {str(each) for each in (*Applied, *Stored)}
 
 
 def test_versions_are_shown_as_epoch_and_number_of_changes() -> None:

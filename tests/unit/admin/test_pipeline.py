@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ class FakeLoad:
     def __init__(self, answer: Callable[[str], TaoError | None] = lambda _: None) -> None:
         self.written: dict[str, int] = {}
         self.most_under_way = 0
+        self.hangs_at = ""
         self._under_way = 0
         self._answer = answer
 
@@ -38,6 +40,8 @@ class FakeLoad:
             # The first batch is the slowest: others are answered before it.
             for _ in range(50 if "0" in items else 1):
                 await asyncio.sleep(0)
+            if self.hangs_at in items:
+                await asyncio.Event().wait()
             answers = [self._answer(item) for item in items]
         finally:
             self._under_way -= 1
@@ -152,6 +156,22 @@ async def test_a_load_that_is_cancelled_notes_what_was_acknowledged(tmp_path: Pa
             await task
         assert run.noted == run.reached[-1]
         assert not run.noted.finished
+        assert len(run.load.written) == run.noted.loaded > 20, "what was begun is completed and noted, and nothing more"
         done = await run.run(run.noted)
         assert (done.loaded, done.rejected) == (99, 1)
-    assert len(run.load.written) == 99
+    assert set(run.load.written.values()) == {1}
+
+
+async def test_a_load_that_is_cancelled_does_not_wait_for_writes_that_do_not_end(tmp_path: Path) -> None:
+    load = FakeLoad()
+    load.hangs_at = "42"
+    run = Run(tmp_path, load, replace(SETTINGS, stop_seconds=0.01))
+    with run.keys:
+        task = asyncio.create_task(run.run())
+        await run.third_batch.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert run.noted.lines == 41
+        load.hangs_at = ""
+        assert (await run.run(run.noted)).loaded == 99

@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from tao.admin.server_stats import merge_traffic
 from tao.cli.commands import tao
+from tao.cli.shard import hot_lines
 from tao.model.errors import TaoError, Unavailable
 from tao.model.ids import SHARD_SHIFT
 from tao.topology import edits
@@ -115,3 +116,58 @@ def test_rates_of_a_tiers_servers_are_added_and_a_silent_server_is_named() -> No
     (hottest,) = found["keys"]
     assert (hottest["id"], hottest["shard"], hottest["reads_per_second"], hottest["share"]) == (key, 3, 300.0, 0.6)
     assert found["silent"] == {"far-1": "away"}
+
+
+def traffic(*shards: tuple[int, float], total: float = 0.0, key_rate: float = 0.0) -> dict[tuple[str, str], pb.Traffic]:
+    key = [shards[0][0] << SHARD_SHIFT | 1] if key_rate else []
+    found = pb.Traffic(
+        read_rate=total,
+        shards=[shard for shard, _ in shards],
+        shard_rates=[rate for _, rate in shards],
+        key_ids=key,
+        key_atypes=[0] * len(key),
+        key_rates=[key_rate] * len(key),
+    )
+    return {("east/near", "n-1"): found}
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        (traffic(), "nothing is hot: no shard was read"),
+        (
+            traffic((3, 1.2), (4, 0.8), total=2.0, key_rate=1.2),
+            (
+                "nothing is hot: the busiest shard, 3 of east/near, has 1.2 reads/s (60% of its tier's); "
+                "a clone pays off from 20,000 reads/s at one server"
+            ),
+        ),
+        (
+            traffic((3, 25_000), total=50_000),
+            (
+                "shard 3 of east/near is hot: 25,000.0 reads/s at 1 server; "
+                "`tao shard clone 3 --tier east/near --copies 1` adds one"
+            ),
+        ),
+        (
+            traffic((3, 2_000), total=4_000, key_rate=1_500),
+            (
+                "keys are hot, with up to 1,500.0 reads/s: SDKs keep a key from 1,000 reads/s at one server, "
+                "and ask for it less"
+            ),
+        ),
+    ],
+)
+def test_what_the_rates_mean_is_said_however_low_they_are(
+    answers: dict[tuple[str, str], pb.Traffic | TaoError], said: str
+) -> None:
+    total, *lines = hot_lines(merge_traffic(make_topology(), answers, 20))
+    assert total.startswith("reads a second over about the last ten seconds: ")
+    assert lines == [said]
+
+
+def test_without_an_answer_nothing_is_said_of_rates() -> None:
+    silent: dict[tuple[str, str], pb.Traffic | TaoError] = {("east/near", "n-1"): Unavailable("away")}
+    assert hot_lines(merge_traffic(make_topology(), silent, 20)) == [
+        "no follower has answered: nothing is known of what is read"
+    ]

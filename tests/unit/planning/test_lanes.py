@@ -47,6 +47,32 @@ def test_a_write_does_not_overtake_one_that_waits_for_another_key(lanes: LaneSch
     assert lanes.next_batch("db1") == [2, 3]
 
 
+def test_a_sub_write_goes_before_the_writes_that_wait_for_its_key_and_behind_earlier_sub_writes(
+    lanes: LaneScheduler,
+) -> None:
+    for number in range(6):
+        offer(lanes, number, "a")
+    assert lanes.next_batch("db1") == [0, 1, 2]
+    offer(lanes, 6, "a", sub_write=True)
+    offer(lanes, 7, "ab", sub_write=True)
+    offer(lanes, 8, "b")
+    assert lanes.next_batch("db1") is None
+    lanes.finish([0, 1, 2])
+    assert lanes.next_batch("db1") == [6, 7, 3]
+    lanes.finish([6, 7, 3])
+    assert lanes.next_batch("db1") == [4, 5, 8]
+
+
+def test_a_requeued_write_stays_behind_a_sub_write_that_arrived_meanwhile(lanes: LaneScheduler) -> None:
+    offer(lanes, 1, "ab")
+    offer(lanes, 2, "a")
+    assert lanes.next_batch("db1") == [1, 2]
+    offer(lanes, 3, "b", sub_write=True)
+    offer(lanes, 4, "a")
+    assert lanes.requeue([1, 2], None) == []
+    assert lanes.next_batch("db1") == [3, 1, 2]
+
+
 def test_open_batches_never_exceed_the_number_of_lanes(lanes: LaneScheduler) -> None:
     for number, key in enumerate("abc"):
         offer(lanes, number, key)

@@ -73,6 +73,52 @@ def test_every_slot_is_sampled_as_often_as_it_is_read_at_any_batch_size(size: in
         assert min(traffic.rates._counts.values()) > 0.6 * max(traffic.rates._counts.values())
 
 
+def read(traffic: Traffic, object_id: int, times: int = 1) -> None:
+    batch = pb.ReadBatch(obj_ids=[object_id])
+    for _ in range(times):
+        traffic.left -= 1
+        if traffic.left <= 0:
+            traffic.sample(batch, operation_sizes(batch))
+
+
+def test_a_few_reads_a_second_are_all_counted() -> None:
+    clock = ManualClock()
+    traffic = Traffic(clock)
+    for _ in range(120):
+        read(traffic, A, 2)
+        read(traffic, B)
+        clock.now += 0.5
+    report = traffic.most_read(10)
+    assert list(report.key_ids) == [A, B]
+    assert list(report.key_rates) == pytest.approx([4.0, 2.0], rel=0.1)
+    assert report.read_rate == pytest.approx(6.0, rel=0.1)
+
+
+def test_after_a_busy_time_the_first_reads_of_a_quiet_one_are_counted() -> None:
+    clock = ManualClock()
+    traffic = Traffic(clock)
+    for _ in range(20):
+        read(traffic, A, 20_000)
+        clock.now += 0.5
+    assert traffic.most_read(1).key_rates[0] == pytest.approx(40_000, rel=0.1)
+    clock.now += 120.0
+    assert not traffic.most_read(1).key_ids
+    read(traffic, B, 3)
+    assert list(traffic.most_read(1).key_ids) == [B]
+
+
+def test_a_sudden_burst_is_sampled_as_rarely_as_a_busy_time() -> None:
+    traffic = Traffic(ManualClock())
+    samples = 0
+    batch = pb.ReadBatch(obj_ids=[A])
+    for _ in range(100_000):
+        traffic.left -= 1
+        if traffic.left <= 0:
+            samples += 1
+            traffic.sample(batch, operation_sizes(batch))
+    assert samples < 1_000
+
+
 def test_the_report_to_an_operator_is_bounded() -> None:
     traffic = Traffic(ManualClock())
     for number in range(5_000):
