@@ -488,28 +488,29 @@ class InversePath:
             self._pending.keep_only(self._ownership.owned.__contains__)
             if not self._pending:
                 continue
-            groups = self._pending.by_leader(self._others.leader_name, self._is_busy, self._clock.monotonic())
-            for leader, pairs in groups.items():
+            due = self._pending.due(self._others.leader_name, self._is_busy, self._clock.monotonic())
+            for leader, pair in due.items():
                 if leader not in self._contacts:
-                    self._spawn_optional(self._settle_at(leader, pairs))
+                    self._spawn_optional(self._settle_at(leader, pair))
 
     def _is_busy(self, pair: IntentKey) -> bool:
         """Return whether a write of the pair is in progress, which settles it."""
         return self._pairs.holds(pair) and pair not in self._lingering
 
-    async def _settle_at(self, leader: str, pairs: list[IntentKey]) -> None:
-        """Settle the pending pairs at one leader, beginning with a single one. Stop when none of a batch succeeds."""
+    async def _settle_at(self, leader: str, first: IntentKey) -> None:
+        """Settle the pending pairs at one leader, beginning with this one. Stop when none of a batch succeeds."""
         if leader in self._contacts:
             return
         self._contacts.add(leader)
         try:
-            size = 1
-            while pairs:
-                batch, pairs = pairs[:size], pairs[size:]
-                settled = await asyncio.gather(*map(self._settle_pending_pair, batch))
+            if not await self._settle_pending_pair(first):
+                return
+            pairs = self._pending.others(leader, self._others.leader_name, self._is_busy)
+            size = self._settings.repair_batch
+            for start in range(0, len(pairs), size):
+                settled = await asyncio.gather(*map(self._settle_pending_pair, pairs[start : start + size]))
                 if not any(settled):
                     return
-                size = self._settings.repair_batch
         finally:
             self._contacts.discard(leader)
 
