@@ -16,6 +16,7 @@ from tao.model.edge_block import LIMIT_CUT, check_block, decode_block, header
 from tao.model.errors import InternalError, InvalidArgument, TooLarge
 from tao.model.graph import ABSENT, MAX_ID2_SET, MAX_TIME, ListKey, decode_count, decode_object
 from tao.model.ids import MAX_ID, SHARD_SHIFT, shard_of
+from tao.model.queries import start_at
 from tao.model.tokens import WriteToken
 from tao.wire.convert import error_from_pb, pending_to_pb, token_of
 from tao.wire.v1 import graph_pb2 as graph
@@ -94,13 +95,18 @@ def _assoc_range(asked: graph.AssocRangeRequest) -> pb.Request:
 
 
 def _assoc_time_range(asked: graph.AssocTimeRangeRequest) -> pb.Request:
+    if asked.pos and asked.below_id2:
+        raise InvalidArgument(
+            f"pos is {asked.pos} and below_id2 {asked.below_id2}: a page begins at a position or after an edge"
+        )
+    start = _checked_id(asked.below_id2) if asked.below_id2 else start_at(_checked_position(asked.pos))
     batch = pb.ReadBatch(
         time_range_id1s=[asked.id1],
         time_range_atypes=[asked.atype],
         time_range_highs=[_checked_time(asked.high)],
         time_range_lows=[_checked_time(asked.low)],
         time_range_limits=[asked.limit],
-        time_range_below_id2s=[_checked_id(asked.below_id2)] if asked.below_id2 else (),
+        time_range_starts=[start] if start else (),
     )
     return _read(batch, asked, asked.id1, asked.atype)
 
@@ -228,6 +234,12 @@ def _checked_time(time: int) -> int:
     if time > MAX_TIME:
         raise InvalidArgument(f"time {time} is above 2^63-1")
     return time
+
+
+def _checked_position(pos: int) -> int:
+    if pos > MAX_TIME:
+        raise InvalidArgument(f"pos {pos} is above 2^63 - 1")
+    return pos
 
 
 _READS: Final = (

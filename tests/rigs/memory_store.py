@@ -130,9 +130,9 @@ class MemoryStore(ReadStore):
                 part = edges[pos : pos + limit]
                 flags = PREFIX | (COMPLETE if len(part) == listed.count else 0) if pos == 0 else 0
                 return encode_block(listed.version, listed.count, part, flags)
-            case TimeRangeQuery(high=high, low=low, limit=limit, below_id2=below):
+            case TimeRangeQuery(high=high, low=low, limit=limit, below_id2=below, pos=pos):
                 first = (high, below - 1) if below else (high, MAX_ID)
-                part = [edge for edge in edges if first >= (edge.time, edge.id2) >= (low, 0)][:limit]
+                part = [edge for edge in edges if first >= (edge.time, edge.id2) >= (low, 0)][pos : pos + limit]
             case _:
                 part = [edge for edge in edges if edge.id2 in query.id2s and query.high >= edge.time >= query.low]
         return encode_block(listed.version, listed.count, part, 0)

@@ -193,7 +193,7 @@ class Client:
             case "assoc_range":
                 await graph.assoc_range(one, op.atype, op.value % 3, op.value % 7 + 1, **how)
             case "assoc_time_range":
-                await graph.assoc_time_range(one, op.atype, op.value + 5, op.value, 3, **how)
+                await graph.assoc_time_range(one, op.atype, op.value + 5, op.value, 3, op.value % 3, **how)
             case _:
                 await self._do_many(graph, op, unique, how)
 
@@ -221,7 +221,7 @@ class Client:
             case "assoc_range_many":
                 await graph.assoc_range_many([(each, op.atype, op.value % 3, op.value % 7 + 1) for each in ids], **how)
             case "assoc_time_range_many":
-                queries = [(each, op.atype, op.value + 5, op.value, 3) for each in ids]
+                queries = [(each, op.atype, op.value + 5, op.value, 3, index % 3) for index, each in enumerate(ids)]
                 await graph.assoc_time_range_many(queries, **how)
             case _:
                 raise ValueError(f"no operation is called {op.kind!r}")

@@ -265,7 +265,7 @@ class ReadBatch(_message.Message):
     TIME_RANGE_HIGHS_FIELD_NUMBER: _builtins.int
     TIME_RANGE_LOWS_FIELD_NUMBER: _builtins.int
     TIME_RANGE_LIMITS_FIELD_NUMBER: _builtins.int
-    TIME_RANGE_BELOW_ID2S_FIELD_NUMBER: _builtins.int
+    TIME_RANGE_STARTS_FIELD_NUMBER: _builtins.int
     GET_ID1S_FIELD_NUMBER: _builtins.int
     GET_ATYPES_FIELD_NUMBER: _builtins.int
     GET_ID2_COUNTS_FIELD_NUMBER: _builtins.int
@@ -309,8 +309,10 @@ class ReadBatch(_message.Message):
     @_builtins.property
     def time_range_limits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
-    def time_range_below_id2s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """For none, or for all: at time `high`, only the edges to ids below this; 0: to all. So the next page begins where one ended."""
+    def time_range_starts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For none, or for all: where the answer begins. 0: at the first edge; an id: after the edge to it at time `high`, as the
+        next page does; 2^63 + pos: at position `pos` among the edges within the bounds. Earlier versions reject the latter.
+        """
 
     @_builtins.property
     def get_id1s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
@@ -355,7 +357,7 @@ class ReadBatch(_message.Message):
         time_range_highs: _abc.Iterable[_builtins.int] | None = ...,
         time_range_lows: _abc.Iterable[_builtins.int] | None = ...,
         time_range_limits: _abc.Iterable[_builtins.int] | None = ...,
-        time_range_below_id2s: _abc.Iterable[_builtins.int] | None = ...,
+        time_range_starts: _abc.Iterable[_builtins.int] | None = ...,
         get_id1s: _abc.Iterable[_builtins.int] | None = ...,
         get_atypes: _abc.Iterable[_builtins.int] | None = ...,
         get_id2_counts: _abc.Iterable[_builtins.int] | None = ...,
@@ -371,7 +373,7 @@ class ReadBatch(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count_atypes", b"count_atypes", "count_id1s", b"count_id1s", "critical", b"critical", "for_fill", b"for_fill", "get_atypes", b"get_atypes", "get_highs", b"get_highs", "get_id1s", b"get_id1s", "get_id2_counts", b"get_id2_counts", "get_id2s", b"get_id2s", "get_lows", b"get_lows", "known_slots", b"known_slots", "max_staleness_ms", b"max_staleness_ms", "minimum_slots", b"minimum_slots", "minimum_versions", b"minimum_versions", "obj_ids", b"obj_ids", "range_atypes", b"range_atypes", "range_id1s", b"range_id1s", "range_limits", b"range_limits", "range_positions", b"range_positions", "time_range_atypes", b"time_range_atypes", "time_range_below_id2s", b"time_range_below_id2s", "time_range_highs", b"time_range_highs", "time_range_id1s", b"time_range_id1s", "time_range_limits", b"time_range_limits", "time_range_lows", b"time_range_lows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count_atypes", b"count_atypes", "count_id1s", b"count_id1s", "critical", b"critical", "for_fill", b"for_fill", "get_atypes", b"get_atypes", "get_highs", b"get_highs", "get_id1s", b"get_id1s", "get_id2_counts", b"get_id2_counts", "get_id2s", b"get_id2s", "get_lows", b"get_lows", "known_slots", b"known_slots", "max_staleness_ms", b"max_staleness_ms", "minimum_slots", b"minimum_slots", "minimum_versions", b"minimum_versions", "obj_ids", b"obj_ids", "range_atypes", b"range_atypes", "range_id1s", b"range_id1s", "range_limits", b"range_limits", "range_positions", b"range_positions", "time_range_atypes", b"time_range_atypes", "time_range_highs", b"time_range_highs", "time_range_id1s", b"time_range_id1s", "time_range_limits", b"time_range_limits", "time_range_lows", b"time_range_lows", "time_range_starts", b"time_range_starts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
