@@ -127,7 +127,7 @@ def _assoc_get(asked: graph.AssocGetRequest) -> pb.Request:
 
 def _read(batch: pb.ReadBatch, asked: ReadRequest, key_id: int, atype: int = 0) -> pb.Request:
     """Return the request of one query with the freshness that is asked for. Raises `InvalidArgument` for a text that is
-    no token, and `StaleRead` for one that stands for more pending inverses than it names."""
+    no token."""
     batch.critical = asked.critical
     batch.max_staleness_ms = asked.max_staleness_ms
     if asked.after:
@@ -139,8 +139,14 @@ def _read(batch: pb.ReadBatch, asked: ReadRequest, key_id: int, atype: int = 0) 
             batch.minimum_slots.append(0)
             batch.minimum_versions.append(minimum)
         if atype and token.has_pending:
-            pending = token.pending_in(ListKey(key_id, atype))
-            return pb.Request(read=batch, settle_first=map(pending_to_pb, pending))
+            return pb.Request(
+                read=batch,
+                settle_first=map(pending_to_pb, token.pending_in(ListKey(key_id, atype))),
+                settle_shards_first=[
+                    pb.ShardPair(low_shard=each.coordinator_shard, high_shard=each.shard)
+                    for each in token.pending_at(key_id >> SHARD_SHIFT)
+                ],
+            )
     return pb.Request(read=batch)
 
 
@@ -230,16 +236,16 @@ def _checked_id(number: int) -> int:
     return number
 
 
-def _checked_time(time: int) -> int:
-    if time > MAX_TIME:
-        raise InvalidArgument(f"time {time} is above 2^63-1")
-    return time
-
-
 def _checked_position(pos: int) -> int:
     if pos > MAX_TIME:
         raise InvalidArgument(f"pos {pos} is above 2^63 - 1")
     return pos
+
+
+def _checked_time(time: int) -> int:
+    if time > MAX_TIME:
+        raise InvalidArgument(f"time {time} is above 2^63-1")
+    return time
 
 
 _READS: Final = (

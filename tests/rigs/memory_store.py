@@ -84,8 +84,11 @@ class MemoryStore(ReadStore):
         self.heartbeats.append((shard, writer, unix_ms))
         return self.waits_for_replica
 
-    async def old_intents(self, shards: Sequence[int], *, before_unix_ms: int, limit: int) -> list[IntentRow]:
+    async def old_intents(
+        self, shards: Sequence[int], *, before_unix_ms: int, limit: int, far_shard: int | None = None
+    ) -> list[IntentRow]:
         found = [row for row in self.rows.intents.values() if row.low_id >> SHARD_SHIFT in shards]
+        found = [row for row in found if far_shard in (None, row.high_id >> SHARD_SHIFT)]
         return [row for row in found if row.created_unix_ms < before_unix_ms][:limit]
 
     async def lock(self, shards: Sequence[int]) -> None:

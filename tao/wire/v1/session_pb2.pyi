@@ -32,6 +32,7 @@ class Request(_message.Message):
     TOPOLOGY_VERSION_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     SETTLE_FIRST_FIELD_NUMBER: _builtins.int
+    SETTLE_SHARDS_FIRST_FIELD_NUMBER: _builtins.int
     READ_FIELD_NUMBER: _builtins.int
     WRITE_FIELD_NUMBER: _builtins.int
     RESERVE_IDS_FIELD_NUMBER: _builtins.int
@@ -58,6 +59,10 @@ class Request(_message.Message):
     @_builtins.property
     def settle_first(self) -> _containers.RepeatedCompositeFieldContainer[Global___PendingInverse]:
         """Of a unary call: pending inverses that its token names in the list that it reads. They are settled before it reads."""
+
+    @_builtins.property
+    def settle_shards_first(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShardPair]:
+        """likewise, of inverses that the token does not name; low_shard 65536: of any"""
 
     @_builtins.property
     def read(self) -> Global___ReadBatch: ...
@@ -107,6 +112,7 @@ class Request(_message.Message):
         topology_version: _builtins.int = ...,
         traceparent: _builtins.str = ...,
         settle_first: _abc.Iterable[Global___PendingInverse] | None = ...,
+        settle_shards_first: _abc.Iterable[Global___ShardPair] | None = ...,
         read: Global___ReadBatch | None = ...,
         write: Global___WriteBatch | None = ...,
         reserve_ids: Global___ReserveIds | None = ...,
@@ -125,7 +131,7 @@ class Request(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "inspect", b"inspect", "invalidate", b"invalidate", "read", b"read", "relay", b"relay", "reserve_ids", b"reserve_ids", "settle_pairs", b"settle_pairs", "subscribe", b"subscribe", "touch_keys", b"touch_keys", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "deadline_ms", b"deadline_ms", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "inspect", b"inspect", "invalidate", b"invalidate", "number", b"number", "read", b"read", "relay", b"relay", "reserve_ids", b"reserve_ids", "settle_first", b"settle_first", "settle_pairs", b"settle_pairs", "subscribe", b"subscribe", "topology_version", b"topology_version", "touch_keys", b"touch_keys", "traceparent", b"traceparent", "watch", b"watch", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "deadline_ms", b"deadline_ms", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "inspect", b"inspect", "invalidate", b"invalidate", "number", b"number", "read", b"read", "relay", b"relay", "reserve_ids", b"reserve_ids", "settle_first", b"settle_first", "settle_pairs", b"settle_pairs", "settle_shards_first", b"settle_shards_first", "subscribe", b"subscribe", "topology_version", b"topology_version", "touch_keys", b"touch_keys", "traceparent", b"traceparent", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["read", "write", "reserve_ids", "get_topology", "get_schema", "watch", "forget", "apply", "subscribe", "acknowledge", "inspect", "invalidate", "settle_pairs", "relay", "touch_keys"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
@@ -1763,25 +1769,53 @@ class SettlePairs(_message.Message):
     two sides of a pair: copy the rows of the coordinator (the leader of low_id's shard) to the pair's other side. `atypes`
     as seen from low_id; `token` of the intent that asks for it, which goes then, 0 for none. Answered with the number of
     pairs that are settled, and with the messages of their far sides unless an operator asked.
+    `shards`: likewise all pairs between two shards whose inverse is pending; the leader of low_shard coordinates them. Each
+    counts as one. Earlier versions settle none of these.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PAIRS_FIELD_NUMBER: _builtins.int
+    SHARDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pair]: ...
+    @_builtins.property
+    def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShardPair]: ...
     def __init__(
         self,
         *,
         pairs: _abc.Iterable[Global___Pair] | None = ...,
+        shards: _abc.Iterable[Global___ShardPair] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pairs", b"pairs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pairs", b"pairs", "shards", b"shards"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SettlePairs: _TypeAlias = SettlePairs  # noqa: Y015
+
+@_typing.final
+class ShardPair(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOW_SHARD_FIELD_NUMBER: _builtins.int
+    HIGH_SHARD_FIELD_NUMBER: _builtins.int
+    low_shard: _builtins.int
+    high_shard: _builtins.int
+    def __init__(
+        self,
+        *,
+        low_shard: _builtins.int = ...,
+        high_shard: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["high_shard", b"high_shard", "low_shard", b"low_shard"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShardPair: _TypeAlias = ShardPair  # noqa: Y015
 
 @_typing.final
 class Pair(_message.Message):
