@@ -21,6 +21,7 @@ cdef enum:
     MOST_CREDIT = 30
 
 cdef uint64_t MAX_TIME = (<uint64_t>1 << 63) - 1
+cdef uint64_t AT_POSITION = <uint64_t>1 << 63
 
 cdef struct Header:
     uint64_t version
@@ -164,18 +165,20 @@ cdef object range_of(bytes block, uint64_t pos, uint64_t limit):
     return from_position(block, &held, pos, added(pos, limit))
 
 
-cdef object time_range_of(bytes block, uint64_t high, uint64_t low, uint64_t limit, uint64_t below_id2):
+cdef object time_range_of(bytes block, uint64_t high, uint64_t low, uint64_t limit, uint64_t start):
     cdef Block held
-    cdef uint64_t start, stop
+    cdef uint64_t first, stop
     opened(block, &held)
-    if below_id2:
-        start = first_after(&held, high, below_id2)
+    if start and start < AT_POSITION:
+        first = first_after(&held, high, start)
     else:
-        start = 0 if high >= MAX_TIME else first_not_newer(&held, high)
-    stop = max(start, first_not_newer(&held, low - 1)) if low else held.header.n
-    if stop - start < limit and not held.header.flags & COMPLETE and not ends_within(&held, low):
-        return None
-    return from_position(block, &held, start, min(stop, added(start, limit)))
+        first = 0 if high >= MAX_TIME else first_not_newer(&held, high)
+        if start:
+            first = added(first, start - AT_POSITION)
+    stop = max(first, first_not_newer(&held, low - 1) if low else held.header.n)
+    if stop - first < limit and not held.header.flags & COMPLETE and not ends_within(&held, low):
+        return no_edges(held.header.version, held.header.count, 0) if first >= held.header.count else None
+    return from_position(block, &held, first, min(stop, added(first, limit)))
 
 
 cdef object edge_of(bytes block, uint64_t id2, uint64_t high, uint64_t low):
@@ -212,8 +215,8 @@ def range_answer(bytes block not None, uint64_t pos, uint64_t limit):
     return range_of(block, pos, limit)
 
 
-def time_range_answer(bytes block not None, uint64_t high, uint64_t low, uint64_t limit, uint64_t below_id2=0):
-    return time_range_of(block, high, low, limit, below_id2)
+def time_range_answer(bytes block not None, uint64_t high, uint64_t low, uint64_t limit, uint64_t start=0):
+    return time_range_of(block, high, low, limit, start)
 
 
 def edge_answer(bytes block not None, uint64_t id2, uint64_t high, uint64_t low):
@@ -317,7 +320,7 @@ cdef class Hits:
         return self.beyond(shard, id1, atype, pos, minimum) if block is None else range_of(block, pos, limit)
 
     def time_range(
-        self, id1, atype, uint64_t high, uint64_t low, uint64_t limit, uint64_t minimum=0, uint64_t below_id2=0
+        self, id1, atype, uint64_t high, uint64_t low, uint64_t limit, uint64_t minimum=0, uint64_t start=0
     ):
         cdef bytes block
         shard = self.shard_of(id1)
@@ -325,8 +328,8 @@ cdef class Hits:
             return None
         block = self.used(self.list_in(shard, id1, atype), <uint64_t>id1 + <uint64_t>atype, minimum)
         if block is None:
-            return self.beyond(shard, id1, atype, 0, minimum)
-        return time_range_of(block, high, low, limit, below_id2)
+            return self.beyond(shard, id1, atype, start - AT_POSITION if start >= AT_POSITION else 0, minimum)
+        return time_range_of(block, high, low, limit, start)
 
     def edge(self, id1, atype, uint64_t id2, uint64_t high, uint64_t low, uint64_t minimum=0):
         cdef bytes block

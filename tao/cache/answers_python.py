@@ -25,6 +25,7 @@ from tao.model.edge_block import (
 )
 from tao.model.graph import COUNT_VALUE_BYTES, MAX_TIME, decode_count, version_of
 from tao.model.ids import SHARD_SHIFT
+from tao.model.queries import AT_POSITION
 
 if TYPE_CHECKING:
     from tao.cache.shard import CachedShard
@@ -38,18 +39,20 @@ def range_answer(block: bytes, pos: int, limit: int) -> bytes | None:
     return _slice(block, n, pos, pos + limit)
 
 
-def time_range_answer(block: bytes, high: int, low: int, limit: int, below_id2: int = 0) -> bytes | None:
-    """Return at most ``limit`` edges with ``high >= time >= low``; with ``below_id2``, the ones after the edge ``(high,
-    below_id2)``."""
-    _, _, n, flags = header(block)
-    if below_id2:
-        start = first_after(block, high, below_id2)
+def time_range_answer(block: bytes, high: int, low: int, limit: int, start: int = 0) -> bytes | None:
+    """Return at most ``limit`` edges with ``high >= time >= low``, from ``start`` on, which is that of
+    `tao.model.queries.TimeRangeQuery`."""
+    version, count, n, flags = header(block)
+    if 0 < start < AT_POSITION:
+        first = first_after(block, high, start)
     else:
-        start = 0 if high >= MAX_TIME else first_not_newer(block, high)
-    stop = max(start, first_not_newer(block, low - 1)) if low > 0 else n
-    if stop - start < limit and not flags & COMPLETE and not ends_within(block, n, low):
-        return None
-    return _slice(block, n, start, min(stop, start + limit))
+        first = 0 if high >= MAX_TIME else first_not_newer(block, high)
+        if start:
+            first += start - AT_POSITION
+    stop = max(first, first_not_newer(block, low - 1) if low > 0 else n)
+    if stop - first < limit and not flags & COMPLETE and not ends_within(block, n, low):
+        return empty_block(version, count, 0) if first >= count else None
+    return _slice(block, n, first, min(stop, first + limit))
 
 
 def edge_answer(block: bytes, id2: int, high: int, low: int) -> bytes | None:
@@ -136,13 +139,13 @@ class Hits:
         return self._beyond(id1, atype, pos, minimum) if block is None else range_answer(block, pos, limit)
 
     def time_range(
-        self, id1: int, atype: int, high: int, low: int, limit: int, minimum: int = 0, below_id2: int = 0
+        self, id1: int, atype: int, high: int, low: int, limit: int, minimum: int = 0, start: int = 0
     ) -> bytes | None:
         """See `time_range_answer`."""
         block = self.block(id1, atype, minimum)
         if block is None:
-            return self._beyond(id1, atype, 0, minimum)
-        return time_range_answer(block, high, low, limit, below_id2)
+            return self._beyond(id1, atype, max(0, start - AT_POSITION), minimum)
+        return time_range_answer(block, high, low, limit, start)
 
     def edge(self, id1: int, atype: int, id2: int, high: int, low: int, minimum: int = 0) -> bytes | None:
         """See `edge_answer`."""

@@ -165,10 +165,10 @@ class GraphCache:
         return self._hits.range(id1, atype, pos, limit, minimum)
 
     def time_range(
-        self, id1: int, atype: int, high: int, low: int, limit: int, minimum: int = 0, below_id2: int = 0
+        self, id1: int, atype: int, high: int, low: int, limit: int, minimum: int = 0, start: int = 0
     ) -> bytes | None:
         """Return an edge block of at most ``limit`` edges with ``high >= time >= low``; see `time_range_answer`."""
-        return self._hits.time_range(id1, atype, high, low, limit, minimum, below_id2)
+        return self._hits.time_range(id1, atype, high, low, limit, minimum, start)
 
     def edge(
         self, id1: int, atype: int, id2: int, high: int = MAX_TIME, low: int = 0, minimum: int = 0

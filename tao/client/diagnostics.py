@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, overload
 
 from tao.client.calls import ReadCall
+from tao.model.queries import AT_POSITION
 from tao.wire.read_batch import OPERATIONS, CountRow, EdgesRow, QueryRow, RangeRow, TimeRangeRow
 from tao.wire.v1 import session_pb2 as pb
 
@@ -115,7 +116,8 @@ class Trace(Sequence[Served]):
             case EdgesRow():
                 return f"{name} to {len(row.id2s)} ids"
             case TimeRangeRow():
-                return f"{name} at {row.high}…{row.low}, {row.limit} at most"
+                skipped = f" from {row.start - AT_POSITION}" if row.start > AT_POSITION else ""
+                return f"{name} at {row.high}…{row.low}{skipped}, {row.limit} at most"
 
     def __len__(self) -> int:
         return len(self._served)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from itertools import chain
@@ -21,7 +21,7 @@ from typing import Final
 
 from tao.model.graph import ListKey
 from tao.model.ids import SHARD_SHIFT
-from tao.model.tokens import MAX_KEYS, PendingInverse, WriteToken
+from tao.model.tokens import MAX_KEYS, PendingInverse, PendingShard, WriteToken
 from tao.wire.convert import pending_of, token_of
 from tao.wire.read_batch import QueryRow, RowKey
 from tao.wire.v1 import session_pb2 as pb
@@ -38,12 +38,29 @@ class Recording:
     """The writes made while a `recording` block runs. ``token`` names the writes so far; after the block, all of
     them."""
 
-    __slots__ = ("_outer", "_owner", "token")
+    __slots__ = ("_inverses", "_outer", "_owner", "_shards", "token")
 
     def __init__(self, owner: Callable[[], OwnWrites | None], outer: Recording | None) -> None:
         self._owner = owner
         self._outer = outer
+        self._inverses: dict[PendingInverse, int] = {}
+        self._shards: set[PendingShard] = set()
         self.token = WriteToken()
+
+    def renewed(self, known: WriteToken | None) -> WriteToken:
+        """Return a token for the next request: of the writes of this block, and of those that ``known`` names, a token
+        from before the block. Pending inverses of ``known`` that reads of the block have had written are left out; the
+        token names the versions of their lists in their place."""
+        return self.token if known is None else known.settled(self._inverses, self._shards).merged(self.token)
+
+    def _settled(
+        self, owner: OwnWrites, inverses: Mapping[PendingInverse, int], shards: Iterable[PendingShard]
+    ) -> None:
+        if owner is self._owner():
+            self._inverses.update(inverses)
+            self._shards.update(shards)
+        if self._outer is not None:
+            self._outer._settled(owner, inverses, shards)
 
     def _add(self, owner: OwnWrites, token: WriteToken) -> None:
         if owner is self._owner():
@@ -75,7 +92,8 @@ class OwnWrites:
 
     ``versions`` maps keys to versions. It is empty in a process that only reads, where checking that is the only cost.
     ``inverse_pending`` holds the keys whose last write has left its inverse edge pending. ``pending`` maps the lists
-    that lack such edges to what they lack; each has an entry in ``versions``, too."""
+    that lack such edges to what they lack, each with the number of the last write that left it pending; each list has
+    an entry in ``versions``, too."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, max_keys: int, seconds: float) -> None:
         """Start empty. ``max_keys`` bounds the number of keys, ``seconds`` how long a write is remembered."""
@@ -88,7 +106,9 @@ class OwnWrites:
         self._timer: asyncio.TimerHandle | None = None
         self.versions: Final[dict[RowKey, int]] = {}
         self.inverse_pending: Final[set[RowKey]] = set()
-        self.pending: Final[dict[RowKey, dict[PendingInverse, None]]] = {}
+        self.pending: Final[dict[RowKey, dict[PendingInverse, int]]] = {}
+        self.writes_left_pending = 0
+        """How many writes have left an inverse pending."""
 
     def record(self, results: Sequence[pb.WriteResult]) -> None:
         """Remember writes that have succeeded, and add them to the recording of the calling task."""
@@ -101,11 +121,12 @@ class OwnWrites:
                 self._reached(key, version, now)
                 if result.inverse_pending:
                     self.inverse_pending.add(key)
+            self.writes_left_pending += bool(result.pending)
             for pending in pending_of(result.pending):
                 self._reached(pending[:2], 0, now)
                 missing = self.pending.setdefault(pending[:2], {})
-                if len(missing) <= MAX_PENDING_OF_LIST:
-                    missing[pending] = None
+                if pending in missing or len(missing) <= MAX_PENDING_OF_LIST:
+                    missing[pending] = self.writes_left_pending
         while len(self.versions) > self._max_keys:
             self._drop_oldest()
         if self.versions and self._timer is None:
@@ -119,15 +140,22 @@ class OwnWrites:
         self._written_at[key] = now
         self._written_at.move_to_end(key)
 
-    def settled(self, pending: PendingInverse, version: int) -> None:
-        """Take note that the list has the inverse edge since ``version``."""
-        key = pending[:2]
-        left = self.pending.get(key)
-        if left is not None and pending in left:
-            del left[pending]
-            if not left:
-                del self.pending[key]
-            self._reached(key, version, self._loop.time())
+    def settled(self, inverses: Mapping[PendingInverse, int], shards: Collection[PendingShard], before: int) -> None:
+        """Take note that these inverse edges are written, and everything between these pairs of shards. ``inverses``
+        maps to the version of the list that has the edge, 0 where that is not known. ``before`` is
+        `writes_left_pending` when the settlement began: what later writes have left pending is not covered."""
+        for pending, version in inverses.items():
+            key = pending[:2]
+            left = self.pending.get(key)
+            if version and left is not None and pending in left:
+                self._reached(key, version, self._loop.time())
+                if left[pending] <= before:
+                    del left[pending]
+                if not left:
+                    del self.pending[key]
+        recording = _recording.get()
+        if recording is not None:
+            recording._settled(self, inverses, shards)
 
     def forget(self, key: RowKey, version: int) -> None:
         """Forget the write that took the key to ``version``, unless a later write followed. Call it when that write is

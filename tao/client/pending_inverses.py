@@ -5,7 +5,12 @@ be reached, its inverse edge is *pending*: the write's result, and every token o
 read of the list with such a token, or after such a write of the same graph, first asks the coordinator of the pair,
 which is the leader of the edge's other end, to write it. The answer has the version of the list that holds the edge,
 and the read asks for that version. When the coordinator cannot be reached, or cannot write the edge either, the read
-fails with `StaleRead`.
+fails with `StaleRead`. Of inverse edges beyond those that a token names, all between two shards are settled, and the
+list is read from its master.
+
+What a read has settled is forgotten: by this graph, and by the token that a `recording` makes for the next request
+(`Recording.renewed`). Without that, a token that is renewed again and again would have its pairs settled before every
+read for ever.
 """
 
 from __future__ import annotations
@@ -21,10 +26,11 @@ from tao.client.own_writes import MAX_PENDING_OF_LIST, OwnWrites
 from tao.model.errors import StaleRead, TaoError, Unavailable
 from tao.model.graph import ListKey
 from tao.model.ids import SHARD_SHIFT
-from tao.model.tokens import PendingInverse, WriteToken
+from tao.model.tokens import PendingInverse, PendingShard, WriteToken
 from tao.schema.registry import Schema
-from tao.wire.convert import reached_versions, settle_request, shard_messages_from_pb
+from tao.wire.convert import reached_versions, settle_request, settle_shards_request, shard_messages_from_pb
 from tao.wire.read_batch import QueryRow, RowKey
+from tao.wire.v1 import session_pb2 as pb
 
 SETTLE_TIME_SHARE: Final = 0.5
 """Time for settling, as a share of an operation's time. The read itself may take all of its time after that."""
@@ -48,7 +54,9 @@ class PendingInverses:
         token = consistency.token
         failed: dict[RowKey, TaoError] = {}
         pending: dict[PendingInverse, None] = {}
-        for key in {row[:2] for row in rows if len(row) > 1}:
+        between: dict[PendingShard, None] = {}
+        keys = {row[:2] for row in rows if len(row) > 1}
+        for key in keys:
             missing = own.get(key, ())
             if len(missing) > MAX_PENDING_OF_LIST:
                 failed[key] = StaleRead(
@@ -57,25 +65,52 @@ class PendingInverses:
                 )
                 continue
             pending |= dict.fromkeys(missing)
-            try:
-                if token is not None:
-                    pending |= dict.fromkeys(token.pending_in(ListKey(*key)))
-            except StaleRead as error:
-                failed[key] = error
-        results = await asyncio.gather(*map(self._settle_one, pending))
-        reached: list[tuple[int, int, int]] = []
-        unknown: set[int] = set()
+            if token is not None:
+                pending |= dict.fromkeys(token.pending_in(ListKey(*key)))
+                between |= dict.fromkeys(token.pending_at(key[0] >> SHARD_SHIFT))
+        before = self._own_writes.writes_left_pending
+        results, errors = await asyncio.gather(
+            asyncio.gather(*map(self._settle_one, pending)), asyncio.gather(*map(self._settle_between, between))
+        )
+        versions: dict[PendingInverse, int] = {}
         for each, result in zip(pending, results, strict=True):
             if isinstance(result, TaoError):
                 failed[each[:2]] = result
-            elif result:
-                reached.append((each.id1, each.atype, result))
             else:
-                unknown.add(each.id1 >> SHARD_SHIFT)
-        if token is not None or unknown:
-            newer = WriteToken(reached, unknown)
-            consistency = replace(consistency, token=newer if token is None else token.without_pending().merged(newer))
+                versions[each] = result
+        shards = [pair for pair, error in zip(between, errors, strict=True) if error is None]
+        failed_shards = {pair.shard: error for pair, error in zip(between, errors, strict=True) if error is not None}
+        for key in keys:
+            if error := failed_shards.get(key[0] >> SHARD_SHIFT):
+                failed.setdefault(key, error)
+        self._own_writes.settled(versions, shards, before)
+        critical = {each.id1 >> SHARD_SHIFT for each, version in versions.items() if not version}
+        critical |= {pair.shard for pair in shards}
+        if token is not None or critical:
+            settled = WriteToken() if token is None else token.settled(versions, shards)
+            consistency = replace(consistency, token=settled.merged(WriteToken(shards=critical)))
         return consistency, failed
+
+    async def _settle_between(self, pending: PendingShard) -> TaoError | None:
+        """Have everything between two shards written. Return the error when that fails."""
+        try:
+            shards = pending.coordinator_shards()
+        except StaleRead as error:
+            return error
+        results = await asyncio.gather(
+            *(self._ask(shard, settle_shards_request(shard, pending.shard)) for shard in shards)
+        )
+        return next(
+            (
+                StaleRead(
+                    f"lists of shard {pending.shard} may lack inverse edges of earlier writes, which could not be "
+                    f"written just now ({result.message}); try again"
+                )
+                for result in results
+                if isinstance(result, TaoError)
+            ),
+            None,
+        )
 
     async def _settle_one(self, pending: PendingInverse) -> int | TaoError:
         """Return the version of the list that holds the edge, 0 when the answer does not have it, or the error."""
@@ -83,19 +118,21 @@ class PendingInverses:
             request = settle_request((pending,), self._schema())
         except TaoError as error:
             return error
-        shard = pending.coordinator_id >> SHARD_SHIFT
-        try:
-            answer = await self._dispatcher.ask(shard, request, time_share=SETTLE_TIME_SHARE)
-            if not answer.settled_pairs.settled:
-                raise Unavailable("its coordinator could not settle the pair")
-        except TaoError as error:
-            # Servers of an earlier version refuse the request, which is no mistake of the reader.
+        answer = await self._ask(pending.coordinator_id >> SHARD_SHIFT, request)
+        if isinstance(answer, TaoError):
             return StaleRead(
                 f"list ({pending.id1}, {pending.atype}) lacks the inverse of an edge at {pending.coordinator_id}, "
-                f"which could not be written just now ({error.message}); try again"
+                f"which could not be written just now ({answer.message}); try again"
             )
-        changes = map(shard_messages_from_pb, answer.settled_pairs.changes)
-        version = reached_versions(changes).get((pending.id1, pending.atype), 0)
-        if version:
-            self._own_writes.settled(pending, version)
-        return version
+        changes = map(shard_messages_from_pb, answer.changes)
+        return reached_versions(changes).get((pending.id1, pending.atype), 0)
+
+    async def _ask(self, coordinator_shard: int, request: pb.Request) -> pb.SettledPairs | TaoError:
+        # Servers of an earlier version refuse the request or settle nothing, which is no mistake of the reader.
+        try:
+            answer = await self._dispatcher.ask(coordinator_shard, request, time_share=SETTLE_TIME_SHARE)
+        except TaoError as error:
+            return error
+        if not answer.settled_pairs.settled:
+            return Unavailable("the coordinator could not settle it")
+        return answer.settled_pairs

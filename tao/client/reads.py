@@ -188,21 +188,23 @@ class ReadOperations(Operations):
         high: int | None,
         low: int | None,
         limit: int,
+        pos: int = 0,
         **freshness: Unpack[Freshness],
     ) -> AssocList:
-        """Return at most ``limit`` edges with ``high >= time >= low``, newest first. None is no bound."""
+        """Return at most ``limit`` edges with ``high >= time >= low``, newest first, without the first ``pos`` of them.
+        None is no bound."""
         consistency = from_keywords(**freshness) if freshness else None
-        row, assoc_type = self._builder.time_range(id1, atype, high, low, limit)
+        row, assoc_type = self._builder.time_range(id1, atype, high, low, limit, pos)
         return AssocList(id1, assoc_type, await self._read(TIME_RANGE, row, consistency))
 
     async def assoc_time_range_many(
         self,
-        queries: Iterable[tuple[int, str, int | None, int | None, int]],
+        queries: Iterable[Sequence[Any]],
         **freshness: Unpack[Freshness],
     ) -> list[AssocList]:
-        """Do `assoc_time_range` for each ``(id1, atype, high, low, limit)``. Raises `SomeFailed`."""
+        """Do `assoc_time_range` for each ``(id1, atype, high, low, limit[, pos])``. Raises `SomeFailed`."""
         consistency = from_keywords(**freshness) if freshness else None
-        return await self._lists(TIME_RANGE, build_each(self._builder.time_range, queries, 5, 5), consistency)
+        return await self._lists(TIME_RANGE, build_each(self._builder.time_range, queries, 5, 6), consistency)
 
     async def assoc_page(
         self,

@@ -23,11 +23,13 @@ from tao.client.validation import (
     check_new_object_place,
     check_otype,
     check_page,
+    check_position,
     check_time,
     shard_in,
 )
 from tao.model.errors import RequestError
 from tao.model.ids import SHARD_SHIFT
+from tao.model.queries import start_at
 from tao.schema.codec import encode_fields, encode_patch
 from tao.schema.registry import Schema
 from tao.schema.types import AssocType, ObjectType
@@ -66,10 +68,11 @@ class RequestBuilder:
         return _new(RangeRow, (id1, assoc_type.number, *check_page(pos, limit))), assoc_type
 
     def time_range(
-        self, id1: int, atype: str, high: int | None, low: int | None, limit: int
+        self, id1: int, atype: str, high: int | None, low: int | None, limit: int, pos: int = 0
     ) -> ListQuery[TimeRangeRow]:
         assoc_type = self._list_type(id1, atype)
-        row = (id1, assoc_type.number, *check_bounds(high, low), check_limit(limit), 0)
+        start = 0 if type(pos) is int and not pos else start_at(check_position(pos))
+        row = (id1, assoc_type.number, *check_bounds(high, low), check_limit(limit), start)
         return _new(TimeRangeRow, row), assoc_type
 
     def edges(

@@ -82,7 +82,12 @@ def check_page(pos: object, limit: object) -> tuple[int, int]:
     # One test for both: nearly all are right, and a call for each costs more than the whole test.
     if type(pos) is int and type(limit) is int and 0 <= pos <= MAX_TIME and 0 <= limit <= MAX_LIMIT:
         return pos, limit
-    return check_number(pos, "pos", 0, MAX_TIME), check_limit(limit)
+    return check_position(pos), check_limit(limit)
+
+
+def check_position(pos: object) -> int:
+    """Return a number of edges to skip. Raises `InvalidArgument`."""
+    return check_number(pos, "pos", 0, MAX_TIME)
 
 
 def check_limit(limit: object) -> int:

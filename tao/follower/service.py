@@ -26,14 +26,20 @@ from tao.model.errors import (
     Unavailable,
 )
 from tao.model.ids import SHARD_SHIFT
-from tao.model.tokens import PendingInverse
+from tao.model.tokens import PendingShard
 from tao.model.topology import CacheServer
 from tao.routing.budgets import work_seconds
 from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import ForwardPath
 from tao.serving.read_service import ReadService
 from tao.serving.requests import CacheService
-from tao.wire.convert import error_from_pb, pending_of, settle_request, shard_messages_from_pb
+from tao.wire.convert import (
+    error_from_pb,
+    pending_of,
+    settle_request,
+    settle_shards_request,
+    shard_messages_from_pb,
+)
 from tao.wire.session import Reply, RequestHandler, failure
 from tao.wire.v1 import session_pb2 as pb
 
@@ -127,7 +133,7 @@ class UnaryPath:
 
     def handle(self, request: pb.Request, reply: Reply) -> None:
         """Serve the call here, or relay it. Raises `Overloaded` when too many calls are being relayed."""
-        if request.settle_first:
+        if request.settle_first or request.settle_shards_first:
             self._spawn(self._settle_and_handle(request, reply))
             return
         shard = home_shard(request)
@@ -147,19 +153,24 @@ class UnaryPath:
         reply.on_close(lambda: _stop(task))
         try:
             for pending in pending_of(request.settle_first):
-                await self._settle(pending, until - self._clock.monotonic())
-            del request.settle_first[:]
+                settle = settle_request((pending,), self._configuration.schema)
+                await self._settle(pending.coordinator_id >> SHARD_SHIFT, settle, until - self._clock.monotonic())
+            for each in request.settle_shards_first:
+                shards = PendingShard(each.high_shard, each.low_shard).coordinator_shards()
+                left = until - self._clock.monotonic()
+                settles = ((shard, settle_shards_request(shard, each.high_shard)) for shard in shards)
+                await asyncio.gather(*(self._settle(shard, settle, left) for shard, settle in settles))
+            del request.settle_first[:], request.settle_shards_first[:]
             request.read.critical = True
             request.deadline_ms = max(1, round((until - self._clock.monotonic()) * 1000))
             self.handle(request, reply)
         except TaoError as error:
             reply.send(failure(error))
 
-    async def _settle(self, pending: PendingInverse, timeout_seconds: float) -> None:
+    async def _settle(self, coordinator_shard: int, settle: pb.Request, timeout_seconds: float) -> None:
         routes = self._configuration.routes
-        settle = settle_request((pending,), self._configuration.schema)
         settle.topology_version = routes.version
-        leader = routes.leaders(self._region).home(pending.coordinator_id >> SHARD_SHIFT)
+        leader = routes.leaders(self._region).home(coordinator_shard)
         try:
             answer = await self._links.to(leader).ask(settle, timeout_seconds)
         except RetryableError as error:

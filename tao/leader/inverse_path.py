@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -37,7 +38,7 @@ from tao.model.errors import (
     TaoError,
     Unavailable,
 )
-from tao.model.graph import Edge, EdgeKey
+from tao.model.graph import MAX_TIME, Edge, EdgeKey
 from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import ReadStore, WriteStore
 from tao.model.queries import EdgesQuery
@@ -437,6 +438,27 @@ class InversePath:
                 f"the edges between {pair.low_id} and {pair.high_id} were not settled before the deadline"
             ) from None
 
+    async def settle_between(self, shard: int, far_shard: int, timeout_seconds: float) -> list[ShardMessages]:
+        """Settle all pairs between a shard of this leader, which coordinates them, and another one, whose inverse is
+        pending now. Returns the messages for caches.
+
+        The intents are read from the database: every write that was acknowledged before has one there until its inverse
+        is written. Raises `TaoError` when one of the pairs is not settled in time, or when they are too many."""
+        deadline = self._clock.monotonic() + timeout_seconds
+        limit = self._settings.repair_batch
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                intents = await self._write_store.old_intents(
+                    [shard], before_unix_ms=MAX_TIME, limit=limit + 1, far_shard=far_shard
+                )
+        except TimeoutError:
+            raise DeadlineExceeded("the intents were not read before the deadline") from None
+        left = deadline - self._clock.monotonic()
+        messages = await asyncio.gather(*(self.settle_pair(each, left) for each in intents[:limit]))
+        if len(intents) > limit:
+            raise Unavailable(f"more than {limit} pairs are pending; the first of them are settled now, so try again")
+        return list(chain.from_iterable(messages))
+
     def _start_settlement(self, pair: IntentKey, intent: IntentRow) -> Settlement:
         known = self._pending.intent(pair)
         if known is not None and known.token > intent.token:
@@ -492,28 +514,29 @@ class InversePath:
             self._pending.keep_only(self._ownership.owned.__contains__)
             if not self._pending:
                 continue
-            groups = self._pending.by_leader(self._others.leader_name, self._is_busy, self._clock.monotonic())
-            for leader, pairs in groups.items():
+            due = self._pending.due(self._others.leader_name, self._is_busy, self._clock.monotonic())
+            for leader, pair in due.items():
                 if leader not in self._contacts:
-                    self._spawn_optional(self._settle_at(leader, pairs))
+                    self._spawn_optional(self._settle_at(leader, pair))
 
     def _is_busy(self, pair: IntentKey) -> bool:
         """Return whether a write of the pair is in progress, which settles it."""
         return self._pairs.holds(pair) and pair not in self._lingering
 
-    async def _settle_at(self, leader: str, pairs: list[IntentKey]) -> None:
-        """Settle the pending pairs at one leader, beginning with a single one. Stop when none of a batch succeeds."""
+    async def _settle_at(self, leader: str, first: IntentKey) -> None:
+        """Settle the pending pairs at one leader, beginning with this one. Stop when none of a batch succeeds."""
         if leader in self._contacts:
             return
         self._contacts.add(leader)
         try:
-            size = 1
-            while pairs:
-                batch, pairs = pairs[:size], pairs[size:]
-                settled = await asyncio.gather(*map(self._settle_pending_pair, batch))
+            if not await self._settle_pending_pair(first):
+                return
+            pairs = self._pending.others(leader, self._others.leader_name, self._is_busy)
+            size = self._settings.repair_batch
+            for start in range(0, len(pairs), size):
+                settled = await asyncio.gather(*map(self._settle_pending_pair, pairs[start : start + size]))
                 if not any(settled):
                     return
-                size = self._settings.repair_batch
         finally:
             self._contacts.discard(leader)
 

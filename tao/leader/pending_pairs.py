@@ -1,9 +1,11 @@
 """Decide which pairs with a pending inverse are tried next.
 
-A leader remembers every pair whose far side it could not write, by the leader of that side. At each look it tries one
-pair of each such leader. When that pair is settled there is contact again, and the others follow at once. A pair that
-was not answered in time is left alone for longer each time, since it may be held up by more than its leader. A refusal
-costs little, so it leads to a try at the next look.
+A leader remembers every pair whose far side it could not write, in a queue for each far shard. At each look it tries
+one pair of each leader of such shards. When that pair is settled there is contact again, and the others follow at once.
+A pair that was not answered in time is left alone for longer each time, since it may be held up by more than its
+leader. A refusal costs little, so it leads to a try at the next look.
+
+A look costs by the number of far shards, and not by the number of pairs, which grows during a cut.
 
 Pure: times are passed in. The memory is bounded; what does not fit is found by the scan of intents."""
 
@@ -11,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import inf
 from typing import Final
 
 from tao.model.ids import SHARD_SHIFT
@@ -44,6 +48,9 @@ class PendingPairs:
     def __init__(self, times: RetryTimes) -> None:
         self._times: Final = times
         self._pairs: dict[IntentKey, _PendingPair] = {}
+        self._of_shard: dict[int, dict[IntentKey, None]] = {}  # by the coordinating shard
+        # Far shard → (time, pair) as a heap. An entry that does not have the pair's time any more is void.
+        self._queues: dict[int, list[tuple[float, IntentKey]]] = {}
 
     def __len__(self) -> int:
         return len(self._pairs)
@@ -66,8 +73,20 @@ class PendingPairs:
             return True
         if len(self._pairs) >= MAX_PENDING_PAIRS:
             return False
-        self._pairs[pair] = _PendingPair(intent, now + self._times.first_seconds)
+        self._pairs[pair] = _PendingPair(intent, -inf)
+        self._of_shard.setdefault(pair.low_id >> SHARD_SHIFT, {})[pair] = None
+        self._queue(pair, now + self._times.first_seconds)
         return True
+
+    def _queue(self, pair: IntentKey, due_at: float) -> None:
+        known = self._pairs[pair]
+        if due_at != known.due_at:
+            known.due_at = due_at
+            heappush(self._queues.setdefault(pair.high_id >> SHARD_SHIFT, []), (due_at, pair))
+
+    def _is_valid(self, entry: tuple[float, IntentKey]) -> bool:
+        known = self._pairs.get(entry[1])
+        return known is not None and known.due_at == entry[0]
 
     def settled(self, intent: IntentRow) -> bool:
         """Forget the pair, unless a later write of it is pending. Return whether it was pending."""
@@ -76,40 +95,80 @@ class PendingPairs:
         if known is None or known.intent.token > intent.token:
             return False
         del self._pairs[pair]
+        shard = pair.low_id >> SHARD_SHIFT
+        del self._of_shard[shard][pair]
+        if not self._of_shard[shard]:
+            del self._of_shard[shard]
+        self._drop_void_queues()
         return True
+
+    def _drop_void_queues(self) -> None:
+        if not self._pairs:  # there are no looks then, which would drop what is void
+            self._queues.clear()
 
     def refused(self, pair: IntentKey, now: float, *, for_good: bool = False) -> None:
         """Try the pair again at the next look; ``for_good``: an operator has to act first, so after the longest
         pause."""
-        known = self._pairs.get(pair)
-        if known is not None:
-            known.due_at = now + (self._times.longest_seconds if for_good else self._times.first_seconds)
+        if pair in self._pairs:
+            self._queue(pair, now + (self._times.longest_seconds if for_good else self._times.first_seconds))
 
     def unanswered(self, pair: IntentKey, now: float) -> None:
         """Try the pair again after a pause that doubles each time."""
         known = self._pairs.get(pair)
         if known is not None:
-            known.due_at = now + min(self._times.first_seconds * 2**known.unanswered, self._times.longest_seconds)
+            self._queue(pair, now + min(self._times.first_seconds * 2**known.unanswered, self._times.longest_seconds))
             known.unanswered = min(known.unanswered + 1, 30)
 
     def keep_only(self, shards: Callable[[int], bool]) -> None:
         """Forget the pairs whose coordinating shard is not one of ``shards``: their new leader finds the intents."""
-        for pair in [pair for pair in self._pairs if not shards(pair.low_id >> SHARD_SHIFT)]:
-            del self._pairs[pair]
+        for shard in [shard for shard in self._of_shard if not shards(shard)]:
+            for pair in self._of_shard.pop(shard):
+                del self._pairs[pair]
+        self._drop_void_queues()
 
-    def by_leader(
+    def due(
         self, leader_of: Callable[[int], str], is_busy: Callable[[IntentKey], bool], now: float
-    ) -> dict[str, list[IntentKey]]:
-        """Return the pairs to settle, less the busy ones, grouped by the leader of the far side, which ``leader_of``
-        returns for a shard.
+    ) -> dict[str, IntentKey]:
+        """Return, by leader of the far side, the pair that is due for longest and not busy. ``leader_of`` returns the
+        leader of a shard. A leader none of whose pairs is due is left out."""
+        found: dict[str, tuple[float, IntentKey]] = {}
+        for shard in list(self._queues):
+            first = self._first_due(shard, is_busy, now)
+            if first is not None:
+                leader = leader_of(shard)
+                found[leader] = min(first, found.get(leader, first))
+        return {leader: pair for leader, (_, pair) in found.items()}
 
-        The first of each group is due, and is to be tried before the others, which are only to be tried if it is
-        settled. A leader none of whose pairs is due is left out."""
-        groups: dict[str, list[IntentKey]] = {}
-        for pair in sorted(self._pairs, key=lambda each: self._pairs[each].due_at):
-            if is_busy(pair):
+    def _first_due(
+        self, shard: int, is_busy: Callable[[IntentKey], bool], now: float
+    ) -> tuple[float, IntentKey] | None:
+        queue = self._queues[shard]
+        first: tuple[float, IntentKey] | None = None
+        seen: list[tuple[float, IntentKey]] = []
+        while queue and (queue[0][0] <= now or not self._is_valid(queue[0])):
+            entry = heappop(queue)
+            if not self._is_valid(entry):
                 continue
-            leader = leader_of(pair.high_id >> SHARD_SHIFT)
-            if leader in groups or self._pairs[pair].due_at <= now:
-                groups.setdefault(leader, []).append(pair)
-        return groups
+            seen.append(entry)
+            if not is_busy(entry[1]):
+                first = entry
+                break
+        for entry in seen:
+            heappush(queue, entry)
+        if not queue:
+            del self._queues[shard]
+        return first
+
+    def others(
+        self, leader: str, leader_of: Callable[[int], str], is_busy: Callable[[IntentKey], bool]
+    ) -> list[IntentKey]:
+        """Return all pairs of this leader that are not busy, due or not, in the order in which they are due: those to
+        try once the one that was `due` is settled."""
+        entries = {
+            entry
+            for shard, queue in self._queues.items()
+            if leader_of(shard) == leader
+            for entry in queue
+            if self._is_valid(entry) and not is_busy(entry[1])
+        }
+        return [pair for _, pair in sorted(entries)]

@@ -20,12 +20,11 @@ from tao.cache import GraphCache
 from tao.delivery.publisher import Publisher
 from tao.model.changes import ShardMessages
 from tao.model.errors import ProtocolError, RequestError
-from tao.model.ids import SHARD_SHIFT
 from tao.model.topology import CacheServer
 from tao.observability.logs import Logger
 from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import ForwardPath, ForwardSettings, WriteResults, WriteThrough, shards_of_write
-from tao.wire.convert import shard_messages_from_pb
+from tao.wire.convert import coordinating_shards, shard_messages_from_pb
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
 
@@ -217,7 +216,7 @@ class ForwardedWrites:
     def settle_pairs(self, request: pb.Request, reply: Reply) -> bool:
         """Forward a request to settle pairs when another region masters one of the coordinating shards; return whether
         it was forwarded."""
-        if all(self.is_mastered_here(pair.low_id >> SHARD_SHIFT) for pair in request.settle_pairs.pairs):
+        if all(map(self.is_mastered_here, coordinating_shards(request.settle_pairs))):
             return False
         self._path.settle_pairs(request, reply)
         return True

@@ -14,7 +14,7 @@ from tao.leader.remote_inverses import InverseFence
 from tao.leader.replica_shards import ForwardedWrites
 from tao.leader.write_path import WritePath
 from tao.model.errors import InternalError, InvalidArgument, OutcomeUnknown, RequestError, TaoError, Unavailable
-from tao.model.ids import MAX_RESERVED_IDS, SHARD_SHIFT
+from tao.model.ids import MAX_RESERVED_IDS
 from tao.model.relay import Touch
 from tao.model.rows import IntentRow
 from tao.model.tokens import PendingInverse
@@ -25,7 +25,14 @@ from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import WriteResults, shards_of_write
 from tao.serving.read_service import ReadService
 from tao.serving.requests import LEADER_RULES, CacheService, check_role
-from tao.wire.convert import error_to_pb, outcome_to_pb, shard_messages_to_pb, touch_from_pb, write_from_pb
+from tao.wire.convert import (
+    coordinating_shards,
+    error_to_pb,
+    outcome_to_pb,
+    shard_messages_to_pb,
+    touch_from_pb,
+    write_from_pb,
+)
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
 
@@ -137,8 +144,8 @@ class WriteRequests:
         coordinating shard before. What a follower asks of a shard that another region masters is passed on, once."""
         if reply.peer.role == "follower" and self._forwarded.settle_pairs(request, reply):
             return
-        for pair in request.settle_pairs.pairs:
-            self._ownership.row(pair.low_id >> SHARD_SHIFT)
+        for shard in coordinating_shards(request.settle_pairs):
+            self._ownership.row(shard)
         self._spawn(self._settle_pairs(request, reply))
 
     async def _settle_pairs(self, request: pb.Request, reply: Reply) -> None:
@@ -164,6 +171,16 @@ class WriteRequests:
             answer.settled += 1
             if not is_operator:
                 answer.changes.extend(map(shard_messages_to_pb, messages))
+        for shards in request.settle_pairs.shards:
+            left = deadline - self._clock.monotonic()
+            try:
+                messages = await self._inverses.settle_between(shards.low_shard, shards.high_shard, left)
+            except TaoError as error:
+                why = f"shard {shards.low_shard} owes inverse edges to shard {shards.high_shard}: {error.message}"
+                reply.send(pb.Answer(error=error_to_pb(Unavailable(why))))
+                return
+            answer.settled += 1
+            answer.changes.extend(map(shard_messages_to_pb, messages))
         reply.send(pb.Answer(settled_pairs=answer))
 
 

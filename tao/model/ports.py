@@ -118,8 +118,11 @@ class WriteStore(Protocol):
         the shard's database that was acknowledged before ``unix_ms``. Returns whether commits there wait until a
         replica has received them. It fails as any write does, whole or with an unknown outcome; another one follows."""
 
-    async def old_intents(self, shards: Sequence[int], *, before_unix_ms: int, limit: int) -> list[IntentRow]:
-        """Return intents created before the given time, at most ``limit``, for repair."""
+    async def old_intents(
+        self, shards: Sequence[int], *, before_unix_ms: int, limit: int, far_shard: int | None = None
+    ) -> list[IntentRow]:
+        """Return intents created before the given time, at most ``limit``: all, or those of inverse edges on
+        ``far_shard``."""
 
 
 class TopologyStore(Protocol):

@@ -3,10 +3,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from tao.model.graph import MAX_TIME
 from tao.model.ids import SHARD_SHIFT
+
+AT_POSITION: Final = 1 << 63
+"""Added to a position in `TimeRangeQuery.start`. No id is as large, so a server that does not know positions rejects
+the query instead of ignoring its position."""
 
 
 class ObjectQuery(msgspec.Struct, frozen=True, tag="object"):
@@ -33,15 +39,33 @@ class RangeQuery(msgspec.Struct, frozen=True, tag="range"):
 
 
 class TimeRangeQuery(msgspec.Struct, frozen=True, tag="time_range"):
-    """Asks for an edge block of at most ``limit`` edges with ``high >= time >= low``, newest first. When ``below_id2``
-    is not 0, of the edges at ``high`` only those to lower ids: the edges after ``(high, below_id2)`` in list order."""
+    """Asks for an edge block of at most ``limit`` edges with ``high >= time >= low``, newest first.
+
+    ``start`` says where the block begins. 0: at the first of these edges. An id: after the edge ``(high, id)`` in list
+    order, so that of the edges at ``high`` only those to lower ids follow. `AT_POSITION` ``+ pos``: at position ``pos``
+    among these edges."""
 
     id1: int
     atype: int
     high: int
     low: int
     limit: int
-    below_id2: int = 0
+    start: int = 0
+
+    @property
+    def pos(self) -> int:
+        """Return how many of the edges are skipped."""
+        return self.start - AT_POSITION if self.start >= AT_POSITION else 0
+
+    @property
+    def below_id2(self) -> int:
+        """Return the id that the ids of edges at ``high`` are below, 0 for no bound."""
+        return self.start if self.start < AT_POSITION else 0
+
+
+def start_at(pos: int) -> int:
+    """Return the ``start`` of a time range query from position ``pos`` on."""
+    return AT_POSITION + pos if pos else 0
 
 
 class EdgesQuery(msgspec.Struct, frozen=True, tag="edges"):

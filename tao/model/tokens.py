@@ -9,8 +9,9 @@ master database, which is always new enough.
 
 A write may be acknowledged while its inverse edge is pending. No version of the list that lacks the edge is known then,
 so the token names the list and the edge's other end, whose leader settles the pair. A read of the list with the token
-has the pair settled first. At most `MAX_PENDING` of these are named; for the lists of older ones, by shard, a read with
-the token fails.
+has the pair settled first. At most `MAX_PENDING` of these are named. Of older ones the token names the shards of both
+ends, and a read of any list there has all pairs between the two shards settled first. What is settled, the token of the
+next request need not name any more (`WriteToken.settled`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import base64
 import binascii
 import zlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final, NamedTuple, Self
 
@@ -31,6 +32,11 @@ from tao.model.ids import MAX_ID, MAX_SHARDS, SHARD_SHIFT
 MAX_KEYS: Final = 32
 MAX_SHARDS_NAMED: Final = 32
 MAX_PENDING: Final = 16
+MAX_PENDING_SHARDS: Final = 32
+MAX_COORDINATORS_ASKED: Final = 256
+"""Most shards whose leaders are asked before a read when the token cannot say which of them owe an edge."""
+ANY_SHARD: Final = MAX_SHARDS
+"""Stands for every shard that may coordinate a pair."""
 MAX_TEXT_BYTES: Final = 3_072
 """Longest text accepted: a full token has about 2,300 bytes, and a cookie holds 4,096."""
 
@@ -47,6 +53,26 @@ class PendingInverse(NamedTuple):
     coordinator_id: int
 
 
+class PendingShard(NamedTuple):
+    """A shard with lists that lack inverse edges which a token does not name, and the shard whose leader settles those
+    pairs, or `ANY_SHARD`."""
+
+    shard: int
+    coordinator_shard: int
+
+    def coordinator_shards(self) -> Sequence[int]:
+        """Return the shards whose leaders may have to settle a pair. Raises `StaleRead` when they are too many to
+        ask."""
+        if self.coordinator_shard != ANY_SHARD:
+            return (self.coordinator_shard,)
+        if self.shard >= MAX_COORDINATORS_ASKED:
+            raise StaleRead(
+                f"the token stands for more writes with a pending inverse than it can name, and lists of shard "
+                f"{self.shard} may lack one of any of {self.shard} shards; use a token of fewer writes"
+            )
+        return range(self.shard + 1)  # the smaller id of a pair is that of its coordinator
+
+
 class _Packed(msgspec.Struct, frozen=True, array_like=True):
     keys: list[tuple[int, int, int]]
     shards: list[int]
@@ -56,7 +82,9 @@ class _PackedWithPending(_Packed, frozen=True, array_like=True):
     """Written only where an inverse is pending, so that earlier versions read most tokens of this one."""
 
     pending: list[tuple[int, int, int]] = []
+    # All shards of `pending_shards`, for earlier versions, which fail the reads of lists there.
     unnamed_shards: list[int] = []
+    pending_shards: list[tuple[int, int]] | None = None
 
 
 _decode = msgspec.msgpack.Decoder(_PackedWithPending).decode
@@ -65,20 +93,21 @@ _encode = msgspec.msgpack.Encoder().encode
 
 class WriteToken:
     """An immutable token. ``keys``: ``(id, atype) → version`` in the order of the writes, atype 0 for objects;
-    ``shards``: shards that must be read critically; ``pending``: lists that lack inverse edges; ``unnamed_shards``:
+    ``shards``: shards that must be read critically; ``pending``: lists that lack inverse edges; ``pending_shards``:
     shards of lists that lack further ones."""
 
-    __slots__ = ("_keys", "_pending", "_shards", "_unnamed_shards")
+    __slots__ = ("_keys", "_pending", "_pending_shards", "_shards")
 
     def __init__(
         self,
         keys: Iterable[tuple[int, int, int]] = (),
         shards: Iterable[int] = (),
         pending: Iterable[tuple[int, int, int]] = (),
-        unnamed_shards: Iterable[int] = (),
+        pending_shards: Iterable[tuple[int, int]] = (),
     ) -> None:
         """``keys``: ``(id, atype, version)``, oldest first. Keys beyond the limit make their shards critical.
-        ``pending``: pending inverses, oldest first. Of those beyond the limit only the shards are kept."""
+        ``pending``: pending inverses, oldest first. Of those beyond the limit only the shards of both ends are kept,
+        and beyond the limit of those only the shard of the list."""
         newest: dict[tuple[int, int], int] = {}
         for key_id, atype, version in keys:
             known = newest.pop((key_id, atype), 0)
@@ -91,12 +120,12 @@ class WriteToken:
         # One shard more than a token can name means "all"; which shards they are does not matter then.
         self._shards = tuple(islice(critical, MAX_SHARDS_NAMED + 1))
         every = dict.fromkeys(map(PendingInverse._make, pending))
-        unnamed = dict.fromkeys(unnamed_shards)
+        between = dict.fromkeys(map(PendingShard._make, pending_shards))
         for inverse in list(islice(every, max(0, len(every) - MAX_PENDING))):
             del every[inverse]
-            unnamed[inverse.id1 >> SHARD_SHIFT] = None
+            between[PendingShard(inverse.id1 >> SHARD_SHIFT, inverse.coordinator_id >> SHARD_SHIFT)] = None
         self._pending = tuple(every)
-        self._unnamed_shards = tuple(islice(unnamed, MAX_SHARDS_NAMED + 1))
+        self._pending_shards = _bounded(between) if between else ()
 
     def __bool__(self) -> bool:
         return bool(self._keys or self._shards or self.has_pending)
@@ -110,7 +139,7 @@ class WriteToken:
         return hash((frozenset(self._keys.items()), self._sets()))
 
     def _sets(self) -> tuple[frozenset[object], ...]:
-        return tuple(map(frozenset, (self._shards, self._pending, self._unnamed_shards)))
+        return tuple(map(frozenset, (self._shards, self._pending, self._pending_shards)))
 
     def __repr__(self) -> str:
         pending = f", {len(self._pending)} pending inverses" if self._pending else ""
@@ -119,7 +148,7 @@ class WriteToken:
     @property
     def has_pending(self) -> bool:
         """Return whether any list lacks the inverse edge of one of the writes."""
-        return bool(self._pending or self._unnamed_shards)
+        return bool(self._pending or self._pending_shards)
 
     @property
     def named_pending(self) -> tuple[PendingInverse, ...]:
@@ -127,18 +156,31 @@ class WriteToken:
         return self._pending
 
     def pending_in(self, key: ListKey) -> list[PendingInverse]:
-        """Return the pending inverses to settle before the list is read. Raises `StaleRead` when the list may lack
-        others that the token could not name."""
-        if key.id1 >> SHARD_SHIFT in self._unnamed_shards or len(self._unnamed_shards) > MAX_SHARDS_NAMED:
-            raise StaleRead(
-                f"the token stands for more than {MAX_PENDING} writes with a pending inverse, and list "
-                f"({key.id1}, {key.atype}) may lack some of those that it does not name; use a token of fewer writes"
-            )
+        """Return the named pending inverses to settle before the list is read."""
         return [each for each in self._pending if each[:2] == (key.id1, key.atype)]
 
-    def without_pending(self) -> WriteToken:
-        """Return the token of the same writes once their pending inverses are settled."""
-        return WriteToken(self._triples(), self._shards)
+    def pending_at(self, shard: int) -> list[PendingShard]:
+        """Return the pairs of shards between which everything is to be settled before a list of ``shard`` is read."""
+        if sum(each.coordinator_shard == ANY_SHARD for each in self._pending_shards) > MAX_SHARDS_NAMED:
+            return [PendingShard(shard, ANY_SHARD)]
+        return [each for each in self._pending_shards if each.shard == shard]
+
+    def settled(self, inverses: Mapping[PendingInverse, int], shards: Collection[PendingShard] = ()) -> WriteToken:
+        """Return the token of the same writes once these pending inverses are settled, and everything between these
+        pairs of shards. ``inverses`` maps to the version of the list that has the edge, 0 where that is not known.
+        Where no version is known, the shard is to be read critically."""
+        done = [each for each in self._pending if each in inverses]
+        done_between = [each for each in self._pending_shards if each in shards]
+        if not done and not done_between:
+            return self
+        reached = [(each.id1, each.atype, inverses[each]) for each in done if inverses[each]]
+        critical = [each.id1 >> SHARD_SHIFT for each in done if not inverses[each]]
+        return WriteToken(
+            [*self._triples(), *reached],
+            [*self._shards, *critical, *(each.shard for each in done_between)],
+            [each for each in self._pending if each not in inverses],
+            [each for each in self._pending_shards if each not in shards],
+        )
 
     def minimum_of_object(self, object_id: int) -> int:
         """Return the lowest version that may answer a read of the object; 0 when the token does not name it."""
@@ -160,14 +202,17 @@ class WriteToken:
             [*self._triples(), *other._triples()],
             [*self._shards, *other._shards],
             [*self._pending, *other._pending],
-            [*self._unnamed_shards, *other._unnamed_shards],
+            [*self._pending_shards, *other._pending_shards],
         )
 
     def text(self) -> str:
         """Return the opaque form, for a cookie or header: letters, digits, ``-`` and ``_``."""
         packed = _Packed(list(self._triples()), list(self._shards))
         if self.has_pending:
-            packed = _PackedWithPending(packed.keys, packed.shards, list(self._pending), list(self._unnamed_shards))
+            shards = list(dict.fromkeys(each.shard for each in self._pending_shards))
+            packed = _PackedWithPending(
+                packed.keys, packed.shards, list(self._pending), shards, list(self._pending_shards)
+            )
         body = bytes((_FORMAT,)) + _encode(packed)
         return base64.urlsafe_b64encode(body + _checksum(body)).decode().rstrip("=")
 
@@ -195,13 +240,27 @@ class WriteToken:
             0 < key <= MAX_ID and 0 < atype < 1 << 16 and 0 < coordinator < key
             for key, atype, coordinator in packed.pending
         )
-        shards = (*packed.shards, *packed.unnamed_shards)
+        between = packed.pending_shards
+        if between is None:  # made by an earlier version, which did not name the coordinators' shards
+            between = [(shard, ANY_SHARD) for shard in packed.unnamed_shards]
+        in_bounds = in_bounds and all(0 <= other <= shard or other == ANY_SHARD for shard, other in between)
+        shards = (*packed.shards, *(shard for shard, _ in between))
         if not in_bounds or not all(0 <= shard < MAX_SHARDS for shard in shards):
             raise InvalidArgument("the write token names what no write can have changed")
-        return cls(packed.keys, packed.shards, packed.pending, packed.unnamed_shards)
+        return cls(packed.keys, packed.shards, packed.pending, between)
 
     def _triples(self) -> Iterable[tuple[int, int, int]]:
         return ((key_id, atype, version) for (key_id, atype), version in self._keys.items())
+
+
+def _bounded(between: dict[PendingShard, None]) -> tuple[PendingShard, ...]:
+    """Return pairs of shards, of which the oldest beyond the bound become those with any coordinator."""
+    of_any = {each.shard: None for each in between if each.coordinator_shard == ANY_SHARD}
+    exact = [each for each in between if each.shard not in of_any]
+    of_any |= {each.shard: None for each in exact[: max(0, len(exact) - MAX_PENDING_SHARDS)]}
+    # One shard more than a token can name means "all"; which shards they are does not matter then.
+    named = islice(of_any, MAX_SHARDS_NAMED + 1)
+    return (*(PendingShard(each, ANY_SHARD) for each in named), *(each for each in exact if each.shard not in of_any))
 
 
 def _checksum(body: bytes) -> bytes:

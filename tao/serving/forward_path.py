@@ -38,7 +38,14 @@ from tao.routing.budgets import MIN_MARGIN_SECONDS, MIN_WORK_SECONDS, work_secon
 from tao.schema.registry import Schema
 from tao.serving.configuration import ServerContext
 from tao.serving.sources import TickBatcher
-from tao.wire.convert import error_from_pb, error_to_pb, shard_messages_from_pb, shard_messages_to_pb, write_from_pb
+from tao.wire.convert import (
+    coordinating_shards,
+    error_from_pb,
+    error_to_pb,
+    shard_messages_from_pb,
+    shard_messages_to_pb,
+    write_from_pb,
+)
 from tao.wire.links import LinksPort
 from tao.wire.session import AnswerHandler, Reply
 from tao.wire.v1 import session_pb2 as pb
@@ -141,7 +148,7 @@ class ForwardPath:
     def settle_pairs(self, request: pb.Request, reply: Reply) -> None:
         """Forward a request to settle pairs of one coordinating shard. Raises `InvalidArgument` and
         `DeadlineExceeded`."""
-        shards = {pair.low_id >> SHARD_SHIFT for pair in request.settle_pairs.pairs}
+        shards = coordinating_shards(request.settle_pairs)
         if len(shards) != 1:
             raise InvalidArgument(f"a request settles pairs of one coordinating shard, not of {len(shards)}")
         self._pass_on(shards.pop(), request, reply.send)

@@ -291,7 +291,7 @@ class _MissedBatch:
 def _cut(query: RangeQuery | TimeRangeQuery, limit: int) -> Query:
     if isinstance(query, RangeQuery):
         return RangeQuery(query.id1, query.atype, query.pos, limit)
-    return TimeRangeQuery(query.id1, query.atype, query.high, query.low, limit, query.below_id2)
+    return TimeRangeQuery(query.id1, query.atype, query.high, query.low, limit, query.start)
 
 
 class Miss(FetchWaiter):
@@ -424,13 +424,14 @@ class Miss(FetchWaiter):
     # ---- time windows: fetch a first prefix when nothing is cached, else exactly the window ------------------------
 
     def _begin_time_range(self, query: TimeRangeQuery) -> None:
-        if self._cached_block(query) is None:
-            wanted_edges = max(query.limit, self.single_flight.settings.min_prefix_edges) + 1
-            prefix = _prefix(query, min(wanted_edges, self.single_flight.list_limit(query.atype)))
-            self._fetch_then(prefix, Miss._take_prefix)
-        else:
-            self._misses.incomplete += 1
+        is_cached = self._cached_block(query) is not None
+        self._misses.incomplete += is_cached
+        limit = self.single_flight.list_limit(query.atype)
+        if is_cached or query.pos + query.limit > limit:
             self._fetch_then(query, Miss._answer)
+        else:
+            wanted_edges = max(query.pos + query.limit, self.single_flight.settings.min_prefix_edges) + 1
+            self._fetch_then(_prefix(query, min(wanted_edges, limit)), Miss._take_prefix)
 
     # ---- edges: fetch those that a prefix does not decide ----------------------------------------------------------
 
@@ -531,7 +532,7 @@ def _answer_from_block(block: bytes, query: RangeQuery | TimeRangeQuery | EdgesQ
         case RangeQuery():
             return range_answer(block, query.pos, query.limit)
         case TimeRangeQuery():
-            return time_range_answer(block, query.high, query.low, query.limit, query.below_id2)
+            return time_range_answer(block, query.high, query.low, query.limit, query.start)
         case EdgesQuery():
             found = edges_answer(block, query.id2s, query.high, query.low)
             return None if found is None or found.missing else found.block

@@ -257,11 +257,11 @@ def _answer_windows(
     """Append the values of the time range queries. Returns the bytes left, as `_answer_ranges` does."""
     first = len(values)
     id1s, highs, lows = batch.time_range_id1s[:], batch.time_range_highs[:], batch.time_range_lows[:]
-    below = batch.time_range_below_id2s[:] or [0] * len(id1s)
-    columns = zip(id1s, batch.time_range_atypes[:], highs, lows, batch.time_range_limits[:], below, strict=True)
-    for slot, (id1, atype, high, low, limit, below_id2) in enumerate(columns, first):
+    starts = batch.time_range_starts[:] or [0] * len(id1s)
+    columns = zip(id1s, batch.time_range_atypes[:], highs, lows, batch.time_range_limits[:], starts, strict=True)
+    for slot, (id1, atype, high, low, limit, start) in enumerate(columns, first):
         bound = limits.get(atype, limit)
-        value = cache.time_range(id1, atype, high, low, min(limit, bound), minimums.get(slot, 0), below_id2)
+        value = cache.time_range(id1, atype, high, low, min(limit, bound), minimums.get(slot, 0), start)
         if value is not None:
             if limit > bound:
                 value = mark_cut(value)
@@ -269,9 +269,8 @@ def _answer_windows(
         values.append(value)
         if room < 0:
             break
-    if max(highs) > MAX_TIME or max(lows) > MAX_TIME or max(below) > MAX_ID:
-        bounds = zip(highs, lows, below, strict=True)
-        _unanswer(values, first, [max(high, low) > MAX_TIME or id2 > MAX_ID for high, low, id2 in bounds])
+    if max(highs) > MAX_TIME or max(lows) > MAX_TIME:
+        _unanswer(values, first, [max(bounds) > MAX_TIME for bounds in zip(highs, lows, strict=True)])
     return room
 
 

@@ -164,7 +164,7 @@ class ReadPlan:
         if len(edges) == recorded:
             flags = PREFIX | COMPLETE
         elif (isinstance(query, RangeQuery) and query.pos == 0) or (
-            isinstance(query, TimeRangeQuery) and query.high >= MAX_TIME and not query.below_id2
+            isinstance(query, TimeRangeQuery) and query.high >= MAX_TIME and not query.start
         ):
             flags = PREFIX
         # Rows written by hand may outnumber the recorded count, until the list is touched.
@@ -240,21 +240,26 @@ class ReadPlan:
             )
             high, low = query.high, query.low
             values = (*key, high, low, query.below_id2, low, high, query.limit)
-        elif isinstance(query, TimeRangeQuery):
+        elif isinstance(query, TimeRangeQuery) and not query.pos:
             page = f"SELECT {columns} {where} AND time BETWEEN %s AND %s {newest_first} LIMIT %s"
             values = (*key, query.low, query.high, query.limit)
-        elif query.pos < _DEFERRED_FROM_POS:
-            page = f"SELECT {columns} {where} {newest_first} LIMIT %s, %s"
-            values = (*key, query.pos, query.limit)
         else:
-            full_row = ", ".join(f"full_row.{name}" for name in ("id1", "time", "id2", "id1", "id1", "data"))
-            page = (
-                f"SELECT {len(self._targets)}, {full_row} "
-                f"FROM (SELECT id2 {where} {newest_first} LIMIT %s, %s) AS page "
-                f"JOIN {table} AS full_row FORCE INDEX (PRIMARY) "
-                "ON full_row.id1 = %s AND full_row.atype = %s AND full_row.id2 = page.id2"
-            )
-            values = (*key, query.pos, query.limit, *key)
+            bounds: tuple[int, ...] = ()
+            if isinstance(query, TimeRangeQuery):
+                where += " AND time BETWEEN %s AND %s"
+                bounds = (query.low, query.high)
+            page = f"{where} {newest_first} LIMIT %s, %s"
+            values = (*key, *bounds, query.pos, query.limit)
+            if query.pos < _DEFERRED_FROM_POS:
+                page = f"SELECT {columns} {page}"
+            else:
+                full_row = ", ".join(f"full_row.{name}" for name in ("id1", "time", "id2", "id1", "id1", "data"))
+                page = (
+                    f"SELECT {len(self._targets)}, {full_row} FROM (SELECT id2 {page}) AS page "
+                    f"JOIN {table} AS full_row FORCE INDEX (PRIMARY) "
+                    "ON full_row.id1 = %s AND full_row.atype = %s AND full_row.id2 = page.id2"
+                )
+                values = (*values, *key)
         statement.parts.append(page)
         statement.values.extend(values)
         self._targets.append((_PAGE, shard, index))

@@ -22,6 +22,7 @@ from tao.model.changes import (
 from tao.model.delivery import Delivery, Position, ShardDelivery, Span
 from tao.model.errors import InvalidArgument, NotMine, ProtocolError, TaoError, error_from_reason
 from tao.model.graph import Edge
+from tao.model.ids import SHARD_SHIFT
 from tao.model.relay import Relay, Touch
 from tao.model.tokens import PendingInverse, WriteToken
 from tao.model.writes import (
@@ -396,6 +397,17 @@ def settle_request(pending: Sequence[PendingInverse], schema: Schema) -> pb.Requ
             raise InvalidArgument(f"edges of type {atype.name} have no inverse that could be pending")
         pairs.append(pb.Pair(low_id=each.coordinator_id, high_id=each.id1, atypes=(atype.inverse,)))
     return pb.Request(settle_pairs=pb.SettlePairs(pairs=pairs))
+
+
+def settle_shards_request(coordinator_shard: int, shard: int) -> pb.Request:
+    """Return the request that has all pending pairs between two shards settled."""
+    between = pb.ShardPair(low_shard=coordinator_shard, high_shard=shard)
+    return pb.Request(settle_pairs=pb.SettlePairs(shards=(between,)))
+
+
+def coordinating_shards(settle: pb.SettlePairs) -> set[int]:
+    """Return the shards whose leaders coordinate the pairs that are to be settled."""
+    return {pair.low_id >> SHARD_SHIFT for pair in settle.pairs} | {each.low_shard for each in settle.shards}
 
 
 # ---- answers in parts ------------------------------------------------------------------------------------------

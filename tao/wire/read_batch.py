@@ -51,14 +51,14 @@ class RangeRow(NamedTuple):
 
 
 class TimeRangeRow(NamedTuple):
-    """Arguments of `assoc_time_range`; ``below_id2``: see `tao.model.queries.TimeRangeQuery`, 0 for none."""
+    """Arguments of `assoc_time_range`; ``start``: see `tao.model.queries.TimeRangeQuery`."""
 
     id1: int
     atype: int
     high: int
     low: int
     limit: int
-    below_id2: int
+    start: int
 
 
 class EdgesRow(NamedTuple):
@@ -129,7 +129,7 @@ def encode_rows(
     if ranges:
         _extend(ranges, batch.range_id1s, batch.range_atypes, batch.range_positions, batch.range_limits)
     if time_ranges:
-        below = [row.below_id2 for row in cast("Sequence[TimeRangeRow]", time_ranges)]
+        starts = [row.start for row in cast("Sequence[TimeRangeRow]", time_ranges)]
         _extend(
             [row[:5] for row in time_ranges],
             batch.time_range_id1s,
@@ -138,8 +138,8 @@ def encode_rows(
             batch.time_range_lows,
             batch.time_range_limits,
         )
-        if any(below):
-            batch.time_range_below_id2s.extend(below)
+        if any(starts):
+            batch.time_range_starts.extend(starts)
     if edges:
         id1s, atypes, id2_sets, highs, lows = zip(*cast("Sequence[EdgesRow]", edges), strict=True)
         batch.get_id1s.extend(id1s)
@@ -187,7 +187,7 @@ def encode_queries(queries: Sequence[tuple[Query, int]], batch: pb.ReadBatch) ->
     """
     order = sorted(range(len(queries)), key=lambda index: _OPERATION_OF[type(queries[index][0])])
     batch.for_fill = True
-    below_id2s: list[int] = []
+    starts: list[int] = []
     for slot, index in enumerate(order):
         query, minimum = queries[index]
         if minimum:
@@ -210,7 +210,7 @@ def encode_queries(queries: Sequence[tuple[Query, int]], batch: pb.ReadBatch) ->
                 batch.time_range_highs.append(query.high)
                 batch.time_range_lows.append(query.low)
                 batch.time_range_limits.append(query.limit)
-                below_id2s.append(query.below_id2)
+                starts.append(query.start)
             case EdgesQuery():
                 batch.get_id1s.append(query.id1)
                 batch.get_atypes.append(query.atype)
@@ -218,8 +218,8 @@ def encode_queries(queries: Sequence[tuple[Query, int]], batch: pb.ReadBatch) ->
                 batch.get_id2s.extend(query.id2s)
                 batch.get_highs.append(query.high)
                 batch.get_lows.append(query.low)
-    if any(below_id2s):
-        batch.time_range_below_id2s.extend(below_id2s)
+    if any(starts):
+        batch.time_range_starts.extend(starts)
     return order
 
 
@@ -228,7 +228,7 @@ _OBJ_IDS: Final = _numbers["obj_ids"]
 _COUNT_ID1S: Final = _numbers["count_id1s"]
 _RANGE_ID1S: Final = _numbers["range_id1s"]
 _TIME_RANGE_ID1S: Final = _numbers["time_range_id1s"]
-_BELOW_ID2S: Final = _numbers["time_range_below_id2s"]
+_TIME_RANGE_STARTS: Final = _numbers["time_range_starts"]
 _GET_ID1S: Final = _numbers["get_id1s"]
 _GET_ID2S: Final = _numbers["get_id2s"]
 _LAST_COLUMN: Final = _numbers["minimum_versions"]
@@ -266,8 +266,8 @@ def operation_sizes(batch: pb.ReadBatch) -> OperationSizes:
                 if length_of(other) != length:
                     raise InvalidArgument(_UNEVEN)
             matched += 1 + len(others)
-    if _BELOW_ID2S in lengths:  # which may be left out
-        if lengths[_BELOW_ID2S] != length_of(_TIME_RANGE_ID1S):
+    if _TIME_RANGE_STARTS in lengths:  # which may be left out
+        if lengths[_TIME_RANGE_STARTS] != length_of(_TIME_RANGE_ID1S):
             raise InvalidArgument(_UNEVEN)
         matched += 1
     if _GET_ID2S in lengths or _GET_ID1S in lengths:
@@ -350,10 +350,8 @@ class BatchQueries:
             i = slot - starts[3]
             high, low = _checked_times(batch.time_range_highs[i], batch.time_range_lows[i])
             id1, atype = _checked_id(batch.time_range_id1s[i], "id1"), batch.time_range_atypes[i]
-            below_id2 = batch.time_range_below_id2s[i] if batch.time_range_below_id2s else 0
-            if below_id2:
-                _checked_id(below_id2, "below_id2")
-            return TimeRangeQuery(id1, atype, high, low, batch.time_range_limits[i], below_id2)
+            begin = batch.time_range_starts[i] if batch.time_range_starts else 0
+            return TimeRangeQuery(id1, atype, high, low, batch.time_range_limits[i], begin)
         i = slot - starts[4]
         first, last = self._id2_starts[i], self._id2_starts[i + 1]
         if last - first > MAX_ID2_SET:

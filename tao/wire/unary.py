@@ -16,6 +16,7 @@ from tao.model.edge_block import LIMIT_CUT, check_block, decode_block, header
 from tao.model.errors import InternalError, InvalidArgument, TooLarge
 from tao.model.graph import ABSENT, MAX_ID2_SET, MAX_TIME, ListKey, decode_count, decode_object
 from tao.model.ids import MAX_ID, SHARD_SHIFT, shard_of
+from tao.model.queries import start_at
 from tao.model.tokens import WriteToken
 from tao.wire.convert import error_from_pb, pending_to_pb, token_of
 from tao.wire.v1 import graph_pb2 as graph
@@ -94,13 +95,18 @@ def _assoc_range(asked: graph.AssocRangeRequest) -> pb.Request:
 
 
 def _assoc_time_range(asked: graph.AssocTimeRangeRequest) -> pb.Request:
+    if asked.pos and asked.below_id2:
+        raise InvalidArgument(
+            f"pos is {asked.pos} and below_id2 {asked.below_id2}: a page begins at a position or after an edge"
+        )
+    start = _checked_id(asked.below_id2) if asked.below_id2 else start_at(_checked_position(asked.pos))
     batch = pb.ReadBatch(
         time_range_id1s=[asked.id1],
         time_range_atypes=[asked.atype],
         time_range_highs=[_checked_time(asked.high)],
         time_range_lows=[_checked_time(asked.low)],
         time_range_limits=[asked.limit],
-        time_range_below_id2s=[_checked_id(asked.below_id2)] if asked.below_id2 else (),
+        time_range_starts=[start] if start else (),
     )
     return _read(batch, asked, asked.id1, asked.atype)
 
@@ -121,7 +127,7 @@ def _assoc_get(asked: graph.AssocGetRequest) -> pb.Request:
 
 def _read(batch: pb.ReadBatch, asked: ReadRequest, key_id: int, atype: int = 0) -> pb.Request:
     """Return the request of one query with the freshness that is asked for. Raises `InvalidArgument` for a text that is
-    no token, and `StaleRead` for one that stands for more pending inverses than it names."""
+    no token."""
     batch.critical = asked.critical
     batch.max_staleness_ms = asked.max_staleness_ms
     if asked.after:
@@ -133,8 +139,14 @@ def _read(batch: pb.ReadBatch, asked: ReadRequest, key_id: int, atype: int = 0) 
             batch.minimum_slots.append(0)
             batch.minimum_versions.append(minimum)
         if atype and token.has_pending:
-            pending = token.pending_in(ListKey(key_id, atype))
-            return pb.Request(read=batch, settle_first=map(pending_to_pb, pending))
+            return pb.Request(
+                read=batch,
+                settle_first=map(pending_to_pb, token.pending_in(ListKey(key_id, atype))),
+                settle_shards_first=[
+                    pb.ShardPair(low_shard=each.coordinator_shard, high_shard=each.shard)
+                    for each in token.pending_at(key_id >> SHARD_SHIFT)
+                ],
+            )
     return pb.Request(read=batch)
 
 
@@ -222,6 +234,12 @@ def _checked_id(number: int) -> int:
     if not 0 < number <= MAX_ID:
         raise InvalidArgument(f"{number} is not an object id")
     return number
+
+
+def _checked_position(pos: int) -> int:
+    if pos > MAX_TIME:
+        raise InvalidArgument(f"pos {pos} is above 2^63 - 1")
+    return pos
 
 
 def _checked_time(time: int) -> int:

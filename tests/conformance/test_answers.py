@@ -17,6 +17,7 @@ from tao.model.changes import sort_edges
 from tao.model.edge_block import COMPLETE, HAS_DATA, PREFIX, check_block, decode_block, encode_block, header
 from tao.model.errors import ProtocolError
 from tao.model.graph import MAX_TIME, Edge, encode_count
+from tao.model.queries import AT_POSITION, start_at
 
 COMPILED = "tao.cache.answers_core"
 HAS_COMPILED = importlib.util.find_spec(COMPILED) is not None
@@ -35,6 +36,7 @@ def compiled() -> Any:  # `Any`: the compiled module has the twin's functions an
 
 small = st.integers(0, 12)
 numbers = small | st.integers(0, MOST) | st.sampled_from([MAX_TIME - 1, MAX_TIME, MAX_TIME + 1, MOST])
+positions = (small | st.integers(0, MAX_TIME)).map(start_at)
 id2s = st.integers(1, 12) | st.sampled_from([0x0100000000000001, 0x0001000000000100, 256, MAX_TIME])
 
 
@@ -129,6 +131,20 @@ def test_a_time_range_is_answered_where_the_prefix_decides_it(core: ModuleType) 
     assert times_in(core.time_range_answer(whole, MOST, 0, MOST)) == [50, 40, 30]
 
 
+def test_a_time_range_from_a_position_on_is_answered_where_the_prefix_decides_it(core: ModuleType) -> None:
+    whole, prefix = block_of(50, 40, 30), block_of(50, 40, 30, count=9)
+    assert times_in(core.time_range_answer(whole, 45, 0, 9, start_at(1))) == [30]
+    assert times_in(core.time_range_answer(whole, MAX_TIME, 35, 9, start_at(1))) == [40]
+    assert times_in(core.time_range_answer(whole, MAX_TIME, 35, 9, start_at(2))) == []
+    assert times_in(core.time_range_answer(whole, MAX_TIME, 0, 9, start_at(MAX_TIME))) == []
+    assert times_in(core.time_range_answer(prefix, MAX_TIME, 0, 2, start_at(1))) == [40, 30]
+    assert core.time_range_answer(prefix, MAX_TIME, 0, 2, start_at(2)) is None
+    assert times_in(core.time_range_answer(prefix, MAX_TIME, 31, 9, start_at(1))) == [40]
+    assert core.time_range_answer(prefix, MAX_TIME, 0, 9, start_at(8)) is None
+    assert times_in(core.time_range_answer(prefix, MAX_TIME, 0, 9, start_at(9))) == []
+    assert not header(core.time_range_answer(whole, MAX_TIME, 0, 2, start_at(1)))[3] & PREFIX
+
+
 def test_an_edge_is_found_denied_or_undecided(core: ModuleType) -> None:
     whole, prefix = block_of(50, 40, 30), block_of(50, 40, 30, count=9)
     assert times_in(core.edge_answer(whole, 140, MAX_TIME, 0)) == [40]
@@ -162,10 +178,10 @@ def test_twins_answer_ranges_alike(block: bytes, pos: int, limit: int) -> None:
 
 
 @needs_compiled
-@given(blocks(), numbers, numbers, numbers, st.just(0) | id2s | numbers)
-def test_twins_answer_time_ranges_alike(block: bytes, high: int, low: int, limit: int, below: int) -> None:
-    expected = answers_python.time_range_answer(block, high, low, limit, below)
-    assert compiled().time_range_answer(block, high, low, limit, below) == expected
+@given(blocks(), numbers, numbers, numbers, st.just(0) | id2s | numbers | positions)
+def test_twins_answer_time_ranges_alike(block: bytes, high: int, low: int, limit: int, start: int) -> None:
+    expected = answers_python.time_range_answer(block, high, low, limit, start)
+    assert compiled().time_range_answer(block, high, low, limit, start) == expected
 
 
 @needs_compiled
@@ -193,6 +209,7 @@ def test_a_damaged_block_is_never_read_beyond(block: bytes, data: st.DataObject)
     for question, arguments in (
         ("range_answer", (pos, limit)),
         ("time_range_answer", (high, low, limit, pos)),
+        ("time_range_answer", (high, low, limit, AT_POSITION | pos)),
         ("edge_answer", (pos, high, low)),
     ):
         answer = or_refused(question, held, arguments)

@@ -24,7 +24,8 @@ from tao.model.errors import (
     WriteLost,
 )
 from tao.model.graph import ABSENT, MAX_TIME, Edge, encode_count, encode_object
-from tao.model.ids import make_id
+from tao.model.ids import MAX_ID, make_id
+from tao.model.queries import start_at
 from tao.wire.convert import error_to_pb
 from tao.wire.grpc_server import GrpcServer
 from tao.wire.session import NO_DEADLINE_MS, Reply, failure
@@ -112,7 +113,10 @@ CASES: list[tuple[str, Message, list[pb.Answer], Message, Message]] = [
                   time_range_limits=[4]), EDGES),
     ("AssocTimeRange", graph.AssocTimeRangeRequest(id1=7, atype=2, high=9, low=1, limit=4, below_id2=5), value(BLOCK),
      pb.ReadBatch(time_range_id1s=[7], time_range_atypes=[2], time_range_highs=[9], time_range_lows=[1],
-                  time_range_limits=[4], time_range_below_id2s=[5]), EDGES),
+                  time_range_limits=[4], time_range_starts=[5]), EDGES),
+    ("AssocTimeRange", graph.AssocTimeRangeRequest(id1=7, atype=2, high=9, low=1, limit=4, pos=5), value(BLOCK),
+     pb.ReadBatch(time_range_id1s=[7], time_range_atypes=[2], time_range_highs=[9], time_range_lows=[1],
+                  time_range_limits=[4], time_range_starts=[(1 << 63) + 5]), EDGES),
     ("ReserveObjectIds", pb.ReserveIds(shard=2, count=3), [pb.Answer(reserved_ids=pb.ReservedIds(ids=[5, 6]))],
      pb.ReserveIds(shard=2, count=3), pb.ReservedIds(ids=[5, 6])),
     ("Topology", pb.GetTopology(), [pb.Answer(topology=pb.TopologyDocument(version=4, json=b"{}"))],
@@ -190,10 +194,23 @@ async def test_a_call_without_a_deadline_is_given_one(bench: Bench) -> None:
     assert bench.handler.replies[0].closed
 
 
-async def test_an_invalid_staleness_bound_is_an_invalid_argument(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [({"high": 2**63}, "2^63-1"), ({"pos": 2**63}, "pos 9223372036854775808 is above 2^63 - 1"),
+     ({"pos": 3, "below_id2": 7}, "pos is 3 and below_id2 7")],
+)  # fmt: skip
+async def test_a_bound_that_no_time_range_has_is_an_invalid_argument(
+    bench: Bench, wrong: dict[str, int], named: str
+) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await bench.stub.AssocTimeRange(graph.AssocTimeRangeRequest(id1=1, atype=1, high=2**63, limit=1))
+        await bench.stub.AssocTimeRange(graph.AssocTimeRangeRequest(id1=1, atype=1, limit=1, **wrong))  # type: ignore[arg-type]
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert named in (caught.value.details() or "")
+
+
+def test_a_server_that_knows_no_positions_takes_one_for_an_id_that_is_too_large() -> None:
+    assert start_at(0) == 0
+    assert start_at(1) > MAX_ID
 
 
 async def test_a_watch_is_a_stream_that_ends_with_its_caller(bench: Bench) -> None:

@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from tao.client import ClientSettings, Graph, StaleRead, TaoError, WriteToken, connect
 from tao.devcluster.layout import Shape
+from tao.model.tokens import MAX_PENDING
 from tao.wire.v1 import graph_pb2 as graph_pb
 from tao.wire.v1.graph_pb2_grpc import GraphStub
 from tests.e2e.region_access import Regions, plain, running_regions, until
@@ -88,6 +89,37 @@ async def test_a_token_covers_a_pending_inverse_in_both_regions_and_the_cut_ends
 
     await until(answers, "the token's reader is not answered")
     assert plain(await east.assoc_range(high, "liked_by", 0, 5)) == [(low, 7)], "its own writes"
+    await regions.assert_converges()
+
+
+async def test_a_token_covers_pending_inverses_that_it_cannot_name_until_they_are_written(
+    regions: Regions, east: Graph, west: Graph
+) -> None:
+    (low,) = await east.reserve_ids(1, shard=0)
+    oldest, *others = await east.reserve_ids(MAX_PENDING + 2, shard=1)
+    await regions.cut(silent=False)
+    try:
+        with east.recording() as recording:
+            written = await east.assoc_add_many([(low, "likes", high, 7) for high in (oldest, *others)])
+        assert all(each.inverse_pending for each in written)
+        token = WriteToken.from_text(recording.token.text())
+        assert len(token.named_pending) == MAX_PENDING
+        with pytest.raises(StaleRead, match="may lack inverse edges"):
+            await west.assoc_range(oldest, "liked_by", 0, 5, after=token)
+        atype = west.schema.atype("liked_by").number
+        assert refusal_of_unary_read(regions, oldest, atype, token) == (grpc.StatusCode.UNAVAILABLE, "STALE_READ")
+    finally:
+        await regions.heal()
+
+    async def answers() -> bool:
+        with suppress(TaoError):
+            return plain(await west.assoc_range(oldest, "liked_by", 0, 5, after=token)) == [(low, 7)]
+        return False
+
+    await until(answers, "the token's reader is not answered")
+    with west.recording() as recording:
+        await west.assoc_count_many([(high, "liked_by") for high in (oldest, *others)], after=token)
+    assert not recording.renewed(token).has_pending, "all of it is settled"
     await regions.assert_converges()
 
 

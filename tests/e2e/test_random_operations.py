@@ -127,8 +127,9 @@ class Worker:
                 assert plain(await graph.assoc_range(id1, atype, pos, limit)) == expected[pos : pos + limit]
             case 3:
                 high, low = sorted((rng.randrange(50), rng.randrange(50)), reverse=True)
-                window = [edge for edge in expected if high >= edge[1] >= low][:5]
-                assert plain(await graph.assoc_time_range(id1, atype, high, low, 5)) == window
+                pos = rng.randrange(4)
+                window = [edge for edge in expected if high >= edge[1] >= low][pos : pos + 5]
+                assert plain(await graph.assoc_time_range(id1, atype, high, low, 5, pos)) == window
             case 4:
                 asked = rng.sample(self.ids, 3)
                 found_edges = plain(await graph.assoc_get(id1, atype, asked))

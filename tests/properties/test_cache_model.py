@@ -25,6 +25,7 @@ from tao.cache.tables import CountTable, EntryTable, value_bytes
 from tao.model.changes import ListChange, ListInvalidation, Message, ObjectChange, ObjectInvalidation, ShardInvalidation
 from tao.model.edge_block import COMPLETE, PREFIX, check_block, decode_block, header
 from tao.model.graph import ABSENT, MAX_TIME, Edge, ListKey, decode_count, version_of
+from tao.model.queries import start_at
 from tests.properties.cache_truth import Truth
 from tests.rigs.effort import examples
 
@@ -300,6 +301,13 @@ class CacheMachine(RuleBasedStateMachine):
                 decided = complete or bool(prefix and low > prefix[-1].time) or len(within) >= limit
                 assert (block is not None) == decided
                 self.check_block(block, key, version, after_it[:limit])
+            for pos in (1, 2, 9):
+                block = self.cache.time_range(id1, atype, high, low, limit, 0, start_at(pos))
+                newer = sum(edge.time > high for edge in prefix)
+                within = [edge for edge in prefix if high >= edge.time >= low]
+                decided = complete or bool(prefix and low > prefix[-1].time) or len(within) >= pos + limit
+                assert (block is not None) == (decided or newer + pos >= length)
+                self.check_block(block, key, version, wanted[pos : pos + limit])
             for id2s in ((1, 2, 2), (9, 3), tuple(range(1, 30))):
                 self.check_edges(key, version, edges, prefix, complete, id2s, high, low)
 

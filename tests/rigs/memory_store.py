@@ -88,8 +88,11 @@ class MemoryStore(ReadStore):
         self.heartbeats.append((shard, writer, unix_ms))
         return self.waits_for_replica
 
-    async def old_intents(self, shards: Sequence[int], *, before_unix_ms: int, limit: int) -> list[IntentRow]:
+    async def old_intents(
+        self, shards: Sequence[int], *, before_unix_ms: int, limit: int, far_shard: int | None = None
+    ) -> list[IntentRow]:
         found = [row for row in self.rows.intents.values() if row.low_id >> SHARD_SHIFT in shards]
+        found = [row for row in found if far_shard in (None, row.high_id >> SHARD_SHIFT)]
         return [row for row in found if row.created_unix_ms < before_unix_ms][:limit]
 
     async def lock(self, shards: Sequence[int]) -> None:
@@ -134,9 +137,9 @@ class MemoryStore(ReadStore):
                 part = edges[pos : pos + limit]
                 flags = PREFIX | (COMPLETE if len(part) == listed.count else 0) if pos == 0 else 0
                 return encode_block(listed.version, listed.count, part, flags)
-            case TimeRangeQuery(high=high, low=low, limit=limit, below_id2=below):
+            case TimeRangeQuery(high=high, low=low, limit=limit, below_id2=below, pos=pos):
                 first = (high, below - 1) if below else (high, MAX_ID)
-                part = [edge for edge in edges if first >= (edge.time, edge.id2) >= (low, 0)][:limit]
+                part = [edge for edge in edges if first >= (edge.time, edge.id2) >= (low, 0)][pos : pos + limit]
             case _:
                 part = [edge for edge in edges if edge.id2 in query.id2s and query.high >= edge.time >= query.low]
         return encode_block(listed.version, listed.count, part, 0)

@@ -18,9 +18,9 @@ from tao.client.consistency import Consistency
 from tao.client.graph import Graph
 from tao.client.operations import SomeFailed
 from tao.client.own_writes import CRITICAL, MinimumVersions
-from tao.model.errors import StaleRead, TaoError, WriteLost
+from tao.model.errors import TaoError, WriteLost
 from tao.model.graph import ListKey
-from tao.model.ids import make_id
+from tao.model.ids import SHARD_SHIFT, make_id
 from tao.model.tokens import PendingInverse, WriteToken
 from tao.model.topology import Topology
 from tao.wire.identity import Credentials
@@ -85,17 +85,23 @@ class WatchedGraph(Graph):
         demand = self._demand_of(consistency)
         minimum_of = MinimumVersions(demand.token, dict(self._attached)).of
         return [
-            Asked(demand.critical, minimum_of(row), demand.max_staleness_ms, self._pending_in(row, demand))
+            Asked(
+                demand.critical or self._is_settled_unnamed(row, demand),
+                minimum_of(row),
+                demand.max_staleness_ms,
+                self._pending_in(row, demand),
+            )
             for row in rows
         ]
+
+    def _is_settled_unnamed(self, row: QueryRow, demand: Consistency) -> bool:
+        """Return whether inverses that the token does not name are settled first, after which the master is read."""
+        return len(row) > 1 and demand.token is not None and bool(demand.token.pending_at(row[0] >> SHARD_SHIFT))
 
     def _pending_in(self, row: QueryRow, demand: Consistency) -> tuple[PendingInverse, ...]:
         if len(row) == 1:
             return ()
-        try:
-            named = demand.token.pending_in(ListKey(row[0], row.atype)) if demand.token is not None else []
-        except StaleRead:
-            return ()  # what the read raises, too
+        named = demand.token.pending_in(ListKey(row[0], row.atype)) if demand.token is not None else []
         return (*named, *self._own_pending.get(row[:2], ()))
 
     def _watch(self, row: QueryRow, asked: Asked) -> Watched | None:
@@ -193,7 +199,7 @@ class Client:
             case "assoc_range":
                 await graph.assoc_range(one, op.atype, op.value % 3, op.value % 7 + 1, **how)
             case "assoc_time_range":
-                await graph.assoc_time_range(one, op.atype, op.value + 5, op.value, 3, **how)
+                await graph.assoc_time_range(one, op.atype, op.value + 5, op.value, 3, op.value % 3, **how)
             case _:
                 await self._do_many(graph, op, unique, how)
 
@@ -221,7 +227,7 @@ class Client:
             case "assoc_range_many":
                 await graph.assoc_range_many([(each, op.atype, op.value % 3, op.value % 7 + 1) for each in ids], **how)
             case "assoc_time_range_many":
-                queries = [(each, op.atype, op.value + 5, op.value, 3) for each in ids]
+                queries = [(each, op.atype, op.value + 5, op.value, 3, index % 3) for index, each in enumerate(ids)]
                 await graph.assoc_time_range_many(queries, **how)
             case _:
                 raise ValueError(f"no operation is called {op.kind!r}")
@@ -285,10 +291,8 @@ def _how(op: Op, key: ListKey, tokens: list[WriteToken], pace: float) -> dict[st
 
 
 def _names(token: WriteToken, key: ListKey) -> bool:
-    try:
-        return bool(token.minimum_of_list(key) or token.minimum_of_object(key.id1) or token.pending_in(key))
-    except StaleRead:
-        return True
+    versions = token.minimum_of_list(key) or token.minimum_of_object(key.id1)
+    return bool(versions or token.pending_in(key) or token.pending_at(key.id1 >> SHARD_SHIFT))
 
 
 def _fields(atype: str, unique: str, number: int) -> dict[str, object] | None:

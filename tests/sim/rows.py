@@ -85,8 +85,8 @@ def part_of(query: Query, count: int, edges: list[Edge]) -> tuple[list[Edge], in
         case RangeQuery(pos=pos, limit=limit):
             part = edges[pos : pos + limit]
             return part, PREFIX | (COMPLETE if len(part) == count else 0) if pos == 0 else 0
-        case TimeRangeQuery(high=high, low=low, limit=limit):
-            return [edge for edge in edges if high >= edge.time >= low][:limit], 0
+        case TimeRangeQuery(high=high, low=low, limit=limit, pos=pos):
+            return [edge for edge in edges if high >= edge.time >= low][pos : pos + limit], 0
         case CountQuery() | ObjectQuery():
             raise TypeError("has no edges")
         case _:

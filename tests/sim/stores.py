@@ -204,7 +204,13 @@ class SimWriteStore:
         return False
 
     async def old_intents(
-        self, shards: Sequence[int], *, before_unix_ms: int, limit: int, timeout_seconds: float = 5.0
+        self,
+        shards: Sequence[int],
+        *,
+        before_unix_ms: int,
+        limit: int,
+        far_shard: int | None = None,
+        timeout_seconds: float = 5.0,
     ) -> list[IntentRow]:
         """See the port."""
         found: list[IntentRow] = []
@@ -213,6 +219,7 @@ class SimWriteStore:
 
             async def look(server: SimDatabase = server) -> list[IntentRow]:
                 rows = [row for row in server.rows.intents.values() if row.low_id >> SHARD_SHIFT in shards]
+                rows = [row for row in rows if far_shard in (None, row.high_id >> SHARD_SHIFT)]
                 return [row for row in rows if row.created_unix_ms < before_unix_ms]
 
             found += await run_at(self._world, server, look, timeout_seconds)

@@ -107,7 +107,8 @@ class WebRequest:
         the answer is made: later writes are in no cookie."""
         self.ended = True
         core, token = self._core, self._recording.token
-        cookie = core.carrier.set_cookie(token, self._known)
+        renewed = self._recording.renewed(self._known)
+        cookie = core.carrier.set_cookie(renewed) if token or renewed != self._known else None
         if cookie is not None:
             core.metrics.count_token("set")
         elif self._lost:

@@ -10,7 +10,7 @@ never refused, it is as fresh as any other page. This works under any framework,
     known = carrier.from_cookies(request.headers.get("cookie"))
     with graph.recording() as recording:
         response = await view(request, Consistency.at_least(known))
-    if (cookie := carrier.set_cookie(recording.token, known)) is not None:
+    if recording.token and (cookie := carrier.set_cookie(recording.renewed(known))) is not None:
         response.headers["set-cookie"] = cookie
 
 Repeat a view that raises `WriteLost` with ``known = None``: the writes that the token names are gone, and every page of

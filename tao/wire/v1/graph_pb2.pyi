@@ -448,6 +448,7 @@ class AssocTimeRangeRequest(_message.Message):
     AFTER_FIELD_NUMBER: _builtins.int
     MAX_STALENESS_MS_FIELD_NUMBER: _builtins.int
     BELOW_ID2_FIELD_NUMBER: _builtins.int
+    POS_FIELD_NUMBER: _builtins.int
     id1: _builtins.int
     atype: _builtins.int
     high: _builtins.int
@@ -458,6 +459,8 @@ class AssocTimeRangeRequest(_message.Message):
     max_staleness_ms: _builtins.int
     below_id2: _builtins.int
     """the page after an edge: its time as `high`, its id2 here; 0: from the first edge at `high` on"""
+    pos: _builtins.int
+    """how many of the edges within the bounds to skip; not together with below_id2"""
     def __init__(
         self,
         *,
@@ -470,10 +473,11 @@ class AssocTimeRangeRequest(_message.Message):
         after: _builtins.str = ...,
         max_staleness_ms: _builtins.int = ...,
         below_id2: _builtins.int = ...,
+        pos: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "atype", b"atype", "below_id2", b"below_id2", "critical", b"critical", "high", b"high", "id1", b"id1", "limit", b"limit", "low", b"low", "max_staleness_ms", b"max_staleness_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "atype", b"atype", "below_id2", b"below_id2", "critical", b"critical", "high", b"high", "id1", b"id1", "limit", b"limit", "low", b"low", "max_staleness_ms", b"max_staleness_ms", "pos", b"pos"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -32,6 +32,7 @@ class Request(_message.Message):
     TOPOLOGY_VERSION_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     SETTLE_FIRST_FIELD_NUMBER: _builtins.int
+    SETTLE_SHARDS_FIRST_FIELD_NUMBER: _builtins.int
     READ_FIELD_NUMBER: _builtins.int
     WRITE_FIELD_NUMBER: _builtins.int
     RESERVE_IDS_FIELD_NUMBER: _builtins.int
@@ -58,6 +59,10 @@ class Request(_message.Message):
     @_builtins.property
     def settle_first(self) -> _containers.RepeatedCompositeFieldContainer[Global___PendingInverse]:
         """Of a unary call: pending inverses that its token names in the list that it reads. They are settled before it reads."""
+
+    @_builtins.property
+    def settle_shards_first(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShardPair]:
+        """likewise, of inverses that the token does not name; low_shard 65536: of any"""
 
     @_builtins.property
     def read(self) -> Global___ReadBatch: ...
@@ -107,6 +112,7 @@ class Request(_message.Message):
         topology_version: _builtins.int = ...,
         traceparent: _builtins.str = ...,
         settle_first: _abc.Iterable[Global___PendingInverse] | None = ...,
+        settle_shards_first: _abc.Iterable[Global___ShardPair] | None = ...,
         read: Global___ReadBatch | None = ...,
         write: Global___WriteBatch | None = ...,
         reserve_ids: Global___ReserveIds | None = ...,
@@ -125,7 +131,7 @@ class Request(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "inspect", b"inspect", "invalidate", b"invalidate", "read", b"read", "relay", b"relay", "reserve_ids", b"reserve_ids", "settle_pairs", b"settle_pairs", "subscribe", b"subscribe", "touch_keys", b"touch_keys", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "deadline_ms", b"deadline_ms", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "inspect", b"inspect", "invalidate", b"invalidate", "number", b"number", "read", b"read", "relay", b"relay", "reserve_ids", b"reserve_ids", "settle_first", b"settle_first", "settle_pairs", b"settle_pairs", "subscribe", b"subscribe", "topology_version", b"topology_version", "touch_keys", b"touch_keys", "traceparent", b"traceparent", "watch", b"watch", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "deadline_ms", b"deadline_ms", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "inspect", b"inspect", "invalidate", b"invalidate", "number", b"number", "read", b"read", "relay", b"relay", "reserve_ids", b"reserve_ids", "settle_first", b"settle_first", "settle_pairs", b"settle_pairs", "settle_shards_first", b"settle_shards_first", "subscribe", b"subscribe", "topology_version", b"topology_version", "touch_keys", b"touch_keys", "traceparent", b"traceparent", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["read", "write", "reserve_ids", "get_topology", "get_schema", "watch", "forget", "apply", "subscribe", "acknowledge", "inspect", "invalidate", "settle_pairs", "relay", "touch_keys"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
@@ -265,7 +271,7 @@ class ReadBatch(_message.Message):
     TIME_RANGE_HIGHS_FIELD_NUMBER: _builtins.int
     TIME_RANGE_LOWS_FIELD_NUMBER: _builtins.int
     TIME_RANGE_LIMITS_FIELD_NUMBER: _builtins.int
-    TIME_RANGE_BELOW_ID2S_FIELD_NUMBER: _builtins.int
+    TIME_RANGE_STARTS_FIELD_NUMBER: _builtins.int
     GET_ID1S_FIELD_NUMBER: _builtins.int
     GET_ATYPES_FIELD_NUMBER: _builtins.int
     GET_ID2_COUNTS_FIELD_NUMBER: _builtins.int
@@ -309,8 +315,10 @@ class ReadBatch(_message.Message):
     @_builtins.property
     def time_range_limits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
-    def time_range_below_id2s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """For none, or for all: at time `high`, only the edges to ids below this; 0: to all. So the next page begins where one ended."""
+    def time_range_starts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For none, or for all: where the answer begins. 0: at the first edge; an id: after the edge to it at time `high`, as the
+        next page does; 2^63 + pos: at position `pos` among the edges within the bounds. Earlier versions reject the latter.
+        """
 
     @_builtins.property
     def get_id1s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
@@ -355,7 +363,7 @@ class ReadBatch(_message.Message):
         time_range_highs: _abc.Iterable[_builtins.int] | None = ...,
         time_range_lows: _abc.Iterable[_builtins.int] | None = ...,
         time_range_limits: _abc.Iterable[_builtins.int] | None = ...,
-        time_range_below_id2s: _abc.Iterable[_builtins.int] | None = ...,
+        time_range_starts: _abc.Iterable[_builtins.int] | None = ...,
         get_id1s: _abc.Iterable[_builtins.int] | None = ...,
         get_atypes: _abc.Iterable[_builtins.int] | None = ...,
         get_id2_counts: _abc.Iterable[_builtins.int] | None = ...,
@@ -371,7 +379,7 @@ class ReadBatch(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count_atypes", b"count_atypes", "count_id1s", b"count_id1s", "critical", b"critical", "for_fill", b"for_fill", "get_atypes", b"get_atypes", "get_highs", b"get_highs", "get_id1s", b"get_id1s", "get_id2_counts", b"get_id2_counts", "get_id2s", b"get_id2s", "get_lows", b"get_lows", "known_slots", b"known_slots", "max_staleness_ms", b"max_staleness_ms", "minimum_slots", b"minimum_slots", "minimum_versions", b"minimum_versions", "obj_ids", b"obj_ids", "range_atypes", b"range_atypes", "range_id1s", b"range_id1s", "range_limits", b"range_limits", "range_positions", b"range_positions", "time_range_atypes", b"time_range_atypes", "time_range_below_id2s", b"time_range_below_id2s", "time_range_highs", b"time_range_highs", "time_range_id1s", b"time_range_id1s", "time_range_limits", b"time_range_limits", "time_range_lows", b"time_range_lows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count_atypes", b"count_atypes", "count_id1s", b"count_id1s", "critical", b"critical", "for_fill", b"for_fill", "get_atypes", b"get_atypes", "get_highs", b"get_highs", "get_id1s", b"get_id1s", "get_id2_counts", b"get_id2_counts", "get_id2s", b"get_id2s", "get_lows", b"get_lows", "known_slots", b"known_slots", "max_staleness_ms", b"max_staleness_ms", "minimum_slots", b"minimum_slots", "minimum_versions", b"minimum_versions", "obj_ids", b"obj_ids", "range_atypes", b"range_atypes", "range_id1s", b"range_id1s", "range_limits", b"range_limits", "range_positions", b"range_positions", "time_range_atypes", b"time_range_atypes", "time_range_highs", b"time_range_highs", "time_range_id1s", b"time_range_id1s", "time_range_limits", b"time_range_limits", "time_range_lows", b"time_range_lows", "time_range_starts", b"time_range_starts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1761,25 +1769,53 @@ class SettlePairs(_message.Message):
     two sides of a pair: copy the rows of the coordinator (the leader of low_id's shard) to the pair's other side. `atypes`
     as seen from low_id; `token` of the intent that asks for it, which goes then, 0 for none. Answered with the number of
     pairs that are settled, and with the messages of their far sides unless an operator asked.
+    `shards`: likewise all pairs between two shards whose inverse is pending; the leader of low_shard coordinates them. Each
+    counts as one. Earlier versions settle none of these.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PAIRS_FIELD_NUMBER: _builtins.int
+    SHARDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pair]: ...
+    @_builtins.property
+    def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShardPair]: ...
     def __init__(
         self,
         *,
         pairs: _abc.Iterable[Global___Pair] | None = ...,
+        shards: _abc.Iterable[Global___ShardPair] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pairs", b"pairs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pairs", b"pairs", "shards", b"shards"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SettlePairs: _TypeAlias = SettlePairs  # noqa: Y015
+
+@_typing.final
+class ShardPair(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOW_SHARD_FIELD_NUMBER: _builtins.int
+    HIGH_SHARD_FIELD_NUMBER: _builtins.int
+    low_shard: _builtins.int
+    high_shard: _builtins.int
+    def __init__(
+        self,
+        *,
+        low_shard: _builtins.int = ...,
+        high_shard: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["high_shard", b"high_shard", "low_shard", b"low_shard"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShardPair: _TypeAlias = ShardPair  # noqa: Y015
 
 @_typing.final
 class Pair(_message.Message):

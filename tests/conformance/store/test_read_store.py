@@ -8,7 +8,16 @@ import pytest
 
 from tao.model.edge_block import COMPLETE, PREFIX, check_block, decode_block, header
 from tao.model.graph import ABSENT, MAX_ID2_SET, MAX_TIME, Edge, decode_count, decode_object
-from tao.model.queries import CountQuery, EdgesQuery, MemberPage, ObjectQuery, Query, RangeQuery, TimeRangeQuery
+from tao.model.queries import (
+    CountQuery,
+    EdgesQuery,
+    MemberPage,
+    ObjectQuery,
+    Query,
+    RangeQuery,
+    TimeRangeQuery,
+    start_at,
+)
 from tao.model.rows import ObjectRow, RowChanges
 from tao.storage.read_plan import ReadPlan
 from tao.storage.scans import MySqlMemberScans
@@ -147,6 +156,19 @@ async def test_time_bounds_are_inclusive(stores: Stores) -> None:
     assert await edges_of(stores, TimeRangeQuery(id1, LIKES, 40, 20, 9)) == [Edge(4, 40), Edge(3, 30), Edge(2, 20)]
     assert await edges_of(stores, TimeRangeQuery(id1, LIKES, 40, 20, 2)) == [Edge(4, 40), Edge(3, 30)]
     assert await edges_of(stores, EdgesQuery(id1, LIKES, (1, 4, 4, 5, 99), 40, 10)) == [Edge(4, 40), Edge(1, 10)]
+
+
+@pytest.mark.parametrize("pos", [0, 1, 2, 4, 5, 130, MAX_TIME])
+async def test_a_time_range_begins_at_a_position_within_its_bounds(stores: Stores, pos: int) -> None:
+    id1 = new_id()
+    edges = [Edge(i, 10 * i) for i in range(1, 201)]
+    await write(stores, list_of(id1, LIKES, edges))
+    (block,) = await ask(stores, TimeRangeQuery(id1, LIKES, 1_900, 100, 4, start_at(pos)))
+    within = [edge for edge in reversed(edges) if 1_900 >= edge.time >= 100]
+    assert decode_block(block) == within[pos : pos + 4]
+    (newest,) = await ask(stores, TimeRangeQuery(id1, LIKES, MAX_TIME, 0, 4, start_at(pos)))
+    assert decode_block(newest) == edges[::-1][pos : pos + 4]
+    assert bool(header(newest)[3] & PREFIX) <= (pos == 0)
 
 
 async def test_the_next_page_begins_after_an_edge_even_among_edges_of_one_time(stores: Stores) -> None:

@@ -86,6 +86,8 @@ async def test_wrong_use_of_the_sdk_fails_before_the_network_and_names_what_is_w
         (lambda: graph.assoc_range(user, "likes", 0, -5), InvalidArgument, "limit"),
         (lambda: graph.assoc_range(user, "likes", 0, 1 << 40), InvalidArgument, "limit"),
         (lambda: graph.assoc_time_range(user, "likes", TOO_HIGH, 0, 5), InvalidArgument, "high"),
+        (lambda: graph.assoc_time_range(user, "likes", 9, 0, 5, -1), InvalidArgument, "pos"),
+        (lambda: graph.assoc_time_range(user, "likes", 9, 0, 5, TOO_HIGH), InvalidArgument, "pos"),
         (lambda: graph.assoc_get(user, "likes", range(1, 6002)), TooLarge, "6000"),
         (lambda: graph.assoc_get(user, "likes", [0]), InvalidArgument, "id2s[0]"),
     ]

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from tao.admin.documents import example_schema_file, read_schema
 from tao.cli.commands import tao
+from tao.model.errors import WrongType
 from tao.model.topology import CacheServer, Region, Tier, Topology
 from tao.schema.registry import Schema
 
@@ -37,6 +38,13 @@ class FakeGraph:
     topology: Topology
     length: int = 0
     schema: Schema = SCHEMA
+    deleted: list[tuple[int, str | None]] = field(default_factory=list)
+
+    async def obj_delete(self, object_id: int, otype: str | None = None) -> bool:
+        self.deleted.append((object_id, otype))
+        if otype not in (None, "user"):
+            raise WrongType(f"object {object_id} is of type 'user', not {otype!r}")
+        return True
 
     async def assoc_range(self, _id1: int, _atype: str, pos: int, limit: int) -> Edges:
         found = Edges(Edge(number) for number in range(self.length)[pos : pos + min(limit, LIMIT)])
@@ -84,6 +92,15 @@ def test_only_a_list_with_more_edges_is_reported_as_cut_off(
     command = ("list", "1", "friend", "--limit", "99999", *options)
     assert ("as many as the type allows" in call(*command).stdout) == cut_off
     assert json.loads(call(*command, "--json").stdout)["limit_cut"] == cut_off
+
+
+def test_a_delete_passes_the_expected_type_on(graph: FakeGraph) -> None:
+    assert call("delete", "object", "7", "--otype", "user", "--yes").exit_code == 0
+    assert call("delete", "object", "7", "--yes").exit_code == 0
+    wrong = call("delete", "object", "7", "--otype", "checkin", "--yes")
+    assert wrong.exit_code != 0
+    assert "object 7 is of type 'user', not 'checkin'" in wrong.output
+    assert graph.deleted == [(7, "user"), (7, None), (7, "checkin")]
 
 
 def test_one_edge_is_counted_in_the_singular(graph: FakeGraph) -> None:

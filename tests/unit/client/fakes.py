@@ -13,6 +13,7 @@ from tao.model.edge_block import COMPLETE, LIMIT_CUT, PREFIX, empty_block, encod
 from tao.model.errors import TaoError
 from tao.model.graph import ABSENT, Edge, encode_count, encode_object
 from tao.model.ids import MAX_ID, SHARD_SHIFT
+from tao.model.queries import TimeRangeQuery
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
 from tao.schema.registry import Schema, load_schema
 from tao.topology.document import dump_topology
@@ -156,18 +157,19 @@ class FakeLink:
             batch.range_id1s, batch.range_atypes, batch.range_positions, batch.range_limits, strict=True
         ):
             values.append(_block(lists.get((id1, atype), []), slice(pos, pos + limit)))
-        for id1, atype, high, low, limit, below in zip(
+        for id1, atype, high, low, limit, start in zip(
             batch.time_range_id1s,
             batch.time_range_atypes,
             batch.time_range_highs,
             batch.time_range_lows,
             batch.time_range_limits,
-            batch.time_range_below_id2s or [0] * len(batch.time_range_id1s),
+            batch.time_range_starts or [0] * len(batch.time_range_id1s),
             strict=True,
         ):
-            first = (high, below - 1) if below else (high, MAX_ID)
+            query = TimeRangeQuery(id1, atype, high, low, limit, start)
+            first = (high, query.below_id2 - 1) if query.below_id2 else (high, MAX_ID)
             whole = lists.get((id1, atype), [])
-            edges = [edge for edge in whole if first >= (edge.time, edge.id2) >= (low, 0)]
+            edges = [edge for edge in whole if first >= (edge.time, edge.id2) >= (low, 0)][query.pos :]
             bound = self.cluster.schema.atype(atype).limit
             cut = LIMIT_CUT if limit > bound else 0
             values.append(_block(edges, slice(min(limit, bound)), len(whole), cut))

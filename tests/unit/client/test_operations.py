@@ -11,6 +11,7 @@ from tao.client import MEMORY, ClientSettings, EdgeWrite, Graph, InvalidArgument
 from tao.client.configuration import ClientConfiguration, read_target
 from tao.model.errors import TaoError
 from tao.model.graph import MAX_TIME, encode_object
+from tao.model.queries import start_at
 from tao.model.topology import DatabaseServer, Region
 from tao.schema.codec import decode_fields
 from tao.schema.registry import load_schema
@@ -113,6 +114,17 @@ async def test_many_forms_answer_in_the_order_asked(cluster: FakeCluster) -> Non
         assert [len(page) for page in await graph.assoc_get_many([(each, "follows", [7]) for each in ids])] == [1] * 59
         windows = await graph.assoc_time_range_many([(each, "follows", 9, 5, 1) for each in ids])
         assert [page.id1 for page in windows if page] == ids[5:10]
+
+
+async def test_a_time_range_may_begin_at_a_position_within_its_bounds(graph: Graph, cluster: FakeCluster) -> None:
+    await graph.assoc_add_many([(1, "follows", 100 + time, time) for time in range(1, 9)])
+    assert (await graph.assoc_time_range(1, "follows", 7, 3, 2, 1)).times == [6, 5]
+    assert list(cluster.batches()[-1].read.time_range_starts) == [start_at(1)]
+    queries = [(1, "follows", 7, 3, 2), (1, "follows", 7, 3, 2, 4), (1, "follows", None, None, 9, 8)]
+    assert [page.times for page in await graph.assoc_time_range_many(queries)] == [[7, 6], [3], []]
+    with graph.trace() as trace:
+        await graph.assoc_time_range(1, "follows", 9, 1, 4, pos=5)
+    assert [each.key for each in trace] == ["1 follows at 9…1 from 5, 4 at most"]
 
 
 async def test_a_trace_says_which_tier_answered(graph: Graph, cluster: FakeCluster) -> None:

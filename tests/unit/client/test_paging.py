@@ -47,8 +47,8 @@ async def test_the_first_page_sends_no_more_than_a_time_range_does(graph: Graph,
     page = await graph.assoc_page(ID1, "comment", 4)
     await graph.assoc_page(ID1, "comment", 4, page.cursor)
     first, second = (request.read for request in cluster.batches())
-    assert list(first.time_range_below_id2s) == []
-    assert (list(second.time_range_highs), list(second.time_range_below_id2s)) == ([5], [6])
+    assert list(first.time_range_starts) == []
+    assert (list(second.time_range_highs), list(second.time_range_starts)) == ([5], [6])
 
 
 async def test_a_page_is_at_most_the_type_s_limit_and_the_walk_goes_on(graph: Graph, cluster: FakeCluster) -> None:

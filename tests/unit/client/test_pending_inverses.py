@@ -9,6 +9,7 @@ import pytest
 from tao.client import EdgeWrite, Graph, SomeFailed, StaleRead, WriteToken
 from tao.model.changes import ListChange, ShardMessages
 from tao.model.errors import Unavailable
+from tao.model.graph import ListKey
 from tao.model.ids import SHARD_SHIFT
 from tao.model.tokens import MAX_PENDING, PendingInverse
 from tao.wire.convert import shard_messages_to_pb
@@ -25,13 +26,19 @@ class Coordinator:
 
     def __init__(self) -> None:
         self.asked: list[pb.Pair] = []
+        self.asked_shards: list[tuple[int, int]] = []
+        self.knows_shards = True
         self.error: Unavailable | None = None
         self.version = 9
 
     def settle(self, request: pb.Request) -> pb.Answer:
         self.asked += request.settle_pairs.pairs
+        shards = request.settle_pairs.shards
+        self.asked_shards += [(each.low_shard, each.high_shard) for each in shards]
         if self.error is not None:
             raise self.error
+        if shards:
+            return pb.Answer(settled_pairs=pb.SettledPairs(settled=int(self.knows_shards)))
         change = ListChange(HIGH, LIKED_BY, self.version - 1, self.version, 1)
         changes = [shard_messages_to_pb(ShardMessages(HIGH >> SHARD_SHIFT, 0, (change,)))] if self.version else []
         return pb.Answer(settled_pairs=pb.SettledPairs(settled=1, changes=changes))
@@ -118,9 +125,60 @@ async def test_a_settled_pair_without_a_version_makes_the_read_critical(
     assert last_read(cluster).critical
 
 
-async def test_a_token_of_too_many_pending_writes_fails_reads_of_the_lists_that_it_cannot_name(
-    graph: Graph, coordinator: Coordinator
+MANY = WriteToken(pending=[PendingInverse(HIGH + number, LIKED_BY, LOW) for number in range(MAX_PENDING + 1)])
+"""The oldest of these is not named."""
+
+
+async def test_of_pending_writes_that_a_token_cannot_name_all_between_the_two_shards_are_settled(
+    graph: Graph, cluster: FakeCluster, coordinator: Coordinator
 ) -> None:
-    token = WriteToken(pending=[PendingInverse(HIGH + number, LIKED_BY, LOW) for number in range(MAX_PENDING + 1)])
-    with pytest.raises(StaleRead, match="use a token of fewer writes"):
-        await graph.assoc_count(HIGH, "liked_by", after=token)
+    await graph.assoc_count(HIGH, "liked_by", after=MANY)
+    assert coordinator.asked == []
+    assert coordinator.asked_shards == [(0, 1)]
+    assert last_read(cluster).critical, "no version is known of what was settled"
+    coordinator.error = Unavailable("cut off")
+    with pytest.raises(StaleRead, match=r"lists of shard 1 may lack inverse edges .*cut off"):
+        await graph.assoc_count(HIGH, "liked_by", after=MANY)
+    coordinator.error, coordinator.knows_shards = None, False
+    with pytest.raises(StaleRead, match="could not settle it"):
+        await graph.assoc_count(HIGH, "liked_by", after=MANY)
+
+
+async def test_the_token_of_the_next_request_does_not_name_what_this_one_has_had_written(
+    graph: Graph, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = WriteToken([(LOW, 0, 3)], pending=[PENDING, PendingInverse(OTHER, LIKED_BY, LOW)])
+    with graph.recording() as recording:
+        await graph.assoc_count(HIGH, "liked_by", after=known)
+        await graph.obj_delete(LOW)
+    renewed = recording.renewed(known)
+    assert renewed.named_pending == (PendingInverse(OTHER, LIKED_BY, LOW),)
+    assert renewed.minimum_of_list(ListKey(HIGH, LIKED_BY)) == 9
+    assert renewed.minimum_of_object(LOW) == 3
+    coordinator.asked.clear()
+    await graph.assoc_count(HIGH, "liked_by", after=renewed)
+    assert coordinator.asked == []
+    with graph.recording() as recording:
+        await graph.assoc_count(HIGH + MAX_PENDING, "liked_by", after=MANY)
+    renewed = recording.renewed(MANY)
+    assert len(renewed.named_pending) == MAX_PENDING - 1
+    assert renewed.pending_at(1) == []
+    assert renewed.is_critical(1)
+
+
+async def test_a_token_names_on_what_could_not_be_written(graph: Graph, coordinator: Coordinator) -> None:
+    coordinator.error = Unavailable("cut off")
+    known = WriteToken(pending=[PENDING])
+    with graph.recording() as recording, pytest.raises(StaleRead):
+        await graph.assoc_count(HIGH, "liked_by", after=known)
+    assert recording.renewed(known) == known
+    assert recording.renewed(None) == WriteToken()
+
+
+async def test_a_write_that_leaves_the_inverse_pending_during_a_settlement_is_not_forgotten(
+    graph: Graph, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await write_pending(graph, monkeypatch)
+    graph._own_writes.settled({PENDING: 9}, (), before=0)  # began before the write was answered
+    await graph.assoc_count(HIGH, "liked_by")
+    assert len(coordinator.asked) == 1

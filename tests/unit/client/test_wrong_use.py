@@ -47,6 +47,10 @@ WRONG: list[tuple[type[RequestError], str, Call]] = [
     (InvalidArgument, "limit must be an int, not None", lambda g: g.assoc_range(1, "friend", 0, None)),  # type: ignore[arg-type]
     (InvalidArgument, "high is -1", lambda g: g.assoc_time_range(1, "friend", -1, 0, 5)),
     (InvalidArgument, "low is 92233720368547758", lambda g: g.assoc_time_range(1, "friend", None, HUGE, 5)),
+    (InvalidArgument, r"pos is -1; .* 0 to 2\^63 - 1", lambda g: g.assoc_time_range(1, "friend", None, None, 5, -1)),
+    (InvalidArgument, "pos is 92233720368547758", lambda g: g.assoc_time_range(1, "friend", None, None, 5, HUGE)),
+    (InvalidArgument, "pos must be an int", lambda g: g.assoc_time_range(1, "friend", None, None, 5, False)),
+    (InvalidArgument, "item 0: pos is -1", lambda g: g.assoc_time_range_many([(1, "friend", 9, 0, 5, -1)])),
     (InvalidArgument, r"id2s\[2\] is -4", lambda g: g.assoc_get(1, "friend", [2, 3, -4])),
     (TooLarge, "id2s holds 6001 ids; .* at most 6000", lambda g: g.assoc_get(1, "friend", range(1, 6002))),
     (InvalidArgument, "low is -1", lambda g: g.assoc_get(1, "friend", [2], None, -1)),

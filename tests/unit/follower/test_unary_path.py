@@ -20,12 +20,14 @@ from tao.model.errors import (
     Unavailable,
 )
 from tao.model.ids import make_id
+from tao.model.tokens import ANY_SHARD
 from tao.model.topology import CacheServer
 from tao.serving.configuration import Configuration
 from tao.wire.convert import error_to_pb
 from tao.wire.links import Links
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.pacing import until
 from tests.rigs.server_context import make_context
 
 ID = make_id(3, 1_700_000_000_000, 0)
@@ -75,7 +77,9 @@ class Stage:
         self.down = False
         self.found_down: set[str] = set()
         tiers = [SimpleNamespace(tier=name, hosts=self.hosts) for name in ("t2", "t1")]
-        routes = SimpleNamespace(shards=8, version=4, follower_tiers=lambda _: tiers)
+        leaders = SimpleNamespace(home=lambda _: CacheServer(name="leader", grpc=""))
+        routes = SimpleNamespace(shards=8, version=4, follower_tiers=lambda _: tiers, leaders=lambda _: leaders)
+        self.requests: list[pb.Request] = []
         for tier in tiers:
             tier.hosts = lambda _, name=tier.tier: self.hosts(name)
         self.tasks: list[asyncio.Task[None]] = []
@@ -97,8 +101,9 @@ class Stage:
         return (CacheServer(name=name, grpc="", down=self.down and name == "a"),)
 
     def link(self, server: CacheServer) -> SimpleNamespace:
-        async def ask(_: pb.Request, seconds: float) -> pb.Answer:
+        async def ask(request: pb.Request, seconds: float) -> pb.Answer:
             self.asked.append((server.name, seconds))
+            self.requests.append(request)
             answer = self.answers.get(server.name)
             if answer is None:
                 await asyncio.Event().wait()
@@ -178,6 +183,26 @@ async def test_a_server_that_has_been_found_down_is_asked_last() -> None:
     stage.answers["b"] = FOUND
     await stage.call(READ)
     assert [name for name, _ in stage.asked] == ["b"]
+
+
+@pytest.mark.parametrize(("low_shard", "asked"), [(1, [1]), (ANY_SHARD, [0, 1, 2, 3])])
+async def test_what_a_token_cannot_name_is_settled_before_the_master_is_read(low_shard: int, asked: list[int]) -> None:
+    stage = Stage()
+    between = pb.ShardPair(low_shard=low_shard, high_shard=3)
+    read = pb.Request(deadline_ms=4000, read=pb.ReadBatch(count_id1s=[ID], count_atypes=[1]))
+    read.settle_shards_first.append(between)
+    stage.answers = {"leader": pb.Answer(settled_pairs=pb.SettledPairs(settled=1)), "a": FOUND}
+    stage.path.handle(read, reply := FakeReply())  # type: ignore[arg-type]
+    await until(lambda: reply.answers)
+    assert reply.answers == [FOUND]
+    *settles, last = stage.requests
+    assert [each.low_shard for request in settles for each in request.settle_pairs.shards] == asked
+    assert last.read.critical
+    stage.answers["leader"] = pb.Answer(settled_pairs=pb.SettledPairs())
+    read.settle_shards_first.append(between)
+    stage.path.handle(read, reply := FakeReply())  # type: ignore[arg-type]
+    await until(lambda: reply.answers)
+    assert reply.answers[0].error.reason == "STALE_READ"
 
 
 async def test_relayed_calls_are_bounded_and_end_with_their_callers() -> None:

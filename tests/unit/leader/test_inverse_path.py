@@ -24,6 +24,7 @@ from tao.model.errors import (
     TaoError,
     Unavailable,
 )
+from tao.model.ids import SHARD_SHIFT
 from tao.model.rows import IntentKey
 from tao.model.writes import AssocAdd, AssocChangeType, AssocDelete, Coordinator, SettleEdge
 from tao.runtime.clock import LoopClock
@@ -336,6 +337,36 @@ async def test_a_pair_that_a_lost_copy_keeps_held_is_settled_by_sending_the_same
     assert {each.shard for each in messages} == {1}
     assert two.times() == ([7], [7])
     assert two.coordinator.inverses.pairs_held == 1, "the lost copy may still be executed"
+    await two.settled()
+
+
+async def test_all_pairs_between_two_shards_are_settled_and_no_others(two: TwoLeaders) -> None:
+    others = [AssocAdd(LOW, FRIEND, make_id(64 + number, shard), 7, b"") for number in (1, 2) for shard in (1, 2)]
+    two.others.faults += [Unavailable("away")] * 5
+    for write in (add(7), *others):
+        assert (await two.coordinator.write(write))[1]
+    two.others.faults.append(Unavailable("away"))
+    with pytest.raises(Unavailable, match="away"):
+        await two.coordinator.inverses.settle_between(0, 1, 5.0)
+    messages = await two.coordinator.inverses.settle_between(0, 1, 5.0)
+    assert two.times() == ([7], [7])
+    assert {each.shard for each in messages} == {1}
+    await until(lambda: len(two.store.rows.intents) == 2)
+    assert {pair.high_id >> SHARD_SHIFT for pair in two.store.rows.intents} == {2}
+    assert await two.coordinator.inverses.settle_between(0, 1, 5.0) == []
+
+
+async def test_of_too_many_pairs_between_two_shards_some_are_settled_and_the_reader_tries_again(
+    two: TwoLeaders,
+) -> None:
+    two.coordinator.inverses._settings = InverseSettings(repair_batch=2)  # type: ignore[misc]
+    two.others.faults += [Unavailable("away")] * 3
+    for number in range(3):
+        await two.coordinator.write(AssocAdd(LOW, FRIEND, make_id(64 + number, 1), 7, b""))
+    with pytest.raises(Unavailable, match="more than 2 pairs are pending"):
+        await two.coordinator.inverses.settle_between(0, 1, 5.0)
+    await until(lambda: len(two.store.rows.intents) == 1)
+    await two.coordinator.inverses.settle_between(0, 1, 5.0)
     await two.settled()
 
 

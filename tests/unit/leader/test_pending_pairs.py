@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tao.leader.pending_pairs import MAX_PENDING_PAIRS, PendingPairs, RetryTimes
 from tao.model.ids import SHARD_SHIFT
@@ -19,8 +22,16 @@ def pair(of: IntentRow) -> IntentKey:
     return IntentKey(of.low_id, of.high_id)
 
 
+def leader_of(shard: int) -> str:
+    return f"leader-{shard}"
+
+
 def groups(pairs: PendingPairs, now: float) -> dict[str, list[IntentKey]]:
-    return pairs.by_leader(lambda shard: f"leader-{shard}", lambda _: False, now)
+    """Return the pairs of each leader with which contact is tried; the first of each is the one that is due."""
+    due = pairs.due(leader_of, lambda _: False, now)
+    found = {leader: pairs.others(leader, leader_of, lambda _: False) for leader in due}
+    assert {leader: group[0] for leader, group in found.items()} == due
+    return found
 
 
 def test_pairs_are_grouped_by_the_leader_of_their_far_side_and_tried_after_a_pause() -> None:
@@ -37,8 +48,90 @@ def test_a_busy_pair_is_left_out() -> None:
     pairs = PendingPairs(TIMES)
     pairs.add(intent(1), 0.0)
     pairs.add(intent(2), 0.0)
-    found = pairs.by_leader(lambda _: "leader", lambda each: each == pair(intent(1)), 1.0)
-    assert found == {"leader": [pair(intent(2))]}
+
+    def is_busy(each: IntentKey) -> bool:
+        return each == pair(intent(1))
+
+    assert pairs.due(leader_of, is_busy, 1.0) == {"leader-1": pair(intent(2))}
+    assert pairs.others("leader-1", leader_of, is_busy) == [pair(intent(2))]
+    assert groups(pairs, 1.0) == {"leader-1": [pair(intent(1)), pair(intent(2))]}, "it was left out, not forgotten"
+
+
+@pytest.mark.parametrize("number", [10, 10_000])
+def test_a_look_costs_the_same_however_many_pairs_are_remembered(number: int) -> None:
+    pairs = PendingPairs(TIMES)
+    asked: list[IntentKey | int] = []
+    for each in range(number):
+        pairs.add(intent(each, far_shard=1 + each % 2), 0.0)
+
+    def is_busy(each: IntentKey) -> bool:
+        asked.append(each)
+        return False
+
+    def count_owned(shard: int) -> bool:
+        asked.append(shard)
+        return True
+
+    for look in range(1, 6):
+        pairs.keep_only(count_owned)
+        for due in pairs.due(leader_of, is_busy, float(look)).values():
+            pairs.unanswered(due, float(look))
+    assert len(asked) == 5 * (1 + 2)
+
+
+def test_the_leader_of_a_far_shard_may_change() -> None:
+    pairs = PendingPairs(TIMES)
+    first, second = intent(1, far_shard=1), intent(2, far_shard=2)
+    pairs.add(first, 1.0)
+    pairs.add(second, 0.0)
+    assert pairs.due(lambda _: "only", lambda _: False, 2.0) == {"only": pair(second)}
+    assert pairs.others("only", lambda _: "only", lambda _: False) == [pair(second), pair(first)]
+
+
+def test_nothing_is_left_in_the_queues_of_pairs_that_are_settled() -> None:
+    pairs = PendingPairs(TIMES)
+    for number in range(100):
+        pairs.add(intent(number), float(number))
+        if number % 10 == 9:
+            pairs.due(leader_of, lambda _: False, float(number))
+        pairs.settled(intent(number))
+    assert not pairs._queues
+    pairs.add(intent(0), 200.0)
+    pairs.keep_only(lambda _: False)
+    assert not pairs._queues
+
+
+class Model:
+    """The pairs with the times at which they are due, sorted at each look."""
+
+    def __init__(self) -> None:
+        self.due_at: dict[IntentKey, float] = {}
+
+    def groups(self, now: float) -> dict[str, list[IntentKey]]:
+        found: dict[str, list[IntentKey]] = {}
+        for each in sorted(self.due_at, key=lambda each: (self.due_at[each], each)):
+            leader = leader_of(each.high_id >> SHARD_SHIFT)
+            if leader in found or self.due_at[each] <= now:
+                found.setdefault(leader, []).append(each)
+        return found
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "settled", "refused", "look"]), st.integers(0, 7)), max_size=60))
+def test_the_queues_return_what_sorting_all_pairs_would(steps: list[tuple[str, int]]) -> None:
+    pairs, model = PendingPairs(TIMES), Model()
+    for step, (what, number) in enumerate(steps):
+        now, one = step / 8, intent(number, far_shard=1 + number % 3)
+        if what == "add":
+            pairs.add(one, now)
+            model.due_at.setdefault(pair(one), now + TIMES.first_seconds)
+        elif what == "settled":
+            pairs.settled(one)
+            model.due_at.pop(pair(one), None)
+        elif what == "refused":
+            pairs.refused(pair(one), now, for_good=number % 2 == 0)
+            if pair(one) in model.due_at:
+                model.due_at[pair(one)] = now + (TIMES.longest_seconds if number % 2 == 0 else TIMES.first_seconds)
+        assert groups(pairs, now) == model.groups(now)
 
 
 def test_a_refusal_is_followed_by_a_try_at_the_next_look_however_many_there_were() -> None:

@@ -23,9 +23,12 @@ from tao.model.errors import (
     Unavailable,
 )
 from tao.model.graph import version_of
+from tao.model.ids import MAX_RESERVED_IDS
 from tao.model.rows import ObjectRow
 from tao.model.writes import AssocAdd, ObjAdd, ObjUpdate
+from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import COMMENT, USER, LeaderRig, make_id
+from tests.rigs.links_rig import MemoryReply
 from tests.rigs.memory_store import MemoryStore
 from tests.rigs.pacing import Gate, quiet, until
 
@@ -44,6 +47,20 @@ async def rig(store: MemoryStore) -> AsyncIterator[LeaderRig]:
     yield rig
     await rig.close()
     assert rig.tasks.errors == []
+
+
+@pytest.mark.parametrize("count", [0, MAX_RESERVED_IDS + 1])
+async def test_a_reservation_of_more_ids_than_the_bound_is_an_invalid_argument(rig: LeaderRig, count: int) -> None:
+    answers: list[pb.Answer] = []
+    with pytest.raises(InvalidArgument, match=f"{count} ids cannot be reserved at once; reserve 1 to 10000"):
+        rig.service.handle(reservation(count), MemoryReply(answers.append, peer="near-1"))
+    rig.service.handle(reservation(MAX_RESERVED_IDS), MemoryReply(answers.append, peer="near-1"))
+    (answer,) = answers
+    assert len(set(answer.reserved_ids.ids)) == MAX_RESERVED_IDS
+
+
+def reservation(count: int) -> pb.Request:
+    return pb.Request(deadline_ms=5_000, reserve_ids=pb.ReserveIds(shard=0, count=count))
 
 
 def edge(id1: int = A, id2: int = B, time: int = 1) -> AssocAdd:

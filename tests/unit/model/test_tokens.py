@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +13,16 @@ from hypothesis import strategies as st
 from tao.model.errors import InvalidArgument, StaleRead
 from tao.model.graph import ListKey
 from tao.model.ids import MAX_ID, SHARD_SHIFT
-from tao.model.tokens import MAX_KEYS, MAX_PENDING, MAX_TEXT_BYTES, PendingInverse, WriteToken
+from tao.model.tokens import (
+    ANY_SHARD,
+    MAX_KEYS,
+    MAX_PENDING,
+    MAX_PENDING_SHARDS,
+    MAX_TEXT_BYTES,
+    PendingInverse,
+    PendingShard,
+    WriteToken,
+)
 
 triples = st.tuples(st.integers(1, MAX_ID), st.integers(0, 65535), st.integers(0, 2**63 - 1))
 
@@ -69,11 +82,71 @@ def test_no_pending_inverse_is_forgotten(
     read = WriteToken.from_text(token.text())
     assert read == token
     for each in [*first, *second]:
-        try:
-            assert each in read.pending_in(ListKey(each.id1, each.atype))
-        except StaleRead as error:
-            assert "use a token of fewer writes" in error.message  # noqa: PT017 - one of the two must hold
-    assert not read.without_pending().has_pending
+        shard, coordinator = each.id1 >> SHARD_SHIFT, each.coordinator_id >> SHARD_SHIFT
+        between = {pair.coordinator_shard for pair in read.pending_at(shard)}
+        assert each in read.pending_in(ListKey(each.id1, each.atype)) or between & {coordinator, ANY_SHARD}
+
+
+@given(st.lists(pending, max_size=40), st.sets(st.integers(0, 39)), st.integers(0, 3))
+def test_what_is_settled_is_named_no_more_and_its_version_is(
+    every: list[PendingInverse], places: set[int], version: int
+) -> None:
+    token = WriteToken(pending=every)
+    settled = {each: version for place, each in enumerate(token.named_pending) if place in places}
+    left = token.settled(settled)
+    assert set(left.named_pending) == set(token.named_pending) - set(settled)
+    for each in settled:
+        reached = left.minimum_of_list(ListKey(each.id1, each.atype))
+        assert reached == version if version else left.is_critical(each.id1 >> SHARD_SHIFT)
+    shards = {each.id1 >> SHARD_SHIFT for each in every}
+    between = [pair for shard in shards for pair in token.pending_at(shard)]
+    assert [pair for shard in shards for pair in left.pending_at(shard)] == between
+    nothing = left.settled(dict.fromkeys(left.named_pending, 0), between)
+    if len(between) <= MAX_PENDING_SHARDS:
+        assert not nothing.has_pending
+        assert all(nothing.is_critical(pair.shard) for pair in between)
+
+
+def of_shards(coordinator: int, shard: int) -> PendingInverse:
+    return PendingInverse(shard << SHARD_SHIFT | 1, 7, coordinator << SHARD_SHIFT | 1)
+
+
+def test_beyond_its_bound_a_token_names_the_shards_of_both_ends_of_pending_inverses() -> None:
+    token = WriteToken(pending=[of_shards(shard, 90) for shard in range(MAX_PENDING + 2)])
+    assert token.pending_at(90) == [PendingShard(90, 0), PendingShard(90, 1)]
+    assert [list(each.coordinator_shards()) for each in token.pending_at(90)] == [[0], [1]]
+    assert token.pending_at(91) == []
+    assert not token.settled(dict.fromkeys(token.named_pending, 4), token.pending_at(90)).has_pending
+
+
+def test_beyond_that_bound_any_shard_may_owe_an_inverse_unless_they_are_too_many_to_ask() -> None:
+    token = WriteToken()
+    for shard in range(MAX_PENDING + MAX_PENDING_SHARDS + 1):
+        token = token.merged(WriteToken(pending=[of_shards(shard, 90 if shard % 2 else 9_000)]))
+    (any_of,) = token.pending_at(9_000)
+    assert any_of == PendingShard(9_000, ANY_SHARD)
+    with pytest.raises(StaleRead, match="use a token of fewer writes"):
+        any_of.coordinator_shards()
+    assert list(PendingShard(90, ANY_SHARD).coordinator_shards()) == list(range(91))
+    assert ANY_SHARD not in {each.coordinator_shard for each in token.pending_at(90)}
+
+
+def test_a_token_of_an_earlier_version_names_the_shard_of_the_list_alone() -> None:
+    text = _text_of([[], [], [(90 << SHARD_SHIFT | 1, 7, 5)], [91, 92]])
+    token = WriteToken.from_text(text)
+    assert token.pending_at(91) == [PendingShard(91, ANY_SHARD)]
+    assert token.named_pending == (PendingInverse(90 << SHARD_SHIFT | 1, 7, 5),)
+
+
+def test_an_earlier_version_finds_all_shards_of_unnamed_pending_inverses_in_a_token() -> None:
+    token = WriteToken(pending=[of_shards(shard, 90 + shard) for shard in range(MAX_PENDING + 2)])
+    raw = base64.urlsafe_b64decode(token.text() + "=" * (-len(token.text()) % 4))
+    assert msgspec.msgpack.decode(raw[1:-4])[3] == [90, 91]
+
+
+def _text_of(packed: list[object]) -> str:
+    body = b"\x01" + msgspec.msgpack.encode(packed)
+    return base64.urlsafe_b64encode(body + zlib.crc32(body).to_bytes(4, "little")).decode().rstrip("=")
 
 
 def test_a_token_without_pending_inverses_has_the_form_that_earlier_versions_read() -> None:

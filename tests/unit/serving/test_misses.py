@@ -12,7 +12,7 @@ from tao.cache import CacheSettings, GraphCache
 from tao.model.edge_block import COMPLETE, PREFIX, decode_block, encode_block, header
 from tao.model.errors import Overloaded, StaleRead
 from tao.model.graph import MAX_TIME, Edge, encode_count, encode_object, version_of
-from tao.model.queries import CountQuery, EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery
+from tao.model.queries import CountQuery, EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery, start_at
 from tao.serving.misses import Misses
 from tao.serving.single_flight import FillSettings, SingleFlight
 from tao.serving.sources import Take, deliver
@@ -73,8 +73,8 @@ class ManualSource:
                 part = edges[pos : pos + limit]
                 flags = (PREFIX | (COMPLETE if len(part) == self.length else 0)) if pos == 0 else 0
                 return encode_block(self.version, self.length, part, flags)
-            case TimeRangeQuery(high=high, low=low, limit=limit):
-                found = [edge for edge in edges if high >= edge.time >= low][:limit]
+            case TimeRangeQuery(high=high, low=low, limit=limit, pos=pos):
+                found = [edge for edge in edges if high >= edge.time >= low][pos : pos + limit]
             case _:
                 found = [edge for edge in edges if edge.id2 in query.id2s]
         return encode_block(self.version, self.length, found, 0)
@@ -261,6 +261,16 @@ async def test_a_time_window_is_answered_from_a_first_prefix_or_asked_for_exactl
     assert times((await answer(rig.misses, window, 0, critical=False)).value) == [99, 98]
     deep = TimeRangeQuery(A, COMMENT, 20, 10, 3)
     assert times((await answer(rig.misses, deep, 0, critical=False)).value) == [20, 19, 18]
+    assert [type(call.query) for call in rig.source.calls] == [RangeQuery, TimeRangeQuery]
+
+
+async def test_a_time_window_from_a_position_on_fetches_a_prefix_that_reaches_it_or_itself(rig: Rig) -> None:
+    rig.source.length = LIMIT + 100
+    near = TimeRangeQuery(A, COMMENT, LIMIT + 99, LIMIT + 80, 3, start_at(2))
+    found = await answer(rig.misses, near, 0, critical=False)
+    assert times(found.value) == [LIMIT + 97, LIMIT + 96, LIMIT + 95]
+    far = TimeRangeQuery(make_id(65), COMMENT, LIMIT + 99, 0, 3, start_at(LIMIT))
+    assert times((await answer(rig.misses, far, 0, critical=False)).value) == [99, 98, 97]
     assert [type(call.query) for call in rig.source.calls] == [RangeQuery, TimeRangeQuery]
 
 

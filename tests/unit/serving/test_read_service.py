@@ -11,7 +11,7 @@ import pytest
 from tao.model.edge_block import LIMIT_CUT, decode_block, header
 from tao.model.errors import AnswerFull, DeadlineExceeded, InvalidArgument, NotMine, Overloaded, TooLarge, UnknownType
 from tao.model.graph import MAX_ID2_SET, MAX_TIME, Edge, EdgeKey, ListKey, encode_object
-from tao.model.queries import CountQuery, EdgesQuery, ObjectQuery, Query, RangeQuery, TimeRangeQuery
+from tao.model.queries import CountQuery, EdgesQuery, ObjectQuery, Query, RangeQuery, TimeRangeQuery, start_at
 from tao.model.rows import ListRow, ObjectRow
 from tao.runtime.clock import LoopClock
 from tao.serving.misses import BatchSettings, ReadPolicy
@@ -83,6 +83,7 @@ QUERIES: list[Query] = [
     ObjectQuery(A),
     TimeRangeQuery(A, NOTE, 70, 5, 4),
     TimeRangeQuery(A, NOTE, 70, 5, 4, B),
+    TimeRangeQuery(A, NOTE, 70, 5, 4, start_at(3)),
     CountQuery(A, NOTE),
     ObjectQuery(B),
     EdgesQuery(B, NOTE, ()),
@@ -105,14 +106,14 @@ def test_queries_go_into_columns_and_come_out_the_same() -> None:
         {"count_id1s": [A]},
         {"range_id1s": [A], "range_atypes": [1], "range_positions": [0]},
         {"time_range_id1s": [A], "time_range_atypes": [1], "time_range_highs": [1], "time_range_lows": [1]},
-        {"time_range_below_id2s": [B]},
+        {"time_range_starts": [B]},
         {
             "time_range_id1s": [A, B],
             "time_range_atypes": [1, 1],
             "time_range_highs": [1, 1],
             "time_range_lows": [1, 1],
             "time_range_limits": [1, 1],
-            "time_range_below_id2s": [B],
+            "time_range_starts": [B],
         },
         {"get_id1s": [A], "get_atypes": [1], "get_id2_counts": [2], "get_id2s": [B], "get_highs": [1], "get_lows": [0]},
         {"obj_ids": [A], "minimum_slots": [0]},
@@ -355,14 +356,6 @@ WRONG_QUERIES: list[dict[str, Any]] = [
         }
         for high, low in ((WRONG, 0), (WRONG, WRONG))
     ),
-    {
-        "time_range_id1s": [A, A],
-        "time_range_atypes": [COMMENT] * 2,
-        "time_range_highs": [9, 9],
-        "time_range_lows": [0, 0],
-        "time_range_limits": [5, 5],
-        "time_range_below_id2s": [1 << 63, 0],
-    },
     *(
         {
             "get_id1s": [A, A],

@@ -6,7 +6,7 @@ import importlib
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 
@@ -29,6 +29,7 @@ from tao.client.own_writes import Recording
 from tao.client.web import FrameworkMissing, NotFound, RequestRecord, WebCore, WebSettings, found
 from tao.client.web.errors import answer_to
 from tao.model.errors import TaoError
+from tao.model.tokens import PendingInverse
 
 KEY = b"a key of sixteen bytes"
 TOKEN = WriteToken([(1, 0, 2)])
@@ -137,6 +138,20 @@ def test_an_answer_names_what_was_written_and_what_was_known(application: Applic
     assert application.request(None) == ""
     assert application.known(application.request(None, WRITTEN)) == WRITTEN
     assert application.known(application.request(application.cookies(), WRITTEN)) == WriteToken([(1, 0, 2), (9, 0, 1)])
+
+
+def test_a_cookie_is_renewed_without_the_pending_inverses_that_the_request_has_had_written(
+    application: Application,
+) -> None:
+    pending = PendingInverse(9, 7, 5)
+    known = WriteToken(pending=[pending])
+    recording = Recording(lambda: None, None)
+    with application.core.request(application.cookies(known), nullcontext(recording)) as request:
+        recording._inverses[pending] = 4
+        cookie = request.end(200)
+    assert cookie is not None
+    assert application.known(cookie) == WriteToken([(9, 7, 4)])
+    assert application.request(application.cookies(known)) == "", "nothing was written or settled"
 
 
 def test_a_lost_write_leaves_the_cookie(application: Application) -> None:
