@@ -117,6 +117,17 @@ class Ownership:
         if shard in self._owned:
             self._give_up(shard, "it has another owner, generation or master")
 
+    def confirm_locked(self, shard: int, row: ShardRow | None, server: str) -> bool:
+        """Return whether the locked row on a database server names the ownership that this leader believes it has.
+        Give the shard up when the row names another one: this fences off the writes of a former owner."""
+        mine = self._owned.get(shard)
+        if row is None or mine is None:
+            return False
+        if row.owner == mine.owner and row.generation == mine.generation and row.master_server == server:
+            return True
+        self.lost(shard)
+        return False
+
     def retake(self, shard: int) -> None:
         """Give up and take again a shard with a commit of unknown outcome.
 

@@ -29,8 +29,11 @@ UNREAD_KEYS: Final = 240
 """Number of objects with those that nobody writes and hardly anybody has read: no cache has them."""
 
 READS: Final = ("obj_get", "assoc_get", "assoc_count", "assoc_range", "assoc_time_range")
-WRITES: Final = ("obj_add", "obj_put", "obj_update", "obj_delete", "assoc_add", "assoc_delete", "assoc_change_type")
-_WRITE_WEIGHTS: Final = (1, 2, 3, 1, 9, 4, 2)
+WRITES: Final = (
+    *("obj_add", "obj_add_reserved", "obj_put", "obj_update", "obj_delete"),
+    *("assoc_add", "assoc_delete", "assoc_change_type"),
+)
+_WRITE_WEIGHTS: Final = (1, 1, 2, 3, 1, 9, 4, 2)
 MANY_READS: Final = tuple(f"{kind}_many" for kind in READS)
 MANY_WRITES: Final = ("obj_put_many", "assoc_add_many", "assoc_delete_many")
 _MANY: Final = 0.15
