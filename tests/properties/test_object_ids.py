@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tao.model.errors import IdNotReserved
@@ -116,7 +116,13 @@ acts = st.one_of(
 )
 
 
+_LATER = [("time passes", 90_000), ("time passes", 90_000)]
+
+
 @given(st.lists(acts, max_size=40))
+@example([*_LATER, ("take", 10_000), ("master lost", 6), ("take", 10_000)])
+@example([*_LATER, ("take", 1), ("takeover", 0), ("take", 10_000), ("master lost", 6), ("take", 10_000)])
+@example([*_LATER, ("admit", 0), ("take", 1)])
 def test_no_id_is_given_out_twice(script: list[tuple[str, int]]) -> None:
     world = World()
     for act, value in script:

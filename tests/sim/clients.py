@@ -202,10 +202,10 @@ class Client:
                 await self._do_many(graph, op, unique, how)
 
     async def _add_reserved(self, graph: WatchedGraph, op: Op, near: int, unique: str) -> None:
-        """Reserve ids, now and then so many that they run far ahead of the clock, and add an object with one."""
+        """Reserve ids, often so many that they run seconds ahead of the clock, and add an object with one."""
         count = MAX_RESERVED_IDS if op.value % 2 else 1 + op.value
         ids: list[int] = []
-        for _ in range(1 + op.value % 4):
+        for _ in range(op.value):
             ids = await graph.reserve_ids(count, near=near)
             graph.checks.given_out(ids[0], len(ids))
         added = await graph.obj_add("user", {"name": unique}, id=ids[op.value % len(ids)])

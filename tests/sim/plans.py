@@ -254,6 +254,8 @@ def make_plan(
                     ops += _burst(rng, at, shape)
                 if kind in _MASTERS:
                     ops += _token_reads(rng, at, shape)
+                if kind == "move shard":
+                    ops += _reservations(rng, at, pick % shape.shards, shape)
     ops.sort(key=lambda op: op.at)
     faults.sort(key=lambda fault: fault.at)
     return Plan(seed, acts, shape, tuple(ops), tuple(faults), tempo)
@@ -315,6 +317,22 @@ def _op(rng: random.Random, at: float, client: int, keys: list[int], atype: str)
         return Op(at, client, kind, one, two, atype, rng.randrange(1, 40))
     how = rng.choices(_HOW, _HOW_WEIGHTS)[0]
     return Op(at, client, rng.choice(MANY_READS if many else READS), one, two, atype, rng.randrange(1, 40), how)
+
+
+def _reservations(rng: random.Random, at: float, one: int, shape: Shape) -> list[Op]:
+    """Yield reservations of ids on one shard, from before its owner changes until after that."""
+    return [
+        Op(
+            at + rng.uniform(-0.5, 2.5),
+            rng.randrange(shape.all_clients),
+            "obj_add_reserved",
+            one,
+            (one + 1) % KEYS,
+            "likes",
+            rng.randrange(1, 40),
+        )
+        for _ in range(5)
+    ]
 
 
 def _token_reads(rng: random.Random, at: float, shape: Shape) -> list[Op]:

@@ -44,11 +44,6 @@ async def applied(new: SimDatabase) -> None:
             return
 
 
-def reserved_after_loss(stored: int, now: int) -> int:
-    """Return the time of ids above which a new master begins that may lack reservations of the lost one."""
-    return max(stored + RESERVED_AHEAD_MS, now + PROMOTION_AHEAD_MS)
-
-
 def enthrone(world: World, database: Database, old: SimDatabase, new: SimDatabase, *, lacks_commits: bool) -> int:
     """Make a server that has applied everything master, still closed, and have the old one follow it if that still
     answers. Return the new version epoch."""
@@ -68,8 +63,8 @@ def enthrone(world: World, database: Database, old: SimDatabase, new: SimDatabas
     }
     changes = RowChanges()
     if lacks_commits:
-        stored, now = new.truth.reserved_times, unix_ms(world.loop.now)
-        changes.put_reserved_times = {shard: reserved_after_loss(stored.get(shard, 0), now) for shard in rows}
+        stored, until = new.truth.reserved_times, unix_ms(world.loop.now) + PROMOTION_AHEAD_MS
+        changes.put_reserved_times = {shard: max(stored.get(shard, 0) + RESERVED_AHEAD_MS, until) for shard in rows}
     new.log(changes, world.schema, rows)
     new.show(changes, rows)
     return epoch
