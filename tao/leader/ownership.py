@@ -119,11 +119,11 @@ class Ownership:
 
     def confirm_locked(self, shard: int, row: ShardRow | None, server: str) -> bool:
         """Return whether the locked row on a database server names the ownership that this leader believes it has.
-        Give the shard up when the row names another one: this fences off the writes of a former owner."""
+        Give the shard up when the row names another one or is missing: this fences off the writes of a former owner."""
         mine = self._owned.get(shard)
-        if row is None or mine is None:
+        if mine is None:
             return False
-        if row.owner == mine.owner and row.generation == mine.generation and row.master_server == server:
+        if row is not None and (row.owner, row.generation, row.master_server) == (mine.owner, mine.generation, server):
             return True
         self.lost(shard)
         return False

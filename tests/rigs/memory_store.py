@@ -177,7 +177,7 @@ class MemoryTransaction:
             {key: ListRow(len(edges), 0) for key in keys.recounts if (edges := store.edges(key.id1, key.atype))},
             {shard: rows.reserved_times[shard] for shard in keys.reserved_times if shard in rows.reserved_times},
         )
-        return {shard: store.shards[shard] for shard in shards}, existing
+        return {shard: store.shards[shard] for shard in shards if shard in store.shards}, existing
 
     async def apply(self, rows: RowChanges) -> None:
         self._changes = rows

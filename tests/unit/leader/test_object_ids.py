@@ -155,3 +155,10 @@ async def test_a_shard_of_another_leader_gives_out_no_ids(store: MemoryStore, ri
         await rig.writes.ids.allocate(0)
     assert 0 not in store.rows.reserved_times
     assert list(rig.ownership.owned) == [1]
+
+
+async def test_a_shard_whose_row_is_missing_is_given_up(store: MemoryStore, rig: LeaderRig) -> None:
+    del store.shards[0]
+    with pytest.raises(NotMine):
+        await rig.writes.ids.allocate(0)
+    assert list(rig.ownership.owned) == [1]
