@@ -155,7 +155,7 @@ async def _write(
         keys: list[list[list[int]]] = []
         for number in range(rounds):
             progress.step(f"writing the keys of round {number + 1} of {rounds}", 0.5 * number / rounds)
-            ids = [await graph.obj_add_many([row] * shape.queries) for shape in shapes]
+            ids = [[int(each) for each in await graph.obj_add_many([row] * shape.queries)] for shape in shapes]
             lists = [
                 id1 for shape, mine in zip(shapes, ids, strict=True) if shape.operation != "obj_get" for id1 in mine
             ]

@@ -27,10 +27,11 @@ from tao.client.own_writes import Recording
 from tao.client.reads import AssocPage
 from tao.client.settings import ClientSettings
 from tao.client.sync_graph import SyncGraph
-from tao.client.values import Assoc, AssocList, EdgeWrite, Object
+from tao.client.values import AddedObject, Assoc, AssocList, EdgeWrite, Object
 from tao.model.errors import (
     DeadlineExceeded,
     Fenced,
+    IdNotReserved,
     InternalError,
     InvalidArgument,
     InvalidField,
@@ -56,6 +57,7 @@ from tao.wire.tls import TlsFiles
 
 __all__ = [
     "MEMORY",
+    "AddedObject",
     "Assoc",
     "AssocList",
     "AssocPage",
@@ -67,6 +69,7 @@ __all__ = [
     "EdgeWrite",
     "Fenced",
     "Graph",
+    "IdNotReserved",
     "InternalError",
     "InvalidArgument",
     "InvalidField",

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import repeat
 from types import MappingProxyType
-from typing import cast, overload
+from typing import Self, cast, overload
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
@@ -108,6 +108,24 @@ class Assoc(Struct, frozen=True, eq=False, weakref=True):
             f"Assoc(id1={self.id1}, atype={self.atype!r}, id2={self.id2}, time={self.time}, "
             f"fields={dict(self.fields)!r})"
         )
+
+
+class AddedObject(int):
+    """The id of an added object: an integer, and whether there was such an object before.
+
+    ``existed``: an object with this id and the same content existed. An id that the leader chose is always new."""
+
+    existed: bool
+
+    def __new__(cls, id: int, *, existed: bool = False) -> Self:  # noqa: A002 - see `tao.client.writes`
+        made = super().__new__(cls, id)
+        made.existed = existed
+        return made
+
+    @property
+    def is_new(self) -> bool:
+        """Return whether this write made the object. A write that was repeated after a lost answer made it before."""
+        return not self.existed
 
 
 class EdgeWrite(Struct, frozen=True):

@@ -17,7 +17,7 @@ from tao.client.reads import ReadOperations
 from tao.client.request_builder import build_each
 from tao.client.server_queues import WriteRow
 from tao.client.validation import check_id, check_items, check_number, check_otype, shard_in
-from tao.client.values import EdgeWrite
+from tao.client.values import AddedObject, EdgeWrite
 from tao.model.errors import InvalidArgument, RequestError, TaoError
 from tao.model.ids import MAX_RESERVED_IDS
 from tao.schema.types import ObjectType
@@ -35,14 +35,18 @@ class WriteOperations(ReadOperations):
         fields: Fields | None = None,
         near: int | None = None,
         id: int | None = None,
-    ) -> int:
+    ) -> AddedObject:
         """Create an object and return its id. ``near`` is the id of an object whose shard the new one shares. ``id`` is
-        an id reserved before (`reserve_ids`), which makes the operation idempotent."""
-        return (await self._write(self._builder.obj_add(otype, fields, near, id))).id
+        an id reserved before (`reserve_ids`), which makes the operation idempotent.
 
-    async def obj_add_many(self, objects: Iterable[Sequence[Any]]) -> list[int]:
+        The result's ``is_new`` is False when an object with that id and the same content existed: an earlier attempt of
+        this call has added it, or another caller has. Raises `IdNotReserved` for an id that may be given to another
+        caller later, and `InvalidArgument` when the object exists with other content or was deleted."""
+        return _added(await self._write(self._builder.obj_add(otype, fields, near, id)))
+
+    async def obj_add_many(self, objects: Iterable[Sequence[Any]]) -> list[AddedObject]:
         """Do `obj_add` for each ``(otype[, fields[, near[, id]]])``. Return the ids in order. Raises `SomeFailed`."""
-        return [result.id for result in await self._results(build_each(self._builder.obj_add, objects, 1, 4))]
+        return list(map(_added, await self._results(build_each(self._builder.obj_add, objects, 1, 4))))
 
     async def obj_update(self, id: int, fields: Fields, otype: str | None = None) -> bool:
         """Set these fields of an object, where None removes a field, and keep the others. Return False when there is no
@@ -117,7 +121,9 @@ class WriteOperations(ReadOperations):
 
     async def reserve_ids(self, count: int, near: int | None = None, shard: int | None = None) -> list[int]:
         """Return ids for objects to be added: on the shard of the object ``near``, on ``shard``, or on one chosen at
-        random; at most 10,000 a call. An id that is never used is lost; there are enough of them in 63 bits."""
+        random; at most 10,000 a call. They are consecutive numbers, and no other caller gets one of them. An id that is
+        never used is lost; there are enough of them in 63 bits. Raises `Overloaded` when the ids of the shard would run
+        more than 30 s ahead of the clock, at 64 a millisecond."""
         check_number(count, "count", 1, MAX_RESERVED_IDS)
         shards = self._builder.shards
         if near is not None and shard is not None:
@@ -128,8 +134,10 @@ class WriteOperations(ReadOperations):
             check_number(shard, "shard", 0, shards - 1)
         else:
             shard = self._builder.any_shard(shards)
-        request = pb.Request(reserve_ids=pb.ReserveIds(shard=shard, count=count))
-        return list((await self._dispatcher.ask(shard, request)).reserved_ids.ids)
+        request = pb.Request(reserve_ids=pb.ReserveIds(shard=shard, count=count, as_interval=True))
+        reserved = (await self._dispatcher.ask(shard, request)).reserved_ids
+        # A leader of the former version answers with the ids themselves.
+        return list(reserved.ids or range(reserved.first, reserved.first + reserved.count))
 
     async def _types_of(self, ids: Sequence[int]) -> dict[int, ObjectType]:
         found = await self.obj_get_many(ids, consistency=CACHED)
@@ -143,6 +151,10 @@ class WriteOperations(ReadOperations):
 
     async def _results(self, rows: list[WriteRow]) -> list[pb.WriteResult]:
         return all_or_raise(await self._write_many(rows))
+
+
+def _added(result: pb.WriteResult) -> AddedObject:
+    return AddedObject(result.id, existed=result.found)
 
 
 def _edge_write(result: pb.WriteResult) -> EdgeWrite:

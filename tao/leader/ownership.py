@@ -157,6 +157,17 @@ class Ownership:
         if shard in self._owned:
             self._give_up(shard, "it has another owner, generation or master")
 
+    def confirm_locked(self, shard: int, row: ShardRow | None, server: str) -> bool:
+        """Return whether the locked row on a database server names the ownership that this leader believes it has.
+        Give the shard up when the row names another one or is missing: this fences off the writes of a former owner."""
+        mine = self._owned.get(shard)
+        if mine is None:
+            return False
+        if row is not None and (row.owner, row.generation, row.master_server) == (mine.owner, mine.generation, server):
+            return True
+        self.lost(shard)
+        return False
+
     def retake(self, shard: int) -> None:
         """Give up and take again a shard with a commit of unknown outcome.
 

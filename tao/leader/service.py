@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from tao.cache import GraphCache
 from tao.delivery.publisher import Publisher
 from tao.leader.delivery_path import Subscribers
@@ -14,11 +16,11 @@ from tao.leader.remote_inverses import InverseFence
 from tao.leader.replica_shards import ForwardedWrites
 from tao.leader.write_path import WritePath
 from tao.model.errors import InternalError, InvalidArgument, OutcomeUnknown, RequestError, TaoError, Unavailable
-from tao.model.ids import MAX_RESERVED_IDS
+from tao.model.ids import MAX_RESERVED_IDS, SHARD_SHIFT
 from tao.model.relay import Touch
 from tao.model.rows import IntentRow
 from tao.model.tokens import PendingInverse
-from tao.model.writes import SettleEdge, Write
+from tao.model.writes import ObjAdd, SettleEdge, Write
 from tao.planning.coordination import names_far_side, shards_of
 from tao.routing.budgets import work_seconds
 from tao.serving.configuration import ServerContext
@@ -86,11 +88,16 @@ class WriteRequests:
             if not self._ownership.complete:
                 _, coordinator = shards_of_write(message, self._configuration.schema)
                 await self._ownership.wait_taken(coordinator, deadline - self._clock.monotonic())
-            write = write_from_pb(message, self._allocate)
+            write = write_from_pb(message)
             if isinstance(write, SettleEdge):
                 await self._inverse_fence.admit(batch)
+            if isinstance(write, ObjAdd) and write.allocated:
+                home = write.id >> SHARD_SHIFT
+                write = msgspec.structs.replace(write, id=await self._writes.ids.allocate(home))
             self._writes.check(write)
             self._check_far_end(write)
+            if isinstance(write, ObjAdd) and not write.allocated:
+                await self._writes.ids.admit(write.id)
             written, pending = await self._inverses.write(write, deadline, sub_write=isinstance(write, SettleEdge))
         except TaoError as error:
             results.fail(slot, error)
@@ -123,19 +130,27 @@ class WriteRequests:
         if far >= shards:
             raise InvalidArgument(f"there is no shard {far} for the inverse edge; ids lie on shards 0 to {shards - 1}")
 
-    def _allocate(self, shard: int) -> int:
-        self._ownership.row(shard)
-        return self._writes.ids.allocate(shard, self._clock.unix_ms())
-
     def reserve_ids(self, request: pb.Request, reply: Reply) -> None:
-        """Reserve ids on a shard. Raises `InvalidArgument` or `NotMine`."""
-        count = request.reserve_ids.count
-        if not 1 <= count <= MAX_RESERVED_IDS:
-            raise InvalidArgument(f"{count} ids cannot be reserved at once; reserve 1 to {MAX_RESERVED_IDS}")
+        """Reserve ids on a shard, which are an interval. Raises `InvalidArgument` or `NotMine`."""
+        asked = request.reserve_ids
+        if not 1 <= asked.count <= MAX_RESERVED_IDS:
+            raise InvalidArgument(f"{asked.count} ids cannot be reserved at once; reserve 1 to {MAX_RESERVED_IDS}")
         if self._forwarded.reserve_ids(request, reply):
             return
-        ids = [self._allocate(request.reserve_ids.shard) for _ in range(count)]
-        reply.send(pb.Answer(reserved_ids=pb.ReservedIds(ids=ids)))
+        self._ownership.row(asked.shard)
+        self._spawn(self._reserve_ids(asked, reply))
+
+    async def _reserve_ids(self, asked: pb.ReserveIds, reply: Reply) -> None:
+        try:
+            first = await self._writes.ids.allocate(asked.shard, asked.count)
+        except TaoError as error:
+            reply.send(pb.Answer(error=error_to_pb(error)))
+            return
+        reserved = pb.ReservedIds(first=first, count=asked.count)
+        if not asked.as_interval:
+            # A client of the former version reads this list.
+            reserved.ids.extend(range(first, first + asked.count))
+        reply.send(pb.Answer(reserved_ids=reserved))
 
     def settle_pairs(self, request: pb.Request, reply: Reply) -> None:
         """Copy the coordinator's rows of pairs to their other sides. Raises `NotMine`.

@@ -16,6 +16,7 @@ import msgspec
 
 from tao.cache import GraphCache
 from tao.delivery.publisher import Publisher
+from tao.leader.object_ids import ObjectIds
 from tao.leader.ownership import Ownership
 from tao.model.changes import Message, ObjectChange, ShardMessages
 from tao.model.errors import (
@@ -28,7 +29,7 @@ from tao.model.errors import (
     TaoError,
     Unavailable,
 )
-from tao.model.ids import SHARD_SHIFT, IdAllocator
+from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import Transaction, WriteStore
 from tao.model.rows import IntentRow, ShardRow
 from tao.model.topology import Database
@@ -162,7 +163,7 @@ class WritePath:
         self._waiting: dict[int, _QueuedWrite] = {}
         self._starting: set[str] = set()
         self._last_number = 0
-        self.ids: Final = IdAllocator()
+        self.ids: Final = ObjectIds(context, ownership, store, timeout_seconds=settings.transaction_timeout_seconds)
         self.committed_writes = 0
         self.committed_transactions = 0
         self.failed_writes = 0
@@ -196,7 +197,7 @@ class WritePath:
                 return written
             if not isinstance(error, IdTaken) or not isinstance(write, ObjAdd):
                 raise error
-            write = msgspec.structs.replace(write, id=self.ids.allocate(write.id >> SHARD_SHIFT, self._clock.unix_ms()))
+            write = msgspec.structs.replace(write, id=await self.ids.allocate(write.id >> SHARD_SHIFT))
         raise Unavailable(f"{self._settings.max_id_attempts} ids in a row were taken; check the clocks of the leaders")
 
     async def _commit_once(self, write: Write, deadline: float, *, both_sides: bool, sub_write: bool) -> Written:
@@ -387,11 +388,9 @@ class WritePath:
 
     def _check_owned(self, shard: int, row: ShardRow | None, server: str) -> None:
         """Check the fence: the locked row must name the ownership that this leader believes it has."""
-        mine = self._ownership.owned.get(shard)
-        if row is None or mine is None:
-            raise ShardLost(shard, f"this leader no longer owns shard {shard}")
-        if row.owner != mine.owner or row.generation != mine.generation or row.master_server != server:
-            self._ownership.lost(shard)
+        if not self._ownership.confirm_locked(shard, row, server):
+            if row is None:
+                raise ShardLost(shard, f"this leader no longer owns shard {shard}")
             raise ShardLost(shard, f"shard {shard} is owned by {row.owner} under generation {row.generation} now")
 
     def _shard_messages(self, message: Message, rows: dict[int, ShardRow]) -> ShardMessages:

@@ -3,6 +3,7 @@
 TaoError
  ├─ RequestError              the caller must change something before trying again
  │   ├─ InvalidArgument       a number, bound, id or set that no request may carry
+ │   │   └─ IdNotReserved     an object's id was chosen by the caller, and may be given to another one later
  │   ├─ UnknownType           no such object or association type in the schema
  │   ├─ WrongType             the id belongs to an object of another type
  │   ├─ InvalidField          a field is unknown, or its value has the wrong type
@@ -60,6 +61,13 @@ class InvalidArgument(RequestError):
     """A bound, id, position, limit or time outside what the operation accepts."""
 
     reason = "INVALID_ARGUMENT"
+
+
+class IdNotReserved(InvalidArgument):
+    """The id of a new object was neither reserved nor could it have been: it is above all ids given out so far, so it
+    may be given to another caller. Reserve ids, or leave the id out."""
+
+    reason = "ID_NOT_RESERVED"
 
 
 class UnknownType(RequestError):

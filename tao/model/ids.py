@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tao.model.errors import InvalidArgument
+from tao.model.errors import IdNotReserved, InvalidArgument, Overloaded
 
 SHARD_BITS: Final = 16
 TIME_BITS: Final = 41
@@ -23,6 +23,16 @@ EPOCH_UNIX_MS: Final = 1_577_836_800_000  # 2020-01-01T00:00:00Z
 SEQUENCE_PER_MS: Final = 1 << SEQUENCE_BITS
 MAX_RESERVED_IDS: Final = 10_000
 """Ids in one reservation. At 64 a millisecond they run 156 ms ahead of the clock."""
+RESERVED_AHEAD_MS: Final = 60_000
+"""The time that an owner reserves ahead of its clock, in one commit. It bounds how far a former owner that was cut off
+can run ahead: see `PROMOTION_AHEAD_MS`."""
+STEP_MS: Final = 1_000
+"""The time that an owner reserves at least, as much as 64,000 ids."""
+MAX_AHEAD_MS: Final = 30_000
+"""How far ids may run ahead of the clock, or of the time at which their owner began: 1.9 million ids in a burst."""
+PROMOTION_AHEAD_MS: Final = 2 * RESERVED_AHEAD_MS
+"""How far above its clock a new master begins that may lack the last reservations of the lost one: above what a
+former owner may have reserved a minute ahead, with a minute for a burst of ids and for clocks that differ."""
 
 _MAX_TIME_MS: Final = (1 << TIME_BITS) - 1
 
@@ -44,6 +54,11 @@ def make_id(shard: int, unix_ms: int, sequence: int) -> int:
     return shard << SHARD_SHIFT | since_epoch << SEQUENCE_BITS | sequence
 
 
+def unix_ms_of(object_id: int) -> int:
+    """Return the time in an id, in milliseconds since 1970."""
+    return (object_id >> SEQUENCE_BITS & _MAX_TIME_MS) + EPOCH_UNIX_MS
+
+
 def check_id(object_id: int, name: str = "id") -> int:
     """Return the id, or raise `InvalidArgument` when it is not one (63 bits, positive)."""
     if not 0 < object_id <= MAX_ID:
@@ -51,26 +66,74 @@ def check_id(object_id: int, name: str = "id") -> int:
     return object_id
 
 
-class IdAllocator:
-    """Allocates growing ids per shard; time is passed in. Memory: one integer per shard used.
+class IdSequence:
+    """The ids that one owner of a shard gives out, under one ownership; time is passed in. Memory: three integers.
 
-    Two allocators may propose the same id (two leaders, a clock set back). The store decides: a duplicate key is
-    answered by taking the next one, so no two objects ever share an id.
-    """
+    No id is given out twice, because of two rules. An owner gives out no id whose time is above ``reserved_unix_ms``,
+    which the shard's database holds. And it begins above what the database held when it began, whatever its clock says:
+    former owners may have given out all of that."""
 
-    __slots__ = ("_last",)
+    __slots__ = ("_last", "_latest_unix_ms", "_shard", "reserved_unix_ms")
 
-    def __init__(self) -> None:
-        self._last: dict[int, int] = {}
+    def __init__(self, shard: int, reserved_unix_ms: int) -> None:
+        """``reserved_unix_ms``: the highest time of an id that an owner before may have given out."""
+        self.reserved_unix_ms = reserved_unix_ms
+        self._shard: Final = shard
+        self._last = _last_id(shard, reserved_unix_ms)
+        self._latest_unix_ms = reserved_unix_ms
 
-    def allocate(self, shard: int, unix_ms: int) -> int:
-        """Return the next id of the shard: never lower than an earlier one, even when the clock goes back or more than
-        64 are asked for within a millisecond (the time part then runs ahead of the clock)."""
-        candidate = make_id(shard, unix_ms, 0)
-        last = self._last.get(shard, -1)
-        if candidate <= last:
-            candidate = last + 1
-            if shard_of(candidate) != shard:
-                raise InvalidArgument(f"shard {shard} has no ids left")
-        self._last[shard] = candidate
-        return candidate
+    def take(self, count: int, unix_ms: int) -> int | None:
+        """Give out ``count`` consecutive ids and return the first. None: a higher time must be reserved first.
+
+        The ids grow, also when the clock goes back or more than 64 are taken in a millisecond. Raises `Overloaded` when
+        they would run too far ahead of the clock, and `InvalidArgument` when the shard has no ids left."""
+        self._latest_unix_ms = max(self._latest_unix_ms, unix_ms)
+        first = max(self._last + 1, make_id(self._shard, unix_ms, 0))
+        last = first + count - 1
+        if shard_of(last) != self._shard:
+            raise InvalidArgument(f"shard {self._shard} has no ids left")
+        ahead_ms = unix_ms_of(last) - self._latest_unix_ms
+        if ahead_ms > MAX_AHEAD_MS:
+            raise Overloaded(
+                f"the ids of shard {self._shard} would run {ahead_ms} ms ahead of the clock, above the bound of "
+                f"{MAX_AHEAD_MS} ms: try again in a moment, or use another shard"
+            )
+        if unix_ms_of(last) > self.reserved_unix_ms:
+            return None
+        self._last = last
+        return first
+
+    def admit(self, object_id: int, unix_ms: int) -> bool:
+        """Admit an id of the caller's choice. Returns False when a higher time must be reserved first.
+
+        An id that was admitted once is admitted for ever. Raises `IdNotReserved` for an id that may be given out later,
+        which is one above the clock and above all ids given out so far."""
+        if object_id <= self._last:
+            return True
+        if object_id > _last_id(self._shard, unix_ms):
+            raise IdNotReserved(
+                f"id {object_id} was not reserved, and may be given to another caller later: reserve ids by "
+                "reserve_ids, or leave the id out"
+            )
+        if unix_ms_of(object_id) > self.reserved_unix_ms:
+            return False
+        self._last = object_id
+        return True
+
+    def is_running_out(self, unix_ms: int) -> bool:
+        """Return whether more should be reserved soon: ids or the clock come near the reserved time."""
+        left_ms = self.reserved_unix_ms - unix_ms_of(self._last)
+        return left_ms < STEP_MS // 2 or self.reserved_unix_ms - unix_ms < RESERVED_AHEAD_MS // 2
+
+
+def next_reserved(stored_unix_ms: int, unix_ms: int) -> int:
+    """Return the time to reserve next, above the stored one: a minute ahead of the clock.
+
+    Where the stored time is further ahead, add only a second, so that owners who take a shard from each other do not
+    run ever further ahead."""
+    return max(unix_ms + RESERVED_AHEAD_MS, stored_unix_ms + STEP_MS)
+
+
+def _last_id(shard: int, unix_ms: int) -> int:
+    """Return the highest id of the shard with that time."""
+    return make_id(shard, unix_ms, SEQUENCE_PER_MS - 1)

@@ -64,25 +64,28 @@ class IntentRow(msgspec.Struct, frozen=True):
 @dataclass(slots=True)
 class WriteKeys:
     """The rows that a batch of writes has to lock and read. A list's own row is read with its edges. The edges of
-    ``recounts`` are counted, in the database, with the row of the list."""
+    ``recounts`` are counted, in the database, with the row of the list. ``reserved_times`` names shards."""
 
     objects: set[int] = field(default_factory=set)
     lists: set[ListKey] = field(default_factory=set)
     edges: set[EdgeKey] = field(default_factory=set)
     intents: set[IntentKey] = field(default_factory=set)
     recounts: set[ListKey] = field(default_factory=set)
+    reserved_times: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
 class ExistingRows:
     """The locked rows; a row that is missing here does not exist. ``recounted``: the number of edges of a list, and the
-    highest version that one of them was written at."""
+    highest version that one of them was written at. ``reserved_times``: by shard, the highest time of an id that may
+    have been given out, in milliseconds since 1970."""
 
     objects: dict[int, ObjectRow] = field(default_factory=dict)
     lists: dict[ListKey, ListRow] = field(default_factory=dict)
     edges: dict[EdgeKey, Edge] = field(default_factory=dict)
     intents: dict[IntentKey, IntentRow] = field(default_factory=dict)
     recounted: dict[ListKey, ListRow] = field(default_factory=dict)
+    reserved_times: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -95,6 +98,7 @@ class RowChanges:
     delete_edges: list[EdgeKey] = field(default_factory=list)
     put_intents: list[IntentRow] = field(default_factory=list)
     delete_intents: list[IntentKey] = field(default_factory=list)
+    put_reserved_times: dict[int, int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(
@@ -104,4 +108,5 @@ class RowChanges:
             or self.delete_edges
             or self.put_intents
             or self.delete_intents
+            or self.put_reserved_times
         )

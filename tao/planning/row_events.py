@@ -33,7 +33,7 @@ LISTS_TABLE: Final = "assoc_lists"
 EDGES_TABLE: Final = "assocs"
 CUSTOM_EDGES_PREFIX: Final = "assocs_"
 HEARTBEAT_TABLE: Final = "heartbeat"
-HOUSEKEEPING_TABLES: Final = frozenset({"shard", "inverse_intents", "schema_migrations"})
+HOUSEKEEPING_TABLES: Final = frozenset({"shard", "inverse_intents", "reserved_ids", "schema_migrations"})
 """Tables of leaders and operators; caches hold nothing of them."""
 
 MAX_TOUCHES_PER_SHARD: Final = 100_000

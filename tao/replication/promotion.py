@@ -20,6 +20,7 @@ from typing import Final
 import msgspec
 
 from tao.model.errors import OperatorError, TaoError, TopologyConflict
+from tao.model.ids import PROMOTION_AHEAD_MS
 from tao.model.ports import TopologyStore
 from tao.replication.lease import EVENT_SECONDS, grant_lease, server_unix_ms
 from tao.replication.locks import LockHold, Locks, hold_exclusively, mastership_lock
@@ -169,7 +170,7 @@ class Promoter:
                 with suppress(PromotionRefused):
                     await self._restore(replicas)
                 raise
-            return await self._install(replicas, chosen, lost)
+            return await self._install(replicas, chosen, lost, lacks_commits=bool(lost))
 
     async def restore(self, database: str) -> PromotionResult:
         """Bring the servers into the state that the topology describes: finish or undo an interrupted promotion, and
@@ -270,9 +271,13 @@ class Promoter:
 
     # ---- from here on, a promotion can only be finished --------------------------------------------------------------
 
-    async def _install(self, replicas: ReplicationSet, chosen: SetMember, lost: str) -> PromotionResult:
-        """Raise the version epoch, change the topology and open the new master. ``lost``: the name of the old master
-        when it does not answer."""
+    async def _install(
+        self, replicas: ReplicationSet, chosen: SetMember, lost: str, *, lacks_commits: bool
+    ) -> PromotionResult:
+        """Raise the version epoch, change the topology and open the new master.
+
+        ``lost``: the name of the old master when it does not answer. ``lacks_commits``: the new master may lack the old
+        one's last commits, which reserved ids; its shards begin above any that they can have reserved."""
         region, shards = chosen.region, replicas.shards
         async with replicas.session(region) as session:
             await self._begin(replicas, PromotionStep.RAISE_EPOCH)
@@ -281,8 +286,14 @@ class Promoter:
             # never opened.
             known = await highest_epoch(session, shards, deadline=replicas.statement_deadline())
             epoch = max(replicas.database.version_epoch + 1, known)
+            lacks_until = 0
+            if lacks_commits:
+                now = await server_unix_ms(session, deadline=replicas.statement_deadline())
+                lacks_until = now + PROMOTION_AHEAD_MS
             deadline = asyncio.get_running_loop().time() + self._settings.catch_up_seconds
-            await raise_epoch(session, shards, chosen.name, epoch, deadline=deadline)
+            await raise_epoch(
+                session, shards, chosen.name, epoch, lacks_ids_until_unix_ms=lacks_until, deadline=deadline
+            )
         await self._begin(replicas, PromotionStep.TOPOLOGY)
         await self._change_topology(replicas, region, epoch, lost)
         changed = await self._set(replicas.database.name)
@@ -318,7 +329,9 @@ class Promoter:
                 await replicas.close(master.region)
             chosen = next(member for member in others if member.region == region)
             await self._apply_and_detach(replicas, chosen)
-            done = await self._install(replicas, chosen, "" if master.state is not None else master.name)
+            # The old master may have been lost when the interrupted run began.
+            lost = "" if master.state is not None else master.name
+            done = await self._install(replicas, chosen, lost, lacks_commits=True)
             return msgspec.structs.replace(done, without_tables=without_tables)
         if master.state is None:
             raise PromotionRefused(f"the master {master.name} does not answer: {master.error}")

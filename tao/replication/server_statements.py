@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from tao.model.errors import DeadlineExceeded, InternalError, OperatorError
+from tao.model.ids import RESERVED_AHEAD_MS
 from tao.replication.gtid import GtidSet
 from tao.storage.dialect import SEMI_SYNC_PREFIXES, SEMI_SYNC_STATUS, Dialect, semi_sync_state
 from tao.storage.names import schema_name
@@ -394,23 +395,46 @@ async def highest_epoch(session: DatabaseSession, shards: Sequence[int], *, dead
 
 
 async def raise_epoch(
-    session: DatabaseSession, shards: Sequence[int], master: str, version_epoch: int, *, deadline: float
+    session: DatabaseSession,
+    shards: Sequence[int],
+    master: str,
+    version_epoch: int,
+    *,
+    lacks_ids_until_unix_ms: int = 0,
+    deadline: float,
 ) -> None:
     """Write the master, the version epoch and a new generation into the shards' rows, in batches.
 
     This fences off the former owners of the shards, and all later versions are above any that were ever assigned. Rows
     that are up to date are left alone. The server stays closed to leaders.
+
+    ``lacks_ids_until_unix_ms``: the server may lack times of ids, up to this one, that the lost master has reserved.
+    The shards whose rows change then begin above it, and a minute above what is stored here: a promotion before this
+    one may have begun there.
     """
     if session.dialect is Dialect.MYSQL:
         await session.run("ROLLBACK; SET GLOBAL super_read_only = 0", deadline=deadline)
+    outdated = "only_row = 1 AND (master_server <> %s OR version_epoch < %s)"
     for some in _groups(shards):
-        updates = "; ".join(
-            f"UPDATE {schema_name(shard)}.shard SET master_server = %s, version_epoch = GREATEST(version_epoch, %s), "
-            "generation = generation + 1 WHERE only_row = 1 AND (master_server <> %s OR version_epoch < %s)"
-            for shard in some
-        )
-        values = [master, version_epoch, master, version_epoch] * len(some)
-        await session.run(f"START TRANSACTION; {updates}; COMMIT", values, deadline=deadline)
+        statements: list[str] = []
+        values: list[object] = []
+        for shard in some:
+            schema = schema_name(shard)
+            if lacks_ids_until_unix_ms:
+                # Before the row changes, because only rows that are out of date count.
+                statements.append(
+                    f"INSERT INTO {schema}.reserved_ids (only_row, reserved_unix_ms) "
+                    f"SELECT 1, %s FROM {schema}.shard WHERE {outdated} "
+                    "ON DUPLICATE KEY UPDATE reserved_unix_ms = GREATEST(reserved_unix_ms + %s, %s)"
+                )
+                until = lacks_ids_until_unix_ms
+                values += [until, master, version_epoch, RESERVED_AHEAD_MS, until]
+            statements.append(
+                f"UPDATE {schema}.shard SET master_server = %s, version_epoch = GREATEST(version_epoch, %s), "
+                f"generation = generation + 1 WHERE {outdated}"
+            )
+            values += [master, version_epoch, master, version_epoch]
+        await session.run(f"START TRANSACTION; {'; '.join(statements)}; COMMIT", values, deadline=deadline)
 
 
 async def open_to_writes(session: DatabaseSession, *, semi_sync: bool, deadline: float) -> None:

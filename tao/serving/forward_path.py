@@ -349,7 +349,7 @@ def shards_of_write(message: pb.Write, schema: Schema) -> tuple[int, int]:
     `RequestError`."""
     if message.WhichOneof("operation") == "obj_add" and not message.obj_add.id:
         return message.obj_add.shard, message.obj_add.shard
-    write = write_from_pb(message, _no_allocation)
+    write = write_from_pb(message)
     named = "id1" if hasattr(write, "id1") else "id"
     return check_id(getattr(write, named, 0), named) >> SHARD_SHIFT, coordinating_shard(write, schema)
 
@@ -365,10 +365,6 @@ def _unreachable(leader: CacheServer, error: TaoError) -> Unavailable:
 
 def _operation(forwarded: _Forwarded, slot: int) -> str:
     return forwarded.writes.writes[slot].WhichOneof("operation") or "unknown"
-
-
-def _no_allocation(shard: int) -> int:
-    raise AssertionError(f"an object without an id is routed by its shard {shard}, not converted")
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ _LIST: Final = 1
 _EDGE: Final = 2
 _INTENT: Final = 3
 _RECOUNT: Final = 4
+_RESERVED_TIME: Final = 5
 
 _PACKET_DATA_BYTES: Final = 4 << 20
 """Bytes of data in one packet: escaped, they may double, and MariaDB accepts no packet above 16 MB."""
@@ -160,7 +161,18 @@ def lock_rows(keys: WriteKeys, edge_tables: EdgeTables) -> StatementText:
                 f"FORCE INDEX (PRIMARY) WHERE {' OR '.join(where.parts)} FOR UPDATE)",
                 *where.values,
             )
+    _lock_reserved_times(text, keys.reserved_times)
     return text
+
+
+def _lock_reserved_times(text: StatementText, shards: Iterable[int]) -> None:
+    for shard in sorted(shards):
+        # Numbers are cast, because a UNION of signed and unsigned makes decimals of the whole column.
+        text.add(
+            f"(SELECT {_RESERVED_TIME} AS kind, CAST({shard:d} AS UNSIGNED) AS a, reserved_unix_ms AS b, "
+            f"CAST(0 AS UNSIGNED) AS c, CAST(0 AS UNSIGNED) AS d, NULL AS e FROM {schema_name(shard)}.reserved_ids "
+            "WHERE only_row = 1 FOR UPDATE)"
+        )
 
 
 def shard_row(row: Row) -> ShardRow:
@@ -181,6 +193,8 @@ def existing_rows(rows: Iterable[Row]) -> ExistingRows:
             existing.edges[EdgeKey(a, b, c)] = Edge(c, d, e)
         elif kind == _RECOUNT:
             existing.recounted[ListKey(a, b)] = ListRow(c, d)
+        elif kind == _RESERVED_TIME:
+            existing.reserved_times[a] = b
         else:
             existing.intents[IntentKey(a, b)] = intent_row((a, b, e, c, d))
     return existing
@@ -219,6 +233,8 @@ def write_rows(changes: RowChanges, edge_tables: EdgeTables, dialect: Dialect) -
         tables[table, ("low_id", "high_id"), ("atypes", "token", "created_unix_ms")].append(
             (intent.low_id, intent.high_id, ",".join(map(str, intent.atypes)), intent.token, intent.created_unix_ms)
         )
+    for shard, reserved_unix_ms in changes.put_reserved_times.items():
+        tables[f"{schema_name(shard)}.reserved_ids", ("only_row",), ("reserved_unix_ms",)].append((1, reserved_unix_ms))
     packets = [StatementText()]
     _delete_edges(packets[0], changes.delete_edges, edge_tables)
     for (table, columns, values), rows in sorted(tables.items()):

@@ -357,4 +357,5 @@ def _keys_of(shard: int, keys: WriteKeys) -> WriteKeys:
         {key for key in keys.edges if key.id1 >> SHARD_SHIFT == shard},
         {pair for pair in keys.intents if pair.low_id >> SHARD_SHIFT == shard},
         {key for key in keys.recounts if key.id1 >> SHARD_SHIFT == shard},
+        keys.reserved_times & {shard},
     )

@@ -6,7 +6,7 @@ malformed. Values (objects, counts, edge blocks) are not converted: they travel 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from tao.model.changes import (
@@ -299,16 +299,16 @@ def write_to_pb(write: Write) -> pb.Write:
             raise TypeError("TouchKeys is planned by the leader of the shard and is not sent")
 
 
-def write_from_pb(write: pb.Write, allocate: Callable[[int], int]) -> Write:
-    """Convert a write. ``allocate(shard)`` gives an id to an object that comes without one.
+def write_from_pb(write: pb.Write) -> Write:
+    """Convert a write. An object without an id gets the lowest number of its shard in place of one, which is no id yet:
+    the leader replaces it.
 
-    Raises what ``allocate`` raises, and `ProtocolError` for an operation unknown here. Values are not checked, because
-    that takes the schema.
+    Raises `ProtocolError` for an operation unknown here. Values are not checked, because that takes the schema.
     """
     match write.WhichOneof("operation"):
         case "obj_add":
             add = write.obj_add
-            return ObjAdd(add.id or allocate(add.shard), add.otype, add.data, allocated=add.id == 0)
+            return ObjAdd(add.id or add.shard << SHARD_SHIFT, add.otype, add.data, allocated=add.id == 0)
         case "obj_update":
             return ObjUpdate(write.obj_update.id, write.obj_update.otype, write.obj_update.patch)
         case "obj_delete":

@@ -214,7 +214,7 @@ def _result(answer: pb.Answer) -> pb.WriteResult:
 
 def _id_reply(answer: pb.Answer) -> graph.ObjAddReply:
     result = _result(answer)
-    return graph.ObjAddReply(id=result.id, token=_token_text(result))
+    return graph.ObjAddReply(id=result.id, token=_token_text(result), found=result.found)
 
 
 def _write_reply(answer: pb.Answer) -> graph.WriteReply:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -69,7 +69,7 @@ async def pid_of(cluster: DevCluster, name: str) -> int:
 class Traffic:
     """Light traffic of hits, misses and writes that records its errors."""
 
-    def __init__(self, graph: Graph, users: list[int]) -> None:
+    def __init__(self, graph: Graph, users: Sequence[int]) -> None:
         self.graph, self.users = graph, users
         self.reads = self.writes = 0
         self.failed_reads: list[TaoError] = []

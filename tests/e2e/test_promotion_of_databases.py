@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tao.model.errors import DeadlineExceeded, MasterReadOnly, TaoError
+from tao.model.ids import PROMOTION_AHEAD_MS, RESERVED_AHEAD_MS
 from tao.observability.logs import logger
 from tao.replication.accounts import Account, ServiceAccounts
 from tao.replication.lease import (
@@ -159,6 +160,44 @@ async def test_a_paused_master_is_replaced_by_a_watcher_and_is_closed_when_it_re
         await watcher.close()
     await rig.promoter().rejoin("db", EAST)
     await assert_is_master(rig, WEST, EAST)
+
+
+async def test_a_planned_switch_keeps_the_reserved_times_of_ids(rig: ReplicationRig) -> None:
+    await reserve(rig, EAST, 1_900_000_000_000)
+    await rig.promoter().promote("db", PromotionRequest(WEST))
+    assert await reserved(rig, WEST) == {0: 1_900_000_000_000}
+
+
+@pytest.mark.parametrize("stored", [1_700_000_000_000, 4_000_000_000_000])
+async def test_a_new_master_begins_above_the_ids_that_the_lost_one_can_have_reserved(
+    rig: ReplicationRig, stored: int
+) -> None:
+    await reserve(rig, EAST, stored)
+    async with asyncio.timeout(30):
+        while not await reserved(rig, WEST):  # noqa: ASYNC110 - the replica does it
+            await asyncio.sleep(0.02)
+    await rig.servers[EAST].kill()
+    begun = (await rig.rows(WEST, "SELECT CAST(UNIX_TIMESTAMP() * 1000 AS UNSIGNED)"))[0][0]
+    await until_promoted(rig)
+    least = max(begun + PROMOTION_AHEAD_MS, stored + RESERVED_AHEAD_MS)
+    found = await reserved(rig, WEST)
+    assert found[0] >= least, "a shard whose last reservation is known"
+    assert found[1] >= begun + PROMOTION_AHEAD_MS, "a shard without one"
+    await rig.promoter().restore("db")
+    assert await reserved(rig, WEST) == found, "what is up to date is left alone"
+
+
+async def reserve(rig: ReplicationRig, region: str, until: int) -> None:
+    """Reserve a time of shard 0, as its owner does."""
+    async with rig.session(region, as_leader=True) as session:
+        insert = "INSERT INTO tao_00000.reserved_ids VALUES (1, %s); COMMIT"
+        await session.run(insert, (until,), deadline=statement_deadline())
+
+
+async def reserved(rig: ReplicationRig, region: str) -> dict[int, int]:
+    """Return the reserved time of each shard that has one."""
+    found = [await rig.rows(region, f"SELECT * FROM tao_0000{shard}.reserved_ids") for shard in (0, 1)]
+    return {shard: rows[0][1] for shard, rows in enumerate(found) if rows}
 
 
 async def is_open(rig: ReplicationRig, region: str) -> bool:

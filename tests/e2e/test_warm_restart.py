@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ async def resets(cluster: DevCluster) -> int:
 
 
 @asynccontextmanager
-async def writes(graph: Graph, users: list[int]) -> AsyncIterator[None]:
+async def writes(graph: Graph, users: Sequence[int]) -> AsyncIterator[None]:
     """Write objects continuously; skip writes that fail because their leader is away."""
 
     async def write() -> None:
@@ -95,7 +95,7 @@ async def writes(graph: Graph, users: list[int]) -> AsyncIterator[None]:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def warm(cluster: DevCluster) -> AsyncIterator[tuple[Graph, list[int]]]:
+async def warm(cluster: DevCluster) -> AsyncIterator[tuple[Graph, Sequence[int]]]:
     """Yield cached users that no client writes, while other users are being written."""
     await until_linked(cluster)
     async with connect(str(cluster.topology_path), settings=ClientSettings(timeout_seconds=10)) as graph:

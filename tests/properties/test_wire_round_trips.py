@@ -15,6 +15,7 @@ from tao.model.changes import (
 from tao.model.delivery import Delivery, Position, ShardDelivery
 from tao.model.errors import Fenced, NotMine, TooLarge, Unavailable
 from tao.model.graph import Edge
+from tao.model.ids import SHARD_SHIFT
 from tao.model.relay import Relay, Touch
 from tao.model.writes import (
     AssocAdd,
@@ -89,14 +90,10 @@ def test_deliveries_survive_the_wire(sent: Delivery) -> None:
     assert convert.delivery_from_pb(pb.Delivery.FromString(on_the_wire)) == sent
 
 
-def no_allocation(shard: int) -> int:
-    raise AssertionError(f"an id of shard {shard} was asked for")
-
-
 @given(writes)
 def test_writes_survive_the_wire(sent: Write) -> None:
     on_the_wire = convert.write_to_pb(sent).SerializeToString()
-    assert convert.write_from_pb(pb.Write.FromString(on_the_wire), no_allocation) == sent
+    assert convert.write_from_pb(pb.Write.FromString(on_the_wire)) == sent
 
 
 @given(st.one_of(st.none(), errors), ids, st.booleans())
@@ -110,9 +107,9 @@ def test_outcomes_and_errors_survive_the_wire(error: NotMine | Unavailable | Non
         assert getattr(told, "topology_version", 0) == getattr(error, "topology_version", 0)
 
 
-def test_an_object_without_an_id_is_given_one_on_its_shard() -> None:
+def test_an_object_without_an_id_keeps_its_shard_until_the_leader_gives_it_one() -> None:
     write = pb.Write(obj_add=pb.ObjAdd(shard=3, otype=1, data=b"d"))
-    assert convert.write_from_pb(write, lambda shard: shard + 1000) == ObjAdd(1003, 1, b"d", allocated=True)
+    assert convert.write_from_pb(write) == ObjAdd(3 << SHARD_SHIFT, 1, b"d", allocated=True)
 
 
 relays = st.builds(

@@ -182,8 +182,9 @@ class MemoryTransaction:
             {key: rows.edges[key] for key in keys.edges if key in rows.edges},
             {key: rows.intents[key] for key in keys.intents if key in rows.intents},
             {key: ListRow(len(edges), 0) for key in keys.recounts if (edges := store.edges(key.id1, key.atype))},
+            {shard: rows.reserved_times[shard] for shard in keys.reserved_times if shard in rows.reserved_times},
         )
-        return {shard: store.shards[shard] for shard in shards}, existing
+        return {shard: store.shards[shard] for shard in shards if shard in store.shards}, existing
 
     async def apply(self, rows: RowChanges) -> None:
         self._changes = rows
@@ -207,3 +208,4 @@ def _write(rows: ExistingRows, changes: RowChanges) -> None:
     for intent in changes.delete_intents:
         rows.intents.pop(intent, None)
     rows.intents.update({IntentKey(row.low_id, row.high_id): row for row in changes.put_intents})
+    rows.reserved_times.update(changes.put_reserved_times)

@@ -8,6 +8,7 @@ agree, nothing is left to repair, and every server is ready.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -108,9 +109,10 @@ class Checks:
         self._right: set[tuple[int, int, bytes]] = set()
         # by pending inverse, for each acknowledged write that left it pending: the version of the list that has it
         self._pending: dict[PendingInverse, list[int | None]] = {}
+        self._given_out: list[tuple[int, int]] = []  # (first id, last id), in their order
         self.calm: Final = Calmness()
         self.looked_at: dict[str, int] = dict.fromkeys(
-            ("entries", "answers", "writes", "commits", "losses", "pending", "replaced_writes"), 0
+            ("entries", "answers", "writes", "commits", "losses", "pending", "replaced_writes", "ids"), 0
         )
 
     # contents
@@ -317,6 +319,17 @@ class Checks:
             self._pending.setdefault(each, []).append(None)
             self._note_settled(each)
 
+    def given_out(self, first: int, count: int) -> None:
+        """Check ids that a caller was given: nobody was given one of them before."""
+        self.looked_at["ids"] += count
+        last = first + count - 1
+        place = bisect.bisect(self._given_out, (first, last))
+        if place < len(self._given_out) and self._given_out[place][0] <= last:
+            self._found(Violation("9", f"ids from {_name(first)} on are given out again, up to {_name(last)}"))
+        if place and self._given_out[place - 1][1] >= first:
+            self._found(Violation("9", f"ids from {_name(first)} on are given out again"))
+        self._given_out.insert(place, (first, last))
+
     def _note_settled(self, pending: PendingInverse) -> None:
         """Note the version of the list, if it has now what its coordinator has."""
         key, atype, coordinator = pending
@@ -382,7 +395,7 @@ class Checks:
             if len(master.replicas) != replicas:
                 raise Violation("unforeseen", f"{master.name} has {len(master.replicas)} replicas")
             for server in (master, *master.replicas):
-                for table in ("objects", "lists", "intents", "shards"):
+                for table in ("objects", "lists", "intents", "shards", "reserved_times"):
                     if getattr(server.rows, table) != getattr(master.truth, table):
                         raise Violation("2", f"{server.name} and {master.name} differ in {table}")
             if master.truth.intents:

@@ -20,7 +20,7 @@ from tao.client.operations import SomeFailed
 from tao.client.own_writes import CRITICAL, MinimumVersions
 from tao.model.errors import TaoError, WriteLost
 from tao.model.graph import ListKey
-from tao.model.ids import SHARD_SHIFT, make_id
+from tao.model.ids import MAX_RESERVED_IDS, SHARD_SHIFT, make_id
 from tao.model.tokens import PendingInverse, WriteToken
 from tao.model.topology import Topology
 from tao.wire.identity import Credentials
@@ -177,7 +177,11 @@ class Client:
         how = _how(op, ListKey(one, graph.schema.atype(op.atype).number), tokens, self._pace)
         match op.kind:
             case "obj_add":
-                self._made = [*self._made[-5:], await graph.obj_add("user", {"name": unique}, near=one)]
+                added = await graph.obj_add("user", {"name": unique}, near=one)
+                graph.checks.given_out(added, 1)
+                self._made = [*self._made[-5:], added]
+            case "obj_add_reserved":
+                await self._add_reserved(graph, op, one, unique)
             case "obj_put":
                 await graph.obj_add("user", {"name": unique}, id=one)
             case "obj_update":
@@ -202,6 +206,16 @@ class Client:
                 await graph.assoc_time_range(one, op.atype, op.value + 5, op.value, 3, op.value % 3, **how)
             case _:
                 await self._do_many(graph, op, unique, how)
+
+    async def _add_reserved(self, graph: WatchedGraph, op: Op, near: int, unique: str) -> None:
+        """Reserve ids, often so many that they run seconds ahead of the clock, and add an object with one."""
+        count = MAX_RESERVED_IDS if op.value % 2 else 1 + op.value
+        ids: list[int] = []
+        for _ in range(op.value):
+            ids = await graph.reserve_ids(count, near=near)
+            graph.checks.given_out(ids[0], len(ids))
+        added = await graph.obj_add("user", {"name": unique}, id=ids[op.value % len(ids)])
+        self._made = [*self._made[-5:], added]
 
     async def _do_many(self, graph: WatchedGraph, op: Op, unique: str, how: dict[str, Any]) -> None:
         """Perform an operation on several keys, beginning with the first, on shards of both databases."""

@@ -29,8 +29,11 @@ UNREAD_KEYS: Final = 240
 """Number of objects with those that nobody writes and hardly anybody has read: no cache has them."""
 
 READS: Final = ("obj_get", "assoc_get", "assoc_count", "assoc_range", "assoc_time_range")
-WRITES: Final = ("obj_add", "obj_put", "obj_update", "obj_delete", "assoc_add", "assoc_delete", "assoc_change_type")
-_WRITE_WEIGHTS: Final = (1, 2, 3, 1, 9, 4, 2)
+WRITES: Final = (
+    *("obj_add", "obj_add_reserved", "obj_put", "obj_update", "obj_delete"),
+    *("assoc_add", "assoc_delete", "assoc_change_type"),
+)
+_WRITE_WEIGHTS: Final = (1, 1, 2, 3, 1, 9, 4, 2)
 MANY_READS: Final = tuple(f"{kind}_many" for kind in READS)
 MANY_WRITES: Final = ("obj_put_many", "assoc_add_many", "assoc_delete_many")
 _MANY: Final = 0.15
@@ -251,6 +254,8 @@ def make_plan(
                     ops += _burst(rng, at, shape)
                 if kind in _MASTERS:
                     ops += _token_reads(rng, at, shape)
+                if kind == "move shard":
+                    ops += _reservations(rng, at, pick % shape.shards, shape)
     ops.sort(key=lambda op: op.at)
     faults.sort(key=lambda fault: fault.at)
     return Plan(seed, acts, shape, tuple(ops), tuple(faults), tempo)
@@ -312,6 +317,22 @@ def _op(rng: random.Random, at: float, client: int, keys: list[int], atype: str)
         return Op(at, client, kind, one, two, atype, rng.randrange(1, 40))
     how = rng.choices(_HOW, _HOW_WEIGHTS)[0]
     return Op(at, client, rng.choice(MANY_READS if many else READS), one, two, atype, rng.randrange(1, 40), how)
+
+
+def _reservations(rng: random.Random, at: float, one: int, shape: Shape) -> list[Op]:
+    """Yield reservations of ids on one shard, from before its owner changes until after that."""
+    return [
+        Op(
+            at + rng.uniform(-0.5, 2.5),
+            rng.randrange(shape.all_clients),
+            "obj_add_reserved",
+            one,
+            (one + 1) % KEYS,
+            "likes",
+            rng.randrange(1, 40),
+        )
+        for _ in range(5)
+    ]
 
 
 def _token_reads(rng: random.Random, at: float, shape: Shape) -> list[Op]:

@@ -15,10 +15,11 @@ from typing import Final
 
 import msgspec
 
+from tao.model.ids import PROMOTION_AHEAD_MS, RESERVED_AHEAD_MS
 from tao.model.rows import RowChanges
 from tao.model.topology import Database
 from tao.replication.locks import FileLocks, LockHold, LockTaken, hold_exclusively, mastership_lock
-from tests.sim.database import SimDatabase
+from tests.sim.database import SimDatabase, unix_ms
 from tests.sim.stores import roll_back_all_of
 from tests.sim.world import World
 
@@ -43,7 +44,7 @@ async def applied(new: SimDatabase) -> None:
             return
 
 
-def enthrone(world: World, database: Database, old: SimDatabase, new: SimDatabase) -> int:
+def enthrone(world: World, database: Database, old: SimDatabase, new: SimDatabase, *, lacks_commits: bool) -> int:
     """Make a server that has applied everything master, still closed, and have the old one follow it if that still
     answers. Return the new version epoch."""
     old.replicas.clear()
@@ -60,8 +61,12 @@ def enthrone(world: World, database: Database, old: SimDatabase, new: SimDatabas
         )
         for shard, row in new.truth.shards.items()
     }
-    new.log(RowChanges(), world.schema, rows)
-    new.show(RowChanges(), rows)
+    changes = RowChanges()
+    if lacks_commits:
+        stored, until = new.truth.reserved_times, unix_ms(world.loop.now) + PROMOTION_AHEAD_MS
+        changes.put_reserved_times = {shard: max(stored.get(shard, 0) + RESERVED_AHEAD_MS, until) for shard in rows}
+    new.log(changes, world.schema, rows)
+    new.show(changes, rows)
     return epoch
 
 
@@ -124,7 +129,7 @@ class Promotions:
         else:
             await self._lose(old, new, lost_after)
         await applied(new)
-        epoch = enthrone(self._world, self._database(name), old, new)
+        epoch = enthrone(self._world, self._database(name), old, new, lacks_commits=old.lost)
         self._state(name, master=new.region, epoch=epoch, down=old.lost)
         self._world.trace.note("promoted", new.name, epoch, old.lost)
         await asyncio.sleep(SETTLE_SECONDS)

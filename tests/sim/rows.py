@@ -31,6 +31,7 @@ class Rows:
     lists: dict[ListKey, ListRow] = field(default_factory=dict)
     edges: dict[ListKey, dict[int, Edge]] = field(default_factory=dict)
     intents: dict[IntentKey, IntentRow] = field(default_factory=dict)
+    reserved_times: dict[int, int] = field(default_factory=dict)
 
     def write(self, changes: RowChanges) -> None:
         self.objects.update({row.id: row for row in changes.put_objects})
@@ -42,6 +43,7 @@ class Rows:
         for intent in changes.delete_intents:
             self.intents.pop(intent, None)
         self.intents.update({IntentKey(row.low_id, row.high_id): row for row in changes.put_intents})
+        self.reserved_times.update(changes.put_reserved_times)
 
     def version_of(self, key: int, atype: int) -> int:
         """Return the version of an object (``atype`` 0) or a list; 0 if it was never written."""
@@ -57,6 +59,7 @@ class Rows:
         self.lists = dict(other.lists)
         self.edges = {key: dict(edges) for key, edges in other.edges.items()}
         self.intents = dict(other.intents)
+        self.reserved_times = dict(other.reserved_times)
 
     def edge(self, key: EdgeKey) -> Edge | None:
         return self.edges.get(ListKey(key.id1, key.atype), {}).get(key.id2)

@@ -284,6 +284,7 @@ class SimTransaction:
                 {key: edge for key, edge in edges if edge is not None},
                 {key: rows.intents[key] for key in sorted(keys.intents) if key in rows.intents},
                 {key: ListRow(len(rows.edges[key]), 0) for key in recounts if rows.edges.get(key)},
+                {shard: rows.reserved_times[shard] for shard in keys.reserved_times if shard in rows.reserved_times},
             )
 
         return await self._do(lock)

@@ -34,7 +34,7 @@ from tao.leader.write_path import WritePath
 from tao.model.changes import ListChange, ObjectChange, ShardInvalidation, ShardMessages
 from tao.model.delivery import Position, ShardDelivery
 from tao.model.graph import encode_count, encode_object
-from tao.model.ids import SHARD_SHIFT
+from tao.model.ids import EPOCH_UNIX_MS, SHARD_SHIFT, IdSequence
 from tao.model.queries import Query
 from tao.model.rows import IntentKey
 from tao.model.writes import SettleEdge
@@ -206,6 +206,12 @@ def _generation_not_checked() -> Iterator[None]:
         _replaced(InverseFence, admit=_admit_anybody),
     ):
         yield
+
+
+def _reserved_time_ignored() -> AbstractContextManager[None]:
+    """Let a new owner of a shard begin at its clock, whatever owners before it have given out."""
+    made = IdSequence.__init__
+    return _replaced(IdSequence, __init__=lambda ids, shard, _: made(ids, shard, EPOCH_UNIX_MS))
 
 
 @contextmanager
@@ -385,6 +391,7 @@ VARIANTS: Final[Sequence[Variant]] = (
         first=16,
     ),
     Variant("generation not checked", _generation_not_checked, frozenset({"6", "critical"}), {"depose": 1}, first=35),
+    Variant("takeover ignores the reserved time", _reserved_time_ignored, frozenset({"9"}), {"move shard": 1}, first=7),
     Variant(
         "inverse replayed instead of copied",
         _inverse_replayed,

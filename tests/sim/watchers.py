@@ -177,7 +177,7 @@ class SimPromoter:
             await self._check_lost(replicas)
             hold.check()
             old = replicas.master
-            epoch = enthrone(world, replicas.database, old, new)
+            epoch = enthrone(world, replicas.database, old, new, lacks_commits=True)
             world.change_topology(edits.promote(world.topology, name, new.region, epoch, old.name))
             world.trace.note("promoted", new.name, epoch, "by a watcher")
             await asyncio.sleep(SETTLE_SECONDS)

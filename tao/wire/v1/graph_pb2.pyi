@@ -41,7 +41,7 @@ class ObjAddRequest(_message.Message):
     near: _builtins.int
     """put the new object on this object's shard"""
     id: _builtins.int
-    """reserved before"""
+    """reserved before; ID_NOT_RESERVED if it may be given to another caller later"""
     def __init__(
         self,
         *,
@@ -71,17 +71,21 @@ class ObjAddReply(_message.Message):
 
     ID_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    FOUND_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     token: _builtins.str
+    found: _builtins.bool
+    """an object with this id and the same content existed before"""
     def __init__(
         self,
         *,
         id: _builtins.int = ...,
         token: _builtins.str = ...,
+        found: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["found", b"found", "id", b"id", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -200,6 +200,20 @@ async def test_taking_ownership_raises_the_generation_each_time(stores: Stores) 
     assert (await write(stores, RowChanges()))[shard] == other
 
 
+async def test_the_reserved_time_of_a_shard_is_read_under_a_lock_and_replaced(stores: Stores) -> None:
+    _, reserving, other = SHARDS
+    keys = WriteKeys(reserved_times={reserving, other})
+    assert (await existing(stores, keys)).reserved_times == {}
+    for until in (2**41 - 1, 2**41 + 5):
+        await write(stores, RowChanges(put_reserved_times={reserving: until}), keys)
+        assert await existing(stores, keys) == ExistingRows(reserved_times={reserving: until})
+    id1 = new_id(other)
+    keys.objects.add(id1)
+    await write(stores, RowChanges(put_objects=[ObjectRow(id1, 3, version(1), False, b"d")]), keys)
+    read = await existing(stores, keys)
+    assert (list(read.objects), read.reserved_times) == ([id1], {reserving: until}), "with other rows in one answer"
+
+
 async def test_two_owners_of_one_shard_a_takeover_waits_for_open_transactions_and_is_seen_by_later_ones(
     stores: Stores,
 ) -> None:

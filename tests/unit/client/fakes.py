@@ -71,6 +71,8 @@ class FakeCluster:
         self.lists: dict[tuple[int, int], list[Edge]] = {}
         self.versions: dict[tuple[int, int], int] = {}
         self.links: dict[str, FakeLink] = {}
+        self.lists_reserved_ids = False
+        """Whether leaders are of the former version, which lists reserved ids."""
 
     def to(self, server: CacheServer) -> FakeLink:
         return self.link(server.name)
@@ -142,9 +144,11 @@ class FakeLink:
                 return pb.Answer(schema=document_)
             case "reserve_ids":
                 wanted = request.reserve_ids
-                return pb.Answer(
-                    reserved_ids=pb.ReservedIds(ids=[make_id(n + 1, wanted.shard) for n in range(wanted.count)])
-                )
+                first = make_id(1, wanted.shard)
+                if self.cluster.lists_reserved_ids:
+                    return pb.Answer(reserved_ids=pb.ReservedIds(ids=range(first, first + wanted.count)))
+                assert wanted.as_interval
+                return pb.Answer(reserved_ids=pb.ReservedIds(first=first, count=wanted.count))
         raise AssertionError(request)
 
     def values(self, batch: pb.ReadBatch) -> list[bytes]:
@@ -199,8 +203,9 @@ class FakeLink:
         if write.HasField("obj_add"):
             added = write.obj_add
             object_id = added.id or make_id(len(self.cluster.objects) + 1, added.shard)
+            existed = object_id in self.cluster.objects
             self.cluster.objects[object_id] = encode_object(1, added.otype, added.data)
-            return pb.WriteResult(id=object_id)
+            return pb.WriteResult(id=object_id, found=existed)
         if write.HasField("obj_delete"):
             return pb.WriteResult(found=self.cluster.objects.pop(write.obj_delete.id, None) is not None)
         if write.HasField("assoc_add"):

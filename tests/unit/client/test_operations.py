@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 from msgspec.structs import replace
@@ -54,10 +55,23 @@ async def test_a_new_object_goes_to_any_shard_unless_near_names_one(graph: Graph
     assert len(shards) > 8
 
 
-async def test_a_reserved_id_is_used(graph: Graph, cluster: FakeCluster) -> None:
+@pytest.mark.parametrize("lists", [False, True], ids=["interval", "former version"])
+async def test_a_reserved_id_is_used(graph: Graph, cluster: FakeCluster, lists: bool) -> None:
+    cluster.lists_reserved_ids = lists
     first, second = await graph.reserve_ids(2, near=make_id(9, 5))
     assert await graph.obj_add_many([("user", {}, None, first), ("user", None, None, second)]) == [first, second]
     assert last_write(cluster).obj_add.id == first
+
+
+async def test_an_added_object_says_whether_its_id_was_used_before(graph: Graph, cluster: FakeCluster) -> None:
+    (reserved,) = await graph.reserve_ids(1)
+    first, again = [await graph.obj_add("user", {}, id=reserved) for _ in range(2)]
+    assert first == again == reserved
+    assert [(each.is_new, each.existed) for each in (first, again)] == [(True, False), (False, True)]
+    both = await graph.obj_add_many([("user",), ("user", {}, None, reserved)])
+    assert [each.is_new for each in both] == [True, False]
+    assert (json.dumps(first), f"{first}") == (str(reserved), str(reserved))
+    assert await graph.obj_get(again) is not None, "it is an id"
 
 
 async def test_an_update_without_a_type_asks_the_database_before_it_reports_no_object(

@@ -1,0 +1,174 @@
+"""Give out the ids of new objects, and reserve their times in the database before that.
+
+An id that was given out need not be in the database yet: a caller may hold it as a reservation, a journal or a load may
+name it, and a commit may be lost with its master. So a leader that takes a shard cannot see which ids its predecessors
+have given out. It knows a time above which they have given out none: each shard's database holds it, and an owner
+raises it, a minute ahead, in a commit that checks the ownership as every write does.
+
+So most ids cost no commit. An owner's first id in a shard does, and about one a minute after it. Shards that need one
+at the same time share it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, NamedTuple
+
+from tao.leader.ownership import Ownership
+from tao.model.errors import InternalError, OutcomeUnknown, TaoError, Unavailable
+from tao.model.ids import RESERVED_AHEAD_MS, SHARD_SHIFT, IdSequence, next_reserved
+from tao.model.ports import WriteStore
+from tao.model.rows import RowChanges, ShardRow, WriteKeys
+from tao.serving.configuration import ServerContext
+
+_MAX_SHARDS_PER_TRANSACTION: Final = 64
+"""Shards that reserve time in one transaction. A new owner of thousands of shards needs time in most of them within a
+moment."""
+
+
+class _Tenure(NamedTuple):
+    """The ids of a shard under one ownership, which its generation in a master server identifies."""
+
+    master_server: str
+    generation: int
+    ids: IdSequence
+
+    def is_under(self, row: ShardRow) -> bool:
+        """Return whether the row names this ownership."""
+        return self.generation == row.generation and self.master_server == row.master_server
+
+
+class ObjectIds:
+    """Gives out and admits ids of the shards that this leader owns."""
+
+    def __init__(
+        self, context: ServerContext, ownership: Ownership, store: WriteStore, *, timeout_seconds: float
+    ) -> None:
+        """``timeout_seconds`` bounds a transaction that reserves time."""
+        self._ownership: Final = ownership
+        self._store: Final = store
+        self._timeout_seconds: Final = timeout_seconds
+        self._clock: Final = context.clock
+        self._log: Final = context.log
+        self._spawn: Final = context.spawn_as("id reservation")
+        self._tenures: dict[int, _Tenure] = {}
+        self._queued: dict[str, list[int]] = {}
+        self._busy: set[str] = set()
+        self._under_way: dict[int, asyncio.Future[None]] = {}
+
+    async def allocate(self, shard: int, count: int = 1) -> int:
+        """Give out ``count`` consecutive ids of the shard and return the first.
+
+        Raises `NotMine`, `Overloaded` when the ids would run too far ahead of the clock, and what a transaction raises
+        before anything is written."""
+        while True:
+            ids = self._ids_of(shard)
+            if ids is not None:
+                now = self._clock.unix_ms()
+                first = ids.take(count, now)
+                if first is not None:
+                    if ids.is_running_out(now):
+                        _ = self._reserve(shard)  # in the background
+                    return first
+            await self._reserved(shard)
+
+    async def admit(self, object_id: int) -> None:
+        """Check an id that the caller chose for a new object. Raises `IdNotReserved`, and as `allocate`."""
+        shard = object_id >> SHARD_SHIFT
+        while True:
+            ids = self._ids_of(shard)
+            if ids is not None and ids.admit(object_id, self._clock.unix_ms()):
+                return
+            await self._reserved(shard)
+
+    def _ids_of(self, shard: int) -> IdSequence | None:
+        """Return the ids of an owned shard; None until time is reserved under this ownership. Raises `NotMine`."""
+        row = self._ownership.row(shard)
+        tenure = self._tenures.get(shard)
+        return tenure.ids if tenure is not None and tenure.is_under(row) else None
+
+    async def _reserved(self, shard: int) -> None:
+        # Shielded: other callers may wait for the same transaction.
+        await asyncio.shield(self._reserve(shard))
+
+    def _reserve(self, shard: int) -> asyncio.Future[None]:
+        """Have more time reserved for the shard, together with what other shards of its server need."""
+        done = self._under_way.get(shard)
+        if done is None:
+            server = self._ownership.row(shard).master_server
+            done = self._under_way[shard] = asyncio.get_running_loop().create_future()
+            self._queued.setdefault(server, []).append(shard)
+            if server not in self._busy:
+                self._busy.add(server)
+                asyncio.get_running_loop().call_soon(self._start, server)
+        return done
+
+    def _start(self, server: str) -> None:
+        try:
+            self._spawn(self._work(server))
+        except TaoError as error:
+            self._busy.discard(server)
+            self._finish(self._queued.pop(server), error)
+
+    async def _work(self, server: str) -> None:
+        """Reserve time for the queued shards of a server, until none is left."""
+        queue = self._queued[server]
+        shards: list[int] = []
+        try:
+            while queue:
+                shards = queue[:_MAX_SHARDS_PER_TRANSACTION]
+                del queue[: len(shards)]
+                try:
+                    await self._transact(server, shards)
+                except OutcomeUnknown as error:
+                    # Whether or not the time was raised, none of it has been used.
+                    self._finish(shards, Unavailable(f"no ids could be reserved: {error.message}"))
+                except TaoError as error:
+                    self._finish(shards, error)
+                else:
+                    self._finish(shards, None)
+        except BaseException as error:
+            # Whatever ends the work, nobody may wait for it for ever.
+            failed: TaoError = InternalError(f"{type(error).__name__} while ids were reserved; see the leader's log")
+            if isinstance(error, asyncio.CancelledError):
+                failed = Unavailable("the leader stopped before ids were reserved")
+            self._finish([*shards, *queue], failed)
+            raise
+        finally:
+            self._busy.discard(server)
+            del self._queued[server]
+
+    async def _transact(self, server: str, shards: list[int]) -> None:
+        """Raise the reserved time of these shards in one commit, except of those that this leader does not own."""
+        async with self._store.transaction(server, timeout_seconds=self._timeout_seconds) as transaction:
+            rows, existing = await transaction.lock_and_read(sorted(shards), WriteKeys(reserved_times=set(shards)))
+            now = self._clock.unix_ms()
+            # Without a row, no leader that reserves time has owned the shard. What one of a former version gave out is
+            # unknown, so begin where it would not have come to.
+            stored = {shard: existing.reserved_times.get(shard, now + RESERVED_AHEAD_MS) for shard in shards}
+            raised = {
+                shard: next_reserved(stored[shard], now)
+                for shard in shards
+                if self._ownership.confirm_locked(shard, rows.get(shard), server)
+            }
+            if raised:
+                await transaction.apply(RowChanges(put_reserved_times=raised))
+                await transaction.commit()
+        for shard, reserved_unix_ms in raised.items():
+            tenure = self._tenures.get(shard)
+            if tenure is None or not tenure.is_under(rows[shard]):
+                ids = IdSequence(shard, stored[shard])
+                tenure = self._tenures[shard] = _Tenure(server, rows[shard].generation, ids)
+            tenure.ids.reserved_unix_ms = reserved_unix_ms
+
+    def _finish(self, shards: list[int], error: TaoError | None) -> None:
+        for shard in shards:
+            done = self._under_way.pop(shard, None)
+            if done is None or done.done():
+                continue
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+                done.exception()  # marks it as retrieved: perhaps nobody waits
+        if error is not None and shards:
+            self._log.warning("ids_not_reserved", shards=len(shards), reason=error.message)

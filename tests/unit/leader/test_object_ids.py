@@ -1,0 +1,164 @@
+"""Ids of new objects at a leader: what costs a commit, and what a caller is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tao.model.errors import IdNotReserved, NotMine, OutcomeUnknown, ShardBlocked, Unavailable
+from tao.model.ids import MAX_RESERVED_IDS, RESERVED_AHEAD_MS, make_id, unix_ms_of
+from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.leader_rig import USER, LeaderRig
+from tests.rigs.links_rig import MemoryReply
+from tests.rigs.memory_store import MemoryStore
+from tests.rigs.pacing import Gate, ManualClock, quiet, until
+
+
+@pytest.fixture
+async def store() -> MemoryStore:
+    return MemoryStore(4)
+
+
+@pytest.fixture
+async def rig(store: MemoryStore) -> AsyncIterator[LeaderRig]:
+    rig = LeaderRig(store, store, clock=ManualClock())
+    await rig.take(0, 1)
+    yield rig
+    await rig.close()
+    assert rig.tasks.errors == []
+
+
+async def reserve(rig: LeaderRig, count: int, *, as_interval: bool = True) -> pb.Answer:
+    asked = pb.ReserveIds(shard=0, count=count, as_interval=as_interval)
+    answers: list[pb.Answer] = []
+    rig.service.handle(
+        pb.Request(number=1, deadline_ms=5_000, reserve_ids=asked), MemoryReply(answers.append, peer="near-1")
+    )
+    await until(lambda: answers)
+    return answers[0]
+
+
+async def add(rig: LeaderRig, object_id: int = 0, data: bytes = b"") -> pb.WriteResult:
+    write = pb.Write(obj_add=pb.ObjAdd(id=object_id, shard=0, otype=USER, data=data))
+    answers: list[pb.Answer] = []
+    request = pb.Request(number=1, deadline_ms=5_000, write=pb.WriteBatch(writes=[write]))
+    rig.service.handle(request, MemoryReply(answers.append, peer="near-1"))
+    await until(lambda: answers)
+    return answers[0].write.results[0]
+
+
+async def test_a_reservation_is_answered_as_an_interval(rig: LeaderRig) -> None:
+    first = (await reserve(rig, MAX_RESERVED_IDS)).reserved_ids
+    again = (await reserve(rig, 5)).reserved_ids
+    assert (first.count, again.count, list(first.ids)) == (MAX_RESERVED_IDS, 5, [])
+    assert again.first == first.first + MAX_RESERVED_IDS
+
+
+async def test_a_client_of_the_former_version_reads_the_ids_one_by_one(rig: LeaderRig) -> None:
+    reserved = (await reserve(rig, 3, as_interval=False)).reserved_ids
+    assert list(reserved.ids) == [reserved.first, reserved.first + 1, reserved.first + 2]
+
+
+async def test_an_owner_commits_once_a_minute_and_not_for_each_object(store: MemoryStore, rig: LeaderRig) -> None:
+    for _ in range(20):
+        assert not (await add(rig)).HasField("error")
+    await reserve(rig, 100)
+    assert len(store.transactions) == 21, "twenty objects and one reservation of time"
+    rig.clock.now += RESERVED_AHEAD_MS / 1000 * 0.6  # type: ignore[attr-defined]  # a ManualClock
+    await reserve(rig, 1)
+    await quiet()
+    assert len(store.transactions) == 22, "before the time has run out"
+    await reserve(rig, 1)
+    assert len(store.transactions) == 22
+
+
+async def test_shards_that_need_time_together_share_a_commit(store: MemoryStore, rig: LeaderRig) -> None:
+    gate = Gate()
+    store.before_lock = gate.pass_through
+    waiting = [asyncio.ensure_future(rig.writes.ids.allocate(shard)) for shard in (0, 1, 0, 1)]
+    await gate.arrived.wait()
+    gate.open()
+    ids = await asyncio.gather(*waiting)
+    assert store.transactions == [[0, 1]]
+    assert len(set(ids)) == 4
+
+
+async def test_a_cancelled_caller_does_not_take_the_others_along(store: MemoryStore, rig: LeaderRig) -> None:
+    gate = Gate()
+    store.before_lock = gate.pass_through
+    first, second = (asyncio.ensure_future(rig.writes.ids.allocate(0)) for _ in range(2))
+    await gate.arrived.wait()
+    first.cancel()
+    gate.open()
+    assert await second
+
+
+async def test_an_id_of_the_future_is_refused(rig: LeaderRig) -> None:
+    reserved = (await reserve(rig, 10)).reserved_ids
+    assert (await add(rig, reserved.first + 9)).id == reserved.first + 9
+    refused = await add(rig, reserved.first + 10)
+    assert refused.error.reason == IdNotReserved.reason
+    assert (await add(rig)).id == reserved.first + 10
+
+
+async def test_an_id_of_long_ago_is_accepted(rig: LeaderRig) -> None:
+    assert (await add(rig, make_id(0, 1_600_000_000_000, 0))).found is False
+
+
+async def test_an_object_that_exists_under_the_id_is_reported_also_with_equal_content(rig: LeaderRig) -> None:
+    reserved = (await reserve(rig, 1)).reserved_ids
+    assert [(await add(rig, reserved.first)).found for _ in range(2)] == [False, True]
+
+
+async def test_a_commit_of_unknown_outcome_gives_nothing_out_and_can_be_repeated(
+    store: MemoryStore, rig: LeaderRig
+) -> None:
+    store.commit_fault = OutcomeUnknown("the connection was lost")
+    with pytest.raises(Unavailable, match="no ids could be reserved"):
+        await rig.writes.ids.allocate(0)
+    stored = store.rows.reserved_times[0]
+    assert unix_ms_of(await rig.writes.ids.allocate(0)) > stored, "what was perhaps reserved is not used"
+    assert list(rig.ownership.owned) == [0, 1]
+
+
+async def test_a_blocked_shard_is_reported_and_tried_again(store: MemoryStore, rig: LeaderRig) -> None:
+    store.lock_faults.append(ShardBlocked("locked by hand", 0))
+    with pytest.raises(ShardBlocked):
+        await rig.writes.ids.allocate(0)
+    assert await rig.writes.ids.allocate(0)
+
+
+async def test_a_leader_that_stops_fails_those_who_wait(store: MemoryStore, rig: LeaderRig) -> None:
+    store.before_lock = Gate().pass_through
+    waiting = asyncio.ensure_future(rig.writes.ids.allocate(0))
+    await quiet()
+    await rig.tasks.close()
+    with pytest.raises(Unavailable, match="stopped"):
+        await waiting
+
+
+async def test_a_leader_that_can_start_nothing_fails_those_who_wait(rig: LeaderRig) -> None:
+    rig.tasks.refuses = True
+    with pytest.raises(Unavailable.__mro__[1], match="no more tasks"):
+        await rig.writes.ids.allocate(0)
+    rig.tasks.refuses = False
+    assert await rig.writes.ids.allocate(0)
+
+
+async def test_a_shard_of_another_leader_gives_out_no_ids(store: MemoryStore, rig: LeaderRig) -> None:
+    with pytest.raises(NotMine):
+        await rig.writes.ids.allocate(2)
+    await store.take_ownership([0], "leader-2", timeout_seconds=1)
+    with pytest.raises(NotMine):
+        await rig.writes.ids.allocate(0)
+    assert 0 not in store.rows.reserved_times
+    assert list(rig.ownership.owned) == [1]
+
+
+async def test_a_shard_whose_row_is_missing_is_given_up(store: MemoryStore, rig: LeaderRig) -> None:
+    del store.shards[0]
+    with pytest.raises(NotMine):
+        await rig.writes.ids.allocate(0)
+    assert list(rig.ownership.owned) == [1]
