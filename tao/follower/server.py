@@ -77,14 +77,20 @@ class FollowerServer(CachingServer[FollowerSettings]):
             PoolSettings(max_connections=settings.direct_reads.max_connections),
         )
         tables = edge_tables_of(lambda: configuration.schema)
-        store = MySqlReadStore(databases.local, databases.master, pools, tables)
+        store = MySqlReadStore(databases.local, databases.master, pools, tables, keeps_lease=databases.keeps_lease)
 
         def leader_in_other_region(shard: int) -> CacheServer:
             return configuration.routes.leaders(databases.other_region(shard) or region).home(shard)
 
         sources = FollowerSources(
             leaders=RemoteSource(context, leader, settings.misses, gives_up=leader_is_down),
-            database=DatabaseSource(store, databases.database_of, context.spawn_as("database read"), settings.database),
+            database=DatabaseSource(
+                store,
+                databases.database_of,
+                context.spawn_as("database read"),
+                settings.database,
+                configuration.refresh,
+            ),
             other_region=RemoteSource(context, leader_in_other_region, settings.misses),
         )
         spawn = context.spawn_as("fetch past the leader")

@@ -75,7 +75,9 @@ class LeaderServer(CachingServer[LeaderSettings]):
         tables = edge_tables_of(lambda: configuration.schema)
         self._read_pools = Pools(databases.login(settings.reader_user, settings.reader_password), READ_SETUP)
         self._write_pools = Pools(databases.login(settings.leader_user, settings.leader_password), WRITE_SETUP)
-        self._read_store = MySqlReadStore(databases.local, databases.master, self._read_pools, tables)
+        self._read_store = MySqlReadStore(
+            databases.local, databases.master, self._read_pools, tables, keeps_lease=databases.keeps_lease
+        )
         self._write_store = MySqlWriteStore(databases.master, self._write_pools, tables)
         self._member_scans = MySqlMemberScans(databases.local, self._read_pools, tables)
 
@@ -152,7 +154,13 @@ class LeaderServer(CachingServer[LeaderSettings]):
         replica_settings = dataclasses.replace(settings.misses, max_rereads=REPLICA_REREADS)
         spawn_as = context.spawn_as
         self._database_sources = (
-            DatabaseSource(store, databases.database_of, spawn_as("database read"), settings.misses),
+            DatabaseSource(
+                store,
+                databases.database_of,
+                spawn_as("database read"),
+                settings.misses,
+                context.configuration.refresh,
+            ),
             DatabaseSource(store, databases.database_of, spawn_as("replica read"), replica_settings),
         )
         return RegionSource(

@@ -3,6 +3,8 @@
 A shard that is slow, refused or overloaded must not delay the keys of others. The shards of a batch that have room go
 out together in one statement, and each of the others by itself. Answers are reported as they arrive. When the database
 refuses a joint statement, each shard is read by itself, so that only the faulty one fails.
+
+A critical read is answered only by a server that proves, after the rows, to be the master (`tao.storage.master_check`).
 """
 
 from __future__ import annotations
@@ -17,12 +19,18 @@ from tao.model.ports import OnRead, ReadStore
 from tao.model.queries import FillRead, Query
 from tao.storage.dialect import SessionSetup
 from tao.storage.failures import ConnectionLost
+from tao.storage.master_check import master_refusal
 from tao.storage.names import EdgeTables, schema_name
 from tao.storage.pools import Pools
-from tao.storage.read_plan import COLUMNS, ReadPlan, shard_of_query
+from tao.storage.read_plan import COLUMNS, ReadPlan, Statement, shard_of_query
 from tao.storage.semaphore import Semaphore
+from tao.storage.session import DatabaseSession
 
 READ_SETUP: Final = SessionSetup(writes=False)
+
+_LEASE_RETRY_SECONDS: Final = 10.0
+"""How long a server whose lease cannot be read is taken for one that keeps none. A lease that is installed there counts
+from then on; each attempt costs one read a second round trip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +92,19 @@ class MySqlReadStore(ReadStore):
         pools: Pools,
         edge_tables: EdgeTables,
         settings: ReadSettings | None = None,
+        *,
+        keeps_lease: Callable[[int], bool] = lambda _: True,
     ) -> None:
         """``local_of``, ``master_of``: shard → name of the region's server, of the master server. ``pools`` are those
-        of the reader's (or leader's) account, set up with `READ_SETUP`."""
+        of the reader's (or leader's) account, set up with `READ_SETUP`. ``keeps_lease``: shard → whether the lease of
+        its master counts, if there is one."""
         self._local_of = local_of
         self._master_of = master_of
         self._pools = pools
         self._edge_tables = edge_tables
         self._settings = settings or ReadSettings()
+        self._keeps_lease = keeps_lease
+        self._lease_unreadable_until: dict[str, float] = {}
         self._gates: dict[int, _ShardGate] = {}  # at most one per shard
 
     async def read_each(
@@ -103,7 +116,7 @@ class MySqlReadStore(ReadStore):
         by_shard: dict[int, list[int]] = {}
         for place, query in enumerate(queries):
             by_shard.setdefault(shard_of_query(query), []).append(place)
-        job = _ReadJob(queries, by_shard, now + timeout_seconds, on_read)
+        job = _ReadJob(queries, by_shard, critical, now + timeout_seconds, on_read)
         together: dict[str, list[int]] = {}  # server → shards that have room
         # Also released at the end: a task that is cancelled before its first step never reaches its own ``finally``.
         entered: dict[int, float] = {}
@@ -157,7 +170,7 @@ class MySqlReadStore(ReadStore):
         """Read these shards' queries with few statements, and report the answers."""
         places = job.places(shards)
         try:
-            plan = await self._run(server, [job.queries[place] for place in places], job.deadline)
+            plan = await self._run(server, [job.queries[place] for place in places], job)
         except OperatorError as error:
             if len(shards) == 1:
                 job.report(shards, error)
@@ -166,29 +179,41 @@ class MySqlReadStore(ReadStore):
             job.report(shards, error)
             return
         else:
-            job.report_answers(shards, places, plan)
+            job.report_answers(server, shards, places, plan)
             return
         for shard in shards:  # one of the shards was refused
             await self._fetch(job, server, (shard,))
 
-    async def _run(self, server: str, queries: Sequence[Query], deadline: float) -> ReadPlan:
+    async def _run(self, server: str, queries: Sequence[Query], job: _ReadJob) -> ReadPlan:
         pool = self._pools.of(server)
         fresh = False
+        with_lease = job.critical and self._may_read_lease(server, shard_of_query(queries[0]))
         while True:
             plan = ReadPlan(queries, self._edge_tables)
             try:
-                async with pool.session(deadline=deadline, fresh=fresh) as session:
+                async with pool.session(deadline=job.deadline, fresh=fresh) as session:
                     while plan.statements:
                         for one in plan.statements:
-                            await session.stream(one.sql, one.values, plan.receive, deadline=deadline, columns=COLUMNS)
+                            await _read_statement(session, one, plan, job, with_lease=with_lease)
                         plan.go_on()
             except ConnectionLost:
                 if fresh:
                     raise
                 # A pooled connection died while idle. Reading everything again on a new one is harmless.
                 fresh = True
+            except OperatorError:
+                if not with_lease:
+                    raise
+                # No lease was ever installed at the server, or the account is from before it may read leases. If it is
+                # the rows that are refused, they are refused again.
+                with_lease = False
+                self._lease_unreadable_until[server] = asyncio.get_running_loop().time() + _LEASE_RETRY_SECONDS
             else:
                 return plan
+
+    def _may_read_lease(self, server: str, shard: int) -> bool:
+        now = asyncio.get_running_loop().time()
+        return self._keeps_lease(shard) and now >= self._lease_unreadable_until.get(server, now)
 
     async def _wait(self, shard: int, deadline: float) -> float:
         gate = self._gates[shard]
@@ -210,6 +235,7 @@ class _ReadJob:
 
     queries: Sequence[Query]
     by_shard: Mapping[int, Sequence[int]]
+    critical: bool
     deadline: float
     on_read: OnRead
 
@@ -219,17 +245,30 @@ class _ReadJob:
     def report(self, shards: Iterable[int], error: TaoError) -> None:
         self.on_read(self.places(shards), error)
 
-    def report_answers(self, shards: Iterable[int], places: Sequence[int], plan: ReadPlan) -> None:
+    def report_answers(self, server: str, shards: Iterable[int], places: Sequence[int], plan: ReadPlan) -> None:
         epochs, values = plan.version_epochs, list(plan.answers())
-        empty = [shard for shard in shards if shard not in epochs]
-        if empty:
-            known = [at for at, place in enumerate(places) if shard_of_query(self.queries[place]) in epochs]
-            places, values = [places[at] for at in known], [values[at] for at in known]
+        failed: dict[int, TaoError] = {}
+        for shard in shards:
+            state = plan.master_states.get(shard)
+            if shard not in epochs or (self.critical and state is None):
+                failed[shard] = InternalError(f"table {schema_name(shard)}.shard is empty: run the shard's migrations")
+            elif state is not None and (refusal := master_refusal(server, shard, state, epochs[shard])) is not None:
+                failed[shard] = refusal
+        if failed:
+            answered = [at for at, place in enumerate(places) if shard_of_query(self.queries[place]) not in failed]
+            places, values = [places[at] for at in answered], [values[at] for at in answered]
         self.on_read(places, FillRead(values, epochs))
-        for shard in empty:
-            self.report(
-                (shard,), InternalError(f"table {schema_name(shard)}.shard is empty: run the shard's migrations")
-            )
+        for shard, error in failed.items():
+            self.report((shard,), error)
+
+
+async def _read_statement(
+    session: DatabaseSession, statement: Statement, plan: ReadPlan, job: _ReadJob, *, with_lease: bool
+) -> None:
+    sql, on_check = statement.sql, None
+    if job.critical:
+        sql, on_check = statement.checked_sql(with_lease=with_lease), plan.receive_check
+    await session.stream(sql, statement.values, plan.receive, deadline=job.deadline, columns=COLUMNS, on_check=on_check)
 
 
 async def _run_all(jobs: Sequence[Coroutine[None, None, None]]) -> None:

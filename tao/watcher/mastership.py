@@ -15,7 +15,6 @@ from typing import Final
 from tao.model.errors import TaoError
 from tao.replication.lease import (
     install_lease,
-    keeps_lease,
     lease_seconds,
     remove_lease,
     renew_lease,
@@ -297,7 +296,7 @@ class Mastership:
     async def _renew(self, replicas: ReplicationSet) -> None:
         """Prepare the servers of a set for leases, and renew the lease of its master, if it keeps one."""
         database = replicas.database
-        lasts = self._settings.lease.seconds if keeps_lease(database) else 0.0
+        lasts = self._settings.lease.seconds if database.keeps_lease else 0.0
         # The master comes first: a promotion takes the length of its lease from the other servers.
         for region in sorted(database.servers, key=lambda each: each != database.master_region):
             name = database.servers[region].name

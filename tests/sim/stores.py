@@ -21,6 +21,7 @@ from tao.model.ports import OnRead, ReadStore
 from tao.model.queries import FillRead, ObjectQuery, Query
 from tao.model.rows import ExistingRows, IntentRow, ListRow, RowChanges, ShardRow, WriteKeys
 from tao.schema.registry import Schema
+from tao.storage.master_check import MasterState, master_refusal
 from tests.sim.database import SimDatabase
 from tests.sim.loop import CURRENT, Process, SimLoop
 from tests.sim.network import Network
@@ -101,6 +102,7 @@ class SimReadStore(ReadStore):
         master_of: Callable[[int], str],
         _pools: object,
         _tables: object,
+        **_: object,
     ) -> None:
         self._world: Final = world
         self._local_of: Final = local_of
@@ -118,6 +120,7 @@ class SimReadStore(ReadStore):
         async def read(name: str, places: list[int]) -> None:
             server = self._world.databases[name]
             asked = [queries[place] for place in places]
+            refused: dict[int, TaoError] = {}
 
             async def look() -> FillRead:
                 epochs = {_shard(query): server.rows.shards[_shard(query)].version_epoch for query in asked}
@@ -125,15 +128,35 @@ class SimReadStore(ReadStore):
                 least, most = server.answers_after
                 if most:
                     await asyncio.sleep(least + self._world.random.random() * (most - least))
+                if critical:  # as in the product, after the rows
+                    refused.update(_refusals(server, epochs))
                 return found
 
             try:
-                found: FillRead | TaoError = await run_at(self._world, server, look, timeout_seconds)
+                found = await run_at(self._world, server, look, timeout_seconds)
             except TaoError as error:
-                found = error
-            on_read(places, found)
+                on_read(places, error)
+                return
+            for shard, refusal in refused.items():
+                on_read([place for place in places if _shard(queries[place]) == shard], refusal)
+            answered = [at for at, query in enumerate(asked) if _shard(query) not in refused]
+            values = [found.values[at] for at in answered]
+            on_read([places[at] for at in answered], FillRead(values, found.version_epochs))
 
         await asyncio.gather(*(read(*each) for each in by_server.items()))
+
+
+def _refusals(server: SimDatabase, read_epochs: dict[int, int]) -> dict[int, TaoError]:
+    """Return why the server does not answer critical reads of these shards now."""
+    refused: dict[int, TaoError] = {}
+    for shard, read_epoch in read_epochs.items():
+        row = server.rows.shards[shard]
+        lease_ended = bool(server.lease_seconds) and server.lease_is_over()
+        state = MasterState(server.read_only, lease_ended, row.master_server, row.version_epoch)
+        refusal = master_refusal(server.name, shard, state, read_epoch)
+        if refusal is not None:
+            refused[shard] = refusal
+    return refused
 
 
 def _shard(query: Query) -> int:

@@ -37,14 +37,15 @@ from tao.model.graph import encode_count, encode_object
 from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import Query
 from tao.model.rows import IntentKey
+from tao.model.topology import Database
 from tao.model.writes import SettleEdge
 from tao.observability.key_history import KeyHistoryRecorder
 from tao.planning.row_events import Translated
 from tao.serving.sources import Databases, Take
 from tao.tailer.delivery_path import DeliveryPath
-from tao.watcher import mastership, server
+from tao.watcher import server
 from tao.wire.read_batch import QueryRow
-from tests.sim import promotion
+from tests.sim import promotion, stores
 from tests.sim.database import SimDatabase
 from tests.sim.disks import SimSpool
 from tests.sim.locks import SimLockFiles
@@ -345,12 +346,17 @@ def _lease_believed_after_its_end() -> AbstractContextManager[None]:
 
 def _lone_database_keeps_a_lease() -> AbstractContextManager[None]:
     """Have every master keep a lease, whether or not another server could be promoted."""
-    return _replaced(mastership, keeps_lease=lambda _: True)
+    return _replaced(Database, keeps_lease=property(lambda _: True))
 
 
 def _dead_servers_not_marked() -> AbstractContextManager[None]:
     """Probe servers, and mark none."""
     return _replaced(server, wanted_marks=lambda *_: [])
+
+
+def _former_master_read() -> AbstractContextManager[None]:
+    """Let a server answer critical reads whatever it says of itself after the rows."""
+    return _replaced(stores, master_refusal=lambda *_: None)
 
 
 VARIANTS: Final[Sequence[Variant]] = (
@@ -440,6 +446,7 @@ VARIANTS: Final[Sequence[Variant]] = (
         Shape(regions=1, leaders=2, watchers=2),
         single_share=1.0,
     ),
+    Variant("former master read", _former_master_read, frozenset({"critical"}), {"topology late": 1}),
     Variant("own writes never make room", _own_writes_never_make_room, frozenset({"8"}), {"rush": 1}, first=6),
 )
 

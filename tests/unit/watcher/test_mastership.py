@@ -16,7 +16,6 @@ from tao.model.ports import Clock
 from tao.model.topology import Database, DatabaseServer
 from tao.observability.logs import logger
 from tao.replication.accounts import Account
-from tao.replication.lease import keeps_lease
 from tao.replication.locks import FileLocks
 from tao.replication.promotion import Promoter, PromotionResult
 from tao.replication.promotion_plan import SetMember
@@ -219,8 +218,8 @@ async def test_the_loss_of_the_only_server_of_a_database_is_reported_once_and_ov
 
 
 def test_only_a_database_with_a_second_server_keeps_a_lease() -> None:
-    assert keeps_lease(east_and_west().database)
-    assert not keeps_lease(one_server().database)
+    assert east_and_west().database.keeps_lease
+    assert not one_server().database.keeps_lease
 
 
 async def test_servers_are_prepared_anew_when_their_number_changes_and_the_master_first(
