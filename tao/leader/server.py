@@ -33,6 +33,7 @@ from tao.storage.pools import Pools
 from tao.storage.reads import READ_SETUP, MySqlReadStore
 from tao.storage.scans import MySqlMemberScans
 from tao.storage.writes import WRITE_SETUP, MySqlWriteStore
+from tao.wire.identity import PeerIdentity
 
 PAUSE_SENSITIVE: Final = frozenset({"read", "subscribe", "relay"})
 """Requests that a leader answers from what it believes about its shards, so that a pause of the process matters. Writes
@@ -146,7 +147,7 @@ class LeaderServer(CachingServer[LeaderSettings]):
         self._filters = MembershipFilters(
             self._source, cache, self._member_scans, clock, spawn, settings.membership, self._log
         )
-        self._make_reads(context, self._filters, settings.fills, ReadPolicy(self._admit))
+        self._make_reads(context, self._filters, settings.fills, ReadPolicy(self._admit, pass_on=self._pass_on))
 
     def _make_source(self, context: ServerContext) -> RegionSource:
         """Return the source of this leader's misses: databases of its region, and leaders of other regions."""
@@ -249,6 +250,12 @@ class LeaderServer(CachingServer[LeaderSettings]):
         if self._ownership.may_read(shard) or shard in self._replica_shards.shards:
             return None
         return self._no_such_shard(shard) or self._ownership.not_owned(shard)
+
+    def _pass_on(self, shard: int, peer: PeerIdentity) -> TaoError | None:
+        """Return why a critical read of this peer does not go on to the shard's master region, or None."""
+        if self._forwarded.is_mastered_here(shard) or self._forwarded.may_pass_on(peer):
+            return None
+        return self._ownership.not_owned(shard)
 
     def _not_ready(self) -> str:
         return "" if self._ownership.complete else "not every shard of this leader is taken yet"

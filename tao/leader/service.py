@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from tao.cache import GraphCache
@@ -57,7 +58,8 @@ class WriteRequests:
         self._ownership.row(shard)
 
     def write(self, request: pb.Request, reply: Reply) -> None:
-        """Execute a batch of writes, each with its own result. Raises `Unauthorized` for a copy that no leader sent."""
+        """Execute or forward a batch of writes, each with its own result. Raises `Unauthorized` for a copy that no
+        leader sent."""
         batch = request.write
         if not batch.writes:
             reply.send(pb.Answer(write=pb.WriteAnswer()))
@@ -66,7 +68,10 @@ class WriteRequests:
             check_role(LEADER_RULES, "settle_edge", reply.peer.role)
         results = WriteResults(reply, len(batch.writes), want_changes=batch.want_changes)
         deadline = self._clock.monotonic() + work_seconds(request.deadline_ms)
-        for slot in self._forwarded.forward(batch, results, deadline):
+        here: Sequence[int] = range(len(batch.writes))
+        if self._forwarded.may_pass_on(reply.peer):
+            here = self._forwarded.forward(batch, results, deadline)
+        for slot in here:
             try:
                 self._spawn(self._write_one(slot, batch, deadline, results))
             except TaoError as error:
@@ -117,11 +122,11 @@ class WriteRequests:
         return self._writes.ids.allocate(shard, self._clock.unix_ms())
 
     def reserve_ids(self, request: pb.Request, reply: Reply) -> None:
-        """Reserve ids on a shard. Raises `InvalidArgument` or `NotMine`."""
+        """Reserve ids on a shard, here or in another region. Raises `InvalidArgument` or `NotMine`."""
         count = request.reserve_ids.count
         if not 1 <= count <= MAX_RESERVED_IDS:
             raise InvalidArgument(f"{count} ids cannot be reserved at once; reserve 1 to {MAX_RESERVED_IDS}")
-        if self._forwarded.reserve_ids(request, reply):
+        if self._forwarded.may_pass_on(reply.peer) and self._forwarded.reserve_ids(request, reply):
             return
         ids = [self._allocate(request.reserve_ids.shard) for _ in range(count)]
         reply.send(pb.Answer(reserved_ids=pb.ReservedIds(ids=ids)))

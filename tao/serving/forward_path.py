@@ -254,20 +254,27 @@ class ForwardPath:
                 self._fail(forwarded, slot, error)
 
     async def _send_later(self, forwarded: _Forwarded, retries: dict[int, TaoError], attempt: int) -> None:
-        pause = self._settings.first_pause_seconds * 2 ** (attempt - 1)
-        if self._clock.monotonic() + pause >= forwarded.deadline:
-            self._give_up(forwarded, retries, DeadlineExceeded("no leader took the write before its deadline"))
-            return
-        await asyncio.sleep(pause)
-        await self._configuration.refresh()
-        self._send(forwarded, retries, attempt + 1)
+        """Send writes again after a pause, and by the topology that the last answers have named: by an older one they
+        would go where they were refused. A look for that topology counts as an attempt."""
+        named = max((error.topology_version for error in retries.values() if isinstance(error, NotMine)), default=0)
+        while attempt < self._settings.max_attempts:
+            pause_seconds = self._settings.first_pause_seconds * 2 ** (attempt - 1)
+            if self._clock.monotonic() + pause_seconds >= forwarded.deadline:
+                break
+            await asyncio.sleep(pause_seconds)
+            await self._configuration.refresh()
+            attempt += 1
+            if self._configuration.routes.version >= named:
+                self._send(forwarded, retries, attempt)
+                return
+        self._give_up(forwarded, retries, DeadlineExceeded("no leader took the write in the time that it had"))
 
     def _give_up(self, forwarded: _Forwarded, retries: dict[int, TaoError], error: TaoError) -> None:
         for slot, last in retries.items():
             # Report the lock and not a missing leader: the leader took the write and met a lock, and only an operator
-            # who looks at the database finds out which session holds it.
-            blocked = isinstance(last, ShardBlocked)
-            self._fail(forwarded, slot, last if blocked else type(error)(f"{error.message}. {last.message}"))
+            # who looks at the database finds out which session holds it. `NotMine` names the topology that is needed.
+            told = isinstance(last, ShardBlocked | NotMine)
+            self._fail(forwarded, slot, last if told else type(error)(f"{error.message}. {last.message}"))
 
     def _apply_hosted(self, changes: list[ShardMessages], sent_at: float) -> list[tuple[CacheServer, ShardMessages]]:
         """Apply the changes that concern this server. Returns the changes that other servers of the tier need, with the

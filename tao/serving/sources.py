@@ -520,22 +520,34 @@ class RemoteSource:
             gone = self._gives_up(asked.shard) or now + pause_seconds >= asked.until
             if not gone and asked.attempt < settings.max_attempts and self._budget.spend(now):
                 try:
-                    self._spawn(self._ask_again(asked, pause_seconds))
+                    self._spawn(self._ask_again(asked, pause_seconds, error))
                 except TaoError as refused:
                     error = refused
                 else:
                     return
         deliver(asked.take, error)
 
-    async def _ask_again(self, asked: _RemoteQuery, pause_seconds: float) -> None:
-        await asyncio.sleep(pause_seconds)
-        try:
-            await self._configuration.refresh()
-        except Exception as error:
-            # A bug there must not leave a fetch that never finishes; the failed task is logged.
-            deliver(asked.take, InternalError(f"{type(error).__name__} in a fetch; see the server's log"))
-            raise
-        self._ask(msgspec.structs.replace(asked, attempt=asked.attempt + 1, is_answered=False))
+    async def _ask_again(self, asked: _RemoteQuery, pause_seconds: float, last: TaoError) -> None:
+        """Ask again after a pause, and by the topology that the last answer has named: by an older one the query would
+        go where it was refused. A look for that topology counts as an attempt."""
+        named = last.topology_version if isinstance(last, NotMine) else 0
+        attempt = asked.attempt
+        while True:
+            await asyncio.sleep(pause_seconds)
+            attempt += 1
+            try:
+                await self._configuration.refresh()
+            except Exception as error:
+                # A bug there must not leave a fetch that never finishes; the failed task is logged.
+                deliver(asked.take, InternalError(f"{type(error).__name__} in a fetch; see the server's log"))
+                raise
+            if self._configuration.routes.version >= named:
+                break
+            pause_seconds *= 2
+            if attempt >= self._settings.max_attempts or self._now() + pause_seconds >= asked.until:
+                deliver(asked.take, last)
+                return
+        self._ask(msgspec.structs.replace(asked, attempt=attempt, is_answered=False))
 
 
 def _fault_of(query: Query, value: bytes) -> ProtocolError | None:

@@ -298,11 +298,14 @@ class Faults:
         return self._change_master(fault, None)
 
     def _hold_topology_back(self, fault: Fault) -> None:
-        """Switch a master while the servers of its region do not learn of that; they reach the former master, which
-        receives nothing from its successor. Write elsewhere meanwhile, and read in that region critically."""
+        """Switch a master while the servers of one region do not learn of that: of the former master, which they reach
+        and which receives nothing from its successor, or of the successor. Write elsewhere meanwhile, and read in that
+        region critically."""
         world = self._world
         name = DATABASES[fault.pick % len(DATABASES)]
-        region = next(each.master_region for each in world.topology.databases if each.name == name)
+        database = next(each for each in world.topology.databases if each.name == name)
+        regions = sorted(database.servers, key=lambda each: each != database.master_region)
+        region = regions[fault.other % len(regions)]
         if region in world.late_topologies or self._change_master(fault, None) is None:
             return
         world.late_topologies[region] = world.topology

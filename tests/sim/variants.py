@@ -30,6 +30,7 @@ from tao.follower.miss_path import MissPath
 from tao.leader.inverse_path import InversePath
 from tao.leader.relay_path import RelayPath
 from tao.leader.remote_inverses import InverseFence
+from tao.leader.replica_shards import ForwardedWrites
 from tao.leader.write_path import WritePath
 from tao.model.changes import ListChange, ObjectChange, ShardInvalidation, ShardMessages
 from tao.model.delivery import Position, ShardDelivery
@@ -359,6 +360,11 @@ def _former_master_read() -> AbstractContextManager[None]:
     return _replaced(stores, master_refusal=lambda *_: None)
 
 
+def _request_passed_on_again() -> AbstractContextManager[None]:
+    """Let a leader pass on what another region has sent it."""
+    return _replaced(ForwardedWrites, may_pass_on=lambda *_: True)
+
+
 VARIANTS: Final[Sequence[Variant]] = (
     Variant("version check removed", _version_check_removed, frozenset({"4"}), {"lag": 1, "slow": 1, "break": 1}),
     Variant(
@@ -447,6 +453,7 @@ VARIANTS: Final[Sequence[Variant]] = (
         single_share=1.0,
     ),
     Variant("former master read", _former_master_read, frozenset({"critical"}), {"topology late": 1}),
+    Variant("request passed on again", _request_passed_on_again, frozenset({"hops"}), {"topology late": 1}),
     Variant("own writes never make room", _own_writes_never_make_room, frozenset({"8"}), {"rush": 1}, first=6),
 )
 

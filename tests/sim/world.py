@@ -128,6 +128,7 @@ class World:
         self.at_pair_commit: Final[dict[str, Callable[[Process], None]]] = {}
         """Leader → what happens when one side of its next pair is committed."""
         self.found: Final = found
+        self.network.twice_passed_on = lambda text: found(Violation("hops", text))
         self.checks: Final = Checks(self.master_of, self.schema, loop.time, found)
         self.bounds: Final = Bounds(shape.shards, shape.arena_bytes, found)
         self.single_failures: Final = SingleFailures(Reachability(self), loop.time, self.checks.looked_at)
