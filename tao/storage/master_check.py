@@ -3,18 +3,21 @@
 
 A reader takes the master from its topology, which may be old: the process was held up, or its region is cut off from
 the topology and not from the former master. So the statement that reads the rows is followed, in the same message, by
-one that asks the server itself: is it closed to writes, has its lease ended, and which master and version epoch do the
-shards' rows name. A check before the rows would prove nothing about a server that stands still in between. A server
-that is open under a valid lease *after* the rows were read has had no successor before, so the rows were current when
-they were read. The version epoch must be the one that came with the rows: a server that was replaced and made master
-again in between has a higher one.
+one that asks the server itself: is it closed to writes, has its lease ended, and which master and version epoch does a
+shard's row name. A check before the rows would prove nothing about a server that stands still in between. A server that
+is open under a valid lease *after* the rows were read has had no successor before, so the rows were current when they
+were read. The version epoch must be the one that came with the rows: a server that was replaced and made master again
+in between has a higher one.
+
+The shards of a server change their master together, and it is opened only when all have. So the row of one of them
+stands for all; a part for each would cost as much as the rows.
 
 The generation is not checked. It says which leader may write, and a critical read needs no leader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from tao.model.errors import MasterReadOnly
@@ -30,47 +33,38 @@ were read."""
 
 
 class MasterState(NamedTuple):
-    """What a server says of itself, and of one shard, after the rows were read."""
+    """What a server says of itself after rows were read."""
 
     read_only: bool
     """It takes no writes. On MySQL, ``super_read_only`` includes ``read_only``."""
     lease_ended: bool
     """It keeps a lease, which has ended. For up to a second it may take writes nevertheless."""
     master: str
-    """The master that the shard's row names."""
+    """The master that the row of the shard names."""
     version_epoch: int
-    """The version epoch of the shard's row."""
+    """The version epoch of that row."""
 
 
-def master_check(shards: Iterable[int], *, with_lease: bool) -> str:
-    """Return the statement that reads the `MasterState` of each shard, a row a shard; the first part also asks about
-    the server as a whole. The rows have as many columns as those of `tao.storage.read_plan`, so that both are read in
-    the same way. ``with_lease``: also read the server's lease."""
-    of_server = f"@@GLOBAL.read_only, {_LEASE_ENDED if with_lease else 0}"
-    parts: list[str] = []
-    for shard in shards:
-        parts.append(
-            f"SELECT {shard}, version_epoch, {of_server}, 0, 0, master_server "
-            f"FROM {schema_name(shard)}.shard WHERE only_row = 1"
-        )
-        of_server = "0, 0"
-    return parts[0] if len(parts) == 1 else f"({') UNION ALL ('.join(parts)})"
+def master_check(shard: int, *, with_lease: bool) -> str:
+    """Return the statement that reads the `MasterState`, of one row. It has as many columns as those of
+    `tao.storage.read_plan`, so that both are read in the same way. ``with_lease``: also read the server's lease."""
+    return (
+        f"SELECT {shard}, version_epoch, @@GLOBAL.read_only, {_LEASE_ENDED if with_lease else 0}, 0, 0, master_server "
+        f"FROM {schema_name(shard)}.shard WHERE only_row = 1"
+    )
 
 
-def master_states(rows: Sequence[Row]) -> dict[int, MasterState]:
-    """Return the state of each shard from all rows of `master_check`."""
-    read_only = any(row[2] for row in rows)
-    lease_ended = any(row[3] for row in rows)
+def master_states(rows: Iterable[Row]) -> dict[int, MasterState]:
+    """Return the state, by its shard, from the rows of `master_check`."""
     return {
-        shard: MasterState(read_only, lease_ended, master.decode(), version_epoch)
-        for shard, version_epoch, _, _, _, _, master in rows
+        shard: MasterState(bool(read_only), bool(lease_ended), master.decode(), version_epoch)
+        for shard, version_epoch, read_only, lease_ended, _, _, master in rows
     }
 
 
 def master_refusal(server: str, shard: int, state: MasterState, read_epoch: int) -> MasterReadOnly | None:
-    """Return why rows of the shard that were read at the server may not answer a critical read, or None.
-
-    ``read_epoch``: the version epoch that came with the rows."""
+    """Return why rows that were read at the server may not answer a critical read, or None. ``shard``: the one that was
+    checked; ``read_epoch``: the version epoch that came with its rows."""
     if state.read_only:
         why = "is closed to writes"
     elif state.lease_ended:

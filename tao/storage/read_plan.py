@@ -68,12 +68,12 @@ def shard_of_query(query: Query) -> int:
 class Statement:
     """One UNION with its values."""
 
-    __slots__ = ("cost", "parts", "shards", "values")
+    __slots__ = ("cost", "parts", "shard", "values")
 
     def __init__(self) -> None:
         self.parts: list[str] = []
         self.values: list[object] = []
-        self.shards: set[int] = set()
+        self.shard = -1  # of a part
         self.cost = 0
 
     @property
@@ -83,7 +83,7 @@ class Statement:
 
     def checked_sql(self, *, with_lease: bool) -> str:
         """Return the UNION, and behind it the statement that shows whether the server was the master when it ran."""
-        return f"{self.sql}; {master_check(sorted(self.shards), with_lease=with_lease)}"
+        return f"{self.sql}; {master_check(self.shard, with_lease=with_lease)}"
 
 
 class ReadPlan:
@@ -113,7 +113,9 @@ class ReadPlan:
         self._tried_whole: dict[int, RangeQuery] = {}
         self.version_epochs: dict[int, int] = {}
         self.master_states: dict[int, MasterState] = {}
-        """What the server said of itself after the rows, by shard, where that was asked."""
+        """What the server said of itself after the rows, by the shard whose row was looked at."""
+        self.is_unconfirmed = False
+        """True when there was no such row."""
         self.statements: list[Statement] = []
         """Return the statements to send now."""
         self._plan()
@@ -144,9 +146,9 @@ class ReadPlan:
                 self._counts[a, index] = encode_count(version, count)
 
     def receive_check(self, rows: list[Row]) -> None:
-        """Take rows of `Statement.checked_sql` behind those of the statement. The last state of a shard counts: rows
-        of all statements were read before it."""
+        """Take the row of `Statement.checked_sql` behind those of the statement."""
         self.master_states.update(master_states(rows))
+        self.is_unconfirmed = self.is_unconfirmed or not rows
 
     def go_on(self) -> None:
         """Note that all rows have been received. `statements` become those for lists that turned out to be longer than
@@ -308,7 +310,7 @@ class ReadPlan:
         end: str = "",
     ) -> None:
         schema = schema_name(shard)
-        statement.shards.add(shard)
+        statement.shard = shard
         statement.parts.append(
             f"SELECT {len(self._targets)}, s.version_epoch, {columns} "
             f"FROM {schema}.shard AS s LEFT JOIN {schema}.{found} WHERE s.only_row = 1{end}"

@@ -247,13 +247,18 @@ class _ReadJob:
 
     def report_answers(self, server: str, shards: Iterable[int], places: Sequence[int], plan: ReadPlan) -> None:
         epochs, values = plan.version_epochs, list(plan.answers())
+        for shard, state in plan.master_states.items():
+            refusal = master_refusal(server, shard, state, epochs.get(shard, 0))
+            if refusal is not None:
+                self.on_read(places, refusal)
+                return
+        if plan.is_unconfirmed:
+            self.on_read(places, InternalError(f"a table of shards at {server} is empty: run the shards' migrations"))
+            return
         failed: dict[int, TaoError] = {}
         for shard in shards:
-            state = plan.master_states.get(shard)
-            if shard not in epochs or (self.critical and state is None):
+            if shard not in epochs:
                 failed[shard] = InternalError(f"table {schema_name(shard)}.shard is empty: run the shard's migrations")
-            elif state is not None and (refusal := master_refusal(server, shard, state, epochs[shard])) is not None:
-                failed[shard] = refusal
         if failed:
             answered = [at for at, place in enumerate(places) if shard_of_query(self.queries[place]) not in failed]
             places, values = [places[at] for at in answered], [values[at] for at in answered]

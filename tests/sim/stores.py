@@ -102,8 +102,10 @@ class SimReadStore(ReadStore):
         master_of: Callable[[int], str],
         _pools: object,
         _tables: object,
-        **_: object,
+        *_: object,
+        **__: object,
     ) -> None:
+        self.held_bytes = 0
         self._world: Final = world
         self._local_of: Final = local_of
         self._master_of: Final = master_of
@@ -120,7 +122,7 @@ class SimReadStore(ReadStore):
         async def read(name: str, places: list[int]) -> None:
             server = self._world.databases[name]
             asked = [queries[place] for place in places]
-            refused: dict[int, TaoError] = {}
+            refused: list[TaoError] = []
 
             async def look() -> FillRead:
                 epochs = {_shard(query): server.rows.shards[_shard(query)].version_epoch for query in asked}
@@ -129,7 +131,7 @@ class SimReadStore(ReadStore):
                 if most:
                     await asyncio.sleep(least + self._world.random.random() * (most - least))
                 if critical:  # as in the product, after the rows
-                    refused.update(_refusals(server, epochs))
+                    refused.extend(_refusals(server, epochs))
                 return found
 
             try:
@@ -137,26 +139,19 @@ class SimReadStore(ReadStore):
             except TaoError as error:
                 on_read(places, error)
                 return
-            for shard, refusal in refused.items():
-                on_read([place for place in places if _shard(queries[place]) == shard], refusal)
-            answered = [at for at, query in enumerate(asked) if _shard(query) not in refused]
-            values = [found.values[at] for at in answered]
-            on_read([places[at] for at in answered], FillRead(values, found.version_epochs))
+            on_read(places, refused[0] if refused else found)
 
         await asyncio.gather(*(read(*each) for each in by_server.items()))
 
 
-def _refusals(server: SimDatabase, read_epochs: dict[int, int]) -> dict[int, TaoError]:
-    """Return why the server does not answer critical reads of these shards now."""
-    refused: dict[int, TaoError] = {}
-    for shard, read_epoch in read_epochs.items():
-        row = server.rows.shards[shard]
-        lease_ended = bool(server.lease_seconds) and server.lease_is_over()
-        state = MasterState(server.read_only, lease_ended, row.master_server, row.version_epoch)
-        refusal = master_refusal(server.name, shard, state, read_epoch)
-        if refusal is not None:
-            refused[shard] = refusal
-    return refused
+def _refusals(server: SimDatabase, read_epochs: dict[int, int]) -> list[TaoError]:
+    """Return why the server does not answer critical reads now, if it does not."""
+    shard, read_epoch = next(iter(read_epochs.items()))
+    row = server.rows.shards[shard]
+    lease_ended = bool(server.lease_seconds) and server.lease_is_over()
+    state = MasterState(server.read_only, lease_ended, row.master_server, row.version_epoch)
+    refusal = master_refusal(server.name, shard, state, read_epoch)
+    return [] if refusal is None else [refusal]
 
 
 def _shard(query: Query) -> int:
