@@ -24,13 +24,13 @@ from tao.observability.metrics import Metrics
 from tao.routing.routes import Routes
 from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import WriteThrough
-from tao.serving.metrics import register_databases, register_disk_space
+from tao.serving.metrics import register_databases, register_disk_space, register_held_rows
 from tao.serving.misses import ReadPolicy
 from tao.serving.server import CachingServer
 from tao.serving.sources import Databases, DatabaseSource, RemoteSource
 from tao.storage.names import edge_tables_of
 from tao.storage.pools import Pools
-from tao.storage.reads import READ_SETUP, MySqlReadStore
+from tao.storage.reads import READ_SETUP, MySqlReadStore, ReadSettings
 from tao.storage.scans import MySqlMemberScans
 from tao.storage.writes import WRITE_SETUP, MySqlWriteStore
 from tao.wire.identity import PeerIdentity
@@ -77,7 +77,12 @@ class LeaderServer(CachingServer[LeaderSettings]):
         self._read_pools = Pools(databases.login(settings.reader_user, settings.reader_password), READ_SETUP)
         self._write_pools = Pools(databases.login(settings.leader_user, settings.leader_password), WRITE_SETUP)
         self._read_store = MySqlReadStore(
-            databases.local, databases.master, self._read_pools, tables, keeps_lease=databases.keeps_lease
+            databases.local,
+            databases.master,
+            self._read_pools,
+            tables,
+            ReadSettings(max_held_bytes=settings.fills.max_held_bytes),
+            keeps_lease=databases.keeps_lease,
         )
         self._write_store = MySqlWriteStore(databases.master, self._write_pools, tables)
         self._member_scans = MySqlMemberScans(databases.local, self._read_pools, tables)
@@ -277,6 +282,7 @@ class LeaderServer(CachingServer[LeaderSettings]):
         for pool, pools in (("read", self._read_pools), ("write", self._write_pools)):
             register_databases(metrics, pools.states, pool=pool)
         register_disk_space(metrics, self._write_pools.full)
+        register_held_rows(metrics, lambda: self._read_store.held_bytes)
 
     def _stats(self) -> dict[str, object]:
         relays = self._relays
@@ -289,6 +295,7 @@ class LeaderServer(CachingServer[LeaderSettings]):
             "foreign_keys": {"dropped": relays.dropped, "touched": relays.touches.keys},
             **self._heartbeats.summary(),
             "reads_sent_to_master_region": self._source.sent_to_master_region,
+            "held_row_bytes": self._read_store.held_bytes,
             "writes": {**self._writes.summary(), **self._inverses.summary()},
             "consistency": self._checker.summary(),
             "membership_filters": self._filters.summary(),
