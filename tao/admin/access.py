@@ -74,7 +74,9 @@ async def access_of(login: ReaderLogin, token: str, tls: TlsFiles | None = None)
             yield Access(
                 routes=routes,
                 links=links,
-                store=MySqlReadStore(master, master, pools, tables),
+                store=MySqlReadStore(
+                    master, master, pools, tables, keeps_lease=lambda shard: routes.database_of(shard).keeps_lease
+                ),
                 scans=Scans(master, pools),
                 slow_scans=Scans(master, pools, page_seconds=SLOW_PAGE_SECONDS),
                 intents=MySqlWriteStore(master, pools, tables),

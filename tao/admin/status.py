@@ -17,7 +17,6 @@ import msgspec
 from tao.admin.server_stats import admin_addresses, server_stats, unreadiness
 from tao.model.errors import TaoError
 from tao.model.topology import CacheServer, Database, PlacedServer, Region, TailerProcess, Topology, WatcherProcess
-from tao.replication.lease import keeps_lease
 
 UP: Final = "ready"
 UNREACHABLE: Final = "does not answer"
@@ -344,7 +343,7 @@ def _watcher_problems(topology: Topology, answers: Mapping[str, Answer]) -> Iter
     """Yield the problems of the watchers that the topology lists."""
     listed = [(region.name, watcher.name) for region in topology.regions for watcher in region.watchers]
     if listed and not any(answers[name].stats.get("active") for _, name in listed):
-        leased = [database.name for database in topology.databases if keeps_lease(database)]
+        leased = [database.name for database in topology.databases if database.keeps_lease]
         closes = f", and the masters of {', '.join(leased)} take no writes once their leases are over" if leased else ""
         yield f"no watcher acts: nobody marks down or replaces what fails{closes}. Start a watcher: {listed[0][1]}"
     for region, name in listed:

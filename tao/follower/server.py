@@ -15,13 +15,13 @@ from tao.observability.logs import Logger
 from tao.observability.metrics import Metrics
 from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import ForwardPath, SiblingInvalidation, WriteThrough
-from tao.serving.metrics import register_databases
+from tao.serving.metrics import register_databases, register_held_rows
 from tao.serving.misses import ReadPolicy
 from tao.serving.server import CachingServer
 from tao.serving.sources import Databases, DatabaseSource, FetchSource, RemoteSource
 from tao.storage.names import edge_tables_of
 from tao.storage.pools import Pools, PoolSettings
-from tao.storage.reads import READ_SETUP, MySqlReadStore
+from tao.storage.reads import READ_SETUP, MySqlReadStore, ReadSettings
 
 
 class FollowerServer(CachingServer[FollowerSettings]):
@@ -32,6 +32,7 @@ class FollowerServer(CachingServer[FollowerSettings]):
     def __init__(self, settings: FollowerSettings, log: Logger) -> None:
         super().__init__(settings, log)
         self._read_pools: Pools | None = None
+        self._read_store: MySqlReadStore | None = None
 
     async def start(self) -> FollowerServer:
         """Subscribe, listen and serve. Raises `OperatorError` or `OSError` when the follower cannot start."""
@@ -77,14 +78,27 @@ class FollowerServer(CachingServer[FollowerSettings]):
             PoolSettings(max_connections=settings.direct_reads.max_connections),
         )
         tables = edge_tables_of(lambda: configuration.schema)
-        store = MySqlReadStore(databases.local, databases.master, pools, tables)
+        store = self._read_store = MySqlReadStore(
+            databases.local,
+            databases.master,
+            pools,
+            tables,
+            ReadSettings(max_held_bytes=settings.fills.max_held_bytes),
+            keeps_lease=databases.keeps_lease,
+        )
 
         def leader_in_other_region(shard: int) -> CacheServer:
             return configuration.routes.leaders(databases.other_region(shard) or region).home(shard)
 
         sources = FollowerSources(
             leaders=RemoteSource(context, leader, settings.misses, gives_up=leader_is_down),
-            database=DatabaseSource(store, databases.database_of, context.spawn_as("database read"), settings.database),
+            database=DatabaseSource(
+                store,
+                databases.database_of,
+                context.spawn_as("database read"),
+                settings.database,
+                configuration.refresh,
+            ),
             other_region=RemoteSource(context, leader_in_other_region, settings.misses),
         )
         spawn = context.spawn_as("fetch past the leader")
@@ -167,11 +181,16 @@ class FollowerServer(CachingServer[FollowerSettings]):
                 database: None if seconds == inf else seconds for database, seconds in self._staleness().items()
             },
             "direct_reads": self._direct_reads(),
+            "held_row_bytes": self._held_row_bytes(),
             "databases": {} if self._read_pools is None else self._read_pools.figures(),
         }
 
+    def _held_row_bytes(self) -> int:
+        return 0 if self._read_store is None else self._read_store.held_bytes
+
     def _register_metrics(self, metrics: Metrics) -> None:
         subscriptions, writes = self._subscriptions, self._writes
+        register_held_rows(metrics, self._held_row_bytes)
         metrics.gauge_family(
             "staleness_seconds",
             "Upper bound on how far the stalest shard of a database is behind its master; infinite while unknown.",

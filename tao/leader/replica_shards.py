@@ -19,12 +19,13 @@ from typing import Final
 from tao.cache import GraphCache
 from tao.delivery.publisher import Publisher
 from tao.model.changes import ShardMessages
-from tao.model.errors import ProtocolError, RequestError
+from tao.model.errors import ProtocolError, RequestError, TopologyError
 from tao.model.topology import CacheServer
 from tao.observability.logs import Logger
 from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import ForwardPath, ForwardSettings, WriteResults, WriteThrough, shards_of_write
 from tao.wire.convert import coordinating_shards, shard_messages_from_pb
+from tao.wire.identity import PeerIdentity
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
 
@@ -157,6 +158,18 @@ class ForwardedWrites:
     def is_mastered_here(self, shard: int) -> bool:
         """Return whether the shard's master is in this leader's region."""
         return self._configuration.routes.master_region(shard) == self._region
+
+    def may_pass_on(self, peer: PeerIdentity) -> bool:
+        """Return whether a request of this peer may go on to another region.
+
+        What another region has sent goes no further: it came by another topology than this leader's, and would come
+        back from there, until one of the two learns of the other's. Its sender refreshes its topology instead."""
+        if peer.role == "leader":
+            return False
+        try:
+            return self._configuration.routes.locate(peer.name).region == self._region
+        except TopologyError:
+            return True  # an operator, or a follower that is new in this region
 
     def leader(self, shard: int) -> CacheServer:
         """Return the leader of the shard in its master region."""

@@ -24,15 +24,16 @@ from tao.observability.metrics import Metrics
 from tao.routing.routes import Routes
 from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import WriteThrough
-from tao.serving.metrics import register_databases, register_disk_space
+from tao.serving.metrics import register_databases, register_disk_space, register_held_rows
 from tao.serving.misses import ReadPolicy
 from tao.serving.server import CachingServer
 from tao.serving.sources import Databases, DatabaseSource, RemoteSource
 from tao.storage.names import edge_tables_of
 from tao.storage.pools import Pools
-from tao.storage.reads import READ_SETUP, MySqlReadStore
+from tao.storage.reads import READ_SETUP, MySqlReadStore, ReadSettings
 from tao.storage.scans import MySqlMemberScans
 from tao.storage.writes import WRITE_SETUP, MySqlWriteStore
+from tao.wire.identity import PeerIdentity
 
 PAUSE_SENSITIVE: Final = frozenset({"read", "subscribe", "relay"})
 """Requests that a leader answers from what it believes about its shards, so that a pause of the process matters. Writes
@@ -75,7 +76,14 @@ class LeaderServer(CachingServer[LeaderSettings]):
         tables = edge_tables_of(lambda: configuration.schema)
         self._read_pools = Pools(databases.login(settings.reader_user, settings.reader_password), READ_SETUP)
         self._write_pools = Pools(databases.login(settings.leader_user, settings.leader_password), WRITE_SETUP)
-        self._read_store = MySqlReadStore(databases.local, databases.master, self._read_pools, tables)
+        self._read_store = MySqlReadStore(
+            databases.local,
+            databases.master,
+            self._read_pools,
+            tables,
+            ReadSettings(max_held_bytes=settings.fills.max_held_bytes),
+            keeps_lease=databases.keeps_lease,
+        )
         self._write_store = MySqlWriteStore(databases.master, self._write_pools, tables)
         self._member_scans = MySqlMemberScans(databases.local, self._read_pools, tables)
 
@@ -144,7 +152,7 @@ class LeaderServer(CachingServer[LeaderSettings]):
         self._filters = MembershipFilters(
             self._source, cache, self._member_scans, clock, spawn, settings.membership, self._log
         )
-        self._make_reads(context, self._filters, settings.fills, ReadPolicy(self._admit))
+        self._make_reads(context, self._filters, settings.fills, ReadPolicy(self._admit, pass_on=self._pass_on))
 
     def _make_source(self, context: ServerContext) -> RegionSource:
         """Return the source of this leader's misses: databases of its region, and leaders of other regions."""
@@ -152,7 +160,13 @@ class LeaderServer(CachingServer[LeaderSettings]):
         replica_settings = dataclasses.replace(settings.misses, max_rereads=REPLICA_REREADS)
         spawn_as = context.spawn_as
         self._database_sources = (
-            DatabaseSource(store, databases.database_of, spawn_as("database read"), settings.misses),
+            DatabaseSource(
+                store,
+                databases.database_of,
+                spawn_as("database read"),
+                settings.misses,
+                context.configuration.refresh,
+            ),
             DatabaseSource(store, databases.database_of, spawn_as("replica read"), replica_settings),
         )
         return RegionSource(
@@ -242,6 +256,12 @@ class LeaderServer(CachingServer[LeaderSettings]):
             return None
         return self._no_such_shard(shard) or self._ownership.not_owned(shard)
 
+    def _pass_on(self, shard: int, peer: PeerIdentity) -> TaoError | None:
+        """Return why a critical read of this peer does not go on to the shard's master region, or None."""
+        if self._forwarded.is_mastered_here(shard) or self._forwarded.may_pass_on(peer):
+            return None
+        return self._ownership.not_owned(shard)
+
     def _not_ready(self) -> str:
         return "" if self._ownership.complete else "not every shard of this leader is taken yet"
 
@@ -262,6 +282,7 @@ class LeaderServer(CachingServer[LeaderSettings]):
         for pool, pools in (("read", self._read_pools), ("write", self._write_pools)):
             register_databases(metrics, pools.states, pool=pool)
         register_disk_space(metrics, self._write_pools.full)
+        register_held_rows(metrics, lambda: self._read_store.held_bytes)
 
     def _stats(self) -> dict[str, object]:
         relays = self._relays
@@ -274,6 +295,7 @@ class LeaderServer(CachingServer[LeaderSettings]):
             "foreign_keys": {"dropped": relays.dropped, "touched": relays.touches.keys},
             **self._heartbeats.summary(),
             "reads_sent_to_master_region": self._source.sent_to_master_region,
+            "held_row_bytes": self._read_store.held_bytes,
             "writes": {**self._writes.summary(), **self._inverses.summary()},
             "consistency": self._checker.summary(),
             "membership_filters": self._filters.summary(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -66,7 +67,8 @@ class WriteRequests:
         self._ownership.row(shard)
 
     def write(self, request: pb.Request, reply: Reply) -> None:
-        """Execute a batch of writes, each with its own result. Raises `Unauthorized` for a copy that no leader sent."""
+        """Execute or forward a batch of writes, each with its own result. Raises `Unauthorized` for a copy that no
+        leader sent."""
         batch = request.write
         if not batch.writes:
             reply.send(pb.Answer(write=pb.WriteAnswer()))
@@ -75,7 +77,10 @@ class WriteRequests:
             check_role(LEADER_RULES, "settle_edge", reply.peer.role)
         results = WriteResults(reply, len(batch.writes), want_changes=batch.want_changes)
         deadline = self._clock.monotonic() + work_seconds(request.deadline_ms)
-        for slot in self._forwarded.forward(batch, results, deadline):
+        here: Sequence[int] = range(len(batch.writes))
+        if self._forwarded.may_pass_on(reply.peer):
+            here = self._forwarded.forward(batch, results, deadline)
+        for slot in here:
             try:
                 self._spawn(self._write_one(slot, batch, deadline, results))
             except TaoError as error:
@@ -131,11 +136,12 @@ class WriteRequests:
             raise InvalidArgument(f"there is no shard {far} for the inverse edge; ids lie on shards 0 to {shards - 1}")
 
     def reserve_ids(self, request: pb.Request, reply: Reply) -> None:
-        """Reserve ids on a shard, which are an interval. Raises `InvalidArgument` or `NotMine`."""
+        """Reserve ids on a shard, which are an interval, here or in another region. Raises `InvalidArgument` or
+        `NotMine`."""
         asked = request.reserve_ids
         if not 1 <= asked.count <= MAX_RESERVED_IDS:
             raise InvalidArgument(f"{asked.count} ids cannot be reserved at once; reserve 1 to {MAX_RESERVED_IDS}")
-        if self._forwarded.reserve_ids(request, reply):
+        if self._forwarded.may_pass_on(reply.peer) and self._forwarded.reserve_ids(request, reply):
             return
         self._ownership.row(asked.shard)
         self._spawn(self._reserve_ids(asked, reply))

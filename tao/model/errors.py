@@ -17,7 +17,8 @@ TaoError
  │   ├─ Unavailable           the server, leader or database needed cannot be reached
  │   │   ├─ DatabaseDown      the database server does not answer probes either; nothing is asked of it until it does
  │   │   ├─ DatabaseFull      the disk of the database server is full; its writes fail until room is made there
- │   │   └─ MasterReadOnly    the database server takes no writes: a promotion is under way, or its lease has run out
+ │   │   └─ MasterReadOnly    the database server takes no writes or critical reads: a promotion is under way, or its
+ │   │                          lease has run out
  │   ├─ DeadlineExceeded      the time allowed has passed before anything was written
  │   ├─ Fenced                the writer no longer owns the shard
  │   └─ StaleRead             every copy within reach is below the version asked for
@@ -148,8 +149,8 @@ class Unavailable(RetryableError):
 
 
 class MasterReadOnly(Unavailable):
-    """The database server is closed to writes: it is being replaced as master, or was. Nothing was
-    written; a moment later the same request finds the new master."""
+    """The database server is closed to writes: it is being replaced as master, or was. Nothing was written, and a
+    critical read is not answered from there; a moment later the same request finds the new master."""
 
     reason = "MASTER_READ_ONLY"
 

@@ -133,6 +133,11 @@ class Database(msgspec.Struct, frozen=True, kw_only=True):
     version_epoch: int = 1
     semi_sync: bool = False
 
+    @property
+    def keeps_lease(self) -> bool:
+        """Whether the master takes writes only under a lease: there is another server to promote."""
+        return len(self.servers) > 1
+
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True):
     """The whole document. ``shards``: the number of logical shards (fixed for the life of the data).

@@ -30,12 +30,16 @@ _NAME = re.compile(r"[A-Za-z0-9_]{1,32}\Z")
 SHARD_SCHEMAS = "tao\\_%"
 """The schemas of the shards as a pattern for GRANT. An unescaped underscore would match any character."""
 
+_READS_LEASE = ("SELECT", "tao.*")
+"""Critical reads look at the lease of the master. Its table may not exist yet, and a schema need not exist to be named
+here."""
+
 _PRIVILEGES: Mapping[str, tuple[tuple[str, str], ...]] = {
     # Migrations create schemas and tables, and promotion changes replication. Only operators and watchers use this
     # account.
     "administrator": (("ALL PRIVILEGES", "*.*"),),
-    "leader": (("SELECT, INSERT, UPDATE, DELETE", f"`{SHARD_SCHEMAS}`.*"),),
-    "reader": (("SELECT", f"`{SHARD_SCHEMAS}`.*"),),
+    "leader": (("SELECT, INSERT, UPDATE, DELETE", f"`{SHARD_SCHEMAS}`.*"), _READS_LEASE),
+    "reader": (("SELECT", f"`{SHARD_SCHEMAS}`.*"), _READS_LEASE),
     # MariaDB calls REPLICATION CLIENT "BINLOG MONITOR" since 10.5 and still accepts the old name.
     "replicator": (("REPLICATION SLAVE, REPLICATION CLIENT", "*.*"),),
 }
@@ -64,7 +68,7 @@ class ServiceAccounts:
     leader: Account
     """Reads and writes the shards' rows."""
     reader: Account
-    """Reads the shards' rows, for followers whose leader is unavailable."""
+    """Reads the shards' rows, and the lease."""
     replicator: Account
     """Reads the binlog, for replicas and tailers."""
 

@@ -4,7 +4,7 @@
 A master that is cut off from everything must stop taking writes although no process can reach it. So the server keeps a
 row with the time until which it may write, by its own clock, and an event that makes it read-only, checked every
 second, once that time has passed. Neither is replicated: both are created and written outside the binlog, in a schema
-that no service account can reach.
+that no service account can write. Critical reads look at the row (`tao.storage.master_check`).
 
 Two rules make it a lease. A renewal never revives a lease that has run out, so a fence that revoked it stays in force.
 The new end counts from a time that the server reported *before* the renewal was sent, so a renewal that was delayed
@@ -19,7 +19,6 @@ from __future__ import annotations
 from typing import Final
 
 from tao.model.errors import OperatorError
-from tao.model.topology import Database
 from tao.replication.server_statements import set_read_only
 from tao.storage.dialect import Dialect
 from tao.storage.session import DatabaseSession
@@ -29,11 +28,6 @@ EVENT_SECONDS: Final = 1
 
 _NOW: Final = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)"
 _EVENT: Final = "tao.close_without_lease"
-
-
-def keeps_lease(database: Database) -> bool:
-    """Return whether the master of a database takes writes only under a lease: it has another server to promote."""
-    return len(database.servers) > 1
 
 
 async def install_lease(session: DatabaseSession, lasts_seconds: float, *, deadline: float) -> None:
@@ -78,7 +72,9 @@ async def remove_lease(session: DatabaseSession, *, deadline: float) -> None:
     if session.dialect is Dialect.MYSQL:
         await session.run("ROLLBACK; SET GLOBAL super_read_only = 0", deadline=deadline)
     await session.run(
-        f"ROLLBACK; SET SESSION sql_log_bin = 0; DROP EVENT IF EXISTS {_EVENT}; SET SESSION sql_log_bin = 1",
+        f"ROLLBACK; SET SESSION sql_log_bin = 0; DROP EVENT IF EXISTS {_EVENT}; "
+        # Readers look at the row alone.
+        "UPDATE tao.lease SET ends_unix_ms = 0, lasts_ms = 0; COMMIT; SET SESSION sql_log_bin = 1",
         deadline=deadline,
     )
 

@@ -5,7 +5,7 @@ is master. Everything before it can be undone (`Promoter.restore`); after it the
 `restore` does as well. The one thing that cannot be undone is a new version epoch in shard rows of a server that is not
 master yet: the next run finishes such a promotion.
 
-Writes fail with `MASTER_READ_ONLY` from the first step to the last. Reads continue.
+Writes and critical reads fail with `MASTER_READ_ONLY` from the first step to the last. Other reads continue.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class PromotionSettings:
 
     settle_seconds: float = 1.0
     """Between the new topology and the first write at the new master: twice the time that servers need to notice the
-    topology. By then every server has stopped answering critical reads from the old master."""
+    topology. By then servers have stopped asking the old master for critical reads; without leases nothing else keeps
+    a master that is cut off from answering them."""
 
     acknowledging_seconds: float = 3.0
     """For a replica to connect to the new master under semi-synchronous replication. Without any, the master is opened

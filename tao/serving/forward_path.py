@@ -263,15 +263,22 @@ class ForwardPath:
                 self._fail(forwarded, slot, error)
 
     async def _send_later(self, forwarded: _Forwarded, retries: dict[int, TaoError], attempt: int) -> None:
+        """Send writes again after a pause, and by the topology that the last answers have named: by an older one they
+        would go where they were refused. A look for that topology counts as an attempt."""
+        named = max((error.topology_version for error in retries.values() if isinstance(error, NotMine)), default=0)
         settings = self._settings
-        pause = min(settings.first_pause_seconds * 2 ** min(attempt - 1, 10), settings.max_pause_seconds)
         end = min(forwarded.deadline, forwarded.sent_at + settings.max_wait_seconds)
-        if self._clock.monotonic() + pause + LEAST_ATTEMPT_SECONDS >= end:
-            self._give_up(forwarded, retries)
-            return
-        await asyncio.sleep(pause)
-        await self._configuration.refresh()
-        self._send(forwarded, retries, attempt + 1)
+        while True:
+            pause_seconds = min(settings.first_pause_seconds * 2 ** min(attempt - 1, 10), settings.max_pause_seconds)
+            if self._clock.monotonic() + pause_seconds + LEAST_ATTEMPT_SECONDS >= end:
+                self._give_up(forwarded, retries)
+                return
+            await asyncio.sleep(pause_seconds)
+            await self._configuration.refresh()
+            attempt += 1
+            if self._configuration.routes.version >= named:
+                self._send(forwarded, retries, attempt)
+                return
 
     def _give_up(self, forwarded: _Forwarded, retries: dict[int, TaoError]) -> None:
         # The last attempt's error says more than the end of the time: which lock or which leader the write waited for,

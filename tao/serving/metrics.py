@@ -198,6 +198,15 @@ def register_databases(metrics: Metrics, read: Callable[[], Mapping[str, Detecto
     )
 
 
+def register_held_rows(metrics: Metrics, held_bytes: Callable[[], int]) -> None:
+    """Register what the reads of databases hold."""
+    metrics.gauge(
+        "held_row_bytes",
+        "Rows that reads of the databases hold until their statement has ended; `fills.max_held_bytes` is the bound.",
+        held_bytes,
+    )
+
+
 def register_disk_space(metrics: Metrics, full: Callable[[], Mapping[str, str]]) -> None:
     """Register whether the disk of each database server is full, by its name; ``full`` returns why, or empty texts."""
     metrics.gauge_family(

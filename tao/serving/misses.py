@@ -42,6 +42,7 @@ from tao.routing.budgets import work_seconds
 from tao.schema.registry import Schema
 from tao.serving.single_flight import FetchWaiter, SingleFlight
 from tao.wire.convert import error_to_pb
+from tao.wire.identity import PeerIdentity
 from tao.wire.read_batch import BatchQueries, OperationSizes, operation_at
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
@@ -80,6 +81,10 @@ def _unknown_staleness(_: int) -> float:
     return inf
 
 
+def _pass_everything_on(_: int, __: PeerIdentity) -> TaoError | None:
+    return None
+
+
 class ReadPolicy(NamedTuple):
     """The reads that a server serves, by its role."""
 
@@ -88,6 +93,9 @@ class ReadPolicy(NamedTuple):
 
     staleness_ms: Callable[[int], float] = _unknown_staleness
     """Return how far a shard is behind its master here at most; infinite when that is unknown."""
+
+    pass_on: Callable[[int, PeerIdentity], TaoError | None] = _pass_everything_on
+    """Return why a critical read of a shard that this peer has sent is not passed on to another region, or None."""
 
     past_floors: bool = False
     """The callers keep nothing: when no copy has what is known here, they get what is committed."""
@@ -107,6 +115,7 @@ class Misses:
         self.schema = schema
         self.admit: Final = policy.admit
         self.staleness_ms: Final = policy.staleness_ms
+        self.pass_on: Final = policy.pass_on
         self.settings: Final = settings
         self.past_floors: Final = policy.past_floors
         self.failures = [0] * len(OperationSizes._fields)
@@ -241,6 +250,8 @@ class _MissedBatch:
                 critical = True
             else:
                 staleness_ms = 0.0
+        if critical and (refusal := misses.pass_on(shard, self._reply.peer)) is not None:
+            raise refusal
         minimum = self._queries.minimums.get(slot, 0)
         miss = Miss(misses, self, query, minimum, slot, is_cut=is_cut, staleness_ms=staleness_ms)
         miss.begin(critical=critical)

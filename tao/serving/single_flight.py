@@ -62,7 +62,13 @@ class FillSettings:
     version epoch that not every server knows."""
 
     max_fetches: int = renamed(20_000, formerly="max_flights")
-    """Most fetches under way at once; each holds an answer in memory. Further misses are refused as overload."""
+    """Most fetches under way at once. Further misses are refused as overload."""
+
+    max_held_bytes: int = 256 << 20
+    """Most bytes of rows that the reads of databases hold until their statement has ended. A read that would exceed it
+    is refused as overload. Eight connections to a server bring some 8,000 rows each at a time, which is 13 MB of rows
+    without data; lists of long data are what the bound is for. Answers of other cache servers are not counted: they
+    are passed on as they arrive, within the bounds of the connections."""
 
     max_waiting: int = 100_000
     """Most queries that wait for fetches, joined ones and critical reads included. Further misses are refused as

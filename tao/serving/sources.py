@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -26,6 +26,7 @@ from tao.model.edge_block import check_block
 from tao.model.errors import (
     DatabaseDown,
     InternalError,
+    MasterReadOnly,
     NotMine,
     ProtocolError,
     StaleRead,
@@ -162,6 +163,10 @@ class Databases:
         routes = self._configuration.routes
         return routes.database_server(shard, routes.master_region(shard)).name
 
+    def keeps_lease(self, shard: int) -> bool:
+        """Return whether the shard's master takes writes only under a lease. Raises `InvalidArgument`."""
+        return self._configuration.routes.database_of(shard).keeps_lease
+
     def local_is_down(self, shard: int) -> bool:
         """Return whether the region's own server is marked down. Raises what `local` raises."""
         return self._configuration.routes.database_server(shard, self._region).down
@@ -208,7 +213,8 @@ class DatabaseReadSettings:
 
     max_rereads: int = 6
     """Most reads of a row that is older than the message about it: a change becomes visible within milliseconds after
-    the binlog reader has seen it."""
+    the binlog reader has seen it. Also of a critical read that a former master refused, each by a topology read anew:
+    the caller tries again when it takes longer."""
 
     first_pause_seconds: float = 0.002
     """Pause before the second read; it doubles."""
@@ -245,6 +251,10 @@ class _Line:
         self.timer: asyncio.TimerHandle | None = None
 
 
+async def _nothing_to_refresh() -> None:
+    return
+
+
 class DatabaseSource:
     """A `FetchSource` that reads databases."""
 
@@ -254,13 +264,15 @@ class DatabaseSource:
         database_of: Callable[[int], str],
         spawn: Spawn,
         settings: DatabaseReadSettings,
+        refresh: Callable[[], Awaitable[None]] = _nothing_to_refresh,
     ) -> None:
         """``database_of`` maps a shard to the name of its database. Queries for one database do not wait for
-        another."""
+        another. ``refresh`` reads the topology anew, which may name another master."""
         self._store: Final = store
         self._database_of: Final = database_of
         self._spawn: Final = spawn
         self._settings: Final = settings
+        self._refresh: Final = refresh
         self._loop: Final = asyncio.get_running_loop()
         self._gathering: TickBatcher[tuple[str, bool], _DatabaseQuery] = TickBatcher(
             self._line_up, settings.max_batch_queries
@@ -286,12 +298,39 @@ class DatabaseSource:
         if answers(version_of(fetched.value), asked.minimum, fetched.version_epoch):
             deliver(asked.take, fetched)
         elif asked.reads < self._settings.max_rereads:
-            again = msgspec.structs.replace(asked, reads=asked.reads + 1, is_answered=False)
-            self._loop.call_later(self._settings.first_pause_seconds * 2 ** (asked.reads - 1), self._ask, again)
+            self._ask_again(asked)
         else:
             shard = shard_of(asked.query)
             message = f"the database of shard {shard} does not have version {asked.minimum} yet; try again"
             deliver(asked.take, StaleRead(message))
+
+    def _ask_again(self, asked: _DatabaseQuery) -> None:
+        again = msgspec.structs.replace(asked, reads=asked.reads + 1, is_answered=False)
+        self._loop.call_later(self._settings.first_pause_seconds * 2 ** (asked.reads - 1), self._ask, again)
+
+    def _refuse(self, asked: Sequence[_DatabaseQuery], error: TaoError) -> None:
+        """Fail queries, or ask the master of a newer topology when the server turned out not to be the master."""
+        again = [one for one in asked if not one.is_answered and one.reads < self._settings.max_rereads]
+        if isinstance(error, MasterReadOnly) and again:
+            try:
+                self._spawn(self._ask_new_master(again, error))
+            except TaoError as refused:
+                error = refused
+            else:
+                for one in again:
+                    one.is_answered = True  # this read
+        _fail_all(asked, error)
+
+    async def _ask_new_master(self, asked: Sequence[_DatabaseQuery], error: MasterReadOnly) -> None:
+        try:
+            await self._refresh()
+        except Exception:
+            # A bug there must not leave a fetch that never finishes; the failed task is logged.
+            for one in asked:
+                deliver(one.take, error)
+            raise
+        for one in asked:
+            self._ask_again(one)
 
     def _line_up(self, to: tuple[str, bool], asked: list[_DatabaseQuery]) -> None:
         line = self._lines.get(to)
@@ -333,7 +372,7 @@ class DatabaseSource:
         def take(places: Sequence[int], read: FillRead | TaoError) -> None:
             some = [asked[place] for place in places]
             if isinstance(read, TaoError):
-                _fail_all(some, read)
+                self._refuse(some, read)
                 return
             for one, value in zip(some, read.values, strict=True):
                 if not one.is_answered:
@@ -359,7 +398,7 @@ class DatabaseSource:
                 self._start_reading(to, line)
 
 
-def _fail_all(asked: list[_DatabaseQuery], error: TaoError) -> None:
+def _fail_all(asked: Sequence[_DatabaseQuery], error: TaoError) -> None:
     for one in asked:
         if not one.is_answered:
             one.is_answered = True
@@ -481,22 +520,34 @@ class RemoteSource:
             gone = self._gives_up(asked.shard) or now + pause_seconds >= asked.until
             if not gone and asked.attempt < settings.max_attempts and self._budget.spend(now):
                 try:
-                    self._spawn(self._ask_again(asked, pause_seconds))
+                    self._spawn(self._ask_again(asked, pause_seconds, error))
                 except TaoError as refused:
                     error = refused
                 else:
                     return
         deliver(asked.take, error)
 
-    async def _ask_again(self, asked: _RemoteQuery, pause_seconds: float) -> None:
-        await asyncio.sleep(pause_seconds)
-        try:
-            await self._configuration.refresh()
-        except Exception as error:
-            # A bug there must not leave a fetch that never finishes; the failed task is logged.
-            deliver(asked.take, InternalError(f"{type(error).__name__} in a fetch; see the server's log"))
-            raise
-        self._ask(msgspec.structs.replace(asked, attempt=asked.attempt + 1, is_answered=False))
+    async def _ask_again(self, asked: _RemoteQuery, pause_seconds: float, last: TaoError) -> None:
+        """Ask again after a pause, and by the topology that the last answer has named: by an older one the query would
+        go where it was refused. A look for that topology counts as an attempt."""
+        named = last.topology_version if isinstance(last, NotMine) else 0
+        attempt = asked.attempt
+        while True:
+            await asyncio.sleep(pause_seconds)
+            attempt += 1
+            try:
+                await self._configuration.refresh()
+            except Exception as error:
+                # A bug there must not leave a fetch that never finishes; the failed task is logged.
+                deliver(asked.take, InternalError(f"{type(error).__name__} in a fetch; see the server's log"))
+                raise
+            if self._configuration.routes.version >= named:
+                break
+            pause_seconds *= 2
+            if attempt >= self._settings.max_attempts or self._now() + pause_seconds >= asked.until:
+                deliver(asked.take, last)
+                return
+        self._ask(msgspec.structs.replace(asked, attempt=attempt, is_answered=False))
 
 
 def _fault_of(query: Query, value: bytes) -> ProtocolError | None:

@@ -28,6 +28,7 @@ from tao.model.edge_block import COMPLETE, PREFIX, pack_columns
 from tao.model.graph import ABSENT, MAX_TIME, encode_count, encode_object
 from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import CountQuery, EdgesQuery, ObjectQuery, Query, RangeQuery, TimeRangeQuery
+from tao.storage.master_check import MasterState, master_check, master_states
 from tao.storage.names import EdgeTables, schema_name
 from tao.storage.result_packets import Columns, Row
 
@@ -67,17 +68,22 @@ def shard_of_query(query: Query) -> int:
 class Statement:
     """One UNION with its values."""
 
-    __slots__ = ("cost", "parts", "values")
+    __slots__ = ("cost", "parts", "shard", "values")
 
     def __init__(self) -> None:
         self.parts: list[str] = []
         self.values: list[object] = []
+        self.shard = -1  # of a part
         self.cost = 0
 
     @property
     def sql(self) -> str:
         parts = self.parts
         return parts[0] if len(parts) == 1 else f"({') UNION ALL ('.join(parts)})"
+
+    def checked_sql(self, *, with_lease: bool) -> str:
+        """Return the UNION, and behind it the statement that shows whether the server was the master when it ran."""
+        return f"{self.sql}; {master_check(self.shard, with_lease=with_lease)}"
 
 
 class ReadPlan:
@@ -106,6 +112,10 @@ class ReadPlan:
         self._edges: dict[int, list[tuple[int, int, bytes]]] = defaultdict(list)
         self._tried_whole: dict[int, RangeQuery] = {}
         self.version_epochs: dict[int, int] = {}
+        self.master_states: dict[int, MasterState] = {}
+        """What the server said of itself after the rows, by the shard whose row was looked at."""
+        self.is_unconfirmed = False
+        """True when there was no such row."""
         self.statements: list[Statement] = []
         """Return the statements to send now."""
         self._plan()
@@ -134,6 +144,11 @@ class ReadPlan:
                 self._objects[a] = encode_object(version, b, data if b else b"")
             else:
                 self._counts[a, index] = encode_count(version, count)
+
+    def receive_check(self, rows: list[Row]) -> None:
+        """Take the row of `Statement.checked_sql` behind those of the statement."""
+        self.master_states.update(master_states(rows))
+        self.is_unconfirmed = self.is_unconfirmed or not rows
 
     def go_on(self) -> None:
         """Note that all rows have been received. `statements` become those for lists that turned out to be longer than
@@ -300,6 +315,7 @@ class ReadPlan:
         end: str = "",
     ) -> None:
         schema = schema_name(shard)
+        statement.shard = shard
         statement.parts.append(
             f"SELECT {len(self._targets)}, s.version_epoch, {columns} "
             f"FROM {schema}.shard AS s LEFT JOIN {schema}.{found} WHERE s.only_row = 1{end}"

@@ -3,6 +3,11 @@
 A shard that is slow, refused or overloaded must not delay the keys of others. The shards of a batch that have room go
 out together in one statement, and each of the others by itself. Answers are reported as they arrive. When the database
 refuses a joint statement, each shard is read by itself, so that only the faulty one fails.
+
+Rows are held until the statement for them has ended, so a read takes a bounded number of rows at a time, and all reads
+together hold a bounded number of bytes (`_HeldRows`).
+
+A critical read is answered only by a server that proves, after the rows, to be the master (`tao.storage.master_check`).
 """
 
 from __future__ import annotations
@@ -14,15 +19,21 @@ from typing import Final
 
 from tao.model.errors import InternalError, OperatorError, Overloaded, SettingsError, TaoError
 from tao.model.ports import OnRead, ReadStore
-from tao.model.queries import FillRead, Query
+from tao.model.queries import EdgesQuery, FillRead, Query, RangeQuery, TimeRangeQuery
 from tao.storage.dialect import SessionSetup
 from tao.storage.failures import ConnectionLost
+from tao.storage.master_check import master_refusal
 from tao.storage.names import EdgeTables, schema_name
 from tao.storage.pools import Pools
 from tao.storage.read_plan import COLUMNS, ReadPlan, shard_of_query
+from tao.storage.result_packets import Row
 from tao.storage.semaphore import Semaphore
 
 READ_SETUP: Final = SessionSetup(writes=False)
+
+_LEASE_RETRY_SECONDS: Final = 10.0
+"""How long a server whose lease cannot be read is taken for one that keeps none. A lease that is installed there counts
+from then on; each attempt costs one read a second round trip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +45,10 @@ class ReadSettings:
     connections from the others."""
     max_waiting_per_shard: int = 256
     """Batches that may wait for one shard. More are rejected as overloaded."""
+    max_rows_at_once: int = 8_192
+    """Rows that one read may bring before it answers what it has: those of one statement."""
+    max_held_bytes: int = 256 << 20
+    """Bytes of rows that all reads under way may hold, see `FillSettings.max_held_bytes`."""
     slow_seconds: float = 0.1
     """A shard with a statement in progress for this long is read by itself: its table may be locked, and a statement
     for many shards would wait for it. A read takes milliseconds, from a cold disk some tens."""
@@ -41,6 +56,8 @@ class ReadSettings:
     def __post_init__(self) -> None:
         if self.max_pending_per_shard < 1 or self.max_waiting_per_shard < 0:
             raise SettingsError(f"a shard needs at least one pending statement: {self}")
+        if self.max_rows_at_once < 1 or self.max_held_bytes < 1:
+            raise SettingsError(f"a read needs room for rows: {self}")
 
 
 class _ShardGate:
@@ -74,6 +91,37 @@ class _ShardGate:
         self._semaphore.release()
 
 
+_ROW_BYTES: Final = 200
+"""Bytes of a row in memory, beside its data: a tuple with five numbers."""
+
+
+class _HeldRows:
+    """The rows that one read holds until it has answered, counted in a sum over all reads."""
+
+    __slots__ = ("_store", "size_bytes")
+
+    def __init__(self, store: MySqlReadStore) -> None:
+        self._store = store
+        self.size_bytes = 0
+
+    def add(self, rows: list[Row]) -> None:
+        """Count rows that have arrived. Raises `Overloaded` when all reads hold more than they may."""
+        size_bytes = sum([_ROW_BYTES + len(row[-1] or b"") for row in rows])
+        self.size_bytes += size_bytes
+        self._store.held_bytes += size_bytes
+        most = self._store.max_held_bytes
+        if self._store.held_bytes > most:
+            raise Overloaded(
+                f"the reads under way hold {self._store.held_bytes} bytes of rows, and may hold {most}: try again "
+                "later, or ask for less at a time"
+            )
+
+    def release(self) -> None:
+        """Forget the rows."""
+        self._store.held_bytes -= self.size_bytes
+        self.size_bytes = 0
+
+
 class MySqlReadStore(ReadStore):
     """See `tao.model.ports.ReadStore`."""
 
@@ -84,14 +132,22 @@ class MySqlReadStore(ReadStore):
         pools: Pools,
         edge_tables: EdgeTables,
         settings: ReadSettings | None = None,
+        *,
+        keeps_lease: Callable[[int], bool] = lambda _: True,
     ) -> None:
         """``local_of``, ``master_of``: shard → name of the region's server, of the master server. ``pools`` are those
-        of the reader's (or leader's) account, set up with `READ_SETUP`."""
+        of the reader's (or leader's) account, set up with `READ_SETUP`. ``keeps_lease``: shard → whether the lease of
+        its master counts, if there is one."""
         self._local_of = local_of
         self._master_of = master_of
         self._pools = pools
         self._edge_tables = edge_tables
         self._settings = settings or ReadSettings()
+        self.max_held_bytes: Final = self._settings.max_held_bytes
+        self.held_bytes = 0
+        """Bytes of rows that the reads under way hold."""
+        self._keeps_lease = keeps_lease
+        self._lease_unreadable_until: dict[str, float] = {}
         self._gates: dict[int, _ShardGate] = {}  # at most one per shard
 
     async def read_each(
@@ -103,7 +159,7 @@ class MySqlReadStore(ReadStore):
         by_shard: dict[int, list[int]] = {}
         for place, query in enumerate(queries):
             by_shard.setdefault(shard_of_query(query), []).append(place)
-        job = _ReadJob(queries, by_shard, now + timeout_seconds, on_read)
+        job = _ReadJob(queries, by_shard, critical, now + timeout_seconds, on_read)
         together: dict[str, list[int]] = {}  # server → shards that have room
         # Also released at the end: a task that is cancelled before its first step never reaches its own ``finally``.
         entered: dict[int, float] = {}
@@ -154,41 +210,72 @@ class MySqlReadStore(ReadStore):
             self._leave(entered, (shard,))
 
     async def _fetch(self, job: _ReadJob, server: str, shards: Sequence[int]) -> None:
-        """Read these shards' queries with few statements, and report the answers."""
-        places = job.places(shards)
+        """Read these shards' queries with few statements, and report the answers, some rows at a time."""
+        for places in job.runs_of(shards, self._settings.max_rows_at_once):
+            await self._fetch_at_once(job, server, places)
+
+    async def _fetch_at_once(self, job: _ReadJob, server: str, places: Sequence[int]) -> None:
+        held = _HeldRows(self)
         try:
-            plan = await self._run(server, [job.queries[place] for place in places], job.deadline)
+            plan = await self._run(server, [job.queries[place] for place in places], job, held)
         except OperatorError as error:
-            if len(shards) == 1:
-                job.report(shards, error)
+            apart = job.by_shard_of(places)  # one of the shards was refused
+            if len(apart) == 1:
+                job.on_read(places, error)
                 return
+        except Overloaded as error:
+            if len(places) == 1 or held.size_bytes < self.max_held_bytes // 2:
+                job.on_read(places, error)
+                return
+            apart = [[place] for place in places]  # together they are too many bytes, whatever other reads hold
         except TaoError as error:
-            job.report(shards, error)
+            job.on_read(places, error)
             return
         else:
-            job.report_answers(shards, places, plan)
+            job.report_answers(server, places, plan)
             return
-        for shard in shards:  # one of the shards was refused
-            await self._fetch(job, server, (shard,))
+        finally:
+            held.release()
+        for some in apart:
+            await self._fetch_at_once(job, server, some)
 
-    async def _run(self, server: str, queries: Sequence[Query], deadline: float) -> ReadPlan:
+    async def _run(self, server: str, queries: Sequence[Query], job: _ReadJob, held: _HeldRows) -> ReadPlan:
         pool = self._pools.of(server)
         fresh = False
+        with_lease = job.critical and self._may_read_lease(server, shard_of_query(queries[0]))
         while True:
             plan = ReadPlan(queries, self._edge_tables)
+            held.release()
+            receive = _counted(plan, held)
             try:
-                async with pool.session(deadline=deadline, fresh=fresh) as session:
+                async with pool.session(deadline=job.deadline, fresh=fresh) as session:
                     while plan.statements:
                         for one in plan.statements:
-                            await session.stream(one.sql, one.values, plan.receive, deadline=deadline, columns=COLUMNS)
+                            sql, on_check = one.sql, None
+                            if job.critical:
+                                sql, on_check = one.checked_sql(with_lease=with_lease), plan.receive_check
+                            await session.stream(
+                                sql, one.values, receive, deadline=job.deadline, columns=COLUMNS, on_check=on_check
+                            )
                         plan.go_on()
             except ConnectionLost:
                 if fresh:
                     raise
                 # A pooled connection died while idle. Reading everything again on a new one is harmless.
                 fresh = True
+            except OperatorError:
+                if not with_lease:
+                    raise
+                # No lease was ever installed at the server, or the account is from before it may read leases. If it is
+                # the rows that are refused, they are refused again.
+                with_lease = False
+                self._lease_unreadable_until[server] = asyncio.get_running_loop().time() + _LEASE_RETRY_SECONDS
             else:
                 return plan
+
+    def _may_read_lease(self, server: str, shard: int) -> bool:
+        now = asyncio.get_running_loop().time()
+        return self._keeps_lease(shard) and now >= self._lease_unreadable_until.get(server, now)
 
     async def _wait(self, shard: int, deadline: float) -> float:
         gate = self._gates[shard]
@@ -210,6 +297,7 @@ class _ReadJob:
 
     queries: Sequence[Query]
     by_shard: Mapping[int, Sequence[int]]
+    critical: bool
     deadline: float
     on_read: OnRead
 
@@ -219,17 +307,67 @@ class _ReadJob:
     def report(self, shards: Iterable[int], error: TaoError) -> None:
         self.on_read(self.places(shards), error)
 
-    def report_answers(self, shards: Iterable[int], places: Sequence[int], plan: ReadPlan) -> None:
+    def by_shard_of(self, places: Sequence[int]) -> list[list[int]]:
+        """Return the places of each shard."""
+        by_shard: dict[int, list[int]] = {}
+        for place in places:
+            by_shard.setdefault(shard_of_query(self.queries[place]), []).append(place)
+        return list(by_shard.values())
+
+    def runs_of(self, shards: Iterable[int], max_rows: int) -> list[list[int]]:
+        """Return the places of these shards in runs, each of which brings at most that many rows, or has one query."""
+        runs: list[list[int]] = []
+        left = 0
+        for place in self.places(shards):
+            rows = _rows_of(self.queries[place])
+            if rows > left or not runs:
+                runs.append([])
+                left = max_rows
+            runs[-1].append(place)
+            left -= rows
+        return runs
+
+    def report_answers(self, server: str, places: Sequence[int], plan: ReadPlan) -> None:
         epochs, values = plan.version_epochs, list(plan.answers())
-        empty = [shard for shard in shards if shard not in epochs]
-        if empty:
-            known = [at for at, place in enumerate(places) if shard_of_query(self.queries[place]) in epochs]
-            places, values = [places[at] for at in known], [values[at] for at in known]
+        for shard, state in plan.master_states.items():
+            refusal = master_refusal(server, shard, state, epochs.get(shard, 0))
+            if refusal is not None:
+                self.on_read(places, refusal)
+                return
+        if plan.is_unconfirmed:
+            self.on_read(places, InternalError(f"a table of shards at {server} is empty: run the shards' migrations"))
+            return
+        failed: dict[int, TaoError] = {}
+        for shard in {shard_of_query(self.queries[place]): None for place in places}:
+            if shard not in epochs:
+                failed[shard] = InternalError(f"table {schema_name(shard)}.shard is empty: run the shard's migrations")
+        refused: dict[int, list[int]] = {shard: [] for shard in failed}
+        if failed:
+            for place in places:
+                if (shard := shard_of_query(self.queries[place])) in failed:
+                    refused[shard].append(place)
+            answered = [at for at, place in enumerate(places) if shard_of_query(self.queries[place]) not in failed]
+            places, values = [places[at] for at in answered], [values[at] for at in answered]
         self.on_read(places, FillRead(values, epochs))
-        for shard in empty:
-            self.report(
-                (shard,), InternalError(f"table {schema_name(shard)}.shard is empty: run the shard's migrations")
-            )
+        for shard, error in failed.items():
+            self.on_read(refused[shard], error)
+
+
+def _counted(plan: ReadPlan, held: _HeldRows) -> Callable[[list[Row]], None]:
+    """Return the function that takes the rows of a plan, and counts them first."""
+
+    def receive(rows: list[Row]) -> None:
+        held.add(rows)
+        plan.receive(rows)
+
+    return receive
+
+
+def _rows_of(query: Query) -> int:
+    """Return the most rows that a query brings, or about so many."""
+    if isinstance(query, RangeQuery | TimeRangeQuery):
+        return query.limit + 1
+    return len(query.id2s) + 1 if isinstance(query, EdgesQuery) else 1
 
 
 async def _run_all(jobs: Sequence[Coroutine[None, None, None]]) -> None:

@@ -64,6 +64,11 @@ class ServerConnection(asyncio.Protocol):
         columns = self._reader.columns
         return columns.names if columns is not None else ()
 
+    @property
+    def has_next(self) -> bool:
+        """Return whether another result follows the one that has been read to its end."""
+        return self._reader.has_next
+
     def send(self, sql: str, arguments: Sequence[object], expected: Columns | None = None) -> None:
         """Send statements, with the arguments in place of each ``%s``. ``expected``: as in `ResultReader.begin`. Raises
         what the driver does."""

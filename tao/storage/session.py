@@ -149,9 +149,11 @@ class DatabaseSession:
         *,
         deadline: float,
         columns: Columns | None = None,
+        on_check: Callable[[list[Row]], None] | None = None,
     ) -> None:
         """Pass the rows of one SELECT to ``on_rows`` in chunks, and let the loop run between them. ``columns``: the
-        result's columns, when they are known. Raises as `run` does."""
+        result's columns, when they are known. ``on_check`` takes the rows of a second SELECT, when ``sql`` has one.
+        Raises as `run` does."""
         connection = self._connection
         rows: list[Row] = []
         with self._guard:
@@ -160,14 +162,18 @@ class DatabaseSession:
         while True:
             try:
                 on_rows(rows)
-                if is_at_end:
+                if is_at_end and (on_check is None or not connection.has_next):
                     return
-                await asyncio.sleep(0)
+                if not is_at_end:
+                    await asyncio.sleep(0)
             except BaseException:
                 self.abort()  # unread rows are left on the connection
                 raise
             rows = []
             with self._guard:
+                if is_at_end and on_check is not None:
+                    on_rows, on_check = on_check, None
+                    await connection.head(deadline)
                 is_at_end = await connection.rows(rows, _ROWS_PER_TURN, deadline)
 
 

@@ -15,7 +15,6 @@ from typing import Final
 from tao.model.errors import TaoError
 from tao.replication.lease import (
     install_lease,
-    keeps_lease,
     lease_seconds,
     remove_lease,
     renew_lease,
@@ -59,6 +58,9 @@ class Observation:
     """The topology makes the database semi-synchronous."""
     acknowledging: Sequence[str] = ()
     """Replicas for which commits may wait."""
+    waited_for_replica: bool = False
+    """When the master answered last, its commits waited for a replica. The topology alone says what was asked for: a
+    master whose last replica is gone, drained or seeded may wait for none."""
 
 
 CLOSED_OBSERVATIONS: Final = 2
@@ -66,9 +68,12 @@ CLOSED_OBSERVATIONS: Final = 2
 
 
 def next_action(
-    observation: Observation, *, gone_seconds: float, auto_promote: bool, auto_rejoin: bool
+    observation: Observation, *, gone_seconds: float, auto_promote: bool, auto_rejoin: bool, leases: bool = True
 ) -> tuple[Action, str]:
-    """Return the action to take now, and the server to rejoin if that is the action."""
+    """Return the action to take now, and the server to rejoin if that is the action.
+
+    ``leases``: a master that is out of reach has closed itself. Without them it is replaced only if it cannot
+    acknowledge a write by itself, because its commits wait for a replica, and no replica receives from it."""
     master = next(member for member in observation.members if member.is_master)
     if master.state is None:
         if (
@@ -76,6 +81,7 @@ def next_action(
             and not observation.seen_by_its_region
             and observation.silent_seconds >= gone_seconds
             and len(observation.members) > 1
+            and (leases or (observation.semi_sync and observation.waited_for_replica))
         ):
             return Action.PROMOTE, ""
         return Action.NOTHING, ""
@@ -121,6 +127,9 @@ class Mastership:
         self._renewing: Final = set[str]()
         self._refusals: Final[dict[str, str]] = {}
         self._lost: Final = set[str]()
+        self._waited_for_replica: Final[dict[str, str]] = {}
+        """Database → its master, if that waited for a replica when it answered last."""
+        self._withheld: Final = set[str]()
         self.activity: LockHold | None = None
         """The hold of the lock of the active watcher."""
         self.active_since = context.clock.monotonic()
@@ -151,6 +160,8 @@ class Mastership:
             return
         self._sets[name] = replicas
         master = next(member for member in members if member.is_master)
+        if master.state is not None:
+            self._waited_for_replica[name] = master.name if master.state.waits_for_replica else ""
         self._note_loss(name, master, len(members))
         closed = master.state is not None and master.state.read_only
         self._closed_observations[name] = self._closed_observations.get(name, 0) + 1 if closed else 0
@@ -164,12 +175,15 @@ class Mastership:
             self._peers.says_up(master.region, master.name),
             replicas.database.semi_sync,
             replicas.acknowledging(members),
+            self._waited_for_replica.get(name) == master.name,
         )
+        self._note_withheld(name, master, observation)
         action, server = next_action(
             observation,
             gone_seconds=settings.probes.master_gone_seconds,
-            auto_promote=settings.auto_promote and (settings.leases or replicas.database.semi_sync),
+            auto_promote=settings.auto_promote,
             auto_rejoin=settings.auto_rejoin,
+            leases=settings.leases,
         )
         if action is not Action.NOTHING:
             if settings.dry_run:
@@ -181,6 +195,29 @@ class Mastership:
     def lost_databases(self) -> list[str]:
         """Return the databases whose only server has been silent for as long as a lost master."""
         return sorted(self._lost)
+
+    def _note_withheld(self, name: str, master: SetMember, observation: Observation) -> None:
+        """Report once that a lost master is not replaced because it may acknowledge writes by itself."""
+        settings = self._settings
+        if (
+            master.state is not None
+            or observation.silent_seconds < settings.probes.master_gone_seconds
+            or not (settings.auto_promote and observation.semi_sync)
+            or settings.leases
+            or observation.waited_for_replica
+        ):
+            self._withheld.discard(name)
+        elif name not in self._withheld:
+            self._withheld.add(name)
+            self._log.error(
+                "promotion_withheld",
+                database=name,
+                target=master.name,
+                silent_seconds=round(observation.silent_seconds, 2),
+                reason=f"without leases a lost master is replaced only if its commits waited for a replica, and "
+                f"{master.name} was not seen to do so: it may still acknowledge writes, which would be lost. If it is "
+                "lost for good: tao promote --master-lost",
+            )
 
     def _note_loss(self, name: str, master: SetMember, servers: int) -> None:
         """Report once that a database has lost its only server: only an operator can bring that back."""
@@ -297,7 +334,7 @@ class Mastership:
     async def _renew(self, replicas: ReplicationSet) -> None:
         """Prepare the servers of a set for leases, and renew the lease of its master, if it keeps one."""
         database = replicas.database
-        lasts = self._settings.lease.seconds if keeps_lease(database) else 0.0
+        lasts = self._settings.lease.seconds if database.keeps_lease else 0.0
         # The master comes first: a promotion takes the length of its lease from the other servers.
         for region in sorted(database.servers, key=lambda each: each != database.master_region):
             name = database.servers[region].name

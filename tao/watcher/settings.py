@@ -103,7 +103,8 @@ class WatcherSettings:
 
     leases: bool = True
     """Whether masters are writable only under leases. Without them a master that is cut off takes writes until somebody
-    closes it, and nothing is promoted automatically unless the database is semi-synchronous."""
+    closes it, and nothing is promoted automatically unless the database is semi-synchronous and the lost master was
+    last seen to wait for a replica."""
 
     clone_hot_shards: bool = False
     """Whether shards of follower tiers are cloned while they are read too much, and such clones removed later. Off by

@@ -41,7 +41,7 @@ async def test_a_write_by_the_old_topology_is_done_once_by_the_new_leader(region
     await near.write(AssocAdd(A, COMMENT, B, 1, b""))
     await move_leader(region)
     writing = asyncio.ensure_future(near.write(AssocAdd(A, COMMENT, B + 1, 2, b"")))
-    await until(lambda: sum(sent.HasField("write") for sent in near.links["leader-1"].sent) >= 2)
+    await until(lambda: any(sent.HasField("write") for sent in near.links["leader-1"].sent))
     near.configuration.use_topology(region.leader.configuration.routes.topology)
     await writing
     assert await near.times(A, COMMENT) == [2, 1]
@@ -53,7 +53,7 @@ async def test_a_read_by_the_old_topology_is_answered_by_the_new_leader(region: 
     await move_leader(region)
     await region.leaders["leader-2"].write(AssocAdd(A, COMMENT, B, 1, b""))
     reading = asyncio.ensure_future(near.times(A, COMMENT))
-    await until(lambda: sum(sent.HasField("read") for sent in near.links["leader-1"].sent) >= 2)
+    await until(lambda: any(sent.HasField("read") for sent in near.links["leader-1"].sent))
     near.configuration.use_topology(region.leader.configuration.routes.topology)
     assert await reading == [1]
 

@@ -139,6 +139,8 @@ class LeaderRig:
         ownership: OwnershipSettings | None = None,
         fills: FillSettings | None = None,
         topology: Topology | None = None,
+        region: str = "east",
+        links: Links | None = None,
     ) -> None:
         self.name = name
         self.store = store
@@ -152,9 +154,10 @@ class LeaderRig:
         settings = ownership or OwnershipSettings(check_seconds=0.001, retry_seconds=0.001)
         self.context = make_context(
             self.configuration,
-            Links(LinkSettings(), Credentials(name, "leader")),
+            links or Links(LinkSettings(), Credentials(name, "leader")),
             self.tasks,
             name=name,
+            region=region,
             tier="leaders",
             clock=self.clock,
         )

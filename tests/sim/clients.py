@@ -246,12 +246,12 @@ class Client:
             case _:
                 raise ValueError(f"no operation is called {op.kind!r}")
 
-    async def read_all_at_once(self) -> None:
+    async def read_all_at_once(self, *, critical: bool = False) -> None:
         """Perform it and ignore the result."""
         assert self.graph is not None
         ids = [key_id(number, self._shards) for number in range(KEYS)]
-        objects = [self.graph.obj_get(each) for each in ids]
-        lists = [self.graph.assoc_range(each, atype, 0, 50) for each in ids for atype in EDGE_TYPES]
+        objects = [self.graph.obj_get(each, critical=critical) for each in ids]
+        lists = [self.graph.assoc_range(each, atype, 0, 50, critical=critical) for each in ids for atype in EDGE_TYPES]
         await asyncio.gather(*objects, *lists, return_exceptions=True)
 
     async def write_all_at_once(self) -> None:

@@ -59,6 +59,7 @@ class Faults:
             "spool needed": self._restart_leader_of_absent,
             "disk full": self._fill_disk,
             "promotion": self._promote,
+            "topology late": self._hold_topology_back,
             "master lost": self._lose_master,
             "clone": self._operator.clone,
             "planned restart": self._operator.restart,
@@ -296,6 +297,31 @@ class Faults:
         """Switch masters as planned."""
         return self._change_master(fault, None)
 
+    def _hold_topology_back(self, fault: Fault) -> None:
+        """Switch a master while the servers of one region do not learn of that: of the former master, which they reach
+        and which receives nothing from its successor, or of the successor. Write elsewhere meanwhile, and read in that
+        region critically."""
+        world = self._world
+        name = DATABASES[fault.pick % len(DATABASES)]
+        database = next(each for each in world.topology.databases if each.name == name)
+        regions = sorted(database.servers, key=lambda each: each != database.master_region)
+        region = regions[fault.other % len(regions)]
+        if region in world.late_topologies or self._change_master(fault, None) is None:
+            return
+        world.late_topologies[region] = world.topology
+        former, later, seconds = world.masters[DATABASES.index(name)], world.loop.call_later, LASTS_SECONDS[fault.kind]
+        former.stopped_until = world.loop.now + seconds
+
+        def end() -> None:
+            del world.late_topologies[region]
+            world.look_at_topology()
+
+        later(seconds, end)
+        for at in (0.5 * seconds, 0.6 * seconds):
+            later(at, self._write_everything_outside, region)
+        for at in (0.55 * seconds, 0.7 * seconds, 0.8 * seconds):
+            later(at, partial(self._read_everything, region, critical=True))
+
     def _lose_master(self, fault: Fault) -> Callable[[], None] | None:
         """Lose a master whose last commits have reached no replica."""
         return self._change_master(fault, (0.05, 0.5, 2.5)[fault.other % 3])
@@ -336,10 +362,10 @@ class Faults:
         world.loop.call_later(0.35, follow_again)
         world.loop.call_later(1.4, self._read_everything, replica.region)
 
-    def _read_everything(self, region: str) -> None:
+    def _read_everything(self, region: str, *, critical: bool = False) -> None:
         for client in self._world.clients:
             if client.process.region == region:
-                self._world.spawn(client.read_all_at_once(), client.process)
+                self._world.spawn(client.read_all_at_once(critical=critical), client.process)
 
     def _write_everything_outside(self, region: str) -> None:
         writer = next(client for client in self._world.clients if client.process.region != region)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from contextvars import Context
+from contextvars import Context, ContextVar
 from typing import Any, Final
 
 from tao.model.errors import TaoError, Unavailable
@@ -22,6 +22,9 @@ from tao.wire.session import RequestHandler
 from tao.wire.settings import ServingSettings, SessionSettings
 from tao.wire.v1 import session_pb2 as pb
 from tests.sim.loop import CURRENT, Process, SimLoop
+
+_PASSED_ON: Final = ContextVar("passed on", default=False)
+"""True in whatever follows from a request for the master of a shard that another region has sent."""
 
 SILENCE_SECONDS: Final = 10.0
 """Seconds after which a session gives its peer up: the interval of pings and their timeout (`SessionSettings`)."""
@@ -41,6 +44,8 @@ class Network:
         self._connections: dict[Connection, None] = {}
         self._cut: set[tuple[str, str]] = set()
         self._outside: Final = Context()
+        self.twice_passed_on: Callable[[str], None] = lambda _: None
+        """Called with what happened when a request for a master crosses regions a second time."""
         self.slow: dict[str, float] = {}
         """Process or region → most seconds by which all its messages, in both directions, are delayed."""
         self.messages = 0
@@ -112,6 +117,7 @@ class Network:
         """Replace `tao.wire.frames_client.connect_frames`. Raises `Unavailable`."""
         here = CURRENT.get()
         assert here is not None, "only simulated processes connect"
+        _PASSED_ON.set(False)  # the connection will send requests of others, too
         listener = self._listeners.get(address)
         there = None if listener is None else listener.process
         if there is None or self.is_cut(here, there) or there.state == "paused":
@@ -160,6 +166,14 @@ class Network:
         return self._random.choice(connections) if connections else None
 
 
+def _is_for_master(request: pb.Request) -> bool:
+    """Return whether only the region that masters the shard can serve the request. Copies of inverse edges, which
+    leaders send to other masters on behalf of a write, are requests of their own."""
+    if request.HasField("write"):
+        return not any(write.HasField("settle_edge") for write in request.write.writes)
+    return request.HasField("reserve_ids") or (request.HasField("read") and request.read.critical)
+
+
 def _in(process: Process) -> Context:
     """Return a fresh context of the process."""
     return process.context.copy()
@@ -194,7 +208,15 @@ class Connection:
         self.server: Final = SimServed(listener, peer, self)
         listener.connections[self.server] = None
 
+    @property
+    def crosses_regions(self) -> bool:
+        return self.client_process.region != self.server_process.region
+
     def to_server(self, message: bytes) -> None:
+        if self.crosses_regions and _PASSED_ON.get() and _is_for_master(pb.Request.FromString(message)):
+            self._network.twice_passed_on(
+                f"{self.client_process.name} sends {self.server_process.name} what another region has sent it"
+            )
         self._post(0, self.client_process, self.server_process, self.server.arrived, message)
 
     def to_client(self, message: bytes) -> None:
@@ -281,7 +303,10 @@ class SimServed(ServedConnection):
 
     def arrived(self, message: bytes) -> None:
         if not self.closed:
-            self.receive(pb.Request.FromString(message))
+            request = pb.Request.FromString(message)
+            if self._connection.crosses_regions and _is_for_master(request):
+                _PASSED_ON.set(True)  # in the context of this message
+            self.receive(request)
 
     def transmit(self, answer: pb.Answer) -> None:
         for message in self.fitting(answer):

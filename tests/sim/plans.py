@@ -173,6 +173,7 @@ FAULT_WEIGHTS: Final = {
     "spool needed": 2,
     "disk full": 1,
     "promotion": 1,
+    "topology late": 1,
     "master lost": 2,
     "clone": 3,
     "planned restart": 2,
@@ -188,11 +189,11 @@ OF_WATCHERS: Final = ("kill watcher", "watcher hangs", "watcher cut off")
 """Failures of watchers, which do nothing but keep leases and replace what is gone."""
 UNNOTICED: Final = ("clone", "depose")
 """Faults that take no server away, or not at once."""
-COMPOUND: Final = ("spool needed", "rush", "binlog lost", "restart between writes")
+COMPOUND: Final = ("spool needed", "rush", "binlog lost", "restart between writes", "topology late")
 """Faults that consist of several failures."""
-_WHILE_WRITING: Final = ("master lost", "binlog lost", "spool needed", "clone")
+_WHILE_WRITING: Final = ("master lost", "topology late", "binlog lost", "spool needed", "clone")
 """Faults that have no effect without writes."""
-_MASTERS: Final = ("promotion", "master lost")
+_MASTERS: Final = ("promotion", "topology late", "master lost")
 _OF_SHARDS: Final = ("move shard", "there and back", "binlog lost", "clone")
 
 

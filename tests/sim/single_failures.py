@@ -49,6 +49,7 @@ LASTS_SECONDS: Final = {
     "binlog lost": 3.0,
     "planned restart": 60.0,
     "restart between writes": 4.0,
+    "topology late": 6.0,
 }
 """Longest duration in seconds of the faults that no end is scheduled for; all others are over when they end."""
 

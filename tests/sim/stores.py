@@ -19,6 +19,7 @@ from tao.model.ports import OnRead, ReadStore
 from tao.model.queries import FillRead, ObjectQuery, Query
 from tao.model.rows import ExistingRows, IntentRow, ListRow, RowChanges, ShardRow, WriteKeys
 from tao.schema.registry import Schema
+from tao.storage.master_check import MasterState, master_refusal
 from tests.sim.database import SimDatabase
 from tests.sim.loop import CURRENT, Process, SimLoop
 from tests.sim.network import Network
@@ -99,7 +100,10 @@ class SimReadStore(ReadStore):
         master_of: Callable[[int], str],
         _pools: object,
         _tables: object,
+        *_: object,
+        **__: object,
     ) -> None:
+        self.held_bytes = 0
         self._world: Final = world
         self._local_of: Final = local_of
         self._master_of: Final = master_of
@@ -116,6 +120,7 @@ class SimReadStore(ReadStore):
         async def read(name: str, places: list[int]) -> None:
             server = self._world.databases[name]
             asked = [queries[place] for place in places]
+            refused: list[TaoError] = []
 
             async def look() -> FillRead:
                 epochs = {_shard(query): server.rows.shards[_shard(query)].version_epoch for query in asked}
@@ -123,15 +128,28 @@ class SimReadStore(ReadStore):
                 least, most = server.answers_after
                 if most:
                     await asyncio.sleep(least + self._world.random.random() * (most - least))
+                if critical:  # as in the product, after the rows
+                    refused.extend(_refusals(server, epochs))
                 return found
 
             try:
-                found: FillRead | TaoError = await run_at(self._world, server, look, timeout_seconds)
+                found = await run_at(self._world, server, look, timeout_seconds)
             except TaoError as error:
-                found = error
-            on_read(places, found)
+                on_read(places, error)
+                return
+            on_read(places, refused[0] if refused else found)
 
         await asyncio.gather(*(read(*each) for each in by_server.items()))
+
+
+def _refusals(server: SimDatabase, read_epochs: dict[int, int]) -> list[TaoError]:
+    """Return why the server does not answer critical reads now, if it does not."""
+    shard, read_epoch = next(iter(read_epochs.items()))
+    row = server.rows.shards[shard]
+    lease_ended = bool(server.lease_seconds) and server.lease_is_over()
+    state = MasterState(server.read_only, lease_ended, row.master_server, row.version_epoch)
+    refusal = master_refusal(server.name, shard, state, read_epoch)
+    return [] if refusal is None else [refusal]
 
 
 def _shard(query: Query) -> int:

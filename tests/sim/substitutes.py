@@ -76,6 +76,9 @@ class Outside(Databases, Machine, Protocol):
     @property
     def topology(self) -> Topology: ...
 
+    def topology_read_by(self, process: Process | None) -> Topology:
+        """Return the document that a process reads now."""
+
     @property
     def disks(self) -> dict[str, str]: ...
 
@@ -194,7 +197,7 @@ class SimTopologyFile:
 
     async def load(self) -> Topology:
         await asyncio.sleep(0.001)
-        return self._world.topology
+        return self._world.topology_read_by(CURRENT.get())
 
     async def change(self, expected_version: int, changed: Topology) -> Topology:
         """See `TopologyFile.change`."""

@@ -30,6 +30,7 @@ from tao.follower.miss_path import MissPath
 from tao.leader.inverse_path import InversePath
 from tao.leader.relay_path import RelayPath
 from tao.leader.remote_inverses import InverseFence
+from tao.leader.replica_shards import ForwardedWrites
 from tao.leader.write_path import WritePath
 from tao.model.changes import ListChange, ObjectChange, ShardInvalidation, ShardMessages
 from tao.model.delivery import Position, ShardDelivery
@@ -37,14 +38,15 @@ from tao.model.graph import encode_count, encode_object
 from tao.model.ids import EPOCH_UNIX_MS, SHARD_SHIFT, IdSequence
 from tao.model.queries import Query
 from tao.model.rows import IntentKey
+from tao.model.topology import Database
 from tao.model.writes import SettleEdge
 from tao.observability.key_history import KeyHistoryRecorder
 from tao.planning.row_events import Translated
 from tao.serving.sources import Databases, Take
 from tao.tailer.delivery_path import DeliveryPath
-from tao.watcher import mastership, server
+from tao.watcher import server
 from tao.wire.read_batch import QueryRow
-from tests.sim import promotion
+from tests.sim import promotion, stores
 from tests.sim.database import SimDatabase
 from tests.sim.disks import SimSpool
 from tests.sim.locks import SimLockFiles
@@ -351,12 +353,22 @@ def _lease_believed_after_its_end() -> AbstractContextManager[None]:
 
 def _lone_database_keeps_a_lease() -> AbstractContextManager[None]:
     """Have every master keep a lease, whether or not another server could be promoted."""
-    return _replaced(mastership, keeps_lease=lambda _: True)
+    return _replaced(Database, keeps_lease=property(lambda _: True))
 
 
 def _dead_servers_not_marked() -> AbstractContextManager[None]:
     """Probe servers, and mark none."""
     return _replaced(server, wanted_marks=lambda *_: [])
+
+
+def _former_master_read() -> AbstractContextManager[None]:
+    """Let a server answer critical reads whatever it says of itself after the rows."""
+    return _replaced(stores, master_refusal=lambda *_: None)
+
+
+def _request_passed_on_again() -> AbstractContextManager[None]:
+    """Let a leader pass on what another region has sent it."""
+    return _replaced(ForwardedWrites, may_pass_on=lambda *_: True)
 
 
 VARIANTS: Final[Sequence[Variant]] = (
@@ -447,6 +459,8 @@ VARIANTS: Final[Sequence[Variant]] = (
         Shape(regions=1, leaders=2, watchers=2),
         single_share=1.0,
     ),
+    Variant("former master read", _former_master_read, frozenset({"critical"}), {"topology late": 1}),
+    Variant("request passed on again", _request_passed_on_again, frozenset({"hops"}), {"topology late": 1}),
     Variant("own writes never make room", _own_writes_never_make_room, frozenset({"8"}), {"rush": 1}, first=6),
 )
 

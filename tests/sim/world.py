@@ -115,6 +115,8 @@ class World:
         self.clock_skew_ms: Final[dict[str, int]] = {}
         self.locks: Final = LockTable(loop)
         self.topology = make_topology(shape)
+        self.late_topologies: Final[dict[str, Topology]] = {}
+        """Region → the document that its cache servers and tailers read while they are cut off from newer ones."""
         self.databases: Final[dict[str, SimDatabase]] = {}
         self.processes: Final[dict[str, Process]] = {}
         """Cache servers and tailers by name: the incarnation that runs, or ran last."""
@@ -126,6 +128,7 @@ class World:
         self.at_pair_commit: Final[dict[str, Callable[[Process], None]]] = {}
         """Leader → what happens when one side of its next pair is committed."""
         self.found: Final = found
+        self.network.twice_passed_on = lambda text: found(Violation("hops", text))
         self.checks: Final = Checks(self.master_of, self.schema, loop.time, found)
         self.bounds: Final = Bounds(shape.shards, shape.arena_bytes, found)
         self.single_failures: Final = SingleFailures(Reachability(self), loop.time, self.checks.looked_at)
@@ -279,17 +282,26 @@ class World:
             self._check_watchers()
         self.topology = msgspec.structs.replace(changed, version=self.topology.version + 1)
         self.trace.note("topology", self.topology.version)
+        self.look_at_topology()
+
+    def look_at_topology(self) -> None:
+        """Let every process notice within half a second that there is another document."""
         for process, on_change in list(self.topology_watchers.values()):
             self.loop.call_later(
                 self.random.random() * 0.5, self._look_at_topology, on_change, context=process.context.copy()
             )
+
+    def topology_read_by(self, process: Process | None) -> Topology:
+        """Return the document that a process reads now."""
+        role, region = self._roles.get("" if process is None else process.name, ("", ""))
+        return self.topology if role == "watcher" else self.late_topologies.get(region, self.topology)
 
     def _look_at_topology(self, on_change: Callable[[Topology], None]) -> None:
         """Note a change of the file; reading it takes a thread a moment, also for a process that was paused."""
         self.loop.call_later(0.002, self._deliver_topology, on_change)
 
     def _deliver_topology(self, on_change: Callable[[Topology], None]) -> None:
-        on_change(self.topology)
+        on_change(self.topology_read_by(CURRENT.get()))
 
     def admin_pages(self, name: str) -> AdminPages | None:
         """Return the admin pages of a cache server or tailer; None while it cannot answer."""

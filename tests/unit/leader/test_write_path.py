@@ -55,6 +55,7 @@ async def test_a_reservation_of_more_ids_than_the_bound_is_an_invalid_argument(r
     with pytest.raises(InvalidArgument, match=f"{count} ids cannot be reserved at once; reserve 1 to 10000"):
         rig.service.handle(reservation(count), MemoryReply(answers.append, peer="near-1"))
     rig.service.handle(reservation(MAX_RESERVED_IDS), MemoryReply(answers.append, peer="near-1"))
+    await until(lambda: answers)
     (answer,) = answers
     assert len(set(answer.reserved_ids.ids)) == MAX_RESERVED_IDS
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tao.model.edge_block import COMPLETE, header, time_column
-from tao.model.errors import InternalError, OperatorError
+from tao.model.errors import InternalError, MasterReadOnly, OperatorError
 from tao.model.graph import Edge, EdgeKey, ListKey
 from tao.model.ids import MAX_SHARDS, make_id
 from tao.model.queries import CountQuery, EdgesQuery, ObjectQuery, Query, RangeQuery
 from tao.model.rows import ListRow, ObjectRow, RowChanges, WriteKeys
 from tao.storage.dialect import Dialect, SessionSetup, dialect_of
+from tao.storage.master_check import MasterState, master_refusal, master_states
 from tao.storage.names import check_edge_table, schema_name, shard_of_schema
 from tao.storage.read_plan import MAX_KEYS_PER_PART, ReadPlan
 from tao.storage.write_statements import lock_rows, lock_shards, write_rows
@@ -171,3 +172,29 @@ def test_a_list_that_is_longer_than_was_asked_for_is_read_again_by_the_index(rec
     assert plan.version_epochs == {0: 1}
     assert (version, n, bool(flags & COMPLETE)) == ((9, 129, True) if recorded == 129 else (10, 129, False))
     assert time_column(block)[0] == (128 if recorded == 129 else 500)
+
+
+def test_a_message_of_critical_reads_has_one_check_behind_its_rows_however_many_queries_it_has() -> None:
+    queries: list[Query] = [ObjectQuery(make_id(shard, NOW, at)) for shard in range(3) for at in range(60)]
+    queries += [RangeQuery(make_id(1, NOW, at), 5, 0, 129) for at in range(20)]
+    (statement,) = ReadPlan(queries, only_table).statements
+    rows, _, check = statement.checked_sql(with_lease=True).partition("; ")
+    assert rows == statement.sql
+    assert ";" not in check
+    assert check.count("FROM tao.lease") == check.count("read_only") == 1, "once for the server"
+    assert check.count("SELECT") == 2, "one row, and the lease"
+    assert "tao.lease" not in statement.checked_sql(with_lease=False)
+
+
+def test_a_server_confirms_itself_as_master_only_if_all_of_it_matches() -> None:
+    master = MasterState(read_only=False, lease_ended=False, master="one", version_epoch=4)
+    assert master_refusal("one", 7, master, 4) is None
+    for differing in (
+        master._replace(read_only=True),
+        master._replace(lease_ended=True),
+        master._replace(master="two"),
+        master._replace(version_epoch=5),
+    ):
+        assert isinstance(master_refusal("one", 7, differing, 4), MasterReadOnly)
+    (state,) = master_states([(7, 4, 0, None, 0, 0, b"one")]).values()
+    assert state == master, "a server without a row in the table of leases keeps none"

@@ -16,7 +16,6 @@ from tao.model.ports import Clock
 from tao.model.topology import Database, DatabaseServer
 from tao.observability.logs import logger
 from tao.replication.accounts import Account
-from tao.replication.lease import keeps_lease
 from tao.replication.locks import FileLocks
 from tao.replication.promotion import Promoter, PromotionResult
 from tao.replication.promotion_plan import SetMember
@@ -39,12 +38,15 @@ def action(
     rejoin: bool = False,
     semi_sync: bool = False,
     acknowledging: Sequence[str] = (),
+    waited: bool = False,
+    leases: bool = True,
 ) -> tuple[Action, str]:
     return next_action(
-        Observation(members, silent, closed, seen_by_its_region, semi_sync, acknowledging),
+        Observation(members, silent, closed, seen_by_its_region, semi_sync, acknowledging, waited),
         gone_seconds=5.0,
         auto_promote=promote,
         auto_rejoin=rejoin,
+        leases=leases,
     )
 
 
@@ -62,6 +64,16 @@ def test_a_master_is_replaced_only_when_it_has_been_silent_for_long() -> None:
 
 def test_a_master_that_its_own_region_sees_well_is_cut_off_and_not_lost() -> None:
     assert action(master(None), replica("west", "1-1-1"), silent=60.0, seen_by_its_region=True)[0] is Action.NOTHING
+
+
+def test_without_leases_a_master_is_replaced_only_if_it_was_last_seen_to_wait_for_a_replica() -> None:
+    gone = (master(None), replica("west", "1-1-1"))
+    assert action(*gone, silent=5.0, leases=False, semi_sync=True, waited=True)[0] is Action.PROMOTE
+    assert action(*gone, silent=500.0, leases=False, semi_sync=True)[0] is Action.NOTHING, (
+        "it may acknowledge writes that nobody receives"
+    )
+    assert action(*gone, silent=500.0, leases=False, waited=True)[0] is Action.NOTHING
+    assert action(*gone, silent=5.0, semi_sync=True)[0] is Action.PROMOTE, "its lease has closed it"
 
 
 def test_a_master_found_closed_twice_is_opened() -> None:
@@ -122,9 +134,16 @@ def mastership_of(
     tasks: BackgroundTasks,
     clock: Clock,
     silent_seconds: Callable[[str], float] = lambda server: 0.0,
+    *,
+    leases: bool = True,
 ) -> Mastership:
     settings = WatcherSettings(
-        name="watcher", region="east", topology_file=folder / "t", administrator_password="a", replicator_password="b"
+        name="watcher",
+        region="east",
+        topology_file=folder / "t",
+        administrator_password="a",
+        replicator_password="b",
+        leases=leases,
     )
     mastership = Mastership(
         settings,
@@ -193,6 +212,33 @@ async def test_what_was_seen_before_a_deed_was_done_is_no_reason_for_another(tmp
     await tasks.close()
 
 
+@pytest.mark.parametrize("waits", [True, False])
+async def test_what_a_lost_master_was_last_seen_to_do_decides_and_not_what_the_topology_asks_of_it(
+    tmp_path: Path, waits: bool
+) -> None:
+    promoted: list[str] = []
+
+    class Promoting(Broken):
+        async def promote(self, database: str, *_: object, **__: object) -> PromotionResult:
+            promoted.append(database)
+            raise Unavailable("not in this test")
+
+    tasks, clock, silent = BackgroundTasks("watcher", logger("watcher")), ManualClock(), {"east-db": 0.0}
+    mastership = mastership_of(tmp_path, Promoting(), tasks, clock, silent.__getitem__, leases=False)
+    replicas, west = east_and_west(semi_sync=True), replica("west", "1-1-1", receiving=True)
+    with capture_logs() as logs:
+        mastership.observe(replicas, [master("1-1-1", waits=not waits), west], clock.monotonic())
+        mastership.observe(replicas, [master("1-1-1", waits=waits), west], clock.monotonic())
+        silent["east-db"] = 60.0
+        for _ in range(2):
+            mastership.observe(replicas, [master(None), replica("west", "1-1-1")], clock.monotonic())
+            await turns()
+    assert promoted == ["db"] * (2 if waits else 0)
+    withheld = [each for each in logs if each["event"] == "promotion_withheld"]
+    assert [each["target"] for each in withheld] == ([] if waits else ["east-db"]), "said once"
+    await tasks.close()
+
+
 async def turns() -> None:
     """Of the loop, more than a action takes here."""
     for _ in range(10):
@@ -219,8 +265,8 @@ async def test_the_loss_of_the_only_server_of_a_database_is_reported_once_and_ov
 
 
 def test_only_a_database_with_a_second_server_keeps_a_lease() -> None:
-    assert keeps_lease(east_and_west().database)
-    assert not keeps_lease(one_server().database)
+    assert east_and_west().database.keeps_lease
+    assert not one_server().database.keeps_lease
 
 
 async def test_servers_are_prepared_anew_when_their_number_changes_and_the_master_first(
