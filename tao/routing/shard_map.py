@@ -32,6 +32,8 @@ _POINT_SEED: Final = 0x7A0
 _SHARD_SEED: Final = 0x7A1  # different, so that no shard hashes onto a server's point by construction
 _SORTED_PARTS: Final = 256
 _PART_SHIFT: Final = 56  # the highest byte of a hash chooses its part
+_RANK_BITS: Final = 20  # as many ranks as points
+_RANK_MASK: Final = (1 << _RANK_BITS) - 1
 
 
 class Ring:
@@ -41,18 +43,24 @@ class Ring:
 
     def __init__(self, servers: Mapping[str, float]) -> None:
         """Build the ring from ``servers``, which maps names to weights. Raises as `ring_points`."""
-        # Sorted by parts: a call that sorts a ring of 1,000 servers would stop all threads for a tenth of a second.
-        parts: list[list[tuple[int, str]]] = [[] for _ in range(_SORTED_PARTS)]
-        for name, count in ring_points(servers).items():
-            for index in range(count):
-                point = xxhash.xxh3_64_intdigest(f"{name}#{index}".encode(), _POINT_SEED)
-                parts[point >> _PART_SHIFT].append((point, name))
+        points = ring_points(servers)
+        ranked = sorted(name for name, count in points.items() if count)
+        suffixes = [f"#{index}".encode() for index in range(max(points.values()))]
+        # A point is one number, its hash and then the rank of its server, and points are sorted by parts: of a ring of
+        # 1,000 servers, tuples for the garbage collector or a single sort would stop all threads for a tenth of a
+        # second.
+        parts: list[list[int]] = [[] for _ in range(_SORTED_PARTS)]
+        for rank, name in enumerate(ranked):
+            encoded = name.encode()
+            for suffix in suffixes[: points[name]]:
+                point = xxhash.xxh3_64_intdigest(encoded + suffix, _POINT_SEED)
+                parts[point >> _PART_SHIFT].append(point << _RANK_BITS | rank)
         hashes = array("Q")
         owners: list[str] = []
         for part in parts:
             part.sort()  # by name where hashes collide
-            hashes.extend(point for point, _ in part)
-            owners.extend(name for _, name in part)
+            hashes.extend([point >> _RANK_BITS for point in part])
+            owners.extend([ranked[point & _RANK_MASK] for point in part])
         self.names: Final[frozenset[str]] = frozenset(servers)
         self._hashes: Final = hashes
         self._owners: Final = tuple(owners)
