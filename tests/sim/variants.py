@@ -40,6 +40,7 @@ from tao.model.rows import IntentKey
 from tao.model.writes import SettleEdge
 from tao.observability.key_history import KeyHistoryRecorder
 from tao.planning.row_events import Translated
+from tao.routing import topology_changes
 from tao.serving.sources import Databases, Take
 from tao.tailer.delivery_path import DeliveryPath
 from tao.watcher import mastership, server
@@ -348,6 +349,11 @@ def _lone_database_keeps_a_lease() -> AbstractContextManager[None]:
     return _replaced(mastership, keeps_lease=lambda _: True)
 
 
+def _skipped_change_ignored() -> AbstractContextManager[None]:
+    """Let servers that see two changes of the topology at once compare the documents, and not replay the changes."""
+    return _replaced(topology_changes, _changes_since=lambda *_: ())
+
+
 def _dead_servers_not_marked() -> AbstractContextManager[None]:
     """Probe servers, and mark none."""
     return _replaced(server, wanted_marks=lambda *_: [])
@@ -439,6 +445,9 @@ VARIANTS: Final[Sequence[Variant]] = (
         {"kill": 1},
         Shape(regions=1, leaders=2, watchers=2),
         single_share=1.0,
+    ),
+    Variant(
+        "skipped change ignored", _skipped_change_ignored, frozenset({"2", "4", "staleness"}), {"replaced unseen": 1}
     ),
     Variant("own writes never make room", _own_writes_never_make_room, frozenset({"8"}), {"rush": 1}, first=6),
 )
