@@ -269,19 +269,19 @@ class Publisher:
             self._deliver_proofs()
 
     def forget_proofs(self, shards: Iterable[int]) -> None:
-        """Forget what is proven of these shards, which a change of the topology has touched, and of their databases.
+        """Forget what is proven of these shards, which a change of the topology has affected, and of their databases.
 
         Proofs about the former shards say nothing about the shards that are added, so new proofs are needed. The tailer
         may also have sent messages of these shards to another leader in between, so none of their positions counts
         until the tailer says where the shard continues."""
-        touched = sorted(shards)
-        databases = dict.fromkeys(map(self.database_of, touched))
+        affected = sorted(shards)
+        databases = dict.fromkeys(map(self.database_of, affected))
         for database in databases:
             self._proven.pop(database, None)
             self._reached.pop(database, None)
             self._unconfirmed.ask_again(database)
         self._proofs += bool(databases)
-        for shard in touched:
+        for shard in affected:
             stream = self._streams.get(shard)
             if stream is not None:
                 self._unconfirmed.add(shard)

@@ -10,7 +10,7 @@ leaves a gap in them, goes on with the others; the follower subscribes those aga
 the protocol calls a series. The stream ends with the connection, or when the follower closes it. One acknowledgement
 covers all deliveries before it, and only a leader that has sent as much as it may waits for it.
 
-A change of the topology touches only the shards that other leaders lead since, or may have led in between
+A change of the topology affects only the shards that other leaders lead since, or may have led in between
 (`tao.routing.topology_changes`). They are added to the streams of their present leaders; a former leader, whose
 deliveries of them are ignored, ends them itself. The other shards go on, confirmed and fresh.
 
@@ -37,7 +37,7 @@ from tao.model.delivery import Delivery, Position
 from tao.model.errors import TaoError
 from tao.model.topology import CacheServer
 from tao.routing.routes import Routes
-from tao.routing.topology_changes import touched_shards
+from tao.routing.topology_changes import affected_shards
 from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import WriteThrough
 from tao.wire.convert import delivery_from_pb, error_from_pb, position_to_pb
@@ -136,22 +136,22 @@ class Subscriptions:
             self._inbox.forget(shard)
             self._behind.discard(shard)
         former, self._followed = self._followed, routes
-        touched = hosted - self._hosted
+        affected = hosted - self._hosted
         if former is not None:
-            touched |= hosted & touched_shards(former, routes, self._region).led
-        self._behind |= touched
+            affected |= hosted & affected_shards(former, routes, self._region).led
+        self._behind |= affected
         self._hosted = hosted
         leaders = routes.leaders(self._region)
         self.freshness.follow(lambda shard: leaders.home(shard).name, hosted)
-        self._redirect_streams(routes, touched)
+        self._redirect_streams(routes, affected)
         self._follow_missing()
 
-    def _redirect_streams(self, routes: Routes, touched: frozenset[int]) -> None:
-        """Add the touched shards to the streams of their leaders, and end the streams that cannot go on."""
+    def _redirect_streams(self, routes: Routes, affected: frozenset[int]) -> None:
+        """Add the affected shards to the streams of their leaders, and end the streams that cannot go on."""
         leaders = routes.leaders(self._region)
-        touched_by_leader: dict[str, set[int]] = {}
-        for shard in sorted(touched):
-            touched_by_leader.setdefault(leaders.home(shard).name, set()).add(shard)
+        affected_by_leader: dict[str, set[int]] = {}
+        for shard in sorted(affected):
+            affected_by_leader.setdefault(leaders.home(shard).name, set()).add(shard)
         homes = {home.name: home for home in map(leaders.home, self._hosted)}
         for name, following in self._following.items():
             stream = following.stream
@@ -162,8 +162,8 @@ class Subscriptions:
                 or not stream.shards <= self._hosted  # a leader is not asked to stop sending a single shard
             ):
                 following.changed.set()
-            elif name in touched_by_leader:
-                stream.add(touched_by_leader[name])
+            elif name in affected_by_leader:
+                stream.add(affected_by_leader[name])
                 stream.ask_again(self._positions_at(name))
 
     async def renew(self, timeout_seconds: float) -> None:

@@ -79,11 +79,11 @@ class ReplicaShards:
         """Return how many of them are cached by now."""
         return len(self._opened)
 
-    def serve(self, shards: Iterable[int], touched: AbstractSet[int]) -> None:
-        """Serve exactly these shards from now on. ``touched``: those of which other leaders may have received changes
+    def serve(self, shards: Iterable[int], affected: AbstractSet[int]) -> None:
+        """Serve exactly these shards from now on. ``affected``: those of which other leaders may have received changes
         by topologies in between that this leader has not seen; they are reset."""
         hosted = frozenset(shards)
-        self._change(hosted - touched)
+        self._change(hosted - affected)
         self._change(hosted)
 
     def reset(self) -> None:

@@ -23,7 +23,7 @@ from tao.model.rows import ShardRow
 from tao.observability.logs import Logger
 from tao.observability.metrics import Metrics
 from tao.routing.routes import Routes
-from tao.routing.topology_changes import TouchedShards, touched_shards
+from tao.routing.topology_changes import AffectedShards, affected_shards
 from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import WriteThrough
 from tao.serving.metrics import register_databases, register_disk_space
@@ -219,7 +219,7 @@ class LeaderServer(CachingServer[LeaderSettings]):
     async def _look_after_pause(self, seconds: float) -> None:
         """Learn what may have changed while this process was paused: topology, owners, messages of replica shards."""
         if await self._refresh_configuration(seconds / 2):
-            self._replica_shards.note_pause()  # the shards that a change touched have been reset
+            self._replica_shards.note_pause()  # the shards that a change affected have been reset
         else:
             self._replica_shards.reset()
         await self._ownership.confirm(seconds / 2)
@@ -229,12 +229,12 @@ class LeaderServer(CachingServer[LeaderSettings]):
         region = self._context.region
         shards = frozenset(routes.tier(region, self._context.tier).shards_of(self._settings.name))
         former, self._followed = self._followed, routes
-        touched = TouchedShards(shards, shards) if former is None else touched_shards(former, routes, region)
+        affected = AffectedShards(shards, shards) if former is None else affected_shards(former, routes, region)
         # Forget proofs of freshness before the shards change: they say nothing about shards that are added.
-        self._publisher.forget_proofs((touched.led | touched.database) & (shards | self._led))
+        self._publisher.forget_proofs((affected.led | affected.database) & (shards | self._led))
         self._led = shards
         mastered_here = {shard for shard in shards if routes.master_region(shard) == region}
-        self._replica_shards.serve(shards - mastered_here, touched.led)
+        self._replica_shards.serve(shards - mastered_here, affected.led)
         self._ownership.want(mastered_here)
 
     def _open_shard(self, row: ShardRow) -> None:

@@ -135,7 +135,7 @@ class Database(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordedChange(msgspec.Struct, frozen=True, kw_only=True):
-    """What one change of the document touched; ``version`` is the version that it made.
+    """What one change of the document affected; ``version`` is the version that it made.
 
     ``leaders``: region → the shards that other leaders of that region lead since, or that another database holds, as
     text such as ``3,17-20``. ``databases``: those with another master, version epoch, server or range of shards.

@@ -61,6 +61,7 @@ class Ring:
             part.sort()  # by name where hashes collide
             hashes.extend([point >> _RANK_BITS for point in part])
             owners.extend([ranked[point & _RANK_MASK] for point in part])
+            part.clear()  # freed by parts, too
         self.names: Final[frozenset[str]] = frozenset(servers)
         self._hashes: Final = hashes
         self._owners: Final = tuple(owners)

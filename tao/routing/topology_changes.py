@@ -1,10 +1,10 @@
-"""The last changes of a topology document, by which a server that follows it touches only the shards concerned.
+"""The last changes of a topology document, by which a server that follows it disturbs only the shards concerned.
 
 A server looks at the document every half second, so that it may see version 9 after version 7. From the two documents
 alone it cannot tell that version 8 gave a shard to another leader and version 9 gave it back; but that leader may have
-received the shard's changes in between. So whoever writes a document records in it what the change touched, and keeps
-what the last changes did. A server that finds every version since its own touches what any of them touched, and what
-differs between the documents. A server that does not find them all touches every shard.
+received the shard's changes in between. So whoever writes a document records in it what the change affected, and keeps
+what the last changes did. For a server that finds every version since its own, the affected shards are those of all of
+them, and those that differ between the documents. For a server that does not find them all, every shard is affected.
 
 Documents of former versions have no such record, and former versions refuse it. It is written only into a document
 that has it already: a new one, or one for which an operator has begun the record (`tao topology record-changes`).
@@ -27,14 +27,14 @@ MAX_CHANGES: Final = 64
 them also after a pause of minutes."""
 
 MAX_CHANGES_BYTES: Final = 64 << 10
-"""Size of the record. The oldest changes go first: a leader of thirty that goes down touches 333 of 10,000 shards,
+"""Size of the record. The oldest changes go first: a leader of thirty that goes down affects 333 of 10,000 shards,
 which takes 2 KB."""
 
 _RANGES: Final = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 
 
-class TouchedShards(NamedTuple):
-    """The shards that changes of the topology touched in one region.
+class AffectedShards(NamedTuple):
+    """The shards that changes of the topology affected in one region.
 
     ``led``: another leader of the region leads them, or may have led them in between, or another database holds them.
     ``database``: their database has another master or server, or may have had one in between."""
@@ -63,20 +63,20 @@ def record_change(before: Topology, after: Topology) -> Topology:
     return msgspec.structs.replace(after, changes=tuple(reversed(kept)))
 
 
-def touched_shards(former: Routes, now: Routes, region: str) -> TouchedShards:
-    """Return the shards of ``region`` that any change since the ``former`` routes touched: all of them, when the
+def affected_shards(former: Routes, now: Routes, region: str) -> AffectedShards:
+    """Return the shards of ``region`` that any change since the ``former`` routes affected: all of them, when the
     document does not tell what each change was."""
     changes = _changes_since(former.version, now.topology)
     if changes is None or former.shards != now.shards:
         everything = frozenset(range(now.shards))
-        return TouchedShards(everything, everything)
+        return AffectedShards(everything, everything)
     led = set(_moved(former, now, region))
     databases = set(_changed_databases(former.topology, now.topology))
     for change in changes:
         led.update(_shards_in(change.leaders.get(region, "")))
         databases.update(change.databases)
     of_databases = (each.shards for each in now.topology.databases if each.name in databases)
-    return TouchedShards(
+    return AffectedShards(
         frozenset(led), frozenset(shard for ranges in of_databases for shard in _shards_of_ranges(ranges))
     )
 

@@ -57,9 +57,9 @@ class SlaveLeader:
         context = make_context(configuration, links, Tasks(), name="leader-1", region="west", clock=self.clock)
         self.forwarded = ForwardedWrites(context, ForwardSettings(), publisher, hosts=hosts, apply=changes.apply_write)
 
-    async def host(self, *touched: int) -> None:
-        """Serve the shard by a newer topology, of which skipped changes have touched some shards."""
-        self.replica_shards.serve([0], frozenset(touched))
+    async def host(self, *affected: int) -> None:
+        """Serve the shard by a newer topology, of which skipped changes have affected some shards."""
+        self.replica_shards.serve([0], frozenset(affected))
         await until(lambda: self.replica_shards.open_count)
 
     def answered(self, sent_at: float = -inf) -> None:

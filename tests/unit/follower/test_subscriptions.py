@@ -180,7 +180,7 @@ async def test_a_shard_that_comes_to_a_leader_is_added_to_its_stream(region: Reg
     assert {tuple(each) for each in subscribes(near, "leader-2")[1:]} == {(3,)}, "its stream ended with its last shard"
 
 
-async def test_a_change_that_touches_no_shard_leaves_everything_subscribed(region: RegionRig) -> None:
+async def test_a_change_that_affects_no_shard_leaves_everything_subscribed(region: RegionRig) -> None:
     near = region.near
     asked = subscribes(near, "leader-1")
     near.configuration.use_topology(make_topology(2, near={1: ("near-2",)}, servers=("near-1", "near-2", "near-3")))
@@ -189,7 +189,7 @@ async def test_a_change_that_touches_no_shard_leaves_everything_subscribed(regio
     assert subscribes(near, "leader-1") == asked
 
 
-async def test_a_skipped_version_touches_every_shard_if_nothing_tells_what_it_changed(region: RegionRig) -> None:
+async def test_a_skipped_version_affects_every_shard_if_nothing_tells_what_it_changed(region: RegionRig) -> None:
     near = region.near
     near.configuration.use_topology(make_topology(3, near={1: ("near-2",)}))
     assert near.subscriptions.unsubscribed == 3

@@ -36,9 +36,9 @@ class Rig:
         self.changes = WriteThrough(self.cache, self.clock, self.settings.write_answer_seconds)
         self.replica_shards = ReplicaShards(self.cache, self.changes, self.publisher, self.settings, logger("test"))
 
-    def host(self, shards: list[int], *, touched: frozenset[int] = frozenset()) -> None:
-        """Serve the shards by a newer topology. Changes since the former one touched some shards."""
-        self.replica_shards.serve(shards, touched)
+    def host(self, shards: list[int], *, affected: frozenset[int] = frozenset()) -> None:
+        """Serve the shards by a newer topology. Changes since the former one affected some shards."""
+        self.replica_shards.serve(shards, affected)
 
     def subscribe(self, *positions: Position) -> None:
         self.publisher.subscribe("near-1", positions, self.deliveries.append)
@@ -132,7 +132,7 @@ async def test_a_reset_drops_everything_and_subscribers_start_over() -> None:
     assert rig.deliveries[-1].shards[0].reset
 
 
-async def test_a_touched_shard_is_reset_and_the_others_keep_their_caches_and_subscribers() -> None:
+async def test_an_affected_shard_is_reset_and_the_others_keep_their_caches_and_subscribers() -> None:
     """Two changes within one poll: another leader had shard 0 in between. All shards were dropped before."""
     rig = Rig(SOON)
     rig.host([0, 1])
@@ -141,14 +141,14 @@ async def test_a_touched_shard_is_reset_and_the_others_keep_their_caches_and_sub
     rig.deliveries.clear()
     rig.host([0, 1])
     assert rig.cache.open_shards() == [0, 1], "the next document says the same: nobody else had them"
-    rig.host([0, 1], touched=frozenset({0, 7}))
+    rig.host([0, 1], affected=frozenset({0, 7}))
     assert rig.cache.open_shards() == [1]
     assert rig.replica_shards.shards == {0, 1}, "served all the while, from the replica"
     assert [delivery.refused for delivery in rig.deliveries] == [(0,)]
     await until(lambda: rig.replica_shards.open_count == 2)
 
 
-async def test_a_pause_in_which_nothing_was_touched_drops_nothing_and_ends_late_inserts() -> None:
+async def test_a_pause_in_which_nothing_was_affected_drops_nothing_and_ends_late_inserts() -> None:
     rig = Rig(SOON)
     rig.host([0])
     await until(lambda: rig.replica_shards.open_count)

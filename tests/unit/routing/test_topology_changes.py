@@ -1,4 +1,4 @@
-"""Recorded changes: a server that has skipped versions touches what any change touched, and no more."""
+"""Recorded changes: for a server that skips versions, the affected shards are those of all changes, and no more."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from tao.routing.routes import Routes
 from tao.routing.topology_changes import (
     MAX_CHANGES,
     MAX_CHANGES_BYTES,
-    TouchedShards,
+    AffectedShards,
+    affected_shards,
     is_range_text,
     record_change,
-    touched_shards,
 )
 
 SHARDS = 64
 HALF = SHARDS // 2
 EVERYTHING = frozenset(range(SHARDS))
-NOTHING = TouchedShards(frozenset(), frozenset())
+NOTHING = AffectedShards(frozenset(), frozenset())
 
 
 def region(name: str) -> Region:
@@ -67,8 +67,8 @@ def with_database(topology: Topology, place: int, **fields: object) -> Topology:
     return next_version(topology, databases=tuple(databases))
 
 
-def touched(former: Topology, now: Topology, at: str = "east") -> TouchedShards:
-    return touched_shards(Routes(former), Routes(now), at)
+def affected(former: Topology, now: Topology, at: str = "east") -> AffectedShards:
+    return affected_shards(Routes(former), Routes(now), at)
 
 
 def other_leader(topology: Topology, shard: int) -> str:
@@ -76,31 +76,31 @@ def other_leader(topology: Topology, shard: int) -> str:
     return next(each.name for each in topology.regions[0].leaders.servers if each.name != home)
 
 
-def test_a_change_touches_the_shards_that_get_another_leader_and_no_others() -> None:
+def test_a_change_affects_the_shards_that_get_another_leader_and_no_others() -> None:
     first = first_version()
     second = led_by(first, {7: other_leader(first, 7), 9: other_leader(first, 9)})
-    assert touched(first, second) == TouchedShards(frozenset({7, 9}), frozenset())
-    assert touched(first, second, "west") == NOTHING
-    assert touched(first, second, "north").led == EVERYTHING, "a region that was not there"
+    assert affected(first, second) == AffectedShards(frozenset({7, 9}), frozenset())
+    assert affected(first, second, "west") == NOTHING
+    assert affected(first, second, "north").led == EVERYTHING, "a region that was not there"
 
 
-def test_a_change_and_its_reverse_within_one_poll_touch_their_shards() -> None:
+def test_a_change_and_its_reverse_within_one_poll_affect_their_shards() -> None:
     """The two documents that the server sees are equal; another leader had the shard in between."""
     first = first_version()
     third = led_by(led_by(first, {7: other_leader(first, 7)}), {})
     assert msgspec.structs.replace(third, version=1, changes=()) == first
-    assert touched(first, third) == TouchedShards(frozenset({7}), frozenset())
-    assert touched(first, third, "west") == NOTHING
+    assert affected(first, third) == AffectedShards(frozenset({7}), frozenset())
+    assert affected(first, third, "west") == NOTHING
 
 
-def test_a_leader_marked_down_and_up_within_one_poll_touches_the_shards_that_others_led() -> None:
+def test_a_leader_marked_down_and_up_within_one_poll_affects_the_shards_that_others_led() -> None:
     first = first_version()
     down = first.regions[0].leaders.servers[0].name
     third = led_by(led_by(first, {}, down=down), {})
-    assert touched(first, third).led == set(Routes(first).shards_of(down))
+    assert affected(first, third).led == set(Routes(first).shards_of(down))
 
 
-def test_changes_of_followers_marks_of_databases_and_other_regions_touch_nothing() -> None:
+def test_changes_of_followers_marks_of_databases_and_other_regions_affect_nothing() -> None:
     first = first_version()
     east, west = first.regions
     tier = msgspec.structs.replace(
@@ -110,55 +110,55 @@ def test_changes_of_followers_marks_of_databases_and_other_regions_touch_nothing
     marked = {at: msgspec.structs.replace(server, down=True) for at, server in first.databases[0].servers.items()}
     third = with_database(second, 0, servers=marked)
     assert [(each.version, each.leaders, each.databases) for each in third.changes or ()] == [(2, {}, ()), (3, {}, ())]
-    assert touched(first, third) == NOTHING
+    assert affected(first, third) == NOTHING
 
 
-def test_two_promotions_within_one_poll_touch_their_databases_and_no_leaders() -> None:
+def test_two_promotions_within_one_poll_affect_their_databases_and_no_leaders() -> None:
     """At the loss of a region: the leaders of the others keep their caches."""
     first = first_version()
     second = with_database(first, 0, master_region="west", version_epoch=2)
     third = with_database(second, 1, master_region="west", version_epoch=2)
     back = with_database(with_database(third, 0, master_region="east", version_epoch=3), 0, version_epoch=4)
     for at in ("east", "west"):
-        assert touched(first, third, at) == TouchedShards(frozenset(), EVERYTHING)
-        assert touched(third, back, at) == TouchedShards(frozenset(), frozenset(range(HALF)))
+        assert affected(first, third, at) == AffectedShards(frozenset(), EVERYTHING)
+        assert affected(third, back, at) == AffectedShards(frozenset(), frozenset(range(HALF)))
 
 
-def test_a_shard_that_another_database_holds_is_touched_in_every_region() -> None:
+def test_a_shard_that_another_database_holds_is_affected_in_every_region() -> None:
     first = first_version()
     databases = (database("db1", 0, HALF), database("db2", HALF + 1, SHARDS - 1))
     second = next_version(first, databases=databases)
     for at in ("east", "west"):
-        assert touched(first, second, at) == TouchedShards(frozenset({HALF}), EVERYTHING)
-        assert touched(first, next_version(second, databases=first.databases), at).led == {HALF}
+        assert affected(first, second, at) == AffectedShards(frozenset({HALF}), EVERYTHING)
+        assert affected(first, next_version(second, databases=first.databases), at).led == {HALF}
 
 
-def test_a_server_that_misses_a_change_touches_every_shard() -> None:
+def test_for_a_server_that_misses_a_change_every_shard_is_affected() -> None:
     first = first_version()
     later = first
     for _ in range(MAX_CHANGES):
         later = next_version(later)
-    assert touched(first, later) == NOTHING
-    assert touched(first, next_version(later)).led == EVERYTHING, "the record has lost version 2"
+    assert affected(first, later) == NOTHING
+    assert affected(first, next_version(later)).led == EVERYTHING, "the record has lost version 2"
     by_hand = msgspec.structs.replace(later, version=later.version + 1)
-    assert touched(later, by_hand) == NOTHING, "nothing was skipped: the two documents tell everything"
-    assert touched(first, next_version(by_hand)).led == EVERYTHING
-    assert touched(later, next_version(by_hand)).led == EVERYTHING
+    assert affected(later, by_hand) == NOTHING, "nothing was skipped: the two documents tell everything"
+    assert affected(first, next_version(by_hand)).led == EVERYTHING
+    assert affected(later, next_version(by_hand)).led == EVERYTHING
 
 
-def test_without_a_record_only_a_skipped_version_touches_every_shard() -> None:
+def test_without_a_record_a_skipped_version_affects_every_shard_and_a_single_change_does_not() -> None:
     first = first_version(changes=None)
     second = led_by(first, {7: other_leader(first, 7)})
     third = led_by(second, {})
     assert second.changes is None
-    assert touched(first, second).led == {7}
-    assert touched(first, third) == TouchedShards(EVERYTHING, EVERYTHING)
+    assert affected(first, second).led == {7}
+    assert affected(first, third) == AffectedShards(EVERYTHING, EVERYTHING)
 
 
-def test_a_change_of_the_number_of_shards_touches_every_shard() -> None:
+def test_a_change_of_the_number_of_shards_affects_every_shard() -> None:
     first = first_version()
     second = next_version(first, shards=SHARDS + 1, databases=(database("db1", 0, SHARDS),))
-    assert touched(first, second).led == {*EVERYTHING, SHARDS}
+    assert affected(first, second).led == {*EVERYTHING, SHARDS}
 
 
 def test_the_record_is_bounded_in_changes_and_bytes_and_drops_the_oldest() -> None:
