@@ -376,7 +376,7 @@ VARIANTS: Final[Sequence[Variant]] = (
         {"master lost": 1},
         first=27,
     ),
-    Variant("spool not synced", _spool_not_synced, frozenset({"2"}), {"spool needed": 1}, first=10),
+    Variant("spool not synced", _spool_not_synced, frozenset({"2"}), {"spool needed": 1}, first=36),
     Variant(
         "follower notified before its leader",
         _follower_notified_before_leader,
