@@ -137,6 +137,8 @@ def topology_changes(before: Topology, after: Topology) -> list[TopologyChange]:
     if not changes and _mappings(before) != _mappings(after):
         # A shard mapped by hand to where the ring has it anyway: the mapping matters once the ring changes.
         changes.append(TopologyChange("mapped by hand", _mappings(before), _mappings(after)))
+    if before.changes is None and after.changes is not None:
+        changes.append(TopologyChange("recorded changes", "none", "the last 64"))
     return changes
 
 

@@ -45,6 +45,7 @@ class GraphCache:
 
     __slots__ = (
         "_arenas",
+        "_closed_epochs",
         "_hits",
         "_last_shard_epoch",
         "_old_overflows",
@@ -64,6 +65,8 @@ class GraphCache:
         self._shards: dict[int, CachedShard] = {}
         self._hits = Hits(self._shards, self._arenas.credit)
         self._last_shard_epoch = 0
+        # Of shards that are not open: raised by each change, which no version floor remembers.
+        self._closed_epochs: dict[int, int] = {}
         self._old_overflows = 0
         self.denials = 0  # queries for edges that a membership filter answered, in full or in part
         self.dropped = 0  # entries dropped because a change or message could not be applied to their version
@@ -99,6 +102,7 @@ class GraphCache:
         """Forget the shard and its version floors. `reclaim_step` frees the memory."""
         known = self._shards.pop(shard, None)
         if known is not None:
+            self._closed_epochs[shard] = self._next_shard_epoch()
             self._old_overflows += known.floors.overflows
             known.retire()
             self.recorder.record_shard(shard, events.CLOSED, known.version_epoch)
@@ -250,16 +254,21 @@ class GraphCache:
     def _ticket(self, kind: Literal["object", "list"], key: int, atype: int, now: float) -> FillTicket:
         shard = self._shards.get(key >> SHARD_SHIFT)
         if shard is None:
-            return FillTicket(kind, key, atype, 0, 0, 0, now)
+            return FillTicket(kind, key, atype, 0, self._closed_epoch(key >> SHARD_SHIFT), 0, now)
         floor = shard.floor(key, atype)
         self.recorder.record_key(key, atype, events.FILL_BEGUN, floor)
         return FillTicket(kind, key, atype, floor, shard.shard_epoch, shard.version_epoch, now)
 
     def is_invalid(self, ticket: FillTicket) -> bool:
-        """Return whether a bulk invalidation, or the opening or closing of the shard, came after the ticket was taken.
-        A value read under such a ticket may be one that was to be invalidated."""
+        """Return whether a bulk invalidation, the opening or closing of the shard, or a change of the shard while it
+        was not open came after the ticket was taken. A value read under such a ticket may be one that was to be
+        invalidated."""
         shard = self._shards.get(ticket.id >> SHARD_SHIFT)
-        return ticket.shard_epoch != (0 if shard is None else shard.shard_epoch)
+        now = self._closed_epoch(ticket.id >> SHARD_SHIFT) if shard is None else shard.shard_epoch
+        return ticket.shard_epoch != now
+
+    def _closed_epoch(self, shard: int) -> int:
+        return self._closed_epochs.get(shard, 0)
 
     def store_object(self, ticket: FillTicket, value: bytes, version_epoch: int, now: float) -> Stored:
         """Store an object value that was read under ``ticket`` from a source at ``version_epoch``."""
@@ -313,7 +322,7 @@ class GraphCache:
         ``floor_seconds``."""
         shard = self._shards.get(change.shard)
         if shard is None:
-            return Applied.NOT_CACHED
+            return self._pass_closed(change.shard)
         key, atype = (change.id, 0) if isinstance(change, ObjectChange) else (change.id1, change.atype)
         bumped = self._learn(shard, version_epoch)
         if version_epoch < shard.version_epoch:
@@ -332,7 +341,7 @@ class GraphCache:
             return self.apply(message, version_epoch, now, insert)
         shard = self._shards.get(message.shard)
         if shard is None:
-            return Applied.NOT_CACHED
+            return self._pass_closed(message.shard)
         bumped = self._learn(shard, version_epoch)
         if isinstance(message, ShardInvalidation):
             if message.otypes or message.atypes:
@@ -348,6 +357,11 @@ class GraphCache:
         self.dropped += applied is Applied.DROPPED
         self.recorder.record_key(key, atype, applied, message.version)
         return Applied.EPOCH_BUMPED if bumped else applied
+
+    def _pass_closed(self, shard: int) -> Applied:
+        """Note a change of a shard that is not open: fills under way may bring what was there before it."""
+        self._closed_epochs[shard] = self._next_shard_epoch()
+        return Applied.NOT_CACHED
 
     def raise_object_floor(self, id: int, version: int, now: float) -> None:  # noqa: A002
         """Raise the version floor of an object to ``version``, which a token, a peer or a critical read has named.

@@ -41,8 +41,8 @@ class Stored(enum.StrEnum):
 
 class FillTicket(msgspec.Struct, frozen=True, gc=False):
     """A ticket that is taken before a value is read from its source, and shown when the value is stored.
-    ``shard_epoch`` names the shard's tables at that time (0: the shard was not open); ``floor`` is the lowest version
-    that the value must have."""
+    ``shard_epoch`` names the shard's tables at that time, or the last change that passed a shard which was not open;
+    ``floor`` is the lowest version that the value must have."""
 
     kind: Literal["object", "list"]
     id: int

@@ -148,6 +148,15 @@ def remove_server(name: str) -> None:
     _change(lambda found: edits.remove_server(found, name))
 
 
+@topology.command("record-changes")
+@changing_options
+def record_changes() -> None:
+    """Record the last 64 changes in the document, so that servers that skip a version lose no cache.
+
+    Run it once, when every server and every tao command uses this version: earlier versions refuse the document."""
+    _change(edits.begin_record)
+
+
 def _change(edit: Callable[[Topology], Topology]) -> None:
     """Apply the edit, show the changes, ask, and store them.
 

@@ -3,6 +3,9 @@
 Followers serve both documents, so one address is enough to connect. The watch moves to another follower when its
 connection breaks, and names the versions it has, so that no change is missed. When a follower answers NOT_MINE, its
 topology is fetched at once. A document that cannot be used is logged and skipped: the graph keeps the last good one.
+
+A topology of thousands of servers takes a tenth of a second to decode and route by, and the loop belongs to a web
+process: so only one region's part of it is asked for, and a thread decodes a large one and makes its routes.
 """
 
 from __future__ import annotations
@@ -13,19 +16,21 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from tao.client.server_queues import ServerLink, ServerQueue
 from tao.client.settings import ClientSettings
 from tao.model.errors import InvalidArgument, OperatorError, TaoError, TopologyError, Unavailable
 from tao.model.topology import CacheServer, Region, Topology
+from tao.routing.routes import Routes
 from tao.schema.registry import Schema
-from tao.topology.document import parse_topology
+from tao.topology.document import decode_topology, parse_topology
 from tao.wire.address import parse_address
 from tao.wire.convert import error_from_pb
 from tao.wire.v1 import session_pb2 as pb
 
 _logger = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
 
 
 class LinkPool(Protocol):
@@ -41,11 +46,21 @@ class LinkPool(Protocol):
 
 
 class ConfigurationListener(Protocol):
-    """The receiver of each topology and schema."""
+    """The receiver of each topology's routes and each schema."""
 
-    def use_topology(self, topology: Topology) -> None: ...
+    def use_routes(self, routes: Routes) -> None: ...
 
     def use_schema(self, schema: Schema) -> None: ...
+
+
+_MAX_BYTES_AT_ONCE: Final = 16 << 10
+"""Size of the documents that the loop decodes and routes by itself, of some 70 servers: that takes less than ten ms,
+and a process of a small installation needs no thread for them."""
+
+
+async def _beside(size_bytes: int, work: Callable[..., _Result], *arguments: Any) -> _Result:
+    """Do the work on a document of this size: at once, or in a thread while the loop goes on."""
+    return await asyncio.to_thread(work, *arguments) if size_bytes > _MAX_BYTES_AT_ONCE else work(*arguments)
 
 
 def read_target(target: str) -> Topology | CacheServer:
@@ -53,25 +68,46 @@ def read_target(target: str) -> Topology | CacheServer:
     follower's address (``host:port`` of its gRPC port, or ``frames:host:port``).
 
     Raises `InvalidArgument` when it is neither, `TopologyError` for a file that cannot be read or used."""
+    found = _parse_target(target)
+    return _read_topology(found) if isinstance(found, Path) else found
+
+
+async def read_target_beside(target: str) -> Topology | CacheServer:
+    """Read a target as `read_target` does, a large file in a thread. Raises as that."""
+    found = _parse_target(target)
+    return await _beside(_size_bytes(found), _read_topology, found) if isinstance(found, Path) else found
+
+
+def _parse_target(target: str) -> Path | CacheServer:
+    """Return the path of the topology file, or the follower, that a target names. Raises `InvalidArgument`."""
     if not target:
         raise InvalidArgument("the target is empty: connect to 'host:port' of a follower, or to a topology file")
     if target.startswith("frames:"):
         address = str(parse_address(target.removeprefix("frames:")))
         return CacheServer(name=target, grpc="", frames=address)
     if target.startswith("file:") or "/" in target or target.endswith(".json"):
-        path = Path(target.removeprefix("file:"))
-        try:
-            return parse_topology(path.read_bytes(), str(path))
-        except OSError as error:
-            raise TopologyError(f"{path}: the topology file cannot be read: {error.strerror}") from None
+        return Path(target.removeprefix("file:"))
     return CacheServer(name=target, grpc=str(parse_address(target)))
+
+
+def _read_topology(path: Path) -> Topology:
+    """Return the topology in a file. Raises `TopologyError` when it cannot be read or used."""
+    try:
+        return parse_topology(path.read_bytes(), str(path))
+    except OSError as error:
+        raise TopologyError(f"{path}: the topology file cannot be read: {error.strerror}") from None
+
+
+def _size_bytes(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 class ClientConfiguration:
     """The newest topology and schema that were received. Made by `ClientConfiguration.fetch`."""
 
-    def __init__(self, links: LinkPool, settings: ClientSettings, topology: Topology, schema: Schema, region: str):
-        self.topology = topology
+    def __init__(self, links: LinkPool, settings: ClientSettings, routes: Routes, schema: Schema, region: str):
+        """``routes`` are those of ``region``, made by `_routes_of`."""
+        self.routes = routes
         self.schema = schema
         self.region = region
         self._links = links
@@ -79,6 +115,13 @@ class ClientConfiguration:
         self._listener: ConfigurationListener | None = None
         self._watch_task: asyncio.Task[None] | None = None
         self._refresh_task: asyncio.Task[None] | None = None
+        self._watched: tuple[pb.TopologyDocument, str] | None = None  # received by the watch, and not taken yet
+        self._take_task: asyncio.Task[None] | None = None
+
+    @property
+    def topology(self) -> Topology:
+        """The topology in use: from a server, the part of it that applications of this region need."""
+        return self.routes.topology
 
     @classmethod
     async def fetch(
@@ -101,29 +144,33 @@ class ClientConfiguration:
             time_left = (deadline - loop.time()) / (len(servers) - index)
             try:
                 answers = await asyncio.gather(
-                    link.ask(pb.Request(get_topology=pb.GetTopology()), time_left),
+                    # Before the region is known, the server that is asked knows it: the address is one of its region.
+                    link.ask(pb.Request(get_topology=pb.GetTopology(region=region or "")), time_left),
                     link.ask(pb.Request(get_schema=pb.GetSchema()), time_left),
                 )
             except TaoError as error:
                 failure = error
                 continue
-            topology = parse_topology(answers[0].topology.json, f"topology of {server.name}")
+            document = answers[0].topology.json
+            topology = await _beside(len(document), decode_topology, document, f"topology of {server.name}")
             schema = Schema.from_json(answers[1].schema.json, f"schema of {server.name}")
             asked = server if isinstance(source, CacheServer) else None
-            return cls(links, settings, topology, schema, _region_of(topology, region, asked))
+            found = _region_of(topology, region, asked)
+            routes = await _beside(len(document), _routes_of, topology, found, None)
+            return cls(links, settings, routes, schema, found)
         raise failure
 
     def follow(self, listener: ConfigurationListener) -> None:
         """Hand both documents to a listener now, and every newer one when it arrives. Raises `TopologyError`."""
         self._listener = listener
-        listener.use_topology(self.topology)
+        listener.use_routes(self.routes)
         listener.use_schema(self.schema)
         self._links.keep_only(_names(self.topology))
         self._watch_task = asyncio.get_running_loop().create_task(self._watch())
 
     async def close(self) -> None:
         """Stop watching."""
-        tasks = [task for task in (self._watch_task, self._refresh_task) if task is not None]
+        tasks = [task for task in (self._watch_task, self._refresh_task, self._take_task) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -145,9 +192,9 @@ class ClientConfiguration:
 
     async def _fetch_topology(self, queue: ServerQueue) -> None:
         try:
-            request = pb.Request(get_topology=pb.GetTopology())
+            request = pb.Request(get_topology=pb.GetTopology(region=self.region))
             answer = await queue.link.ask(request, self._settings.timeout_seconds)
-            self._take_topology(answer.topology, queue.server.name)
+            await self._take_topology(answer.topology, queue.server.name)
         except TaoError as error:
             # The query that was refused is retried all the same; the watch brings the document later.
             _logger.warning("the topology of %s could not be fetched: %s", queue.server.name, error.message)
@@ -160,7 +207,9 @@ class ClientConfiguration:
             # A random follower of the region, so that thousands of clients do not all watch through the first.
             server = random.choice(_followers(self.topology, self.region))
             ended: asyncio.Future[TaoError | None] = loop.create_future()
-            watch = pb.Watch(topology_version=self.topology.version, schema_hash=self.schema.version_hash)
+            watch = pb.Watch(
+                topology_version=self.topology.version, schema_hash=self.schema.version_hash, region=self.region
+            )
             self._links.to(server).send(pb.Request(watch=watch), math.inf, self._event_handler(server.name, ended))
             error = await ended
             _logger.debug("the watch through %s ended: %s", server.name, error)
@@ -172,7 +221,7 @@ class ClientConfiguration:
                 return
             if answer.HasField("watch"):
                 if answer.watch.HasField("topology"):
-                    self._take_topology(answer.watch.topology, server)
+                    self._take_later(answer.watch.topology, server)
                 if answer.watch.HasField("schema"):
                     self._take_schema(answer.watch.schema, server)
             if not answer.more and not ended.done():
@@ -180,19 +229,35 @@ class ClientConfiguration:
 
         return on_answer
 
-    def _take_topology(self, document: pb.TopologyDocument, server: str) -> None:
+    def _take_later(self, document: pb.TopologyDocument, server: str) -> None:
+        """Take a topology that the watch has received, after the one that is being taken. Of several that come
+        meanwhile the last is taken."""
+        self._watched = document, server
+        if self._take_task is None or self._take_task.done():
+            self._take_task = asyncio.get_running_loop().create_task(self._take_watched())
+
+    async def _take_watched(self) -> None:
+        while self._watched is not None:
+            (document, server), self._watched = self._watched, None
+            await self._take_topology(document, server)
+
+    async def _take_topology(self, document: pb.TopologyDocument, server: str) -> None:
         if document.version <= self.topology.version:
             return
         try:
-            topology = parse_topology(document.json, f"topology of {server}")
+            size = len(document.json)
+            topology = await _beside(size, decode_topology, document.json, f"topology of {server}")
+            routes = await _beside(size, _routes_of, topology, self.region, self.routes)
+            if routes.version <= self.topology.version:
+                return  # the watch and a request for it may bring the same document
             if self._listener is not None:
-                self._listener.use_topology(topology)
+                self._listener.use_routes(routes)
         except OperatorError as error:
             _logger.warning(
                 "topology version %d of %s is not usable and was skipped: %s", document.version, server, error.message
             )
             return
-        self.topology = topology
+        self.routes = routes
         self._links.keep_only(_names(topology))
 
     def _take_schema(self, document: pb.SchemaDocument, server: str) -> None:
@@ -205,6 +270,14 @@ class ClientConfiguration:
             return
         if self._listener is not None:
             self._listener.use_schema(self.schema)
+
+
+def _routes_of(topology: Topology, region: str, former: Routes | None) -> Routes:
+    """Return the routes of a topology, with those of the region's follower tiers computed. Raises `TopologyError` when
+    it lacks the region or has a tier without a server to route to."""
+    routes = Routes(topology, former)
+    routes.follower_tiers(region)
+    return routes
 
 
 def _region_of(topology: Topology, wanted: str | None, asked: CacheServer | None) -> str:

@@ -36,8 +36,9 @@ from tao.model.errors import (
     TaoError,
     Unavailable,
 )
-from tao.model.topology import CacheServer, Topology
+from tao.model.topology import CacheServer
 from tao.routing.budgets import RetryBudget
+from tao.routing.routes import Routes
 from tao.wire.v1 import session_pb2 as pb
 
 _RETRIED_READ_ERRORS: Final = (Unavailable, DeadlineExceeded, NotMine, Fenced, StaleRead, AnswerFull)
@@ -93,11 +94,11 @@ class Dispatcher:
         self._sweep_scheduled = False
         self._closed = False
 
-    def use_topology(self, topology: Topology) -> None:
-        """Route by this topology from now on. Raises `TopologyError` when it lacks the graph's region or tier."""
-        self.router.use(topology)
+    def use_routes(self, routes: Routes) -> None:
+        """Route by these from now on. Raises `TopologyError` when they lack the graph's region or tier."""
+        self.router.use(routes)
         self._queues.keep_only({server.name for server, _ in self.router.servers()})
-        self.stats.topology_version = topology.version
+        self.stats.topology_version = routes.version
 
     def send_reads(self, queue: ServerQueue, reads: QueuedReads) -> None:
         """Send a batch of reads. Its waiters receive the results or errors."""

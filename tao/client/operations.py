@@ -29,6 +29,7 @@ from tao.model.errors import InvalidArgument, TaoError, UnknownType, WriteLost
 from tao.model.ids import SHARD_SHIFT
 from tao.model.tokens import WriteToken
 from tao.model.topology import Topology
+from tao.routing.routes import Routes
 from tao.schema.registry import Schema
 from tao.wire.read_batch import QueryRow
 from tao.wire.v1 import session_pb2 as pb
@@ -37,7 +38,7 @@ Result = TypeVar("Result")
 
 
 class Operations:
-    """The state of an open graph. It follows topology and schema by itself (`use_topology`, `use_schema`)."""
+    """The state of an open graph. It follows topology and schema by itself (`use_routes`, `use_schema`)."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class Operations:
 
     @property
     def topology(self) -> Topology:
-        """Return the topology that requests are routed by now."""
+        """Return the topology that requests are routed by now: this graph's region of it, and the databases."""
         return self._configuration.topology
 
     @property
@@ -112,10 +113,11 @@ class Operations:
         with self._own_writes.recording() as recording:
             yield recording
 
-    def use_topology(self, topology: Topology) -> None:
-        """Take over a newer topology. Raises `TopologyError` when it lacks this graph's region or tier."""
-        self._dispatcher.use_topology(topology)
-        self._builder = replace(self._builder, shards=topology.shards)
+    def use_routes(self, routes: Routes) -> None:
+        """Take over the routes of a newer topology. Raises `TopologyError` when they lack this graph's region or
+        tier."""
+        self._dispatcher.use_routes(routes)
+        self._builder = replace(self._builder, shards=routes.shards)
 
     def use_schema(self, schema: Schema) -> None:
         """Take over a newer schema."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tao.client.server_queues import ServerQueue
 from tao.model.errors import InvalidArgument, TopologyError
-from tao.model.topology import CacheServer, Topology
+from tao.model.topology import CacheServer
 from tao.routing.routes import Routes, TierRoutes
 
 QueueOf = Callable[[CacheServer, str], ServerQueue]
@@ -28,14 +28,13 @@ class _Candidates(NamedTuple):
 
 
 class Router:
-    """The servers by shard, under one topology at a time."""
+    """The servers by shard, under one topology's routes at a time."""
 
     def __init__(self, region: str, tier: str | None, queue_of: QueueOf) -> None:
         """Route for one region. ``tier`` is the follower tier to prefer, None for the region's first."""
         self._region = region
         self._tier = tier
         self._queue_of = queue_of
-        self._routes: Routes | None = None
         self._tiers: list[TierRoutes] = []
         self._candidates: list[_Candidates | None] = []
         self._reads_routed = 0
@@ -43,9 +42,8 @@ class Router:
         self.shards = 0
         self.has_standby = False
 
-    def use(self, topology: Topology) -> None:
-        """Route by this topology from now on. Raises `TopologyError` when it lacks the region or the tier."""
-        routes = Routes(topology, self._routes)
+    def use(self, routes: Routes) -> None:
+        """Route by these from now on. Raises `TopologyError` when they lack the region or the tier."""
         tiers = list(routes.follower_tiers(self._region))
         if self._tier is not None:
             first = [each for each in tiers if each.tier == self._tier]
@@ -53,11 +51,10 @@ class Router:
                 known = ", ".join(each.tier for each in tiers)
                 raise TopologyError(f"region {self._region!r} has no follower tier {self._tier!r}; it has {known}")
             tiers = first + [each for each in tiers if each.tier != self._tier]
-        self._routes = routes
         self._tiers = tiers
-        self._candidates = [None] * topology.shards
-        self.version = topology.version
-        self.shards = topology.shards
+        self._candidates = [None] * routes.shards
+        self.version = routes.version
+        self.shards = routes.shards
         self.has_standby = sum(len(each.servers) for each in tiers) > 1
 
     def servers(self) -> list[tuple[CacheServer, str]]:

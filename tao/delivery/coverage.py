@@ -202,10 +202,5 @@ class UnconfirmedShards:
         """Repeat the unanswered questions about the database's shards with the next `take_wanted`."""
         self._databases[database].asked.clear()
 
-    def ask_all_again(self) -> None:
-        """Repeat the unanswered questions about the shards of every database."""
-        for database in self._databases:
-            self.ask_again(database)
-
     def _of(self, shard: int) -> _DatabaseShards:
         return self._databases[self._database_of(shard)]

@@ -268,21 +268,27 @@ class Publisher:
             self._proven[database] = unix_ms
             self._deliver_proofs()
 
-    def forget_proofs(self) -> None:
-        """Forget all proofs after a change of the topology.
+    def forget_proofs(self, shards: Iterable[int]) -> None:
+        """Forget what is proven of these shards, which a change of the topology has affected, and of their databases.
 
         Proofs about the former shards say nothing about the shards that are added, so new proofs are needed. The tailer
-        may also have sent messages of any shard to another leader in between, so no position counts until the tailer
-        says where the shard continues."""
-        self._proven.clear()
-        self._reached.clear()
-        self._proofs += 1
-        self._unconfirmed.ask_all_again()
-        for shard, stream in self._streams.items():
-            self._unconfirmed.add(shard)
-            self._unlink(shard)
-            # Even when it was never linked: its followers may miss what another leader received since it was opened.
-            stream.must_be_gapless = stream.must_be_gapless or shard in self._followed
+        may also have sent messages of these shards to another leader in between, so none of their positions counts
+        until the tailer says where the shard continues."""
+        affected = sorted(shards)
+        databases = dict.fromkeys(map(self.database_of, affected))
+        for database in databases:
+            self._proven.pop(database, None)
+            self._reached.pop(database, None)
+            self._unconfirmed.ask_again(database)
+        self._proofs += bool(databases)
+        for shard in affected:
+            stream = self._streams.get(shard)
+            if stream is not None:
+                self._unconfirmed.add(shard)
+                self._unlink(shard)
+                # Even when it was never linked: its followers may miss what another leader received since it was
+                # opened.
+                stream.must_be_gapless = stream.must_be_gapless or shard in self._followed
 
     @property
     def proven(self) -> Mapping[str, int]:

@@ -139,6 +139,7 @@ def build_topology(record: ClusterRecord, former: TopologyOutline, *, semi_sync:
             )
             for name, shards in shape.shard_ranges.items()
         ),
+        changes=(),
     )
 
 

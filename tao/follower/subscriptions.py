@@ -10,6 +10,10 @@ leaves a gap in them, goes on with the others; the follower subscribes those aga
 the protocol calls a series. The stream ends with the connection, or when the follower closes it. One acknowledgement
 covers all deliveries before it, and only a leader that has sent as much as it may waits for it.
 
+A change of the topology affects only the shards that other leaders lead since, or may have led in between
+(`tao.routing.topology_changes`). They are added to the streams of their present leaders; a former leader, whose
+deliveries of them are ignored, ends them itself. The other shards go on, confirmed and fresh.
+
 A leader reports in its stream the time up to which it has sent every change of a database. That holds only for the
 shards that this leader sends to this follower: a shard that its leader has not confirmed, or that another leader owns
 by now, keeps the time that it had. Without reports the bound simply grows, whichever part of the chain has broken. The
@@ -33,6 +37,7 @@ from tao.model.delivery import Delivery, Position
 from tao.model.errors import TaoError
 from tao.model.topology import CacheServer
 from tao.routing.routes import Routes
+from tao.routing.topology_changes import affected_shards
 from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import WriteThrough
 from tao.wire.convert import delivery_from_pb, error_from_pb, position_to_pb
@@ -68,6 +73,10 @@ class SubscriptionSettings:
     longer has failed."""
 
 
+PositionsFor = Callable[[Iterable[int]], Sequence[Position]]
+"""Returns the positions from which subscriptions to shards continue."""
+
+
 class Subscriptions:
     """The subscriptions of one follower, one stream for each leader."""
 
@@ -91,7 +100,8 @@ class Subscriptions:
         self._log: Final = context.log
         self._inbox: Final = Inbox()
         self._hosted: frozenset[int] = frozenset()
-        self._following: dict[str, asyncio.Event] = {}
+        self._followed: Routes | None = None
+        self._following: dict[str, _Following] = {}
         self._behind: set[int] = set()
         self._caught_up: Final = asyncio.Event()
         self.freshness: Final = Freshness(
@@ -125,23 +135,47 @@ class Subscriptions:
             self._cache.close_shard(shard)
             self._inbox.forget(shard)
             self._behind.discard(shard)
-        # Every stream ends with the topology under which it began, and the current leader of a shard confirms it again.
-        self._behind |= hosted
+        former, self._followed = self._followed, routes
+        affected = hosted - self._hosted
+        if former is not None:
+            affected |= hosted & affected_shards(former, routes, self._region).led
+        self._behind |= affected
         self._hosted = hosted
         leaders = routes.leaders(self._region)
         self.freshness.follow(lambda shard: leaders.home(shard).name, hosted)
-        # Also the leaders that the topology does not name any more, so that their tasks end.
-        for changed in self._following.values():
-            changed.set()
+        self._redirect_streams(routes, affected)
         self._follow_missing()
+
+    def _redirect_streams(self, routes: Routes, affected: frozenset[int]) -> None:
+        """Add the affected shards to the streams of their leaders, and end the streams that cannot go on."""
+        leaders = routes.leaders(self._region)
+        affected_by_leader: dict[str, set[int]] = {}
+        for shard in sorted(affected):
+            affected_by_leader.setdefault(leaders.home(shard).name, set()).add(shard)
+        homes = {home.name: home for home in map(leaders.home, self._hosted)}
+        for name, following in self._following.items():
+            stream = following.stream
+            if (
+                stream is None
+                or name not in homes  # its shards have other leaders, or it has left the topology
+                or stream.link is not self._links.to(homes[name])  # it has other addresses
+                or not stream.shards <= self._hosted  # a leader is not asked to stop sending a single shard
+            ):
+                following.changed.set()
+            elif name in affected_by_leader:
+                stream.add(affected_by_leader[name])
+                stream.ask_again(self._positions_at(name))
 
     async def renew(self, timeout_seconds: float) -> None:
         """Subscribe everything again after a pause. Return when the leaders have confirmed it, and hence sent what was
         missed, or after ``timeout_seconds``: without leaders the follower goes on serving what is cached."""
+        for shard in self._hosted:
+            # The answer to a write may have been under way for longer than version floors are kept.
+            self._changes.note_begun(shard)
         self._behind |= self._hosted
         self._caught_up.clear()
-        for changed in self._following.values():
-            changed.set()
+        for following in self._following.values():
+            following.changed.set()
         if self._behind:
             await _wait_for(self._caught_up, timeout_seconds)
 
@@ -155,13 +189,13 @@ class Subscriptions:
         for leader in self._configuration.routes.leaders(self._region).servers:
             if leader.name in self._following:
                 continue
-            changed = asyncio.Event()
+            following = _Following()
             try:
-                self._spawn(self._follow(leader.name, changed))
+                self._spawn(self._follow(leader.name, following))
             except TaoError as error:
                 self._log.warning("leader_subscription_failed", leader=leader.name, reason=error.message)
             else:
-                self._following[leader.name] = changed
+                self._following[leader.name] = following
 
     def _shards_led_by(self, leader: str) -> list[int]:
         return [shard for shard in sorted(self._hosted) if self._is_led_by(leader, shard)]
@@ -173,47 +207,53 @@ class Subscriptions:
         servers = self._configuration.routes.leaders(self._region).servers
         return next((server for server in servers if server.name == name), None)
 
-    async def _follow(self, name: str, changed: asyncio.Event) -> None:
+    async def _follow(self, name: str, following: _Following) -> None:
         """Keep a stream from one leader, until the topology does not name it any more."""
+        changed = following.changed
         try:
             while (leader := self._leader(name)) is not None:
                 changed.clear()
                 shards = self._shards_led_by(name)
                 if shards:
-                    await self._receive_stream(leader, shards, changed)
+                    await self._receive_stream(leader, shards, following)
                     # The new leader of a shard that moved may have confirmed it already.
-                    self._behind.update(shard for shard in shards if self._is_led_by(name, shard))
+                    self._behind.update(self._shards_led_by(name))
                     await _wait_for(changed, self._settings.retry_seconds)
                 else:
                     await changed.wait()
         finally:
             del self._following[name]
 
-    async def _receive_stream(self, leader: CacheServer, shards: list[int], changed: asyncio.Event) -> None:
-        """Receive one stream of deliveries, until the connection ends or the topology changes."""
-        stream = DeliveryStream(
+    async def _receive_stream(self, leader: CacheServer, shards: list[int], following: _Following) -> None:
+        """Receive one stream of deliveries, until the connection ends or a change of the topology ends it."""
+        stream = following.stream = DeliveryStream(
             self._links.to(leader),
             self._name,
             self._inbox.positions_for(shards),
             lambda delivery: self._receive(delivery, leader.name),
             self._settings,
         )
-        moved = asyncio.ensure_future(changed.wait())
+        moved = asyncio.ensure_future(following.changed.wait())
         ended = asyncio.ensure_future(stream.ended.wait())
         try:
             while not (ended.done() or moved.done()):
                 await asyncio.wait(
                     (ended, moved), timeout=self._settings.retry_seconds, return_when=asyncio.FIRST_COMPLETED
                 )
-                stream.ask_again(self._inbox.positions_for)
+                stream.ask_again(self._positions_at(leader.name))
             if stream.reason:
                 self._log.info("subscription_ended", leader=leader.name, reason=stream.reason)
         finally:
+            following.stream = None
             ended.cancel()
             moved.cancel()
             stream.close()
             if stream.failed:
-                self._invalidate(leader.name, shards)
+                self._invalidate(leader.name, sorted(stream.shards))
+
+    def _positions_at(self, leader: str) -> PositionsFor:
+        """Return what gives the positions from which the leader continues shards, of those that it still leads."""
+        return lambda shards: self._inbox.positions_for(shard for shard in shards if self._is_led_by(leader, shard))
 
     def _invalidate(self, leader: str, shards: list[int]) -> None:
         """Drop these shards' entries, and their positions, so that the next subscription begins with a reset. A shard
@@ -265,6 +305,16 @@ class Subscriptions:
             self._changes.apply(messages)
 
 
+class _Following:
+    """What one leader is followed by: the stream that is open now, if any, and the event that ends it."""
+
+    __slots__ = ("changed", "stream")
+
+    def __init__(self) -> None:
+        self.changed: Final = asyncio.Event()
+        self.stream: DeliveryStream | None = None
+
+
 async def _wait_for(event: asyncio.Event, seconds: float) -> None:
     try:
         async with asyncio.timeout(seconds):
@@ -292,7 +342,9 @@ class DeliveryStream:
         self.ended: Final = asyncio.Event()
         self.reason = ""
         self.failed = False
-        self._link: Final = link
+        self.shards: Final = {position.shard for position in positions}
+        """The shards that this stream was ever asked for."""
+        self.link: Final = link
         self._subscriber: Final = subscriber
         self._receive: Final = receive
         self._settings: Final = settings
@@ -304,12 +356,21 @@ class DeliveryStream:
         self._missing: set[int] = set()
         link.send(self._subscribe(positions), math.inf, self._take)
 
-    def ask_again(self, positions_for: Callable[[Iterable[int]], Sequence[Position]]) -> None:
-        """Subscribe again the shards that were refused or had a gap, if there are any, and add them to the stream."""
+    def add(self, shards: Iterable[int]) -> None:
+        """Have the next `ask_again` subscribe these shards, too, or again."""
+        self.shards.update(shards)
+        self._missing.update(shards)
+
+    def ask_again(self, positions_for: PositionsFor) -> None:
+        """Subscribe the shards that were added, were refused or had a gap, if there are any, in this stream."""
         if self._missing and self._number and not self.ended.is_set():
             asked, self._missing = self._missing, set()
-            request = self._subscribe(positions_for(sorted(asked)), self._number)
-            self._link.send(request, self._settings.answer_timeout_seconds, lambda answer: self._added(asked, answer))
+            positions = positions_for(sorted(asked))
+            if positions:
+                request = self._subscribe(positions, self._number)
+                self.link.send(
+                    request, self._settings.answer_timeout_seconds, lambda answer: self._added(asked, answer)
+                )
 
     def close(self) -> None:
         """End the stream, and say so to the leader, which would go on for ever otherwise."""
@@ -355,7 +416,7 @@ class DeliveryStream:
         self._unacknowledged_messages = 0
         if not self.ended.is_set():
             acknowledge = pb.Acknowledge(subscribe_number=self._number, delivery_number=self._applied)
-            self._link.send(pb.Request(acknowledge=acknowledge), self._settings.answer_timeout_seconds, _no_answer)
+            self.link.send(pb.Request(acknowledge=acknowledge), self._settings.answer_timeout_seconds, _no_answer)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -377,7 +438,7 @@ class DeliveryStream:
         if self._number and not self._last_came:
             self._last_came = True
             forget = pb.Request(forget=pb.Forget(forgotten_number=self._number))
-            self._link.send(forget, self._settings.answer_timeout_seconds, self._take)
+            self.link.send(forget, self._settings.answer_timeout_seconds, self._take)
 
 
 def _no_answer(_: pb.Answer) -> None:

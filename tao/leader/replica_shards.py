@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from math import inf
 from typing import Final
@@ -66,7 +67,6 @@ class ReplicaShards:
         self._hosted: frozenset[int] = frozenset()
         self._opened: set[int] = set()
         self._openings = 0
-        self._topology_version = 0
         self._due: dict[int, object] = {}
 
     @property
@@ -79,24 +79,26 @@ class ReplicaShards:
         """Return how many of them are cached by now."""
         return len(self._opened)
 
-    def serve(self, shards: Iterable[int], topology_version: int) -> None:
-        """Serve exactly these shards from now on, as the topology of this version says.
-
-        By topologies in between that this leader has not seen, other leaders may have served the shards and received
-        their changes. So a gap in the versions resets all shards."""
+    def serve(self, shards: Iterable[int], affected: AbstractSet[int]) -> None:
+        """Serve exactly these shards from now on. ``affected``: those of which other leaders may have received changes
+        by topologies in between that this leader has not seen; they are reset."""
         hosted = frozenset(shards)
-        if topology_version > self._topology_version + 1:
-            self._change(frozenset())
-        self._topology_version = topology_version
+        self._change(hosted - affected)
         self._change(hosted)
 
     def reset(self) -> None:
         """Drop everything cached of these shards, and cache again once it is kept fresh.
 
         While this process was paused, the region's tailer may have sent changes to another leader."""
-        hosted = self._hosted
-        self._change(frozenset())
-        self._change(hosted)
+        self.serve(self._hosted, self._hosted)
+
+    def note_pause(self) -> None:
+        """Note that this process was paused, and that no other leader received changes of these shards meanwhile.
+
+        What is cached is continued. Answers to writes may have been under way for longer than version floors are
+        kept."""
+        for shard in self._opened:
+            self._changes.note_begun(shard)
 
     def _change(self, hosted: frozenset[int]) -> None:
         for shard in self._opened - hosted:
@@ -205,7 +207,8 @@ class ForwardedWrites:
         `WriteThrough.apply_write`."""
         if self._hosts(messages.shard):
             self._apply(messages, sent_at)
-            self._publisher.publish(messages)
+            if self._publisher.stream(messages.shard) is not None:  # else it is not cached yet
+                self._publisher.publish(messages)
 
     async def apply_remote_changes(self, changes: list[ShardMessages]) -> None:
         """Apply changes that another region's leader has made to the far side of a pair.

@@ -20,8 +20,10 @@ from tao.leader.settings import LeaderSettings
 from tao.leader.write_path import WritePath
 from tao.model.errors import TaoError
 from tao.model.rows import ShardRow
+from tao.observability.logs import Logger
 from tao.observability.metrics import Metrics
 from tao.routing.routes import Routes
+from tao.routing.topology_changes import AffectedShards, affected_shards
 from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import WriteThrough
 from tao.serving.metrics import register_databases, register_disk_space, register_held_rows
@@ -47,6 +49,11 @@ class LeaderServer(CachingServer[LeaderSettings]):
     """The parts of one leader process."""
 
     role = "leader"
+
+    def __init__(self, settings: LeaderSettings, log: Logger) -> None:
+        super().__init__(settings, log)
+        self._followed: Routes | None = None
+        self._led: frozenset[int] = frozenset()  # by the followed routes
 
     async def start(self) -> LeaderServer:
         """Listen, serve and begin to take the shards. Raises `OperatorError` or `OSError` when that fails."""
@@ -108,7 +115,7 @@ class LeaderServer(CachingServer[LeaderSettings]):
             context,
             settings.forwarding,
             self._publisher,
-            hosts=lambda shard: shard in replicas.shards and self._cache.is_open(shard),
+            hosts=lambda shard: shard in replicas.shards,
             apply=self._changes.apply_write,
         )
 
@@ -202,8 +209,6 @@ class LeaderServer(CachingServer[LeaderSettings]):
         self._make_listeners(context, service, PAUSE_SENSITIVE, lambda: min(self._ownership.owned, default=0))
 
     def _follow_configuration(self, context: ServerContext) -> None:
-        # Forget proofs of freshness before the shards change: they say nothing about shards that are added.
-        context.configuration.on_routes(lambda _: self._publisher.forget_proofs())
         context.configuration.on_routes(self._follow_routes)
         super()._follow_configuration(context)
 
@@ -227,16 +232,23 @@ class LeaderServer(CachingServer[LeaderSettings]):
 
     async def _look_after_pause(self, seconds: float) -> None:
         """Learn what may have changed while this process was paused: topology, owners, messages of replica shards."""
-        await self._refresh_configuration(seconds / 2)
-        self._replica_shards.reset()
+        if await self._refresh_configuration(seconds / 2):
+            self._replica_shards.note_pause()  # the shards that a change affected have been reset
+        else:
+            self._replica_shards.reset()
         await self._ownership.confirm(seconds / 2)
 
     def _follow_routes(self, routes: Routes) -> None:
         # By tier: a server that is removed from the topology while it runs has no shards, and must give up its own.
         region = self._context.region
-        shards = routes.tier(region, self._context.tier).shards_of(self._settings.name)
+        shards = frozenset(routes.tier(region, self._context.tier).shards_of(self._settings.name))
+        former, self._followed = self._followed, routes
+        affected = AffectedShards(shards, shards) if former is None else affected_shards(former, routes, region)
+        # Forget proofs of freshness before the shards change: they say nothing about shards that are added.
+        self._publisher.forget_proofs((affected.led | affected.database) & (shards | self._led))
+        self._led = shards
         mastered_here = {shard for shard in shards if routes.master_region(shard) == region}
-        self._replica_shards.serve((shard for shard in shards if shard not in mastered_here), routes.version)
+        self._replica_shards.serve(shards - mastered_here, affected.led)
         self._ownership.want(mastered_here)
 
     def _open_shard(self, row: ShardRow) -> None:

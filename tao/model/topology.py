@@ -139,9 +139,23 @@ class Database(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.servers) > 1
 
 
+class RecordedChange(msgspec.Struct, frozen=True, kw_only=True):
+    """What one change of the document affected; ``version`` is the version that it made.
+
+    ``leaders``: region → the shards that other leaders of that region lead since, or that another database holds, as
+    text such as ``3,17-20``. ``databases``: those with another master, version epoch, server or range of shards.
+    """
+
+    version: int
+    leaders: dict[str, str] = {}
+    databases: tuple[str, ...] = ()
+
+
 class Topology(msgspec.Struct, frozen=True, kw_only=True):
     """The whole document. ``shards``: the number of logical shards (fixed for the life of the data).
     ``marked_by_watcher``: servers whose ``down`` mark a watcher has set and will remove; it leaves marks set by hand.
+    ``changes``: the last changes of the document, oldest first (`tao.routing.topology_changes`); None when they are not
+    recorded.
     """
 
     version: int
@@ -149,6 +163,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     regions: tuple[Region, ...]
     databases: tuple[Database, ...]
     marked_by_watcher: tuple[str, ...] = ()
+    changes: tuple[RecordedChange, ...] | None = None
 
     @property
     def tiers(self) -> list[PlacedTier]:

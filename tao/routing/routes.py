@@ -89,6 +89,12 @@ class TierRoutes:
         leader. Raises as `hosts`."""
         return self.hosts(shard)[0]
 
+    def moved_since(self, former: TierRoutes) -> list[int]:
+        """Return the shards whose home is another server than by the ``former`` routes of the tier, in ascending
+        order."""
+        hosts = zip(former._hosts, self._hosts, strict=True)
+        return [shard for shard, (was, now) in enumerate(hosts) if was[0].name != now[0].name]
+
     def shards_of(self, server: str) -> tuple[int, ...]:
         """Return the shards that the server serves as home or clone, or as their present leader, in ascending order;
         none for a server of another tier."""

@@ -30,6 +30,10 @@ of its share. More points would improve the balance, but cost every client memor
 topology: 64 servers take about 10 ms."""
 _POINT_SEED: Final = 0x7A0
 _SHARD_SEED: Final = 0x7A1  # different, so that no shard hashes onto a server's point by construction
+_SORTED_PARTS: Final = 256
+_PART_SHIFT: Final = 56  # the highest byte of a hash chooses its part
+_RANK_BITS: Final = 20  # as many ranks as points
+_RANK_MASK: Final = (1 << _RANK_BITS) - 1
 
 
 class Ring:
@@ -38,24 +42,29 @@ class Ring:
     __slots__ = ("_hashes", "_owners", "names")
 
     def __init__(self, servers: Mapping[str, float]) -> None:
-        """Build the ring from ``servers``, which maps names to weights.
-
-        Raises `TopologyError` when no weight is above 0, one is negative, or there are more than `MAX_POINTS`."""
-        points = {name: _points(name, weight) for name, weight in servers.items()}
-        if not any(points.values()):
-            raise TopologyError("a tier needs at least one server whose weight is above 0")
-        if sum(points.values()) > MAX_POINTS:
-            raise TopologyError(
-                f"the ring would have {sum(points.values())} points, more than {MAX_POINTS}; use lower weights"
-            )
-        placed = sorted(
-            (xxhash.xxh3_64_intdigest(f"{name}#{index}".encode(), _POINT_SEED), name)  # by name where hashes collide
-            for name, count in points.items()
-            for index in range(count)
-        )
+        """Build the ring from ``servers``, which maps names to weights. Raises as `ring_points`."""
+        points = ring_points(servers)
+        ranked = sorted(name for name, count in points.items() if count)
+        suffixes = [f"#{index}".encode() for index in range(max(points.values()))]
+        # A point is one number, its hash and then the rank of its server, and points are sorted by parts: of a ring of
+        # 1,000 servers, tuples for the garbage collector or a single sort would stop all threads for a tenth of a
+        # second.
+        parts: list[list[int]] = [[] for _ in range(_SORTED_PARTS)]
+        for rank, name in enumerate(ranked):
+            encoded = name.encode()
+            for suffix in suffixes[: points[name]]:
+                point = xxhash.xxh3_64_intdigest(encoded + suffix, _POINT_SEED)
+                parts[point >> _PART_SHIFT].append(point << _RANK_BITS | rank)
+        hashes = array("Q")
+        owners: list[str] = []
+        for part in parts:
+            part.sort()  # by name where hashes collide
+            hashes.extend([point >> _RANK_BITS for point in part])
+            owners.extend([ranked[point & _RANK_MASK] for point in part])
+            part.clear()  # freed by parts, too
         self.names: Final[frozenset[str]] = frozenset(servers)
-        self._hashes: Final = array("Q", (point for point, _ in placed))
-        self._owners: Final = tuple(name for _, name in placed)
+        self._hashes: Final = hashes
+        self._owners: Final = tuple(owners)
 
     def owner(self, shard: int) -> str:
         """Return the server to which the ring gives the shard."""
@@ -87,6 +96,20 @@ class Ring:
         if shard < 0:
             raise InvalidArgument(f"shard {shard} is negative; shards are numbered from 0")
         return bisect_left(self._hashes, xxhash.xxh3_64_intdigest(shard.to_bytes(8, "little"), _SHARD_SEED))
+
+
+def ring_points(servers: Mapping[str, float]) -> dict[str, int]:
+    """Return the number of points of each server on the ring of ``servers``, which maps names to weights.
+
+    Raises `TopologyError` when no weight is above 0, one is negative, or there are more than `MAX_POINTS` points."""
+    points = {name: _points(name, weight) for name, weight in servers.items()}
+    if not any(points.values()):
+        raise TopologyError("a tier needs at least one server whose weight is above 0")
+    if sum(points.values()) > MAX_POINTS:
+        raise TopologyError(
+            f"the ring would have {sum(points.values())} points, more than {MAX_POINTS}; use lower weights"
+        )
+    return points
 
 
 def _points(name: str, weight: float) -> int:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from tao.model.errors import SchemaError, TaoError
 from tao.model.ports import Clock
 from tao.model.topology import Topology
@@ -21,7 +23,7 @@ from tao.routing.budgets import RetryBudget
 from tao.routing.routes import Routes
 from tao.schema.compatibility import compare
 from tao.schema.registry import Schema, load_schema
-from tao.topology.document import dump_topology
+from tao.topology.document import dump_topology, encode_region
 from tao.wire.links import Links
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
@@ -39,14 +41,14 @@ class Configuration:
     ) -> None:
         """``load`` reads the current topology document, for `refresh`."""
         self._load: Final = load
-        self._looking: asyncio.Future[None] | None = None
+        self._looking: asyncio.Future[bool] | None = None
         self.routes = Routes(topology)
         self.schema = schema
         self._log: Final = log
-        self._topology_json = dump_topology(topology).encode()
+        self._topology_jsons: dict[str | None, bytes] = {}  # by region; of the present version
         self._on_routes: list[Callable[[Routes], None]] = []
         self._on_schema: list[Callable[[Schema], None]] = []
-        self._watchers: dict[Reply, None] = {}
+        self._watchers: dict[Reply, str | None] = {}  # with the region whose part each receives
 
     def on_routes(self, listener: Callable[[Routes], None]) -> None:
         """Call ``listener`` with every newer topology's routes."""
@@ -61,32 +63,34 @@ class Configuration:
         if topology.version <= self.routes.version:
             return
         self.routes = Routes(topology, self.routes)
-        self._topology_json = dump_topology(topology).encode()
+        self._topology_jsons.clear()
         self._log.info("topology_changed", topology_version=topology.version)
         for listener in self._on_routes:
             try:
                 listener(self.routes)
             except Exception as error:  # noqa: BLE001 - one listener's bug must not affect others
                 self._log.error("topology_listener_failed", exc_info=error)
-        self._notify(pb.WatchEvent(topology=self.topology_document()))
+        self._notify(lambda region: pb.WatchEvent(topology=self.topology_document(region)))
 
-    async def refresh(self) -> None:
+    async def refresh(self) -> bool:
         """Read the topology document now, because another server has named a newer version. Concurrent callers share
-        one read. A document that cannot be read changes nothing."""
+        one read. A document that cannot be read changes nothing. Returns whether it was read."""
         if self._looking is None:
             self._looking = asyncio.ensure_future(self._look())
             self._looking.add_done_callback(self._looked)
-        await asyncio.shield(self._looking)
+        return await asyncio.shield(self._looking)
 
-    async def _look(self) -> None:
+    async def _look(self) -> bool:
         if self._load is None:
-            return
+            return False
         try:
             self.use_topology(await self._load())
         except TaoError as error:
             self._log.warning("topology_refresh_failed", reason=error.message)
+            return False
+        return True
 
-    def _looked(self, _: asyncio.Future[None]) -> None:
+    def _looked(self, _: asyncio.Future[bool]) -> None:
         self._looking = None
 
     def use_schema_text(self, text: str, source: str) -> bool:
@@ -107,32 +111,51 @@ class Configuration:
             self._log.info("schema_changed", schema_hash=schema.version_hash)
             for listener in self._on_schema:
                 listener(schema)
-            self._notify(pb.WatchEvent(schema=self.schema_document()))
+            self._notify(lambda _: pb.WatchEvent(schema=self.schema_document()))
         return True
 
-    def topology_document(self) -> pb.TopologyDocument:
-        """Return the topology as it is sent to clients."""
-        return pb.TopologyDocument(version=self.routes.version, json=self._topology_json)
+    def topology_document(self, region: str | None = None) -> pb.TopologyDocument:
+        """Return the topology as it is sent to clients: the part of a region, or (None) the whole document, without
+        the recorded changes, which programs of earlier versions refuse. An unknown region gets the whole document."""
+        topology = self.routes.topology
+        if region is not None and all(each.name != region for each in topology.regions):
+            region = None
+        found = self._topology_jsons.get(region)
+        if found is None:
+            whole = msgspec.structs.replace(topology, changes=None)
+            found = dump_topology(whole).encode() if region is None else encode_region(topology, region)
+            self._topology_jsons[region] = found
+        return pb.TopologyDocument(version=self.routes.version, json=found)
 
     def schema_document(self) -> pb.SchemaDocument:
         """Return the schema as it is sent to clients."""
         return pb.SchemaDocument(hash=self.schema.version_hash, json=self.schema.to_json().encode())
 
-    def watch(self, request: pb.Request, reply: Reply) -> None:
-        """Send ``reply`` the topology and schema that are newer than the caller's, now and whenever they change."""
+    def watch(self, request: pb.Request, reply: Reply, own_region: str) -> None:
+        """Send ``reply`` the topology and schema that are newer than the caller's, now and whenever they change.
+        ``own_region`` is that of this server."""
         event = pb.WatchEvent()
+        region = region_asked(request.watch, own_region)
         if request.watch.topology_version < self.routes.version:
-            event.topology.CopyFrom(self.topology_document())
+            event.topology.CopyFrom(self.topology_document(region))
         if request.watch.schema_hash != self.schema.version_hash:
             event.schema.CopyFrom(self.schema_document())
-        self._watchers[reply] = None
-        reply.on_close(lambda: self._watchers.pop(reply, None))
+        self._watchers[reply] = region
+        reply.on_close(lambda: self._forget_watcher(reply))
         if event.HasField("topology") or event.HasField("schema"):
             reply.send(pb.Answer(more=True, watch=event))
 
-    def _notify(self, event: pb.WatchEvent) -> None:
-        for reply in list(self._watchers):
-            reply.send(pb.Answer(more=True, watch=event))
+    def _forget_watcher(self, reply: Reply) -> None:
+        self._watchers.pop(reply, None)
+
+    def _notify(self, event_for: Callable[[str | None], pb.WatchEvent]) -> None:
+        for reply, region in list(self._watchers.items()):
+            reply.send(pb.Answer(more=True, watch=event_for(region)))
+
+
+def region_asked(request: pb.GetTopology | pb.Watch, own_region: str) -> str | None:
+    """Return the region whose part of the topology a caller asks for; None for the whole document."""
+    return (request.region or own_region) if request.HasField("region") else None
 
 
 _logger = logging.getLogger(__name__)

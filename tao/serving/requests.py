@@ -31,7 +31,7 @@ from tao.model.settings import renamed
 from tao.model.topology import CacheServer
 from tao.observability.logs import Logger
 from tao.observability.metrics import Metrics
-from tao.serving.configuration import ServerContext
+from tao.serving.configuration import ServerContext, region_asked
 from tao.serving.inspection import inspect
 from tao.serving.read_service import ReadService
 from tao.wire.frames_server import FrameServer
@@ -244,14 +244,16 @@ class CacheService:
         paths: Mapping[str, Callable[[pb.Request, Reply], None]],
     ) -> None:
         """``paths`` serve the kinds of requests that the other role does not serve in the same way."""
-        configuration = context.configuration
+        configuration, region = context.configuration, context.region
         self._role: Final = role
         self._rules: Final = FOLLOWER_RULES if role == "follower" else LEADER_RULES
         self._paths: Final[dict[str, Callable[[pb.Request, Reply], None]]] = {
             "read": reads.handle,
-            "get_topology": lambda _, reply: reply.send(pb.Answer(topology=configuration.topology_document())),
+            "get_topology": lambda request, reply: reply.send(
+                pb.Answer(topology=configuration.topology_document(region_asked(request.get_topology, region)))
+            ),
             "get_schema": lambda _, reply: reply.send(pb.Answer(schema=configuration.schema_document())),
-            "watch": configuration.watch,
+            "watch": lambda request, reply: configuration.watch(request, reply, region),
             "inspect": lambda request, reply: reply.send(
                 pb.Answer(inspection=inspect(cache, reads.traffic, request.inspect))
             ),

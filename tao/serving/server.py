@@ -317,11 +317,13 @@ class CachingServer(Generic[SettingsType]):
             return None
         return InvalidArgument(f"there is no shard {shard}: ids of this graph lie on shards 0 … {shards - 1}")
 
-    async def _refresh_configuration(self, seconds: float) -> None:
-        """Read the topology that may have changed while this process was paused, if that succeeds in this time."""
+    async def _refresh_configuration(self, seconds: float) -> bool:
+        """Read the topology that may have changed while this process was paused. Return whether that succeeded in this
+        time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._context.configuration.refresh()
+                return await self._context.configuration.refresh()
+        return False
 
     # ---- metrics and /stats ----------------------------------------------------------------------------------------
 

@@ -218,8 +218,8 @@ class SingleFlight:
     def _may_join(self, fetch: Fetch) -> bool:
         """Return whether what the fetch brings may answer a query that missed after it began. A fetch from before a
         bulk invalidation may bring what was invalidated. Of a shard that is not open the cache keeps no version
-        floors, so nothing would show that a write has overtaken the fetch."""
-        return fetch.ticket.shard_epoch != 0 and not self.cache.is_invalid(fetch.ticket)
+        floors, so there each write that passes this server makes all earlier fetches invalid."""
+        return not self.cache.is_invalid(fetch.ticket)
 
     def remove(self, fetch: Fetch, waiters: int) -> None:
         """Forget a fetch that has ended, and that many waiters of it: no further waiter joins it."""

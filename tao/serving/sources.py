@@ -264,7 +264,7 @@ class DatabaseSource:
         database_of: Callable[[int], str],
         spawn: Spawn,
         settings: DatabaseReadSettings,
-        refresh: Callable[[], Awaitable[None]] = _nothing_to_refresh,
+        refresh: Callable[[], Awaitable[object]] = _nothing_to_refresh,
     ) -> None:
         """``database_of`` maps a shard to the name of its database. Queries for one database do not wait for
         another. ``refresh`` reads the topology anew, which may name another master."""

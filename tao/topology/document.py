@@ -7,6 +7,7 @@ All other code relies on the rules: `tao.routing` and the servers do not check a
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final, TypeVar
 
@@ -16,7 +17,8 @@ from tao.model.errors import TopologyError
 from tao.model.ids import MAX_SHARDS
 from tao.model.topology import Database, Region, Tier, Topology
 from tao.model.versions import FIRST_EPOCH, MAX_EPOCH
-from tao.routing.shard_map import Ring
+from tao.routing.shard_map import ring_points
+from tao.routing.topology_changes import is_range_text
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _FAULTS_SHOWN: Final = 10
@@ -27,12 +29,8 @@ _Value = TypeVar("_Value")
 def parse_topology(text: bytes | str, source: str) -> Topology:
     """Parse and check a document. ``source`` names it in errors. Raises `TopologyError` for text that is not JSON, has
     unknown fields, lacks some, or breaks a rule of `check_topology`."""
-    try:
-        found = msgspec.json.decode(text)
-        topology = msgspec.convert(found, Topology, str_keys=True)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise TopologyError(f"{source}: {error}") from error
-    unknown = list(_unknown(found, msgspec.to_builtins(topology), "$"))
+    topology = decode_topology(text, source)
+    unknown = list(_unknown(msgspec.json.decode(text), msgspec.to_builtins(topology, str_keys=True), "$"))
     if unknown:
         raise TopologyError(f"{source}: there is no such field: {', '.join(unknown[:_FAULTS_SHOWN])}")
     try:
@@ -40,6 +38,24 @@ def parse_topology(text: bytes | str, source: str) -> Topology:
     except TopologyError as error:
         raise TopologyError(f"{source}: {error.message}") from error
     return topology
+
+
+def decode_topology(text: bytes | str, source: str) -> Topology:
+    """Decode a document that a server has checked and sent: no rule is checked again, and fields that a later version
+    has added are passed over. Raises `TopologyError` for text that is no topology."""
+    try:
+        return msgspec.json.decode(text, type=Topology)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise TopologyError(f"{source}: {error}") from error
+
+
+def encode_region(topology: Topology, region: str) -> bytes:
+    """Return the JSON of the part of a document that applications of ``region`` need, for `decode_topology`: without
+    other regions, marks and recorded changes. Raises `TopologyError` when there is no such region."""
+    found = tuple(each for each in topology.regions if each.name == region)
+    if not found:
+        raise TopologyError(f"there is no region {region!r} in topology version {topology.version}")
+    return msgspec.json.encode(msgspec.structs.replace(topology, regions=found, marked_by_watcher=(), changes=None))
 
 
 def dump_topology(topology: Topology) -> str:
@@ -65,8 +81,10 @@ def dump_topology(topology: Topology) -> str:
         for database in topology.databases
     )
     document = msgspec.to_builtins(replace(topology, regions=regions, databases=databases), str_keys=True)
+    # Programs of an earlier version refuse fields that they do not know.
+    if document["changes"] is None:
+        del document["changes"]
     for region in document["regions"]:
-        # Servers of an earlier version refuse fields that they do not know.
         if not region["watchers"]:
             del region["watchers"]
         for tailer in region["tailers"]:
@@ -114,14 +132,15 @@ def _faults(topology: Topology) -> Iterator[str]:
     for database in topology.databases:
         yield from _database_faults(database, regions)
     yield from _range_faults(topology)
+    yield from _change_faults(topology)
 
 
 def _name_faults(where: str, names: list[str]) -> Iterator[str]:
-    for name in dict.fromkeys(names):
+    for name, times in Counter(names).items():
         if not _NAME.fullmatch(name):
             yield f"{where}: {name!r} is no name; use 1 to 63 letters, digits, '_', '.' and '-'"
-        if names.count(name) > 1:
-            yield f"{where}: {name!r} is there {names.count(name)} times; names must be unique"
+        if times > 1:
+            yield f"{where}: {name!r} is there {times} times; names must be unique"
 
 
 def _region_faults(region: Region, databases: set[str]) -> Iterator[str]:
@@ -150,7 +169,7 @@ def _tier_faults(where: str, tier: Tier, shards: int) -> Iterator[str]:
         yield f"{where}: has no servers"
     else:
         try:
-            Ring({server.name: server.weight for server in tier.servers})
+            ring_points({server.name: server.weight for server in tier.servers})
         except TopologyError as error:
             yield f"{where}: {error.message}"
     mappings = [("moved", *item) for item in tier.moved.items()] + [("told", *item) for item in tier.told.items()]
@@ -221,16 +240,28 @@ def _range_faults(topology: Topology) -> Iterator[str]:
         yield f"databases: none holds shard {missing} ({topology.shards - len(owners)} shards have no database)"
 
 
+def _change_faults(topology: Topology) -> Iterator[str]:
+    before = 0
+    for change in topology.changes or ():
+        where = f"changes/{change.version}"
+        if not before < change.version <= topology.version:
+            yield f'{where}: versions ascend, up to the document\'s own; write "changes": [] to begin anew'
+        before = change.version
+        for region, text in change.leaders.items():
+            if not is_range_text(text):
+                yield f"{where}.leaders.{region}: {text!r} names no shards; write ranges as in 3,17-20"
+
+
 def _unknown(found: object, known: object, path: str) -> Iterator[str]:
     """Yield the paths that the document's definition does not have: a misspelt ``down`` must not be taken for its
     default."""
     if isinstance(found, dict) and isinstance(known, dict):
-        by_text = {str(key): value for key, value in known.items()}
         for key, value in found.items():
-            if str(key) in by_text:
-                yield from _unknown(value, by_text[str(key)], f"{path}.{key}")
-            else:
+            if key not in known:
                 yield f"{path}.{key}"
+            elif isinstance(value, dict | list) and value:
+                yield from _unknown(value, known[key], f"{path}.{key}")
     elif isinstance(found, list) and isinstance(known, list | tuple):
         for index, (inner, inner_known) in enumerate(zip(found, known, strict=True)):
-            yield from _unknown(inner, inner_known, f"{path}[{index}]")
+            if isinstance(inner, dict | list):
+                yield from _unknown(inner, inner_known, f"{path}[{index}]")

@@ -141,6 +141,11 @@ def place_shard(
     return _edit_tier(topology, region, tier, place)
 
 
+def begin_record(topology: Topology) -> Topology:
+    """Have the document record its changes from now on. Programs of earlier versions refuse such a document."""
+    return _next(topology, changes=topology.changes or ())
+
+
 def add_server(topology: Topology, region: str, tier: str, server: CacheServer) -> Topology:
     """Add a cache server to a tier; the ring gives it its part of the shards."""
     if server.name in _names(topology):

@@ -22,6 +22,7 @@ import msgspec
 
 from tao.model.errors import TopologyConflict, TopologyError
 from tao.model.topology import Topology
+from tao.routing.topology_changes import record_change
 from tao.topology.document import check_topology, dump_topology, parse_topology
 
 _logger = logging.getLogger(__name__)
@@ -62,15 +63,15 @@ class TopologyFile:
         return topology
 
     async def change(self, expected_version: int, changed: Topology) -> Topology:
-        """Store ``changed`` as version ``expected_version + 1`` (0: there is no document yet) and return it.
+        """Store ``changed`` as version ``expected_version + 1`` (0: there is no document yet), with the change
+        recorded in it (`tao.routing.topology_changes`), and return it.
 
         Raises `TopologyConflict` when the document has another version, and `TopologyError` when it breaks a rule, the
         file cannot be written, or another change does not end in time.
         """
         stored = msgspec.structs.replace(changed, version=expected_version + 1)
         check_topology(stored)
-        await asyncio.to_thread(self._compare_and_replace, expected_version, stored)
-        return stored
+        return await asyncio.to_thread(self._compare_and_replace, expected_version, stored)
 
     def watch(self, on_change: Callable[[Topology], None]) -> Callable[[], None]:
         """Call back, in the loop, on every document newer than the one that `load` returned last (or on the first, when
@@ -153,16 +154,19 @@ class TopologyFile:
             raise TopologyError(f"{self._path}: cannot be read: {error.strerror}") from error
         return parse_topology(text, str(self._path))
 
-    def _compare_and_replace(self, expected_version: int, stored: Topology) -> None:
+    def _compare_and_replace(self, expected_version: int, changed: Topology) -> Topology:
         try:
             with self._locked():
-                found = self._read().version if self._path.exists() else 0
+                before = self._read() if self._path.exists() else None
+                found = 0 if before is None else before.version
                 if found != expected_version:
                     raise TopologyConflict(
                         f"{self._path}: is at version {found}, not {expected_version}: it was changed meanwhile; "
                         "read it again and repeat the change"
                     )
+                stored = changed if before is None else record_change(before, changed)
                 _replace_file(self._path, dump_topology(stored).encode())
+                return stored
         except OSError as error:
             raise TopologyError(f"{self._path}: cannot be changed: {error}") from error
 

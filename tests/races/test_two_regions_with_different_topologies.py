@@ -123,10 +123,10 @@ async def test_a_sender_that_is_told_of_a_newer_topology_sends_nothing_before_it
     east = regions.leaders["east"].configuration
     refresh = east.refresh
 
-    async def count() -> None:
+    async def count() -> bool:
         nonlocal looks
         looks += 1
-        await refresh()
+        return await refresh()
 
     east.refresh = count  # type: ignore[method-assign]
     await until(lambda: looks == 3)

@@ -277,7 +277,7 @@ class ContinuationMachine(RuleBasedStateMachine):
         other = "b" if former == "a" else "a"
         self.home[shard] = other
         for leader in self.leaders.values():
-            leader.publisher.forget_proofs()
+            leader.publisher.forget_proofs([shard])
         if unnoticed:
             self.leaders[other].open([shard])
             self.tailer_of[shard].read_on()
@@ -285,7 +285,7 @@ class ContinuationMachine(RuleBasedStateMachine):
             self.leaders[other].publisher.close_shard(shard)
             self.home[shard] = former
             for leader in self.leaders.values():
-                leader.publisher.forget_proofs()
+                leader.publisher.forget_proofs([shard])
         else:
             self.leaders[former].publisher.close_shard(shard)
             self.leaders[other].open([shard])

@@ -16,7 +16,7 @@ from tao.routing.routes import Routes
 from tests.sim.foreign import write_past_the_product
 from tests.sim.loop import Process
 from tests.sim.operators import Operator
-from tests.sim.plans import OF_WATCHERS, PLANNED, Fault
+from tests.sim.plans import OF_WATCHERS, PLANNED, UNSEEN_SECONDS, Fault
 from tests.sim.promotion import Promotions
 from tests.sim.rush import rush
 from tests.sim.single_failures import LASTS_SECONDS
@@ -53,6 +53,7 @@ class Faults:
             "there and back": self._move_there_and_back,
             "depose": self._depose,
             "mark down": self._mark_down,
+            "replaced unseen": self._replace_unseen,
             "tailer cut off": self._cut_tailer_off,
             "binlog lost": self._lose_binlog,
             "foreign write": partial(write_past_the_product, world),
@@ -431,7 +432,8 @@ class Faults:
         self._world.change_topology(with_homes(self._world.topology, place, homes))
 
     def _move_there_and_back(self, fault: Fault) -> Callable[[], None] | None:
-        """Take a shard from a leader whose database is slow, and give it back a moment later."""
+        """Take a shard from a leader whose database is slow, and give it back a moment later: after all servers have
+        seen the change, or so soon that some see both changes at once."""
         world = self._world
         shard = fault.pick % world.shape.shards
         routes = Routes(world.topology)
@@ -446,7 +448,7 @@ class Faults:
         database = routes.database_server(shard, region).name
         world.network.slow[database] = 3.0
         world.loop.call_later(1.0, self._move, place, {shard: other})
-        world.loop.call_later(1.9, self._move, place, {shard: home})
+        world.loop.call_later((1.9, 1.35, 1.15)[fault.other % 3], self._move, place, {shard: home})
         return partial(self._slow_no_more, database)
 
     def _depose(self, fault: Fault) -> None:
@@ -472,7 +474,22 @@ class Faults:
 
         world.at_pair_commit[name] = fall_asleep
 
+    def _replace_unseen(self, fault: Fault) -> None:
+        """Pause a leader, let others lead its shards, and give them back before it resumes: it sees both changes at
+        once."""
+        world, names = self._world, self._world.names("leader")
+        name = names[fault.pick % len(names)]
+        resume = self._pause_named(name)
+        if resume is None:
+            return
+        for mark, seconds in ((True, 0.3), (False, UNSEEN_SECONDS - 0.3)):
+            world.loop.call_later(seconds, self._mark, name, mark)
+        world.loop.call_later(UNSEEN_SECONDS, resume, context=Context())
+
+    def _mark(self, name: str, down: bool) -> None:
+        self._world.change_topology(with_mark(self._world.topology, name, down=down))
+
     def _mark_down(self, fault: Fault) -> Callable[[], None]:
-        world, name = self._world, self._server(fault.pick)
-        world.change_topology(with_mark(world.topology, name, down=True))
-        return lambda: world.change_topology(with_mark(world.topology, name, down=False))
+        name = self._server(fault.pick)
+        self._mark(name, True)
+        return lambda: self._mark(name, False)

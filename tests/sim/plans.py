@@ -164,6 +164,7 @@ FAULT_WEIGHTS: Final = {
     "database down": 1,
     "move shard": 3,
     "mark down": 1,
+    "replaced unseen": 1,
     "foreign write": 2,
     "kill tailer": 2,
     "tailer cut off": 1,
@@ -191,7 +192,9 @@ UNNOTICED: Final = ("clone", "depose")
 """Faults that take no server away, or not at once."""
 COMPOUND: Final = ("spool needed", "rush", "binlog lost", "restart between writes", "topology late")
 """Faults that consist of several failures."""
-_WHILE_WRITING: Final = ("master lost", "topology late", "binlog lost", "spool needed", "clone")
+UNSEEN_SECONDS: Final = 8.0
+"""Duration of "replaced unseen": others receive what is written meanwhile, and give the shards back in time."""
+_WHILE_WRITING: Final = ("master lost", "topology late", "binlog lost", "spool needed", "clone", "replaced unseen")
 """Faults that have no effect without writes."""
 _MASTERS: Final = ("promotion", "topology late", "master lost")
 _OF_SHARDS: Final = ("move shard", "there and back", "binlog lost", "clone")

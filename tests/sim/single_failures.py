@@ -15,7 +15,7 @@ from typing import Final
 
 from tao.routing.failure_detector import DetectorSettings
 from tests.sim.loop import Process
-from tests.sim.plans import COMPOUND, UNNOTICED, Fault
+from tests.sim.plans import COMPOUND, UNNOTICED, UNSEEN_SECONDS, Fault
 from tests.sim.reachability import Reachability
 
 _DETECTOR: Final = DetectorSettings()
@@ -30,7 +30,7 @@ may be avoided for that long, and the next probe finds it well."""
 _HELD_DOWN: Final = "who has found a leader down, and has nobody else to ask, has to find out that it is back"
 
 WINDOWS: Final = dict.fromkeys(
-    ("kill", "pause", "drain", "cut server", "cut pair", "cut one way", "slow", "asleep"),
+    ("kill", "pause", "drain", "cut server", "cut pair", "cut one way", "slow", "asleep", "replaced unseen"),
     (_FOUND_WELL_SECONDS, _HELD_DOWN),
 )
 """Fault → seconds after its end for which a servable read may still fail, and why.
@@ -50,6 +50,7 @@ LASTS_SECONDS: Final = {
     "planned restart": 60.0,
     "restart between writes": 4.0,
     "topology late": 6.0,
+    "replaced unseen": UNSEEN_SECONDS,
 }
 """Longest duration in seconds of the faults that no end is scheduled for; all others are over when they end."""
 

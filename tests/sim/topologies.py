@@ -93,4 +93,5 @@ def make_topology(shape: Shape) -> Topology:
         )
         for name, master, shards in zip(DATABASES, masters, ((0, half - 1), (half, shape.shards - 1)), strict=True)
     )
-    return Topology(version=1, shards=shape.shards, regions=tuple(map(region, regions)), databases=databases)
+    regions_made = tuple(map(region, regions))
+    return Topology(version=1, shards=shape.shards, regions=regions_made, databases=databases, changes=())

@@ -25,6 +25,7 @@ from tao.cache import GraphCache
 from tao.model.rows import RowChanges
 from tao.model.topology import Database, Topology
 from tao.observability.logs import Logger
+from tao.routing.topology_changes import record_change
 from tao.runtime.admin import AdminPages
 from tao.schema.registry import Schema, load_schema
 from tests.sim.bounds import Bounds
@@ -280,7 +281,8 @@ class World:
         process = CURRENT.get()
         if process is not None and self._roles.get(process.name, ("", ""))[0] == "watcher":
             self._check_watchers()
-        self.topology = msgspec.structs.replace(changed, version=self.topology.version + 1)
+        changed = msgspec.structs.replace(changed, version=self.topology.version + 1)
+        self.topology = record_change(self.topology, changed)
         self.trace.note("topology", self.topology.version)
         self.look_at_topology()
 

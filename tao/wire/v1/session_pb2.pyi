@@ -956,14 +956,20 @@ Global___ReservedIds: _TypeAlias = ReservedIds  # noqa: Y015
 class GetTopology(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    REGION_FIELD_NUMBER: _builtins.int
+    region: _builtins.str
     def __init__(
         self,
+        *,
+        region: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_region", b"_region", "region", b"region"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_region", b"_region", "region", b"region"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__region: _TypeAlias = _typing.Literal["region"]  # noqa: Y015
+    _WhichOneofArgType__region: _TypeAlias = _typing.Literal["_region", b"_region"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__region) -> _WhichOneofReturnType__region | None: ...
 
 Global___GetTopology: _TypeAlias = GetTopology  # noqa: Y015
 
@@ -1028,23 +1034,32 @@ Global___SchemaDocument: _TypeAlias = SchemaDocument  # noqa: Y015
 
 @_typing.final
 class Watch(_message.Message):
+    """The versions that the caller has. `region`: send only what applications of this region need of the topology; empty for
+    the server's own region, absent for the whole document.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPOLOGY_VERSION_FIELD_NUMBER: _builtins.int
     SCHEMA_HASH_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
     topology_version: _builtins.int
     schema_hash: _builtins.str
+    region: _builtins.str
     def __init__(
         self,
         *,
         topology_version: _builtins.int = ...,
         schema_hash: _builtins.str = ...,
+        region: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_region", b"_region", "region", b"region"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["schema_hash", b"schema_hash", "topology_version", b"topology_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_region", b"_region", "region", b"region", "schema_hash", b"schema_hash", "topology_version", b"topology_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__region: _TypeAlias = _typing.Literal["region"]  # noqa: Y015
+    _WhichOneofArgType__region: _TypeAlias = _typing.Literal["_region", b"_region"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__region) -> _WhichOneofReturnType__region | None: ...
 
 Global___Watch: _TypeAlias = Watch  # noqa: Y015
 

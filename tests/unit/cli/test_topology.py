@@ -149,3 +149,15 @@ def test_a_concurrent_change_is_not_overwritten(file: Path) -> None:
         result = call(file, "mark-down", "e-1a")
     assert (result.exit_code, "changed meanwhile" in result.stderr) == (2, True)
     assert stored(file) == other
+
+
+def test_a_record_of_changes_begins_once_and_has_every_later_change(file: Path) -> None:
+    changed(file, "mark-down", "e-leader-1")
+    assert "changes" not in json.loads(file.read_text()), "programs of earlier versions read the document"
+    (begun,) = changed(file, "record-changes")["changes"]
+    assert begun == {"what": "recorded changes", "before": "none", "after": "the last 64"}
+    changed(file, "mark-up", "e-leader-1")
+    changed(file, "mark-down", "w-1a")
+    recorded = stored(file).changes or ()
+    assert [(each.version, list(each.leaders)) for each in recorded] == [(3, []), (4, ["east"]), (5, [])]
+    assert changed(file, "record-changes")["changes"] == []

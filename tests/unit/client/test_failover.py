@@ -20,6 +20,7 @@ from tao.client import (
 from tao.model.errors import AnswerFull, DatabaseDown, DatabaseFull
 from tao.model.graph import encode_object
 from tao.routing.budgets import RetrySettings
+from tao.routing.routes import Routes
 from tao.topology.edits import mark_server
 from tao.wire.convert import error_to_pb
 from tao.wire.session import AnswerHandler
@@ -87,7 +88,7 @@ async def test_when_all_servers_are_impaired_one_that_is_not_down_is_asked(clust
 async def test_a_server_that_is_marked_down_is_not_asked_first() -> None:
     cluster = FakeCluster()
     async with await cluster.connect() as graph:
-        graph.use_topology(mark_server(cluster.topology, "near-1", down=True))
+        graph.use_routes(Routes(mark_server(cluster.topology, "near-1", down=True)))
         await graph.obj_get(1)
         assert (cluster.batches("near-1"), len(cluster.batches("far-1"))) == ([], 1)
 

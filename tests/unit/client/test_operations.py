@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from tao.client import MEMORY, ClientSettings, EdgeWrite, Graph, InvalidArgument, TopologyError, Unavailable
+from tao.client import configuration as configuration_module
 from tao.client.configuration import ClientConfiguration, read_target
 from tao.model.errors import TaoError
 from tao.model.graph import MAX_TIME, encode_object
 from tao.model.queries import start_at
-from tao.model.topology import DatabaseServer, Region
+from tao.model.topology import DatabaseServer, Region, Topology
 from tao.schema.codec import decode_fields
 from tao.schema.registry import load_schema
 from tao.topology.document import dump_topology
 from tao.wire.session import AnswerHandler
 from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.pacing import quiet
 from tests.unit.client.fakes import SCHEMA, FakeCluster, FakeLink, make_id, make_topology, tier, until
 
 
@@ -178,7 +183,7 @@ async def test_the_watch_replaces_documents_and_skips_wrong_ones(graph: Graph, c
     newer = make_topology(version=5, near=("n9",))
     document = pb.TopologyDocument(version=5, json=dump_topology(newer).encode())
     tell(pb.Answer(more=True, watch=pb.WatchEvent(topology=document)))
-    assert graph.topology.version == 5
+    await until(lambda: graph.topology.version == 5)
     assert "near-1" not in cluster.kept
     await graph.obj_get(1)
     assert len(cluster.batches("n9")) == 1
@@ -188,11 +193,57 @@ async def test_the_watch_replaces_documents_and_skips_wrong_ones(graph: Graph, c
         pb.WatchEvent(topology=pb.TopologyDocument(version=4, json=dump_topology(make_topology(4)).encode())),
     ):
         tell(pb.Answer(more=True, watch=wrong))
+    await quiet()
     assert (graph.topology.version, graph.schema) == (5, SCHEMA)
     schema = load_schema("format: 1\nobjects:\n  album:\n    number: 77\n", "newer")
     event = pb.WatchEvent(schema=pb.SchemaDocument(hash=schema.version_hash, json=schema.to_json().encode()))
     tell(pb.Answer(more=True, watch=event))
     assert await graph.obj_add("album") > 0
+
+
+def large_topology(version: int = 1) -> Topology:
+    return make_topology(version, near=tuple(f"near-{number}" for number in range(500)))
+
+
+async def test_a_large_document_is_decoded_and_routed_by_in_a_thread(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """9,000 servers held the loop of a web process for 4 s."""
+    threads: dict[str, set[int]] = {"decode_topology": set(), "_routes_of": set()}
+
+    def watched(name: str) -> Callable[..., Any]:
+        real = getattr(configuration_module, name)
+
+        def work(*arguments: Any) -> Any:
+            threads[name].add(threading.get_ident())
+            return real(*arguments)
+
+        return work
+
+    for name in threads:
+        monkeypatch.setattr(configuration_module, name, watched(name))
+    cluster.topology = large_topology()
+    async with await cluster.connect() as graph:
+        await until(lambda: any(link.watchers for link in cluster.links.values()))
+        tell = next(link.watchers[0] for link in cluster.links.values() if link.watchers)
+        for version in (2, 3, 4):
+            document = pb.TopologyDocument(version=version, json=dump_topology(large_topology(version)).encode())
+            tell(pb.Answer(more=True, watch=pb.WatchEvent(topology=document)))
+        await until(lambda: graph.topology.version == 4)
+    assert all(threads.values())
+    assert not any(threading.get_ident() in each for each in threads.values())
+
+
+async def test_an_application_asks_for_its_region_s_part_of_the_topology(cluster: FakeCluster) -> None:
+    async with await cluster.connect():
+        await until(lambda: any(link.watchers for link in cluster.links.values()))
+    sent = [request for link in cluster.links.values() for request in link.sent]
+    assert [each.get_topology.region for each in sent if each.HasField("get_topology")] == ["east"]
+    assert [each.watch.region for each in sent if each.HasField("watch")] == ["east"]
+    await ClientConfiguration.fetch(read_target("near-1:7000"), None, cluster, ClientSettings())
+    (first,) = [each for each in cluster.links["near-1:7000"].sent if each.HasField("get_topology")]
+    assert first.get_topology.HasField("region"), "that of the server which is asked"
+    assert first.get_topology.region == ""
 
 
 async def test_a_watch_that_breaks_is_opened_again(cluster: FakeCluster) -> None:

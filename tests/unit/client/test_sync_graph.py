@@ -24,7 +24,7 @@ def public(kind: type) -> set[str]:
 
 
 def test_both_graphs_have_the_same_operations_with_the_same_signatures() -> None:
-    followed = {"use_topology", "use_schema"}  # called by the configuration, not by applications
+    followed = {"use_routes", "use_schema"}  # called by the configuration, not by applications
     assert public(SyncGraph) == public(Graph) - followed
     for name in public(SyncGraph):
         one, other = inspect.getattr_static(Graph, name), inspect.getattr_static(SyncGraph, name)

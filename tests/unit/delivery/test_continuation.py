@@ -176,7 +176,7 @@ def test_times_and_positions_are_proved_only_once_the_tailer_has_linked_every_sh
     assert list(deliveries[-1].reached) == [(H, 30)]
     leader.publisher.prove("db", 2_000, H, 40)
     assert list(deliveries[-1].reached) == [(H, 40)]
-    leader.publisher.forget_proofs()
+    leader.publisher.forget_proofs([1])
     before = len(deliveries)
     leader.publisher.prove("db", 3_000, H, 50)
     assert len(deliveries) == before, "another leader may have received messages under a topology in between"

@@ -281,10 +281,25 @@ def test_a_proven_time_waits_for_every_pending_message() -> None:
     assert messages_of(deliveries) == [message(1, version) for version in (1, 2, 3)]
 
 
+def test_a_topology_change_disturbs_the_proofs_of_affected_databases_only() -> None:
+    publisher = Publisher(SETTINGS, "run-1", lambda shard: f"db-{shard}")
+    publisher.open_shard(1, generation=1, version_epoch=1)
+    linked(publisher)
+    deliveries: list[Delivery] = []
+    publisher.subscribe("f", [Position(1)], deliveries.append)
+    publisher.prove("db-1", 5_000)
+    for affected in ([], [2], [7]):
+        publisher.forget_proofs(affected)
+    assert publisher.figures()["unlinked_shards"] == 0
+    assert publisher.proven == {"db-1": 5_000}
+    publisher.prove("db-1", 6_000)
+    assert deliveries[-1].proven == (("db-1", 6_000),)
+
+
 def test_proofs_from_before_a_topology_change_are_not_delivered_for_added_shards() -> None:
     publisher = linked(leader(1))
     publisher.prove("db-1", 5_000)
-    publisher.forget_proofs()
+    publisher.forget_proofs([1])
     deliveries: list[Delivery] = []
     publisher.subscribe("f", [Position(1)], deliveries.append)
     assert [delivery.proven for delivery in deliveries] == [()]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from tao.cache import GraphCache
 from tao.model.changes import ShardMessages
 from tao.model.delivery import Delivery, Position, ShardDelivery
 from tao.model.errors import Unavailable
+from tao.model.topology import RecordedChange
 from tao.model.writes import AssocAdd
 from tao.wire.convert import delivery_to_pb
 from tao.wire.session import Reply
@@ -138,6 +140,86 @@ async def test_a_shard_confirmed_by_its_new_leader_stays_confirmed_when_the_old_
         series.send(pb.Answer(delivery=delivery_to_pb(Delivery(9, (), (2,))), more=True))
     await quiet()
     assert near.subscriptions.unsubscribed == 0
+
+
+def subscribes(near: FollowerRig, leader: str) -> list[list[int]]:
+    """Return the shards of each request that asked a leader for its changes."""
+    sent = [each.subscribe for each in near.links[leader].sent if each.HasField("subscribe")]
+    return [[position.shard for position in each.positions] for each in sent]
+
+
+async def test_a_change_of_the_topology_disturbs_only_the_shards_of_which_the_leader_changed(region: RegionRig) -> None:
+    """It ended every stream, and the follower was not ready until every shard was confirmed again."""
+    near = region.near
+    await near.write(AssocAdd(A, COMMENT, B, 1, b""))
+    asked = subscribes(near, "leader-1")
+    near.configuration.use_topology(make_topology(2, near={1: ("near-2",)}, leaders={2: ("leader-2",)}))
+    assert near.subscriptions.unsubscribed == 1
+    assert [near.subscriptions.is_subscribed(shard) for shard in (0, 2, 3)] == [True, False, True]
+    await region.leaders["leader-2"].take(1, 2)
+    await subscribed(near)
+    assert subscribes(near, "leader-1") == asked
+    await region.leader.write(AssocAdd(A, COMMENT, B + 1, 2, b""))
+    await until(lambda: near.subscriptions.messages >= 2)
+    assert await near.times(A, COMMENT) == [2, 1]
+    assert near.subscriptions.resets == 4, "three at the start, and the shard that another leader has begun anew"
+
+
+async def test_a_shard_that_comes_to_a_leader_is_added_to_its_stream(region: RegionRig) -> None:
+    near = region.near
+    near.configuration.use_topology(make_topology(2, near={1: ("near-2",)}, leaders={2: ("leader-2",)}))
+    await region.leaders["leader-2"].take(1, 2)
+    await subscribed(near)
+    near.configuration.use_topology(make_topology(3, near={1: ("near-2",)}, leaders={3: ("leader-2",)}))
+    await region.leader.take(0, 2)
+    await region.leaders["leader-2"].take(1, 3)
+    await subscribed(near)
+    assert subscribes(near, "leader-1")[0] == [0, 2, 3]
+    assert subscribes(near, "leader-2")[0] == [2]
+    assert {tuple(each) for each in subscribes(near, "leader-1")[1:]} == {(2,)}
+    assert {tuple(each) for each in subscribes(near, "leader-2")[1:]} == {(3,)}, "its stream ended with its last shard"
+
+
+async def test_a_change_that_affects_no_shard_leaves_everything_subscribed(region: RegionRig) -> None:
+    near = region.near
+    asked = subscribes(near, "leader-1")
+    near.configuration.use_topology(make_topology(2, near={1: ("near-2",)}, servers=("near-1", "near-2", "near-3")))
+    await quiet()
+    assert near.subscriptions.unsubscribed == 0
+    assert subscribes(near, "leader-1") == asked
+
+
+async def test_a_skipped_version_affects_every_shard_if_nothing_tells_what_it_changed(region: RegionRig) -> None:
+    near = region.near
+    near.configuration.use_topology(make_topology(3, near={1: ("near-2",)}))
+    assert near.subscriptions.unsubscribed == 3
+    await subscribed(near)
+
+
+async def test_a_shard_that_another_leader_had_between_two_polls_is_subscribed_again(region: RegionRig) -> None:
+    near = region.near
+    recorded = (RecordedChange(version=2, leaders={"east": "2"}), RecordedChange(version=3, leaders={"east": "2"}))
+    changed = msgspec.structs.replace(make_topology(3, near={1: ("near-2",)}), changes=recorded)
+    near.configuration.use_topology(changed)
+    assert [near.subscriptions.is_subscribed(shard) for shard in (0, 2, 3)] == [True, False, True]
+    await subscribed(near)
+    assert subscribes(near, "leader-1")[-1] == [2]
+
+
+async def test_a_stream_ends_when_a_shard_is_not_hosted_any_more(region: RegionRig) -> None:
+    near = region.near
+    near.configuration.use_topology(make_topology(2, near={1: ("near-2",), 3: ("near-2",)}))
+    await until(lambda: subscribes(near, "leader-1")[-1] == [0, 2])
+    await subscribed(near)
+
+
+async def test_writes_through_other_followers_insert_nothing_after_a_pause(region: RegionRig) -> None:
+    """Their answers may be older than the version floors that the pause has outlasted."""
+    near = region.near
+    begun = dict(near.subscriptions._changes._begun_at)
+    await near.subscriptions.renew(5)
+    assert near.subscriptions.unsubscribed == 0
+    assert all(near.subscriptions._changes._begun_at[shard] > at for shard, at in begun.items())
 
 
 async def test_a_leader_that_left_the_topology_is_not_followed_any_more(region: RegionRig) -> None:

@@ -10,11 +10,12 @@ from tao.cache import CacheSettings, GraphCache
 from tao.delivery.publisher import Publisher
 from tao.delivery.settings import DeliverySettings
 from tao.leader.replica_shards import ReplicaShards, ReplicaShardSettings
+from tao.model.changes import ObjectChange, ShardMessages
 from tao.model.delivery import Delivery, Position
 from tao.observability.logs import logger
 from tao.serving.forward_path import WriteThrough
 from tao.serving.server import SchemaArenas
-from tests.rigs.leader_rig import ARENAS, SCHEMA
+from tests.rigs.leader_rig import ARENAS, SCHEMA, USER, make_id
 from tests.rigs.pacing import ManualClock, quiet, until
 
 NEVER = ReplicaShardSettings(settle_seconds=math.inf)
@@ -30,16 +31,14 @@ class Rig:
     publisher: Publisher = field(default_factory=lambda: Publisher(DeliverySettings(), "leader-1/1", lambda _: "db"))
     clock: ManualClock = field(default_factory=ManualClock)
     deliveries: list[Delivery] = field(default_factory=list)
-    version: int = 0
 
     def __post_init__(self) -> None:
         self.changes = WriteThrough(self.cache, self.clock, self.settings.write_answer_seconds)
         self.replica_shards = ReplicaShards(self.cache, self.changes, self.publisher, self.settings, logger("test"))
 
-    def host(self, shards: list[int], *, missed: int = 0) -> None:
-        """Serve the shards by the next topology, or by one after some that were missed."""
-        self.version += 1 + missed
-        self.replica_shards.serve(shards, self.version)
+    def host(self, shards: list[int], *, affected: frozenset[int] = frozenset()) -> None:
+        """Serve the shards by a newer topology. Changes since the former one affected some shards."""
+        self.replica_shards.serve(shards, affected)
 
     def subscribe(self, *positions: Position) -> None:
         self.publisher.subscribe("near-1", positions, self.deliveries.append)
@@ -133,12 +132,29 @@ async def test_a_reset_drops_everything_and_subscribers_start_over() -> None:
     assert rig.deliveries[-1].shards[0].reset
 
 
-async def test_shards_are_reset_after_a_missed_topology_version() -> None:
+async def test_an_affected_shard_is_reset_and_the_others_keep_their_caches_and_subscribers() -> None:
+    """Two changes within one poll: another leader had shard 0 in between. All shards were dropped before."""
+    rig = Rig(SOON)
+    rig.host([0, 1])
+    await until(lambda: rig.replica_shards.open_count == 2)
+    rig.subscribe(Position(0), Position(1))
+    rig.deliveries.clear()
+    rig.host([0, 1])
+    assert rig.cache.open_shards() == [0, 1], "the next document says the same: nobody else had them"
+    rig.host([0, 1], affected=frozenset({0, 7}))
+    assert rig.cache.open_shards() == [1]
+    assert rig.replica_shards.shards == {0, 1}, "served all the while, from the replica"
+    assert [delivery.refused for delivery in rig.deliveries] == [(0,)]
+    await until(lambda: rig.replica_shards.open_count == 2)
+
+
+async def test_a_pause_in_which_nothing_was_affected_drops_nothing_and_ends_late_inserts() -> None:
     rig = Rig(SOON)
     rig.host([0])
     await until(lambda: rig.replica_shards.open_count)
-    rig.host([0])
-    assert rig.cache.is_open(0), "the next document says the same: nobody else had it"
-    rig.host([0], missed=1)
-    assert not rig.cache.is_open(0)
-    await until(lambda: rig.replica_shards.open_count)
+    rig.clock.now += rig.settings.write_answer_seconds + 1
+    written = ObjectChange(make_id(64), 0, 5, USER, b"data")
+    rig.replica_shards.note_pause()
+    assert rig.cache.is_open(0)
+    rig.changes.apply_write(ShardMessages(0, 0, (written,)))
+    assert rig.cache.peek_object(written.id) is None, "the answer may be older than the floors that the pause outlasted"

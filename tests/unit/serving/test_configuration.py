@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tao.admin.documents import example_schema_file
-from tao.model.errors import SchemaError
+from tao.model.errors import SchemaError, TopologyError
+from tao.model.topology import Topology
 from tao.observability.logs import logger
 from tao.serving.configuration import Configuration, SchemaFile
+from tao.topology.document import decode_topology, encode_region
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import SCHEMA, make_topology
 from tests.rigs.links_rig import MemoryReply
@@ -29,7 +33,7 @@ def watch(configuration: Configuration, version: int, schema_hash: str) -> tuple
     told: list[pb.Answer] = []
     reply = MemoryReply(told.append)
     request = pb.Request(watch=pb.Watch(topology_version=version, schema_hash=schema_hash))
-    configuration.watch(request, reply)
+    configuration.watch(request, reply, "east")
     return told, reply
 
 
@@ -76,6 +80,67 @@ def test_watchers_receive_what_is_newer_than_theirs_at_once_and_on_every_change(
     configuration.use_topology(make_topology(4))
     assert len(current) == 2, "nobody there any more"
     assert len(behind) == 4
+
+
+def in_two_regions(version: int) -> Topology:
+    found = make_topology(version)
+    west = msgspec.structs.replace(found.regions[0], name="west")
+    return msgspec.structs.replace(found, regions=(*found.regions, west), changes=())
+
+
+def test_an_application_receives_its_region_s_part_and_a_former_one_all_it_can_read() -> None:
+    configuration = Configuration(in_two_regions(2), SCHEMA, logger("test"))
+    events: dict[str | None, list[pb.Answer]] = {None: [], "": [], "west": [], "nowhere": []}
+    for region, heard in events.items():
+        asked = pb.Watch(topology_version=1, schema_hash=SCHEMA.version_hash, region=region)
+        configuration.watch(pb.Request(watch=asked), MemoryReply(heard.append), "east")
+    configuration.use_topology(in_two_regions(3))
+    received = {
+        region: [decode_topology(each.watch.topology.json, "server") for each in heard]
+        for region, heard in events.items()
+    }
+    assert {
+        region: [([each.name for each in topology.regions], topology.version) for topology in topologies]
+        for region, topologies in received.items()
+    } == {
+        None: [(["east", "west"], 2), (["east", "west"], 3)],
+        "": [(["east"], 2), (["east"], 3)],
+        "west": [(["west"], 2), (["west"], 3)],
+        "nowhere": [(["east", "west"], 2), (["east", "west"], 3)],
+    }
+    whole = configuration.topology_document().json
+    assert "changes" not in json.loads(whole), "a former version would refuse it"
+    assert decode_topology(whole, "server").version == 3
+
+
+def test_a_document_is_written_once_for_all_who_ask(
+    configuration: Configuration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+
+    def encode(topology: Topology, region: str) -> bytes:
+        written.append(region)
+        return encode_region(topology, region)
+
+    monkeypatch.setattr("tao.serving.configuration.encode_region", encode)
+    for _ in range(5):
+        configuration.watch(pb.Request(watch=pb.Watch(region="east")), MemoryReply(lambda _: None), "east")
+    configuration.use_topology(make_topology(3))
+    assert written == ["east", "east"], "one of each version"
+
+
+async def test_a_refresh_says_whether_the_document_was_read() -> None:
+    answers: list[Topology | TopologyError] = [make_topology(2), TopologyError("half written"), make_topology(3)]
+
+    async def load() -> Topology:
+        found = answers.pop(0)
+        if isinstance(found, TopologyError):
+            raise found
+        return found
+
+    configuration = Configuration(make_topology(2), SCHEMA, logger("test"), load)
+    assert [await configuration.refresh() for _ in range(3)] == [True, False, True]
+    assert configuration.routes.version == 3
 
 
 async def test_a_listener_that_fails_does_not_keep_the_next_change_from_being_noticed(tmp_path: Path) -> None:

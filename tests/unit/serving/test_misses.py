@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from tao.cache import CacheSettings, GraphCache
+from tao.model.changes import ObjectChange
 from tao.model.edge_block import COMPLETE, PREFIX, decode_block, encode_block, header
 from tao.model.errors import Overloaded, StaleRead
 from tao.model.graph import MAX_TIME, Edge, encode_count, encode_object, version_of
@@ -213,6 +214,65 @@ async def test_no_miss_joins_a_fetch_from_before_a_bulk_invalidation_and_it_is_n
     await after
     assert rig.cache.peek_object(A) is not None
     assert rig.misses.single_flight.under_way == 0
+
+
+@pytest.mark.parametrize("query", [ObjectQuery(A), RangeQuery(A, COMMENT, 0, 5)])
+async def test_misses_of_a_shard_that_is_not_cached_share_one_fetch(rig: Rig, query: Query) -> None:
+    """A leader drops its caches when it loses a region; each of a thousand readers then asked the database."""
+    rig.cache.close_shard(0)
+    answers = await asyncio.gather(*(answer(rig.misses, query, 0, critical=False) for _ in range(20)))
+    assert len(set(answers)) == len(rig.source.calls) == 1
+    rig.source.calls.clear()
+    needed = await asyncio.gather(*(answer(rig.misses, query, v(1), critical=False) for _ in range(20)))
+    assert len(set(needed)) == len(rig.source.calls) == 1
+
+
+async def test_no_miss_joins_a_fetch_from_before_a_write_that_a_shard_which_is_not_cached_has_passed(rig: Rig) -> None:
+    rig.cache.close_shard(0)
+    rig.source.manual = True
+    before = asyncio.ensure_future(answer(rig.misses, ObjectQuery(A), 0, critical=False))
+    await quiet()
+    rig.cache.apply(ObjectChange(A, v(1), v(2), 1, b"new"), 1, 0.0, insert=True)
+    after = asyncio.ensure_future(answer(rig.misses, ObjectQuery(A), 0, critical=False))
+    await quiet()
+    assert len(rig.source.calls) == 2
+    for call in list(rig.source.calls):
+        rig.source.answer(call)
+    await asyncio.gather(before, after)
+
+
+async def test_a_reader_of_a_shard_that_is_not_cached_takes_nothing_older_than_it_asks_for(rig: Rig) -> None:
+    rig.cache.close_shard(0)
+    rig.source.manual = True
+    plain = asyncio.ensure_future(answer(rig.misses, ObjectQuery(A), 0, critical=False))
+    with_token = asyncio.ensure_future(answer(rig.misses, ObjectQuery(A), v(2), critical=False))
+    await quiet()
+    assert [call.minimum for call in rig.source.calls] == [0, v(2)]
+    rig.source.answer(rig.source.calls[0])
+    await plain
+    assert not with_token.done()
+    rig.source.version = v(2)
+    rig.source.answer(rig.source.calls[1])
+    assert version_of((await with_token).value) == v(2)
+
+
+@pytest.mark.parametrize("opened", [False, True])
+async def test_no_miss_joins_a_fetch_from_an_earlier_time_at_which_the_shard_was_not_cached(
+    rig: Rig, opened: bool
+) -> None:
+    rig.cache.close_shard(0)
+    rig.source.manual = True
+    before = asyncio.ensure_future(answer(rig.misses, ObjectQuery(A), 0, critical=False))
+    await quiet()
+    rig.cache.open_shard(0)
+    if not opened:
+        rig.cache.close_shard(0)
+    after = asyncio.ensure_future(answer(rig.misses, ObjectQuery(A), 0, critical=False))
+    await quiet()
+    assert len(rig.source.calls) == 2
+    for call in list(rig.source.calls):
+        rig.source.answer(call)
+    await asyncio.gather(before, after)
 
 
 async def test_more_fetches_than_may_be_under_way_are_refused(rig: Rig) -> None:

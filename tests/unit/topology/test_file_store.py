@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +14,10 @@ import pytest
 from tao.model.errors import TopologyConflict, TopologyError
 from tao.model.ports import TopologyStore
 from tao.model.topology import Topology
+from tao.routing.routes import Routes
+from tao.routing.topology_changes import record_change
 from tao.topology.document import dump_topology
-from tao.topology.edits import mark_server
+from tao.topology.edits import as_version, begin_record, mark_server
 from tao.topology.file_store import TopologyFile
 
 
@@ -185,3 +188,30 @@ async def test_a_look_that_fails_in_an_unforeseen_way_is_reported_and_the_watch_
         await ear.until(lambda: any("ZeroDivisionError" in error for error in ear.errors))
     await ear.until(lambda: ear.versions == [1])
     stop()
+
+
+async def test_every_stored_change_is_recorded_in_the_document(path: Path, topology: Topology) -> None:
+    file = store(path, Ear())
+    first = await file.change(0, begin_record(topology))
+    down = await file.change(1, mark_server(first, "l-1", down=True))
+    up = await file.change(2, mark_server(down, "l-1", down=False))
+    assert up == await file.load()
+    assert [each.version for each in up.changes or ()] == [2, 3]
+    assert [each.leaders for each in up.changes or ()] == [{"here": shards_text(first, "l-1")}] * 2
+    as_one = await file.change(3, as_version(mark_server(mark_server(up, "l-1", True), "l-1", False), 9))
+    assert as_one.changes is not None
+    assert (as_one.changes[-1].version, as_one.changes[-1].leaders) == (4, {})
+
+
+def shards_text(topology: Topology, leader: str) -> str:
+    shards = Routes(topology).shards_of(leader)
+    (change,) = record_change(topology, mark_server(topology, leader, down=True)).changes or ()
+    assert shards
+    return change.leaders["here"]
+
+
+async def test_a_document_without_a_record_gets_none(path: Path, topology: Topology) -> None:
+    file = store(path, Ear())
+    first = await file.change(0, topology)
+    assert (await file.change(1, mark_server(first, "l-1", down=True))).changes is None
+    assert "changes" not in json.loads(dump_topology(await file.load()))
