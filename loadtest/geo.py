@@ -30,11 +30,11 @@ from loadtest.client_process import StepReport, run_job
 from loadtest.conditions import within
 from loadtest.open_loop import Samples, sample_at_rate
 from loadtest.options import RTT_MS, SECONDS, TOPOLOGY, Options
+from loadtest.region_cluster import MASTER, REMOTE, region_cluster
 from loadtest.results import ScenarioResult, at_most, listings_of
 from loadtest.rounds import settle_collector
 from loadtest.scenario import SCHEMA, BenchSettings, Progress, Scenario
 from loadtest.target import running_topology
-from loadtest.two_regions import MASTER, REMOTE, two_regions
 from tao.client import ClientSettings, Graph, Object, connect
 from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import DEFAULT_RTT_MS, ClusterSettings, Shape
@@ -181,7 +181,7 @@ async def _regions_for(
     if topology_file is not None:
         yield running_regions(topology_file)
         return
-    async with two_regions(own, progress.step) as regions:
+    async with region_cluster(own, progress.step) as regions:
         cluster = regions.cluster
         settings.versions.update(regions.versions)
         yield Regions(str(cluster.topology_path), _SHAPE.shards, MASTER, REMOTE, cluster.line_control)

@@ -17,9 +17,9 @@ from loadtest.faults.load import RecordedOptions, run_recorded
 from loadtest.faults.plan import PlanStep, after
 from loadtest.faults.record import Fault, RunRecord
 from loadtest.options import FAULT, OVERLAPPING, SECONDS
+from loadtest.region_cluster import SEMI_SYNC_RTT_MS
 from loadtest.results import Conditions, ScenarioResult, at_most
 from loadtest.scenario import BenchSettings, Progress, Scenario
-from loadtest.two_regions import SEMI_SYNC_RTT_MS
 
 _TOY_FAULTS: Final = ("follower_kill", "tailer_kill")
 _AWAY_SECONDS: Final = 8.0

@@ -24,9 +24,9 @@ from loadtest.faults.injection import Injector, line_cut, stopped
 from loadtest.faults.plan import FaultMoment, Plan, PlanStep, random_moments
 from loadtest.faults.record import RunRecord
 from loadtest.options import LINK_CUTS, RTT_MS, SEED, TAILER_KILLS, WRITE_COUNT, Options
+from loadtest.region_cluster import RegionCluster
 from loadtest.results import Conditions, ScenarioResult
 from loadtest.scenario import BenchSettings, Progress, Scenario
-from loadtest.two_regions import TwoRegions
 from tao.client import Graph, RetryableError, TaoError
 from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import DEFAULT_RTT_MS, ClusterSettings, Role, Shape
@@ -204,7 +204,7 @@ class CollidingLoad(ClientLoad):
 
 @asynccontextmanager
 async def _begun(
-    load: CollidingLoad, writers: int, regions: TwoRegions, record: RunRecord, chance: Random
+    load: CollidingLoad, writers: int, regions: RegionCluster, record: RunRecord, chance: Random
 ) -> AsyncIterator[CollidingLoad]:
     shape = regions.cluster.record.shape
     async with AsyncExitStack() as stack:

@@ -16,7 +16,7 @@ from random import Random
 from typing import Final
 
 from loadtest.conditions import within
-from loadtest.two_regions import MASTER, REMOTE, TwoRegions
+from loadtest.region_cluster import MASTER, REMOTE, RegionCluster
 from tao.admin.replication import replicas
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import Role
@@ -41,7 +41,7 @@ MASTER_LOST: Final = frozenset({"master_kill", "master_stop"})
 class Injector:
     """The cluster that faults are injected into, and the choice of their victims."""
 
-    regions: TwoRegions
+    regions: RegionCluster
     chance: Random
 
     @property

@@ -31,8 +31,8 @@ from loadtest.faults.injection import Injector
 from loadtest.faults.plan import Plan
 from loadtest.faults.record import MESSAGE_CHARACTERS, FailedRead, RunRecord, Whereabouts
 from loadtest.options import LOGS, READS, SEED, WRITES, Options
+from loadtest.region_cluster import RegionCluster, semi_sync_settings
 from loadtest.scenario import BenchSettings, Progress
-from loadtest.two_regions import TwoRegions, semi_sync_settings
 from tao.client import Consistency, Graph, RetryableError, TaoError
 from tao.devcluster.layout import Shape
 from tao.model.errors import OperatorError, RequestError
@@ -137,7 +137,7 @@ class RecordedLoad(ClientLoad):
 
     def __init__(
         self,
-        regions: TwoRegions,
+        regions: RegionCluster,
         record: RunRecord,
         chance: Random,
         options: RecordedOptions,
@@ -423,7 +423,7 @@ async def value_of(graph: Graph, key: Key, demanded: Consistency) -> int | None:
 
 @asynccontextmanager
 async def recorded_load(
-    options: RecordedOptions, regions: TwoRegions, record: RunRecord, chance: Random
+    options: RecordedOptions, regions: RegionCluster, record: RunRecord, chance: Random
 ) -> AsyncIterator[RecordedLoad]:
     """Connect clients of every tier, and in each region one that attaches nothing of its own writes; add the keys, and
     begin."""

@@ -21,9 +21,9 @@ from typing import Final
 
 from loadtest.faults.health import until_well
 from loadtest.options import REPETITIONS, SEED, Options
+from loadtest.region_cluster import MASTER, REMOTE, SEMI_SYNC_RTT_MS, RegionCluster, region_cluster, semi_sync_settings
 from loadtest.results import ScenarioResult, at_most, listings_of
 from loadtest.scenario import BenchSettings, Progress, Scenario
-from loadtest.two_regions import MASTER, REMOTE, SEMI_SYNC_RTT_MS, TwoRegions, semi_sync_settings, two_regions
 from tao.admin.replication import masters, replicas
 from tao.admin.server_stats import server_stats
 from tao.client import Graph, TaoError
@@ -54,7 +54,7 @@ async def run(settings: BenchSettings, progress: Progress, wanted: RecoveryOptio
     shape = _TOY_SHAPE if settings.toy else _SHAPE
     cluster_settings = semi_sync_settings(settings.work_dir, shape, log_level="warning")
     seconds: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    async with two_regions(cluster_settings, progress.step) as regions, AsyncExitStack() as stack:
+    async with region_cluster(cluster_settings, progress.step) as regions, AsyncExitStack() as stack:
         settings.versions.update(regions.versions)
         crashes = await _prepare(regions, stack, Random(wanted.seed))
         steps = [crashes.follower, crashes.leader, crashes.replica, crashes.tailer, crashes.master]
@@ -99,7 +99,7 @@ SCENARIO: Final = Scenario(
 )
 
 
-async def _prepare(regions: TwoRegions, stack: AsyncExitStack, chance: Random) -> _Crashes:
+async def _prepare(regions: RegionCluster, stack: AsyncExitStack, chance: Random) -> _Crashes:
     """Connect clients of both regions, and add objects to read and write."""
     tier = regions.cluster.record.shape.tier_names[0]
     graphs = {
@@ -117,7 +117,7 @@ async def _prepare(regions: TwoRegions, stack: AsyncExitStack, chance: Random) -
 class _Crashes:
     """Crashes servers; each method returns the seconds from the crash until each kind of service was back."""
 
-    regions: TwoRegions
+    regions: RegionCluster
     graphs: dict[str, Graph]
     """A client of each region."""
     users: list[int]
@@ -223,7 +223,7 @@ class _Crashes:
         return await _until("misses", since, ask)
 
 
-async def last_promotion(regions: TwoRegions) -> dict[str, float]:
+async def last_promotion(regions: RegionCluster) -> dict[str, float]:
     """Return the times of the latest promotion, from the watcher that made it. Raises `OperatorError`."""
     for name in regions.named(Role.WATCHER):
         stats = await server_stats(regions.cluster.admin(name))

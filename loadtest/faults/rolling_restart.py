@@ -19,9 +19,9 @@ from loadtest.faults.load import RecordedOptions, run_recorded
 from loadtest.faults.plan import PlanStep, at_once
 from loadtest.faults.record import RunRecord
 from loadtest.options import ROLE
+from loadtest.region_cluster import SEMI_SYNC_RTT_MS
 from loadtest.results import Conditions, ScenarioResult
 from loadtest.scenario import BenchSettings, Progress, Scenario
-from loadtest.two_regions import SEMI_SYNC_RTT_MS
 from tao.devcluster.layout import Role
 from tao.model.errors import OperatorError
 

@@ -51,7 +51,7 @@ async def test_a_run_that_ends_because_the_cluster_does_not_get_well_says_so_in_
     slept: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     @asynccontextmanager
-    async def two_regions(*_: object, **__: object) -> AsyncIterator[object]:
+    async def region_cluster(*_: object, **__: object) -> AsyncIterator[object]:
         yield SimpleNamespace(versions={"mariadb": "10.11"}, cluster=None)
 
     @asynccontextmanager
@@ -67,7 +67,7 @@ async def test_a_run_that_ends_because_the_cluster_does_not_get_well_says_so_in_
     async def until_well(*_: object) -> None:
         raise OperatorError(NOT_WELL)
 
-    monkeypatch.setattr(harness, "two_regions", two_regions)
+    monkeypatch.setattr(harness, "region_cluster", region_cluster)
     monkeypatch.setattr(load, "recorded_load", recorded_load)
     monkeypatch.setattr(plan, "until_well", until_well)
     monkeypatch.setitem(FAULTS, "follower_kill", kill)

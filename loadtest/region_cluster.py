@@ -69,7 +69,7 @@ class Differences:
 
 
 @dataclass(frozen=True, slots=True)
-class TwoRegions:
+class RegionCluster:
     """A running cluster."""
 
     cluster: DevCluster
@@ -221,13 +221,13 @@ class TwoRegions:
 
 
 @asynccontextmanager
-async def two_regions(
+async def region_cluster(
     settings: ClusterSettings, on_progress: Callable[[str], None], *, logs: Path | None = None
-) -> AsyncIterator[TwoRegions]:
+) -> AsyncIterator[RegionCluster]:
     """Started, with tailers that have begun; stopped at the end, however that comes about. ``logs``: a folder to leave
     the servers' logs in. Raises `OperatorError`."""
     async with DevCluster(settings, on_progress) as cluster:
-        regions = TwoRegions(cluster, load_schema(cluster.schema_path.read_text(), str(cluster.schema_path)))
+        regions = RegionCluster(cluster, load_schema(cluster.schema_path.read_text(), str(cluster.schema_path)))
         on_progress("waiting for the tailers to begin")
         await within(_BEGIN_SECONDS, regions.tailers_have_begun, _LOOK_SECONDS, "the tailers have not begun")
         try:
