@@ -1,4 +1,5 @@
-"""A development cluster of two regions for scenarios: graphs of either region, quiescence, and the final comparison."""
+"""A development cluster of one region or several for scenarios: graphs of each region, quiescence, and the final
+comparison."""
 
 from __future__ import annotations
 
@@ -46,14 +47,16 @@ _UNDELIVERED: Final = ("pending_shards", "waiting_shards", "unacknowledged_bytes
 _UNSUBSCRIBED: Final = ("unsubscribed_shards",)
 
 
-def semi_sync_settings(folder: Path, shape: Shape, *, log_level: str) -> ClusterSettings:
-    """Return the settings of a cluster with near regions that loses no write when one thing fails."""
+def lossless_settings(folder: Path, shape: Shape, *, log_level: str) -> ClusterSettings:
+    """Return the settings of a cluster with near regions that loses no write when one thing fails.
+
+    In one region a database has no second server that could receive its commits."""
     return ClusterSettings(
         state_dir=folder / "two",
         shape=shape,
         rtt_ms=SEMI_SYNC_RTT_MS,
         durability=Durability.RELAXED,
-        semi_sync=True,
+        semi_sync=shape.is_distributed,
         log_level=log_level,
     )
 

@@ -21,7 +21,7 @@ from typing import Final
 
 from loadtest.faults.health import until_well
 from loadtest.options import REPETITIONS, SEED, Options
-from loadtest.region_cluster import MASTER, REMOTE, SEMI_SYNC_RTT_MS, RegionCluster, region_cluster, semi_sync_settings
+from loadtest.region_cluster import MASTER, REMOTE, SEMI_SYNC_RTT_MS, RegionCluster, lossless_settings, region_cluster
 from loadtest.results import ScenarioResult, at_most, listings_of
 from loadtest.scenario import BenchSettings, Progress, Scenario
 from tao.admin.replication import masters, replicas
@@ -52,7 +52,7 @@ class RecoveryOptions(Options):
 async def run(settings: BenchSettings, progress: Progress, wanted: RecoveryOptions) -> ScenarioResult:
     """Crash each kind of server in turn, and time the recovery. Raises `OperatorError` when there is none."""
     shape = _TOY_SHAPE if settings.toy else _SHAPE
-    cluster_settings = semi_sync_settings(settings.work_dir, shape, log_level="warning")
+    cluster_settings = lossless_settings(settings.work_dir, shape, log_level="warning")
     seconds: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     async with region_cluster(cluster_settings, progress.step) as regions, AsyncExitStack() as stack:
         settings.versions.update(regions.versions)
