@@ -24,9 +24,9 @@ import msgspec
 from loadtest.client_process import StepReport, run_job
 from loadtest.cold.counters import Counts, Statements, counts_of, increase
 from loadtest.conditions import together, within
+from loadtest.latencies import Latencies, LatencyRecording
 from loadtest.options import CLIENTS, PROCESSES, PUBLISHED_TOPOLOGY, ROUNDS, SEED, SESSIONS, Options
 from loadtest.published.contestant import LINK, NODE
-from loadtest.published.latencies import LatencyRecorder, LatencyRecording, MergedLatencies
 from loadtest.published.run import SCHEMA
 from loadtest.results import ScenarioResult, at_most, listings_of, missed
 from loadtest.rounds import settle_collector
@@ -232,12 +232,10 @@ def _measured(
     ``database_queries`` are statements that name the key, None for a running cluster; ``leader_fetches`` those that
     leaders began at their databases for any client; beside the rounds both are the most of any round. The CPU time is
     that of the load processes per read."""
-    herds, by_what = list[dict[str, Any]](), {what: MergedLatencies() for what in _KINDS}
+    herds, by_what = list[dict[str, Any]](), {what: Latencies() for what in _KINDS}
     for herd_round, counts, *processes in zip(rounds, counted, *answers, strict=True):
-        merged = MergedLatencies()
-        for each in processes:
-            merged.add(each.recording)
-            by_what[herd_round.what].add(each.recording)
+        merged = Latencies(*(each.recording for each in processes))
+        by_what[herd_round.what].add(merged.recording())
         latencies = merged.summary(*merged.names())
         answered = latencies.count if latencies else 0
         herds.append(
@@ -345,7 +343,7 @@ async def _start(file: Path) -> float:
 
 
 async def _ask_at(starts: float, graphs: list[Graph], herd_round: HerdRound, awaiters: int) -> HerdAnswers:
-    recorder, wrong = LatencyRecorder(), 0
+    recorded, wrong = Latencies(), 0
     await asyncio.sleep(max(0.0, starts - time.time()))
     began, cpu = perf_counter(), process_time()
 
@@ -357,10 +355,10 @@ async def _ask_at(starts: float, graphs: list[Graph], herd_round: HerdRound, awa
             else:
                 wrong += len(await graph.assoc_range(herd_round.id, LINK, 0, herd_round.edges)) != herd_round.edges
         except TaoError as error:
-            recorder.failed(error.reason)
+            recorded.failed[error.reason] += 1
             return
         now = perf_counter()
-        recorder.answered("answered", now - began, now - began)
+        recorded.answered("answered", now - began, now - began)
 
     await asyncio.gather(*(one(graphs[index % len(graphs)]) for index in range(awaiters)))
-    return HerdAnswers(recording=recorder.recording(), wrong=wrong, client_cpu=process_time() - cpu)
+    return HerdAnswers(recording=recorded.recording(), wrong=wrong, client_cpu=process_time() - cpu)

@@ -27,6 +27,7 @@ from loadtest.client_process import run_job
 from loadtest.cold.counters import Counts, Statements, counts_of, increase
 from loadtest.commands import run_command
 from loadtest.conditions import together
+from loadtest.latencies import Latencies
 from loadtest.options import (
     AFTER_SECONDS,
     BEFORE_SECONDS,
@@ -41,7 +42,6 @@ from loadtest.options import (
 )
 from loadtest.published.driver import LoadResult, RequestLoad
 from loadtest.published.jobs import MEASURING, AskJob, FillJob, Subject
-from loadtest.published.latencies import MergedLatencies
 from loadtest.published.run import SCHEMA
 from loadtest.results import ScenarioResult, at_most, listings_of, missed
 from loadtest.scenario import BenchSettings, Progress, ProgressListener, Scenario
@@ -403,7 +403,7 @@ def _measured(storm: StormOptions, watch: _Watch) -> dict[str, Any]:
     ``read_ms`` has the latencies of the whole run, which count from the intended start."""
     result = watch.result
     assert result is not None
-    merged = MergedLatencies().add(result.recording)
+    merged = Latencies(result.recording)
     timeline = moments(watch.samples, watch.restarted_at)
     before = [each for each in timeline if each.at <= 0]
     after = [each for each in timeline if each.at > 0]

@@ -18,6 +18,7 @@ import msgspec
 
 from loadtest.client_process import run_job
 from loadtest.conditions import together
+from loadtest.latencies import Latencies, LatencySummary
 from loadtest.options import (
     AWAITERS,
     CACHE_SHARE,
@@ -37,7 +38,6 @@ from loadtest.published.conformity import Line, RequestTally, compare
 from loadtest.published.driver import LoadResult, RequestLoad
 from loadtest.published.graph_plan import GraphPlan
 from loadtest.published.jobs import AskJob, FillJob, Subject
-from loadtest.published.latencies import LatencySummary, MergedLatencies
 from loadtest.published.tier_watch import Counts, TierWatch, difference
 from loadtest.published.workload import READS, Kind, published_results, workload_named, workload_names
 from loadtest.results import Aim, Listing, Quantity, ScenarioResult, at_least, at_most
@@ -275,9 +275,9 @@ def measured_of(
 ) -> RunFigures:
     """Add up the results of all load processes; ``samples`` are the followers' counts, about a second apart."""
     workload = workload_named(settings["workload"])
-    merged, tally, failed_warming = MergedLatencies(), RequestTally(), Counter[str]()
+    merged = Latencies(*(result.recording for result in results))
+    tally, failed_warming = RequestTally(), Counter[str]()
     for result in results:
-        merged.add(result.recording)
         tally.add(result.tally)
         failed_warming.update(result.failed_warming)
     answered, failed = tally.answered, merged.failed.total()
