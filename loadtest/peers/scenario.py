@@ -47,7 +47,7 @@ from loadtest.peers.figures import (
 )
 from loadtest.peers.jobs import PeersJob, PeersResult
 from loadtest.peers.sql_graph import SqlAddress
-from loadtest.peers.staleness import ONE_TIER, StaleJob, StaleReads, StaleResult
+from loadtest.peers.staleness import ONE_TIER, StaleJob, StaleReads
 from loadtest.peers.warm_up import WarmBounds
 from loadtest.published.jobs import Subject
 from loadtest.published.run import SCHEMA
@@ -265,7 +265,7 @@ class _Clusters:
         async with self._cluster("stale", tiers=2) as cluster:
             rivals = self._rivals(cluster, 400 if settings.toy else _STALE_NODES)
             job = StaleJob(rivals=rivals, seconds=0.5 if settings.toy else 5.0)
-            return (await run_job(job, self.progress, settings.work_dir / "stale.log", StaleResult)).found
+            return await run_job(job, self.progress, settings.work_dir / "stale.log", dict[str, list[StaleReads]])
 
     def _cluster(self, name: str, tiers: int) -> DevCluster:
         shards = _subject(self.settings, self.peers, 0).shards

@@ -16,7 +16,7 @@ from loadtest.faults import chaos, harness, load, plan
 from loadtest.faults.injection import FAULTS
 from loadtest.faults.load import RecordedOptions
 from loadtest.faults.record import RunRecord
-from loadtest.scenario import BenchSettings
+from loadtest.scenario import BenchSettings, Silent
 from tao.model.errors import OperatorError
 
 NOT_WELL = "not well 240 s after it was mended: east-db-1 has no replica"
@@ -39,11 +39,6 @@ class Load(harness.ClientLoad):
 
     def describe(self) -> tuple[str, float]:
         return "", 0.0
-
-
-class Silent:
-    def step(self, text: str, done: float = 0.0) -> None:
-        pass
 
 
 @pytest.mark.parametrize("slept", [0.0, 3600.0])
