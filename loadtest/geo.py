@@ -26,11 +26,11 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from loadtest import options
 from loadtest.client_process import StepReport, run_job
 from loadtest.conditions import within
 from loadtest.latencies import Latencies, LatencyRecording
 from loadtest.open_loop import LATE, sample_at_rate
-from loadtest.options import RTT_MS, SECONDS, TOPOLOGY, Options
 from loadtest.region_cluster import MASTER, REMOTE, region_cluster
 from loadtest.results import ScenarioResult, at_most, listings_of
 from loadtest.rounds import settle_collector
@@ -85,13 +85,13 @@ _NOTES: Final = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeoOptions(Options):
+class GeoOptions(options.Options):
     """The options of `geo`."""
 
-    rtt_ms: float = RTT_MS.default(DEFAULT_RTT_MS)
-    seconds: float = SECONDS.default(20.0, toy=0.5, help="Measured seconds of each phase.")
+    rtt_ms: float = options.RTT_MS.default(DEFAULT_RTT_MS)
+    seconds: float = options.SECONDS.default(20.0, toy=0.5, help="Measured seconds of each phase.")
     """At 50 writes a second ten samples of 20 s lie above the 99th percentile."""
-    topology: Path | None = TOPOLOGY.default(None)
+    topology: Path | None = options.TOPOLOGY.default(None)
 
 
 async def run(settings: BenchSettings, progress: Progress, wanted: GeoOptions) -> ScenarioResult:
@@ -118,7 +118,6 @@ async def run(settings: BenchSettings, progress: Progress, wanted: GeoOptions) -
         ),
     ]
     return ScenarioResult(
-        summary=SCENARIO.summary,
         conditions={
             "rtt_ms": rtt_ms,
             "writes_per_second_and_region": WRITES_PER_SECOND,

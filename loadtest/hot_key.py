@@ -95,7 +95,6 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
     plain, both = measured["neither"], measured["clones and client cache"]
     relief = both["busiest_queries_per_read"] / plain["busiest_queries_per_read"]
     return ScenarioResult(
-        summary=SCENARIO.summary,
         conditions={
             "followers": FOLLOWERS,
             "objects": objects,

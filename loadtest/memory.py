@@ -98,7 +98,6 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
         for aim in hit_aims
     ]
     return ScenarioResult(
-        summary=SCENARIO.summary,
         conditions={"core": CORE, "entries": _MEASURES[0].job.entries},
         quantities=[
             Quantity(name=each.name, value=measured[each.name]["bytes_each"], unit="bytes") for each in measures

@@ -21,11 +21,11 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from loadtest import options
 from loadtest.client_process import StepReport, run_job
 from loadtest.cold.counters import Counts, Statements, counts_of, increase
 from loadtest.conditions import together, within
 from loadtest.latencies import Latencies, LatencyRecording
-from loadtest.options import CLIENTS, PROCESSES, PUBLISHED_TOPOLOGY, ROUNDS, SEED, SESSIONS, Options
 from loadtest.published.contestant import LINK, NODE
 from loadtest.published.run import SCHEMA
 from loadtest.results import ScenarioResult, at_most, listings_of, missed
@@ -59,17 +59,17 @@ _OF_A_RUNNING_ONE: Final = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class HerdOptions(Options):
+class HerdOptions(options.Options):
     """The options of `herd`."""
 
-    clients: int = CLIENTS.default(10_000, toy=200)
-    processes: int = PROCESSES.default(4, toy=2)
-    sessions: int = SESSIONS.default(16, toy=4)
+    clients: int = options.CLIENTS.default(10_000, toy=200)
+    processes: int = options.PROCESSES.default(4, toy=2)
+    sessions: int = options.SESSIONS.default(16, toy=4)
     """Separate SDK clients of each process, each with connections of its own."""
-    rounds: int = ROUNDS.default(5, toy=1)
+    rounds: int = options.ROUNDS.default(5, toy=1)
     """Rounds of each kind; every round uses another key."""
-    topology: Path | None = PUBLISHED_TOPOLOGY.default(None)
-    seed: int = SEED.default(1)
+    topology: Path | None = options.PUBLISHED_TOPOLOGY.default(None)
+    seed: int = options.SEED.default(1)
 
 
 class HerdRound(msgspec.Struct, frozen=True):
@@ -117,7 +117,6 @@ async def run(settings: BenchSettings, progress: Progress, herd: HerdOptions) ->
     fetches = "leaders fetch one key at most once for each follower"
     demands = [at_most("no read failed or wrong", bad, 0)]
     return ScenarioResult(
-        summary=SCENARIO.summary,
         conditions={"clients": herd.clients, "processes": herd.processes, "sessions_each": herd.sessions},
         listings=listings_of({**measured, "herds": [_flat(each) for each in measured["herds"]]}, lists=True),
         notes=[*_NOTES, *([_OF_A_RUNNING_ONE] if herd.topology else [])],

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from loadtest.faults.harness import Outcome, result_of
+from loadtest import options
+from loadtest.faults.harness import Outcome
 from loadtest.faults.injection import BETWEEN_REGIONS, FAULTS, LEADER_KILL, Injector
 from loadtest.faults.load import RecordedOptions, run_recorded
 from loadtest.faults.plan import PlanStep, after
 from loadtest.faults.record import Fault, RunRecord
-from loadtest.options import FAULT, OVERLAPPING, REGIONS, SECONDS
 from loadtest.region_cluster import SEMI_SYNC_RTT_MS
-from loadtest.results import Aim, Conditions, ScenarioResult, at_most
+from loadtest.results import Aim, Conditions, ScenarioResult, at_most, result_of
 from loadtest.scenario import BenchSettings, Progress, Scenario
 from tao.model.errors import OperatorError
 
@@ -45,11 +45,11 @@ _WRITES_AGAIN_SECONDS: Final = 3.0
 class ChaosOptions(RecordedOptions):
     """The options of `chaos`."""
 
-    seconds: float = SECONDS.default(600.0, toy=6.0, help="Seconds of load.")
-    kinds: tuple[str, ...] = FAULT.default((), toy=_TOY_FAULTS, choices=sorted(FAULTS))
-    overlapping: bool = OVERLAPPING.default(False)
+    seconds: float = options.SECONDS.default(600.0, toy=6.0, help="Seconds of load.")
+    kinds: tuple[str, ...] = options.FAULT.default((), toy=_TOY_FAULTS, choices=sorted(FAULTS))
+    overlapping: bool = options.OVERLAPPING.default(False)
     """Two faults at a time are more than the product promises to survive."""
-    regions: int = REGIONS.default(2)
+    regions: int = options.REGIONS.default(2)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,7 +86,7 @@ async def run(settings: BenchSettings, progress: Progress, wanted: ChaosOptions)
     demands, examples = outcome.demands(measured, _ZEROS), [*examples, *outcome.record.examples]
     demands, reported = (demands, [few]) if wanted.overlapping else ([*demands, few], [])
     reported += _leader_aims(outcome)
-    return result_of(SCENARIO.summary, conditions, measured, demands, examples, also=reported)
+    return result_of(conditions, measured, demands, examples=examples, aims=reported)
 
 
 SCENARIO: Final = Scenario(

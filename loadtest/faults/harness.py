@@ -22,7 +22,7 @@ from loadtest.faults.injection import Injector
 from loadtest.faults.plan import Plan, carry_out
 from loadtest.faults.record import RunRecord
 from loadtest.region_cluster import RegionCluster, region_cluster
-from loadtest.results import Aim, Conditions, ScenarioResult, at_most, listings_of, missed
+from loadtest.results import Aim, at_most
 from loadtest.scenario import Progress
 from tao.devcluster.layout import ClusterSettings
 from tao.model.errors import OperatorError
@@ -174,24 +174,3 @@ async def _show(load: ClientLoad, progress: Progress) -> None:
         text, done = load.describe()
         progress.step(text, _LOADED * min(1.0, done))
         await asyncio.sleep(_STEP_SECONDS)
-
-
-def result_of(
-    summary: str,
-    conditions: Conditions,
-    measured: dict[str, Any],
-    demands: Sequence[Aim],
-    examples: Sequence[str],
-    *,
-    also: Sequence[Aim] = (),
-) -> ScenarioResult:
-    """Return the result of a run that has to reach the aims ``demands``; ``examples`` are of what was wrong, ``also``
-    are aims that it may miss. `Any`: nested values."""
-    return ScenarioResult(
-        summary=summary,
-        conditions=conditions,
-        listings=listings_of(measured),
-        aims=[*demands, *also],
-        measured=measured,
-        faults=missed(demands, examples),
-    )

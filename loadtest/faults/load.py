@@ -25,13 +25,13 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+from loadtest import options
 from loadtest.conditions import within
 from loadtest.faults.harness import ClientLoad, FaultRun, Outcome, carry_out_run
 from loadtest.faults.history import ReadVerdict, RecordedOutcome, Register
 from loadtest.faults.injection import Injector
 from loadtest.faults.plan import Plan
 from loadtest.faults.record import MESSAGE_CHARACTERS, FailedRead, RunRecord, Whereabouts
-from loadtest.options import LOGS, READS, SEED, WRITES, Options
 from loadtest.region_cluster import RegionCluster, lossless_settings
 from loadtest.scenario import BenchSettings, Progress
 from tao.client import Consistency, Graph, RetryableError, TaoError
@@ -131,13 +131,13 @@ class Reader:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordedOptions(Options):
+class RecordedOptions(options.Options):
     """The options of a fault run with this load."""
 
-    seed: int = SEED.default(1)
-    reads: float = READS.default(800.0, toy=200.0)
-    writes: float = WRITES.default(60.0, toy=20.0)
-    logs: Path | None = LOGS.default(None)
+    seed: int = options.SEED.default(1)
+    reads: float = options.READS.default(800.0, toy=200.0)
+    writes: float = options.WRITES.default(60.0, toy=20.0)
+    logs: Path | None = options.LOGS.default(None)
 
 
 class RecordedLoad(ClientLoad):
@@ -148,7 +148,7 @@ class RecordedLoad(ClientLoad):
         regions: RegionCluster,
         record: RunRecord,
         chance: Random,
-        options: RecordedOptions,
+        wanted: RecordedOptions,
         readers: list[Reader],
         keys: list[Key],
     ) -> None:
@@ -161,7 +161,7 @@ class RecordedLoad(ClientLoad):
         self._absent: Final = cycle(absent_ids(regions.routes.shards, _ABSENT_IDS, chance))
         self._routes: Routes = regions.routes
         self._stopping = False
-        per_reader = (options.reads / len(readers) / _BATCH, options.writes / len(readers))
+        per_reader = (wanted.reads / len(readers) / _BATCH, wanted.writes / len(readers))
         for reader in readers:
             self.begin(self._paced(per_reader[0], partial(self._read_batch, reader, _BATCH)))
             self.begin(self._paced(per_reader[1], partial(self._write, reader)))
@@ -449,7 +449,7 @@ async def value_of(graph: Graph, key: Key, demanded: Consistency) -> int | None:
 
 @asynccontextmanager
 async def recorded_load(
-    options: RecordedOptions, regions: RegionCluster, record: RunRecord, chance: Random
+    wanted: RecordedOptions, regions: RegionCluster, record: RunRecord, chance: Random
 ) -> AsyncIterator[RecordedLoad]:
     """Connect clients of every tier, and in each region one that attaches nothing of its own writes; add the keys, and
     begin."""
@@ -468,13 +468,13 @@ async def recorded_load(
         ]
         keys = await make_keys(readers[0].graph, regions.routes.shards, _KEYS_PER_SHARD, chance, record)
         record.begin()
-        yield RecordedLoad(regions, record, chance, options, readers, keys)
+        yield RecordedLoad(regions, record, chance, wanted, readers, keys)
 
 
 async def run_recorded(
     settings: BenchSettings,
     progress: Progress,
-    options: RecordedOptions,
+    wanted: RecordedOptions,
     plan: Callable[[Injector, RunRecord], Plan],
     well_seconds: float,
     *,
@@ -482,12 +482,12 @@ async def run_recorded(
 ) -> Outcome:
     """Run this load while a plan is carried out. Raises what `carry_out_run` raises."""
     shape, toy_shape = (_ONE_REGION, _TOY_ONE_REGION) if one_region else (SHAPE, _TOY_SHAPE)
-    wanted = FaultRun(
+    run = FaultRun(
         cluster=lossless_settings(settings.work_dir, toy_shape if settings.toy else shape, log_level="info"),
-        load=partial(recorded_load, options),
+        load=partial(recorded_load, wanted),
         plans=lambda injector, record, _: [plan(injector, record)],
-        seed=options.seed,
+        seed=wanted.seed,
         well_seconds=well_seconds,
-        logs=options.logs,
+        logs=wanted.logs,
     )
-    return await carry_out_run(wanted, settings.versions, progress)
+    return await carry_out_run(run, settings.versions, progress)

@@ -16,7 +16,7 @@ from typing import Any, Final
 from loadtest.conditions import within
 from loadtest.faults.recovery import last_promotion
 from loadtest.region_cluster import MASTER, REMOTE, RegionCluster, region_cluster
-from loadtest.results import ScenarioResult, at_most, listings_of, missed
+from loadtest.results import Conditions, ScenarioResult, at_most, result_of
 from loadtest.scenario import BenchSettings, Progress, Scenario
 from tao.admin.server_stats import server_stats
 from tao.client import Graph
@@ -74,15 +74,13 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
             rounds.append(await _lose_master(regions, semi_sync))
     lost = sum(each["lost"] for each in rounds if each["semi_sync"])
     demands = [at_most("no acknowledged write lost with semi-synchronous replication", lost, 0)]
-    measured = {"rounds": rounds}
-    return ScenarioResult(
-        summary=SCENARIO.summary,
-        conditions={"writers": _WRITERS, "rtt_ms": rtt_ms, "rounds_of_each_kind": each, "durability": "relaxed"},
-        listings=listings_of(measured, lists=True),
-        aims=demands,
-        measured=measured,
-        faults=missed(demands),
-    )
+    conditions: Conditions = {
+        "writers": _WRITERS,
+        "rtt_ms": rtt_ms,
+        "rounds_of_each_kind": each,
+        "durability": "relaxed",
+    }
+    return result_of(conditions, {"rounds": rounds}, demands, lists=True)
 
 
 SCENARIO: Final = Scenario(

@@ -19,10 +19,10 @@ from random import Random
 from statistics import median
 from typing import Final
 
+from loadtest import options
 from loadtest.faults.health import until_well
-from loadtest.options import REPETITIONS, SEED, Options
 from loadtest.region_cluster import MASTER, REMOTE, SEMI_SYNC_RTT_MS, RegionCluster, lossless_settings, region_cluster
-from loadtest.results import ScenarioResult, at_most, listings_of
+from loadtest.results import Conditions, ScenarioResult, at_most, result_of
 from loadtest.scenario import BenchSettings, Progress, Scenario
 from tao.admin.replication import masters, replicas
 from tao.admin.server_stats import server_stats
@@ -42,11 +42,11 @@ _USERS: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecoveryOptions(Options):
+class RecoveryOptions(options.Options):
     """The options of `recovery`."""
 
-    repetitions: int = REPETITIONS.default(5, toy=1)
-    seed: int = SEED.default(1)
+    repetitions: int = options.REPETITIONS.default(5, toy=1)
+    seed: int = options.SEED.default(1)
 
 
 async def run(settings: BenchSettings, progress: Progress, wanted: RecoveryOptions) -> ScenarioResult:
@@ -74,17 +74,17 @@ async def run(settings: BenchSettings, progress: Progress, wanted: RecoveryOptio
         }
         for role, found in seconds.items()
     }
-    return ScenarioResult(
-        summary=SCENARIO.summary,
-        conditions={"rtt_ms": SEMI_SYNC_RTT_MS, "durability": "semi_sync", "repetitions": wanted.repetitions},
-        listings=listings_of(measured),
-        aims=[
-            at_most(f"service again within {_PATIENT_SECONDS:g} s", each["max"], _PATIENT_SECONDS, f"{role}: {what}")
-            for role, found in measured.items()
-            for what, each in found.items()
-        ],
-        measured=measured,
-    )
+    aims = [
+        at_most(f"service again within {_PATIENT_SECONDS:g} s", each["max"], _PATIENT_SECONDS, f"{role}: {what}")
+        for role, found in measured.items()
+        for what, each in found.items()
+    ]
+    conditions: Conditions = {
+        "rtt_ms": SEMI_SYNC_RTT_MS,
+        "durability": "semi_sync",
+        "repetitions": wanted.repetitions,
+    }
+    return result_of(conditions, measured, aims=aims)
 
 
 SCENARIO: Final = Scenario(
