@@ -242,15 +242,16 @@ class RecordedLoad(ClientLoad):
                 if self._chance.random() < 0.1:
                     group.create_task(self._miss(reader))
                 else:
-                    place = self._chance.randrange(len(self._keys))
-                    group.create_task(self._read(reader, place, self._chance.choice(DEMANDS)))
+                    place, demand = self._chance.randrange(len(self._keys)), self._chance.choice(DEMANDS)
+                    is_edge = self._keys[place].kind is KeyKind.EDGE
+                    far_end = is_edge and demand in _OF_EITHER_END and self._chance.random() < 0.5
+                    group.create_task(self._read(reader, place, demand, far_end=far_end))
 
-    async def _read(self, reader: Reader, place: int, demand: Demand) -> None:
-        """Make one read and judge its answer."""
+    async def _read(self, reader: Reader, place: int, demand: Demand, *, far_end: bool) -> None:
+        """Make one read and judge its answer; with ``far_end`` of an edge, in the list of its other end."""
         key, record = self._keys[place], self._record
         register, now, calm = key.register, record.now(), record.calm_since
         floor, demanded = reader.own.get(place, 0) if reader.attaches else 0, Consistency.cached()
-        far_end = key.kind is KeyKind.EDGE and demand in _OF_EITHER_END and self._chance.random() < 0.5
         if not reader.attaches and calm is not None and reader.own_at.get(place, -1.0) > calm:
             floor = 0 if far_end and key.pending_number else reader.own[place]
         own_floor = floor
@@ -376,6 +377,11 @@ class RecordedLoad(ClientLoad):
         key.token, key.token_number = recording.token, write.number
         key.pending_number = write.number if inverse_pending else 0
         writer.own[place], writer.own_at[place] = write.number, write.began
+        if inverse_pending and key.kind is KeyKind.EDGE:
+            # A pair is pending for a short time only, in which few reads would come across it by chance.
+            own = self._read(writer, place, Demand.PLAIN, far_end=True)
+            others = (self._read(each, place, Demand.TOKEN, far_end=True) for each in self._readers)
+            await asyncio.gather(own, *others)
 
     async def _write_key(self, graph: Graph, key: Key, number: int, removes: bool) -> bool:
         """Write to a key; returns whether the inverse of the write is pending."""
@@ -426,9 +432,10 @@ async def make_keys(graph: Graph, shards: int, per_shard: int, chance: Random, r
     record.acknowledged += len(objects)
     keys = [Key(KeyKind.OBJECT, object_id, 0, Register(0)) for object_id in objects]
     for object_id in objects:
-        ends = absent_ids(shards, 1 + _LIST_WRITES, chance)
-        keys.append(Key(KeyKind.EDGE, object_id, ends[0], Register(None)))
-        keys.append(Key(KeyKind.LIST, object_id, 0, Register(None), ends=ends[1:]))
+        ends = absent_ids(shards, _LIST_WRITES, chance)
+        # Drawn, since which end coordinates a write depends on the shards of both.
+        keys.append(Key(KeyKind.EDGE, object_id, chance.choice(ends), Register(None)))
+        keys.append(Key(KeyKind.LIST, object_id, 0, Register(None), ends=ends))
     return keys
 
 
