@@ -208,7 +208,9 @@ async def _run(chosen: Mapping[Scenario, Options], settings: BenchSettings, inte
                 try:
                     with interruption.stopping_this_task():
                         async with asyncio.timeout(bound):
-                            results[scenario.name] = await scenario.run(settings, progress, options)
+                            result = await scenario.run(settings, progress, options)
+                    summary = result.summary or scenario.summary
+                    results[scenario.name] = msgspec.structs.replace(result, summary=summary)
                 except TimeoutError:
                     failures[scenario.name] = f"stopped after {bound:g} s; is the machine busy?"
                 except TaoError as error:

@@ -69,7 +69,6 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
         )
         figures = await run_job(job, progress, settings.work_dir / "cached_reads.log", list[Figure])
     return ScenarioResult(
-        summary=SCENARIO.summary,
         conditions={
             "objects": size.objects,
             "value_bytes": 100,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import defaultdict
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,15 +26,16 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from loadtest import options
 from loadtest.client_process import StepReport, run_job
 from loadtest.conditions import within
-from loadtest.open_loop import Samples, sample_at_rate
-from loadtest.options import RTT_MS, SECONDS, TOPOLOGY, Options
+from loadtest.latencies import Latencies, LatencyRecording
+from loadtest.open_loop import LATE, sample_at_rate
+from loadtest.region_cluster import MASTER, REMOTE, region_cluster
 from loadtest.results import ScenarioResult, at_most, listings_of
 from loadtest.rounds import settle_collector
 from loadtest.scenario import SCHEMA, BenchSettings, Progress, Scenario
 from loadtest.target import running_topology
-from loadtest.two_regions import MASTER, REMOTE, two_regions
 from tao.client import ClientSettings, Graph, Object, connect
 from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import DEFAULT_RTT_MS, ClusterSettings, Shape
@@ -67,6 +68,8 @@ _REMOTE_MS: Final = 6.0
 _VISIBLE_P50_MS: Final = 15.0
 _VISIBLE_P99_MS: Final = 100.0
 _SEEDS: Final = 1_000_000
+_REMOTE_HITS: Final = "remote_region"
+_REMOTE_MISSES: Final = "remote_region_misses"
 GeoPhase = Literal["writes", "visible", "reads"]
 _OF_A_RUNNING_ONE: Final = (
     "What was written stays in the running cluster; its round trip is what its operator says (--rtt-ms), and cannot be "
@@ -82,13 +85,13 @@ _NOTES: Final = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeoOptions(Options):
+class GeoOptions(options.Options):
     """The options of `geo`."""
 
-    rtt_ms: float = RTT_MS.default(DEFAULT_RTT_MS)
-    seconds: float = SECONDS.default(20.0, toy=0.5, help="Measured seconds of each phase.")
+    rtt_ms: float = options.RTT_MS.default(DEFAULT_RTT_MS)
+    seconds: float = options.SECONDS.default(20.0, toy=0.5, help="Measured seconds of each phase.")
     """At 50 writes a second ten samples of 20 s lie above the 99th percentile."""
-    topology: Path | None = TOPOLOGY.default(None)
+    topology: Path | None = options.TOPOLOGY.default(None)
 
 
 async def run(settings: BenchSettings, progress: Progress, wanted: GeoOptions) -> ScenarioResult:
@@ -115,7 +118,6 @@ async def run(settings: BenchSettings, progress: Progress, wanted: GeoOptions) -
         ),
     ]
     return ScenarioResult(
-        summary=SCENARIO.summary,
         conditions={
             "rtt_ms": rtt_ms,
             "writes_per_second_and_region": WRITES_PER_SECOND,
@@ -181,7 +183,7 @@ async def _regions_for(
     if topology_file is not None:
         yield running_regions(topology_file)
         return
-    async with two_regions(own, progress.step) as regions:
+    async with region_cluster(own, progress.step) as regions:
         cluster = regions.cluster
         settings.versions.update(regions.versions)
         yield Regions(str(cluster.topology_path), _SHAPE.shards, MASTER, REMOTE, cluster.line_control)
@@ -197,7 +199,7 @@ async def _measure(
     # In a running cluster the first reads must not repeat those of an earlier run.
     jobs = itertools.count(1 if regions.line else 1 + randbelow(_SEEDS))
 
-    async def phase(name: GeoPhase, distance_ms: float, share: float = 1.0) -> dict[str, Samples]:
+    async def phase(name: GeoPhase, distance_ms: float, share: float = 1.0) -> LatencyRecording:
         job = GeoJob(
             topology_file=regions.topology_file,
             phase=name,
@@ -209,31 +211,37 @@ async def _measure(
             rtt_ms=distance_ms,
             seed=next(jobs),
         )
-        return await run_job(job, progress, settings.work_dir / f"geo-{job.seed}.log", dict[str, Samples])
+        return await run_job(job, progress, settings.work_dir / f"geo-{job.seed}.log", LatencyRecording)
 
-    writes = await phase("writes", rtt_ms)
-    visible = await phase("visible", rtt_ms)
-    reads: defaultdict[str, Samples] = defaultdict(Samples)
+    writes, visible = Latencies(await phase("writes", rtt_ms)), Latencies(await phase("visible", rtt_ms))
     turns = 1 if settings.toy else _TURNS
     distances = {"": rtt_ms, "_no_round_trip": 0.0} if regions.line else {"": rtt_ms}
+    reads = {suffix: Latencies() for suffix in distances}
     for _ in range(turns):
         for suffix, distance_ms in distances.items():
             if regions.line is not None:
                 await ask_line(regions.line, SetRoundTrip(distance_ms))
-            for name, found in (await phase("reads", distance_ms, 1 / turns)).items():
-                reads[f"remote_region{name}{suffix}"].add(found)
+            reads[suffix].add(await phase("reads", distance_ms, 1 / turns))
 
-    def latencies(samples: Samples) -> dict[str, float]:
-        return dict(msgspec.to_builtins(samples.latencies()))
+    def figures(found: Latencies, name: str) -> dict[str, Any]:
+        latencies, late = found.summary(name), found.summary(LATE + name)
+        if latencies is None:
+            raise OperatorError(f"geo: no operation of {name!r} was answered: give it more --seconds")
+        rate = round(latencies.count / seconds, 1)
+        return {**msgspec.structs.asdict(latencies), "per_second": rate, "late": late.avg if late else 0.0}
 
+    read = {
+        f"{name}{suffix}": (found, name) for suffix, found in reads.items() for name in (_REMOTE_HITS, _REMOTE_MISSES)
+    }
+    failed = Counter({f"{name}{suffix}": count for suffix, of in reads.items() for name, count in of.failed.items()})
     return {
         "rtt_ms": rtt_ms,
-        "write_ms": {name: latencies(samples) for name, samples in writes.items()},
-        "visible_ms": latencies(visible["visible"]),
+        "write_ms": {name: figures(writes, name) for name in ("same_region", "remote_region")},
+        "visible_ms": figures(visible, "visible"),
         "visible_resolution_ms": 1000 * POLL_SECONDS,
-        "visible_writes_ms": latencies(visible["visible_writes"]),
-        "read_ms": {name: latencies(samples) for name, samples in reads.items()},
-        "failed": {name: each.failed for name, each in {**writes, **visible, **reads}.items() if each.failed},
+        "visible_writes_ms": figures(visible, "visible_writes"),
+        "read_ms": {name: figures(*found) for name, found in read.items()},
+        "failed": dict(writes.failed + visible.failed + failed),
     }
 
 
@@ -251,8 +259,8 @@ class GeoJob(msgspec.Struct, frozen=True, kw_only=True):
     rtt_ms: float
     seed: int
 
-    async def work(self, report: StepReport) -> dict[str, Samples]:
-        """Return the phase's samples by name. Raises `TaoError`."""
+    async def work(self, report: StepReport) -> LatencyRecording:
+        """Return the phase's latencies. Raises `TaoError`."""
         settings = ClientSettings(timeout_seconds=_TIMEOUT_SECONDS)
         async with (
             connect(self.topology_file, region=self.master_region, settings=settings) as near,
@@ -268,14 +276,16 @@ class GeoJob(msgspec.Struct, frozen=True, kw_only=True):
             phases = _Phases(self, near, far, ids)
             phase = {"writes": phases.writes, "visible": phases.visible, "reads": phases.reads}[self.phase]
             report(f"{self.phase}: warming up", 0.0)
-            await phase(min(_WARM_UP_SECONDS, self.seconds))
+            await phase(min(_WARM_UP_SECONDS, self.seconds), Latencies())
             report(f"{self.phase}: measuring", 0.1)
             settle_collector()
-            return await phase(self.seconds)
+            latencies = Latencies()
+            await phase(self.seconds, latencies)
+            return latencies.recording()
 
 
 class _Phases:
-    """Each method runs its phase for so many seconds."""
+    """Each method runs its phase for so many seconds and records its latencies."""
 
     def __init__(self, job: GeoJob, near: Graph, far: Graph, ids: Sequence[int]) -> None:
         self._job: Final = job
@@ -285,15 +295,14 @@ class _Phases:
         self._chance: Final = Random(job.seed)
         self._numbers: Final = itertools.count(1)
 
-    async def writes(self, seconds: float) -> dict[str, Samples]:
+    async def writes(self, seconds: float, latencies: Latencies) -> None:
         """Update objects and add edges, in both regions at once."""
-        here, there = Samples(), Samples()
         # Half of the objects each: two regions that write one object wait for each other, which is another figure.
+        here, there = self._mixed_writes(self._near, self._ids[::2]), self._mixed_writes(self._far, self._ids[1::2])
         await asyncio.gather(
-            sample_at_rate(WRITES_PER_SECOND, seconds, self._mixed_writes(self._near, self._ids[::2]), here),
-            sample_at_rate(WRITES_PER_SECOND, seconds, self._mixed_writes(self._far, self._ids[1::2]), there),
+            sample_at_rate(WRITES_PER_SECOND, seconds, here, latencies, "same_region"),
+            sample_at_rate(WRITES_PER_SECOND, seconds, there, latencies, "remote_region"),
         )
-        return {"same_region": here, "remote_region": there}
 
     def _mixed_writes(self, graph: Graph, ids: Sequence[int]) -> list[Callable[[], Awaitable[None]]]:
         async def update() -> None:
@@ -305,9 +314,8 @@ class _Phases:
 
         return [update, add]
 
-    async def visible(self, seconds: float) -> dict[str, Samples]:
+    async def visible(self, seconds: float, latencies: Latencies) -> None:
         """Update objects in the master region, and look for some of the values in the other."""
-        written, seen = Samples(), Samples()
         looking = set[asyncio.Task[None]]()
 
         async def look(object_id: int, number: int, acknowledged: float) -> None:
@@ -315,7 +323,7 @@ class _Phases:
             while perf_counter() - acknowledged <= _GIVE_UP_SECONDS:
                 found = await self._far.obj_get(object_id)
                 if found is not None and _number_in(found) >= number:
-                    seen.seconds.append(perf_counter() - acknowledged)
+                    latencies.traced("visible", perf_counter() - acknowledged)
                     return
                 await asyncio.sleep(POLL_SECONDS)
             raise DeadlineExceeded(f"object {object_id} was not seen in {_GIVE_UP_SECONDS:g} s")
@@ -327,18 +335,15 @@ class _Phases:
             if number % _SAMPLED_EVERY == 0:
                 looking.add(asyncio.create_task(look(object_id, number, perf_counter())))
 
-        await sample_at_rate(VISIBLE_WRITES_PER_SECOND, seconds, [write], written)
+        await sample_at_rate(VISIBLE_WRITES_PER_SECOND, seconds, [write], latencies, "visible_writes")
         for outcome in await asyncio.gather(*looking, return_exceptions=True):
             if isinstance(outcome, TaoError):
-                seen.failed += 1
+                latencies.failed["visible"] += 1
             elif isinstance(outcome, BaseException):
                 raise outcome
-        seen.elapsed = written.elapsed
-        return {"visible": seen, "visible_writes": written}
 
-    async def reads(self, seconds: float) -> dict[str, Samples]:
+    async def reads(self, seconds: float, latencies: Latencies) -> None:
         """Read cached objects, and lists for the first time, in the other region."""
-        hits, misses = Samples(), Samples()
 
         async def hit() -> None:
             await self._far.obj_get(self._chance.choice(self._ids))
@@ -349,10 +354,9 @@ class _Phases:
             await self._far.assoc_range(make_id(number % self._job.shards, at, number % SEQUENCE_PER_MS), "link", 0, 10)
 
         await asyncio.gather(
-            sample_at_rate(READS_PER_SECOND, seconds, [hit], hits),
-            sample_at_rate(MISSES_PER_SECOND, seconds, [miss], misses),
+            sample_at_rate(READS_PER_SECOND, seconds, [hit], latencies, _REMOTE_HITS),
+            sample_at_rate(MISSES_PER_SECOND, seconds, [miss], latencies, _REMOTE_MISSES),
         )
-        return {"": hits, "_misses": misses}
 
 
 def _number_in(found: Object) -> int:

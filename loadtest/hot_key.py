@@ -8,20 +8,21 @@ remedy alone, both, and neither: the rate, and how much the busiest follower has
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from itertools import cycle
+from itertools import cycle, repeat
 from random import Random
 from statistics import median
-from time import perf_counter, process_time
+from time import perf_counter
 from typing import Final
 
 import msgspec
 
 from loadtest.client_process import StepReport, run_job
 from loadtest.dataset import ITEM
-from loadtest.drivers import WrongAnswer
+from loadtest.drivers import WrongAnswer, closed
 from loadtest.results import ScenarioResult, at_most, listings_of
-from loadtest.rounds import Pace, cpu_seconds, settle_collector
+from loadtest.rounds import MICRO, Comparison, Pace, Round, Source, Trial, TurnSamples, percentile, take_all_turns
 from loadtest.scenario import SCHEMA, BenchSettings, PartOfProgress, Progress, Scenario
 from loadtest.target import OWN_TIER, pids_of
 from tao.admin.server_stats import server_stats
@@ -59,6 +60,8 @@ _NAMES: Final = {
 """The contestants, by whether the shard has clones and whether the clients cache."""
 _RELIEF: Final = 0.5
 """The queries per read of the busiest follower with both remedies, as a multiple of those without."""
+Measured = dict[str, dict[str, float]]
+"""Figures by contestant and name."""
 
 
 async def run(settings: BenchSettings, progress: Progress, _options: object) -> ScenarioResult:
@@ -77,7 +80,7 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
         job = HotKeyJob(
             topology_file=str(cluster.topology_path),
             admins=tuple(server.admin for server in followers),
-            pids=tuple(pids[server.name] for server in followers),
+            pids={server.name: pids[server.name] for server in followers},
             ids=tuple(ids),
             cloned=False,
             clients=_CLIENTS,
@@ -85,21 +88,13 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
             pace=Pace(settings.rounds, settings.round_seconds),
         )
         log = settings.work_dir / "hot_key.log"
-        turns = await run_job(job, PartOfProgress(progress, 0.0, 0.5), log, list[HotKeyTurn])
+        measured = await run_job(job, PartOfProgress(progress, 0.0, 0.5), log, Measured)
         await _clone(cluster, ids[0] >> SHARD_SHIFT)
         job = msgspec.structs.replace(job, cloned=True)
-        turns += await run_job(job, PartOfProgress(progress, 0.5, 0.5), log, list[HotKeyTurn])
-    measured = {
-        name: {
-            figure: round(median(turn.figures[figure] for turn in turns if turn.contestant == name), 3)
-            for figure in turns[0].figures
-        }
-        for name in dict.fromkeys(turn.contestant for turn in turns)
-    }
+        measured |= await run_job(job, PartOfProgress(progress, 0.5, 0.5), log, Measured)
     plain, both = measured["neither"], measured["clones and client cache"]
     relief = both["busiest_queries_per_read"] / plain["busiest_queries_per_read"]
     return ScenarioResult(
-        summary=SCENARIO.summary,
         conditions={
             "followers": FOLLOWERS,
             "objects": objects,
@@ -137,23 +132,14 @@ async def _clone(cluster: DevCluster, shard: int) -> None:
         await links.close()
 
 
-class HotKeyTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one turn, by name.
-
-    ``busiest_share`` is the busiest follower's queries as a multiple of the mean, so that 1.0 is an even load. CPU time
-    is per read, of all followers and of the load process."""
-
-    contestant: str
-    figures: dict[str, float]
-
-
 class HotKeyJob(msgspec.Struct, frozen=True, kw_only=True):
     """Read with and without a cache in the clients, in turns; half of the reads are for the first of ``ids``."""
 
     topology_file: str
     admins: tuple[str, ...]
     """Admin address of each follower, ``host:port``."""
-    pids: tuple[int, ...]
+    pids: dict[str, int]
+    """Process id of each follower."""
     ids: tuple[int, ...]
     cloned: bool
     """Whether the object's shard has clones, for the name of the contestant."""
@@ -162,79 +148,64 @@ class HotKeyJob(msgspec.Struct, frozen=True, kw_only=True):
     """Concurrent reads of each client."""
     pace: Pace
 
-    async def work(self, report: StepReport) -> list[HotKeyTurn]:
-        """Return all turns. Raises `TaoError`, `WrongAnswer` when an object is not found."""
-        turns: list[HotKeyTurn] = []
+    async def work(self, report: StepReport) -> Measured:
+        """Return the medians of all rounds. Raises `TaoError`, `WrongAnswer` when an object is not found."""
+        trials: list[Trial] = []
         async with AsyncExitStack() as stack:
-            graphs: dict[bool, list[Graph]] = {}
             for keeps in (False, True):
                 settings = ClientSettings(timeout_seconds=_TIMEOUT_SECONDS, keep_hot_items=keeps)
-                graphs[keeps] = [
-                    await stack.enter_async_context(connect(self.topology_file, settings=settings))
-                    for _ in range(self.clients)
-                ]
-            await graphs[False][0].obj_get_many(self.ids)
-            count = 2 * self.pace.rounds
-            for number in range(count):
-                keeps = bool(number % 2)
-                name = _NAMES[self.cloned, keeps]
-                report(f"{name}, round {number // 2 + 1} of {self.pace.rounds}", number / count)
-                await _drive(graphs[keeps], self, min(_WARM_SECONDS, 2 * self.pace.round_seconds))
-                turns.append(await _turn(name, graphs[keeps], self))
-        return turns
+                pending = [connect(self.topology_file, settings=settings) for _ in range(self.clients)]
+                graphs = [await stack.enter_async_context(each) for each in pending]
+                await graphs[0].obj_get_many(self.ids)
+                trials.append(self._trial(_NAMES[self.cloned, keeps], graphs))
+            (turns,) = await take_all_turns([Comparison("reads", tuple(trials))], self.pace, report)
+        return {name: _medians(rounds) for name, rounds in turns.items()}
+
+    def _trial(self, name: str, graphs: Sequence[Graph]) -> Trial:
+        chance = Random(_SEED)
+
+        def keys() -> list[int]:
+            return [self.ids[0] if chance.random() < 0.5 else chance.choice(self.ids) for _ in range(_PREPARED)]
+
+        drive = closed(
+            _ask, [zip(repeat(graph), cycle(keys()), strict=False) for graph in graphs for _ in range(self.awaiters)]
+        )
+
+        async def warm(seconds: float) -> None:
+            await drive(perf_counter() + min(_WARM_SECONDS, 2 * seconds), TurnSamples())
+
+        async def queries() -> dict[str, float]:
+            stats = await asyncio.gather(*map(server_stats, self.admins))
+            return {admin: each["hits"] + each["misses"] for admin, each in zip(self.admins, stats, strict=True)}
+
+        return Trial(name, drive, self.pids, counters=queries, prepare=warm)
 
 
-async def _turn(name: str, graphs: list[Graph], job: HotKeyJob) -> HotKeyTurn:
-    settle_collector()
-    queries, cpu = await _queries(job), _cpu(job)
-    began, client_cpu = perf_counter(), process_time()
-    latencies = sorted(await _drive(graphs, job, job.pace.round_seconds))
-    seconds, client_cpu = perf_counter() - began, process_time() - client_cpu
-    answered = [after - before for before, after in zip(queries, await _queries(job), strict=True)]
-    reads = len(latencies)
-    figures = {
-        "reads_per_second": reads / seconds,
-        "queries_per_read": sum(answered) / reads,
-        "busiest_queries_per_read": max(answered) / reads,
-        "p50_ms": 1e3 * latencies[reads // 2],
-        "p99_ms": 1e3 * latencies[reads * 99 // 100],
-        "busiest_share": max(answered) * len(answered) / max(1.0, sum(answered)),
-        "server_cpu_us": 1e6 * (_cpu(job) - cpu) / reads,
-        "client_cpu_us": 1e6 * client_cpu / reads,
-    }
-    return HotKeyTurn(contestant=name, figures=figures)
+async def _ask(asked: tuple[Graph, int]) -> Source:
+    graph, key = asked
+    found = await graph.obj_get(key)
+    if found is None or found.id != key:
+        raise WrongAnswer(f"object {key} is not found")
+    return Source.UNKNOWN
 
 
-async def _drive(graphs: list[Graph], job: HotKeyJob, seconds: float) -> list[float]:
-    """Return the seconds of each read."""
-    until = perf_counter() + seconds
-    latencies: list[float] = []
-    chance = Random(_SEED)
-
-    async def ask(graph: Graph, keys: list[int]) -> None:
-        for key in cycle(keys):
-            began = perf_counter()
-            found = await graph.obj_get(key)
-            ended = perf_counter()
-            latencies.append(ended - began)
-            if found is None or found.id != key:
-                raise WrongAnswer(f"object {key} is not found")
-            # Checked after the answer: a turn that the machine slept through has one answer of each asker.
-            if ended >= until:
-                return
-
-    async with asyncio.TaskGroup() as group:
-        for graph in graphs:
-            for _ in range(job.awaiters):
-                keys = [job.ids[0] if chance.random() < 0.5 else chance.choice(job.ids) for _ in range(_PREPARED)]
-                group.create_task(ask(graph, keys))
-    return latencies
-
-
-async def _queries(job: HotKeyJob) -> list[float]:
-    stats = await asyncio.gather(*map(server_stats, job.admins))
-    return [each["hits"] + each["misses"] for each in stats]
-
-
-def _cpu(job: HotKeyJob) -> float:
-    return sum(map(cpu_seconds, job.pids))
+def _medians(rounds: Sequence[Round]) -> dict[str, float]:
+    """Return the median of each figure. ``busiest_share`` is the busiest follower's queries as a multiple of the mean,
+    so that 1.0 is an even load; CPU time is per read, of all followers and of the load process."""
+    figures: list[dict[str, float]] = []
+    for turn in rounds:
+        latencies, answered = turn.samples.ordered(), turn.counts.values()
+        reads, busiest = len(latencies), max(answered)
+        figures.append(
+            {
+                "reads_per_second": reads / turn.elapsed,
+                "queries_per_read": sum(answered) / reads,
+                "busiest_queries_per_read": busiest / reads,
+                "p50_ms": 1e3 * percentile(latencies, 0.5),
+                "p99_ms": 1e3 * percentile(latencies, 0.99),
+                "busiest_share": busiest * len(answered) / max(1.0, sum(answered)),
+                "server_cpu_us": MICRO * sum(turn.server_cpu.values()) / reads,
+                "client_cpu_us": MICRO * turn.client_cpu / reads,
+            }
+        )
+    return {name: round(median(each[name] for each in figures), 3) for name in figures[0]}

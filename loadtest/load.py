@@ -53,7 +53,6 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
         edge_seconds = await _load((*load_edges, "--time", "1"), folder)
         memory = {process.name: _resident_mb(process.pid) for process in (await cluster.status()).processes}
     return ScenarioResult(
-        summary=SCENARIO.summary,
         conditions={"objects": objects, "undirected_edges": edges, "stored_edges": 2 * edges},
         quantities=[
             Quantity(name="objects", value=objects / object_seconds, unit="per_second"),

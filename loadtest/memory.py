@@ -8,21 +8,17 @@ lists have them, and the twin in Python.
 
 from __future__ import annotations
 
-import asyncio
-import sys
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from loadtest.client_process import run_job
 from loadtest.memory_process import MemoryJob
 from loadtest.results import Aim, Quantity, ScenarioResult, at_most
-from loadtest.scenario import BenchSettings, Progress, Scenario
+from loadtest.scenario import BenchSettings, Progress, Scenario, Silent
 from loadtest.table import listing, met
 from tao.cache.packed import CORE
-from tao.model.errors import OperatorError
 
-_ROOT: Final = Path(__file__).resolve().parent.parent
 _OBJECT_BYTES: Final = 673
 _EDGE_DATA_BYTES: Final = 98
 _TOY_PART: Final = 250
@@ -73,14 +69,14 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
     rows, aims, measured = list[dict[str, object]](), list[Aim](), dict[str, _FIGURES]()
     for number, each in enumerate(measures):
         progress.step(each.name, number / steps)
-        figures = await _measured(each.job, toy=settings.toy)
+        figures = await _measured(each.job, settings)
         size = figures["bytes_per_entry"] / (each.job.edges or 1)
         measured[each.name] = {**figures, "bytes_each": size} | ({"aim": each.aim} if each.aim else {})
         aim = None if each.aim is None else at_most(f"at most {each.aim:,.0f} bytes", size, each.aim, each.name)
         aims += [aim] if aim else []
         rows.append({"name": each.name, "each": size, "share": _share(figures), "aim": _verdict(aim)})
     progress.step(_MIX_NAME, len(measures) / steps)
-    measured[_MIX_NAME] = await _measured(_MIX, toy=settings.toy)
+    measured[_MIX_NAME] = await _measured(_MIX, settings)
     share = _share(measured[_MIX_NAME])
     aims.append(at_most("account of memory within 0.1 of the real growth", abs(share - 1), 0.1, _MIX_NAME))
     rows.append({"name": f"{_MIX_NAME}, all kinds", "each": None, "share": share, "aim": _verdict(aims[-1])})
@@ -88,7 +84,7 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
     for turn in range(1 if settings.toy else _TURNS):  # the least of turns: other work on the machine only adds
         for number, core in enumerate(_CORES):
             progress.step(f"hits, {core}", (len(measures) + 1 + number + turn / _TURNS) / steps)
-            found = await _measured(msgspec.structs.replace(_HITS, core=core), toy=settings.toy)
+            found = await _measured(msgspec.structs.replace(_HITS, core=core), settings)
             hits[core] = {name: min(cost, hits[core].get(name, cost)) for name, cost in found.items()}
     measured |= {f"hits, {core}": figures for core, figures in hits.items()}
     hit_aims = [at_most(f"at most {_HIT_AIM_US:g} µs of CPU", us, _HIT_AIM_US, n) for n, us in hits["packed"].items()]
@@ -102,7 +98,6 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
         for aim in hit_aims
     ]
     return ScenarioResult(
-        summary=SCENARIO.summary,
         conditions={"core": CORE, "entries": _MEASURES[0].job.entries},
         quantities=[
             Quantity(name=each.name, value=measured[each.name]["bytes_each"], unit="bytes") for each in measures
@@ -134,20 +129,8 @@ def _verdict(aim: Aim | None) -> str | None:
     return None if aim is None else f"≤ {aim.bound:,g}: {met(aim.met)}"
 
 
-async def _measured(job: MemoryJob, *, toy: bool) -> _FIGURES:
-    """Run one job in a process of its own, which ends when this is cancelled; returns its figures."""
-    if toy:
+async def _measured(job: MemoryJob, settings: BenchSettings) -> _FIGURES:
+    """Run one job in a process of its own; returns its figures."""
+    if settings.toy:
         job = msgspec.structs.replace(job, entries=max(job.entries // _TOY_PART, 10))
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "loadtest.memory_process", msgspec.json.encode(job).decode(),
-        cwd=_ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        output, errors = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
-        raise OperatorError(f"{job.what} was not measured: {errors.decode(errors='replace')[-2000:]}")
-    return msgspec.json.decode(output, type=_FIGURES)
+    return await run_job(job, Silent(), settings.work_dir / "memory.log", _FIGURES)

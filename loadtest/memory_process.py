@@ -1,6 +1,6 @@
 """A process that fills one cache and says what it grew by, or what its hits cost: see `loadtest.memory`.
 
-One job a process, on the command line as JSON, so that no filling finds memory that another has freed.
+One job a process, so that no filling finds memory that another has freed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from loadtest.client_process import StepReport
 from loadtest.published.graph_plan import GraphPlan
 from loadtest.published.workload import tao_atc13
 from tao.model.edge_block import PREFIX, pack_columns
@@ -43,6 +44,13 @@ class MemoryJob(msgspec.Struct, frozen=True):
     data_bytes: int = 0
     core: str = "packed"
 
+    async def work(self, report: StepReport) -> dict[str, float]:
+        """Do the job, and return its figures."""
+        if self.core == "python":
+            for core in ("packed_core", "answers_core"):
+                sys.modules[f"tao.cache.{core}"] = None  # type: ignore[assignment]  # as where nothing was compiled
+        return hit_figures(self) if self.what == "hits" else memory_figures(self)
+
 
 class OneArena:
     """One arena; no list is cut."""
@@ -55,16 +63,6 @@ class OneArena:
 
     def list_limit(self, atype: int) -> int:
         return 10_000
-
-
-def main() -> None:
-    """Do the job of the command line, and print its figures."""
-    job = msgspec.json.decode(sys.argv[1], type=MemoryJob)
-    if job.core == "python":
-        for core in ("packed_core", "answers_core"):
-            sys.modules[f"tao.cache.{core}"] = None  # type: ignore[assignment]  # as where nothing was compiled
-    figures = hit_figures(job) if job.what == "hits" else memory_figures(job)
-    sys.stdout.write(msgspec.json.encode(figures).decode())
 
 
 def resident_bytes() -> int:
@@ -183,7 +181,3 @@ def hit_figures(job: MemoryJob) -> dict[str, float]:
         "assoc_get": lambda: [cache.edge(key, ATYPE, key + 50) for key in ids],
     }
     return {name: least_microseconds(run, _OPERATIONS) for name, run in operations.items()}
-
-
-if __name__ == "__main__":
-    main()

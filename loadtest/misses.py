@@ -114,7 +114,6 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
         )
         measured = await run_job(job, progress, settings.work_dir / "misses.log", dict[str, dict[str, float]])
     return ScenarioResult(
-        summary=SCENARIO.summary,
         conditions={"value_bytes": VALUE_BYTES, "edges_of_a_list": _EDGES, "rounds": settings.rounds},
         listings=[listing(_COLUMNS, ({"shape": name, **found} for name, found in measured.items()))],
         notes=["Every key is asked for once, after follower and leader were restarted; CPU is for one query."],

@@ -124,6 +124,7 @@ OVERLAPPING: Final = Option("--overlapping", "Inject two faults at a time.", boo
 PROCESSES: Final = Option("--processes", "Load processes.", int, 1, 64)
 RATE: Final = Option("--rate", "Requests per second of an open loop.", float, 0, 10_000_000)
 READS: Final = Option("--reads", "Reads per second of all clients together.", float, 0.001, 50_000)
+REGIONS: Final = Option("--regions", "Regions of the cluster.", int, 1, 2)
 REPETITIONS: Final = Option("--repetitions", "Crashes of each kind.", int, 1, 100)
 REQUESTS: Final = Option("--requests", "Requests of each point.", int, 2, 100_000_000)
 RESTART_COMMAND: Final = Option(

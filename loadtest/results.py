@@ -188,8 +188,9 @@ Conditions = dict[str, str | int | float]
 class ScenarioResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one scenario."""
 
-    summary: str
     conditions: Conditions
+    summary: str = ""
+    """The scenario's own summary where it is empty."""
     figures: list[Figure] = []
     quantities: list[Quantity] = []
     listings: list[Listing] = []
@@ -200,6 +201,30 @@ class ScenarioResult(msgspec.Struct, frozen=True, kw_only=True):
     from it."""
     faults: list[str] = []
     """Errors that were found, whatever the speed: the run's exit status is 1."""
+
+
+def result_of(
+    conditions: Conditions,
+    measured: dict[str, Any],
+    demands: Sequence[Aim] = (),
+    *,
+    aims: Sequence[Aim] = (),
+    examples: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    lists: bool = False,
+) -> ScenarioResult:
+    """Return the result of a scenario whose tables follow from its figures; ``lists`` as for `listings_of`.
+
+    The run fails when it misses one of ``demands``; ``examples`` are of what was wrong then. ``aims`` are those that it
+    may miss. `Any`: nested values."""
+    return ScenarioResult(
+        conditions=conditions,
+        listings=listings_of(measured, lists=lists),
+        notes=[*notes],
+        aims=[*demands, *aims],
+        measured=measured,
+        faults=missed(demands, examples),
+    )
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,6 +22,13 @@ class Progress(Protocol):
         """Show a step; ``done`` is the finished part of the scenario, 0 to 1."""
 
 
+class Silent:
+    """No progress: something else shows the step that this one is a part of."""
+
+    def step(self, text: str, done: float = 0.0) -> None:
+        """Show nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class PartOfProgress:
     """The progress of a part that begins at ``start`` of the whole (0 to 1) and is ``share`` of it."""

@@ -124,7 +124,6 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
         seconds = _TOY_SECONDS if settings.toy else settings.round_seconds
         figures = await compare_all(comparisons, Pace(settings.rounds, seconds), progress.step)
     return ScenarioResult(
-        summary=SCENARIO.summary,
         conditions={"bytes of an edge's data": len(_DATA), "shards": _SHARDS},
         figures=figures,
         aims=aims_of(figures),

@@ -60,7 +60,6 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
         )
         figures = await run_job(job, progress, settings.work_dir / "stream.log", list[Figure])
     return ScenarioResult(
-        summary=SCENARIO.summary,
         conditions={
             "core": CORE,
             "objects": size.objects,

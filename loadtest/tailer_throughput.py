@@ -91,7 +91,6 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
     finally:
         await instance.stop()
     return ScenarioResult(
-        summary=SCENARIO.summary,
         conditions={"shards": _SHARDS, "rows_per_write": 4, "durability": "relaxed", "aim_writes_per_second": _AIM},
         quantities=quantities,
         aims=[at_least(f"at least {_AIM:,} writes a second", quantities[0].value, _AIM, quantities[0].name)],

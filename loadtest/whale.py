@@ -27,9 +27,9 @@ from typing import Any, Final
 
 import aiomysql
 
+from loadtest import options
 from loadtest.conditions import within
 from loadtest.dataset import ITEM, LINK
-from loadtest.options import EDGES, TOPOLOGY, Options
 from loadtest.published.contestant import written
 from loadtest.results import ScenarioResult, at_least, at_most, listings_of, missed
 from loadtest.scenario import SCHEMA, BenchSettings, Progress, Scenario
@@ -59,12 +59,12 @@ _PAGE: Final = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class WhaleOptions(Options):
+class WhaleOptions(options.Options):
     """The options of `whale`."""
 
-    edges: int = EDGES.default(2_000_000, toy=25_000)
+    edges: int = options.EDGES.default(2_000_000, toy=25_000)
     """A list below the leader's `membership.min_edges` gets no filter."""
-    topology: Path | None = TOPOLOGY.default(None)
+    topology: Path | None = options.TOPOLOGY.default(None)
 
 
 async def run(settings: BenchSettings, progress: Progress, whale: WhaleOptions) -> ScenarioResult:
@@ -100,7 +100,6 @@ async def run(settings: BenchSettings, progress: Progress, whale: WhaleOptions) 
         f"at least {_ANSWERED:.0%} answered without the database", measured[_WITH_FILTER], _ANSWERED, "with the filter"
     )
     return ScenarioResult(
-        summary=SCENARIO.summary,
         conditions={"edges": edges, "edges_per_time": EDGES_PER_TIME, "page_edges": _PAGE},
         listings=listings_of({f"{how}:edges_per_second": edges / loaded, **measured}),
         notes=[] if whale.topology is None else ["What was written stays in the running cluster."],

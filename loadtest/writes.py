@@ -78,7 +78,6 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
         part = PartOfProgress(progress, number / len(size.shards), 1 / len(size.shards))
         figures += await _with_shards(shards, size, settings, part)
     return ScenarioResult(
-        summary=SCENARIO.summary,
         conditions={
             "writers": size.writers,
             "buffer_pool_mb": size.buffer_pool_mb,

@@ -10,6 +10,7 @@ import msgspec
 from loadtest.capacity.jobs import CapacityTurnResult
 from loadtest.capacity.model import Cost, Costs, Deployment, DeploymentAssumptions
 from loadtest.results import Listing
+from loadtest.table import listing
 
 PUBLISHED_MIX: Final = "the published mix"
 
@@ -85,31 +86,31 @@ def cost_of(batch: int, asked_hit_rate: float | None, results: Sequence[Capacity
 
 
 _COST_CELLS: Final = {
-    "hit rate": "{0.hit_rate:.1%}",
-    "queries/s": "{0.throughput_qps:,.0f}",
-    "p50 ms": "{0.p50_ms:.1f}",
-    "p99 ms": "{0.p99_ms:.1f}",
-    "follower µs": "{0.follower_us:.1f}",
-    "leader µs": "{0.leader_us:.1f}",
-    "database µs": "{0.database_us:.1f}",
-    "client µs": "{0.client_us:.1f}",
-    "follower alone/s": "{0.follower_limit_qps:,.0f}",
+    "hit rate": "{of.hit_rate:.1%}",
+    "queries/s": "{of.throughput_qps:,.0f}",
+    "p50 ms": "{of.p50_ms:.1f}",
+    "p99 ms": "{of.p99_ms:.1f}",
+    "follower µs": "{of.follower_us:.1f}",
+    "leader µs": "{of.leader_us:.1f}",
+    "database µs": "{of.database_us:.1f}",
+    "client µs": "{of.client_us:.1f}",
+    "follower alone/s": "{of.follower_limit_qps:,.0f}",
 }
 _FITTED_CELLS: Final = {
-    "follower: hit, µs": "{0.hit_us:.1f}",
-    "miss, µs": "{0.miss_us:.1f}",
-    "leader: hit, µs": "{0.leader_hit_us:.1f}",
-    "leader: miss, µs": "{0.leader_miss_us:.1f}",
-    "database, µs": "{0.database_us:.1f}",
-    "follower: hit, bytes": "{0.hit_bytes:,.0f}",
-    "miss, bytes": "{0.miss_bytes:,.0f}",
-    "leader to database, bytes": "{0.database_bytes:,.0f}",
+    "follower: hit, µs": "{of.hit_us:.1f}",
+    "miss, µs": "{of.miss_us:.1f}",
+    "leader: hit, µs": "{of.leader_hit_us:.1f}",
+    "leader: miss, µs": "{of.leader_miss_us:.1f}",
+    "database, µs": "{of.database_us:.1f}",
+    "follower: hit, bytes": "{of.hit_bytes:,.0f}",
+    "miss, bytes": "{of.miss_bytes:,.0f}",
+    "leader to database, bytes": "{of.database_bytes:,.0f}",
 }
 _SERVER_CELLS: Final = {
-    f"{role}s": f"{{0.{role}.for_cpu:,}} / {{0.{role}.for_network:,}} ({{0.{role}.network_gbit:,.0f}})"
+    f"{role}s": f"{{of.{role}.for_cpu:,}} / {{of.{role}.for_network:,}} ({{of.{role}.network_gbit:,.0f}})"
     for role in ("follower", "leader", "database")
-} | {"reads/s of a follower server": "{0.reads_per_follower_server:,.0f}"}
-"""Column → the format of its cells."""
+} | {"reads/s of a follower server": "{of.reads_per_follower_server:,.0f}"}
+"""Templates by column; ``of`` is what was measured."""
 
 
 def listings(measured: CapacityFigures, even_shares: Sequence[float]) -> list[Listing]:
@@ -132,9 +133,5 @@ def listings(measured: CapacityFigures, even_shares: Sequence[float]) -> list[Li
 
 
 def _listing(title: str, first: str, cells: Mapping[str, str], rows: Iterable[tuple[str, object]]) -> Listing:
-    """Return a table with a row for each value, whose columns are formats of its fields."""
-    return Listing(
-        title=title,
-        columns=(first, *cells),
-        rows=[(name, *(cell.format(value) for cell in cells.values())) for name, value in rows],
-    )
+    """Return a table with a row for each value, whose columns are made of its fields."""
+    return listing({first: "{name}", **cells}, ({"name": name, "of": of} for name, of in rows), title)

@@ -33,9 +33,9 @@ from loadtest.published.contestant import (
 from loadtest.published.jobs import Subject
 from loadtest.published.requests import RequestStream, WorkloadRequest
 from loadtest.published.shapes import Popularity, Zipf
-from loadtest.published.tier_watch import difference, server_counts
+from loadtest.published.tier_watch import server_counts
 from loadtest.published.workload import workload_named
-from loadtest.rounds import percentile, settle_collector
+from loadtest.rounds import percentile, settle_collector, since
 from tao.client import ClientSettings, Graph, connect
 from tao.devcluster.layout import Role
 
@@ -138,7 +138,7 @@ class TurnsJob(msgspec.Struct, frozen=True, kw_only=True):
                 cpu_before, began = process_time(), perf_counter()
                 latencies = await _drive(load.requests, self.awaiters, self.seconds)
                 elapsed, client_cpu = perf_counter() - began, process_time() - cpu_before
-                counted = difference(before, await server_counts(servers.admins, servers.pids))
+                counted = since(before, await server_counts(servers.admins, servers.pids))
                 results.append(
                     CapacityTurnResult(
                         queries=len(latencies) * load.batch,

@@ -15,12 +15,12 @@ from typing import Final
 
 import msgspec
 
+from loadtest import options
 from loadtest.capacity.costs import PUBLISHED_MIX, CapacityFigures, OfFollowers, OfGrowth, cost_of, listings
 from loadtest.capacity.jobs import SKEW, CapacityJob, CapacityTurn, CapacityTurnResult, GrowJob, LoadedServers, MixJob
 from loadtest.capacity.model import Cost, DeploymentAssumptions, deployment, fit
 from loadtest.client_process import run_job
 from loadtest.conditions import together
-from loadtest.options import AWAITERS, FOLLOWER_COUNTS, GROWTHS, OBJECTS, SECONDS, Options
 from loadtest.published.jobs import FillJob, Subject
 from loadtest.published.run import own_cluster
 from loadtest.published.workload import tao_atc13
@@ -49,22 +49,22 @@ _LOAD_PROCESSES: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class CapacityOptions(Options):
+class CapacityOptions(options.Options):
     """The options of `capacity`, and the sizes that only the toy run changes."""
 
-    objects: int = OBJECTS.default(3_000)
+    objects: int = options.OBJECTS.default(3_000)
     """Objects of the paper's mean size: 2 MB, of which the smallest cache holds two fifths."""
-    growths: tuple[int, ...] = GROWTHS.default((1, 10, 100))
-    followers: tuple[int, ...] = FOLLOWER_COUNTS.default((1, 2, 4))
-    awaiters: int = AWAITERS.default(64)
-    seconds: float = SECONDS.default(3.0, help="Measured seconds of each turn.")
+    growths: tuple[int, ...] = options.GROWTHS.default((1, 10, 100))
+    followers: tuple[int, ...] = options.FOLLOWER_COUNTS.default((1, 2, 4))
+    awaiters: int = options.AWAITERS.default(64)
+    seconds: float = options.SECONDS.default(3.0, help="Measured seconds of each turn.")
     hit_rates: tuple[float, ...] = _HIT_RATES
     residents: int = 1_000
     mix_nodes: int = 6_000
     """Nodes of the graph of which the published mix is asked."""
 
     def __post_init__(self) -> None:
-        Options.__post_init__(self)
+        super().__post_init__()
         if [*self.growths] != sorted({*self.growths}) or not self.growths:
             raise OperatorError("--growths: give each once, in ascending order")
 
@@ -85,7 +85,6 @@ async def run(settings: BenchSettings, progress: Progress, capacity: CapacityOpt
         )
     measured = await _CapacityRun(settings, progress, capacity).measured()
     return ScenarioResult(
-        summary=SCENARIO.summary,
         conditions={"object_bytes": measured.object_bytes, "awaiters": capacity.awaiters, "skew": SKEW},
         listings=listings(measured, _EVEN_SHARES),
         notes=[

@@ -21,12 +21,12 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from loadtest import options
 from loadtest.client_process import StepReport, run_job
 from loadtest.cold.counters import Counts, Statements, counts_of, increase
 from loadtest.conditions import together, within
-from loadtest.options import CLIENTS, PROCESSES, PUBLISHED_TOPOLOGY, ROUNDS, SEED, SESSIONS, Options
+from loadtest.latencies import Latencies, LatencyRecording
 from loadtest.published.contestant import LINK, NODE
-from loadtest.published.latencies import LatencyRecorder, LatencyRecording, MergedLatencies
 from loadtest.published.run import SCHEMA
 from loadtest.results import ScenarioResult, at_most, listings_of, missed
 from loadtest.rounds import settle_collector
@@ -59,17 +59,17 @@ _OF_A_RUNNING_ONE: Final = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class HerdOptions(Options):
+class HerdOptions(options.Options):
     """The options of `herd`."""
 
-    clients: int = CLIENTS.default(10_000, toy=200)
-    processes: int = PROCESSES.default(4, toy=2)
-    sessions: int = SESSIONS.default(16, toy=4)
+    clients: int = options.CLIENTS.default(10_000, toy=200)
+    processes: int = options.PROCESSES.default(4, toy=2)
+    sessions: int = options.SESSIONS.default(16, toy=4)
     """Separate SDK clients of each process, each with connections of its own."""
-    rounds: int = ROUNDS.default(5, toy=1)
+    rounds: int = options.ROUNDS.default(5, toy=1)
     """Rounds of each kind; every round uses another key."""
-    topology: Path | None = PUBLISHED_TOPOLOGY.default(None)
-    seed: int = SEED.default(1)
+    topology: Path | None = options.PUBLISHED_TOPOLOGY.default(None)
+    seed: int = options.SEED.default(1)
 
 
 class HerdRound(msgspec.Struct, frozen=True):
@@ -117,7 +117,6 @@ async def run(settings: BenchSettings, progress: Progress, herd: HerdOptions) ->
     fetches = "leaders fetch one key at most once for each follower"
     demands = [at_most("no read failed or wrong", bad, 0)]
     return ScenarioResult(
-        summary=SCENARIO.summary,
         conditions={"clients": herd.clients, "processes": herd.processes, "sessions_each": herd.sessions},
         listings=listings_of({**measured, "herds": [_flat(each) for each in measured["herds"]]}, lists=True),
         notes=[*_NOTES, *([_OF_A_RUNNING_ONE] if herd.topology else [])],
@@ -232,12 +231,10 @@ def _measured(
     ``database_queries`` are statements that name the key, None for a running cluster; ``leader_fetches`` those that
     leaders began at their databases for any client; beside the rounds both are the most of any round. The CPU time is
     that of the load processes per read."""
-    herds, by_what = list[dict[str, Any]](), {what: MergedLatencies() for what in _KINDS}
+    herds, by_what = list[dict[str, Any]](), {what: Latencies() for what in _KINDS}
     for herd_round, counts, *processes in zip(rounds, counted, *answers, strict=True):
-        merged = MergedLatencies()
-        for each in processes:
-            merged.add(each.recording)
-            by_what[herd_round.what].add(each.recording)
+        merged = Latencies(*(each.recording for each in processes))
+        by_what[herd_round.what].add(merged.recording())
         latencies = merged.summary(*merged.names())
         answered = latencies.count if latencies else 0
         herds.append(
@@ -345,7 +342,7 @@ async def _start(file: Path) -> float:
 
 
 async def _ask_at(starts: float, graphs: list[Graph], herd_round: HerdRound, awaiters: int) -> HerdAnswers:
-    recorder, wrong = LatencyRecorder(), 0
+    recorded, wrong = Latencies(), 0
     await asyncio.sleep(max(0.0, starts - time.time()))
     began, cpu = perf_counter(), process_time()
 
@@ -357,10 +354,10 @@ async def _ask_at(starts: float, graphs: list[Graph], herd_round: HerdRound, awa
             else:
                 wrong += len(await graph.assoc_range(herd_round.id, LINK, 0, herd_round.edges)) != herd_round.edges
         except TaoError as error:
-            recorder.failed(error.reason)
+            recorded.failed[error.reason] += 1
             return
         now = perf_counter()
-        recorder.answered("answered", now - began, now - began)
+        recorded.answered("answered", now - began, now - began)
 
     await asyncio.gather(*(one(graphs[index % len(graphs)]) for index in range(awaiters)))
-    return HerdAnswers(recording=recorder.recording(), wrong=wrong, client_cpu=process_time() - cpu)
+    return HerdAnswers(recording=recorded.recording(), wrong=wrong, client_cpu=process_time() - cpu)

@@ -23,32 +23,20 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from loadtest import options
 from loadtest.client_process import run_job
 from loadtest.cold.counters import Counts, Statements, counts_of, increase
 from loadtest.commands import run_command
 from loadtest.conditions import together
-from loadtest.options import (
-    AFTER_SECONDS,
-    BEFORE_SECONDS,
-    CACHE_SHARE,
-    NODES,
-    PUBLISHED_TOPOLOGY,
-    RATE,
-    RESTART_COMMAND,
-    SEED,
-    WARM_SECONDS,
-    Options,
-)
+from loadtest.latencies import Latencies
 from loadtest.published.driver import LoadResult, RequestLoad
 from loadtest.published.jobs import MEASURING, AskJob, FillJob, Subject
-from loadtest.published.latencies import MergedLatencies
-from loadtest.published.run import SCHEMA
-from loadtest.results import ScenarioResult, at_most, listings_of, missed
+from loadtest.published.run import own_cluster
+from loadtest.results import ScenarioResult, at_most, result_of
 from loadtest.scenario import BenchSettings, Progress, ProgressListener, Scenario
 from loadtest.target import Target, target_for
 from tao.admin.server_stats import is_ready
-from tao.devcluster.database_program import Durability
-from tao.devcluster.layout import ClusterSettings, Shape
+from tao.devcluster.layout import Shape
 from tao.model.errors import OperatorError
 
 _SHAPE: Final = Shape(tiers=2, followers=2, leaders=1, databases=1, shards=16)
@@ -68,22 +56,22 @@ _OF_A_RUNNING_ONE: Final = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class StormOptions(Options):
+class StormOptions(options.Options):
     """The options of `storm`."""
 
-    nodes: int = NODES.default(10_000, toy=400)
-    cache_share: float = CACHE_SHARE.default(0.2)
-    rate: float = RATE.default(1_000.0, toy=150.0)
-    warm_seconds: float = WARM_SECONDS.default(30.0, toy=1.0)
-    before_seconds: float = BEFORE_SECONDS.default(15.0, toy=2.0)
-    after_seconds: float = AFTER_SECONDS.default(60.0)
-    topology: Path | None = PUBLISHED_TOPOLOGY.default(None)
-    restart_command: str = RESTART_COMMAND.default("")
+    nodes: int = options.NODES.default(10_000, toy=400)
+    cache_share: float = options.CACHE_SHARE.default(0.2)
+    rate: float = options.RATE.default(1_000.0, toy=150.0)
+    warm_seconds: float = options.WARM_SECONDS.default(30.0, toy=1.0)
+    before_seconds: float = options.BEFORE_SECONDS.default(15.0, toy=2.0)
+    after_seconds: float = options.AFTER_SECONDS.default(60.0)
+    topology: Path | None = options.PUBLISHED_TOPOLOGY.default(None)
+    restart_command: str = options.RESTART_COMMAND.default("")
     """When it is empty, the operator restarts the tier of a running cluster by hand, within ``after_seconds``."""
-    seed: int = SEED.default(1)
+    seed: int = options.SEED.default(1)
 
     def __post_init__(self) -> None:
-        Options.__post_init__(self)
+        super().__post_init__()
         if self.rate < 1:
             raise OperatorError(f"--rate {self.rate:g}: give at least 1 request per second")
         if self.restart_command and self.topology is None:
@@ -92,7 +80,7 @@ class StormOptions(Options):
     def at_toy_size(self) -> Self:
         """See `Options`. An operator takes longer than a runner that restarts its own servers."""
         after_seconds = min(self.after_seconds, 5.0 if self.topology is None else 15.0)
-        return replace(Options.at_toy_size(self), after_seconds=after_seconds)
+        return replace(super().at_toy_size(), after_seconds=after_seconds)
 
     @property
     def most_seconds(self) -> float:
@@ -103,15 +91,8 @@ class StormOptions(Options):
 async def run(settings: BenchSettings, progress: Progress, storm: StormOptions) -> ScenarioResult:
     """Restart a tier under load, and watch it recover. Raises `OperatorError`."""
     data_bytes = _subject(settings, storm, 1).plan().payload_bytes
-    own = ClusterSettings(
-        state_dir=settings.work_dir / "storm",
-        shape=msgspec.structs.replace(_SHAPE, followers=1, shards=4) if settings.toy else _SHAPE,
-        schema_file=SCHEMA,
-        buffer_pool_mb=64 if settings.toy else 512,
-        durability=Durability.RELAXED,
-        cache_mb=data_bytes * storm.cache_share / (1 << 20),
-        log_level="warning",
-    )
+    shape = msgspec.structs.replace(_SHAPE, followers=1, shards=4) if settings.toy else _SHAPE
+    own = own_cluster(settings, "storm", shape, data_bytes * storm.cache_share / (1 << 20))
     async with target_for(storm.topology, own, progress) as target:
         settings.versions.update(target.versions)
         subject = _subject(settings, storm, target.shards)
@@ -137,18 +118,9 @@ async def run(settings: BenchSettings, progress: Progress, storm: StormOptions) 
         at_most("no request failed", sum(measured["failed"].values()), 0),
         at_most("no wrong answer", measured["wrong_answers"], 0),
     ]
-    return ScenarioResult(
-        summary=SCENARIO.summary,
-        conditions={"requests_per_second": storm.rate},
-        listings=listings_of(measured),
-        notes=[
-            *([] if measured["recovery_seconds"] is not None else ["The old hit rate was not reached within the run."]),
-            *([_OF_A_RUNNING_ONE] if storm.topology else []),
-        ],
-        aims=demands,
-        measured=measured,
-        faults=missed(demands),
-    )
+    notes = ["The old hit rate was not reached within the run."] if measured["recovery_seconds"] is None else []
+    notes += [_OF_A_RUNNING_ONE] if storm.topology else []
+    return result_of({"requests_per_second": storm.rate}, measured, demands, notes=notes)
 
 
 SCENARIO: Final = Scenario(
@@ -403,7 +375,7 @@ def _measured(storm: StormOptions, watch: _Watch) -> dict[str, Any]:
     ``read_ms`` has the latencies of the whole run, which count from the intended start."""
     result = watch.result
     assert result is not None
-    merged = MergedLatencies().add(result.recording)
+    merged = Latencies(result.recording)
     timeline = moments(watch.samples, watch.restarted_at)
     before = [each for each in timeline if each.at <= 0]
     after = [each for each in timeline if each.at > 0]

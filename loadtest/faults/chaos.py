@@ -1,4 +1,4 @@
-"""Scenario `chaos`: load from both regions, one fault after the other, and the judgement.
+"""Scenario `chaos`: load from every region, one fault after the other, and the judgement.
 
 At single failures no acknowledged write may be lost, no read stale beyond what it allows, nothing differ afterwards,
 and no read fail that another server could have answered.
@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from loadtest.faults.harness import Outcome, result_of
-from loadtest.faults.injection import FAULTS, Injector
+from loadtest import options
+from loadtest.faults.harness import Outcome
+from loadtest.faults.injection import BETWEEN_REGIONS, FAULTS, LEADER_KILL, Injector
 from loadtest.faults.load import RecordedOptions, run_recorded
 from loadtest.faults.plan import PlanStep, after
 from loadtest.faults.record import Fault, RunRecord
-from loadtest.options import FAULT, OVERLAPPING, SECONDS
-from loadtest.results import Conditions, ScenarioResult, at_most
+from loadtest.region_cluster import SEMI_SYNC_RTT_MS
+from loadtest.results import Aim, Conditions, ScenarioResult, at_most, result_of
 from loadtest.scenario import BenchSettings, Progress, Scenario
-from loadtest.two_regions import SEMI_SYNC_RTT_MS
+from tao.model.errors import OperatorError
 
 _TOY_FAULTS: Final = ("follower_kill", "tailer_kill")
 _AWAY_SECONDS: Final = 8.0
@@ -34,47 +35,66 @@ _ALLOWED_SHARE: Final = 5e-6
 """Share of all reads that may fail without an explanation: what the paper saw in ninety days."""
 _ZEROS: Final = (
     *("acked_writes_lost", "stale_after_quiescence", "ryw_violations", "token_violations"),
-    *("critical_violations", "staleness_violations", "monotone_violations", "wrong_answers"),
+    *("critical_violations", "staleness_violations", "monotone_violations", "inverse_violations", "wrong_answers"),
 )
+_WRITES_AGAIN_SECONDS: Final = 3.0
+"""Within this time after a leader's death its shards are written again, by another leader."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChaosOptions(RecordedOptions):
     """The options of `chaos`."""
 
-    seconds: float = SECONDS.default(600.0, toy=6.0, help="Seconds of load.")
-    kinds: tuple[str, ...] = FAULT.default((), toy=_TOY_FAULTS, choices=sorted(FAULTS))
-    overlapping: bool = OVERLAPPING.default(False)
+    seconds: float = options.SECONDS.default(600.0, toy=6.0, help="Seconds of load.")
+    kinds: tuple[str, ...] = options.FAULT.default((), toy=_TOY_FAULTS, choices=sorted(FAULTS))
+    overlapping: bool = options.OVERLAPPING.default(False)
     """Two faults at a time are more than the product promises to survive."""
+    regions: int = options.REGIONS.default(2)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        unknown = [kind for kind in self.kinds if kind not in self.possible_kinds]
+        if unknown:
+            raise OperatorError(
+                f"--fault {unknown[0]} --regions 1: one region has no other to be cut off from or replicated to; there "
+                f"are {', '.join(sorted(self.possible_kinds))}"
+            )
+
+    @property
+    def possible_kinds(self) -> list[str]:
+        """The kinds of faults that the cluster can have."""
+        return [kind for kind in FAULTS if self.regions > 1 or kind not in BETWEEN_REGIONS]
 
 
 async def run(settings: BenchSettings, progress: Progress, wanted: ChaosOptions) -> ScenarioResult:
     """Inject faults until the time is over, and judge. Raises `OperatorError` when the cluster does not start."""
     away_seconds = _TOY_AWAY_SECONDS if settings.toy else _AWAY_SECONDS
-    outcome = await run_recorded(settings, progress, wanted, partial(_plan, wanted, away_seconds), _WELL_SECONDS)
+    plan = partial(_plan, wanted, away_seconds)
+    one_region = wanted.regions == 1
+    outcome = await run_recorded(settings, progress, wanted, plan, _WELL_SECONDS, one_region=one_region)
     measured = _measured(outcome, wanted.seed)
-    unexplained, allowed = outcome.record.unexplained, _ALLOWED_SHARE * outcome.record.reads
+    unexplained, allowed = outcome.record.unexplained.total(), _ALLOWED_SHARE * outcome.record.reads
     few = at_most(f"reads that fail unexplained: {_ALLOWED_SHARE:g} of all at most", unexplained, allowed)
     examples = [f"{each.seconds} s: {each}" for each in outcome.record.failed if not each.explained and not few.met][:5]
     conditions: Conditions = {
         "seed": wanted.seed,
         "seconds": wanted.seconds,
-        "rtt_ms": SEMI_SYNC_RTT_MS,
-        "durability": "semi_sync",
+        "regions": wanted.regions,
+        **({} if one_region else {"rtt_ms": SEMI_SYNC_RTT_MS, "durability": "semi_sync"}),
         "failures at a time": 2 if wanted.overlapping else 1,
     }
     demands, examples = outcome.demands(measured, _ZEROS), [*examples, *outcome.record.examples]
-    if wanted.overlapping:
-        return result_of(SCENARIO.summary, conditions, measured, demands, examples, also=[few])
-    return result_of(SCENARIO.summary, conditions, measured, [*demands, few], examples)
+    demands, reported = (demands, [few]) if wanted.overlapping else ([*demands, few], [])
+    reported += _leader_aims(outcome)
+    return result_of(conditions, measured, demands, examples=examples, aims=reported)
 
 
 SCENARIO: Final = Scenario(
     name="chaos",
-    summary="two regions under load while servers, databases, the line and disks fail, one at a time",
+    summary="one or two regions under load while servers, databases, the line and disks fail, one at a time",
     run=run,
     options=ChaosOptions,
-    help="""Run two regions under load while one thing after the other fails.
+    help="""Run one or two regions under load while one thing after the other fails.
 
     Nothing acknowledged may be lost, no read be wrong, and nothing differ afterwards. The exit status is 1 when
     something is, or when reads fail that no fault explains.""",
@@ -88,7 +108,7 @@ def _plan(
 ) -> Iterator[Sequence[PlanStep]]:
     """Deal every kind once in random order, then again, until the time is over; at least one."""
     chance, deck = injector.chance, list[str]()
-    kinds = list(wanted.kinds or FAULTS)
+    kinds = list(wanted.kinds or wanted.possible_kinds)
     while not record.faults or record.now() < wanted.seconds:
         record.done = record.now() / wanted.seconds
         deck = deck or chance.sample(kinds, len(kinds))
@@ -98,6 +118,26 @@ def _plan(
             together.append(deck.pop())
         pause = chance.uniform(0.2, 1.0) * min(_PEACE_SECONDS, wanted.seconds / 4)
         yield [PlanStep(kind, FAULTS[kind], after(pause), chance.uniform(0.3, 1.0) * away_seconds) for kind in together]
+
+
+def _leader_aims(outcome: Outcome) -> list[Aim]:
+    """Return the aims that another leader takes writes soon after one is killed, and that readers do not notice."""
+    kills = [fault for fault in outcome.record.faults if fault.kind == LEADER_KILL]
+    if not kills:
+        return []
+    shape, unexplained = f"{len(kills)} kills", outcome.record.unexplained
+    bound = _WRITES_AGAIN_SECONDS
+    longest = max(_writes_again_seconds(fault, outcome) for fault in kills)
+    failed = sum(count for fault, count in unexplained.items() if LEADER_KILL in fault.split("+"))
+    return [
+        at_most(f"all shards of a killed leader are written again within {bound:g} s", longest, bound, shape),
+        at_most("no read fails while a leader is killed", failed, 0, shape),
+    ]
+
+
+def _writes_again_seconds(fault: Fault, outcome: Outcome) -> float:
+    """Return how long a killed leader's shards were not written; until the end of the run, if one was not again."""
+    return (fault.written or outcome.busy_seconds) - fault.struck
 
 
 def _measured(outcome: Outcome, seed: int) -> dict[str, Any]:
@@ -115,9 +155,13 @@ def _measured(outcome: Outcome, seed: int) -> dict[str, Any]:
         "token_violations": record.violations_of("token"),
         "critical_violations": record.violations_of("critical"),
         "faults": {kind: sum(fault.kind == kind for fault in record.faults) for kind in kinds},
-        "failed_reads_unexplained": record.unexplained,
+        "failed_reads_unexplained": record.unexplained.total(),
         "staleness_violations": record.violations_of("max_staleness"),
         "monotone_violations": record.violations_of("monotone"),
+        "inverse_violations": record.violations_of("inverse"),
+        "pending_inverses": record.pending_inverses,
+        "far_end_reads": record.far_end_reads,
+        "far_end_reads_while_pending": record.far_end_reads_pending,
         "wrong_answers": sum(count for (verdict, _), count in record.violations.items() if verdict == "wrong"),
         "failed_writes": dict(record.refused),
         "writes_of_unknown_outcome": dict(record.unknown),
@@ -130,6 +174,9 @@ def _measured(outcome: Outcome, seed: int) -> dict[str, Any]:
         "busy_seconds": round(outcome.busy_seconds, 1),
         "differences": outcome.differences,
         "compared": outcome.compared,
+        "writes_again_seconds": [
+            round(_writes_again_seconds(fault, outcome), 3) for fault in record.faults if fault.kind == LEADER_KILL
+        ],
         "fault_log": [_rounded(fault) for fault in record.faults],
         **outcome.logs(),
     }

@@ -19,14 +19,14 @@ from functools import partial
 from random import Random
 from typing import Any, Final
 
-from loadtest.faults.harness import ClientLoad, FaultRun, Outcome, carry_out_run, result_of
+from loadtest import options
+from loadtest.faults.harness import ClientLoad, FaultRun, Outcome, carry_out_run
 from loadtest.faults.injection import Injector, line_cut, stopped
 from loadtest.faults.plan import FaultMoment, Plan, PlanStep, random_moments
 from loadtest.faults.record import RunRecord
-from loadtest.options import LINK_CUTS, RTT_MS, SEED, TAILER_KILLS, WRITE_COUNT, Options
-from loadtest.results import Conditions, ScenarioResult
+from loadtest.region_cluster import RegionCluster
+from loadtest.results import Conditions, ScenarioResult, result_of
 from loadtest.scenario import BenchSettings, Progress, Scenario
-from loadtest.two_regions import TwoRegions
 from tao.client import Graph, RetryableError, TaoError
 from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import DEFAULT_RTT_MS, ClusterSettings, Role, Shape
@@ -55,14 +55,14 @@ _ZEROS: Final = ("differences", "missing_objects")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvergeOptions(Options):
+class ConvergeOptions(options.Options):
     """The options of `converge`."""
 
-    writes: int = WRITE_COUNT.default(100_000, toy=400)
-    tailer_kills: int = TAILER_KILLS.default(0, toy=1)
-    link_cuts: int = LINK_CUTS.default(0, toy=1)
-    rtt_ms: float = RTT_MS.default(DEFAULT_RTT_MS, toy=10.0)
-    seed: int = SEED.default(1)
+    writes: int = options.WRITE_COUNT.default(100_000, toy=400)
+    tailer_kills: int = options.TAILER_KILLS.default(0, toy=1)
+    link_cuts: int = options.LINK_CUTS.default(0, toy=1)
+    rtt_ms: float = options.RTT_MS.default(DEFAULT_RTT_MS, toy=10.0)
+    seed: int = options.SEED.default(1)
 
 
 async def run(settings: BenchSettings, progress: Progress, wanted: ConvergeOptions) -> ScenarioResult:
@@ -96,8 +96,7 @@ async def run(settings: BenchSettings, progress: Progress, wanted: ConvergeOptio
         "durability": "relaxed",
         "seed": wanted.seed,
     }
-    demands = outcome.demands(measured, _ZEROS)
-    return result_of(SCENARIO.summary, conditions, measured, demands, outcome.record.examples)
+    return result_of(conditions, measured, outcome.demands(measured, _ZEROS), examples=outcome.record.examples)
 
 
 SCENARIO: Final = Scenario(
@@ -204,7 +203,7 @@ class CollidingLoad(ClientLoad):
 
 @asynccontextmanager
 async def _begun(
-    load: CollidingLoad, writers: int, regions: TwoRegions, record: RunRecord, chance: Random
+    load: CollidingLoad, writers: int, regions: RegionCluster, record: RunRecord, chance: Random
 ) -> AsyncIterator[CollidingLoad]:
     shape = regions.cluster.record.shape
     async with AsyncExitStack() as stack:

@@ -21,9 +21,9 @@ from loadtest.conditions import together
 from loadtest.faults.injection import Injector
 from loadtest.faults.plan import Plan, carry_out
 from loadtest.faults.record import RunRecord
-from loadtest.results import Aim, Conditions, ScenarioResult, at_most, listings_of, missed
+from loadtest.region_cluster import RegionCluster, region_cluster
+from loadtest.results import Aim, at_most
 from loadtest.scenario import Progress
-from loadtest.two_regions import TwoRegions, two_regions
 from tao.devcluster.layout import ClusterSettings
 from tao.model.errors import OperatorError
 
@@ -80,7 +80,7 @@ class FaultRun:
     """What a scenario wants of the harness."""
 
     cluster: ClusterSettings
-    load: Callable[[TwoRegions, RunRecord, Random], AbstractAsyncContextManager[ClientLoad]]
+    load: Callable[[RegionCluster, RunRecord, Random], AbstractAsyncContextManager[ClientLoad]]
     """Connect the clients and begin."""
     plans: Callable[[Injector, RunRecord, ClientLoad], Sequence[Plan]]
     """What happens to the cluster, each plan beside the others."""
@@ -133,7 +133,7 @@ async def carry_out_run(wanted: FaultRun, versions: dict[str, str], progress: Pr
     reason. Raises `OperatorError` when the cluster does not start."""
     outcome = Outcome()
     record = outcome.record
-    async with two_regions(wanted.cluster, progress.step, logs=wanted.logs) as regions:
+    async with region_cluster(wanted.cluster, progress.step, logs=wanted.logs) as regions:
         versions.update(regions.versions)
         injector = Injector(regions, Random(wanted.seed + 1))
         async with wanted.load(regions, record, Random(wanted.seed)) as load:
@@ -156,7 +156,7 @@ async def carry_out_run(wanted: FaultRun, versions: dict[str, str], progress: Pr
     return outcome
 
 
-async def _compare(regions: TwoRegions, load: ClientLoad, outcome: Outcome, progress: Progress) -> None:
+async def _compare(regions: RegionCluster, load: ClientLoad, outcome: Outcome, progress: Progress) -> None:
     progress.step("waiting until all is quiet", 0.88)
     await regions.quiet(_QUIET_SECONDS)
     outcome.quiet_seconds = outcome.record.now() - outcome.busy_seconds
@@ -174,24 +174,3 @@ async def _show(load: ClientLoad, progress: Progress) -> None:
         text, done = load.describe()
         progress.step(text, _LOADED * min(1.0, done))
         await asyncio.sleep(_STEP_SECONDS)
-
-
-def result_of(
-    summary: str,
-    conditions: Conditions,
-    measured: dict[str, Any],
-    demands: Sequence[Aim],
-    examples: Sequence[str],
-    *,
-    also: Sequence[Aim] = (),
-) -> ScenarioResult:
-    """Return the result of a run that has to reach the aims ``demands``; ``examples`` are of what was wrong, ``also``
-    are aims that it may miss. `Any`: nested values."""
-    return ScenarioResult(
-        summary=summary,
-        conditions=conditions,
-        listings=listings_of(measured),
-        aims=[*demands, *also],
-        measured=measured,
-        faults=missed(demands, examples),
-    )

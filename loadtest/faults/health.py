@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Final
 
 from loadtest.commands import TAO, run_command
-from loadtest.two_regions import TwoRegions
+from loadtest.region_cluster import RegionCluster
 from tao.admin.replication import replicas, replication_states
 from tao.admin.server_stats import server_stats
 from tao.devcluster.cluster import DevCluster
@@ -27,7 +27,7 @@ _STATEMENT_SECONDS: Final = 5.0
 _HTTP_OK: Final = 200
 
 
-async def until_well(regions: TwoRegions, seconds: float) -> None:
+async def until_well(regions: RegionCluster, seconds: float) -> None:
     """Return when the cluster is healthy. Former masters rejoin by the operator's command, as no server does by itself.
 
     Raises `OperatorError` with what is still wrong."""
@@ -42,7 +42,7 @@ async def until_well(regions: TwoRegions, seconds: float) -> None:
         raise OperatorError(f"not well {seconds:g} s after it was mended: {'; '.join(found)}") from None
 
 
-async def problems(regions: TwoRegions) -> list[str]:
+async def problems(regions: RegionCluster) -> list[str]:
     """List what is wrong: processes that do not run or are not ready, servers marked down, replicas that do not follow,
     and masters whose commits would not wait for a replica."""
     cluster = regions.cluster
@@ -73,7 +73,7 @@ async def problems(regions: TwoRegions) -> list[str]:
     return found + [each for each in await asyncio.gather(*(_unready(cluster, name) for name in names)) if each]
 
 
-async def _former_masters(regions: TwoRegions) -> list[str]:
+async def _former_masters(regions: RegionCluster) -> list[str]:
     """List the servers that should be replicas and follow nobody."""
     topology = regions.topology
     states = await replication_states(topology, regions.accounts.administrator)
@@ -118,7 +118,7 @@ _REJOIN_PAUSE_SECONDS: Final = 1.0
 """The watcher may still be at work on a server that has just come back."""
 
 
-async def bring_back(regions: TwoRegions, name: str) -> str:
+async def bring_back(regions: RegionCluster, name: str) -> str:
     """Have a former master rejoin, or seed it anew when it is refused for transactions that it alone has.
 
     Returns "rejoined" or "seeded". Raises `OperatorError`."""
@@ -137,7 +137,7 @@ async def bring_back(regions: TwoRegions, name: str) -> str:
     raise OperatorError(f"{name} does not rejoin: {said}")
 
 
-async def operator_command(regions: TwoRegions, *words: str) -> tuple[int, str]:
+async def operator_command(regions: RegionCluster, *words: str) -> tuple[int, str]:
     """Run a command of `tao` as an operator would; returns its exit status and standard error."""
     passwords = {
         "TAO_ADMIN_PASSWORD": regions.accounts.administrator.password,

@@ -16,7 +16,7 @@ from random import Random
 from typing import Final
 
 from loadtest.conditions import within
-from loadtest.two_regions import MASTER, REMOTE, TwoRegions
+from loadtest.region_cluster import MASTER, REMOTE, RegionCluster
 from tao.admin.replication import replicas
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import Role
@@ -35,13 +35,14 @@ _PROMOTION_SECONDS: Final = 60.0
 """For a lost master to be replaced: eight seconds, and much patience with a busy machine."""
 MASTER_LOST: Final = frozenset({"master_kill", "master_stop"})
 """Kinds of faults that take a database's master away."""
+LEADER_KILL: Final = "leader_kill"
 
 
 @dataclass(frozen=True, slots=True)
 class Injector:
     """The cluster that faults are injected into, and the choice of their victims."""
 
-    regions: TwoRegions
+    regions: RegionCluster
     chance: Random
 
     @property
@@ -69,6 +70,17 @@ class Injector:
             for each in self.regions.topology.databases
             if server in (one.name for one in each.servers.values())
         )
+
+    def led_by(self, leader: str) -> set[int]:
+        """Return the shards whose writes this leader accepts while all servers are up."""
+        routes = self.regions.routes
+        region = routes.locate(leader).region
+        home = routes.leaders(region).map.servers
+        return {
+            shard
+            for shard in range(routes.shards)
+            if home(shard)[0] == leader and routes.master_region(shard) == region
+        }
 
     def identity(self, name: str) -> ProcessIdentity:
         """Return the identity of a running process. Raises `OperatorError` when it does not run."""
@@ -218,3 +230,5 @@ FAULTS: Final[dict[str, Callable[[Injector], AbstractAsyncContextManager[str]]]]
     "topology_gone": _topology_gone,
 }
 """Faults by kind; which failed reads a kind explains is decided by these names (`loadtest.faults.record`)."""
+BETWEEN_REGIONS: Final = MASTER_LOST | {kind for kind in FAULTS if kind.startswith(("replica_", "link_"))}
+"""Kinds of faults that only a cluster of two regions can have."""

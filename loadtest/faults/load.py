@@ -1,7 +1,8 @@
 """The load of a fault run: clients of every region and tier, paced reads and writes whose history is recorded.
 
 Reads differ by what they demand; each knows its floor when it begins, and is judged when it is answered. Plain reads
-must see what the same client has written (the SDK attaches its own writes); a token's reader what the token names; a
+must see what the same client has written (the SDK attaches its own writes); a token's reader what the token names, both
+at either end of an edge, also while the inverse of the write is pending; a
 critical reader everything acknowledged before it asked; a reader that bounds staleness everything acknowledged that
 long ago. Outside of failures a client's reads of one key never go back, and a client that attaches nothing still sees
 its own writes in its tier.
@@ -24,15 +25,15 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+from loadtest import options
 from loadtest.conditions import within
 from loadtest.faults.harness import ClientLoad, FaultRun, Outcome, carry_out_run
 from loadtest.faults.history import ReadVerdict, RecordedOutcome, Register
 from loadtest.faults.injection import Injector
 from loadtest.faults.plan import Plan
 from loadtest.faults.record import MESSAGE_CHARACTERS, FailedRead, RunRecord, Whereabouts
-from loadtest.options import LOGS, READS, SEED, WRITES, Options
+from loadtest.region_cluster import RegionCluster, lossless_settings
 from loadtest.scenario import BenchSettings, Progress
-from loadtest.two_regions import TwoRegions, semi_sync_settings
 from tao.client import Consistency, Graph, RetryableError, TaoError
 from tao.devcluster.layout import Shape
 from tao.model.errors import OperatorError, RequestError
@@ -44,6 +45,8 @@ SHAPE: Final = Shape(
     regions=2, tiers=2, followers=2, leaders=2, databases=2, mixed_mastership=True, shards=16, watchers=1
 )
 _TOY_SHAPE: Final = Shape(regions=2, tiers=2, followers=1, leaders=2, databases=1, shards=4, watchers=1)
+_ONE_REGION: Final = Shape(tiers=2, followers=2, leaders=2, databases=2, shards=16, watchers=2)
+_TOY_ONE_REGION: Final = Shape(tiers=2, followers=1, leaders=2, databases=1, shards=4, watchers=1)
 HEAD: Final = 10
 """Edges of a list that are read: enough to see a hole."""
 STALENESS_MS: Final = 3_000
@@ -78,6 +81,9 @@ class Demand(StrEnum):
     BOUNDED = "max_staleness"
 
 
+_OF_EITHER_END: Final = (Demand.PLAIN, Demand.TOKEN)
+"""Demands that are made at the far end of an edge, too. Without a token, critical reads and reads with a bound on
+staleness tell the truth of the list's own rows, in which a pending inverse is missing."""
 DEMANDS: Final = (*[Demand.PLAIN] * 85, *[Demand.CRITICAL] * 4, *[Demand.TOKEN] * 7, *[Demand.BOUNDED] * 4)
 
 
@@ -103,6 +109,8 @@ class Key:
     token: WriteToken = field(default_factory=WriteToken)
     """The token of the write numbered ``token_number``."""
     token_number: int = 0
+    pending_number: int = 0
+    """The number of the last write that was acknowledged with its inverse pending, until its far end shows it."""
     rests_until: float = 0.0
     """When a write of unknown outcome can be settled, in seconds of the run; 0 when none waits."""
 
@@ -123,13 +131,13 @@ class Reader:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordedOptions(Options):
+class RecordedOptions(options.Options):
     """The options of a fault run with this load."""
 
-    seed: int = SEED.default(1)
-    reads: float = READS.default(800.0, toy=200.0)
-    writes: float = WRITES.default(60.0, toy=20.0)
-    logs: Path | None = LOGS.default(None)
+    seed: int = options.SEED.default(1)
+    reads: float = options.READS.default(800.0, toy=200.0)
+    writes: float = options.WRITES.default(60.0, toy=20.0)
+    logs: Path | None = options.LOGS.default(None)
 
 
 class RecordedLoad(ClientLoad):
@@ -137,10 +145,10 @@ class RecordedLoad(ClientLoad):
 
     def __init__(
         self,
-        regions: TwoRegions,
+        regions: RegionCluster,
         record: RunRecord,
         chance: Random,
-        options: RecordedOptions,
+        wanted: RecordedOptions,
         readers: list[Reader],
         keys: list[Key],
     ) -> None:
@@ -153,7 +161,7 @@ class RecordedLoad(ClientLoad):
         self._absent: Final = cycle(absent_ids(regions.routes.shards, _ABSENT_IDS, chance))
         self._routes: Routes = regions.routes
         self._stopping = False
-        per_reader = (options.reads / len(readers) / _BATCH, options.writes / len(readers))
+        per_reader = (wanted.reads / len(readers) / _BATCH, wanted.writes / len(readers))
         for reader in readers:
             self.begin(self._paced(per_reader[0], partial(self._read_batch, reader, _BATCH)))
             self.begin(self._paced(per_reader[1], partial(self._write, reader)))
@@ -234,16 +242,18 @@ class RecordedLoad(ClientLoad):
                 if self._chance.random() < 0.1:
                     group.create_task(self._miss(reader))
                 else:
-                    place = self._chance.randrange(len(self._keys))
-                    group.create_task(self._read(reader, place, self._chance.choice(DEMANDS)))
+                    place, demand = self._chance.randrange(len(self._keys)), self._chance.choice(DEMANDS)
+                    is_edge = self._keys[place].kind is KeyKind.EDGE
+                    far_end = is_edge and demand in _OF_EITHER_END and self._chance.random() < 0.5
+                    group.create_task(self._read(reader, place, demand, far_end=far_end))
 
-    async def _read(self, reader: Reader, place: int, demand: Demand) -> None:
-        """Make one read and judge its answer."""
+    async def _read(self, reader: Reader, place: int, demand: Demand, *, far_end: bool) -> None:
+        """Make one read and judge its answer; with ``far_end`` of an edge, in the list of its other end."""
         key, record = self._keys[place], self._record
         register, now, calm = key.register, record.now(), record.calm_since
         floor, demanded = reader.own.get(place, 0) if reader.attaches else 0, Consistency.cached()
         if not reader.attaches and calm is not None and reader.own_at.get(place, -1.0) > calm:
-            floor = reader.own[place]
+            floor = 0 if far_end and key.pending_number else reader.own[place]
         own_floor = floor
         if demand is Demand.CRITICAL:
             floor, demanded = register.acknowledged_before(now), _FROM_MASTER
@@ -252,17 +262,23 @@ class RecordedLoad(ClientLoad):
         elif demand is Demand.BOUNDED:
             floor = max(floor, register.acknowledged_before(now - STALENESS_MS / 1000))
             demanded = Consistency.max_staleness(STALENESS_MS)
+        pending = far_end and 0 < key.pending_number <= floor
         record.reads += 1
+        record.far_end_reads += far_end
+        record.far_end_reads_pending += pending
         try:
-            verdict, number = await self._ask(reader.graph, key, demanded, floor)
+            verdict, number = await self._ask(reader.graph, key, demanded, floor, far_end=far_end)
         except TaoError as error:
-            self._failed(error, now, reader, key.kind, key.id, demand, attached=own_floor > 0)
+            object_id, attached = key.other if far_end else key.id, own_floor > 0
+            self._failed(error, now, reader, key.kind, object_id, demand, attached=attached, inverse_pending=pending)
             return
+        if far_end and number >= key.pending_number:
+            key.pending_number = 0
         if verdict is not ReadVerdict.RIGHT:
             what = f"{reader.name} read write {number} of {key.kind} {key.id}, {demand}, which had to see {floor}"
             kind = demand if floor > own_floor or demand is Demand.CRITICAL else "own writes"
-            record.violation(verdict, kind, what)
-        elif demand is Demand.PLAIN and number >= 0:
+            record.violation(verdict, "inverse" if far_end else kind, what)
+        elif demand is Demand.PLAIN and number >= 0 and not far_end:
             last, at = reader.seen.get(place, (0, -1.0))
             if number < last and calm is not None and at > calm and calm == record.calm_since:
                 record.violation(
@@ -270,8 +286,11 @@ class RecordedLoad(ClientLoad):
                 )
             reader.seen[place] = (number, now)
 
-    async def _ask(self, graph: Graph, key: Key, demanded: Consistency, floor: int) -> tuple[ReadVerdict, int]:
-        """Return the verdict and the number of the write seen, -1 where the answer does not show it."""
+    async def _ask(
+        self, graph: Graph, key: Key, demanded: Consistency, floor: int, *, far_end: bool
+    ) -> tuple[ReadVerdict, int]:
+        """Return the verdict and the number of the write seen, -1 where the answer does not show it. An edge is looked
+        for in the list of its other end with ``far_end``."""
         register, record = key.register, self._record
         way = self._chance.random() if key.kind is KeyKind.LIST else 1.0
         if way < 0.3:
@@ -280,6 +299,8 @@ class RecordedLoad(ClientLoad):
         if way < 0.6:
             edges = await graph.assoc_time_range(key.id, "follows", None, 1, HEAD, consistency=demanded)
             values = list(edges.times)
+        elif far_end:
+            values = list((await graph.assoc_range(key.other, "liked_by", 0, HEAD, consistency=demanded)).times)
         else:
             values = await newest(graph, key, demanded)
         seen = values[0] if values else None
@@ -310,6 +331,7 @@ class RecordedLoad(ClientLoad):
         demand: Demand,
         *,
         attached: bool,
+        inverse_pending: bool = False,
     ) -> None:
         database = self._routes_now().database_of(object_id >> SHARD_SHIFT)
         self._record.failed_read(
@@ -320,6 +342,7 @@ class RecordedLoad(ClientLoad):
                 client=reader.name,
                 where=Whereabouts(reader.region, database.name, database.master_region),
                 attached=attached,
+                inverse_pending=inverse_pending,
                 reason=error.reason,
                 message=error.message[:MESSAGE_CHARACTERS],
             )
@@ -337,7 +360,7 @@ class RecordedLoad(ClientLoad):
         write = register.begin(None if removes else number, record.now())
         try:
             with writer.graph.recording() as recording:
-                await self._write_key(writer.graph, key, number, removes)
+                inverse_pending = await self._write_key(writer.graph, key, number, removes)
         except TaoError as error:
             unknown = not isinstance(error, RetryableError | RequestError)
             record.failed_write(error, write.began, f"{writer.name}, {key.kind} {key.id}", unknown=unknown)
@@ -350,21 +373,30 @@ class RecordedLoad(ClientLoad):
             return
         now = record.now()
         register.end(write, RecordedOutcome.ACKNOWLEDGED, now)
-        record.acknowledged += 1
+        record.acknowledge(key.id >> SHARD_SHIFT, write.began, inverse_pending=inverse_pending)
         key.token, key.token_number = recording.token, write.number
+        key.pending_number = write.number if inverse_pending else 0
         writer.own[place], writer.own_at[place] = write.number, write.began
+        if inverse_pending and key.kind is KeyKind.EDGE:
+            # A pair is pending for a short time only, in which few reads would come across it by chance.
+            own = self._read(writer, place, Demand.PLAIN, far_end=True)
+            others = (self._read(each, place, Demand.TOKEN, far_end=True) for each in self._readers)
+            await asyncio.gather(own, *others)
 
-    async def _write_key(self, graph: Graph, key: Key, number: int, removes: bool) -> None:
+    async def _write_key(self, graph: Graph, key: Key, number: int, removes: bool) -> bool:
+        """Write to a key; returns whether the inverse of the write is pending."""
         if key.kind is KeyKind.OBJECT:
             await graph.obj_update(key.id, {"home": str(number)}, "user")
-        elif key.kind is KeyKind.LIST:
-            await graph.assoc_add(key.id, "follows", key.ends[number - 1], number)
+            return False
+        if key.kind is KeyKind.LIST:
+            written = await graph.assoc_add(key.id, "follows", key.ends[number - 1], number)
         elif not removes:
-            await graph.assoc_add(key.id, "likes", key.other, number)
+            written = await graph.assoc_add(key.id, "likes", key.other, number)
         elif self._chance.random() < 0.5:
-            await graph.assoc_delete(key.id, "likes", key.other)
+            written = await graph.assoc_delete(key.id, "likes", key.other)
         else:
-            await graph.assoc_change_type(key.id, "likes", key.other, "page_likes")
+            written = await graph.assoc_change_type(key.id, "likes", key.other, "page_likes")
+        return written.inverse_pending
 
     async def _settle(self) -> None:
         """Find the outcomes of writes that have rested long enough, while the cluster is healthy."""
@@ -400,9 +432,10 @@ async def make_keys(graph: Graph, shards: int, per_shard: int, chance: Random, r
     record.acknowledged += len(objects)
     keys = [Key(KeyKind.OBJECT, object_id, 0, Register(0)) for object_id in objects]
     for object_id in objects:
-        ends = absent_ids(shards, 1 + _LIST_WRITES, chance)
-        keys.append(Key(KeyKind.EDGE, object_id, ends[0], Register(None)))
-        keys.append(Key(KeyKind.LIST, object_id, 0, Register(None), ends=ends[1:]))
+        ends = absent_ids(shards, _LIST_WRITES, chance)
+        # Drawn, since which end coordinates a write depends on the shards of both.
+        keys.append(Key(KeyKind.EDGE, object_id, chance.choice(ends), Register(None)))
+        keys.append(Key(KeyKind.LIST, object_id, 0, Register(None), ends=ends))
     return keys
 
 
@@ -423,7 +456,7 @@ async def value_of(graph: Graph, key: Key, demanded: Consistency) -> int | None:
 
 @asynccontextmanager
 async def recorded_load(
-    options: RecordedOptions, regions: TwoRegions, record: RunRecord, chance: Random
+    wanted: RecordedOptions, regions: RegionCluster, record: RunRecord, chance: Random
 ) -> AsyncIterator[RecordedLoad]:
     """Connect clients of every tier, and in each region one that attaches nothing of its own writes; add the keys, and
     begin."""
@@ -442,23 +475,26 @@ async def recorded_load(
         ]
         keys = await make_keys(readers[0].graph, regions.routes.shards, _KEYS_PER_SHARD, chance, record)
         record.begin()
-        yield RecordedLoad(regions, record, chance, options, readers, keys)
+        yield RecordedLoad(regions, record, chance, wanted, readers, keys)
 
 
 async def run_recorded(
     settings: BenchSettings,
     progress: Progress,
-    options: RecordedOptions,
+    wanted: RecordedOptions,
     plan: Callable[[Injector, RunRecord], Plan],
     well_seconds: float,
+    *,
+    one_region: bool = False,
 ) -> Outcome:
     """Run this load while a plan is carried out. Raises what `carry_out_run` raises."""
-    wanted = FaultRun(
-        cluster=semi_sync_settings(settings.work_dir, _TOY_SHAPE if settings.toy else SHAPE, log_level="info"),
-        load=partial(recorded_load, options),
+    shape, toy_shape = (_ONE_REGION, _TOY_ONE_REGION) if one_region else (SHAPE, _TOY_SHAPE)
+    run = FaultRun(
+        cluster=lossless_settings(settings.work_dir, toy_shape if settings.toy else shape, log_level="info"),
+        load=partial(recorded_load, wanted),
         plans=lambda injector, record, _: [plan(injector, record)],
-        seed=options.seed,
+        seed=wanted.seed,
         well_seconds=well_seconds,
-        logs=options.logs,
+        logs=wanted.logs,
     )
-    return await carry_out_run(wanted, settings.versions, progress)
+    return await carry_out_run(run, settings.versions, progress)

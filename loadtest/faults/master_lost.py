@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from loadtest.conditions import within
 from loadtest.faults.recovery import last_promotion
-from loadtest.results import ScenarioResult, at_most, listings_of, missed
+from loadtest.region_cluster import MASTER, REMOTE, RegionCluster, region_cluster
+from loadtest.results import Conditions, ScenarioResult, at_most, result_of
 from loadtest.scenario import BenchSettings, Progress, Scenario
-from loadtest.two_regions import MASTER, REMOTE, TwoRegions, two_regions
 from tao.admin.server_stats import server_stats
 from tao.client import Graph
 from tao.devcluster.database_program import Durability
@@ -70,19 +70,17 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
             semi_sync=semi_sync,
             log_level="warning",
         )
-        async with two_regions(cluster_settings, lambda _: None) as regions:
+        async with region_cluster(cluster_settings, lambda _: None) as regions:
             rounds.append(await _lose_master(regions, semi_sync))
     lost = sum(each["lost"] for each in rounds if each["semi_sync"])
     demands = [at_most("no acknowledged write lost with semi-synchronous replication", lost, 0)]
-    measured = {"rounds": rounds}
-    return ScenarioResult(
-        summary=SCENARIO.summary,
-        conditions={"writers": _WRITERS, "rtt_ms": rtt_ms, "rounds_of_each_kind": each, "durability": "relaxed"},
-        listings=listings_of(measured, lists=True),
-        aims=demands,
-        measured=measured,
-        faults=missed(demands),
-    )
+    conditions: Conditions = {
+        "writers": _WRITERS,
+        "rtt_ms": rtt_ms,
+        "rounds_of_each_kind": each,
+        "durability": "relaxed",
+    }
+    return result_of(conditions, {"rounds": rounds}, demands, lists=True)
 
 
 SCENARIO: Final = Scenario(
@@ -92,7 +90,7 @@ SCENARIO: Final = Scenario(
 )
 
 
-async def _lose_master(regions: TwoRegions, semi_sync: bool) -> dict[str, Any]:
+async def _lose_master(regions: RegionCluster, semi_sync: bool) -> dict[str, Any]:
     """Return the figures of one round; the times of the loss and of the promotion are the watcher's.
 
     ``writes_again_seconds`` is the time from the kill until every writer had a write acknowledged."""

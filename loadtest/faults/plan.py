@@ -15,7 +15,7 @@ from typing import Final
 
 from loadtest.conditions import until
 from loadtest.faults.health import until_well
-from loadtest.faults.injection import MASTER_LOST, Injector
+from loadtest.faults.injection import LEADER_KILL, MASTER_LOST, Injector
 from loadtest.faults.record import RunRecord
 
 _LOOK_SECONDS: Final = 0.02
@@ -51,7 +51,8 @@ async def carry_out(plan: Plan, injector: Injector, record: RunRecord, well_seco
         await step.begin()
         async with step.action(injector) as victim:
             database = injector.database_of(victim) if step.kind in MASTER_LOST else ""
-            fault = record.strike(step.kind, victim, database)
+            led = injector.led_by(victim) if step.kind == LEADER_KILL else set()
+            fault = record.strike(step.kind, victim, database, led)
             await asyncio.sleep(step.seconds)
             fault.healing = record.now()
         fault.mended = record.now()

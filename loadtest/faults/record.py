@@ -3,12 +3,16 @@
 A read that demands more than an answer may have to fail: while its key's master database is lost, or the line between
 it and the reader is cut, nobody can prove an answer to be critical, as fresh as a token, or fresh at all. A plain read
 has no such explanation, nor has a key whose master is not concerned.
+
+A write whose inverse could not be written during a fault is acknowledged all the same. A read of the list that lacks
+the inverse may be refused for that, as long as the fault lasts, when it has to see the write.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -17,7 +21,7 @@ import msgspec
 
 from loadtest.faults.history import ReadVerdict
 from loadtest.faults.injection import MASTER_LOST
-from tao.model.errors import TaoError
+from tao.model.errors import StaleRead, TaoError
 
 LINE_CUT: Final = frozenset({"link_cut", "link_silent"})
 _NEED_THE_MASTER: Final = frozenset({"critical", "token", "max_staleness"})
@@ -40,6 +44,10 @@ class Fault(msgspec.Struct, kw_only=True):
     """When the process, the master or the line was back."""
     healthy: float = 0.0
     """When the whole cluster was healthy again."""
+    unwritten: set[int] = set()
+    """Shards that a killed leader led and of which no write that began later has been acknowledged."""
+    written: float = 0.0
+    """When there were no such shards any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +59,16 @@ class Whereabouts:
     master_region: str
 
 
-def excuses(fault: Fault, where: Whereabouts, began: float, demand: str, *, own_write: bool) -> bool:
-    """Tell whether a read with this demand has to fail while this fault lasts.
-
-    ``own_write`` says that the read was refused because of its client's own writes, which it attaches like a token."""
-    if fault.mended and began > fault.mended + AFTERMATH_SECONDS:
+def excuses(fault: Fault, read: FailedRead) -> bool:
+    """Tell whether a read has to fail while this fault lasts."""
+    where = read.where
+    if fault.mended and read.seconds > fault.mended + AFTERMATH_SECONDS:
         return False
-    if demand not in _NEED_THE_MASTER and not own_write:
+    refused = read.reason == StaleRead.reason
+    if refused and read.inverse_pending:
+        return True
+    # A read that is refused because of its client's own writes attaches them like a token.
+    if read.demand not in _NEED_THE_MASTER and not (refused and read.attached):
         return False
     if fault.kind in MASTER_LOST:
         return where.database == fault.database
@@ -70,7 +81,8 @@ MESSAGE_CHARACTERS: Final = 200
 
 
 class FailedRead(msgspec.Struct, kw_only=True):
-    """A read that was answered with an error. ``attached`` says that it carried its client's own writes."""
+    """A read that was answered with an error. ``attached`` says that it carried its client's own writes,
+    ``inverse_pending`` that it had to see a write whose inverse was pending, in the list that lacked the inverse."""
 
     seconds: float
     what: str
@@ -78,6 +90,7 @@ class FailedRead(msgspec.Struct, kw_only=True):
     client: str
     where: Whereabouts
     attached: bool
+    inverse_pending: bool = False
     reason: str
     message: str
     fault: str = ""
@@ -100,7 +113,8 @@ class RunRecord:
         self.reads = 0
         self.failed_reads = 0
         self.failed_in_single = 0
-        self.unexplained = 0
+        self.unexplained: Final = Counter[str]()
+        """Failed reads that no fault explains, by the faults that they met."""
         self.failures: Final = Counter[tuple[str, str, str]]()
         """Failed reads by fault, demand and reason."""
         self.failed: Final[list[FailedRead]] = []
@@ -108,6 +122,12 @@ class RunRecord:
         """Wrong or stale answers by verdict and demand."""
         self.examples: Final[list[str]] = []
         self.acknowledged = 0
+        self.pending_inverses = 0
+        """Writes that were acknowledged while their inverse was pending."""
+        self.far_end_reads = 0
+        """Reads of an edge in the list of its other end."""
+        self.far_end_reads_pending = 0
+        """Those of them that had to see a write whose inverse was pending."""
         self.lost = 0
         self.refused: Final = Counter[str]()
         self.unknown: Final = Counter[str]()
@@ -121,9 +141,10 @@ class RunRecord:
         """Return the seconds of the run."""
         return time.monotonic() - self._began
 
-    def strike(self, kind: str, victim: str, database: str = "") -> Fault:
-        """Record that a fault begins; ``database`` is the one whose master it takes away."""
-        fault = Fault(kind=kind, victim=victim, database=database, struck=self.now())
+    def strike(self, kind: str, victim: str, database: str = "", led: Collection[int] = ()) -> Fault:
+        """Record that a fault begins. ``database`` is the one whose master it takes away, ``led`` are the shards that a
+        killed leader led."""
+        fault = Fault(kind=kind, victim=victim, database=database, struck=self.now(), unwritten=set(led))
         self.faults.append(fault)
         self.active.append(fault)
         self.calm_since = None
@@ -145,14 +166,21 @@ class RunRecord:
             failed.fault = "+".join(sorted({fault.kind for fault in met}))
             failed.since_fault = round(failed.seconds - met[-1].struck, 3)
             self.failed_in_single += not _overlap(met)
-        own = failed.attached and failed.reason == "STALE_READ"
-        failed.explained = any(
-            excuses(fault, failed.where, failed.seconds, failed.demand, own_write=own) for fault in met
-        )
-        self.unexplained += not failed.explained
+        failed.explained = any(excuses(fault, failed) for fault in met)
+        self.unexplained[failed.fault] += not failed.explained
         self.failures[failed.fault, failed.demand, failed.reason] += 1
         if len(self.failed) < _KEPT_EVENTS:
             self.failed.append(failed)
+
+    def acknowledge(self, shard: int, began: float, *, inverse_pending: bool = False) -> None:
+        """Record a write to an object or list of this shard that was acknowledged."""
+        self.acknowledged += 1
+        self.pending_inverses += inverse_pending
+        for fault in self.faults:
+            if shard in fault.unwritten and began >= fault.struck:
+                fault.unwritten.discard(shard)
+                if not fault.unwritten:
+                    fault.written = self.now()
 
     def failed_write(self, error: TaoError, began: float, what: str, *, unknown: bool) -> None:
         """Record a write that was answered with an error."""

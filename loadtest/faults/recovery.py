@@ -19,11 +19,11 @@ from random import Random
 from statistics import median
 from typing import Final
 
+from loadtest import options
 from loadtest.faults.health import until_well
-from loadtest.options import REPETITIONS, SEED, Options
-from loadtest.results import ScenarioResult, at_most, listings_of
+from loadtest.region_cluster import MASTER, REMOTE, SEMI_SYNC_RTT_MS, RegionCluster, lossless_settings, region_cluster
+from loadtest.results import Conditions, ScenarioResult, at_most, result_of
 from loadtest.scenario import BenchSettings, Progress, Scenario
-from loadtest.two_regions import MASTER, REMOTE, SEMI_SYNC_RTT_MS, TwoRegions, semi_sync_settings, two_regions
 from tao.admin.replication import masters, replicas
 from tao.admin.server_stats import server_stats
 from tao.client import Graph, TaoError
@@ -42,19 +42,19 @@ _USERS: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecoveryOptions(Options):
+class RecoveryOptions(options.Options):
     """The options of `recovery`."""
 
-    repetitions: int = REPETITIONS.default(5, toy=1)
-    seed: int = SEED.default(1)
+    repetitions: int = options.REPETITIONS.default(5, toy=1)
+    seed: int = options.SEED.default(1)
 
 
 async def run(settings: BenchSettings, progress: Progress, wanted: RecoveryOptions) -> ScenarioResult:
     """Crash each kind of server in turn, and time the recovery. Raises `OperatorError` when there is none."""
     shape = _TOY_SHAPE if settings.toy else _SHAPE
-    cluster_settings = semi_sync_settings(settings.work_dir, shape, log_level="warning")
+    cluster_settings = lossless_settings(settings.work_dir, shape, log_level="warning")
     seconds: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    async with two_regions(cluster_settings, progress.step) as regions, AsyncExitStack() as stack:
+    async with region_cluster(cluster_settings, progress.step) as regions, AsyncExitStack() as stack:
         settings.versions.update(regions.versions)
         crashes = await _prepare(regions, stack, Random(wanted.seed))
         steps = [crashes.follower, crashes.leader, crashes.replica, crashes.tailer, crashes.master]
@@ -74,17 +74,17 @@ async def run(settings: BenchSettings, progress: Progress, wanted: RecoveryOptio
         }
         for role, found in seconds.items()
     }
-    return ScenarioResult(
-        summary=SCENARIO.summary,
-        conditions={"rtt_ms": SEMI_SYNC_RTT_MS, "durability": "semi_sync", "repetitions": wanted.repetitions},
-        listings=listings_of(measured),
-        aims=[
-            at_most(f"service again within {_PATIENT_SECONDS:g} s", each["max"], _PATIENT_SECONDS, f"{role}: {what}")
-            for role, found in measured.items()
-            for what, each in found.items()
-        ],
-        measured=measured,
-    )
+    aims = [
+        at_most(f"service again within {_PATIENT_SECONDS:g} s", each["max"], _PATIENT_SECONDS, f"{role}: {what}")
+        for role, found in measured.items()
+        for what, each in found.items()
+    ]
+    conditions: Conditions = {
+        "rtt_ms": SEMI_SYNC_RTT_MS,
+        "durability": "semi_sync",
+        "repetitions": wanted.repetitions,
+    }
+    return result_of(conditions, measured, aims=aims)
 
 
 SCENARIO: Final = Scenario(
@@ -99,7 +99,7 @@ SCENARIO: Final = Scenario(
 )
 
 
-async def _prepare(regions: TwoRegions, stack: AsyncExitStack, chance: Random) -> _Crashes:
+async def _prepare(regions: RegionCluster, stack: AsyncExitStack, chance: Random) -> _Crashes:
     """Connect clients of both regions, and add objects to read and write."""
     tier = regions.cluster.record.shape.tier_names[0]
     graphs = {
@@ -117,7 +117,7 @@ async def _prepare(regions: TwoRegions, stack: AsyncExitStack, chance: Random) -
 class _Crashes:
     """Crashes servers; each method returns the seconds from the crash until each kind of service was back."""
 
-    regions: TwoRegions
+    regions: RegionCluster
     graphs: dict[str, Graph]
     """A client of each region."""
     users: list[int]
@@ -223,7 +223,7 @@ class _Crashes:
         return await _until("misses", since, ask)
 
 
-async def last_promotion(regions: TwoRegions) -> dict[str, float]:
+async def last_promotion(regions: RegionCluster) -> dict[str, float]:
     """Return the times of the latest promotion, from the watcher that made it. Raises `OperatorError`."""
     for name in regions.named(Role.WATCHER):
         stats = await server_stats(regions.cluster.admin(name))

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from loadtest.faults.harness import Outcome, result_of
+from loadtest import options
+from loadtest.faults.harness import Outcome
 from loadtest.faults.health import operator_command
 from loadtest.faults.injection import Injector
 from loadtest.faults.load import RecordedOptions, run_recorded
 from loadtest.faults.plan import PlanStep, at_once
 from loadtest.faults.record import RunRecord
-from loadtest.options import ROLE
-from loadtest.results import Conditions, ScenarioResult
+from loadtest.region_cluster import SEMI_SYNC_RTT_MS
+from loadtest.results import Conditions, ScenarioResult, result_of
 from loadtest.scenario import BenchSettings, Progress, Scenario
-from loadtest.two_regions import SEMI_SYNC_RTT_MS
 from tao.devcluster.layout import Role
 from tao.model.errors import OperatorError
 
@@ -37,7 +37,7 @@ _ZEROS: Final = ("failed_reads", "failed_writes", "acked_writes_lost", "violatio
 class RollingOptions(RecordedOptions):
     """The options of `rolling`."""
 
-    roles: tuple[str, ...] = ROLE.default((), choices=ROLES)
+    roles: tuple[str, ...] = options.ROLE.default((), choices=ROLES)
 
 
 async def run(settings: BenchSettings, progress: Progress, wanted: RollingOptions) -> ScenarioResult:
@@ -47,7 +47,7 @@ async def run(settings: BenchSettings, progress: Progress, wanted: RollingOption
     record, measured = outcome.record, _measured(outcome)
     conditions: Conditions = {"rtt_ms": SEMI_SYNC_RTT_MS, "durability": "semi_sync", "seed": wanted.seed}
     examples = [*record.examples, *map(str, record.failed[:5]), *record.failed_writes[:5]]
-    return result_of(SCENARIO.summary, conditions, measured, outcome.demands(measured, _ZEROS), examples)
+    return result_of(conditions, measured, outcome.demands(measured, _ZEROS), examples=examples)
 
 
 SCENARIO: Final = Scenario(

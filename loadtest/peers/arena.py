@@ -150,7 +150,6 @@ _CONNECTIONS: Final = 64
 """Most connections of a peer's client to each cache server."""
 _TIMEOUT_SECONDS: Final = 10.0
 _FILL_TIMEOUT_SECONDS: Final = 60.0
-_BLOCK_BYTES: Final = 1 << 20
 _SQL_CONNECTIONS: Final = 32
 _CHECKED: Final = 400
 _OF_CHECKS: Final = 99
@@ -217,7 +216,7 @@ class PeerGraph:
         return SqlPeer(store, self.ids, self._payloads(3))
 
     def _payloads(self, number: int) -> Payloads:
-        return Payloads(Random(f"payloads {self._rivals.subject.seed} {number}").randbytes(_BLOCK_BYTES))
+        return Payloads.drawn(f"payloads {self._rivals.subject.seed} {number}")
 
     def stream(self, name: str) -> Prepared:
         """Return a contestant's endless requests; always the same iterator."""

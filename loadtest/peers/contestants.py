@@ -146,22 +146,6 @@ class TaoPeer(TaoContestant):
     async def put_link(self, id1: int, id2: int, at: int) -> None:
         await self._graph.assoc_add(id1, LINK, id2, at)
 
-    async def _read(self, request: WorkloadRequest) -> Any:
-        # Any: an object, a list of edges or of objects, a count.
-        graph, ids, kind = self._graph, self._ids, request.kind
-        id1 = ids[request.node]
-        if kind is Kind.OBJ_GET:
-            return await graph.obj_get(id1)
-        if kind is Kind.ASSOC_RANGE:
-            return await graph.assoc_range(id1, LINK, 0, request.limit)
-        if kind is Kind.ASSOC_COUNT:
-            return await graph.assoc_count(id1, LINK)
-        if kind is Kind.ASSOC_GET:
-            return await graph.assoc_get(id1, LINK, [ids[other] for other in request.others])
-        if kind is Kind.ASSOC_TIME_RANGE:
-            return await graph.assoc_time_range(id1, LINK, request.high, request.low, request.limit)
-        return await graph.obj_get_many([ids[other] for other in request.others])
-
 
 def _payload(found: Any) -> bytes:
     # Any: an object or an edge, whose fields have every type that a schema can have.

@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from loadtest.latencies import LatencySummary, summary_of
 from loadtest.peers.caches import LOOKASIDES, REDIS
 from loadtest.peers.contestants import MYSQL, TAO
 from loadtest.peers.staleness import ONE_TIER, StaleReads
-from loadtest.published.latencies import LatencySummary
 from loadtest.results import Aim, Figure, Goal, Listing, Measure, at_most
 from loadtest.rounds import MICRO, Comparison, Counts, Round, Source, Turns, figures_of, percentile
 from loadtest.table import listing
@@ -154,12 +154,7 @@ def _counts(turn: Round) -> CacheCounts:
 
 def _summary(rounds: Sequence[Round], *sources: Source) -> LatencySummary | None:
     """Summarise the latencies of these sources together; None when there is none."""
-    found = sorted(1000 * seconds for each in rounds for how in sources for seconds in each.samples.by_source[how])
-    if not found:
-        return None
-    p50, p90, p99, p999 = (round(percentile(found, part), 3) for part in (0.5, 0.9, 0.99, 0.999))
-    average = round(sum(found) / len(found), 3)
-    return LatencySummary(count=len(found), avg=average, p50=p50, p90=p90, p99=p99, p999=p999, max=round(found[-1], 3))
+    return summary_of(seconds for each in rounds for how in sources for seconds in each.samples.by_source[how])
 
 
 class ServerMemory(msgspec.Struct, frozen=True, kw_only=True):

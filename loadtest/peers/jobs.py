@@ -41,6 +41,7 @@ from loadtest.rounds import (
     since,
     take_all_turns,
 )
+from loadtest.scenario import Silent
 from tao.admin.server_stats import server_stats
 from tao.devcluster.ports import LOOPBACK
 from tao.model.errors import OperatorError, TaoError
@@ -290,13 +291,6 @@ def _send(writer: asyncio.StreamWriter, message: msgspec.Struct) -> None:
     writer.write(msgspec.json.encode(message) + b"\n")
 
 
-class _Silent:
-    """No progress: the first process reports the turns of both."""
-
-    def step(self, text: str, done: float = 0.0) -> None:
-        return
-
-
 @asynccontextmanager
 async def _second_process(job: PeersJob) -> AsyncIterator[SecondProcess]:
     """Run the second load process until the end of this context. Raises `OperatorError` when it does not start."""
@@ -311,7 +305,7 @@ async def _second_process(job: PeersJob) -> AsyncIterator[SecondProcess]:
             port=server.sockets[0].getsockname()[1],
         )
         log = Path(job.rivals.subject.ids_file).with_name("pair.log")
-        running = asyncio.ensure_future(run_job(pair, _Silent(), log, int))
+        running = asyncio.ensure_future(run_job(pair, Silent(), log, int))
         try:
             await asyncio.wait({running, connected}, return_when=asyncio.FIRST_COMPLETED)
             if running.done():

@@ -15,22 +15,8 @@ from typing import Final
 
 import msgspec
 
+from loadtest import options
 from loadtest.client_process import run_job
-from loadtest.options import (
-    AWAITERS,
-    CACHE_SHARE,
-    CONTESTANT,
-    NODES,
-    RATE,
-    SECONDS,
-    SEED,
-    SHAPE,
-    STALE,
-    WARM_REQUESTS,
-    WARM_SECONDS,
-    WORKLOAD,
-    Options,
-)
 from loadtest.peer_servers import PeerServer, private_server
 from loadtest.peers.arena import CONTESTANTS, Rivals
 from loadtest.peers.caches import LOOKASIDES
@@ -47,7 +33,7 @@ from loadtest.peers.figures import (
 )
 from loadtest.peers.jobs import PeersJob, PeersResult
 from loadtest.peers.sql_graph import SqlAddress
-from loadtest.peers.staleness import ONE_TIER, StaleJob, StaleReads, StaleResult
+from loadtest.peers.staleness import ONE_TIER, StaleJob, StaleReads
 from loadtest.peers.warm_up import WarmBounds
 from loadtest.published.jobs import Subject
 from loadtest.published.run import SCHEMA
@@ -84,30 +70,26 @@ _NOTES: Final = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeersOptions(Options):
+class PeersOptions(options.Options):
     """The options of `peers`."""
 
-    workload: str = WORKLOAD.default("tao_atc13", choices=workload_names())
-    nodes: int = NODES.default(30_000)
-    cache_share: float = CACHE_SHARE.default(0.2)
+    workload: str = options.WORKLOAD.default("tao_atc13", choices=workload_names())
+    nodes: int = options.NODES.default(30_000, toy=400)
+    cache_share: float = options.CACHE_SHARE.default(0.2)
     """The size of each of a contestant's two cache servers, `_SMALLEST_MB` at least."""
-    awaiters: int = AWAITERS.default(64)
-    rate: float = RATE.default(4_000.0)
+    awaiters: int = options.AWAITERS.default(64, toy=8)
+    rate: float = options.RATE.default(4_000.0, toy=200.0)
     """The same rate for all contestants, half of what the slower peers can do."""
-    warm_requests: int = WARM_REQUESTS.default(2_000_000)
+    warm_requests: int = options.WARM_REQUESTS.default(2_000_000, toy=800)
     """A bound only: warming ends when no cache gains from it any more."""
-    warm_seconds: float = WARM_SECONDS.default(240.0, help="Most seconds of warming, all caches together.")
-    only: tuple[str, ...] = CONTESTANT.default((), choices=CONTESTANTS)
-    shapes: tuple[str, ...] = SHAPE.default((), choices=SHAPES)
-    stale: bool = STALE.default(True)
-    seconds: float | None = SECONDS.default(
+    warm_seconds: float = options.WARM_SECONDS.default(240.0, help="Most seconds of warming, all caches together.")
+    only: tuple[str, ...] = options.CONTESTANT.default((), choices=CONTESTANTS)
+    shapes: tuple[str, ...] = options.SHAPE.default((), choices=SHAPES)
+    stale: bool = options.STALE.default(True)
+    seconds: float | None = options.SECONDS.default(
         None, help="Measured seconds of one contestant in one shape, all rounds together."
     )
-    seed: int = SEED.default(1)
-
-    def at_toy_size(self) -> PeersOptions:
-        """Return the same options for little data."""
-        return replace(self, nodes=400, awaiters=8, rate=200.0, warm_requests=800)
+    seed: int = options.SEED.default(1)
 
     @property
     def contestants(self) -> tuple[str, ...]:
@@ -122,8 +104,6 @@ class PeersOptions(Options):
 
 async def run(settings: BenchSettings, progress: Progress, peers: PeersOptions) -> ScenarioResult:
     """Measure all contestants over one graph. Raises `OperatorError`."""
-    if settings.toy:
-        peers = peers.at_toy_size()
     if peers.seconds is not None:
         settings = replace(settings, seconds=peers.seconds)
     progress.step("planning the graph")
@@ -265,7 +245,7 @@ class _Clusters:
         async with self._cluster("stale", tiers=2) as cluster:
             rivals = self._rivals(cluster, 400 if settings.toy else _STALE_NODES)
             job = StaleJob(rivals=rivals, seconds=0.5 if settings.toy else 5.0)
-            return (await run_job(job, self.progress, settings.work_dir / "stale.log", StaleResult)).found
+            return await run_job(job, self.progress, settings.work_dir / "stale.log", dict[str, list[StaleReads]])
 
     def _cluster(self, name: str, tiers: int) -> DevCluster:
         shards = _subject(self.settings, self.peers, 0).shards

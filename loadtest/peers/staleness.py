@@ -41,7 +41,7 @@ class StaleJob(msgspec.Struct, frozen=True, kw_only=True):
     rivals: Rivals
     seconds: float
 
-    async def work(self, report: StepReport) -> StaleResult:
+    async def work(self, report: StepReport) -> dict[str, list[StaleReads]]:
         """Return the stale reads of each contestant. Raises what the clients raise."""
         found: dict[str, list[StaleReads]] = {}
         async with AsyncExitStack() as stack:
@@ -69,7 +69,7 @@ class StaleJob(msgspec.Struct, frozen=True, kw_only=True):
                     )
                     for tier, within, nodes in places
                 ]
-        return StaleResult(found=found)
+        return found
 
 
 class StaleReads(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,12 +80,6 @@ class StaleReads(msgspec.Struct, frozen=True, kw_only=True):
     within: str
     """The clients or tiers between which stale answers were looked for."""
     stale_by_kind: dict[str, int]
-
-
-class StaleResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The stale reads of each contestant."""
-
-    found: dict[str, list[StaleReads]]
 
 
 @dataclass(frozen=True, slots=True)

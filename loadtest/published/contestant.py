@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from loadtest.published.graph_plan import GraphPlan
 from loadtest.published.requests import WorkloadRequest
-from loadtest.published.workload import Kind
-from tao.client import Graph, SomeFailed
+from loadtest.published.workload import READS, Kind
+from tao.client import AssocList, Graph, Object, SomeFailed
 from tao.client.diagnostics import MEMORY
 
 NODE: Final = "node"
@@ -65,24 +65,15 @@ class TaoContestant:
 
     async def ask(self, request: WorkloadRequest) -> int:
         """See `loadtest.published.driver.Contestant`. Raises a `TaoError`."""
-        graph, ids = self._graph, self._ids
-        kind = request.kind
-        if kind is Kind.OBJ_GET:
-            return int(await graph.obj_get(ids[request.node]) is not None)
-        if kind is Kind.ASSOC_RANGE:
-            return len(await graph.assoc_range(ids[request.node], LINK, 0, request.limit))
-        if kind is Kind.ASSOC_COUNT:
-            return await graph.assoc_count(ids[request.node], LINK)
-        if kind is Kind.ASSOC_GET:
-            return len(await graph.assoc_get(ids[request.node], LINK, [ids[other] for other in request.others]))
-        if kind is Kind.ASSOC_TIME_RANGE:
-            id1 = ids[request.node]
-            return len(await graph.assoc_time_range(id1, LINK, request.high, request.low, request.limit))
-        if kind is Kind.READ_MANY:
-            found = await graph.obj_get_many([ids[other] for other in request.others])
+        if request.kind not in READS:
+            await self._write(request)
+            return 0
+        found = await self._read(request)
+        if isinstance(found, list):
             return sum(each is not None for each in found)
-        await self._write(request)
-        return 0
+        if isinstance(found, Object) or found is None:
+            return int(found is not None)
+        return found if isinstance(found, int) else len(found)
 
     async def traced(self, request: WorkloadRequest) -> tuple[int, bool]:
         """Send a read. Returns what it found, and whether all of it was in the follower's memory. Not for concurrent
@@ -90,6 +81,21 @@ class TaoContestant:
         with self._graph.trace() as trace:
             found = await self.ask(request)
         return found, all(each.answered_by == MEMORY for each in trace)
+
+    async def _read(self, request: WorkloadRequest) -> Object | list[Object | None] | AssocList | int | None:
+        graph, ids, kind = self._graph, self._ids, request.kind
+        id1 = ids[request.node]
+        if kind is Kind.OBJ_GET:
+            return await graph.obj_get(id1)
+        if kind is Kind.ASSOC_RANGE:
+            return await graph.assoc_range(id1, LINK, 0, request.limit)
+        if kind is Kind.ASSOC_COUNT:
+            return await graph.assoc_count(id1, LINK)
+        if kind is Kind.ASSOC_GET:
+            return await graph.assoc_get(id1, LINK, [ids[other] for other in request.others])
+        if kind is Kind.ASSOC_TIME_RANGE:
+            return await graph.assoc_time_range(id1, LINK, request.high, request.low, request.limit)
+        return await graph.obj_get_many([ids[other] for other in request.others])
 
     async def _write(self, request: WorkloadRequest) -> None:
         graph, id1 = self._graph, self._ids[request.node]

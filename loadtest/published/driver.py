@@ -16,9 +16,9 @@ from typing import Final, Protocol
 
 import msgspec
 
+from loadtest.latencies import Latencies, LatencyRecording
 from loadtest.open_loop import begin_at_rate
 from loadtest.published.conformity import FirstReads, RequestTally
-from loadtest.published.latencies import LatencyRecorder, LatencyRecording
 from loadtest.published.requests import RequestStream, WorkloadRequest
 from loadtest.published.workload import READS
 from loadtest.rounds import settle_collector
@@ -90,14 +90,14 @@ async def put_load(
     asked.first_time = 0
     run = _LoadPhase(contestant, stream, asked)
     cpu_before, began = process_time(), perf_counter()
-    await asyncio.gather(run.drive(load, load.seconds), _probe(probers, probed, asked, run.recorder, load.seconds))
+    await asyncio.gather(run.drive(load, load.seconds), _probe(probers, probed, asked, run.latencies, load.seconds))
     return LoadResult(
         tally=run.tally,
-        recording=run.recorder.recording(),
+        recording=run.latencies.recording(),
         elapsed=perf_counter() - began,
         client_cpu_seconds=process_time() - cpu_before,
         wrong=run.wrong,
-        failed_warming=warming.recorder.recording().failed,
+        failed_warming=dict(warming.latencies.failed),
         warmed=warming.tally.answered,
         first_time=asked.first_time,
     )
@@ -111,14 +111,14 @@ class _LoadPhase:
         self._stream = stream
         self._asked = asked
         self._began = perf_counter()
-        self.recorder = LatencyRecorder()
+        self.latencies = Latencies()
         self.tally = RequestTally()
         self.wrong = 0
 
     async def drive(self, load: RequestLoad, seconds: float) -> None:
         """Send requests for so many seconds."""
         if load.rate:
-            await begin_at_rate(load.rate, seconds, self._ask, partial(self.recorder.failed, _NOT_ASKED))
+            await begin_at_rate(load.rate, seconds, self._ask, partial(self.latencies.failed.update, [_NOT_ASKED]))
             return
         async with asyncio.TaskGroup() as group:
             for _ in range(load.awaiters):
@@ -134,16 +134,16 @@ class _LoadPhase:
         try:
             found = await self._contestant.ask(request)
         except TaoError as error:
-            self.recorder.failed(error.reason)
+            self.latencies.failed[error.reason] += 1
             return
         now = perf_counter()
-        self.recorder.answered(request.kind, now - since, now - self._began)
+        self.latencies.answered(request.kind, now - since, now - self._began)
         self.tally.note(request, found)
         self.wrong += request.kind == "obj_get" and not found
 
 
 async def _probe(
-    probers: Sequence[Contestant], stream: RequestStream, asked: FirstReads, recorder: LatencyRecorder, seconds: float
+    probers: Sequence[Contestant], stream: RequestStream, asked: FirstReads, latencies: Latencies, seconds: float
 ) -> None:
     """Send the reads of the stream at a constant rate; a probe begins late when all probers are busy."""
     reads = (request for request in stream if request.kind in READS)
@@ -157,10 +157,10 @@ async def _probe(
         try:
             _, hit = await prober.traced(request)
         except TaoError as error:
-            recorder.failed(error.reason)
+            latencies.failed[error.reason] += 1
         else:
-            recorder.traced(f"{'hit' if hit else 'miss'} {request.kind}", perf_counter() - since)
+            latencies.traced(f"{'hit' if hit else 'miss'} {request.kind}", perf_counter() - since)
         finally:
             free.put_nowait(prober)
 
-    await begin_at_rate(_PROBES_PER_SECOND, seconds, one, partial(recorder.failed, _NOT_ASKED))
+    await begin_at_rate(_PROBES_PER_SECOND, seconds, one, partial(latencies.failed.update, [_NOT_ASKED]))

@@ -9,39 +9,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from loadtest import options
 from loadtest.client_process import run_job
 from loadtest.conditions import together
-from loadtest.options import (
-    AWAITERS,
-    CACHE_SHARE,
-    FOLLOWERS,
-    NODES,
-    PROCESSES,
-    PUBLISHED_TOPOLOGY,
-    RATE,
-    SECONDS,
-    SEED,
-    SHARDS,
-    WARM_SECONDS,
-    WORKLOAD,
-    Options,
-)
+from loadtest.latencies import Latencies, LatencySummary
 from loadtest.published.conformity import Line, RequestTally, compare
 from loadtest.published.driver import LoadResult, RequestLoad
 from loadtest.published.graph_plan import GraphPlan
 from loadtest.published.jobs import AskJob, FillJob, Subject
-from loadtest.published.latencies import LatencySummary, MergedLatencies
-from loadtest.published.tier_watch import Counts, TierWatch, difference
+from loadtest.published.tier_watch import Counts, TierWatch
 from loadtest.published.workload import READS, Kind, published_results, workload_named, workload_names
 from loadtest.results import Aim, Listing, Quantity, ScenarioResult, at_least, at_most
+from loadtest.rounds import since
 from loadtest.scenario import BenchSettings, Progress, Scenario
+from loadtest.table import listing
 from loadtest.target import target_for
 from tao.admin.server_stats import server_stats
 from tao.devcluster.database_program import Durability
@@ -54,43 +42,29 @@ AIMED_SHARE: Final = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(Options):
+class RunOptions(options.Options):
     """The options of `run`."""
 
-    workload: str = WORKLOAD.default("tao_atc13", choices=workload_names())
-    nodes: int = NODES.default(40_000)
+    workload: str = options.WORKLOAD.default("tao_atc13", choices=workload_names())
+    nodes: int = options.NODES.default(40_000, toy=600)
     """With the published degrees there are five times as many edges, each with its inverse."""
-    cache_share: float = CACHE_SHARE.default(0.2)
+    cache_share: float = options.CACHE_SHARE.default(0.2)
     """The overhead of each cached entry is part of it."""
-    followers: int = FOLLOWERS.default(1)
-    processes: int = PROCESSES.default(1)
-    awaiters: int = AWAITERS.default(64)
-    rate: float = RATE.default(0.0, help="Requests per second of an open loop; 0 for a closed loop of awaiters.")
-    warm_seconds: float = WARM_SECONDS.default(20.0)
-    seconds: float = SECONDS.default(30.0)
-    shards: int = SHARDS.default(16)
-    topology: Path | None = PUBLISHED_TOPOLOGY.default(None)
-    seed: int = SEED.default(1)
-
-    def at_toy_size(self) -> RunOptions:
-        """Return the same options for little data and a short run."""
-        return replace(
-            self,
-            nodes=600,
-            followers=1,
-            processes=min(2, self.processes),
-            awaiters=8,
-            rate=min(self.rate, 500.0),
-            warm_seconds=1.0,
-            seconds=1.0,
-            shards=4,
-        )
+    followers: int = options.FOLLOWERS.default(1, toy=1)
+    processes: int = options.PROCESSES.default(1, toy=2)
+    awaiters: int = options.AWAITERS.default(64, toy=8)
+    rate: float = options.RATE.default(
+        0.0, toy=500.0, help="Requests per second of an open loop; 0 for a closed loop of awaiters."
+    )
+    warm_seconds: float = options.WARM_SECONDS.default(20.0, toy=1.0)
+    seconds: float = options.SECONDS.default(30.0, toy=1.0)
+    shards: int = options.SHARDS.default(16, toy=4)
+    topology: Path | None = options.PUBLISHED_TOPOLOGY.default(None)
+    seed: int = options.SEED.default(1)
 
 
 async def run(settings: BenchSettings, progress: Progress, wanted: RunOptions) -> ScenarioResult:
     """Send the workload to a cluster. Raises `OperatorError`."""
-    if settings.toy:
-        wanted = wanted.at_toy_size()
     measured = await measure(settings, progress, wanted)
     return ScenarioResult(
         summary=f"{wanted.workload}: {measured.source}",
@@ -275,14 +249,14 @@ def measured_of(
 ) -> RunFigures:
     """Add up the results of all load processes; ``samples`` are the followers' counts, about a second apart."""
     workload = workload_named(settings["workload"])
-    merged, tally, failed_warming = MergedLatencies(), RequestTally(), Counter[str]()
+    merged = Latencies(*(result.recording for result in results))
+    tally, failed_warming = RequestTally(), Counter[str]()
     for result in results:
-        merged.add(result.recording)
         tally.add(result.tally)
         failed_warming.update(result.failed_warming)
     answered, failed = tally.answered, merged.failed.total()
     elapsed = max(result.elapsed for result in results)
-    used = difference(samples[0], samples[-1])
+    used = since(samples[0], samples[-1])
     hits, misses = used["follower_hits"], used["follower_misses"]
     asked = max(1, hits + misses)
 
@@ -382,7 +356,5 @@ def latency_listing(measured: RunFigures) -> Listing:
 
 def generated_listing(lines: list[Line]) -> Listing:
     """Return the table of the properties asked for and generated."""
-    rows: list[tuple[str, ...]] = [
-        (line.name, f"{line.asked:.4f}", "" if line.generated is None else f"{line.generated:.4f}") for line in lines
-    ]
-    return Listing(title="", columns=("property", "asked", "generated"), rows=rows)
+    columns = {"property": "{of.name}", "asked": "{of.asked:.4f}", "generated": "{of.generated:.4f}"}
+    return listing(columns, ({"of": line} for line in lines))

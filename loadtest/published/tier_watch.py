@@ -51,11 +51,6 @@ async def server_counts(admins: Mapping[Role, Iterable[str]], pids: Mapping[Role
     return {**counts, "at": perf_counter()}
 
 
-def difference(before: Counts, now: Counts) -> Counts:
-    """Return what was counted in between, and in ``at`` the seconds."""
-    return {name: value - before[name] for name, value in now.items()}
-
-
 def _io_bytes(pid: int) -> int:
     """Return the bytes of all reads and writes of a process. A follower only uses sockets, and a leader little else."""
     fields = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())

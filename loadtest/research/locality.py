@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from loadtest.options import NODES, REQUESTS, Options
+from loadtest import options
 from loadtest.published.graph_plan import GraphPlan
 from loadtest.published.shapes import Popularity, Zipf
 from loadtest.published.workload import READS, Kind, tao_atc13
@@ -36,11 +36,11 @@ _PACKED_BYTES: Final = 14
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalityOptions(Options):
+class LocalityOptions(options.Options):
     """The options of `locality`."""
 
-    nodes: int = NODES.default(20_000)
-    requests: int = REQUESTS.default(400_000)
+    nodes: int = options.NODES.default(20_000)
+    requests: int = options.REQUESTS.default(400_000)
     """The first half warms up. There are ten for every object and list; the share of first requests for a key, which no
     cache can answer, is stated beside each hit rate."""
     seed: int = 7
@@ -89,7 +89,6 @@ async def run(settings: BenchSettings, progress: Progress, locality: LocalityOpt
         surface=surface,
     )
     return ScenarioResult(
-        summary=SCENARIO.summary,
         conditions={"nodes": locality.nodes, "requests": locality.requests},
         listings=[_listing(measured)],
         notes=["Users alone, one cache, no writes; a first request for a key is a miss for every policy."],

@@ -16,7 +16,7 @@ from loadtest.faults import chaos, harness, load, plan
 from loadtest.faults.injection import FAULTS
 from loadtest.faults.load import RecordedOptions
 from loadtest.faults.record import RunRecord
-from loadtest.scenario import BenchSettings
+from loadtest.scenario import BenchSettings, Silent
 from tao.model.errors import OperatorError
 
 NOT_WELL = "not well 240 s after it was mended: east-db-1 has no replica"
@@ -41,17 +41,12 @@ class Load(harness.ClientLoad):
         return "", 0.0
 
 
-class Silent:
-    def step(self, text: str, done: float = 0.0) -> None:
-        pass
-
-
 @pytest.mark.parametrize("slept", [0.0, 3600.0])
 async def test_a_run_that_ends_because_the_cluster_does_not_get_well_says_so_in_its_figures_and_fails(
     slept: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     @asynccontextmanager
-    async def two_regions(*_: object, **__: object) -> AsyncIterator[object]:
+    async def region_cluster(*_: object, **__: object) -> AsyncIterator[object]:
         yield SimpleNamespace(versions={"mariadb": "10.11"}, cluster=None)
 
     @asynccontextmanager
@@ -67,7 +62,7 @@ async def test_a_run_that_ends_because_the_cluster_does_not_get_well_says_so_in_
     async def until_well(*_: object) -> None:
         raise OperatorError(NOT_WELL)
 
-    monkeypatch.setattr(harness, "two_regions", two_regions)
+    monkeypatch.setattr(harness, "region_cluster", region_cluster)
     monkeypatch.setattr(load, "recorded_load", recorded_load)
     monkeypatch.setattr(plan, "until_well", until_well)
     monkeypatch.setitem(FAULTS, "follower_kill", kill)

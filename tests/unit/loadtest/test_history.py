@@ -1,5 +1,7 @@
 """The judge of `chaos`: what a read may answer, given what became of the writes."""
 
+import msgspec
+
 from loadtest.faults.history import ReadVerdict, RecordedOutcome, Register
 from loadtest.faults.record import AFTERMATH_SECONDS, FailedRead, Fault, RunRecord, Whereabouts
 from tao.model.errors import StaleRead
@@ -133,6 +135,29 @@ def test_a_cut_line_excuses_what_must_cross_it_and_a_slow_one_nothing() -> None:
     assert not explained(slow, failed(2.0, "critical", ACROSS))
 
 
+def test_a_pending_inverse_excuses_a_refused_read_of_its_list_while_a_fault_lasts() -> None:
+    killed = Fault(kind="leader_kill", victim="leader-1", struck=1.0, mended=3.0)
+    refused = msgspec.structs.replace(failed(2.0, attached=True), inverse_pending=True)
+    assert explained(killed, refused)
+    assert explained(killed, msgspec.structs.replace(refused, demand="token", attached=False))
+    assert not explained(killed, msgspec.structs.replace(refused, reason="UNAVAILABLE"))
+    assert not explained(killed, msgspec.structs.replace(refused, seconds=3.1 + AFTERMATH_SECONDS))
+
+
+def test_a_killed_leaders_shards_are_written_again_when_each_has_a_later_write() -> None:
+    record = RunRecord()
+    before = record.now()
+    fault = record.strike("leader_kill", "leader-1", led={0, 2})
+    for shard, began in ((0, before), (1, record.now()), (0, record.now())):
+        record.acknowledge(shard, began)
+    assert (fault.unwritten, fault.written) == ({2}, 0)
+    record.healed(fault)
+    record.acknowledge(2, record.now())
+    assert not fault.unwritten
+    assert fault.written >= fault.struck
+    assert record.acknowledged == 4
+
+
 def test_other_faults_excuse_nothing() -> None:
     gone = Fault(kind="follower_kill", victim="east-follower-1a", struck=1.0)
     assert not explained(gone, failed(2.0, "critical"))
@@ -147,7 +172,7 @@ def test_a_read_that_began_before_a_fault_was_healed_met_it() -> None:
     record.failed_read(failed(began))
     record.failed_read(failed(record.now() + 1))
     assert [each.fault for each in record.failed] == ["follower_kill", ""]
-    assert (record.failed_reads, record.failed_in_single, record.unexplained) == (2, 1, 2)
+    assert (record.failed_reads, record.failed_in_single, record.unexplained.total()) == (2, 1, 2)
 
 
 def test_a_slow_read_that_meets_one_fault_after_the_other_has_met_single_ones() -> None:

@@ -5,8 +5,14 @@ from time import perf_counter
 
 import pytest
 
-from loadtest.open_loop import Samples, sample_at_rate
+from loadtest.latencies import Latencies, summary_of
+from loadtest.open_loop import LATE, sample_at_rate
 from tao.model.errors import Overloaded
+
+
+def count(latencies: Latencies, name: str) -> int:
+    found = latencies.summary(name)
+    return found.count if found else 0
 
 
 async def test_an_operation_that_is_not_answered_holds_up_no_other() -> None:
@@ -21,10 +27,10 @@ async def test_an_operation_that_is_not_answered_holds_up_no_other() -> None:
         order.append("opening")
         later.set()
 
-    samples = Samples()
-    await sample_at_rate(1000, 0.002, [waiting, opening], samples)
+    latencies = Latencies()
+    await sample_at_rate(1000, 0.002, [waiting, opening], latencies, "it")
     assert order == ["opening", "waiting"]
-    assert len(samples.seconds) == 2
+    assert count(latencies, "it") == 2
 
 
 async def test_what_begins_early_is_none_the_quicker_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,10 +47,12 @@ async def test_what_begins_early_is_none_the_quicker_for_it(monkeypatch: pytest.
         await turn(0)
         took.append(perf_counter() - began)
 
-    samples = Samples()
-    await sample_at_rate(10, 0.3, [operation], samples)
-    assert all(seconds >= least for seconds, least in zip(samples.seconds, took, strict=True))
-    assert samples.late_seconds >= 0
+    recorded: list[float] = []
+    latencies = Latencies()
+    monkeypatch.setattr(latencies, "answered", lambda name, seconds, at: recorded.append(seconds))
+    await sample_at_rate(10, 0.3, [operation], latencies, "it")
+    assert all(seconds >= least for seconds, least in zip(recorded, took, strict=True))
+    assert count(latencies, LATE + "it") == 3
 
 
 async def test_what_fails_is_counted_and_has_no_latency() -> None:
@@ -54,10 +62,9 @@ async def test_what_fails_is_counted_and_has_no_latency() -> None:
     async def answered() -> None:
         return
 
-    samples = Samples()
-    await sample_at_rate(1000, 0.01, [refused, answered], samples)
-    assert (len(samples.seconds), samples.failed) == (5, 5)
-    assert samples.elapsed == pytest.approx(0.01)
+    latencies = Latencies()
+    await sample_at_rate(1000, 0.01, [refused, answered], latencies, "it")
+    assert (count(latencies, "it"), latencies.failed) == (5, {"it": 5})
 
 
 async def test_an_operation_held_up_by_a_stalled_loop_counts_from_when_it_should_have_begun(
@@ -70,17 +77,18 @@ async def test_an_operation_held_up_by_a_stalled_loop_counts_from_when_it_should
         nonlocal now
         now += 1.0
 
-    samples = Samples()
+    latencies = Latencies()
     now_of_lead = 0.1  # the first operation is intended this much after the beginning
     monkeypatch.setattr("loadtest.open_loop._LEAD_SECONDS", -now_of_lead)
-    await sample_at_rate(10, 0.2, [stalls], samples)
-    first, second = sorted(samples.seconds)
-    assert (first, second) == pytest.approx((1.1, 2.0))
+    await sample_at_rate(10, 0.2, [stalls], latencies, "it")
+    found = latencies.summary("it")
+    assert found is not None
+    assert (found.count, found.avg, found.max) == pytest.approx((2, 1550, 2000), rel=1e-3)
 
 
 def test_latencies_are_in_milliseconds_and_at_their_ranks() -> None:
-    samples = Samples([number / 1000 for number in range(1, 101)], elapsed=2.0)
-    found = samples.latencies()
-    assert (found.avg, found.p50, found.p99, found.max) == (50.5, 51.0, 100.0, 100.0)
-    assert (found.count, found.per_second) == (100, 50.0)
-    assert Samples().latencies().count == 0
+    found = summary_of(number / 1000 for number in range(1, 101))
+    assert found is not None
+    assert (found.avg, found.p50, found.p99, found.max) == pytest.approx((50.5, 50, 99, 100), rel=1e-3)
+    assert found.count == 100
+    assert summary_of([]) is None

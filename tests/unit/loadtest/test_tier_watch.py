@@ -24,8 +24,10 @@ from loadtest.published.run import (
     quantities,
     seconds_of,
 )
-from loadtest.published.tier_watch import TierWatch, difference
+from loadtest.published.tier_watch import TierWatch
 from loadtest.published.workload import READS, Kind, tao_atc13
+from loadtest.rounds import since
+from loadtest.scenario import Silent
 from loadtest.target import running_target
 from tao.model.errors import OperatorError, Overloaded
 from tao.serving.server import arena_budgets
@@ -189,16 +191,9 @@ async def test_a_watch_counts_from_when_measuring_begins(monkeypatch: pytest.Mon
     while asked < len(watch_followers()):  # noqa: ASYNC110 - the watch tells nobody when it has looked
         await asyncio.sleep(0)
     used = await watch.used()
-    whole = difference(used[0], used[-1])
+    whole = since(used[0], used[-1])
     assert whole["follower_hits"] == sum(second.hits for second in seconds_of(used)) > 0
     assert "follower_cpu" not in whole
-
-
-class Silent:
-    """A progress that nobody sees."""
-
-    def step(self, text: str, done: float = 0.0) -> None:
-        return
 
 
 def watch_followers() -> dict[str, str]:

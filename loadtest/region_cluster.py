@@ -1,4 +1,5 @@
-"""A development cluster of two regions for scenarios: graphs of either region, quiescence, and the final comparison."""
+"""A development cluster of one region or several for scenarios: graphs of each region, quiescence, and the final
+comparison."""
 
 from __future__ import annotations
 
@@ -46,14 +47,16 @@ _UNDELIVERED: Final = ("pending_shards", "waiting_shards", "unacknowledged_bytes
 _UNSUBSCRIBED: Final = ("unsubscribed_shards",)
 
 
-def semi_sync_settings(folder: Path, shape: Shape, *, log_level: str) -> ClusterSettings:
-    """Return the settings of a cluster with near regions that loses no write when one thing fails."""
+def lossless_settings(folder: Path, shape: Shape, *, log_level: str) -> ClusterSettings:
+    """Return the settings of a cluster with near regions that loses no write when one thing fails.
+
+    In one region a database has no second server that could receive its commits."""
     return ClusterSettings(
         state_dir=folder / "two",
         shape=shape,
         rtt_ms=SEMI_SYNC_RTT_MS,
         durability=Durability.RELAXED,
-        semi_sync=True,
+        semi_sync=shape.is_distributed,
         log_level=log_level,
     )
 
@@ -69,7 +72,7 @@ class Differences:
 
 
 @dataclass(frozen=True, slots=True)
-class TwoRegions:
+class RegionCluster:
     """A running cluster."""
 
     cluster: DevCluster
@@ -221,13 +224,13 @@ class TwoRegions:
 
 
 @asynccontextmanager
-async def two_regions(
+async def region_cluster(
     settings: ClusterSettings, on_progress: Callable[[str], None], *, logs: Path | None = None
-) -> AsyncIterator[TwoRegions]:
+) -> AsyncIterator[RegionCluster]:
     """Started, with tailers that have begun; stopped at the end, however that comes about. ``logs``: a folder to leave
     the servers' logs in. Raises `OperatorError`."""
     async with DevCluster(settings, on_progress) as cluster:
-        regions = TwoRegions(cluster, load_schema(cluster.schema_path.read_text(), str(cluster.schema_path)))
+        regions = RegionCluster(cluster, load_schema(cluster.schema_path.read_text(), str(cluster.schema_path)))
         on_progress("waiting for the tailers to begin")
         await within(_BEGIN_SECONDS, regions.tailers_have_begun, _LOOK_SECONDS, "the tailers have not begun")
         try:

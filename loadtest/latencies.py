@@ -17,7 +17,6 @@ _SHORTEST_US: Final = 1
 _LONGEST_US: Final = 60_000_000
 _DIGITS: Final = 3
 _MICRO: Final = 1_000_000
-_PERCENTS: Final = (1, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 98, 99, 99.5, 99.9, 100)
 
 
 class LatencySummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,19 +43,23 @@ class LatencyRecording(msgspec.Struct, kw_only=True):
     """Failed requests by the error's reason."""
 
 
-class LatencyRecorder:
-    """Records latencies, at a cost of about a microsecond each."""
+class Latencies:
+    """The latencies that one load process records, at a cost of about a microsecond each, and those of all processes
+    together."""
 
-    def __init__(self) -> None:
+    def __init__(self, *recordings: LatencyRecording) -> None:
+        """Begin with the recordings of these processes."""
         # Any: the library has no types.
         self._histograms: dict[str, Any] = {}
-        self._per_second: Counter[int] = Counter()
-        self._failed: Counter[str] = Counter()
+        self.per_second: Counter[int] = Counter()
+        self.failed: Counter[str] = Counter()
+        for recording in recordings:
+            self.add(recording)
 
     def answered(self, name: str, seconds: float, at: float) -> None:
         """Record a request that took ``seconds`` and was answered ``at`` seconds after the run's start."""
         self.traced(name, seconds)
-        self._per_second[int(at)] += 1
+        self.per_second[int(at)] += 1
 
     def traced(self, name: str, seconds: float) -> None:
         """Record a latency that does not count towards the run's throughput."""
@@ -65,26 +68,13 @@ class LatencyRecorder:
             histogram = self._histograms[name] = _histogram()
         histogram.record_value(min(_LONGEST_US, max(_SHORTEST_US, int(seconds * _MICRO))))
 
-    def failed(self, reason: str) -> None:
-        """Record a request that failed."""
-        self._failed[reason] += 1
-
     def recording(self) -> LatencyRecording:
         """Return everything in the form that is sent to the runner."""
         return LatencyRecording(
             latencies={name: each.encode().decode("ascii") for name, each in self._histograms.items()},
-            per_second=dict(self._per_second),
-            failed=dict(self._failed),
+            per_second=dict(self.per_second),
+            failed=dict(self.failed),
         )
-
-
-class MergedLatencies:
-    """The recordings of all load processes of a run."""
-
-    def __init__(self) -> None:
-        self._histograms: dict[str, Any] = {}
-        self.per_second: Counter[int] = Counter()
-        self.failed: Counter[str] = Counter()
 
     def add(self, recording: LatencyRecording) -> Self:
         """Add the recording of one more process."""
@@ -100,7 +90,10 @@ class MergedLatencies:
 
     def summary(self, *names: str) -> LatencySummary | None:
         """Summarise these operations together; None when none was measured."""
-        whole = self._whole(names)
+        whole = _histogram()
+        for name in names:
+            if name in self._histograms:
+                whole.add(self._histograms[name])
         if not whole.get_total_count():
             return None
         p50, p90, p99, p999 = (int(whole.get_value_at_percentile(percent)) for percent in (50, 90, 99, 99.9))
@@ -108,19 +101,13 @@ class MergedLatencies:
         times_ms = {name: round(us / 1000, 3) for name, us in {**times_us, "max": whole.get_max_value()}.items()}
         return LatencySummary(count=whole.get_total_count(), **times_ms)
 
-    def quantiles(self, *names: str) -> dict[str, float]:
-        """Return the milliseconds within which each percentage was answered; empty when nothing was recorded."""
-        whole = self._whole(names)
-        if not whole.get_total_count():
-            return {}
-        return {f"{each:g}": whole.get_value_at_percentile(each) / 1000 for each in _PERCENTS}
 
-    def _whole(self, names: Iterable[str]) -> Any:
-        whole = _histogram()
-        for name in names:
-            if name in self._histograms:
-                whole.add(self._histograms[name])
-        return whole
+def summary_of(seconds: Iterable[float]) -> LatencySummary | None:
+    """Summarise these latencies; None when there is none."""
+    latencies = Latencies()
+    for each in seconds:
+        latencies.traced("", each)
+    return latencies.summary("")
 
 
 def _histogram() -> Any:
