@@ -71,10 +71,14 @@ async def remove_lease(session: DatabaseSession, *, deadline: float) -> None:
     """Undo `install_lease`. The server has no lease from now on, so it stays open once it is open."""
     if session.dialect is Dialect.MYSQL:
         await session.run("ROLLBACK; SET GLOBAL super_read_only = 0", deadline=deadline)
+    tables, _ = await session.run(
+        "SELECT 1 FROM information_schema.tables WHERE table_schema = 'tao' AND table_name = 'lease'; ROLLBACK",
+        deadline=deadline,
+    )
+    # Readers look at the row alone. There is none where no lease was ever installed.
+    clear = "UPDATE tao.lease SET ends_unix_ms = 0, lasts_ms = 0; COMMIT; " if tables else ""
     await session.run(
-        f"ROLLBACK; SET SESSION sql_log_bin = 0; DROP EVENT IF EXISTS {_EVENT}; "
-        # Readers look at the row alone.
-        "UPDATE tao.lease SET ends_unix_ms = 0, lasts_ms = 0; COMMIT; SET SESSION sql_log_bin = 1",
+        f"ROLLBACK; SET SESSION sql_log_bin = 0; DROP EVENT IF EXISTS {_EVENT}; {clear}SET SESSION sql_log_bin = 1",
         deadline=deadline,
     )
 

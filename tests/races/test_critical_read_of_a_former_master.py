@@ -183,6 +183,7 @@ async def test_a_server_without_a_lease_or_without_the_right_to_read_it_is_check
     former: FormerMaster, migrated: DatabaseInstance
 ) -> None:
     await former.run("DROP DATABASE tao")
+    await remove_lease(former.administrator, deadline=asyncio.get_running_loop().time() + 10)
     try:
         assert await former.read(A, B) == [1, 1]
         await former.run("SET GLOBAL read_only = 1")
