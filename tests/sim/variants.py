@@ -384,7 +384,7 @@ VARIANTS: Final[Sequence[Variant]] = (
         _floor_ignored,
         frozenset({"2", "3", "4"}),
         {"lag": 2, "slow": 2, "replication stops": 1},
-        first=39,
+        first=95,
     ),
     Variant("ticket's epoch ignored", _ticket_epoch_ignored, frozenset({"2", "staleness"}), {"binlog lost": 1}),
     Variant(
