@@ -66,32 +66,40 @@ class Inbox:
                 self._positions[shard] = msgspec.structs.replace(held, reached=numbers[held.source])
 
     def receive(self, delivery: Delivery) -> Received:
-        """Process a delivery. The inbox counts its messages as applied, so the caller must apply them at once."""
-        received = Received(refused=list(delivery.refused))
+        """Process a delivery. The inbox counts its messages as applied, so the caller must apply them at once.
+
+        The cost grows with the delivery's parts and with nothing else: a first delivery has one for each shard."""
+        outcomes: dict[int, _Outcome] = {}
         for part in delivery.shards:
             held = self._positions.get(part.position.shard)
             if held is not None:
-                self._take(part, held, received)
-        return received
+                self._take(part, held, outcomes)
+        return Received(
+            resets=[shard for shard, outcome in outcomes.items() if outcome.reset],
+            messages=[messages for outcome in outcomes.values() for messages in outcome.messages],
+            confirmed=[shard for shard, outcome in outcomes.items() if outcome.confirmed],
+            refused=list(delivery.refused),
+            gaps=[shard for shard, outcome in outcomes.items() if outcome.gap],
+        )
 
-    def _take(self, part: ShardDelivery, held: Position, received: Received) -> None:
+    def _take(self, part: ShardDelivery, held: Position, outcomes: dict[int, _Outcome]) -> None:
         position = part.position
         shard = position.shard
         run = part.messages.messages if part.messages is not None else ()
         start = position.sequence - len(run)
         new_stream = part.reset or (part.continued and position.stream != held.stream)
         if part.reset:
-            _discard(received, shard)
-            received.resets.append(shard)
+            outcomes[shard] = _Outcome(reset=True)
         elif not held.stream:
             return  # sent before the reset that answers our new subscription after a gap
         elif (not position.source or position.source != held.source) if new_stream else _is_gap(position, start, held):
-            _discard(received, shard)
-            received.resets.append(shard)
-            received.gaps.append(shard)
+            outcomes[shard] = _Outcome(reset=True, gap=True)
             self._positions[shard] = Position(shard)
             return
-        received.confirmed.append(shard)
+        outcome = outcomes.get(shard)
+        if outcome is None:
+            outcome = outcomes[shard] = _Outcome()
+        outcome.confirmed = True
         if not new_stream and position.sequence < held.sequence:
             return  # all of its messages were received before
         if not part.reset and position.source == held.source and position.reached < held.reached:
@@ -100,16 +108,19 @@ class Inbox:
         if part.messages is not None:
             known = 0 if new_stream else held.sequence - start
             fresh = msgspec.structs.replace(part.messages, messages=run[known:]) if known else part.messages
-            received.messages.append(fresh)
+            outcome.messages.append(fresh)
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What the parts of one delivery for one shard come to. A reset or a gap replaces what earlier parts came to: the
+    whole cache content of the shard is about to be dropped."""
+
+    reset: bool = False
+    gap: bool = False
+    confirmed: bool = False
+    messages: list[ShardMessages] = field(default_factory=list)
 
 
 def _is_gap(position: Position, start: int, held: Position) -> bool:
     return position.stream != held.stream or start > held.sequence
-
-
-def _discard(received: Received, shard: int) -> None:
-    """Remove the earlier parts of the same delivery for a shard whose whole cache content is about to be dropped."""
-    received.messages[:] = [messages for messages in received.messages if messages.shard != shard]
-    for shards in (received.resets, received.confirmed, received.gaps):
-        if shard in shards:
-            shards.remove(shard)

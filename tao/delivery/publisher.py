@@ -141,9 +141,8 @@ class Publisher:
         # This must come after the messages: a subscriber that received the position before the messages that it
         # covers would miss them if its connection broke in between.
         published = {batch.shard for batch in batches}
-        for shard in (*woken, *(shard for shard in linked if self._anyone_waits_for(shard))):
-            if shard not in published:
-                self._wake(shard)
+        linked_and_awaited = (shard for shard in linked if self._anyone_waits_for(shard))
+        self._wake(*(shard for shard in (*woken, *linked_and_awaited) if shard not in published))
         if spans:
             self._deliver_proofs()
 
@@ -234,8 +233,8 @@ class Publisher:
         """Deliver the messages of these shards to ``subscriber`` from now on.
 
         The first delivery is made before this returns. It confirms each shard (continued from its position, or reset)
-        or refuses it. A shard that it does not mention waits for the tailer or the spool, and a later delivery confirms
-        it.
+        or refuses it, up to `max_delivery_shards`; the deliveries of the next turns of the event loop have the others.
+        A shard that none of them mentions waits for the tailer or the spool, and a later delivery confirms it.
 
         A second subscription of the same subscriber replaces the first, whose connection is broken or closing.
         ``deliver`` must not block. When it raises a `TaoError`, which it has to send to the subscriber, the
@@ -361,9 +360,13 @@ class Publisher:
         self._closed_counts["resets"] += subscription.resets
         self._closed_counts["continued"] += subscription.continued
 
-    def _wake(self, shard: int) -> None:
-        for subscription in tuple(self._followed.get(shard, ())):
-            subscription.mark_pending(shard)
+    def _wake(self, *shards: int) -> None:
+        woken: dict[Subscription, None] = {}
+        for shard in shards:
+            for subscription in self._followed.get(shard, ()):
+                subscription.mark_pending(shard)
+                woken[subscription] = None
+        for subscription in woken:
             subscription.pump()
 
     def _on_spool_dropped(self, shard: int, source: str, number: int) -> None:

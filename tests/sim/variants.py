@@ -25,7 +25,7 @@ from tao.client.own_writes import OwnWrites
 from tao.client.pending_inverses import PendingInverses
 from tao.client.router import Router
 from tao.client.server_queues import ServerQueue
-from tao.delivery.inbox import Inbox, Received
+from tao.delivery.inbox import Inbox
 from tao.follower.miss_path import MissPath
 from tao.leader.inverse_path import InversePath
 from tao.leader.relay_path import RelayPath
@@ -237,7 +237,7 @@ def _position_gap_ignored() -> Iterator[None]:
     """
     take = Inbox._take
 
-    def take_on(inbox: Inbox, part: ShardDelivery, held: Position, received: Received) -> None:
+    def take_on(inbox: Inbox, part: ShardDelivery, held: Position, outcomes: Any) -> None:
         position = part.position
         start = position.sequence - (len(part.messages.messages) if part.messages is not None else 0)
         if part.reset:
@@ -248,7 +248,7 @@ def _position_gap_ignored() -> Iterator[None]:
         if gap:
             part = msgspec.structs.replace(part, reset=False)
             held = msgspec.structs.replace(held, stream=position.stream, sequence=start)
-        take(inbox, part, held, received)
+        take(inbox, part, held, outcomes)
 
     with _replaced(Inbox, _take=take_on):
         yield

@@ -78,3 +78,32 @@ def test_a_refused_shard_keeps_its_position_for_the_next_leader() -> None:
     inbox = subscribed()
     assert inbox.receive(Delivery(2, (), (1,))).refused == [1]
     assert inbox.positions_for([1]) == [Position(1, "s", 5)]
+
+
+class CountingNumber(int):
+    """A shard number that counts how often it is compared with another one."""
+
+    comparisons = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountingNumber.comparisons += 1
+        return int(self) == other
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = int.__hash__
+
+
+def comparisons_of_a_first_delivery(shards: int) -> int:
+    numbers = [CountingNumber(shard) for shard in range(1_000, 1_000 + shards)]
+    inbox = Inbox()
+    inbox.positions_for(numbers)
+    parts = [run(0, reset=True, shard=CountingNumber(shard)) for shard in range(1_000, 1_000 + shards)]
+    CountingNumber.comparisons = 0
+    assert inbox.receive(Delivery(1, tuple(parts))).resets == numbers
+    return CountingNumber.comparisons - shards  # without those of this assertion
+
+
+def test_the_cost_of_a_first_delivery_grows_with_its_shards_and_not_with_their_square() -> None:
+    assert comparisons_of_a_first_delivery(400) <= 2 * comparisons_of_a_first_delivery(200) <= 10 * 400

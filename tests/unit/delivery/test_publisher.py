@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from tao.delivery.publisher import Publisher
 from tao.delivery.settings import DeliverySettings
+from tao.delivery.subscription import Later
 from tao.model.changes import Message, ObjectInvalidation, ShardMessages
 from tao.model.delivery import Delivery, Position, Span
 from tao.model.errors import InternalError, Overloaded, ProtocolError
@@ -23,8 +25,10 @@ def batch(shard: int, *versions: int, epoch: int = 1) -> ShardMessages:
     return ShardMessages(shard, epoch, tuple(message(shard, version) for version in versions))
 
 
-def leader(*shards: int, settings: DeliverySettings = SETTINGS, incarnation: str = "run-1") -> Publisher:
-    publisher = Publisher(settings, incarnation, lambda _: "db-1")
+def leader(
+    *shards: int, settings: DeliverySettings = SETTINGS, incarnation: str = "run-1", later: Later | None = None
+) -> Publisher:
+    publisher = Publisher(settings, incarnation, lambda _: "db-1", None, later)
     for shard in shards:
         publisher.open_shard(shard, generation=1, version_epoch=1)
     return publisher
@@ -292,3 +296,30 @@ def test_proofs_from_before_a_topology_change_are_not_delivered_for_added_shards
     assert not deliveries[-1].proven, "another leader may have received messages in between"
     linked(publisher)
     assert deliveries[-1].proven == (("db-1", 4_500),)
+
+
+def test_a_subscription_of_many_shards_is_confirmed_in_pieces_at_different_turns_of_the_loop() -> None:
+    turns: list[Callable[[], None]] = []
+    bounds = replace(SETTINGS, max_delivery_shards=3)
+    publisher = leader(*range(1, 9), settings=bounds, later=lambda _, do: turns.append(do))
+    publisher.publish_relay((), [Span(shard, "db-1@1:0-1", 1, 1) for shard in range(1, 9)])
+    deliveries: list[Delivery] = []
+    publisher.subscribe("f", [Position(shard) for shard in range(1, 9)], deliveries.append)
+    assert [[part.position.shard for part in each.shards] for each in deliveries] == [[1, 2, 3]]
+    publisher.prove("db-1", 5_000)
+    publisher.publish(batch(1, 1))
+    publisher.publish(batch(8, 2))  # which confirms shard 8 ahead of its turn
+    assert [[part.position.shard for part in each.shards] for each in deliveries[1:]] == [[1], [8]]
+    while turns:
+        turns.pop(0)()
+    assert [[part.position.shard for part in each.shards] for each in deliveries[3:]] == [[4, 5, 6], [7], []]
+    assert [each.proven for each in deliveries if each.proven] == [(("db-1", 5_000),)]
+    assert not deliveries[-1].shards, "the time is proved once every shard is confirmed"
+
+
+def test_relays_that_link_many_shards_wake_each_subscriber_once() -> None:
+    publisher = leader(1, 2, 3)
+    deliveries: list[Delivery] = []
+    publisher.subscribe("f", [Position(shard) for shard in (1, 2, 3)], deliveries.append)
+    publisher.publish_relay((), [Span(shard, "db-1@1:0-1", 1, 1) for shard in (1, 2, 3)])
+    assert [[part.position.reached for part in each.shards] for each in deliveries] == [[0, 0, 0], [1, 1, 1]]
