@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial, partialmethod
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -42,6 +43,7 @@ from tao.observability.key_history import KeyHistoryRecorder
 from tao.planning.row_events import Translated
 from tao.serving.sources import Databases, Take
 from tao.tailer.delivery_path import DeliveryPath
+from tao.tailer.leader_outbox import LeaderOutbox, Part
 from tao.watcher import mastership, server
 from tao.wire.read_batch import QueryRow
 from tests.sim import promotion
@@ -287,7 +289,24 @@ def _spool_makes_no_room() -> AbstractContextManager[None]:
 
 def _tailer_reads_on() -> AbstractContextManager[None]:
     """Keep everything that no leader has taken, however large it is."""
-    return _replaced(DeliveryPath, _make_room=lambda _: True)
+    return _replaced(DeliveryPath, _make_room=lambda *_: True)
+
+
+@contextmanager
+def _collapse_forgets() -> Iterator[None]:
+    """Drop the messages for a leader that is away or slow, and invalidate nothing in their place."""
+    collapse = LeaderOutbox.collapse
+
+    def forget(outbox: LeaderOutbox, **how: bool) -> tuple[list[Part], int]:
+        dropped = collapse(outbox, **how)
+        for queue in (outbox.parts, *outbox.held.values()):
+            for part in islice(queue, outbox.sending_count if queue is outbox.sending else 0, None):
+                if isinstance(part.content, int):
+                    part.content = ShardMessages(part.shard, 0, ())
+        return dropped
+
+    with _replaced(LeaderOutbox, collapse=forget):
+        yield
 
 
 @contextmanager
@@ -420,6 +439,7 @@ VARIANTS: Final[Sequence[Variant]] = (
     Variant("pair called settled", _pair_called_settled, frozenset({"3", "6"}), _PAIRS_CUT),
     Variant("spool makes no room", _spool_makes_no_room, frozenset({"8"}), {"rush": 1}),
     Variant("tailer reads on", _tailer_reads_on, frozenset({"8"}), {"rush": 1}),
+    Variant("collapse forgets", _collapse_forgets, frozenset({"2"}), {"rush": 1}, acts=1, first=1, single_share=0.4),
     Variant("story never ends", _story_never_ends, frozenset({"8"}), {"lag": 1}, first=9),
     Variant("two watchers act at once", _lock_of_watchers_ignored, frozenset({"watchers"}), {"kill": 1}, _WATCHED),
     Variant(
