@@ -12,6 +12,7 @@ whose shard is *linked*: the tailer has said that it sends what comes next to th
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tao.delivery.coverage import Coverage, UnconfirmedShards
@@ -46,6 +47,7 @@ class Publisher:
         self._later = later
         self._log = MessageLog(settings)
         self._streams: dict[int, Stream] = {}
+        self._open_shards: defaultdict[str, set[int]] = defaultdict(set)  # by database: those of the streams
         self._coverages: dict[int, Coverage] = {}
         self._spooled: set[int] = set()  # shards of which the spool has every message after some position
         self._unconfirmed = UnconfirmedShards(database_of)
@@ -57,6 +59,7 @@ class Publisher:
         self._closed_counts: dict[str, int] = {"resets": 0, "continued": 0}  # of subscriptions that are closed
         self._proven: dict[str, int] = {}
         self._delivered_proofs: tuple[tuple[str, int], ...] = ()
+        self._proofs_scheduled = False  # a later turn of the event loop delivers what has been proved by then
         self._proofs = 0
         self.on_published: Callable[[ShardMessages], None] = lambda _: None
         """Called with every published batch; must be fast."""
@@ -81,6 +84,7 @@ class Publisher:
         coverage = self._coverages.setdefault(shard, Coverage())
         name = f"{self._incarnation}/{generation}"
         self._streams[shard] = Stream(shard, name, generation, version_epoch, coverage)
+        self._open_shards[self.database_of(shard)].add(shard)
         self._unconfirmed.add(shard)
         self._wake(shard)
 
@@ -94,6 +98,7 @@ class Publisher:
     def _drop(self, stream: Stream) -> None:
         shard = stream.shard
         del self._streams[shard]
+        self._open_shards[self.database_of(shard)].discard(shard)
         self._log.drop(stream)
         self._unconfirmed.remove(shard)
         self._unlink(shard)
@@ -144,7 +149,24 @@ class Publisher:
         linked_and_awaited = (shard for shard in linked if self._anyone_waits_for(shard))
         self._wake(*(shard for shard in (*woken, *linked_and_awaited) if shard not in published))
         if spans:
+            self._schedule_proofs()
+
+    def _schedule_proofs(self) -> None:
+        """Deliver the proven times, together with those that are proved until then, if they have changed."""
+        if self._later is None:
             self._deliver_proofs()
+        elif not self._proofs_scheduled and tuple(self.proven.items()) != self._delivered_proofs:
+            self._proofs_scheduled = True
+            self._later(self._settings.gather_proofs_seconds, self._deliver_scheduled_proofs)
+
+    def _deliver_scheduled_proofs(self) -> None:
+        self._deliver_proofs()
+        assert self._later is not None
+        self._later(self._settings.proofs_seconds - self._settings.gather_proofs_seconds, self._end_proof_pause)
+
+    def _end_proof_pause(self) -> None:
+        self._proofs_scheduled = False
+        self._schedule_proofs()
 
     def _deliver_proofs(self) -> None:
         """Deliver the proven times to all subscribers if they have changed for any database."""
@@ -255,17 +277,18 @@ class Publisher:
         """Record that every commit to this leader's shards of the database up to ``unix_ms``, and up to transaction
         ``number`` of ``source``, has been published.
 
-        Subscribers receive this proof after their pending messages. A time older than the last one is ignored."""
+        Subscribers receive this proof after their pending messages, with the proofs of other databases
+        (`DeliverySettings.proofs_seconds`). A time older than the last one is ignored."""
         self._unconfirmed.ask_again(database)
         if source and (source, number) != self._reached.get(database):
             self._reached[database] = source, number
-            for coverage in [stream.coverage for stream in self._streams.values()]:
-                coverage.prove(source, number)
+            for shard in self._open_shards[database]:
+                self._coverages[shard].prove(source, number)
             if self._spool is not None:
                 self._spool.prove(source, number)
         if unix_ms > self._proven.get(database, 0):
             self._proven[database] = unix_ms
-            self._deliver_proofs()
+            self._schedule_proofs()
 
     def forget_proofs(self) -> None:
         """Forget all proofs after a change of the topology.

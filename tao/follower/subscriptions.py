@@ -11,9 +11,9 @@ the protocol calls a series. The stream ends with the connection, or when the fo
 covers all deliveries before it, and only a leader that has sent as much as it may waits for it.
 
 A leader reports in its stream the time up to which it has sent every change of a database. That holds only for the
-shards that this leader sends to this follower: a shard that its leader has not confirmed, or that another leader owns
-by now, keeps the time that it had. Without reports the bound simply grows, whichever part of the chain has broken. The
-clocks of leaders and followers are compared, so their difference is part of the bound.
+shards that this leader sends to this follower (`Inbox.confirm`): a shard that its leader has not confirmed, or that
+another leader owns by now, keeps the time that it had. Without reports the bound simply grows, whichever part of the
+chain has broken. The clocks of leaders and followers are compared, so their difference is part of the bound.
 """
 
 from __future__ import annotations
@@ -94,14 +94,13 @@ class Subscriptions:
         self._spawn: Final = context.spawn_as("subscription")
         self._settings: Final = settings
         self._log: Final = context.log
-        self._inbox: Final = Inbox()
+        database_of = lambda shard: configuration.routes.database_of(shard).name  # noqa: E731 - two users
+        self._inbox: Final = Inbox(database_of)
         self._hosted: frozenset[int] = frozenset()
         self._following: dict[str, asyncio.Event] = {}
         self._behind: set[int] = set()
         self._caught_up: Final = asyncio.Event()
-        self.freshness: Final = Freshness(
-            context.clock.unix_ms, lambda shard: configuration.routes.database_of(shard).name
-        )
+        self.freshness: Final = Freshness(context.clock.unix_ms, database_of, self._inbox.proven_unix_ms)
         """The staleness bounds of the hosted shards."""
         self.messages = 0
         self.resets = 0
@@ -131,10 +130,8 @@ class Subscriptions:
             self._inbox.forget(shard)
             self._behind.discard(shard)
         # Every stream ends with the topology under which it began, and the current leader of a shard confirms it again.
-        self._behind |= hosted
+        self._lose(hosted)
         self._hosted = hosted
-        leaders = routes.leaders(self._region)
-        self.freshness.follow(lambda shard: leaders.home(shard).name, hosted)
         # Also the leaders that the topology does not name any more, so that their tasks end.
         for changed in self._following.values():
             changed.set()
@@ -143,7 +140,7 @@ class Subscriptions:
     async def renew(self, timeout_seconds: float) -> None:
         """Subscribe everything again after a pause. Return when the leaders have confirmed it, and hence sent what was
         missed, or after ``timeout_seconds``: without leaders the follower goes on serving what is cached."""
-        self._behind |= self._hosted
+        self._lose(self._hosted)
         self._caught_up.clear()
         for changed in self._following.values():
             changed.set()
@@ -188,15 +185,17 @@ class Subscriptions:
                 if shards:
                     await self._receive_stream(leader, shards, changed)
                     # The new leader of a shard that moved may have confirmed it already.
-                    self._behind.update(shard for shard in shards if self._is_led_by(name, shard))
+                    self._lose([shard for shard in shards if self._is_led_by(name, shard)])
                     await _wait_for(changed, self._settings.retry_seconds)
                 else:
                     await changed.wait()
         finally:
             del self._following[name]
+            self._inbox.end_stream(name)
 
     async def _receive_stream(self, leader: CacheServer, shards: list[int], changed: asyncio.Event) -> None:
         """Receive one stream of deliveries, until the connection ends or the topology changes."""
+        self._inbox.begin_stream(leader.name)
         stream = DeliveryStream(
             self._links.to(leader),
             self._name,
@@ -230,6 +229,11 @@ class Subscriptions:
                 self._inbox.forget(shard)
             self._drop_entries(shard)
 
+    def _lose(self, shards: Iterable[int]) -> None:
+        """Note that no leader confirms these shards any more: its proofs do not hold for them either."""
+        self._behind.update(shards)
+        self._inbox.suspend(shards)
+
     def _drop_entries(self, shard: int) -> None:
         if self._cache.is_open(shard):
             self._cache.bump_shard(shard)
@@ -244,14 +248,12 @@ class Subscriptions:
         with self._cache.recorder.caused_by(f"delivery {delivery.number} of {leader}"):
             self._apply(received)
         missing = {shard for shard in (*received.refused, *received.gaps) if self._is_led_by(leader, shard)}
-        self._behind |= missing
+        self._lose(missing)
         if not self._behind:
             self._caught_up.set()
         # Last, because the times that a delivery reports hold only once its messages are applied.
-        self.freshness.note_confirmed(leader, received.confirmed)
-        self.freshness.note_proven(leader, delivery.proven, self.is_subscribed)
-        if delivery.reached:
-            self._inbox.prove(delivery.reached, self.freshness.shards_of(leader, self.is_subscribed))
+        self._inbox.confirm(leader, filter(self.is_subscribed, received.confirmed))
+        self._inbox.prove(leader, delivery)
         return missing
 
     def _apply(self, received: Received) -> None:
@@ -413,48 +415,21 @@ def _no_answer(_: pb.Answer) -> None:
 
 
 class Freshness:
-    """The time up to which every change has been received, by shard. It takes two entries of memory for each shard."""
+    """How far the cached entries of each shard are behind their master at most."""
 
-    def __init__(self, unix_ms: Callable[[], int], database_of: Callable[[int], str]) -> None:
-        """``database_of`` maps a shard to the name of its database."""
+    def __init__(
+        self, unix_ms: Callable[[], int], database_of: Callable[[int], str], proven_unix_ms: Callable[[int], int]
+    ) -> None:
+        """``database_of`` maps a shard to the name of its database, ``proven_unix_ms`` to the time up to which every
+        change has been received (0: nothing is known)."""
         self._unix_ms: Final = unix_ms
         self._database_of: Final = database_of
-        self._sender: Final[dict[int, str]] = {}
-        self._proven_unix_ms: Final[dict[int, int]] = {}
-
-    def note_confirmed(self, leader: str, shards: Iterable[int]) -> None:
-        """Note that the leader sends the changes of these shards from here on."""
-        self._sender.update(dict.fromkeys(shards, leader))
-
-    def note_proven(self, leader: str, proven: Iterable[tuple[str, int]], is_subscribed: Callable[[int], bool]) -> None:
-        """Note that the leader has sent every change of these databases up to the time given with each.
-        ``is_subscribed`` returns whether the leader still sends the changes of a shard."""
-        times = dict(proven)
-        if not times:
-            return
-        for shard in self.shards_of(leader, is_subscribed):
-            proven_unix_ms = times.get(self._database_of(shard), 0)
-            if proven_unix_ms > self._proven_unix_ms.get(shard, 0):
-                self._proven_unix_ms[shard] = proven_unix_ms
-
-    def shards_of(self, leader: str, is_subscribed: Callable[[int], bool]) -> list[int]:
-        """Return the shards whose changes the leader sends. ``is_subscribed`` returns whether it still does."""
-        return [shard for shard, sender in self._sender.items() if sender == leader and is_subscribed(shard)]
-
-    def follow(self, leader_of: Callable[[int], str], hosted: frozenset[int]) -> None:
-        """Follow a changed topology: trust no former leader of a shard until its new leader has confirmed the shard,
-        and forget the shards that are not hosted any more."""
-        for shard in [
-            shard for shard in self._sender if shard not in hosted or leader_of(shard) != self._sender[shard]
-        ]:
-            del self._sender[shard]
-        for shard in self._proven_unix_ms.keys() - hosted:
-            del self._proven_unix_ms[shard]
+        self._proven_unix_ms: Final = proven_unix_ms
 
     def staleness_ms(self, shard: int) -> float:
         """Return how far the cached entries of the shard are behind at most; infinite when nothing is known."""
-        proven_unix_ms = self._proven_unix_ms.get(shard)
-        return inf if proven_unix_ms is None else max(0, self._unix_ms() - proven_unix_ms)
+        proven_unix_ms = self._proven_unix_ms(shard)
+        return max(0, self._unix_ms() - proven_unix_ms) if proven_unix_ms else inf
 
     def by_database(self, hosted: Iterable[int]) -> dict[str, float]:
         """Return the bound of each database in seconds, which is that of its shard that may be furthest behind."""

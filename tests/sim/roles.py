@@ -83,7 +83,7 @@ def leader_settings(name: str, pace: float) -> LeaderSettings:
         reader_password="",
         ownership=OwnershipSettings(check_seconds=12.0 * pace, retry_seconds=3.0 * pace),
         inverses=replace(INVERSES, repair_seconds=15.0 * pace),
-        heartbeats=HeartbeatSettings(interval_seconds=15.0 * pace),
+        heartbeats=HeartbeatSettings(interval_seconds=15.0 * pace, takeover_seconds=5.0 * pace),
         checker=replace(CHECKER, tick_seconds=6.0 * pace),
         spool=SpoolSettings(folder=Path(name), max_bytes=SPOOL_BYTES),
         delivery=LOG,

@@ -26,7 +26,7 @@ from tao.client.own_writes import OwnWrites
 from tao.client.pending_inverses import PendingInverses
 from tao.client.router import Router
 from tao.client.server_queues import ServerQueue
-from tao.delivery.inbox import Inbox
+from tao.delivery.inbox import Inbox, _Proofs
 from tao.follower.miss_path import MissPath
 from tao.leader.inverse_path import InversePath
 from tao.leader.relay_path import RelayPath
@@ -352,6 +352,18 @@ def _pair_called_settled() -> AbstractContextManager[None]:
     return _replaced(InversePath, settle_pair=settle_pair)
 
 
+@contextmanager
+def _proofs_hold_for_every_shard() -> Iterator[None]:
+    """Let what any leader proves hold for all shards of the database, whoever sends their changes, if anybody does."""
+    proofs: dict[Inbox, _Proofs] = {}
+
+    def begin_stream(inbox: Inbox, leader: str) -> None:
+        inbox._proofs[leader] = proofs.setdefault(inbox, _Proofs())
+
+    with _replaced(Inbox, begin_stream=begin_stream, suspend=lambda *_: None):
+        yield
+
+
 def _lock_of_watchers_ignored() -> AbstractContextManager[None]:
     """Give every watcher the lock of the one that acts."""
     return _replaced(SimLockFiles, lock=lambda *_, **__: True)
@@ -440,6 +452,13 @@ VARIANTS: Final[Sequence[Variant]] = (
     Variant("spool makes no room", _spool_makes_no_room, frozenset({"8"}), {"rush": 1}),
     Variant("tailer reads on", _tailer_reads_on, frozenset({"8"}), {"rush": 1}),
     Variant("collapse forgets", _collapse_forgets, frozenset({"2"}), {"rush": 1}, acts=1, first=1, single_share=0.4),
+    Variant(
+        "proofs hold for every shard",
+        _proofs_hold_for_every_shard,
+        frozenset({"2", "staleness"}),
+        {"kill": 1, "cut server": 1},
+        first=14,
+    ),
     Variant("story never ends", _story_never_ends, frozenset({"8"}), {"lag": 1}, first=9),
     Variant("two watchers act at once", _lock_of_watchers_ignored, frozenset({"watchers"}), {"kill": 1}, _WATCHED),
     Variant(

@@ -310,7 +310,7 @@ def test_a_subscription_of_many_shards_is_confirmed_in_pieces_at_different_turns
     publisher.publish(batch(1, 1))
     publisher.publish(batch(8, 2))  # which confirms shard 8 ahead of its turn
     assert [[part.position.shard for part in each.shards] for each in deliveries[1:]] == [[1], [8]]
-    while turns:
+    for _ in range(4):
         turns.pop(0)()
     assert [[part.position.shard for part in each.shards] for each in deliveries[3:]] == [[4, 5, 6], [7], []]
     assert [each.proven for each in deliveries if each.proven] == [(("db-1", 5_000),)]
@@ -323,3 +323,71 @@ def test_relays_that_link_many_shards_wake_each_subscriber_once() -> None:
     publisher.subscribe("f", [Position(shard) for shard in (1, 2, 3)], deliveries.append)
     publisher.publish_relay((), [Span(shard, "db-1@1:0-1", 1, 1) for shard in (1, 2, 3)])
     assert [[part.position.reached for part in each.shards] for each in deliveries] == [[0, 0, 0], [1, 1, 1]]
+
+
+class Timers:
+    """The later calls of a publisher: ``pass_time`` makes those that are due."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.due: list[tuple[float, Callable[[], None]]] = []
+
+    def later(self, seconds: float, do: Callable[[], None]) -> object:
+        self.due.append((self.now + seconds, do))
+        return None
+
+    def pass_time(self, seconds: float) -> None:
+        end = self.now + seconds
+        while due := sorted((each for each in self.due if each[0] <= end), key=lambda each: each[0]):
+            self.due.remove(due[0])
+            self.now = due[0][0]
+            due[0][1]()
+        self.now = end
+
+
+def test_the_proofs_of_all_databases_reach_a_subscriber_in_one_delivery_a_second() -> None:
+    timers = Timers()
+    publisher = Publisher(SETTINGS, "run-1", lambda shard: f"db-{shard}", None, timers.later)
+    for shard in range(30):
+        publisher.open_shard(shard, 1, 1)
+    publisher.publish_relay((), [Span(shard, f"db-{shard}@1:0-1", 1, 1) for shard in range(30)])
+    deliveries: list[Delivery] = []
+    publisher.subscribe("f", [Position(shard) for shard in range(30)], deliveries.append)
+    timers.pass_time(5)
+    deliveries.clear()
+    for second in range(1, 11):
+        for shard in range(30):
+            publisher.prove(f"db-{shard}", 1_000 * second + shard, f"db-{shard}@1:0-1", second)
+            timers.pass_time(0.005)
+        timers.pass_time(0.85)
+        assert len(deliveries) == second
+        proven = tuple((f"db-{shard}", 1_000 * second + shard) for shard in range(30))
+        assert deliveries[-1].proven == proven
+        assert deliveries[-1].reached == tuple((f"db-{shard}@1:0-1", second) for shard in range(30))
+
+
+def test_proofs_that_come_all_the_time_are_delivered_once_a_second() -> None:
+    timers = Timers()
+    publisher = linked(leader(1, later=timers.later))
+    deliveries: list[Delivery] = []
+    publisher.subscribe("f", [Position(1)], deliveries.append)
+    deliveries.clear()
+    for tick in range(1, 101):
+        publisher.prove("db-1", tick)
+        timers.pass_time(0.1)
+    assert len(deliveries) == 10
+    timers.pass_time(1)
+    assert deliveries[-1].proven == (("db-1", 100),)
+    timers.pass_time(100)
+    assert len(deliveries) == 11, "nothing new is proved"
+
+
+def test_a_proof_that_no_longer_holds_when_it_is_due_is_not_delivered() -> None:
+    timers = Timers()
+    publisher = linked(leader(1, later=timers.later))
+    deliveries: list[Delivery] = []
+    publisher.subscribe("f", [Position(1)], deliveries.append)
+    publisher.prove("db-1", 5_000)
+    publisher.forget_proofs()
+    timers.pass_time(3)
+    assert not any(each.proven for each in deliveries)
