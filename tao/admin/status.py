@@ -240,7 +240,8 @@ def _waits(database: Database, topology: Topology, answers: Mapping[str, Answer]
     """True when commits wait for a replica, by the newest report of the leaders in the master's region."""
     region = next(region for region in topology.regions if region.name == database.master_region)
     beats = [answers[server.name].stats.get("heartbeats", {}).get(database.name) for server in region.leaders.servers]
-    known = [beat for beat in beats if beat and beat["age_seconds"] is not None and "waits_for_replica" in beat]
+    known = [beat for beat in beats if beat and beat["age_seconds"] is not None]
+    known = [beat for beat in known if beat.get("waits_for_replica") is not None]  # the others wrote no row lately
     return min(known, key=lambda beat: beat["age_seconds"])["waits_for_replica"] if known else None
 
 

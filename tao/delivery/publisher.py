@@ -12,6 +12,7 @@ whose shard is *linked*: the tailer has said that it sends what comes next to th
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tao.delivery.coverage import Coverage, UnconfirmedShards
@@ -46,6 +47,7 @@ class Publisher:
         self._later = later
         self._log = MessageLog(settings)
         self._streams: dict[int, Stream] = {}
+        self._open_shards: defaultdict[str, set[int]] = defaultdict(set)  # by database: those of the streams
         self._coverages: dict[int, Coverage] = {}
         self._spooled: set[int] = set()  # shards of which the spool has every message after some position
         self._unconfirmed = UnconfirmedShards(database_of)
@@ -57,6 +59,7 @@ class Publisher:
         self._closed_counts: dict[str, int] = {"resets": 0, "continued": 0}  # of subscriptions that are closed
         self._proven: dict[str, int] = {}
         self._delivered_proofs: tuple[tuple[str, int], ...] = ()
+        self._proofs_scheduled = False  # a later turn of the event loop delivers what has been proved by then
         self._proofs = 0
         self.on_published: Callable[[ShardMessages], None] = lambda _: None
         """Called with every published batch; must be fast."""
@@ -81,6 +84,7 @@ class Publisher:
         coverage = self._coverages.setdefault(shard, Coverage())
         name = f"{self._incarnation}/{generation}"
         self._streams[shard] = Stream(shard, name, generation, version_epoch, coverage)
+        self._open_shards[self.database_of(shard)].add(shard)
         self._unconfirmed.add(shard)
         self._wake(shard)
 
@@ -94,6 +98,7 @@ class Publisher:
     def _drop(self, stream: Stream) -> None:
         shard = stream.shard
         del self._streams[shard]
+        self._open_shards[self.database_of(shard)].discard(shard)
         self._log.drop(stream)
         self._unconfirmed.remove(shard)
         self._unlink(shard)
@@ -141,11 +146,27 @@ class Publisher:
         # This must come after the messages: a subscriber that received the position before the messages that it
         # covers would miss them if its connection broke in between.
         published = {batch.shard for batch in batches}
-        for shard in (*woken, *(shard for shard in linked if self._anyone_waits_for(shard))):
-            if shard not in published:
-                self._wake(shard)
+        linked_and_awaited = (shard for shard in linked if self._anyone_waits_for(shard))
+        self._wake(*(shard for shard in (*woken, *linked_and_awaited) if shard not in published))
         if spans:
+            self._schedule_proofs()
+
+    def _schedule_proofs(self) -> None:
+        """Deliver the proven times, together with those that are proved until then, if they have changed."""
+        if self._later is None:
             self._deliver_proofs()
+        elif not self._proofs_scheduled and tuple(self.proven.items()) != self._delivered_proofs:
+            self._proofs_scheduled = True
+            self._later(self._settings.gather_proofs_seconds, self._deliver_scheduled_proofs)
+
+    def _deliver_scheduled_proofs(self) -> None:
+        self._deliver_proofs()
+        assert self._later is not None
+        self._later(self._settings.proofs_seconds - self._settings.gather_proofs_seconds, self._end_proof_pause)
+
+    def _end_proof_pause(self) -> None:
+        self._proofs_scheduled = False
+        self._schedule_proofs()
 
     def _deliver_proofs(self) -> None:
         """Deliver the proven times to all subscribers if they have changed for any database."""
@@ -234,8 +255,8 @@ class Publisher:
         """Deliver the messages of these shards to ``subscriber`` from now on.
 
         The first delivery is made before this returns. It confirms each shard (continued from its position, or reset)
-        or refuses it. A shard that it does not mention waits for the tailer or the spool, and a later delivery confirms
-        it.
+        or refuses it, up to `max_delivery_shards`; the deliveries of the next turns of the event loop have the others.
+        A shard that none of them mentions waits for the tailer or the spool, and a later delivery confirms it.
 
         A second subscription of the same subscriber replaces the first, whose connection is broken or closing.
         ``deliver`` must not block. When it raises a `TaoError`, which it has to send to the subscriber, the
@@ -256,17 +277,18 @@ class Publisher:
         """Record that every commit to this leader's shards of the database up to ``unix_ms``, and up to transaction
         ``number`` of ``source``, has been published.
 
-        Subscribers receive this proof after their pending messages. A time older than the last one is ignored."""
+        Subscribers receive this proof after their pending messages, with the proofs of other databases
+        (`DeliverySettings.proofs_seconds`). A time older than the last one is ignored."""
         self._unconfirmed.ask_again(database)
         if source and (source, number) != self._reached.get(database):
             self._reached[database] = source, number
-            for coverage in [stream.coverage for stream in self._streams.values()]:
-                coverage.prove(source, number)
+            for shard in self._open_shards[database]:
+                self._coverages[shard].prove(source, number)
             if self._spool is not None:
                 self._spool.prove(source, number)
         if unix_ms > self._proven.get(database, 0):
             self._proven[database] = unix_ms
-            self._deliver_proofs()
+            self._schedule_proofs()
 
     def forget_proofs(self, shards: Iterable[int]) -> None:
         """Forget what is proven of these shards, which a change of the topology has affected, and of their databases.
@@ -367,9 +389,13 @@ class Publisher:
         self._closed_counts["resets"] += subscription.resets
         self._closed_counts["continued"] += subscription.continued
 
-    def _wake(self, shard: int) -> None:
-        for subscription in tuple(self._followed.get(shard, ())):
-            subscription.mark_pending(shard)
+    def _wake(self, *shards: int) -> None:
+        woken: dict[Subscription, None] = {}
+        for shard in shards:
+            for subscription in self._followed.get(shard, ()):
+                subscription.mark_pending(shard)
+                woken[subscription] = None
+        for subscription in woken:
             subscription.pump()
 
     def _on_spool_dropped(self, shard: int, source: str, number: int) -> None:

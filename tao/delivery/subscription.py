@@ -156,7 +156,8 @@ class Subscription:
         self._settings = settings
         self._cursors: dict[int, Position] = {}
         self._pending: dict[int, None] = {}  # shards with messages to send; one that had its turn goes to the end
-        self._unanswered: dict[int, None] = {}  # shards that the next delivery confirms or refuses
+        self._unanswered: dict[int, None] = {}  # shards that the next deliveries confirm or refuse
+        self._answers_later = False  # the next of them are answered at another turn of the event loop
         self._waits: dict[int, _Wait] = {}
         self._replays: dict[int, SpoolReplay] = {}
         self._joining: set[int] = set()  # replayed from the spool, and not at the end of the log yet
@@ -192,7 +193,8 @@ class Subscription:
     def add(self, positions: Sequence[Position]) -> None:
         """Follow more shards, or followed ones from another position (after a gap).
 
-        The next delivery, which is made at once however much is unacknowledged, confirms or refuses each shard. Raises
+        The next delivery, which is made at once however much is unacknowledged, confirms or refuses the first shards
+        (`max_delivery_shards`), and the deliveries of the next turns of the event loop the others. Raises
         `ProtocolError` once the subscription is closed."""
         if self._closed:
             raise ProtocolError(f"the subscription of {self.subscriber} is closed; subscribe again")
@@ -242,21 +244,29 @@ class Subscription:
         self._pending[shard] = None
 
     def pump(self) -> None:
-        """Answer the new shards, then send the pending ones as far as the window allows."""
+        """Answer the new shards, as many as one turn of the event loop has time for, then send the pending ones as far
+        as the window allows."""
         if self._pumping:  # a subscriber in the same process may acknowledge from within its `deliver`
             return
         self._pumping = True
         try:
-            while self._unanswered or (self._pending and self._window_open()):
+            while (self._unanswered and not self._answers_later) or (self._pending and self._window_open()):
                 self._send()
+                if self._unanswered and not self._answers_later and self._source.later is not None:
+                    self._answers_later = True
+                    self._source.later(0, self._answer_more)
             self._deliver_proofs()
         finally:
             self._pumping = False
 
+    def _answer_more(self) -> None:
+        self._answers_later = False
+        self.pump()
+
     def _deliver_proofs(self) -> None:
         """Deliver the time up to which everything has been delivered. It holds once nothing is pending, not before."""
         source = self._source
-        behind = self._pending or self._waits or self._replays or self._closed
+        behind = self._unanswered or self._pending or self._waits or self._replays or self._closed
         if self._proofs_delivered != source.proofs and not behind and self._window_open():
             self._proofs_delivered = source.proofs
             if source.proven:
@@ -267,8 +277,10 @@ class Subscription:
         return self.unacknowledged_bytes < self._settings.window_unacknowledged_bytes
 
     def _send(self) -> None:
-        """Make one delivery: a part for each unanswered shard, then as many pending shards as fit."""
-        unanswered, self._unanswered = self._unanswered, {}
+        """Make one delivery: a part for each of the next unanswered shards, then as many pending shards as fit."""
+        unanswered: dict[int, None] = {}
+        if not self._answers_later:
+            unanswered = dict.fromkeys(islice(self._unanswered, self._settings.max_delivery_shards))
         room = self._settings.max_delivery_messages
         room_bytes = self._settings.max_delivery_bytes if self._window_open() else 0
         size = 0
@@ -279,6 +291,7 @@ class Subscription:
             fits = room > 0 and room_bytes > 0
             if not fits and shard not in unanswered:
                 break
+            self._unanswered.pop(shard, None)
             stream = self._source.stream(shard)
             if stream is None:
                 refused.append(shard)

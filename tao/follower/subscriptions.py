@@ -15,15 +15,16 @@ A change of the topology affects only the shards that other leaders lead since, 
 deliveries of them are ignored, ends them itself. The other shards go on, confirmed and fresh.
 
 A leader reports in its stream the time up to which it has sent every change of a database. That holds only for the
-shards that this leader sends to this follower: a shard that its leader has not confirmed, or that another leader owns
-by now, keeps the time that it had. Without reports the bound simply grows, whichever part of the chain has broken. The
-clocks of leaders and followers are compared, so their difference is part of the bound.
+shards that this leader sends to this follower (`Inbox.confirm`): a shard that its leader has not confirmed, or that
+another leader owns by now, keeps the time that it had. Without reports the bound simply grows, whichever part of the
+chain has broken. The clocks of leaders and followers are compared, so their difference is part of the bound.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -68,6 +69,10 @@ class SubscriptionSettings:
     """Messages that are acknowledged at once: at a sixteenth of a MiB each they are a quarter of what may be sent
     ahead."""
 
+    subscribe_shards: int = 250
+    """Shards in one request to a leader; the next are asked for once it has answered. To ask for a shard and to open it
+    takes some 20 µs, so that reads of cached entries wait for 5 ms at most."""
+
     answer_timeout_seconds: float = 2.0
     """Longest wait for the answer to subscribing shards again: the leader needs no database for it, so one that takes
     longer has failed."""
@@ -98,15 +103,14 @@ class Subscriptions:
         self._spawn: Final = context.spawn_as("subscription")
         self._settings: Final = settings
         self._log: Final = context.log
-        self._inbox: Final = Inbox()
+        database_of = lambda shard: configuration.routes.database_of(shard).name  # noqa: E731 - two users
+        self._inbox: Final = Inbox(database_of)
         self._hosted: frozenset[int] = frozenset()
         self._followed: Routes | None = None
         self._following: dict[str, _Following] = {}
         self._behind: set[int] = set()
         self._caught_up: Final = asyncio.Event()
-        self.freshness: Final = Freshness(
-            context.clock.unix_ms, lambda shard: configuration.routes.database_of(shard).name
-        )
+        self.freshness: Final = Freshness(context.clock.unix_ms, database_of, self._inbox.proven_unix_ms)
         """The staleness bounds of the hosted shards."""
         self.messages = 0
         self.resets = 0
@@ -139,10 +143,8 @@ class Subscriptions:
         affected = hosted - self._hosted
         if former is not None:
             affected |= hosted & affected_shards(former, routes, self._region).led
-        self._behind |= affected
+        self._lose(affected)
         self._hosted = hosted
-        leaders = routes.leaders(self._region)
-        self.freshness.follow(lambda shard: leaders.home(shard).name, hosted)
         self._redirect_streams(routes, affected)
         self._follow_missing()
 
@@ -164,7 +166,6 @@ class Subscriptions:
                 following.changed.set()
             elif name in affected_by_leader:
                 stream.add(affected_by_leader[name])
-                stream.ask_again(self._positions_at(name))
 
     async def renew(self, timeout_seconds: float) -> None:
         """Subscribe everything again after a pause. Return when the leaders have confirmed it, and hence sent what was
@@ -172,7 +173,7 @@ class Subscriptions:
         for shard in self._hosted:
             # The answer to a write may have been under way for longer than version floors are kept.
             self._changes.note_begun(shard)
-        self._behind |= self._hosted
+        self._lose(self._hosted)
         self._caught_up.clear()
         for following in self._following.values():
             following.changed.set()
@@ -198,7 +199,8 @@ class Subscriptions:
                 self._following[leader.name] = following
 
     def _shards_led_by(self, leader: str) -> list[int]:
-        return [shard for shard in sorted(self._hosted) if self._is_led_by(leader, shard)]
+        led = self._configuration.routes.leaders(self._region).shards_of(leader)
+        return [shard for shard in led if shard in self._hosted]
 
     def _is_led_by(self, leader: str, shard: int) -> bool:
         return shard in self._hosted and self._configuration.routes.leaders(self._region).home(shard).name == leader
@@ -217,19 +219,22 @@ class Subscriptions:
                 if shards:
                     await self._receive_stream(leader, shards, following)
                     # The new leader of a shard that moved may have confirmed it already.
-                    self._behind.update(self._shards_led_by(name))
+                    self._lose(self._shards_led_by(name))
                     await _wait_for(changed, self._settings.retry_seconds)
                 else:
                     await changed.wait()
         finally:
             del self._following[name]
+            self._inbox.end_stream(name)
 
     async def _receive_stream(self, leader: CacheServer, shards: list[int], following: _Following) -> None:
         """Receive one stream of deliveries, until the connection ends or a change of the topology ends it."""
+        self._inbox.begin_stream(leader.name)
         stream = following.stream = DeliveryStream(
             self._links.to(leader),
             self._name,
-            self._inbox.positions_for(shards),
+            shards,
+            self._positions_at(leader.name),
             lambda delivery: self._receive(delivery, leader.name),
             self._settings,
         )
@@ -240,7 +245,7 @@ class Subscriptions:
                 await asyncio.wait(
                     (ended, moved), timeout=self._settings.retry_seconds, return_when=asyncio.FIRST_COMPLETED
                 )
-                stream.ask_again(self._positions_at(leader.name))
+                stream.ask_again()
             if stream.reason:
                 self._log.info("subscription_ended", leader=leader.name, reason=stream.reason)
         finally:
@@ -263,6 +268,11 @@ class Subscriptions:
                 self._inbox.forget(shard)
             self._drop_entries(shard)
 
+    def _lose(self, shards: Iterable[int]) -> None:
+        """Note that no leader confirms these shards any more: its proofs do not hold for them either."""
+        self._behind.update(shards)
+        self._inbox.suspend(shards)
+
     def _drop_entries(self, shard: int) -> None:
         if self._cache.is_open(shard):
             self._cache.bump_shard(shard)
@@ -277,14 +287,12 @@ class Subscriptions:
         with self._cache.recorder.caused_by(f"delivery {delivery.number} of {leader}"):
             self._apply(received)
         missing = {shard for shard in (*received.refused, *received.gaps) if self._is_led_by(leader, shard)}
-        self._behind |= missing
+        self._lose(missing)
         if not self._behind:
             self._caught_up.set()
         # Last, because the times that a delivery reports hold only once its messages are applied.
-        self.freshness.note_confirmed(leader, received.confirmed)
-        self.freshness.note_proven(leader, delivery.proven, self.is_subscribed)
-        if delivery.reached:
-            self._inbox.prove(delivery.reached, self.freshness.shards_of(leader, self.is_subscribed))
+        self._inbox.confirm(leader, filter(self.is_subscribed, received.confirmed))
+        self._inbox.prove(leader, delivery)
         return missing
 
     def _apply(self, received: Received) -> None:
@@ -326,7 +334,8 @@ async def _wait_for(event: asyncio.Event, seconds: float) -> None:
 class DeliveryStream:
     """A subscription of some shards at one leader.
 
-    ``ended`` is set when nothing more will come, and ``reason`` is why the leader or the connection ended it.
+    Many shards are asked for piece by piece, so that neither side is busy for long at a time. ``ended`` is set when
+    nothing more will come, and ``reason`` is why the leader or the connection ended it.
     ``failed``: a delivery could not be applied, so that the cache's entries of these shards cannot be trusted.
     """
 
@@ -334,18 +343,21 @@ class DeliveryStream:
         self,
         link: LinkPort,
         subscriber: str,
-        positions: Sequence[Position],
+        shards: Iterable[int],
+        positions_for: PositionsFor,
         receive: Callable[[Delivery], set[int]],
         settings: SubscriptionSettings,
     ) -> None:
-        """``receive`` applies a delivery and returns the shards to subscribe again."""
+        """``positions_for`` returns the positions from which shards continue, of those that the leader still leads.
+        ``receive`` applies a delivery and returns the shards to subscribe again."""
         self.ended: Final = asyncio.Event()
         self.reason = ""
         self.failed = False
-        self.shards: Final = {position.shard for position in positions}
+        self.shards: Final = set(shards)
         """The shards that this stream was ever asked for."""
         self.link: Final = link
         self._subscriber: Final = subscriber
+        self._positions_for: Final = positions_for
         self._receive: Final = receive
         self._settings: Final = settings
         self._applied = 0  # the number of the last delivery
@@ -353,24 +365,22 @@ class DeliveryStream:
         self._timer: asyncio.TimerHandle | None = None
         self._number = 0
         self._last_came = False
+        self._unasked: Final = deque(shards)
+        self._asking = False  # the leader has not answered yet that it has added the shards asked for last
         self._missing: set[int] = set()
-        link.send(self._subscribe(positions), math.inf, self._take)
+        link.send(self._subscribe(positions_for(self._take_unasked())), math.inf, self._take)
 
     def add(self, shards: Iterable[int]) -> None:
-        """Have the next `ask_again` subscribe these shards, too, or again."""
+        """Subscribe these shards in this stream, too, or again."""
         self.shards.update(shards)
         self._missing.update(shards)
+        self.ask_again()
 
-    def ask_again(self, positions_for: PositionsFor) -> None:
+    def ask_again(self) -> None:
         """Subscribe the shards that were added, were refused or had a gap, if there are any, in this stream."""
-        if self._missing and self._number and not self.ended.is_set():
-            asked, self._missing = self._missing, set()
-            positions = positions_for(sorted(asked))
-            if positions:
-                request = self._subscribe(positions, self._number)
-                self.link.send(
-                    request, self._settings.answer_timeout_seconds, lambda answer: self._added(asked, answer)
-                )
+        self._unasked.extend(sorted(self._missing.difference(self._unasked)))
+        self._missing.clear()
+        self._ask_more()
 
     def close(self) -> None:
         """End the stream, and say so to the leader, which would go on for ever otherwise."""
@@ -381,6 +391,23 @@ class DeliveryStream:
     def _subscribe(self, positions: Sequence[Position], series: int = 0) -> pb.Request:
         asked = [position_to_pb(position) for position in positions]
         return pb.Request(subscribe=pb.Subscribe(subscriber=self._subscriber, positions=asked, series=series))
+
+    def _take_unasked(self) -> list[int]:
+        unasked = self._unasked
+        return [unasked.popleft() for _ in range(min(len(unasked), self._settings.subscribe_shards))]
+
+    def _ask_more(self) -> None:
+        """Ask for the next shards, if there are any, once the leader has answered the request before."""
+        if not self._number or self._asking or self.ended.is_set():
+            return
+        positions: Sequence[Position] = ()
+        while self._unasked and not positions:
+            positions = self._positions_for(self._take_unasked())
+        if positions:
+            self._asking = True
+            request = self._subscribe(positions, self._number)
+            asked = [position.shard for position in positions]
+            self.link.send(request, self._settings.answer_timeout_seconds, lambda answer: self._added(asked, answer))
 
     def _take(self, answer: pb.Answer) -> None:
         self._last_came = not answer.more
@@ -404,6 +431,7 @@ class DeliveryStream:
             raise
         if not answer.more:
             self.ended.set()
+        self._ask_more()
         self._applied = delivery.number
         self._unacknowledged_messages += sum([len(part.messages.messages) for part in delivery.shards if part.messages])
         if self._unacknowledged_messages >= self._settings.acknowledge_messages:
@@ -423,12 +451,14 @@ class DeliveryStream:
             self._timer.cancel()
             self._timer = None
 
-    def _added(self, asked: set[int], answer: pb.Answer) -> None:
+    def _added(self, asked: Sequence[int], answer: pb.Answer) -> None:
+        self._asking = False
         if not answer.HasField("error"):
+            self._ask_more()
             return
         error = error_from_pb(answer.error)
         if error.retryable:
-            self._missing |= asked
+            self._missing.update(asked)
         else:
             # The leader does not know this stream any more.
             self.reason = error.message
@@ -447,48 +477,21 @@ def _no_answer(_: pb.Answer) -> None:
 
 
 class Freshness:
-    """The time up to which every change has been received, by shard. It takes two entries of memory for each shard."""
+    """How far the cached entries of each shard are behind their master at most."""
 
-    def __init__(self, unix_ms: Callable[[], int], database_of: Callable[[int], str]) -> None:
-        """``database_of`` maps a shard to the name of its database."""
+    def __init__(
+        self, unix_ms: Callable[[], int], database_of: Callable[[int], str], proven_unix_ms: Callable[[int], int]
+    ) -> None:
+        """``database_of`` maps a shard to the name of its database, ``proven_unix_ms`` to the time up to which every
+        change has been received (0: nothing is known)."""
         self._unix_ms: Final = unix_ms
         self._database_of: Final = database_of
-        self._sender: Final[dict[int, str]] = {}
-        self._proven_unix_ms: Final[dict[int, int]] = {}
-
-    def note_confirmed(self, leader: str, shards: Iterable[int]) -> None:
-        """Note that the leader sends the changes of these shards from here on."""
-        self._sender.update(dict.fromkeys(shards, leader))
-
-    def note_proven(self, leader: str, proven: Iterable[tuple[str, int]], is_subscribed: Callable[[int], bool]) -> None:
-        """Note that the leader has sent every change of these databases up to the time given with each.
-        ``is_subscribed`` returns whether the leader still sends the changes of a shard."""
-        times = dict(proven)
-        if not times:
-            return
-        for shard in self.shards_of(leader, is_subscribed):
-            proven_unix_ms = times.get(self._database_of(shard), 0)
-            if proven_unix_ms > self._proven_unix_ms.get(shard, 0):
-                self._proven_unix_ms[shard] = proven_unix_ms
-
-    def shards_of(self, leader: str, is_subscribed: Callable[[int], bool]) -> list[int]:
-        """Return the shards whose changes the leader sends. ``is_subscribed`` returns whether it still does."""
-        return [shard for shard, sender in self._sender.items() if sender == leader and is_subscribed(shard)]
-
-    def follow(self, leader_of: Callable[[int], str], hosted: frozenset[int]) -> None:
-        """Follow a changed topology: trust no former leader of a shard until its new leader has confirmed the shard,
-        and forget the shards that are not hosted any more."""
-        for shard in [
-            shard for shard in self._sender if shard not in hosted or leader_of(shard) != self._sender[shard]
-        ]:
-            del self._sender[shard]
-        for shard in self._proven_unix_ms.keys() - hosted:
-            del self._proven_unix_ms[shard]
+        self._proven_unix_ms: Final = proven_unix_ms
 
     def staleness_ms(self, shard: int) -> float:
         """Return how far the cached entries of the shard are behind at most; infinite when nothing is known."""
-        proven_unix_ms = self._proven_unix_ms.get(shard)
-        return inf if proven_unix_ms is None else max(0, self._unix_ms() - proven_unix_ms)
+        proven_unix_ms = self._proven_unix_ms(shard)
+        return max(0, self._unix_ms() - proven_unix_ms) if proven_unix_ms else inf
 
     def by_database(self, hosted: Iterable[int]) -> dict[str, float]:
         """Return the bound of each database in seconds, which is that of its shard that may be furthest behind."""

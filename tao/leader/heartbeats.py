@@ -1,10 +1,17 @@
 """Write heartbeat rows to the master databases, and report how far behind their masters this leader's messages are.
 
 A row with the time at which it was written follows every commit through replication. A reader that meets it in a
-binlog has met everything that was acknowledged before it, so an idle stream still proves how fresh it is. Each
-leader writes one row per database, in the table of the lowest shard that it owns there. Rows of several leaders do
-no harm, because the newest counts. Neither does a row of a leader that has lost the shard meanwhile: the row says
-something about the database's order of commits, and nothing about the shard."""
+binlog has met everything that was acknowledged before it, so an idle stream still proves how fresh it is.
+
+Each row of a database becomes a relay to every leader of every region, so one leader writes them, in the table of the
+lowest shard that it owns there. Leaders agree on it without a message: they have ranks, and each waits longer than the
+one before it since the newest row that it has written or heard of. The first is the leader of the database's first
+shard. When it fails, or its rows do not arrive, the next ones write. Rows of several leaders do no harm, because the
+newest counts. Neither does a row of a leader that has lost the shard meanwhile: the row says something about the
+database's order of commits, and nothing about the shard.
+
+Rows are written at whole multiples of the interval, by the clock. So the proofs of all databases reach a leader at
+about the same time, and its subscribers in one delivery."""
 
 from __future__ import annotations
 
@@ -16,7 +23,7 @@ from math import inf
 from typing import Final
 
 from tao.delivery.publisher import Publisher
-from tao.model.errors import TaoError
+from tao.model.errors import SettingsError, TaoError
 from tao.model.ports import WriteStore
 from tao.observability.metrics import Metrics
 from tao.serving.configuration import ServerContext
@@ -28,7 +35,19 @@ class HeartbeatSettings:
 
     interval_seconds: float = 1.0
     """Between two rows of one database. The known staleness of an idle region grows by at most this, and each row
-    costs the master one small commit."""
+    costs the master one small commit, and each leader of each region a relay."""
+
+    takeover_seconds: float = 0.5
+    """Each further leader of a database writes a row when it has heard of none for so much longer than the one before
+    it. Longer than a row takes to arrive, so that one leader writes while nothing fails; a part of
+    `interval_seconds`."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.takeover_seconds <= self.interval_seconds:
+            raise SettingsError(
+                f"takeover_seconds is {self.takeover_seconds}; it must be above 0, and not above interval_seconds, "
+                f"which is {self.interval_seconds}"
+            )
 
     timeout_seconds: float = 2.0
     """For one row. A slower database gets the next row once it has answered."""
@@ -38,18 +57,21 @@ class HeartbeatSettings:
 class HeartbeatStatus:
     """The state of one database's heartbeats.
 
-    ``written_unix_ms``: the time in the newest committed row (0: none yet). ``trouble``: why the last row failed, or
-    empty. ``waits_for_replica``: whether commits waited for a replica when that row was written; None before the
-    first row."""
+    ``newest_unix_ms``: the time in the newest row that this leader has committed or heard of (0: none yet).
+    ``quiet_since``: monotonic time at which it heard of that row, or last tried to write one. ``trouble``: why its last
+    row failed, or empty; ``is_logged``: that it is failing has been logged. ``waits_for_replica``: whether commits
+    waited for a replica when its last row was written; None before the first one, and while another leader writes."""
 
-    written_unix_ms: int = 0
+    newest_unix_ms: int = 0
+    quiet_since: float = -inf
     trouble: str = ""
+    is_logged: bool = False
     waits_for_replica: bool | None = None
 
 
 class Heartbeats:
-    """Writes the heartbeat rows of one leader, one per database of which it owns a shard, and reports their ages and
-    how far behind its masters the leader's messages are at most."""
+    """Writes the heartbeat rows of the databases of which this leader owns a shard and nobody else writes one, and
+    reports their ages and how far behind its masters the leader's messages are at most."""
 
     def __init__(
         self,
@@ -61,6 +83,7 @@ class Heartbeats:
     ) -> None:
         """``owned``: returns the owned shards. ``publisher``: knows what its messages prove."""
         self._name: Final = context.name
+        self._region: Final = context.region
         self._configuration: Final = context.configuration
         self._clock: Final = context.clock
         self._log: Final = context.log
@@ -74,26 +97,56 @@ class Heartbeats:
 
     async def run(self) -> None:
         """Write heartbeats until cancelled, to all databases concurrently: one that hangs must not delay the others."""
+        step_seconds = self._settings.takeover_seconds
         try:
             while True:
-                self._write_all()
-                await asyncio.sleep(self._settings.interval_seconds)
+                self._write_due()
+                await asyncio.sleep(step_seconds - self._clock.unix_ms() / 1000 % step_seconds)
         finally:
             for task in tuple(self._under_way.values()):
                 task.cancel()
 
-    def _write_all(self) -> None:
+    def heard(self, database: str, unix_ms: int) -> None:
+        """Note that a row of this time has arrived in the database's binlog, whoever wrote it."""
+        status = self.statuses.get(database)
+        if status is not None and unix_ms > status.newest_unix_ms:
+            status.newest_unix_ms, status.quiet_since = unix_ms, self._clock.monotonic()
+            status.trouble, status.waits_for_replica = "", None  # the writer knows
+
+    def _write_due(self) -> None:
         chosen: dict[str, int] = {}
         for shard in self._owned():
             database = self._publisher.database_of(shard)
             chosen[database] = min(shard, chosen.get(database, shard))
         for gone in self.statuses.keys() - chosen.keys():
             del self.statuses[gone]
+        now = self._clock.monotonic()
         for database, shard in chosen.items():
-            if database not in self._under_way:
+            status = self.statuses.setdefault(database, HeartbeatStatus())
+            if database not in self._under_way and now >= status.quiet_since + self._patience_seconds(database):
+                status.quiet_since = now
                 task = asyncio.create_task(self._write(database, shard), name=f"{self._name}: heartbeat {database}")
                 self._under_way[database] = task
                 task.add_done_callback(partial(self._forget_task, database))
+
+    def _patience_seconds(self, database: str) -> float:
+        """Return how long this leader waits for a row of another one."""
+        settings = self._settings
+        # Rows are due at multiples of a step: half a step less, so that a late turn of the loop does not skip one.
+        return settings.interval_seconds + (self._rank(database) - 0.5) * settings.takeover_seconds
+
+    def _rank(self, database: str) -> int:
+        """Return how many leaders of the region come before this one as writers of the database's rows.
+
+        Databases begin with different leaders, since the ring spreads their first shards."""
+        routes = self._configuration.routes
+        leaders = routes.leaders(self._region)
+        names = sorted(server.name for server in leaders.up)
+        first_shard = next((each.shards[0][0] for each in routes.topology.databases if each.name == database), None)
+        if self._name not in names or first_shard is None:
+            return len(names)
+        first = leaders.home(first_shard).name
+        return (names.index(self._name) - (names.index(first) if first in names else 0)) % len(names)
 
     async def _write(self, database: str, shard: int) -> None:
         status = self.statuses.setdefault(database, HeartbeatStatus())
@@ -106,14 +159,15 @@ class Heartbeats:
         except TaoError as error:
             # The database is read-only during a promotion, or unavailable. Log it once, and try again at the next
             # heartbeat.
-            if not status.trouble:
+            if not status.is_logged:
                 self._log.warning("heartbeat_not_written", database=database, shard=shard, reason=error.message)
-            status.trouble = error.message
+            status.trouble, status.is_logged = error.message, True
         except Exception as error:  # noqa: BLE001 - a bug must show up as trouble of this database
             status.trouble = repr(error)
             self._log.exception("heartbeat_failed", database=database)
         else:
-            status.written_unix_ms, status.trouble = now, ""
+            status.newest_unix_ms = max(now, status.newest_unix_ms)
+            status.trouble, status.is_logged = "", False
 
     def _forget_task(self, database: str, _: asyncio.Task[None]) -> None:
         del self._under_way[database]
@@ -128,7 +182,8 @@ class Heartbeats:
         )
         metrics.gauge_family(
             "heartbeat_age_seconds",
-            "Age of the newest heartbeat row that this leader wrote, by database; infinite before the first.",
+            "Age of the newest heartbeat row that this leader wrote or heard of, by database of which it owns shards; "
+            "infinite before the first.",
             "database",
             lambda: {name: inf if age is None else age for name, age in self._ages().items()},
         )
@@ -154,7 +209,7 @@ class Heartbeats:
         return {database.name: self._age(proven.get(database.name, 0)) for database in databases}
 
     def _ages(self) -> dict[str, float | None]:
-        return {name: self._age(status.written_unix_ms) for name, status in self.statuses.items()}
+        return {name: self._age(status.newest_unix_ms) for name, status in self.statuses.items()}
 
     def _age(self, unix_ms: int) -> float | None:
         return max(0, self._clock.unix_ms() - unix_ms) / 1000 if unix_ms else None

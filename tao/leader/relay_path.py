@@ -140,6 +140,8 @@ class RelayPath:
         self._clock: Final = context.clock
         self._spawn: Final = context.spawn_as("relay")
         self._settings: Final = settings
+        self.on_heartbeat: Callable[[str, int], None] = lambda *_: None
+        """Called with a database and the time in a heartbeat row that its tailer has read."""
         self.messages = 0
         self.invalidated_shards = 0
         self.dropped = 0
@@ -189,6 +191,8 @@ class RelayPath:
 
     def _acknowledge(self, relay: Relay, request: pb.Request, reply: Reply) -> None:
         """Acknowledge a relay once everything in it has been published and is kept for subscribers."""
+        if relay.source_unix_ms:
+            self.on_heartbeat(relay.source, relay.source_unix_ms)
         # Under another topology the tailer may have sent another leader the messages that this proof would cover.
         if relay.source_unix_ms and request.topology_version == self._configuration.routes.version:
             self._publisher.prove(relay.source, relay.source_unix_ms, *relay.reached)

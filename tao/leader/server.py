@@ -190,6 +190,7 @@ class LeaderServer(CachingServer[LeaderSettings]):
         self._heartbeats = Heartbeats(
             context, self._write_store, lambda: self._ownership.owned, self._publisher, settings.heartbeats
         )
+        self._relays.on_heartbeat = self._heartbeats.heard
         self._checker = ConsistencyChecker(
             self._read_store,
             lambda: configuration.routes,

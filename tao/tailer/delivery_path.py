@@ -3,9 +3,12 @@
 Each leader has an outbox with one relay under way at a time. The next relay takes along everything that was queued
 meanwhile, so order needs no extra care, a retry concerns one relay, and relays grow under load. While a shard has
 unacknowledged parts it stays in its outbox. When the outbox's leader is away or no longer leads the shard, the
-remaining parts are routed again, whole shards at a time. One leader or shard that accepts nothing delays no other: a
-shard that is not accepted is sent alone, and when memory is used up, the parts that cannot be sent are replaced by bulk
-invalidations. Messages that a leader of this region published when it committed wait a moment for more of their kind.
+remaining parts are routed again, whole shards at a time. Messages that a leader of this region published when it
+committed wait a moment for more of their kind.
+
+One leader or shard that accepts nothing, or too little, delays no other. A shard that is not accepted is sent alone.
+Each outbox is bounded, and all of them together: parts for a leader that is away or slow are replaced by bulk
+invalidations when they reach a bound. Reading waits only for leaders that are about to make room.
 
 A transaction is finished when all its parts, and those of all transactions before it, are acknowledged.
 """
@@ -18,6 +21,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from typing import Final, Protocol
 
 import msgspec
@@ -138,23 +142,25 @@ class DeliveryPath:
         """Relays that a leader rejected for their content; their shards were invalidated instead."""
         self.dropped_parts = 0
         """Parts replaced by bulk invalidations, because memory was needed while their leader did not take them."""
+        self.collapses = {"away": 0, "slow": 0, "shard": 0}
+        """How often an outbox reached a bound, and its parts were replaced by bulk invalidations: its leader was away,
+        or slow, or did not accept some shards."""
         self.unrouted_parts = 0
         """Parts of shards that the topology does not have: another system uses the same database server."""
 
     async def submit(self, gtid: str, translated: Translated, proven_unix_ms: int = 0) -> None:
         """Queue the messages of one transaction once there is room.
 
+        It waits for a leader only if that leader is about to make room (`OutboxSettings.slow_seconds`).
         ``proven_unix_ms``: all commits up to then have been submitted, which is sent to every leader of the region.
         Raises `TopologyError`, with nothing queued."""
-        while self.unacknowledged_bytes >= self._settings.unacknowledged_bytes and not self._make_room():
-            self._progress.clear()
-            await self._progress.wait()
+        while (full := self._full()) and not self._make_room(full):
+            await self._wait_for_room(full)
         leaders = self._routes().leaders(self._scope.region)
         receipt = self._receipts.begin([gtid] if gtid else [])
         contents = list(contents_of(translated, self._settings))
         spans = self._continuity.spans_of(gtid, [shard for shard, _, _ in contents])
-        has_room = self.unacknowledged_bytes < self._settings.relay_bytes
-        deferrable = self._is_published_already(gtid, translated) and has_room
+        deferrable = self._is_published_already(gtid, translated)
         for (shard, content, size), span in zip(contents, spans, strict=True):
             self._queue(Part(receipt, shard, content, size, span), leaders, deferrable=deferrable)
         if proven_unix_ms:
@@ -180,6 +186,10 @@ class DeliveryPath:
         while self._receipts:
             self._progress.clear()
             await self._progress.wait()
+
+    def leader_bytes(self) -> dict[str, float]:
+        """Return the estimated size of the unacknowledged parts of each leader."""
+        return {outbox.leader: outbox.bytes for outbox in self._outboxes.values()}
 
     def begin(self, position: str) -> None:
         """Begin at a position: everything that follows it will be submitted from now on."""
@@ -211,7 +221,7 @@ class DeliveryPath:
                 self.unrouted_parts += 1
                 return
         self._outbox_of[part.shard] = (outbox, unacknowledged + 1)
-        self._add(outbox, part, deferrable=deferrable)
+        self._add(outbox, part, deferrable=deferrable and outbox.bytes < self._settings.relay_bytes)
 
     def _outbox(self, leader: str) -> LeaderOutbox:
         outbox = self._outboxes.get(leader)
@@ -248,20 +258,41 @@ class DeliveryPath:
         self._spawn(self._run(outbox))
         outbox.running = True
 
-    def _make_room(self) -> bool:
-        """Replace parts that cannot be sent by bulk invalidations. Returns whether there is room now."""
-        for outbox in self._outboxes.values():
-            if not (outbox.failures or outbox.rejected):
+    def _full(self) -> list[LeaderOutbox]:
+        """Return the outboxes in which nothing may be queued: those that have reached their bound, or all of them when
+        they have reached the common one."""
+        if self.unacknowledged_bytes >= self._settings.unacknowledged_bytes:
+            return list(self._outboxes.values())
+        return [each for each in self._outboxes.values() if each.waiting_bytes >= self._settings.leader_bytes]
+
+    def _make_room(self, full: Iterable[LeaderOutbox]) -> bool:
+        """Replace parts that cannot be sent, or not soon, by bulk invalidations. Returns whether there is room now."""
+        for outbox in full:
+            is_slow = self._time() >= outbox.slow_at(self._settings)
+            if not (outbox.failures or outbox.rejected or is_slow):
                 continue
-            dropped, freed_bytes = outbox.collapse()
+            dropped, freed_bytes = outbox.collapse(is_slow=is_slow)
             self.unacknowledged_bytes -= freed_bytes
             for part in dropped:
                 self._finish(part)
             self.dropped_parts += len(dropped)
-            if freed_bytes:
-                self._log.warning("shards_invalidated_for_memory", leader=outbox.leader, dropped_parts=len(dropped))
+            if dropped or freed_bytes:
+                cause = "away" if outbox.failures else "slow" if is_slow else "shard"
+                self.collapses[cause] += 1
+                if outbox.collapsed != cause:
+                    outbox.collapsed = cause
+                    self._log.warning("shards_invalidated_for_memory", leader=outbox.leader, cause=cause)
         self._settle()
-        return self.unacknowledged_bytes < self._settings.unacknowledged_bytes
+        return not self._full()
+
+    async def _wait_for_room(self, full: Iterable[LeaderOutbox]) -> None:
+        """Return when a leader has acknowledged or failed, or one of those with ``full`` outboxes counts as slow."""
+        self._progress.clear()
+        now = self._time()
+        slow_at = min((at for outbox in full if (at := outbox.slow_at(self._settings)) > now), default=inf)
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(None if slow_at == inf else slow_at):
+                await self._progress.wait()
 
     def _finish(self, part: Part) -> None:
         """Count off a part that is in no queue any more: it is acknowledged, or need not be."""
@@ -298,6 +329,7 @@ class DeliveryPath:
                 self._start_later(outbox)
         finally:
             outbox.running = False
+            outbox.relay_seconds, outbox.collapsed = 0.0, ""
 
     async def _advance(self, outbox: LeaderOutbox) -> None:
         """Send one relay, or try the held shards once. Raises errors that concern the leader as a whole."""
@@ -334,7 +366,7 @@ class DeliveryPath:
         Parts that were not accepted are held, or reduced to invalidations and sent again. Raises errors that are caused
         neither by the content nor by its shards."""
         parts = head_of(queue, self._settings)
-        outbox.sending, outbox.sending_count = queue, len(parts)
+        outbox.begin_relay(queue, parts, self._time())
         try:
             relay = relay_of(parts, self._scope.database)
             if relay.source_unix_ms and self._has_parts_elsewhere(outbox):
@@ -349,13 +381,11 @@ class DeliveryPath:
             self._report_failure(outbox, error)
             return False
         finally:
-            outbox.sending, outbox.sending_count = None, 0
+            outbox.end_relay()
         outbox.failures = 0
         self._budget.earn()
         self.acknowledged_relays += 1
-        outbox.urgent_parts -= len(parts) if queue is outbox.parts else 0
-        for _ in parts:
-            part = queue.popleft()
+        for part in outbox.take_acknowledged(queue, len(parts), self._time()):
             self._continuity.acknowledge(part.span)
             self._finish(part)
         self._settle()

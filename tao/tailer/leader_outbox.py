@@ -2,17 +2,19 @@
 
 A transaction's messages are cut into parts by shard; a relay combines the parts at the head of a queue. An outbox does
 no I/O. A shard that the leader does not accept is *held*: its parts wait in a queue of their own and are sent alone, so
-that they delay no other shard. Parts that do not fit in memory are replaced by one bulk invalidation per shard, whose
-number the topology bounds. A proof of a time holds for every shard of the leader, so no proof is sent while a shard is
-held, and of the waiting proofs only the newest is worth sending.
+that they delay no other shard. Parts that do not fit in memory, because the leader is away or takes them too slowly,
+are replaced by one bulk invalidation per shard, whose number the topology bounds. A proof of a time holds for every
+shard of the leader, so no proof is sent while a shard is held, and of the waiting proofs only the newest is worth
+sending.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from math import inf
 from typing import Final, NamedTuple
 
 import msgspec
@@ -227,8 +229,9 @@ class LeaderOutbox:
     """The queues of one leader. All parts of a shard are in one queue and keep their order."""
 
     __slots__ = (
-        *("failures", "held", "held_attempts", "leader", "parts", "proof", "rejected", "retry_at", "running"),
-        *("sending", "sending_count", "timer", "topology_version", "urgent_parts", "woken"),
+        *("bytes", "collapsed", "failures", "held", "held_attempts", "leader", "parts", "proof", "rejected"),
+        *("relay_seconds", "retry_at", "running", "sending", "sending_bytes", "sending_count", "sent_at", "timer"),
+        *("topology_version", "urgent_parts", "woken"),
     )
 
     def __init__(self, leader: str) -> None:
@@ -248,6 +251,8 @@ class LeaderOutbox:
         """Loop time of the next attempt for held shards."""
         self.topology_version = 0
         """The version of the topology under which the shards here were routed to this leader."""
+        self.bytes = 0
+        """Estimated size of all parts here, those under way included."""
         self.running = False
         """True while a task is sending."""
         self.urgent_parts = 0
@@ -257,6 +262,14 @@ class LeaderOutbox:
         self.sending: deque[Part] | None = None
         """The queue whose first ``sending_count`` parts are being sent."""
         self.sending_count = 0
+        self.sending_bytes = 0
+        """Estimated size of the parts that are being sent."""
+        self.sent_at = 0.0
+        """Loop time at which the relay under way was sent."""
+        self.relay_seconds = 0.0
+        """Time that the leader took for the last relay that it acknowledged; 0 once everything was acknowledged."""
+        self.collapsed = ""
+        """Why parts were replaced by invalidations since everything was acknowledged last; empty if none were."""
         self.woken: Final = asyncio.Event()
         """Set when a part was added."""
 
@@ -264,6 +277,39 @@ class LeaderOutbox:
     def empty(self) -> bool:
         """True when no parts are left to send."""
         return not self.parts and not self.held
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Estimated size of the parts that are not under way."""
+        return self.bytes - self.sending_bytes
+
+    def slow_at(self, settings: OutboxSettings) -> float:
+        """Return the loop time from which the leader counts as slow (`OutboxSettings.slow_seconds`); infinite while
+        nothing says so."""
+        relays = max(1.0, self.bytes / settings.relay_bytes, len(self.parts) / settings.relay_parts)
+        allowed_seconds = settings.slow_seconds / relays
+        if self.relay_seconds >= allowed_seconds:
+            return -inf
+        return self.sent_at + allowed_seconds if self.sending is not None else inf
+
+    def begin_relay(self, queue: deque[Part], parts: Sequence[Part], now: float) -> None:
+        """Note that the first parts of a queue are being sent."""
+        self.sending, self.sending_count, self.sent_at = queue, len(parts), now
+        self.sending_bytes = sum(part.size_bytes for part in parts)
+
+    def end_relay(self) -> None:
+        """Note that no parts are being sent any more."""
+        self.sending, self.sending_count, self.sending_bytes = None, 0, 0
+
+    def take_acknowledged(self, queue: deque[Part], count: int, now: float) -> Iterator[Part]:
+        """Remove and return the first parts of a queue, which the leader has acknowledged."""
+        self.relay_seconds = now - self.sent_at
+        if queue is self.parts:
+            self.urgent_parts -= count
+        for _ in range(count):
+            part = queue.popleft()
+            self.bytes -= part.size_bytes
+            yield part
 
     def may_pause(self, settings: OutboxSettings) -> bool:
         """Return whether no parts are left, or only parts that may wait for more."""
@@ -276,9 +322,11 @@ class LeaderOutbox:
         """Queue a part, which may wait for more parts if it is ``deferrable``.
 
         Returns the proof that the part replaces, if any."""
+        self.bytes += part.size_bytes
         replaced = None
         if self.held and is_proof(part):
             replaced, self.proof = self.proof, part
+            self.bytes -= 0 if replaced is None else replaced.size_bytes
         else:
             self.held.get(part.shard, self.parts).append(part)
         if not deferrable:
@@ -299,6 +347,7 @@ class LeaderOutbox:
         replaced = []
         parts, self.parts = self.parts, deque()
         for part in parts:
+            self.bytes -= part.size_bytes
             proof = self.add(part)
             if proof is not None:
                 replaced.append(proof)
@@ -326,20 +375,25 @@ class LeaderOutbox:
         self.held.clear()
         self.rejected.clear()
         self.proof = None
+        self.bytes = 0
         return parts
 
-    def collapse(self) -> tuple[list[Part], int]:
-        """Replace the parts of the rejected shards, or of all shards when the leader is away, by bulk invalidations.
+    def collapse(self, *, is_slow: bool = False) -> tuple[list[Part], int]:
+        """Replace the parts of the rejected shards, or of all shards when the leader is away or slow, by bulk
+        invalidations. Parts that are under way stay as they are.
 
         Returns the parts that are dropped, and the bytes freed by the parts that stay in their place. The first part of
         each shard stays, since it belongs to the earliest receipt."""
         dropped: list[Part] = []
         freed_bytes = 0
-        if self.failures:
+        every_shard = is_slow or self.failures > 0
+        if every_shard:
             freed_bytes += self._collapse(self.parts, dropped)
+            self.urgent_parts = len(self.parts)  # the invalidations have waited long enough
         for shard, queue in self.held.items():
-            if self.failures or shard in self.rejected:
+            if every_shard or shard in self.rejected:
                 freed_bytes += self._collapse(queue, dropped)
+        self.bytes -= freed_bytes + sum(part.size_bytes for part in dropped)
         return dropped, freed_bytes
 
     def _collapse(self, queue: deque[Part], dropped: list[Part]) -> int:

@@ -269,6 +269,19 @@ class TailerServer:
             lambda: delivery.unacknowledged_bytes,
         )
         metrics.gauge_family(
+            "relay_leader_bytes",
+            "Estimated bytes of messages that a leader has not acknowledged, by leader.",
+            "leader",
+            delivery.leader_bytes,
+        )
+        metrics.gauge_family(
+            "relay_collapses_total",
+            "Times that a leader's messages reached a bound and were replaced by invalidations of their shards: the "
+            "leader was away, or slow, or did not accept some shards.",
+            "cause",
+            lambda: dict(delivery.collapses),
+        )
+        metrics.gauge_family(
             "rewound_total",
             "Shards sent again from the binlog to leaders that took over from others, shards for which that failed, "
             "and transactions read again.",

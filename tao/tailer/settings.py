@@ -68,7 +68,17 @@ class OutboxSettings:
 
     unacknowledged_bytes: int = 16 << 20
     """Estimated size of the unacknowledged messages of all leaders together. Beyond it reading waits, and messages for
-    a leader that is away are replaced by invalidations of their shards."""
+    a leader that is away or slow are replaced by invalidations of their shards."""
+
+    leader_bytes: int = 4 << 20
+    """Estimated size of the messages that wait for one leader: four relays. Beyond it reading waits for a leader that
+    is about to take them. Messages for one that is away or slow are replaced by invalidations of their shards, so that
+    it does not hold up the messages of the others."""
+
+    slow_seconds: float = 2.0
+    """A leader is slow when it would take longer than this for the messages that wait for it, at the pace of its last
+    relay or of the one under way. With `leader_bytes` waiting that is half a second for a relay, which takes a healthy
+    leader some ten milliseconds; a reader that catches up waits for such a leader, and invalidates nothing."""
 
     timeout_seconds: float = 5.0
     """Time for a leader to apply and store a relay."""

@@ -46,7 +46,7 @@ class Follower:
         self.bases = bases
         self.start: dict[int, int] = {}
         self.hosted = hosted
-        self.inbox = Inbox()
+        self.inbox = Inbox(lambda _: "db")
         self.wire: deque[Delivery] = deque()
         self.subscription: Subscription | None = None
         self.applied: dict[int, list[int]] = {shard: [] for shard in hosted}

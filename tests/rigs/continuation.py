@@ -43,15 +43,24 @@ class Leader:
 
     def __init__(self, disk: SpoolDisk | None) -> None:
         self.timers: list[Callable[[], None]] = []
+        """Those of subscribers that wait."""
+        self.proof_timers: list[Callable[[], None]] = []
         self.spool = None if disk is None else MemorySpool(disk)
-        self.publisher = Publisher(
-            SETTINGS, f"run-{next(RUNS)}", DATABASE_OF.__getitem__, self.spool, lambda _, do: self.timers.append(do)
-        )
+        self.publisher = Publisher(SETTINGS, f"run-{next(RUNS)}", DATABASE_OF.__getitem__, self.spool, self._later)
         self.generations = count(1)
 
     def open(self, shards: Sequence[int]) -> None:
         for shard in shards:
             self.publisher.open_shard(shard, next(self.generations), 1)
+
+    def _later(self, seconds: float, do: Callable[[], None]) -> object:
+        (self.timers if seconds > SETTINGS.proofs_seconds else self.proof_timers).append(do)
+        return None
+
+    def deliver_proofs(self) -> None:
+        """Let the time pass that proofs wait for each other."""
+        while self.proof_timers:
+            self.proof_timers.pop(0)()
 
     def fire_timers(self) -> None:
         timers, self.timers = self.timers, []
@@ -64,7 +73,7 @@ class Follower:
     it read after a reset."""
 
     def __init__(self) -> None:
-        self.inbox = Inbox()
+        self.inbox = Inbox(DATABASE_OF.__getitem__)
         self.wires: dict[str, deque[Delivery]] = {name: deque() for name in LEADERS}
         self.subscriptions: dict[str, Subscription] = {}
         self.confirmed: dict[int, str] = {}
@@ -81,6 +90,7 @@ class Follower:
             self.confirmed[shard] = leader
         for shard in (*received.gaps, *received.refused):
             self.confirmed.pop(shard, None)
+            self.inbox.suspend([shard])
         for messages in received.messages:
             for message in messages.messages:
                 assert isinstance(message, ObjectInvalidation)
@@ -89,7 +99,11 @@ class Follower:
             for shard in DATABASES[database]:
                 if self.confirmed.get(shard) == leader:
                     assert {number for number in committed(shard) if number <= until} <= self.known[shard]
-        self.inbox.prove(delivery.reached, [shard for shard, teller in self.confirmed.items() if teller == leader])
+        self.inbox.confirm(leader, [shard for shard in received.confirmed if shard in self.confirmed])
+        self.inbox.prove(leader, delivery)
+        for shard in SHARDS:
+            until = self.inbox.proven_unix_ms(shard)
+            assert {number for number in committed(shard) if number <= until} <= self.known[shard]
         self.subscriptions[leader].acknowledge(delivery.number)
         return [*received.gaps, *received.refused]
 
@@ -144,7 +158,9 @@ class ContinuationMachine(RuleBasedStateMachine):
 
     def connect(self, follower: Follower) -> None:
         follower.confirmed.clear()
+        follower.inbox.suspend(SHARDS)
         for name in LEADERS:
+            follower.inbox.begin_stream(name)
             wire = follower.wires[name] = deque()
             shards = [shard for shard in SHARDS if self.home[shard] == name]
             positions = follower.inbox.positions_for(shards)
@@ -227,6 +243,10 @@ class ContinuationMachine(RuleBasedStateMachine):
     @rule(database=st.sampled_from(list(DATABASES)))
     def heartbeat(self, database: str) -> None:
         self.prove(self.tailers[database])
+
+    @rule(name=st.sampled_from(LEADERS))
+    def proofs_are_due(self, name: str) -> None:
+        self.leaders[name].deliver_proofs()
 
     @rule(follower=st.integers(0, 1), name=st.sampled_from(LEADERS), most=st.integers(1, 4))
     def follower_takes(self, follower: int, name: str, most: int) -> None:
@@ -329,6 +349,8 @@ class ContinuationMachine(RuleBasedStateMachine):
     def prove_everything(self) -> None:
         for tailer in self.tailers.values():
             self.prove(tailer)
+        for leader in self.leaders.values():
+            leader.deliver_proofs()
         self.take_everything()
 
     def take_everything(self) -> None:

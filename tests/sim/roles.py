@@ -46,7 +46,9 @@ LOG: Final = DeliverySettings(
     catching_up_shards=2,
 )
 SPOOL_BYTES: Final = 4_000
-OUTBOX: Final = OutboxSettings(relay_bytes=1_500, unacknowledged_bytes=2_500, retries=RetrySettings(burst=30.0))
+OUTBOX: Final = OutboxSettings(
+    relay_bytes=1_500, unacknowledged_bytes=2_500, leader_bytes=1_500, retries=RetrySettings(burst=30.0)
+)
 REWIND: Final = RewindSettings(max_bytes=8_000)
 WRITES: Final = WritePathSettings(max_waiting_per_shard=24, max_batch_writes=8)
 INVERSES: Final = InverseSettings(max_waiting_per_pair=8)
@@ -81,7 +83,7 @@ def leader_settings(name: str, pace: float) -> LeaderSettings:
         reader_password="",
         ownership=OwnershipSettings(check_seconds=12.0 * pace, retry_seconds=3.0 * pace),
         inverses=replace(INVERSES, repair_seconds=15.0 * pace),
-        heartbeats=HeartbeatSettings(interval_seconds=15.0 * pace),
+        heartbeats=HeartbeatSettings(interval_seconds=15.0 * pace, takeover_seconds=5.0 * pace),
         checker=replace(CHECKER, tick_seconds=6.0 * pace),
         spool=SpoolSettings(folder=Path(name), max_bytes=SPOOL_BYTES),
         delivery=LOG,

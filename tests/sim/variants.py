@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial, partialmethod
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -25,7 +26,7 @@ from tao.client.own_writes import OwnWrites
 from tao.client.pending_inverses import PendingInverses
 from tao.client.router import Router
 from tao.client.server_queues import ServerQueue
-from tao.delivery.inbox import Inbox, Received
+from tao.delivery.inbox import Inbox, _Proofs
 from tao.follower.miss_path import MissPath
 from tao.leader.inverse_path import InversePath
 from tao.leader.relay_path import RelayPath
@@ -45,6 +46,7 @@ from tao.planning.row_events import Translated
 from tao.routing import topology_changes
 from tao.serving.sources import Databases, Take
 from tao.tailer.delivery_path import DeliveryPath
+from tao.tailer.leader_outbox import LeaderOutbox, Part
 from tao.watcher import server
 from tao.wire.read_batch import QueryRow
 from tests.sim import promotion, stores
@@ -246,7 +248,7 @@ def _position_gap_ignored() -> Iterator[None]:
     """
     take = Inbox._take
 
-    def take_on(inbox: Inbox, part: ShardDelivery, held: Position, received: Received) -> None:
+    def take_on(inbox: Inbox, part: ShardDelivery, held: Position, outcomes: Any) -> None:
         position = part.position
         start = position.sequence - (len(part.messages.messages) if part.messages is not None else 0)
         if part.reset:
@@ -257,7 +259,7 @@ def _position_gap_ignored() -> Iterator[None]:
         if gap:
             part = msgspec.structs.replace(part, reset=False)
             held = msgspec.structs.replace(held, stream=position.stream, sequence=start)
-        take(inbox, part, held, received)
+        take(inbox, part, held, outcomes)
 
     with _replaced(Inbox, _take=take_on):
         yield
@@ -296,7 +298,24 @@ def _spool_makes_no_room() -> AbstractContextManager[None]:
 
 def _tailer_reads_on() -> AbstractContextManager[None]:
     """Keep everything that no leader has taken, however large it is."""
-    return _replaced(DeliveryPath, _make_room=lambda _: True)
+    return _replaced(DeliveryPath, _make_room=lambda *_: True)
+
+
+@contextmanager
+def _collapse_forgets() -> Iterator[None]:
+    """Drop the messages for a leader that is away or slow, and invalidate nothing in their place."""
+    collapse = LeaderOutbox.collapse
+
+    def forget(outbox: LeaderOutbox, **how: bool) -> tuple[list[Part], int]:
+        dropped = collapse(outbox, **how)
+        for queue in (outbox.parts, *outbox.held.values()):
+            for part in islice(queue, outbox.sending_count if queue is outbox.sending else 0, None):
+                if isinstance(part.content, int):
+                    part.content = ShardMessages(part.shard, 0, ())
+        return dropped
+
+    with _replaced(LeaderOutbox, collapse=forget):
+        yield
 
 
 @contextmanager
@@ -340,6 +359,18 @@ def _pair_called_settled() -> AbstractContextManager[None]:
         return []
 
     return _replaced(InversePath, settle_pair=settle_pair)
+
+
+@contextmanager
+def _proofs_hold_for_every_shard() -> Iterator[None]:
+    """Let what any leader proves hold for all shards of the database, whoever sends their changes, if anybody does."""
+    proofs: dict[Inbox, _Proofs] = {}
+
+    def begin_stream(inbox: Inbox, leader: str) -> None:
+        inbox._proofs[leader] = proofs.setdefault(inbox, _Proofs())
+
+    with _replaced(Inbox, begin_stream=begin_stream, suspend=lambda *_: None):
+        yield
 
 
 def _lock_of_watchers_ignored() -> AbstractContextManager[None]:
@@ -445,6 +476,14 @@ VARIANTS: Final[Sequence[Variant]] = (
     Variant("pair called settled", _pair_called_settled, frozenset({"3", "6"}), _PAIRS_CUT),
     Variant("spool makes no room", _spool_makes_no_room, frozenset({"8"}), {"rush": 1}),
     Variant("tailer reads on", _tailer_reads_on, frozenset({"8"}), {"rush": 1}),
+    Variant("collapse forgets", _collapse_forgets, frozenset({"2"}), {"rush": 1}, acts=1, first=1, single_share=0.4),
+    Variant(
+        "proofs hold for every shard",
+        _proofs_hold_for_every_shard,
+        frozenset({"2", "staleness"}),
+        {"kill": 1, "cut server": 1},
+        first=14,
+    ),
     Variant("story never ends", _story_never_ends, frozenset({"8"}), {"lag": 1}, first=9),
     Variant("two watchers act at once", _lock_of_watchers_ignored, frozenset({"watchers"}), {"kill": 1}, _WATCHED),
     Variant(

@@ -31,6 +31,10 @@ class Leader:
         span = Span(1, H, after, numbers[-1] if numbers else after)
         self.publisher.publish_relay([ShardMessages(1, 1, messages)], [span], self._stored)
 
+    def pass_time(self) -> None:
+        while self.timers:
+            self.timers.pop(0)()
+
     def _stored(self) -> None:
         self.stored += 1
 
@@ -169,14 +173,18 @@ def test_times_and_positions_are_proved_only_once_the_tailer_has_linked_every_sh
     leader = Leader()
     deliveries = leader.subscribe(Position(1))
     leader.publisher.prove("db", 1_000, H, 30)
+    leader.pass_time()
     assert not deliveries[-1].proven
     assert not deliveries[-1].reached
     leader.relay(11)
+    leader.pass_time()
     assert deliveries[-1].proven == (("db", 1_000),)
     assert list(deliveries[-1].reached) == [(H, 30)]
     leader.publisher.prove("db", 2_000, H, 40)
+    leader.pass_time()
     assert list(deliveries[-1].reached) == [(H, 40)]
     leader.publisher.forget_proofs([1])
     before = len(deliveries)
     leader.publisher.prove("db", 3_000, H, 50)
+    leader.pass_time()
     assert len(deliveries) == before, "another leader may have received messages under a topology in between"

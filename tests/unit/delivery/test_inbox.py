@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from tao.delivery.inbox import Inbox
 from tao.model.changes import ObjectInvalidation, ShardMessages
 from tao.model.delivery import Delivery, Position, ShardDelivery
@@ -18,7 +20,7 @@ def versions(messages: list[ShardMessages]) -> list[int]:
 
 
 def subscribed() -> Inbox:
-    inbox = Inbox()
+    inbox = Inbox(lambda _: "db")
     assert inbox.positions_for([1]) == [Position(1)]
     assert inbox.receive(Delivery(1, (run(5, reset=True),))).resets == [1]
     return inbox
@@ -78,3 +80,80 @@ def test_a_refused_shard_keeps_its_position_for_the_next_leader() -> None:
     inbox = subscribed()
     assert inbox.receive(Delivery(2, (), (1,))).refused == [1]
     assert inbox.positions_for([1]) == [Position(1, "s", 5)]
+
+
+class CountingNumber(int):
+    """A shard number that counts how often it is compared with another one."""
+
+    comparisons = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountingNumber.comparisons += 1
+        return int(self) == other
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = int.__hash__
+
+
+def comparisons_of_a_first_delivery(shards: int) -> int:
+    numbers = [CountingNumber(shard) for shard in range(1_000, 1_000 + shards)]
+    inbox = Inbox(lambda _: "db")
+    inbox.positions_for(numbers)
+    parts = [run(0, reset=True, shard=CountingNumber(shard)) for shard in range(1_000, 1_000 + shards)]
+    CountingNumber.comparisons = 0
+    assert inbox.receive(Delivery(1, tuple(parts))).resets == numbers
+    return CountingNumber.comparisons - shards  # without those of this assertion
+
+
+def test_the_cost_of_a_first_delivery_grows_with_its_shards_and_not_with_their_square() -> None:
+    assert comparisons_of_a_first_delivery(400) <= 2 * comparisons_of_a_first_delivery(200) <= 10 * 400
+
+
+H: Final = "db@1:0-1"
+
+
+def at(sequence: int, reached: int, *, reset: bool = False, shard: int = 1) -> ShardDelivery:
+    messages = ShardMessages(shard, 1, ())
+    return ShardDelivery(Position(shard, "s", sequence, H, reached), reset, messages)
+
+
+def test_a_proven_position_continues_all_shards_that_were_confirmed_before_it() -> None:
+    inbox = Inbox(lambda _: "db")
+    inbox.begin_stream("leader")
+    inbox.positions_for([1, 2])
+    inbox.confirm("leader", inbox.receive(Delivery(1, (at(0, 10, reset=True),))).confirmed)
+    inbox.prove("leader", Delivery(2, reached=((H, 20), ("other", 99))))
+    inbox.confirm("leader", inbox.receive(Delivery(3, (at(0, 10, reset=True, shard=2),))).confirmed)
+    assert [position.reached for position in inbox.positions_for([1, 2])] == [20, 10]
+    inbox.prove("leader", Delivery(4, reached=((H, 30),)))
+    inbox.begin_stream("leader")
+    inbox.prove("leader", Delivery(1, reached=((H, 40),)))
+    assert [position.reached for position in inbox.positions_for([1, 2])] == [30, 30]
+
+
+def test_a_reset_to_an_earlier_position_is_not_raised_by_what_was_proved_before() -> None:
+    inbox = Inbox(lambda _: "db")
+    inbox.begin_stream("leader")
+    inbox.positions_for([1])
+    inbox.confirm("leader", inbox.receive(Delivery(1, (at(0, 10, reset=True),))).confirmed)
+    inbox.prove("leader", Delivery(2, reached=((H, 20),)))
+    inbox.confirm("leader", inbox.receive(Delivery(3, (at(0, 15, reset=True),))).confirmed)
+    assert inbox.positions_for([1]) == [Position(1, "s", 0, H, 15)]
+
+
+def test_a_proof_touches_no_shard() -> None:
+    inbox = Inbox(lambda _: "db")
+    inbox.begin_stream("leader")
+    inbox.positions_for(range(100))
+    parts = tuple(at(0, 10, reset=True, shard=shard) for shard in range(100))
+    inbox.confirm("leader", inbox.receive(Delivery(1, parts)).confirmed)
+    held = {shard: (inbox._positions[shard], inbox._joined[shard]) for shard in range(100)}
+    inbox.prove("leader", Delivery(2, proven=(("db", 5_000),), reached=((H, 20),)))
+    assert all(
+        inbox._positions[shard] is position and inbox._joined[shard] is joined
+        for shard, (position, joined) in held.items()
+    )
+    assert {inbox.proven_unix_ms(shard) for shard in range(100)} == {5_000}
+    assert {position.reached for position in inbox.positions_for(range(100))} == {20}

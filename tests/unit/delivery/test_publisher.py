@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from tao.delivery.publisher import Publisher
 from tao.delivery.settings import DeliverySettings
+from tao.delivery.subscription import Later
 from tao.model.changes import Message, ObjectInvalidation, ShardMessages
 from tao.model.delivery import Delivery, Position, Span
 from tao.model.errors import InternalError, Overloaded, ProtocolError
@@ -23,8 +25,10 @@ def batch(shard: int, *versions: int, epoch: int = 1) -> ShardMessages:
     return ShardMessages(shard, epoch, tuple(message(shard, version) for version in versions))
 
 
-def leader(*shards: int, settings: DeliverySettings = SETTINGS, incarnation: str = "run-1") -> Publisher:
-    publisher = Publisher(settings, incarnation, lambda _: "db-1")
+def leader(
+    *shards: int, settings: DeliverySettings = SETTINGS, incarnation: str = "run-1", later: Later | None = None
+) -> Publisher:
+    publisher = Publisher(settings, incarnation, lambda _: "db-1", None, later)
     for shard in shards:
         publisher.open_shard(shard, generation=1, version_epoch=1)
     return publisher
@@ -307,3 +311,98 @@ def test_proofs_from_before_a_topology_change_are_not_delivered_for_added_shards
     assert not deliveries[-1].proven, "another leader may have received messages in between"
     linked(publisher)
     assert deliveries[-1].proven == (("db-1", 4_500),)
+
+
+def test_a_subscription_of_many_shards_is_confirmed_in_pieces_at_different_turns_of_the_loop() -> None:
+    turns: list[Callable[[], None]] = []
+    bounds = replace(SETTINGS, max_delivery_shards=3)
+    publisher = leader(*range(1, 9), settings=bounds, later=lambda _, do: turns.append(do))
+    publisher.publish_relay((), [Span(shard, "db-1@1:0-1", 1, 1) for shard in range(1, 9)])
+    deliveries: list[Delivery] = []
+    publisher.subscribe("f", [Position(shard) for shard in range(1, 9)], deliveries.append)
+    assert [[part.position.shard for part in each.shards] for each in deliveries] == [[1, 2, 3]]
+    publisher.prove("db-1", 5_000)
+    publisher.publish(batch(1, 1))
+    publisher.publish(batch(8, 2))  # which confirms shard 8 ahead of its turn
+    assert [[part.position.shard for part in each.shards] for each in deliveries[1:]] == [[1], [8]]
+    for _ in range(4):
+        turns.pop(0)()
+    assert [[part.position.shard for part in each.shards] for each in deliveries[3:]] == [[4, 5, 6], [7], []]
+    assert [each.proven for each in deliveries if each.proven] == [(("db-1", 5_000),)]
+    assert not deliveries[-1].shards, "the time is proved once every shard is confirmed"
+
+
+def test_relays_that_link_many_shards_wake_each_subscriber_once() -> None:
+    publisher = leader(1, 2, 3)
+    deliveries: list[Delivery] = []
+    publisher.subscribe("f", [Position(shard) for shard in (1, 2, 3)], deliveries.append)
+    publisher.publish_relay((), [Span(shard, "db-1@1:0-1", 1, 1) for shard in (1, 2, 3)])
+    assert [[part.position.reached for part in each.shards] for each in deliveries] == [[0, 0, 0], [1, 1, 1]]
+
+
+class Timers:
+    """The later calls of a publisher: ``pass_time`` makes those that are due."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.due: list[tuple[float, Callable[[], None]]] = []
+
+    def later(self, seconds: float, do: Callable[[], None]) -> object:
+        self.due.append((self.now + seconds, do))
+        return None
+
+    def pass_time(self, seconds: float) -> None:
+        end = self.now + seconds
+        while due := sorted((each for each in self.due if each[0] <= end), key=lambda each: each[0]):
+            self.due.remove(due[0])
+            self.now = due[0][0]
+            due[0][1]()
+        self.now = end
+
+
+def test_the_proofs_of_all_databases_reach_a_subscriber_in_one_delivery_a_second() -> None:
+    timers = Timers()
+    publisher = Publisher(SETTINGS, "run-1", lambda shard: f"db-{shard}", None, timers.later)
+    for shard in range(30):
+        publisher.open_shard(shard, 1, 1)
+    publisher.publish_relay((), [Span(shard, f"db-{shard}@1:0-1", 1, 1) for shard in range(30)])
+    deliveries: list[Delivery] = []
+    publisher.subscribe("f", [Position(shard) for shard in range(30)], deliveries.append)
+    timers.pass_time(5)
+    deliveries.clear()
+    for second in range(1, 11):
+        for shard in range(30):
+            publisher.prove(f"db-{shard}", 1_000 * second + shard, f"db-{shard}@1:0-1", second)
+            timers.pass_time(0.005)
+        timers.pass_time(0.85)
+        assert len(deliveries) == second
+        proven = tuple((f"db-{shard}", 1_000 * second + shard) for shard in range(30))
+        assert deliveries[-1].proven == proven
+        assert deliveries[-1].reached == tuple((f"db-{shard}@1:0-1", second) for shard in range(30))
+
+
+def test_proofs_that_come_all_the_time_are_delivered_once_a_second() -> None:
+    timers = Timers()
+    publisher = linked(leader(1, later=timers.later))
+    deliveries: list[Delivery] = []
+    publisher.subscribe("f", [Position(1)], deliveries.append)
+    deliveries.clear()
+    for tick in range(1, 101):
+        publisher.prove("db-1", tick)
+        timers.pass_time(0.1)
+    assert len(deliveries) == 10
+    timers.pass_time(1)
+    assert deliveries[-1].proven == (("db-1", 100),)
+    timers.pass_time(100)
+    assert len(deliveries) == 11, "nothing new is proved"
+
+
+def test_a_proof_that_no_longer_holds_when_it_is_due_is_not_delivered() -> None:
+    timers = Timers()
+    publisher = linked(leader(1, later=timers.later))
+    deliveries: list[Delivery] = []
+    publisher.subscribe("f", [Position(1)], deliveries.append)
+    publisher.prove("db-1", 5_000)
+    publisher.forget_proofs([1])
+    timers.pass_time(3)
+    assert not any(each.proven for each in deliveries)

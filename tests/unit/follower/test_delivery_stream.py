@@ -10,12 +10,13 @@ from tao.cache import CacheSettings, GraphCache
 from tao.follower.subscriptions import DeliveryStream, Subscriptions, SubscriptionSettings
 from tao.model.changes import ObjectInvalidation, ShardMessages
 from tao.model.delivery import Delivery, Position, ShardDelivery
+from tao.model.errors import Unavailable
 from tao.model.topology import CacheServer, Topology
 from tao.observability.logs import logger
 from tao.serving.configuration import Configuration
 from tao.serving.forward_path import WriteThrough
 from tao.serving.server import SchemaArenas
-from tao.wire.convert import delivery_to_pb
+from tao.wire.convert import delivery_to_pb, error_to_pb
 from tao.wire.frames_server import FrameServer
 from tao.wire.identity import Credentials
 from tao.wire.links import Links, LinkSettings
@@ -94,7 +95,7 @@ class DeliveringLeader:
 async def test_one_acknowledgement_covers_many_deliveries_and_needs_no_further_one() -> None:
     leader = DeliveringLeader()
     settings = SubscriptionSettings(acknowledge_seconds=0.01, acknowledge_messages=4)
-    series = DeliveryStream(leader, "near-1", [], leader.apply, settings)
+    series = DeliveryStream(leader, "near-1", [], lambda _: [], leader.apply, settings)
     for number in range(1, 7):
         leader.deliver(number)
     assert leader.acknowledged == [4]
@@ -105,3 +106,37 @@ async def test_one_acknowledgement_covers_many_deliveries_and_needs_no_further_o
     await asyncio.sleep(0.02)
     assert leader.acknowledged == [4, 6]
     assert leader.applied == [1, 2, 3, 4, 5, 6, 7]
+
+
+class AskedLeader:
+    """The link of one series: the shards of each request, and how it is answered."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[list[int], int]] = []
+        self.answers: list[AnswerHandler] = []
+
+    def send(self, request: pb.Request, timeout_seconds: float, on_answer: AnswerHandler) -> None:
+        if request.HasField("subscribe"):
+            shards = [position.shard for position in request.subscribe.positions]
+            self.asked.append((shards, request.subscribe.series))
+            self.answers.append(on_answer)
+
+
+async def test_many_shards_are_asked_for_in_pieces_one_after_the_other() -> None:
+    leader = AskedLeader()
+    settings = SubscriptionSettings(subscribe_shards=3)
+    stream = DeliveryStream(
+        leader, "near-1", range(8), lambda shards: [Position(each) for each in shards], lambda _: set(), settings
+    )
+    stream.ask_again()
+    assert leader.asked == [([0, 1, 2], 0)], "the number of the series is not known yet"
+    leader.answers[0](pb.Answer(number=7, more=True, delivery=delivery_to_pb(Delivery(1))))
+    leader.answers[0](pb.Answer(number=7, more=True, delivery=delivery_to_pb(Delivery(2))))
+    assert leader.asked[1:] == [([3, 4, 5], 7)]
+    leader.answers[1](pb.Answer(applied=pb.Applied()))
+    assert leader.asked[2:] == [([6, 7], 7)]
+    leader.answers[2](pb.Answer(error=error_to_pb(Unavailable("busy"))))
+    assert len(leader.asked) == 3
+    stream.ask_again()
+    assert leader.asked[3:] == [([6, 7], 7)]
+    stream.close()

@@ -6,8 +6,9 @@ from math import inf
 
 import pytest
 
+from tao.delivery.inbox import Inbox
 from tao.follower.subscriptions import Freshness
-from tao.model.delivery import Span
+from tao.model.delivery import Delivery, Span
 from tao.model.errors import StaleRead, Unavailable
 from tao.model.writes import AssocAdd
 from tao.runtime.clock import LoopClock
@@ -21,22 +22,28 @@ HOSTED = frozenset(range(4))
 
 
 class Known:
-    """Shards 0 and 1 are of ``db-0``, 2 and 3 of ``db-1``; ``lost`` are told no more."""
+    """Shards 0 and 1 are of ``db-0``, 2 and 3 of ``db-1``; ``leader-1`` sends 0 and 2, ``leader-2`` 1 and 3."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.lost: set[int] = set()
-        self.freshness = Freshness(self.clock.unix_ms, lambda shard: f"db-{shard // 2}")
-        self.freshness.note_confirmed("leader-1", (0, 2))
-        self.freshness.note_confirmed("leader-2", (1, 3))
+        self.inbox = Inbox(database_of)
+        self.inbox.positions_for(HOSTED)
+        self.freshness = Freshness(self.clock.unix_ms, database_of, self.inbox.proven_unix_ms)
+        for leader, shards in (("leader-1", (0, 2)), ("leader-2", (1, 3))):
+            self.inbox.begin_stream(leader)
+            self.inbox.confirm(leader, shards)
 
     def note_proven(self, leader: str, *databases: str) -> None:
         """As of now."""
-        proven = [(database, self.clock.unix_ms()) for database in databases]
-        self.freshness.note_proven(leader, proven, lambda shard: shard not in self.lost)
+        proven = tuple((database, self.clock.unix_ms()) for database in databases)
+        self.inbox.prove(leader, Delivery(1, proven=proven))
 
     def ages(self) -> list[float]:
         return [self.freshness.staleness_ms(shard) for shard in range(4)]
+
+
+def database_of(shard: int) -> str:
+    return f"db-{shard // 2}"
 
 
 def test_a_proof_counts_for_the_leader_s_own_shards_of_that_database() -> None:
@@ -55,40 +62,63 @@ def test_without_proofs_the_bound_grows_and_older_proofs_do_not_raise_it() -> No
     proven = known.clock.unix_ms()
     known.clock.now += 30
     assert known.ages()[0] == 30_000
-    known.freshness.note_proven("leader-1", [("db-0", proven - 1)], lambda _: True)
+    known.inbox.prove("leader-1", Delivery(2, proven=(("db-0", proven - 1),)))
     assert known.ages()[0] == 30_000
 
 
 def test_a_shard_whose_leader_sends_no_more_keeps_its_time() -> None:
     known = Known()
     known.note_proven("leader-1", "db-0")
-    known.lost.add(0)
+    known.inbox.suspend((0,))
     known.clock.now += 1
     known.note_proven("leader-1", "db-0")
     assert known.ages()[0] == 1_000
-    known.lost.clear()
+    known.inbox.confirm("leader-1", (0,))
+    assert known.ages()[0] == 1_000, "what was proved meanwhile says nothing about this shard"
     known.note_proven("leader-1", "db-0")
     assert known.ages()[0] == 0
+
+
+def test_a_proof_of_the_same_time_holds_for_the_shards_confirmed_in_between() -> None:
+    known = Known()
+    known.note_proven("leader-1", "db-0")
+    known.inbox.confirm("leader-1", (1,))
+    assert known.ages()[1] == inf
+    known.note_proven("leader-1", "db-0")
+    assert known.ages()[1] == 0
 
 
 def test_no_leader_is_trusted_for_a_moved_shard_before_the_new_one_confirms_it() -> None:
     known = Known()
     known.note_proven("leader-1", "db-0")
     known.note_proven("leader-2", "db-0")
-    known.freshness.follow(lambda _: "leader-2", HOSTED)
+    known.inbox.suspend((0,))
     known.clock.now += 1
     known.note_proven("leader-1", "db-0")
     known.note_proven("leader-2", "db-0")
     assert known.ages()[:2] == [1_000, 0]
-    known.freshness.note_confirmed("leader-2", [0])
+    known.inbox.confirm("leader-2", [0])
     known.note_proven("leader-2", "db-0")
     assert known.ages()[0] == 0
+
+
+def test_a_new_stream_of_a_leader_proves_nothing_of_shards_that_it_has_not_confirmed_in_it() -> None:
+    known = Known()
+    known.note_proven("leader-1", "db-0", "db-1")
+    known.inbox.begin_stream("leader-1")
+    known.inbox.confirm("leader-1", (2,))
+    known.clock.now += 1
+    known.note_proven("leader-1", "db-0", "db-1")
+    assert known.ages() == [1_000, inf, 0, inf]
+    known.inbox.end_stream("leader-1")
+    assert known.ages() == [1_000, inf, 0, inf]
 
 
 def test_shards_that_are_not_hosted_any_more_are_forgotten() -> None:
     known = Known()
     known.note_proven("leader-1", "db-0", "db-1")
-    known.freshness.follow(lambda shard: f"leader-{1 + shard % 2}", frozenset({2}))
+    for shard in (0, 1, 3):
+        known.inbox.forget(shard)
     assert known.ages() == [inf, inf, 0, inf]
 
 
@@ -153,7 +183,7 @@ async def test_a_batch_is_read_from_the_master_only_where_it_is_too_old(region: 
     other = make_id(64, 2)
     await near.read(obj_ids=[A])
     await near.read(obj_ids=[other])
-    near.subscriptions.freshness.follow(lambda _: "leader-1", frozenset({0}))
+    near.subscriptions._inbox.forget(2)
     before = len(store.reads)
     batch = pb.ReadBatch(obj_ids=[A, other], max_staleness_ms=3_600_000)
     answer = (await near.ask(pb.Request(read=batch))).read

@@ -1,22 +1,24 @@
-"""Heartbeat rows: one per database, in the lowest shard owned there, without waiting for other databases."""
+"""Heartbeat rows: one per database and second, in the lowest shard owned there, without waiting for other databases."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+import msgspec
 import pytest
 
 from tao.delivery.publisher import Publisher
 from tao.delivery.settings import DeliverySettings
 from tao.leader.heartbeats import Heartbeats, HeartbeatSettings
-from tao.model.errors import MasterReadOnly
+from tao.model.errors import MasterReadOnly, SettingsError
+from tao.model.topology import Topology
 from tao.observability.logs import logger
 from tao.serving.configuration import Configuration
 from tests.rigs.leader_rig import SCHEMA, make_topology
 from tests.rigs.links_rig import MemoryLinks
 from tests.rigs.memory_store import MemoryStore
-from tests.rigs.pacing import ManualClock, Tasks, until
+from tests.rigs.pacing import ManualClock, Tasks, quiet, until
 from tests.rigs.server_context import make_context
 
 
@@ -24,26 +26,46 @@ def database_of(shard: int) -> str:
     return f"db-{shard // 2}"
 
 
+def two_databases(*leaders: str, homes: dict[int, tuple[str, ...]] | None = None) -> Topology:
+    """Return a topology of the leaders, with shards 0 and 1 in ``db-0``, 2 and 3 in ``db-1``. ``homes``: shards that
+    are not the first leader's."""
+    topology = make_topology(leader_servers=leaders, leaders=homes)
+    (database,) = topology.databases
+    databases = tuple(
+        msgspec.structs.replace(database, name=f"db-{number}", shards=((2 * number, 2 * number + 1),))
+        for number in range(2)
+    )
+    return msgspec.structs.replace(topology, databases=databases)
+
+
 class Rig:
     """Heartbeats of a leader; shards 0 and 1 belong to ``db-0``, 2 and 3 to ``db-1``."""
 
-    def __init__(self) -> None:
-        self.store = MemoryStore(4, database_of)
+    def __init__(self, name: str = "leader-1", topology: Topology | None = None, store: MemoryStore | None = None):
+        self.name = name
+        self.store = store or MemoryStore(4, database_of)
         self.owned = {0, 1, 2, 3}
         self.clock = ManualClock()
         context = make_context(
-            Configuration(make_topology(), SCHEMA, logger("test")),
-            MemoryLinks("leader-1").as_links(),
+            Configuration(topology or two_databases("leader-1"), SCHEMA, logger("test")),
+            MemoryLinks(name).as_links(),
             Tasks(),
-            name="leader-1",
+            name=name,
             clock=self.clock,
         )
-        publisher = Publisher(DeliverySettings(), "leader-1/1", database_of)
-        settings = HeartbeatSettings(interval_seconds=0.001)
+        publisher = Publisher(DeliverySettings(), f"{name}/1", database_of)
+        settings = HeartbeatSettings(interval_seconds=0.002, takeover_seconds=0.001)
         self.heartbeats = Heartbeats(context, self.store, lambda: self.owned, publisher, settings)
 
     def start(self) -> None:
         self.running = asyncio.create_task(self.heartbeats.run())
+        self.ticking = asyncio.create_task(self.tick())
+
+    async def tick(self) -> None:
+        """Let time go on."""
+        while True:
+            await asyncio.sleep(0)
+            self.clock.now += 0.001
 
     def shards(self) -> set[int]:
         return {shard for shard, _, _ in self.store.heartbeats}
@@ -53,8 +75,9 @@ class Rig:
 async def rig() -> AsyncIterator[Rig]:
     made = Rig()
     yield made
-    made.running.cancel()
-    await asyncio.wait((made.running,))
+    for task in (made.running, made.ticking):
+        task.cancel()
+    await asyncio.wait((made.running, made.ticking))
 
 
 async def test_each_database_has_a_row_in_the_lowest_shard_owned_there(rig: Rig) -> None:
@@ -62,21 +85,22 @@ async def test_each_database_has_a_row_in_the_lowest_shard_owned_there(rig: Rig)
     rig.start()
     await until(lambda: len(rig.store.heartbeats) >= 6)
     assert rig.shards() == {1, 2}
-    assert set(rig.store.heartbeats) == {(shard, "leader-1", rig.clock.unix_ms()) for shard in (1, 2)}
+    assert {writer for _, writer, _ in rig.store.heartbeats} == {"leader-1"}
 
 
 async def test_a_row_has_the_time_before_its_transaction_began(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     inner = rig.store.write_heartbeat
-    began = rig.clock.unix_ms()
+    began: list[int] = []
 
     async def slow(shard: int, writer: str, unix_ms: int, *, timeout_seconds: float) -> bool:
+        began.append(rig.clock.unix_ms())
         rig.clock.now += 10
         return await inner(shard, writer, unix_ms, timeout_seconds=timeout_seconds)
 
     monkeypatch.setattr(rig.store, "write_heartbeat", slow)
     rig.start()
     await until(lambda: rig.store.heartbeats)
-    assert rig.store.heartbeats[0][2] == began
+    assert rig.store.heartbeats[0][2] == began[0]
 
 
 async def test_a_read_only_database_does_not_affect_others_and_gets_its_row_once_it_accepts_writes(rig: Rig) -> None:
@@ -123,3 +147,77 @@ async def test_each_heartbeat_reports_whether_commits_of_its_database_wait_for_a
     assert rig.heartbeats.statuses["db-0"].waits_for_replica is False
     rig.store.waits_for_replica = True
     await until(lambda: rig.heartbeats.statuses["db-0"].waits_for_replica)
+
+
+class Region:
+    """Several leaders over one store. Each ``step`` is half a second; a row arrives at all leaders in the next one."""
+
+    def __init__(self, topology: Topology, *names: str) -> None:
+        self.store = MemoryStore(4, database_of)
+        self.leaders = {name: Rig(name, topology, self.store) for name in names}
+        for rig in self.leaders.values():
+            rig.heartbeats._settings = HeartbeatSettings()  # type: ignore[misc]
+        self.dead: set[str] = set()
+
+    async def steps(self, count: int) -> list[tuple[str, int]]:
+        """Return the writer and the shard of each row written in so many steps."""
+        before = len(self.store.heartbeats)
+        for _ in range(count):
+            arrived = list(self.store.heartbeats)
+            for name, rig in self.leaders.items():
+                rig.clock.now += 0.5
+                for shard, _, unix_ms in arrived:
+                    rig.heartbeats.heard(database_of(shard), unix_ms)
+                if name not in self.dead:
+                    rig.heartbeats._write_due()
+            await quiet()
+        return [(writer, shard) for shard, writer, _ in self.store.heartbeats[before:]]
+
+
+THREE = ("leader-1", "leader-2", "leader-3")
+
+
+async def test_one_leader_writes_the_rows_of_a_database_while_the_others_hear_of_them() -> None:
+    region = Region(two_databases(*THREE, homes={0: ("leader-2",), 2: ("leader-3",)}), *THREE)
+    await region.steps(2)  # each writes one when it starts
+    assert sorted(await region.steps(20)) == [("leader-2", 0)] * 10 + [("leader-3", 2)] * 10
+
+
+async def test_the_next_leader_writes_the_rows_when_the_first_is_gone_and_yields_when_it_is_back() -> None:
+    region = Region(two_databases(*THREE), *THREE)
+    await region.steps(4)
+    region.dead.add("leader-1")
+    rows = await region.steps(21)
+    assert {writer for writer, _ in rows} == {"leader-2"}
+    assert len(rows) >= 2 * 6, "a row of each database in every one and a half seconds"
+    region.dead.add("leader-2")
+    assert {writer for writer, _ in await region.steps(20)} == {"leader-3"}
+    region.dead.clear()
+    await region.steps(2)
+    assert {writer for writer, _ in await region.steps(20)} == {"leader-1"}
+
+
+async def test_leaders_that_hear_of_no_row_write_them_themselves() -> None:
+    """The tailer of their region is away, and other regions still read the rows."""
+    region = Region(two_databases(*THREE), *THREE)
+    for rig in region.leaders.values():
+        rig.heartbeats.heard = lambda *_: None  # type: ignore[method-assign]
+    assert {writer for writer, _ in await region.steps(20)} == set(THREE)
+
+
+async def test_a_leader_that_hears_of_another_s_row_knows_its_age_and_not_whether_commits_wait() -> None:
+    rig = Rig()
+    rig.heartbeats._write_due()
+    await quiet()
+    assert rig.heartbeats.statuses["db-0"].waits_for_replica is False
+    rig.clock.now += 5
+    rig.heartbeats.heard("db-0", rig.clock.unix_ms())
+    beats = rig.heartbeats.summary()["heartbeats"]
+    assert isinstance(beats, dict)
+    assert beats["db-0"] == {"age_seconds": 0.0, "trouble": "", "waits_for_replica": None}
+    assert beats["db-1"]["age_seconds"] == 5.0
+
+
+def test_the_pause_between_two_leaders_must_fit_in_the_interval() -> None:
+    with pytest.raises(SettingsError, match="takeover_seconds is 2"):
+        HeartbeatSettings(interval_seconds=1.0, takeover_seconds=2.0)

@@ -62,8 +62,8 @@ class Leaders:
 
 
 class Rig:
-    def __init__(self, settings: OutboxSettings = QUICK) -> None:
-        self.leaders = Leaders()
+    def __init__(self, settings: OutboxSettings = QUICK, leaders: Leaders | None = None) -> None:
+        self.leaders = leaders or Leaders()
         self.routes = Routes(make_topology(leaders=BOTH))
         self.next_routes: Routes | None = None
         self.acknowledged: list[str] = []
