@@ -107,8 +107,9 @@ class ScaleFigures:
             yield at_most("delivery p99 beside a slow leader, as a multiple", self.slow_leader.ratio, 1.2)
         if "shards" in self.follower:
             yield at_most("share of a core of an idle follower", self._idle_share("follower", ""), 0.02)
-            half = self.follower["shards"].proof_seconds or self.follower[""].proof_seconds
-            yield at_most("cost of a proof with twice the shards", self.follower[""].proof_seconds / half, 1.25)
+            half, full = (self.follower[each].proof_seconds for each in ("shards", ""))
+            # What is too little to be measured does not grow.
+            yield at_most("cost of a proof with twice the shards, as a multiple", full / half if half else 1.0, 1.25)
         if "" in self.cold_start:
             yield at_most("cold start of a follower, seconds of CPU time", self.cold_start[""].cpu_seconds, 0.2)
             yield at_most("cold start of a follower, longest block in ms", 1000 * self.cold_start[""].block_seconds, 20)

@@ -198,7 +198,7 @@ async def measure_follower(bench: Bench) -> RoleFigures:
         return RoleFigures(
             resident_mb=resident_mb(pid),
             base_share=base,
-            proof_seconds=max(0.0, proving - base) / rate,
+            proof_seconds=max(0.0, proving - base) / max(1.0, rate),
             writing_share=max(0.0, writing - base),
             changes={each.name: await subject.change(each, lambda _: None) for each in bench.changes},
         )

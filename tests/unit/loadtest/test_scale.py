@@ -109,4 +109,4 @@ def test_what_more_than_doubles_is_named_and_noise_is_not() -> None:
     aims = {(aim.aim, aim.shape): aim for aim in found.aims()}
     assert aims["costs that grow faster than linearly", ""].value == 2
     assert not aims["shards touched at a follower, of those that moved", LOST_LEADER.name].met
-    assert aims["cost of a proof with twice the shards", ""].met
+    assert aims["cost of a proof with twice the shards, as a multiple", ""].met
