@@ -1,6 +1,6 @@
 """A real tailer on a real database, with four stub leaders of which one takes a second for each relay.
 
-Every leader gets objects of 64 KB at the same pace. What is measured is how long a commit takes to reach the leaders
+Every leader gets objects of 128 KB at the same pace. What is measured is how long a commit takes to reach the leaders
 that are not slow. Objects are large, so that seconds fill what a tailer may hold back.
 """
 
@@ -43,7 +43,7 @@ from tao.wire.v1 import session_pb2 as pb
 _SHAPE: Final = InstallationShape(shards=16, leaders=4, followers_per_leader=1, tiers=1, databases=1)
 _DATABASE: Final = "db-1"
 _SLOW_SECONDS: Final = 1.0
-_OBJECT_BYTES: Final = 64 << 10
+_OBJECT_BYTES: Final = 128 << 10
 _COMMITS_PER_SECOND: Final = 50
 _NOW_MS: Final = 1_700_000_000_000
 _LOOK_SECONDS: Final = 0.02
