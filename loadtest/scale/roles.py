@@ -190,6 +190,7 @@ async def measure_follower(bench: Bench) -> RoleFigures:
         admin = addresses[FOLLOWER].admin
         pid = await stack.enter_async_context(running("follower", bench.settings(FOLLOWER), admin, bench.folder))
         subject = _Subject(bench, pid, admin, topology, lambda now: set(range(now.shards)), lambda: stubs.positions)
+        await _calm(lambda: stubs.positions)
         base = subject.base_share = await subject.share()
         sent, began = stubs.sent, time.monotonic()
         proving = await subject.share(stubs.prove(_PROOFS_PER_SECOND))
@@ -231,6 +232,7 @@ async def measure_leader(bench: Bench, *, all_subscribe_again: bool) -> RoleFigu
         )
         async with _relaying(tailers, _RELAY_SECONDS):
             await asyncio.sleep(2 * _RELAY_SECONDS)  # the tailers say where all shards continue
+        await _calm(lambda: _sum(subscribers, "deliveries"))
         base = subject.base_share = await subject.share()
         async with _relaying(tailers, _RELAY_SECONDS):
             relays, deliveries = _sum(tailers, "relays"), _sum(subscribers, "deliveries")
@@ -263,6 +265,20 @@ async def measure_leader(bench: Bench, *, all_subscribe_again: bool) -> RoleFigu
             writing_share=max(0.0, writing - base),
             changes=changes,
         )
+
+
+async def _calm(activity: Callable[[], int]) -> None:
+    """Wait until a counter stands still, so that what came before is not measured, or until patience is at its end."""
+    last = -1
+
+    async def stands_still() -> bool:
+        nonlocal last
+        before, last = last, activity()
+        return before == last
+
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            await until(stands_still, _QUIET_SECONDS)
 
 
 def _sum(stubs: list[Any], counter: str) -> int:  # Any: tailers or subscribers
