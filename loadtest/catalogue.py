@@ -9,11 +9,12 @@ from loadtest.faults import chaos, converge, master_lost, recovery, rolling_rest
 from loadtest.peers import scenario as peers
 from loadtest.published import run as published
 from loadtest.research import locality
+from loadtest.scale import scenario as scale
 from loadtest.scenario import Scenario
 
 _MODULES = (
     *(cached_reads, stream, misses, hot_key, memory, writes, spool, tailer_throughput, geo, converge, master_lost),
-    *(whale, load, published, peers, herd, storm, capacity, locality, chaos, rolling_restart, recovery),
+    *(whale, load, published, peers, herd, storm, capacity, locality, chaos, rolling_restart, recovery, scale),
 )
 
 

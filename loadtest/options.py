@@ -112,12 +112,14 @@ CONTESTANT: Final = Option("--only", "Measure only this contestant; may be repea
 EDGES: Final = Option("--edges", "Edges of the list.", int, 25_000, 20_000_000)
 FAULT: Final = Option("--fault", "Inject only this kind of fault; may be repeated.", str, multiple=True)
 FOLLOWERS: Final = Option("--followers", "Followers of the tier that is asked.", int, 1, 16)
+FOLLOWERS_PER_LEADER: Final = Option("--followers-per-leader", "Followers of the model for each leader.", int, 1, 100)
 FOLLOWER_COUNTS: Final = Option("--followers", "Followers of a tier; may be repeated.", int, 1, 16, multiple=True)
 GROWTHS: Final = Option(
     "--growths", "Multiple of the data; may be repeated, in ascending order.", int, 1, 1_000, multiple=True
 )
 LINK_CUTS: Final = Option("--link-cuts", "Times that the link between the regions is cut and healed.", int, 0, 1_000)
 LOGS: Final = Option("--logs", "Copy the servers' logs to this folder.", click.Path(file_okay=False, path_type=Path))
+MODEL_PART: Final = Option("--part", "Measure only this part of the model; may be repeated.", str, multiple=True)
 NODES: Final = Option("--nodes", "Objects of the graph.", int, 100, 5_000_000)
 OBJECTS: Final = Option("--objects", "Objects before the data grows.", int, 100, 1_000_000)
 OVERLAPPING: Final = Option("--overlapping", "Inject two faults at a time.", bool)
