@@ -82,11 +82,11 @@ class Regions:
     def sent(self, sender: str, to: str) -> int:
         return sum(request.HasField("write") for request in self.links[sender][f"leader-{to}"].sent)
 
-    async def write(self, through: str) -> TaoError | None:
+    async def write(self, through: str, *, within_ms: int = DEADLINE_MS) -> TaoError | None:
         """Write an edge as a follower of that region does; return the error."""
         answers: list[pb.Answer] = []
         batch = pb.WriteBatch(writes=[write_to_pb(AssocAdd(A, COMMENT, B, 1, b""))])
-        request = pb.Request(write=batch, deadline_ms=DEADLINE_MS)
+        request = pb.Request(write=batch, deadline_ms=within_ms)
         self.leaders[through].service.handle(request, MemoryReply(answers.append, peer=f"{through}-near-1"))
         await until(lambda: answers)
         (result,) = answers[-1].write.results
@@ -145,7 +145,7 @@ async def test_a_write_that_no_region_takes_fails_with_its_cause_and_not_with_an
     if newer == "west":
         await regions.learn("west", 3, "east")
         regions.leaders["west"].ownership.want(())
-    error = await regions.write("east")
+    error = await regions.write("east", within_ms=1_000)
     assert isinstance(error, NotMine), error
     assert error.topology_version == (1 if newer == "east" else 3)
     assert regions.sent("west", "east") == 0
