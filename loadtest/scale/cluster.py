@@ -20,11 +20,12 @@ import msgspec
 
 from loadtest.conditions import until, within
 from loadtest.faults.recovery import last_promotion
-from loadtest.open_loop import Samples, sample_at_rate
+from loadtest.latencies import Latencies
+from loadtest.open_loop import sample_at_rate
+from loadtest.region_cluster import MASTER, RegionCluster, region_cluster
 from loadtest.rounds import cpu_seconds
 from loadtest.scale.processes import resident_mb
 from loadtest.target import pids_of
-from loadtest.two_regions import MASTER, TwoRegions, two_regions
 from tao.admin.server_stats import server_stats
 from tao.client import Graph
 from tao.devcluster.database_program import Durability
@@ -43,6 +44,7 @@ _DATABASE: Final = f"{MASTER}-db-1"
 _MEASURED: Final = (_KEPT, f"{MASTER}-follower-1a", _TAILER, f"{MASTER}-watcher-1", _DATABASE)
 _ACKNOWLEDGED: Final = re.compile(r'^\w*relays_total\{[^}]*outcome="acknowledged"[^}]*\} (\S+)$', re.MULTILINE)
 _OBJECTS: Final = 2_000
+_WRITES: Final = "writes"
 _STATEMENT_SECONDS: Final = 2.5
 """Long enough for whatever a leader asks of its database each second."""
 _LOOK_SECONDS: Final = 0.02
@@ -106,7 +108,7 @@ async def measure_cluster(
         start_seconds=_START_SECONDS,
     )
     async with AsyncExitStack() as stack:
-        regions = await stack.enter_async_context(two_regions(settings, step))
+        regions = await stack.enter_async_context(region_cluster(settings, step))
         await ask_line(regions.cluster.line_control, SetRoundTrip(_RTT_MS))
         graph = await regions.graph(MASTER, "tier-1", stack, _TIMEOUT_SECONDS)
         return await _Cluster(regions, graph, seconds, step).measured(shards, writes_per_second)
@@ -115,7 +117,7 @@ async def measure_cluster(
 class _Cluster:
     """The steps, of which each changes the cluster for the next ones."""
 
-    def __init__(self, regions: TwoRegions, graph: Graph, seconds: float, step: Callable[[str], None]) -> None:
+    def __init__(self, regions: RegionCluster, graph: Graph, seconds: float, step: Callable[[str], None]) -> None:
         self._regions: Final = regions
         self._cluster: Final = regions.cluster
         self._graph: Final = graph
@@ -129,14 +131,17 @@ class _Cluster:
         self._step("idle")
         idle, two_leaders = await self._used(pids, asyncio.sleep(self._seconds))
         self._step(f"{writes_per_second:g} writes a second")
-        samples, count = Samples(), 0
+        latencies, count = Latencies(), 0
 
         async def write() -> None:
             nonlocal count
             count += 1
             await self._graph.obj_update(ids[count % len(ids)], {"home": str(count)})
 
-        writing, _ = await self._used(pids, sample_at_rate(writes_per_second, self._seconds, [write], samples))
+        writing, _ = await self._used(
+            pids, sample_at_rate(writes_per_second, self._seconds, [write], latencies, _WRITES)
+        )
+        written = latencies.summary(_WRITES)
         use = {
             name: ServerUse(
                 resident_mb=resident_mb(pids[name]), idle_share=idle[name], writing_share=writing[name] - idle[name]
@@ -151,8 +156,8 @@ class _Cluster:
         return ClusterFigures(
             shards=shards,
             use=use,
-            writes_per_second=len(samples.seconds) / self._seconds,
-            failed_writes=samples.failed,
+            writes_per_second=written.count / self._seconds if written is not None else 0.0,
+            failed_writes=latencies.failed[_WRITES],
             relays_with_one_leader=one_leader,
             relays_with_two_leaders=two_leaders / 2,
             longest_statement_bytes=length,
