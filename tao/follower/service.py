@@ -132,9 +132,10 @@ class UnaryPath:
         self._under_way = 0
 
     def handle(self, request: pb.Request, reply: Reply) -> None:
-        """Serve the call here, or relay it. Raises `Overloaded` when too many calls are being relayed."""
+        """Serve the call here, or relay it. Raises `Overloaded` when too many calls are being relayed, and
+        `DeadlineExceeded` when there is too little time to ask another server."""
         if request.settle_first or request.settle_shards_first:
-            self._spawn(self._settle_and_handle(request, reply))
+            self._spawn(self._settle_and_handle(request, reply, self._until(request)))
             return
         shard = home_shard(request)
         candidates = () if shard is None else self._candidates(shard)
@@ -143,11 +144,15 @@ class UnaryPath:
             return
         if self._under_way >= self._settings.max_relayed:
             raise Overloaded(f"{self._under_way} calls are under way to other followers, which is the bound")
-        self._spawn(self._relay(request, candidates, reply))
+        self._spawn(self._relay(request, candidates, reply, self._until(request)))
 
-    async def _settle_and_handle(self, request: pb.Request, reply: Reply) -> None:
+    def _until(self, request: pb.Request) -> float:
+        """Return the time until which to work on a request. Raises `DeadlineExceeded`, before a task exists in which
+        nobody would report it."""
+        return self._clock.monotonic() + work_seconds(request.deadline_ms)
+
+    async def _settle_and_handle(self, request: pb.Request, reply: Reply, until: float) -> None:
         """Have the inverses written that the token names as pending in the list, then read it from the master."""
-        until = self._clock.monotonic() + work_seconds(request.deadline_ms)
         task = asyncio.current_task()
         assert task is not None, "run by the spawner, as a task"
         reply.on_close(lambda: _stop(task))
@@ -189,8 +194,9 @@ class UnaryPath:
         servers.sort(key=lambda server: server.down or self._links.is_down(server))
         return tuple(servers[: self._settings.max_servers_asked])
 
-    async def _relay(self, request: pb.Request, candidates: tuple[CacheServer, ...], reply: Reply) -> None:
-        until = self._clock.monotonic() + work_seconds(request.deadline_ms)
+    async def _relay(
+        self, request: pb.Request, candidates: tuple[CacheServer, ...], reply: Reply, until: float
+    ) -> None:
         task = asyncio.current_task()
         assert task is not None, "run by the spawner, as a task"
         reply.on_close(lambda: _stop(task))

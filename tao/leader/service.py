@@ -167,12 +167,11 @@ class WriteRequests:
             return
         for shard in coordinating_shards(request.settle_pairs):
             self._ownership.row(shard)
-        self._spawn(self._settle_pairs(request, reply))
+        self._spawn(self._settle_pairs(request, reply, self._clock.monotonic() + work_seconds(request.deadline_ms)))
 
-    async def _settle_pairs(self, request: pb.Request, reply: Reply) -> None:
+    async def _settle_pairs(self, request: pb.Request, reply: Reply, deadline: float) -> None:
         answer = pb.SettledPairs()
         is_operator = reply.peer.role == "operator"
-        deadline = self._clock.monotonic() + work_seconds(request.deadline_ms)
         for pair in request.settle_pairs.pairs:
             intent = IntentRow(pair.low_id, pair.high_id, tuple(pair.atypes), pair.token, self._clock.unix_ms())
             try:

@@ -216,3 +216,16 @@ async def test_relayed_calls_are_bounded_and_end_with_their_callers() -> None:
     await asyncio.wait(stage.tasks)
     stage.path.handle(READ, FakeReply())  # type: ignore[arg-type]
     stage.tasks[-1].cancel()
+
+
+@pytest.mark.parametrize("settles", [False, True])
+async def test_a_call_without_time_for_another_server_is_refused_before_a_task_exists_that_nobody_hears(
+    settles: bool,
+) -> None:
+    stage = Stage()
+    request = pb.Request(deadline_ms=5, read=READ.read)
+    if settles:
+        request.settle_first.add(id1=ID, atype=1, coordinator_id=ID)
+    with pytest.raises(DeadlineExceeded, match="5 ms"):
+        stage.path.handle(request, cast(Reply, FakeReply()))
+    assert not stage.tasks

@@ -63,3 +63,15 @@ async def test_hits_are_served_while_misses_are_refused() -> None:
         assert why in answers[-1].read.errors[0].message
         gate.open()
     await rig.close()
+
+
+async def test_a_settlement_without_time_for_it_is_refused_before_a_task_exists_that_nobody_hears() -> None:
+    store = MemoryStore(4)
+    rig = LeaderRig(store, store)
+    await rig.take(0)
+    pairs = [pb.Pair(low_id=A, high_id=B, atypes=[COMMENT])]
+    request = pb.Request(number=1, deadline_ms=5, settle_pairs=pb.SettlePairs(pairs=pairs))
+    with pytest.raises(DeadlineExceeded, match="5 ms"):
+        rig.service.handle(request, MemoryReply(lambda _: None, peer="leader-2"))
+    assert not rig.tasks.running
+    await rig.close()
