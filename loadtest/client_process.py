@@ -75,7 +75,8 @@ async def run_job(job: Job[Result], progress: Progress, log: Path, result: type[
     try:
         assert process.stdin is not None
         assert process.stdout is not None
-        order = _Order(type(job).__module__, type(job).__name__, msgspec.Raw(msgspec.json.encode(job)))
+        encoded = msgspec.json.encode(job, enc_hook=_plain_id)
+        order = _Order(type(job).__module__, type(job).__name__, msgspec.Raw(encoded))
         process.stdin.write(msgspec.json.encode(order) + b"\n")
         # Standard input stays open: its end tells the process that the runner is gone.
         await process.stdin.drain()
@@ -91,6 +92,13 @@ async def run_job(job: Job[Result], progress: Progress, log: Path, result: type[
     if found is None:
         raise OperatorError(f"the load process ended with status {status} and no result:\n{_tail(log)}")
     return found
+
+
+def _plain_id(value: object) -> int:
+    """Return the id of an added object as the integer that msgspec knows."""
+    if isinstance(value, int):
+        return int(value)
+    raise NotImplementedError(f"a job cannot hold a {type(value).__name__}")
 
 
 def _tail(log: Path) -> str:

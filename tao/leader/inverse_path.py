@@ -42,7 +42,7 @@ from tao.model.graph import MAX_TIME, Edge, EdgeKey
 from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import ReadStore, WriteStore
 from tao.model.queries import EdgesQuery
-from tao.model.rows import IntentKey, IntentRow
+from tao.model.rows import IntentKey, IntentRow, ShardRow
 from tao.model.writes import AssocAdd, AssocChangeType, AssocDelete, Coordinator, SettleEdge, Write, WriteOutcome
 from tao.observability.metrics import Metrics
 from tao.planning.coordination import coordinator_side, names_far_side
@@ -119,7 +119,8 @@ class InversePath:
         self._lingering: Final[dict[IntentKey, PairHold]] = {}
         self._contacts: Final[set[str]] = set()
         self._settlements: Final[dict[IntentKey, Settlement]] = {}
-        self._searched: Final[set[int]] = set()
+        self._searched: Final[dict[int, int]] = {}
+        """Of the shards whose intents were all looked for: the generation under which that was done."""
         self.settled_later = 0
         self.left_pending = 0
 
@@ -559,28 +560,32 @@ class InversePath:
     async def repair(self) -> None:
         """Look for intents that no leader remembers, until cancelled."""
         while True:
-            await asyncio.sleep(self._settings.repair_seconds)
-            self._searched.intersection_update(self._ownership.owned)
-            by_server: dict[tuple[str, bool], list[int]] = {}
-            for shard, row in self._ownership.owned.items():
-                by_server.setdefault((row.master_server, shard in self._searched), []).append(shard)
+            owned = self._ownership.owned
+            for shard in self._searched.keys() - owned.keys():
+                del self._searched[shard]
+            by_server: dict[tuple[str, bool], list[ShardRow]] = {}
+            for row in owned.values():
+                is_searched = self._searched.get(row.shard) == row.generation
+                by_server.setdefault((row.master_server, is_searched), []).append(row)
             # Databases are asked concurrently: one that is unavailable must not delay the intents of the others.
-            await asyncio.gather(*(self._search(shards, known) for (_, known), shards in by_server.items()))
+            searches = (self._search(rows, is_searched) for (_, is_searched), rows in by_server.items())
+            await asyncio.gather(asyncio.sleep(self._settings.repair_seconds), *searches)
 
-    async def _search(self, shards: list[int], are_searched: bool) -> None:
+    async def _search(self, rows: list[ShardRow], are_searched: bool) -> None:
         """Find the intents of these shards of one database, a bounded number of shards at a time. Shards that were
         searched before are spread over the interval."""
         size = self._settings.shards_per_search
-        chunks = [shards[start : start + size] for start in range(0, len(shards), size)]
+        chunks = [rows[start : start + size] for start in range(0, len(rows), size)]
         for number, chunk in enumerate(chunks):
             if are_searched and number:
                 await asyncio.sleep(self._settings.repair_seconds / len(chunks))
             await self._find_intents(chunk, are_searched)
 
-    async def _find_intents(self, shards: list[int], are_searched: bool) -> None:
+    async def _find_intents(self, rows: list[ShardRow], are_searched: bool) -> None:
         """Remember the intents of these shards: the old ones, or all of shards that this leader has just taken."""
         age_seconds = self._settings.repair_age_seconds if are_searched else 0.0
         before = self._clock.unix_ms() - int(age_seconds * 1000)
+        shards = [row.shard for row in rows]
         is_full = True
         while is_full:
             # The intents of the pairs that are known must not hide all newer ones.
@@ -595,7 +600,7 @@ class InversePath:
                 if not self._pairs.holds(IntentKey(intent.low_id, intent.high_id)):
                     self._pending.add(intent, self._clock.monotonic())
             is_full = len(intents) == limit and len(self._pending) > known
-        self._searched.update(shards)
+        self._searched.update((row.shard, row.generation) for row in rows)
 
     def register(self, metrics: Metrics) -> None:
         """Register the metrics."""

@@ -13,6 +13,7 @@ a replica to acknowledge it. Meanwhile other regions have no other leader to ask
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
@@ -21,9 +22,10 @@ from typing import Final
 from tao.model.errors import (
     DatabaseFull,
     DeadlineExceeded,
-    MasterReadOnly,
     NotMine,
     OutcomeUnknown,
+    Overloaded,
+    ShardBlocked,
     TaoError,
     Unavailable,
 )
@@ -31,8 +33,12 @@ from tao.model.ports import WriteStore
 from tao.model.rows import ShardRow
 from tao.serving.configuration import ServerContext
 
-_SERVER_FAILURES: Final = (Unavailable, DeadlineExceeded, MasterReadOnly, OutcomeUnknown)
-"""Errors that say nothing about single shards: the shards are tried together again."""
+
+def concerns_the_server(error: TaoError) -> bool:
+    """Return whether the error of a transaction says nothing about single shards, so that they are tried together
+    again."""
+    kinds = (Unavailable, DeadlineExceeded, OutcomeUnknown, Overloaded)
+    return isinstance(error, kinds) and not isinstance(error, ShardBlocked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,9 @@ class OwnershipSettings:
 
     retry_seconds: float = 0.5
     """Pause before a failed takeover is tried again."""
+
+    max_waiting_per_shard: int = 2000
+    """Most writes that wait until one shard is taken. Each holds a task of the server."""
 
 
 class Ownership:
@@ -89,6 +98,7 @@ class Ownership:
         self._full: dict[int, DatabaseFull] = {}  # why a wanted shard could not be taken: its database's disk is full
         self._awaited: dict[int, asyncio.Future[None]] = {}
         """For each wanted shard whose writers wait: done when it was taken, cannot be, or is not wanted any more."""
+        self._waiting: Counter[int] = Counter()  # writers, by shard
         self._pauses = 0
         self._changed = asyncio.Event()
 
@@ -121,18 +131,26 @@ class Ownership:
     async def wait_taken(self, shard: int, timeout_seconds: float) -> None:
         """Return once the shard is owned, while this leader is about to take it.
 
-        Raises what `row` does: at once for a shard that is not this leader's or cannot be taken, else after
-        ``timeout_seconds``. So writers wait for a takeover as long as they can, and cost nothing meanwhile."""
+        Raises `Overloaded` when too many wait, and what `row` does: at once for a shard that is not this leader's or
+        cannot be taken, else after ``timeout_seconds``. So writers wait for a takeover as long as they can, and cost
+        nothing meanwhile."""
+        if self._waiting[shard] >= self._settings.max_waiting_per_shard:
+            raise Overloaded(f"{self._waiting[shard]} writes wait until shard {shard} is taken; try again later")
         end = asyncio.get_running_loop().time() + timeout_seconds
-        while shard in self._wanted and shard not in self._owned and shard not in self._full:
-            awaited = self._awaited.get(shard)
-            if awaited is None:
-                awaited = self._awaited[shard] = asyncio.get_running_loop().create_future()
-            try:
+        self._waiting[shard] += 1
+        try:
+            while shard in self._wanted and shard not in self._owned and shard not in self._full:
+                awaited = self._awaited.get(shard)
+                if awaited is None:
+                    awaited = self._awaited[shard] = asyncio.get_running_loop().create_future()
                 async with asyncio.timeout_at(end):
                     await asyncio.shield(awaited)
-            except TimeoutError:
-                break
+        except TimeoutError:
+            pass
+        finally:
+            self._waiting[shard] -= 1
+            if not self._waiting[shard]:
+                del self._waiting[shard]
         self.row(shard)
 
     def not_owned(self, shard: int) -> NotMine:
@@ -185,10 +203,10 @@ class Ownership:
         self._pauses += 1
         by_server = self._by_server()
         checked = await asyncio.gather(
-            *(self._check_server(server, shards, timeout_seconds) for server, shards in by_server.items())
+            *(self._check_shards(server, shards, timeout_seconds) for server, shards in by_server.items())
         )
-        for shards, was_checked in zip(by_server.values(), checked, strict=True):
-            if not was_checked:
+        for shards, error in zip(by_server.values(), checked, strict=True):
+            if error is not None:
                 for shard in shards:
                     if shard in self._owned:
                         self._give_up(shard, "the database did not confirm the ownership")
@@ -242,7 +260,7 @@ class Ownership:
                 for shard in self._wanted.intersection(shards):
                     self._full[shard] = error
                     self._end_wait(shard)
-            elif len(shards) > 1 and not isinstance(error, _SERVER_FAILURES):
+            elif len(shards) > 1 and not concerns_the_server(error):
                 alone = shards
             return alone
         finally:
@@ -275,7 +293,8 @@ class Ownership:
         chunks = [shards[start : start + size] for start in range(0, len(shards), size)]
         for chunk in chunks:
             await asyncio.sleep(self._settings.check_seconds / len(chunks))
-            if not await self._check_server(server, chunk, self._settings.take_timeout_seconds):
+            error = await self._check_shards(server, chunk, self._settings.take_timeout_seconds)
+            if error is not None and concerns_the_server(error):
                 return
 
     def _by_server(self) -> dict[str, list[int]]:
@@ -284,18 +303,18 @@ class Ownership:
             by_server.setdefault(row.master_server, []).append(shard)
         return by_server
 
-    async def _check_server(self, server: str, shards: list[int], timeout_seconds: float) -> bool:
-        """Give up this database's shards that another leader has taken; return whether the database answered."""
+    async def _check_shards(self, server: str, shards: list[int], timeout_seconds: float) -> TaoError | None:
+        """Give up these shards of one database that another leader has taken; return why they could not be checked."""
         try:
             rows = await self._store.read_ownership(shards, timeout_seconds=timeout_seconds)
         except TaoError as error:
             self._log.warning("ownership_check_failed", database_server=server, reason=error.message)
-            return False
+            return error
         for shard, row in rows.items():
             mine = self._owned.get(shard)
             if mine is not None and row.generation > mine.generation:
                 self.lost(shard)
-        return True
+        return None
 
     def _give_up(self, shard: int, why: str) -> None:
         del self._owned[shard]

@@ -21,6 +21,7 @@ from tao.model.changes import ListChange, ObjectChange, ShardInvalidation, Shard
 from tao.model.errors import (
     DatabaseDown,
     DatabaseFull,
+    DeadlineExceeded,
     Fenced,
     InternalError,
     InvalidArgument,
@@ -254,7 +255,7 @@ class ForwardPath:
         if not retries:
             return
         if not self._budget.spend(self._clock.monotonic()):
-            self._give_up(forwarded, retries)
+            self._give_up(forwarded, retries, Unavailable("no leader took the write, and the retry budget is used up"))
             return
         try:
             self._spawn(self._send_later(forwarded, retries, attempt))
@@ -271,7 +272,7 @@ class ForwardPath:
         while True:
             pause_seconds = min(settings.first_pause_seconds * 2 ** min(attempt - 1, 10), settings.max_pause_seconds)
             if self._clock.monotonic() + pause_seconds + LEAST_ATTEMPT_SECONDS >= end:
-                self._give_up(forwarded, retries)
+                self._give_up(forwarded, retries, DeadlineExceeded("no leader took the write before its deadline"))
                 return
             await asyncio.sleep(pause_seconds)
             await self._configuration.refresh()
@@ -280,11 +281,12 @@ class ForwardPath:
                 self._send(forwarded, retries, attempt)
                 return
 
-    def _give_up(self, forwarded: _Forwarded, retries: dict[int, TaoError]) -> None:
-        # The last attempt's error says more than the end of the time: which lock or which leader the write waited for,
-        # or which topology the leader has.
+    def _give_up(self, forwarded: _Forwarded, retries: dict[int, TaoError], error: TaoError) -> None:
         for slot, last in retries.items():
-            self._fail(forwarded, slot, last)
+            # Report the lock or the leader that cannot be reached, and not a missing leader: an operator would look for
+            # one. Any other error of a leader is not this server's: for `NotMine`, clients ask another one at no cost.
+            says_why = isinstance(last, ShardBlocked | Unavailable)
+            self._fail(forwarded, slot, last if says_why else type(error)(f"{error.message}. {last.message}"))
 
     def _apply_hosted(self, changes: list[ShardMessages], sent_at: float) -> list[tuple[CacheServer, ShardMessages]]:
         """Apply the changes that concern this server. Returns the changes that other servers of the tier need, with the

@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Final, Self
 
-from tao.model.errors import InternalError, MasterReadOnly, OutcomeUnknown, ShardBlocked, TaoError
+from tao.model.errors import InternalError, MasterReadOnly, OutcomeUnknown, ShardBlocked, TaoError, Unavailable
 from tao.model.ids import SHARD_SHIFT
 from tao.model.rows import ExistingRows, IntentRow, RowChanges, ShardRow, WriteKeys
 from tao.storage.dialect import SEMI_SYNC_STATUS, SessionSetup, semi_sync_state
@@ -233,8 +233,10 @@ class MySqlWriteStore:
         """See the port. Raises `ShardBlocked` for a single shard, `Unavailable`, `OutcomeUnknown` (the caller asks
         again: the generation rises once more, which harms nobody)."""
         deadline = asyncio.get_running_loop().time() + timeout_seconds
-        (server,) = {self._master_of(shard) for shard in shards}
-        pool = self._pools.of(server)
+        servers = {self._master_of(shard) for shard in shards}
+        if len(servers) > 1:
+            raise Unavailable(f"shards {min(shards)} to {max(shards)} are on {len(servers)} database servers now")
+        pool = self._pools.of(servers.pop())
         pool.space.check()
         try:
             async with pool.session(deadline=deadline) as session:
@@ -265,9 +267,10 @@ class MySqlWriteStore:
                 sql = "; ".join([*text.parts, "COMMIT"])
                 await session.run(sql, text.values, deadline=deadline, results=done)
         except TaoError as error:
-            session.quit()
             # A refused statement ends its packet: COMMIT did not run.
-            if isinstance(error, MasterReadOnly) or len(done) < len(text.parts):
+            is_refused = session.is_open and len(done) < len(text.parts)
+            session.quit()
+            if isinstance(error, MasterReadOnly) or is_refused:
                 raise
             raise OutcomeUnknown(f"in COMMIT: {error.message}") from error
         return taken

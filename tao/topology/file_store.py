@@ -54,11 +54,12 @@ class TopologyFile:
         self._watching: asyncio.Task[None] | None = None
         self._signature: _Signature | None = None
         self._seen: Topology | None = None
+        self._parsed: tuple[_Signature, Topology] | None = None
         self._last_problem = ""
 
     async def load(self) -> Topology:
         """Return the document. Raises `TopologyError` when there is none or it is wrong."""
-        topology = await asyncio.to_thread(self._read)
+        topology = await asyncio.to_thread(self._read_if_changed)
         self._loaded_version = max(self._loaded_version, topology.version)
         return topology
 
@@ -95,7 +96,7 @@ class TopologyFile:
             try:
                 signature = await asyncio.to_thread(self._look)
                 if signature != self._signature:
-                    topology = await asyncio.to_thread(self._read)
+                    topology = await asyncio.to_thread(self._read_if_changed)
                     # Only now: a document that could not be used is tried again each time, in case the writer is still
                     # at it and the file's times are too coarse to show it.
                     self._signature = signature
@@ -146,6 +147,17 @@ class TopologyFile:
         except OSError as error:
             raise TopologyError(f"{self._path}: cannot be read: {error.strerror}") from error
         return found.st_ino, found.st_size, found.st_mtime_ns
+
+    def _read_if_changed(self) -> Topology:
+        """Return the document, parsed again only when the file has changed: a server whose leader is gone looks for a
+        newer one several times a second, and a large document takes a tenth of a second."""
+        signature = self._look()
+        parsed = self._parsed
+        if parsed is not None and parsed[0] == signature:
+            return parsed[1]
+        topology = self._read()
+        self._parsed = signature, topology
+        return topology
 
     def _read(self) -> Topology:
         try:

@@ -19,7 +19,7 @@ import asyncio
 
 import pytest
 
-from tao.model.errors import NotMine
+from tao.model.errors import DeadlineExceeded, NotMine
 from tao.model.writes import AssocAdd
 from tests.rigs.leader_rig import COMMENT, make_id, make_topology
 from tests.rigs.pacing import until
@@ -63,7 +63,7 @@ async def test_when_the_new_topology_does_not_come_the_error_says_what_to_refres
     with pytest.raises(NotMine) as refused:
         await region.near.times(A, COMMENT)
     assert refused.value.topology_version == 2
-    with pytest.raises(NotMine):
+    with pytest.raises(DeadlineExceeded, match="leader-1 does not own shard 0"):
         await region.near.write(AssocAdd(A, COMMENT, B, 1, b""), within_ms=200)
     assert region.store.edges(A, COMMENT) == [], "and nothing is written"
 

@@ -13,7 +13,7 @@ from typing import Self
 
 from tao.model.changes import sort_edges
 from tao.model.edge_block import COMPLETE, PREFIX, encode_block
-from tao.model.errors import TaoError
+from tao.model.errors import OperatorError, TaoError
 from tao.model.graph import ABSENT, Edge, ListKey, encode_count, encode_object
 from tao.model.ids import MAX_ID, SHARD_SHIFT
 from tao.model.ports import OnRead, ReadStore
@@ -48,6 +48,8 @@ class MemoryStore(ReadStore):
         self.take_faults: list[TaoError] = []
         self.read_faults: list[Exception] = []
         self.ownership_faults: dict[str, TaoError] = {}
+        self.unreadable: set[int] = set()
+        """Shards whose row cannot be read."""
         self.ownership_reads: list[list[int]] = []
         self.takeovers: list[list[int]] = []
         """The shards of each transaction that took, or tried to take, ownership."""
@@ -80,6 +82,8 @@ class MemoryStore(ReadStore):
         for shard in shards:
             if fault := self.ownership_faults.get(self.server_of(shard)):
                 raise fault
+            if shard in self.unreadable:
+                raise OperatorError(f"the schema of shard {shard} is missing")
         return {shard: self.shards[shard] for shard in shards}
 
     async def write_heartbeat(self, shard: int, writer: str, unix_ms: int, *, timeout_seconds: float) -> bool:

@@ -94,12 +94,20 @@ async def test_a_write_of_a_shard_of_another_follower_is_refused(region: RegionR
         await region.near.write(AssocAdd(FAR, COMMENT, A, 1, b""))
 
 
-async def test_a_write_ends_with_its_deadline_while_no_leader_takes_it(region: RegionRig) -> None:
+@pytest.mark.parametrize(("is_late", "reason"), [(True, DeadlineExceeded.reason), (False, Unavailable.reason)])
+async def test_a_write_that_no_leader_takes_ends_with_its_deadline_or_the_budget_and_not_with_the_leader_s_refusal(
+    region: RegionRig, is_late: bool, reason: str
+) -> None:
+    """A client asks another server at no cost when one is not the right one, and the follower is."""
     near = region.near
-    near.links["leader-1"].faults["write"] = [NotMine("no", 1)] * 9
+    near.links["leader-1"].faults["write"] = [NotMine("no such shard here", 1)] * 9
+    if not is_late:
+        while near.budget.spend(1e9):  # a time to come, so that none until then pays for a repeat
+            pass
     batch = pb.WriteBatch(writes=[write_to_pb(add())])
-    answer = await near.ask(pb.Request(deadline_ms=20, write=batch))
-    assert answer.write.results[0].error.reason in (DeadlineExceeded.reason, NotMine.reason)
+    answer = await near.ask(pb.Request(deadline_ms=20 if is_late else 5_000, write=batch))
+    assert answer.write.results[0].error.reason == reason
+    assert "no such shard here" in answer.write.results[0].error.message
 
 
 @pytest.mark.parametrize("is_late", [True, False])

@@ -7,7 +7,17 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tao.model.errors import DatabaseFull, InternalError, MasterReadOnly, NotMine, OutcomeUnknown, TaoError, Unavailable
+from tao.leader.ownership import OwnershipSettings
+from tao.model.errors import (
+    DatabaseFull,
+    InternalError,
+    MasterReadOnly,
+    NotMine,
+    OutcomeUnknown,
+    Overloaded,
+    TaoError,
+    Unavailable,
+)
 from tao.model.writes import AssocAdd
 from tao.wire.convert import write_to_pb
 from tao.wire.v1 import session_pb2 as pb
@@ -225,6 +235,36 @@ async def test_a_write_waits_for_the_takeover_of_its_shard_as_long_as_it_can(
     assert (await late).error.reason == NotMine.reason
     await store.unlock((1,))
     assert not (await patient).HasField("error")
+
+
+async def test_a_bounded_number_of_writes_waits_for_one_takeover(store: MemoryStore) -> None:
+    rig = LeaderRig(store, store, ownership=OwnershipSettings(max_waiting_per_shard=2))
+    rig.ownership.want((1,))
+    waiting = [add_comment(rig, within_ms=20_000) for _ in range(3)]
+    assert (await waiting[2]).error.reason == Overloaded.reason
+    rig.tasks(rig.ownership.take())
+    for each in waiting[:2]:
+        assert not (await each).HasField("error")
+    await rig.close()
+
+
+async def test_a_shard_that_cannot_be_checked_keeps_no_other_from_being_checked(
+    wide_store: MemoryStore, wide: LeaderRig
+) -> None:
+    wide.ownership.want(range(200))
+    await until(lambda: wide.ownership.complete)
+    wide_store.unreadable.add(0)
+    row = wide_store.shards[199]
+    wide_store.shards[199] = row.taken_by("leader-2")
+    wide_store.take_faults.extend([Unavailable("away")] * 1_000_000)
+    await until(lambda: 199 not in wide.ownership.owned)
+
+
+async def test_a_short_pool_is_not_asked_for_more_connections(wide_store: MemoryStore, wide: LeaderRig) -> None:
+    wide_store.take_faults.append(Overloaded("no connection is free"))
+    wide.ownership.want(range(10))
+    await until(lambda: wide.ownership.complete)
+    assert wide_store.takeovers == [list(range(10))] * 2
 
 
 async def test_a_write_of_a_shard_that_moves_to_another_leader_waits_no_longer(

@@ -16,7 +16,8 @@ from tao.model.ports import TopologyStore
 from tao.model.topology import Topology
 from tao.routing.routes import Routes
 from tao.routing.topology_changes import record_change
-from tao.topology.document import dump_topology
+from tao.topology import file_store
+from tao.topology.document import dump_topology, parse_topology
 from tao.topology.edits import as_version, begin_record, mark_server
 from tao.topology.file_store import TopologyFile
 
@@ -215,3 +216,23 @@ async def test_a_document_without_a_record_gets_none(path: Path, topology: Topol
     first = await file.change(0, topology)
     assert (await file.change(1, mark_server(first, "l-1", down=True))).changes is None
     assert "changes" not in json.loads(dump_topology(await file.load()))
+
+
+async def test_a_document_that_has_not_changed_is_parsed_once(
+    path: Path, topology: Topology, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server whose leader is gone looks for a newer one several times a second."""
+    file = store(path, Ear())
+    await file.change(0, topology)
+    first = await file.load()
+    parsed: list[str] = []
+
+    def counted(text: bytes | str, source: str) -> Topology:
+        parsed.append(source)
+        return parse_topology(text, source)
+
+    monkeypatch.setattr(file_store, "parse_topology", counted)
+    assert [await file.load() for _ in range(3)] == [first] * 3
+    assert not parsed
+    changed = await file.change(first.version, first)
+    assert await file.load() == changed
