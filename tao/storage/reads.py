@@ -241,7 +241,7 @@ class MySqlReadStore(ReadStore):
 
     async def _run(self, server: str, queries: Sequence[Query], job: _ReadJob, held: _HeldRows) -> ReadPlan:
         pool = self._pools.of(server)
-        fresh = False
+        fresh = refused = False
         with_lease = job.critical and self._may_read_lease(server, shard_of_query(queries[0]))
         while True:
             plan = ReadPlan(queries, self._edge_tables)
@@ -268,9 +268,10 @@ class MySqlReadStore(ReadStore):
                     raise
                 # No lease was ever installed at the server, or the account is from before it may read leases. If it is
                 # the rows that are refused, they are refused again.
-                with_lease = False
-                self._lease_unreadable_until[server] = asyncio.get_running_loop().time() + _LEASE_RETRY_SECONDS
+                with_lease, refused = False, True
             else:
+                if refused:
+                    self._lease_unreadable_until[server] = asyncio.get_running_loop().time() + _LEASE_RETRY_SECONDS
                 return plan
 
     def _may_read_lease(self, server: str, shard: int) -> bool:
