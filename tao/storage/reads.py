@@ -253,7 +253,7 @@ class MySqlReadStore(ReadStore):
                         for one in plan.statements:
                             sql, on_check = one.sql, None
                             if job.critical:
-                                sql, on_check = one.checked_sql(with_lease=with_lease), plan.receive_check
+                                sql, on_check = plan.checked_sql(one, with_lease=with_lease), plan.receive_check
                             await session.stream(
                                 sql, one.values, receive, deadline=job.deadline, columns=COLUMNS, on_check=on_check
                             )
@@ -336,7 +336,11 @@ class _ReadJob:
                 self.on_read(places, refusal)
                 return
         if plan.is_unconfirmed:
-            self.on_read(places, InternalError(f"a table of shards at {server} is empty: run the shards' migrations"))
+            unconfirmed = InternalError(
+                f"database server {server} did not say whether it is the master: a shard's row is missing (run the "
+                "shards' migrations), or something on the way drops statements"
+            )
+            self.on_read(places, unconfirmed)
             return
         failed: dict[int, TaoError] = {}
         for shard in {shard_of_query(self.queries[place]): None for place in places}:

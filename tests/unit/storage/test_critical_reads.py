@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
-from tao.model.errors import OperatorError, TaoError
+from tao.model.errors import InternalError, OperatorError, TaoError
 from tao.model.ids import make_id
 from tao.model.queries import FillRead, ObjectQuery
 from tao.storage.names import schema_name
@@ -89,3 +89,10 @@ async def test_a_lease_that_cannot_be_read_is_left_out_for_a_while() -> None:
     assert server.lease_read == [True, False]
     assert await server.read(2) == {2: None}
     assert server.lease_read == [True, False, False]
+
+
+async def test_rows_without_an_answer_to_the_check_are_refused() -> None:
+    server = Server()
+    server.drops_checks = True
+    found = await server.read(1)
+    assert isinstance(found[1], InternalError)
