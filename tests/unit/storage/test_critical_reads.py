@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
+import pytest
+
 from tao.model.errors import InternalError, OperatorError, TaoError
-from tao.model.ids import make_id
+from tao.model.ids import SHARD_SHIFT, make_id
 from tao.model.queries import FillRead, ObjectQuery
 from tao.storage.names import schema_name
 from tao.storage.pools import Pools
@@ -47,7 +49,7 @@ class Server:
         if any(table in sql for table in self.refused_tables):
             raise OperatorError("refused")
         numbers = [int(text.partition("SELECT ")[2].partition(",")[0]) for text in rows_sql.split(" UNION ALL ")]
-        shards = [ids[0] >> 48 for ids in values]
+        shards = [ids[0] >> SHARD_SHIFT for ids in values]
         found = zip(numbers, shards, strict=True)
         on_rows([(number, 1, None, None, None, None, None) for number, shard in found if not self._lacks(shard)])
         if on_check is not None and not self.drops_checks:
@@ -96,3 +98,12 @@ async def test_rows_without_an_answer_to_the_check_are_refused() -> None:
     server.drops_checks = True
     found = await server.read(1)
     assert isinstance(found[1], InternalError)
+
+
+@pytest.mark.parametrize("shards", [(1, 7, 2), (7, 1, 2), (1, 2, 7)])
+async def test_a_shard_without_its_row_fails_alone(shards: tuple[int, ...]) -> None:
+    server = Server()
+    server.empty_shards = [7]
+    found = await server.read(*shards)
+    assert isinstance(found.pop(7), InternalError)
+    assert found == {1: None, 2: None}
