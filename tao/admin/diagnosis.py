@@ -66,6 +66,7 @@ class DatabaseFacts:
     version: tuple[int, ...] = ()
     options: tuple[tuple[str, str], ...] = ()
     clock_ahead_seconds: float | None = None
+    has_abandoned_lease: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +229,17 @@ def _database_options(facts: Facts) -> Iterator[Problem]:
                 )
 
 
+def _leases(facts: Facts) -> Iterator[Problem]:
+    servers = Counter(each.database for each in facts.databases)
+    for each in facts.databases:
+        if each.has_abandoned_lease and servers[each.database] > 1:  # that of a single server counts for nobody
+            yield Problem(
+                each.name,
+                "it keeps no lease, but has the row of one: critical reads are refused there once that has ended",
+                "with sql_log_bin = 0, run UPDATE tao.lease SET lasts_ms = 0; COMMIT",
+            )
+
+
 def _server_ids(facts: Facts) -> Iterator[Problem]:
     ids = {each.name: dict(each.options)["server_id"] for each in facts.databases if "server_id" in dict(each.options)}
     for number, times in Counter(ids.values()).items():
@@ -277,6 +289,7 @@ CHECKS: Final = (
     ),
     Check("versions of databases", _answering, _database_versions),
     Check("options of databases", _answering, _database_options),
+    Check("leases of databases", _answering, _leases),
     Check("server ids of databases", _answering, _server_ids),
     Check("rights of files", lambda facts: len(facts.files), _files),
     Check("room on disks", lambda facts: sum(each.free_mb is not None for each in facts.files), _disks),

@@ -17,6 +17,7 @@ from tao.admin.diagnosis import REQUIRED_OPTIONS, DatabaseFacts, Facts, FileFact
 from tao.admin.server_stats import server_stats
 from tao.model.errors import TaoError
 from tao.model.topology import PlacedDatabaseServer, Topology
+from tao.replication import lease
 from tao.replication.accounts import Account
 from tao.storage.dialect import SessionSetup
 from tao.storage.session import ServerAccount, open_session
@@ -98,6 +99,7 @@ async def _database(placed: PlacedDatabaseServer, administrator: Account) -> Dat
             began = time.time()
             clock = await session.named("SELECT UNIX_TIMESTAMP(NOW(6)) AS seconds", deadline=deadline)
             ahead = float(clock[0]["seconds"]) - (began + time.time()) / 2
+            has_abandoned_lease = await lease.has_abandoned_lease(session, deadline=deadline)
         finally:
             session.quit()
     except TaoError as error:
@@ -111,6 +113,7 @@ async def _database(placed: PlacedDatabaseServer, administrator: Account) -> Dat
         version=tuple(map(int, version.groups())) if version else (),
         options=tuple(sorted(options.items())),
         clock_ahead_seconds=ahead,
+        has_abandoned_lease=has_abandoned_lease,
     )
 
 

@@ -71,12 +71,9 @@ async def remove_lease(session: DatabaseSession, *, deadline: float) -> None:
     """Undo `install_lease`. The server has no lease from now on, so it stays open once it is open."""
     if session.dialect is Dialect.MYSQL:
         await session.run("ROLLBACK; SET GLOBAL super_read_only = 0", deadline=deadline)
-    tables, _ = await session.run(
-        "SELECT 1 FROM information_schema.tables WHERE table_schema = 'tao' AND table_name = 'lease'; ROLLBACK",
-        deadline=deadline,
-    )
     # Readers look at the row alone. There is none where no lease was ever installed.
-    clear = "UPDATE tao.lease SET ends_unix_ms = 0, lasts_ms = 0; COMMIT; " if tables else ""
+    has_row = await _has_table(session, deadline)
+    clear = "UPDATE tao.lease SET ends_unix_ms = 0, lasts_ms = 0; COMMIT; " if has_row else ""
     await session.run(
         f"ROLLBACK; SET SESSION sql_log_bin = 0; DROP EVENT IF EXISTS {_EVENT}; {clear}SET SESSION sql_log_bin = 1",
         deadline=deadline,
@@ -93,6 +90,15 @@ async def lease_seconds(session: DatabaseSession, *, deadline: float) -> float:
         return 0.0
     ((((lasts_ms,),), _)) = await session.run("SELECT MAX(lasts_ms) FROM tao.lease; ROLLBACK", deadline=deadline)
     return int(lasts_ms or 0) / 1000
+
+
+async def has_abandoned_lease(session: DatabaseSession, *, deadline: float) -> bool:
+    """Return whether the server keeps no lease, and critical reads believe in one: its event was dropped, and its row
+    was left as it is."""
+    if await lease_seconds(session, deadline=deadline) or not await _has_table(session, deadline):
+        return False
+    ((((lasts_ms,),), _)) = await session.run("SELECT MAX(lasts_ms) FROM tao.lease; ROLLBACK", deadline=deadline)
+    return bool(lasts_ms)
 
 
 async def server_unix_ms(session: DatabaseSession, *, deadline: float) -> int:
@@ -127,6 +133,14 @@ async def revoke_lease(session: DatabaseSession, *, deadline: float) -> None:
     (((read_only,),),) = await session.run("SELECT @@GLOBAL.read_only", deadline=deadline)
     if not read_only and await lease_seconds(session, deadline=deadline):
         await _write(session, "0", " AND ends_unix_ms > 0", deadline)
+
+
+async def _has_table(session: DatabaseSession, deadline: float) -> bool:
+    tables, _ = await session.run(
+        "SELECT 1 FROM information_schema.tables WHERE table_schema = 'tao' AND table_name = 'lease'; ROLLBACK",
+        deadline=deadline,
+    )
+    return bool(tables)
 
 
 async def _write(session: DatabaseSession, ends: str, condition: str, deadline: float) -> bool:

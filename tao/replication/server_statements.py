@@ -410,17 +410,19 @@ async def raise_epoch(
 
     ``lacks_ids_until_unix_ms``: the server may lack times of ids, up to this one, that the lost master has reserved.
     The shards whose rows change then begin above it, and a minute above what is stored here: a promotion before this
-    one may have begun there.
+    one may have begun there. A shard that has no table for it yet (its master was lost before or during a migration)
+    needs nothing: without a row, a shard begins a minute above the clock.
     """
     if session.dialect is Dialect.MYSQL:
         await session.run("ROLLBACK; SET GLOBAL super_read_only = 0", deadline=deadline)
+    reserving = await _schemas_with_reserved_ids(session, deadline=deadline) if lacks_ids_until_unix_ms else set()
     outdated = "only_row = 1 AND (master_server <> %s OR version_epoch < %s)"
     for some in _groups(shards):
         statements: list[str] = []
         values: list[object] = []
         for shard in some:
             schema = schema_name(shard)
-            if lacks_ids_until_unix_ms:
+            if schema in reserving:
                 # Before the row changes, because only rows that are out of date count.
                 statements.append(
                     f"INSERT INTO {schema}.reserved_ids (only_row, reserved_unix_ms) "
@@ -435,6 +437,14 @@ async def raise_epoch(
             )
             values += [master, version_epoch, master, version_epoch]
         await session.run(f"START TRANSACTION; {'; '.join(statements)}; COMMIT", values, deadline=deadline)
+
+
+async def _schemas_with_reserved_ids(session: DatabaseSession, *, deadline: float) -> set[str]:
+    rows, _ = await session.run(
+        "SELECT table_schema FROM information_schema.tables WHERE table_name = 'reserved_ids'; ROLLBACK",
+        deadline=deadline,
+    )
+    return {schema for (schema,) in rows}
 
 
 async def open_to_writes(session: DatabaseSession, *, semi_sync: bool, deadline: float) -> None:

@@ -65,10 +65,11 @@ class FillSettings:
     """Most fetches under way at once. Further misses are refused as overload."""
 
     max_held_bytes: int = 256 << 20
-    """Most bytes of rows that the reads of databases hold until their statement has ended. A read that would exceed it
-    is refused as overload. Eight connections to a server bring some 8,000 rows each at a time, which is 13 MB of rows
-    without data; lists of long data are what the bound is for. Answers of other cache servers are not counted: they
-    are passed on as they arrive, within the bounds of the connections."""
+    """Most bytes of rows that the reads of databases hold until their statement has ended, and of nothing else. A read
+    that would exceed it is refused as overload. Eight connections to a server bring some 8,000 rows each at a time,
+    which is 13 MB of rows without data; lists of long data are what the bound is for. Answers of other cache servers
+    are passed on as they arrive. They are bounded by message (16 MiB) and by connection: one with more than 64 MiB of
+    unread answers is closed."""
 
     max_waiting: int = 100_000
     """Most queries that wait for fetches, joined ones and critical reads included. Further misses are refused as

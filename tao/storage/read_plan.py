@@ -81,10 +81,6 @@ class Statement:
         parts = self.parts
         return parts[0] if len(parts) == 1 else f"({') UNION ALL ('.join(parts)})"
 
-    def checked_sql(self, *, with_lease: bool) -> str:
-        """Return the UNION, and behind it the statement that shows whether the server was the master when it ran."""
-        return f"{self.sql}; {master_check(self.shard, with_lease=with_lease)}"
-
 
 class ReadPlan:
     """The statements for some queries of one server, and the place where their rows come together.
@@ -114,8 +110,7 @@ class ReadPlan:
         self.version_epochs: dict[int, int] = {}
         self.master_states: dict[int, MasterState] = {}
         """What the server said of itself after the rows, by the shard whose row was looked at."""
-        self.is_unconfirmed = False
-        """True when there was no such row."""
+        self._checks_due = 0
         self.statements: list[Statement] = []
         """Return the statements to send now."""
         self._plan()
@@ -145,10 +140,21 @@ class ReadPlan:
             else:
                 self._counts[a, index] = encode_count(version, count)
 
+    def checked_sql(self, statement: Statement, *, with_lease: bool) -> str:
+        """Return the statement's UNION, and behind it the statement that shows whether the server was the master when
+        it ran. The plan is unconfirmed until `receive_check` gets the row of the latter."""
+        self._checks_due += 1
+        return f"{statement.sql}; {master_check(statement.shard, with_lease=with_lease)}"
+
     def receive_check(self, rows: list[Row]) -> None:
-        """Take the row of `Statement.checked_sql` behind those of the statement."""
+        """Take the row of the check behind a statement's rows."""
         self.master_states.update(master_states(rows))
-        self.is_unconfirmed = self.is_unconfirmed or not rows
+        self._checks_due -= len(rows)
+
+    @property
+    def is_unconfirmed(self) -> bool:
+        """True while a check has brought no row: that of its shard is missing, or the check was never answered."""
+        return self._checks_due > 0
 
     def go_on(self) -> None:
         """Note that all rows have been received. `statements` become those for lists that turned out to be longer than

@@ -232,8 +232,10 @@ class MySqlReadStore(ReadStore):
             job.on_read(places, error)
             return
         else:
-            job.report_answers(server, places, plan)
-            return
+            apart = job.by_shard_of(places) if plan.is_unconfirmed else []  # the row of a shard is missing
+            if len(apart) < 2:
+                job.report_answers(server, places, plan)
+                return
         finally:
             held.release()
         for some in apart:
@@ -241,7 +243,7 @@ class MySqlReadStore(ReadStore):
 
     async def _run(self, server: str, queries: Sequence[Query], job: _ReadJob, held: _HeldRows) -> ReadPlan:
         pool = self._pools.of(server)
-        fresh = False
+        fresh = refused = False
         with_lease = job.critical and self._may_read_lease(server, shard_of_query(queries[0]))
         while True:
             plan = ReadPlan(queries, self._edge_tables)
@@ -253,7 +255,7 @@ class MySqlReadStore(ReadStore):
                         for one in plan.statements:
                             sql, on_check = one.sql, None
                             if job.critical:
-                                sql, on_check = one.checked_sql(with_lease=with_lease), plan.receive_check
+                                sql, on_check = plan.checked_sql(one, with_lease=with_lease), plan.receive_check
                             await session.stream(
                                 sql, one.values, receive, deadline=job.deadline, columns=COLUMNS, on_check=on_check
                             )
@@ -268,9 +270,10 @@ class MySqlReadStore(ReadStore):
                     raise
                 # No lease was ever installed at the server, or the account is from before it may read leases. If it is
                 # the rows that are refused, they are refused again.
-                with_lease = False
-                self._lease_unreadable_until[server] = asyncio.get_running_loop().time() + _LEASE_RETRY_SECONDS
+                with_lease, refused = False, True
             else:
+                if refused:
+                    self._lease_unreadable_until[server] = asyncio.get_running_loop().time() + _LEASE_RETRY_SECONDS
                 return plan
 
     def _may_read_lease(self, server: str, shard: int) -> bool:
@@ -335,7 +338,11 @@ class _ReadJob:
                 self.on_read(places, refusal)
                 return
         if plan.is_unconfirmed:
-            self.on_read(places, InternalError(f"a table of shards at {server} is empty: run the shards' migrations"))
+            unconfirmed = InternalError(
+                f"database server {server} did not say whether it is the master: a shard's row is missing (run the "
+                "shards' migrations), or something on the way drops statements"
+            )
+            self.on_read(places, unconfirmed)
             return
         failed: dict[int, TaoError] = {}
         for shard in {shard_of_query(self.queries[place]): None for place in places}:

@@ -152,8 +152,8 @@ class DatabaseSession:
         on_check: Callable[[list[Row]], None] | None = None,
     ) -> None:
         """Pass the rows of one SELECT to ``on_rows`` in chunks, and let the loop run between them. ``columns``: the
-        result's columns, when they are known. ``on_check`` takes the rows of a second SELECT, when ``sql`` has one.
-        Raises as `run` does."""
+        result's columns, when they are known. ``on_check`` takes the rows of a second SELECT in ``sql``,
+        and is not called where the server does not answer it. Raises as `run` does."""
         connection = self._connection
         rows: list[Row] = []
         with self._guard:

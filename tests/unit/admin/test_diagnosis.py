@@ -70,6 +70,7 @@ def test_a_mistake_of_one_server_is_named(check: str, change: dict[str, object],
 
 DATABASES = [
     ("options of databases", database("db-b", 2, binlog_row_image="MINIMAL"), "binlog_row_image is MINIMAL, not FULL"),
+    ("leases of databases", replace(database("db-b", 2), has_abandoned_lease=True), "keeps no lease"),
     ("server ids of databases", database("db-b", 1), "share server_id 1"),
     ("versions of databases", replace(database("db-b", 2), version=(10, 6, 1)), "mariadb 10.6.1"),
     ("databases answer", DatabaseFacts("db-b", "db-1", error="refused"), "refused"),
@@ -127,3 +128,8 @@ def test_the_guide_explains_every_check_and_no_other() -> None:
     page = (CONFIG.parent / "docs/how-to/check-an-installation.md").read_text()
     rows = re.findall(r"^\| ([^|]+?) \| [^|]+ \| [^|]+ \|$", page, re.MULTILINE)
     assert rows == ["check", *(finding.check for finding in diagnose(GOOD))]
+
+
+def test_a_lease_that_was_given_up_counts_for_nobody_where_no_other_server_can_become_master() -> None:
+    alone = replace(database("db-a", 1), has_abandoned_lease=True)
+    assert problems(replace(GOOD, databases=(alone,))) == {}

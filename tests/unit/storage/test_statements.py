@@ -177,13 +177,14 @@ def test_a_list_that_is_longer_than_was_asked_for_is_read_again_by_the_index(rec
 def test_a_message_of_critical_reads_has_one_check_behind_its_rows_however_many_queries_it_has() -> None:
     queries: list[Query] = [ObjectQuery(make_id(shard, NOW, at)) for shard in range(3) for at in range(60)]
     queries += [RangeQuery(make_id(1, NOW, at), 5, 0, 129) for at in range(20)]
-    (statement,) = ReadPlan(queries, only_table).statements
-    rows, _, check = statement.checked_sql(with_lease=True).partition("; ")
+    plan = ReadPlan(queries, only_table)
+    (statement,) = plan.statements
+    rows, _, check = plan.checked_sql(statement, with_lease=True).partition("; ")
     assert rows == statement.sql
     assert ";" not in check
     assert check.count("FROM tao.lease") == check.count("read_only") == 1, "once for the server"
     assert check.count("SELECT") == 2, "one row, and the lease"
-    assert "tao.lease" not in statement.checked_sql(with_lease=False)
+    assert "tao.lease" not in plan.checked_sql(statement, with_lease=False)
 
 
 def test_a_server_confirms_itself_as_master_only_if_all_of_it_matches() -> None:

@@ -1,0 +1,52 @@
+"""A lost master is replaced also while shards lack a table of the newest release, which may be installed just then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tao.devcluster.database import DatabaseInstance
+from tao.replication.server_statements import raise_epoch
+from tao.storage.migrations import migrate
+from tao.storage.names import schema_name
+from tao.storage.session import DatabaseSession, ServerAccount, open_session
+from tao.storage.writes import WRITE_SETUP
+from tests.conformance.store.stores import PATIENT_SECONDS, SERVER
+
+pytestmark = pytest.mark.database
+
+OLD, NEW = 40_100, 40_101
+"""Shards without and with the table of reserved ids."""
+
+
+def _deadline() -> float:
+    return asyncio.get_running_loop().time() + PATIENT_SECONDS
+
+
+@pytest.fixture
+async def administrator(database_server: DatabaseInstance) -> AsyncIterator[DatabaseSession]:
+    user = database_server.accounts.administrator
+    account = ServerAccount("127.0.0.1", database_server.port, user.user, user.password)
+    await migrate(account, (OLD, NEW), {}, SERVER)
+    session = await open_session(account, SERVER, WRITE_SETUP, deadline=_deadline())
+    yield session
+    for shard in (OLD, NEW):
+        await session.run(f"DROP DATABASE {schema_name(shard)}", deadline=_deadline())
+    session.quit()
+
+
+async def test_the_epoch_rises_where_a_shard_has_no_table_of_reserved_ids(administrator: DatabaseSession) -> None:
+    await administrator.run(f"DROP TABLE {schema_name(OLD)}.reserved_ids", deadline=_deadline())
+    await raise_epoch(administrator, (OLD, NEW), "two", 7, lacks_ids_until_unix_ms=5_000, deadline=_deadline())
+    for shard in (OLD, NEW):
+        rows, _ = await administrator.run(
+            f"SELECT master_server, version_epoch, generation FROM {schema_name(shard)}.shard; COMMIT",
+            deadline=_deadline(),
+        )
+        assert rows == [(b"two", 7, 1)]
+    reserved, _ = await administrator.run(
+        f"SELECT reserved_unix_ms FROM {schema_name(NEW)}.reserved_ids; COMMIT", deadline=_deadline()
+    )
+    assert reserved == [(5_000,)]
