@@ -12,7 +12,9 @@ covers all deliveries before it, and only a leader that has sent as much as it m
 
 A change of the topology affects only the shards that other leaders lead since, or may have led in between
 (`tao.routing.topology_changes`). They are added to the streams of their present leaders; a former leader, whose
-deliveries of them are ignored, ends them itself. The other shards go on, confirmed and fresh.
+deliveries of them are ignored, ends them itself. The other shards go on, confirmed and fresh. A shard that leaves the
+follower stays in its leader's stream, and its deliveries are ignored: the protocol cannot end a single shard, and a new
+stream would leave the others unconfirmed for a moment.
 
 A leader reports in its stream the time up to which it has sent every change of a database. That holds only for the
 shards that this leader sends to this follower (`Inbox.confirm`): a shard that its leader has not confirmed, or that
@@ -77,6 +79,11 @@ class SubscriptionSettings:
     """Longest wait for the answer to subscribing shards again: the leader needs no database for it, so one that takes
     longer has failed."""
 
+
+_MAX_UNHOSTED_PART: Final = 0.5
+"""Part of a stream's shards that may have left the follower, before a new stream replaces it. The leader sends their
+changes for nothing: with half of the shards, at most as much again as the follower needs. A tier of four grows to eight
+before its followers subscribe anew."""
 
 PositionsFor = Callable[[Iterable[int]], Sequence[Position]]
 """Returns the positions from which subscriptions to shards continue."""
@@ -161,7 +168,7 @@ class Subscriptions:
                 stream is None
                 or name not in homes  # its shards have other leaders, or it has left the topology
                 or stream.link is not self._links.to(homes[name])  # it has other addresses
-                or not stream.shards <= self._hosted  # a leader is not asked to stop sending a single shard
+                or len(stream.shards - self._hosted) > _MAX_UNHOSTED_PART * len(stream.shards)
             ):
                 following.changed.set()
             elif name in affected_by_leader:
