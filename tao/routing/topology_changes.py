@@ -6,8 +6,9 @@ received the shard's changes in between. So whoever writes a document records in
 what the last changes did. For a server that finds every version since its own, the affected shards are those of all of
 them, and those that differ between the documents. For a server that does not find them all, every shard is affected.
 
-Documents of former versions have no such record, and former versions refuse it. It is written only into a document
-that has it already: a new one, or one for which an operator has begun the record (`tao topology record-changes`).
+Documents of former versions have no such record, and servers, commands, and applications that connect to the file,
+refuse it if they are of former versions. It is written only into a document that has it already: a new one, or one for
+which an operator has begun the record (`tao topology record-changes`).
 """
 
 from __future__ import annotations
