@@ -31,7 +31,7 @@ MAX_CHANGES_BYTES: Final = 64 << 10
 """Size of the record. The oldest changes go first: a leader of thirty that goes down affects 333 of 10,000 shards,
 which takes 2 KB."""
 
-_RANGES: Final = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+_RANGES: Final = re.compile(r"\d{1,18}(-\d{1,18})?(,\d{1,18}(-\d{1,18})?)*")
 
 
 class AffectedShards(NamedTuple):
@@ -74,7 +74,7 @@ def affected_shards(former: Routes, now: Routes, region: str) -> AffectedShards:
     led = set(_moved(former, now, region))
     databases = set(_changed_databases(former.topology, now.topology))
     for change in changes:
-        led.update(_shards_in(change.leaders.get(region, "")))
+        led.update(_shards_of_ranges(_ranges_in(change.leaders.get(region, ""))))
         databases.update(change.databases)
     of_databases = (each.shards for each in now.topology.databases if each.name in databases)
     return AffectedShards(
@@ -82,9 +82,12 @@ def affected_shards(former: Routes, now: Routes, region: str) -> AffectedShards:
     )
 
 
-def is_range_text(text: str) -> bool:
-    """Return whether the text is what a `RecordedChange` has of shards."""
-    return _RANGES.fullmatch(text) is not None
+def is_range_text(text: str, shards: int) -> bool:
+    """Return whether the text names shards below ``shards`` as a `RecordedChange` does, in ranges such as 3,17-20. A
+    larger number is found without listing the shards of its range, which could take for ever."""
+    if _RANGES.fullmatch(text) is None:
+        return False
+    return all(first <= last < shards for first, last in _ranges_in(text))
 
 
 def _changes_since(version: int, topology: Topology) -> Sequence[RecordedChange] | None:
@@ -144,10 +147,10 @@ def _range_text(shards: Iterable[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
-def _shards_in(text: str) -> Iterator[int]:
+def _ranges_in(text: str) -> Iterator[tuple[int, int]]:
     for run in text.split(",") if text else ():
         first, _, last = run.partition("-")
-        yield from range(int(first), int(last or first) + 1)
+        yield int(first), int(last or first)
 
 
 def _shards_of_ranges(ranges: Iterable[tuple[int, int]]) -> Iterator[int]:
