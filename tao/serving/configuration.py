@@ -156,8 +156,9 @@ class Configuration:
         self._watchers.pop(reply, None)
 
     def _notify(self, event_for: Callable[[str | None], pb.WatchEvent]) -> None:
+        events = {region: event_for(region) for region in set(self._watchers.values())}
         for reply, region in list(self._watchers.items()):
-            reply.send(pb.Answer(more=True, watch=event_for(region)))
+            reply.send(pb.Answer(more=True, watch=events[region]))
 
 
 def region_asked(request: pb.GetTopology | pb.Watch, own_region: str) -> str | None:

@@ -130,6 +130,27 @@ def test_a_document_is_written_once_for_all_who_ask(
     assert written == ["east", "east"], "one of each version"
 
 
+async def test_an_event_is_made_once_for_the_watchers_of_a_region(
+    configuration: Configuration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[pb.Answer] = []
+    for number, region in enumerate(("east", "east", "west")):
+        reply = MemoryReply(heard.append, number)
+        configuration.watch(pb.Request(watch=pb.Watch(topology_version=2, region=region)), reply, "east")
+    heard.clear()
+    made: list[str | None] = []
+    document = configuration.topology_document
+
+    def count(region: str | None = None) -> pb.TopologyDocument:
+        made.append(region)
+        return document(region)
+
+    monkeypatch.setattr(configuration, "topology_document", count)
+    configuration.use_topology(make_topology(3))
+    assert sorted(map(str, made)) == ["east", "west"]
+    assert [(each.number, each.watch.topology.version) for each in heard] == [(0, 3), (1, 3), (2, 3)]
+
+
 async def test_a_refresh_says_whether_the_document_was_read() -> None:
     answers: list[Topology | TopologyError] = [make_topology(2), TopologyError("half written"), make_topology(3)]
 
