@@ -206,6 +206,28 @@ async def test_a_shard_that_another_leader_had_between_two_polls_is_subscribed_a
     assert subscribes(near, "leader-1")[-1] == [2]
 
 
+async def test_a_message_ignored_while_another_leader_led_the_shard_becomes_a_gap(region: RegionRig) -> None:
+    """The first leader does not know of the changes, and its deliveries are under way across both."""
+    near, link = region.near, region.near.links["leader-1"]
+    two = make_id(64, 2)
+    assert await near.times(two, COMMENT) == []
+    link.hold_requests.add("subscribe")
+    near.configuration.use_topology(make_topology(2, near={1: ("near-2",)}, leaders={2: ("leader-2",)}))
+    ignored = near.subscriptions.messages
+    await region.leader.write(AssocAdd(two, COMMENT, B, 1, b""))
+    await region.leader.write(AssocAdd(A, COMMENT, B, 1, b""))
+    await until(lambda: near.subscriptions.messages > ignored)
+    near.configuration.use_topology(make_topology(3, near={1: ("near-2",)}))
+    assert not near.subscriptions.is_subscribed(2)
+    await region.leader.write(AssocAdd(two, COMMENT, B + 1, 2, b""))
+    await until(lambda: near.subscriptions.gaps == 1)
+    assert not near.subscriptions.is_subscribed(2), "a message is missing"
+    link.hold_requests.clear()
+    link.let_go()
+    await subscribed(near)
+    assert await near.times(two, COMMENT) == [2, 1]
+
+
 async def test_a_shard_that_leaves_the_follower_does_not_disturb_the_others(region: RegionRig) -> None:
     """Every stream ended when a follower was added to the tier, so that no follower of it was ready for a moment."""
     near = region.near
