@@ -1,8 +1,8 @@
 """The last changes of a topology document, by which a server that follows it disturbs only the shards concerned.
 
 A server looks at the document every half second, so that it may see version 9 after version 7. From the two documents
-alone it cannot tell that version 8 gave a shard to another leader and version 9 gave it back; but that leader may have
-received the shard's changes in between. So whoever writes a document records in it what the change affected, and keeps
+alone it cannot see that version 8 gave a shard to another leader and version 9 gave it back; but that leader may have
+received the shard's changes in between. So each document that is stored records what its change affected, and keeps
 what the last changes did. For a server that finds every version since its own, the affected shards are those of all of
 them, and those that differ between the documents. For a server that does not find them all, every shard is affected.
 
@@ -66,7 +66,7 @@ def record_change(before: Topology, after: Topology) -> Topology:
 
 def affected_shards(former: Routes, now: Routes, region: str) -> AffectedShards:
     """Return the shards of ``region`` that any change since the ``former`` routes affected: all of them, when the
-    document does not tell what each change was."""
+    document does not record what each change was."""
     changes = _changes_since(former.version, now.topology)
     if changes is None or former.shards != now.shards:
         everything = frozenset(range(now.shards))
