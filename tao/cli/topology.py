@@ -153,7 +153,8 @@ def remove_server(name: str) -> None:
 def record_changes() -> None:
     """Record the last 64 changes in the document, so that servers that skip a version lose no cache.
 
-    Run it once, when every server and every tao command uses this version: earlier versions refuse the document."""
+    Run it once, when every server, every tao command, and every application that connects to the file uses this
+    version: earlier versions refuse the document."""
     _change(edits.begin_record)
 
 

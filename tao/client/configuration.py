@@ -16,7 +16,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final, ParamSpec, Protocol, TypeVar
 
 from tao.client.server_queues import ServerLink, ServerQueue
 from tao.client.settings import ClientSettings
@@ -30,6 +30,7 @@ from tao.wire.convert import error_from_pb
 from tao.wire.v1 import session_pb2 as pb
 
 _logger = logging.getLogger(__name__)
+_Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
 
@@ -58,9 +59,13 @@ _MAX_BYTES_AT_ONCE: Final = 16 << 10
 and a process of a small installation needs no thread for them."""
 
 
-async def _beside(size_bytes: int, work: Callable[..., _Result], *arguments: Any) -> _Result:
+async def _run_off_loop_if_large(
+    size_bytes: int, work: Callable[_Parameters, _Result], *arguments: _Parameters.args, **named: _Parameters.kwargs
+) -> _Result:
     """Do the work on a document of this size: at once, or in a thread while the loop goes on."""
-    return await asyncio.to_thread(work, *arguments) if size_bytes > _MAX_BYTES_AT_ONCE else work(*arguments)
+    if size_bytes > _MAX_BYTES_AT_ONCE:
+        return await asyncio.to_thread(work, *arguments, **named)
+    return work(*arguments, **named)
 
 
 def read_target(target: str) -> Topology | CacheServer:
@@ -72,10 +77,10 @@ def read_target(target: str) -> Topology | CacheServer:
     return _read_topology(found) if isinstance(found, Path) else found
 
 
-async def read_target_beside(target: str) -> Topology | CacheServer:
+async def read_target_async(target: str) -> Topology | CacheServer:
     """Read a target as `read_target` does, a large file in a thread. Raises as that."""
     found = _parse_target(target)
-    return await _beside(_size_bytes(found), _read_topology, found) if isinstance(found, Path) else found
+    return await _run_off_loop_if_large(_size_bytes(found), _read_topology, found) if isinstance(found, Path) else found
 
 
 def _parse_target(target: str) -> Path | CacheServer:
@@ -152,11 +157,13 @@ class ClientConfiguration:
                 failure = error
                 continue
             document = answers[0].topology.json
-            topology = await _beside(len(document), decode_topology, document, f"topology of {server.name}")
+            topology = await _run_off_loop_if_large(
+                len(document), decode_topology, document, f"topology of {server.name}"
+            )
             schema = Schema.from_json(answers[1].schema.json, f"schema of {server.name}")
             asked = server if isinstance(source, CacheServer) else None
             found = _region_of(topology, region, asked)
-            routes = await _beside(len(document), _routes_of, topology, found, None)
+            routes = await _run_off_loop_if_large(len(document), _routes_of, topology, found, None)
             return cls(links, settings, routes, schema, found)
         raise failure
 
@@ -246,8 +253,8 @@ class ClientConfiguration:
             return
         try:
             size = len(document.json)
-            topology = await _beside(size, decode_topology, document.json, f"topology of {server}")
-            routes = await _beside(size, _routes_of, topology, self.region, self.routes)
+            topology = await _run_off_loop_if_large(size, decode_topology, document.json, f"topology of {server}")
+            routes = await _run_off_loop_if_large(size, _routes_of, topology, self.region, self.routes)
             if routes.version <= self.topology.version:
                 return  # the watch and a request for it may bring the same document
             if self._listener is not None:

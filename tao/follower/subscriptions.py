@@ -12,7 +12,9 @@ covers all deliveries before it, and only a leader that has sent as much as it m
 
 A change of the topology affects only the shards that other leaders lead since, or may have led in between
 (`tao.routing.topology_changes`). They are added to the streams of their present leaders; a former leader, whose
-deliveries of them are ignored, ends them itself. The other shards go on, confirmed and fresh.
+deliveries of them are ignored, ends them itself. The other shards go on, confirmed and fresh. A shard that leaves the
+follower stays in its leader's stream, and its deliveries are ignored: the protocol cannot end a single shard, and a new
+stream would leave the others unconfirmed for a moment.
 
 A leader reports in its stream the time up to which it has sent every change of a database. That holds only for the
 shards that this leader sends to this follower (`Inbox.confirm`): a shard that its leader has not confirmed, or that
@@ -78,6 +80,11 @@ class SubscriptionSettings:
     longer has failed."""
 
 
+_MAX_UNHOSTED_PART: Final = 0.5
+"""Part of a stream's shards that may have left the follower, before a new stream replaces it. The leader sends their
+changes for nothing: with half of the shards, at most as much again as the follower needs. A tier of four grows to eight
+before its followers subscribe anew."""
+
 PositionsFor = Callable[[Iterable[int]], Sequence[Position]]
 """Returns the positions from which subscriptions to shards continue."""
 
@@ -107,7 +114,7 @@ class Subscriptions:
         self._inbox: Final = Inbox(database_of)
         self._hosted: frozenset[int] = frozenset()
         self._followed: Routes | None = None
-        self._following: dict[str, _Following] = {}
+        self._streams: dict[str, _LeaderStream] = {}
         self._behind: set[int] = set()
         self._caught_up: Final = asyncio.Event()
         self.freshness: Final = Freshness(context.clock.unix_ms, database_of, self._inbox.proven_unix_ms)
@@ -143,7 +150,7 @@ class Subscriptions:
         affected = hosted - self._hosted
         if former is not None:
             affected |= hosted & affected_shards(former, routes, self._region).led
-        self._lose(affected)
+        self._mark_unconfirmed(affected)
         self._hosted = hosted
         self._redirect_streams(routes, affected)
         self._follow_missing()
@@ -155,15 +162,15 @@ class Subscriptions:
         for shard in sorted(affected):
             affected_by_leader.setdefault(leaders.home(shard).name, set()).add(shard)
         homes = {home.name: home for home in map(leaders.home, self._hosted)}
-        for name, following in self._following.items():
-            stream = following.stream
+        for name, leader_stream in self._streams.items():
+            stream = leader_stream.stream
             if (
                 stream is None
                 or name not in homes  # its shards have other leaders, or it has left the topology
                 or stream.link is not self._links.to(homes[name])  # it has other addresses
-                or not stream.shards <= self._hosted  # a leader is not asked to stop sending a single shard
+                or len(stream.shards - self._hosted) > _MAX_UNHOSTED_PART * len(stream.shards)
             ):
-                following.changed.set()
+                leader_stream.changed.set()
             elif name in affected_by_leader:
                 stream.add(affected_by_leader[name])
 
@@ -173,10 +180,10 @@ class Subscriptions:
         for shard in self._hosted:
             # The answer to a write may have been under way for longer than version floors are kept.
             self._changes.note_begun(shard)
-        self._lose(self._hosted)
+        self._mark_unconfirmed(self._hosted)
         self._caught_up.clear()
-        for following in self._following.values():
-            following.changed.set()
+        for leader_stream in self._streams.values():
+            leader_stream.changed.set()
         if self._behind:
             await _wait_for(self._caught_up, timeout_seconds)
 
@@ -188,15 +195,15 @@ class Subscriptions:
 
     def _follow_missing(self) -> None:
         for leader in self._configuration.routes.leaders(self._region).servers:
-            if leader.name in self._following:
+            if leader.name in self._streams:
                 continue
-            following = _Following()
+            leader_stream = _LeaderStream()
             try:
-                self._spawn(self._follow(leader.name, following))
+                self._spawn(self._follow(leader.name, leader_stream))
             except TaoError as error:
                 self._log.warning("leader_subscription_failed", leader=leader.name, reason=error.message)
             else:
-                self._following[leader.name] = following
+                self._streams[leader.name] = leader_stream
 
     def _shards_led_by(self, leader: str) -> list[int]:
         led = self._configuration.routes.leaders(self._region).shards_of(leader)
@@ -209,28 +216,28 @@ class Subscriptions:
         servers = self._configuration.routes.leaders(self._region).servers
         return next((server for server in servers if server.name == name), None)
 
-    async def _follow(self, name: str, following: _Following) -> None:
+    async def _follow(self, name: str, leader_stream: _LeaderStream) -> None:
         """Keep a stream from one leader, until the topology does not name it any more."""
-        changed = following.changed
+        changed = leader_stream.changed
         try:
             while (leader := self._leader(name)) is not None:
                 changed.clear()
                 shards = self._shards_led_by(name)
                 if shards:
-                    await self._receive_stream(leader, shards, following)
+                    await self._receive_stream(leader, shards, leader_stream)
                     # The new leader of a shard that moved may have confirmed it already.
-                    self._lose(self._shards_led_by(name))
+                    self._mark_unconfirmed(self._shards_led_by(name))
                     await _wait_for(changed, self._settings.retry_seconds)
                 else:
                     await changed.wait()
         finally:
-            del self._following[name]
+            del self._streams[name]
             self._inbox.end_stream(name)
 
-    async def _receive_stream(self, leader: CacheServer, shards: list[int], following: _Following) -> None:
+    async def _receive_stream(self, leader: CacheServer, shards: list[int], leader_stream: _LeaderStream) -> None:
         """Receive one stream of deliveries, until the connection ends or a change of the topology ends it."""
         self._inbox.begin_stream(leader.name)
-        stream = following.stream = DeliveryStream(
+        stream = leader_stream.stream = DeliveryStream(
             self._links.to(leader),
             self._name,
             shards,
@@ -238,7 +245,7 @@ class Subscriptions:
             lambda delivery: self._receive(delivery, leader.name),
             self._settings,
         )
-        moved = asyncio.ensure_future(following.changed.wait())
+        moved = asyncio.ensure_future(leader_stream.changed.wait())
         ended = asyncio.ensure_future(stream.ended.wait())
         try:
             while not (ended.done() or moved.done()):
@@ -249,7 +256,7 @@ class Subscriptions:
             if stream.reason:
                 self._log.info("subscription_ended", leader=leader.name, reason=stream.reason)
         finally:
-            following.stream = None
+            leader_stream.stream = None
             ended.cancel()
             moved.cancel()
             stream.close()
@@ -268,7 +275,7 @@ class Subscriptions:
                 self._inbox.forget(shard)
             self._drop_entries(shard)
 
-    def _lose(self, shards: Iterable[int]) -> None:
+    def _mark_unconfirmed(self, shards: Iterable[int]) -> None:
         """Note that no leader confirms these shards any more: its proofs do not hold for them either."""
         self._behind.update(shards)
         self._inbox.suspend(shards)
@@ -287,7 +294,7 @@ class Subscriptions:
         with self._cache.recorder.caused_by(f"delivery {delivery.number} of {leader}"):
             self._apply(received)
         missing = {shard for shard in (*received.refused, *received.gaps) if self._is_led_by(leader, shard)}
-        self._lose(missing)
+        self._mark_unconfirmed(missing)
         if not self._behind:
             self._caught_up.set()
         # Last, because the times that a delivery reports hold only once its messages are applied.
@@ -313,8 +320,8 @@ class Subscriptions:
             self._changes.apply(messages)
 
 
-class _Following:
-    """What one leader is followed by: the stream that is open now, if any, and the event that ends it."""
+class _LeaderStream:
+    """The stream of one leader that is open now, if any, and the event that ends it."""
 
     __slots__ = ("changed", "stream")
 

@@ -123,13 +123,13 @@ class Heartbeats:
         now = self._clock.monotonic()
         for database, shard in chosen.items():
             status = self.statuses.setdefault(database, HeartbeatStatus())
-            if database not in self._under_way and now >= status.quiet_since + self._patience_seconds(database):
+            if database not in self._under_way and now >= status.quiet_since + self._takeover_wait_seconds(database):
                 status.quiet_since = now
                 task = asyncio.create_task(self._write(database, shard), name=f"{self._name}: heartbeat {database}")
                 self._under_way[database] = task
                 task.add_done_callback(partial(self._forget_task, database))
 
-    def _patience_seconds(self, database: str) -> float:
+    def _takeover_wait_seconds(self, database: str) -> float:
         """Return how long this leader waits for a row of another one."""
         settings = self._settings
         # Rows are due at multiples of a step: half a step less, so that a late turn of the loop does not skip one.

@@ -1,13 +1,14 @@
 """The last changes of a topology document, by which a server that follows it disturbs only the shards concerned.
 
 A server looks at the document every half second, so that it may see version 9 after version 7. From the two documents
-alone it cannot tell that version 8 gave a shard to another leader and version 9 gave it back; but that leader may have
-received the shard's changes in between. So whoever writes a document records in it what the change affected, and keeps
+alone it cannot see that version 8 gave a shard to another leader and version 9 gave it back; but that leader may have
+received the shard's changes in between. So each document that is stored records what its change affected, and keeps
 what the last changes did. For a server that finds every version since its own, the affected shards are those of all of
 them, and those that differ between the documents. For a server that does not find them all, every shard is affected.
 
-Documents of former versions have no such record, and former versions refuse it. It is written only into a document
-that has it already: a new one, or one for which an operator has begun the record (`tao topology record-changes`).
+Documents of former versions have no such record, and servers, commands, and applications that connect to the file,
+refuse it if they are of former versions. It is written only into a document that has it already: a new one, or one for
+which an operator has begun the record (`tao topology record-changes`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MAX_CHANGES_BYTES: Final = 64 << 10
 """Size of the record. The oldest changes go first: a leader of thirty that goes down affects 333 of 10,000 shards,
 which takes 2 KB."""
 
-_RANGES: Final = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+_RANGES: Final = re.compile(r"\d{1,18}(-\d{1,18})?(,\d{1,18}(-\d{1,18})?)*")
 
 
 class AffectedShards(NamedTuple):
@@ -65,7 +66,7 @@ def record_change(before: Topology, after: Topology) -> Topology:
 
 def affected_shards(former: Routes, now: Routes, region: str) -> AffectedShards:
     """Return the shards of ``region`` that any change since the ``former`` routes affected: all of them, when the
-    document does not tell what each change was."""
+    document does not record what each change was."""
     changes = _changes_since(former.version, now.topology)
     if changes is None or former.shards != now.shards:
         everything = frozenset(range(now.shards))
@@ -73,7 +74,7 @@ def affected_shards(former: Routes, now: Routes, region: str) -> AffectedShards:
     led = set(_moved(former, now, region))
     databases = set(_changed_databases(former.topology, now.topology))
     for change in changes:
-        led.update(_shards_in(change.leaders.get(region, "")))
+        led.update(_shards_of_ranges(_ranges_in(change.leaders.get(region, ""))))
         databases.update(change.databases)
     of_databases = (each.shards for each in now.topology.databases if each.name in databases)
     return AffectedShards(
@@ -81,9 +82,12 @@ def affected_shards(former: Routes, now: Routes, region: str) -> AffectedShards:
     )
 
 
-def is_range_text(text: str) -> bool:
-    """Return whether the text is what a `RecordedChange` has of shards."""
-    return _RANGES.fullmatch(text) is not None
+def is_range_text(text: str, shards: int) -> bool:
+    """Return whether the text names shards below ``shards`` as a `RecordedChange` does, in ranges such as 3,17-20. A
+    larger number is found without listing the shards of its range, which could take for ever."""
+    if _RANGES.fullmatch(text) is None:
+        return False
+    return all(first <= last < shards for first, last in _ranges_in(text))
 
 
 def _changes_since(version: int, topology: Topology) -> Sequence[RecordedChange] | None:
@@ -143,10 +147,10 @@ def _range_text(shards: Iterable[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
-def _shards_in(text: str) -> Iterator[int]:
+def _ranges_in(text: str) -> Iterator[tuple[int, int]]:
     for run in text.split(",") if text else ():
         first, _, last = run.partition("-")
-        yield from range(int(first), int(last or first) + 1)
+        yield int(first), int(last or first)
 
 
 def _shards_of_ranges(ranges: Iterable[tuple[int, int]]) -> Iterator[int]:

@@ -80,6 +80,13 @@ class Configuration:
             self._looking.add_done_callback(self._looked)
         return await asyncio.shield(self._looking)
 
+    async def refresh_after_pause(self) -> bool:
+        """Read the topology document as `refresh` does, in a read that has not begun before this call: one that was
+        under way during a pause may have read a document that has been replaced meanwhile."""
+        if self._looking is not None:
+            await asyncio.wait((self._looking,))
+        return await self.refresh()
+
     async def _look(self) -> bool:
         if self._load is None:
             return False
@@ -149,8 +156,9 @@ class Configuration:
         self._watchers.pop(reply, None)
 
     def _notify(self, event_for: Callable[[str | None], pb.WatchEvent]) -> None:
+        events = {region: event_for(region) for region in set(self._watchers.values())}
         for reply, region in list(self._watchers.items()):
-            reply.send(pb.Answer(more=True, watch=event_for(region)))
+            reply.send(pb.Answer(more=True, watch=events[region]))
 
 
 def region_asked(request: pb.GetTopology | pb.Watch, own_region: str) -> str | None:

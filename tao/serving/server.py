@@ -322,7 +322,7 @@ class CachingServer(Generic[SettingsType]):
         time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                return await self._context.configuration.refresh()
+                return await self._context.configuration.refresh_after_pause()
         return False
 
     # ---- metrics and /stats ----------------------------------------------------------------------------------------

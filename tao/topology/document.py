@@ -248,8 +248,11 @@ def _change_faults(topology: Topology) -> Iterator[str]:
             yield f'{where}: versions ascend, up to the document\'s own; write "changes": [] to begin anew'
         before = change.version
         for region, text in change.leaders.items():
-            if not is_range_text(text):
-                yield f"{where}.leaders.{region}: {text!r} names no shards; write ranges as in 3,17-20"
+            if not is_range_text(text, topology.shards):
+                yield (
+                    f"{where}.leaders.{region}: {text!r} is not of shards 0 to {topology.shards - 1}; "
+                    "write ranges as in 3,17-20"
+                )
 
 
 def _unknown(found: object, known: object, path: str) -> Iterator[str]:

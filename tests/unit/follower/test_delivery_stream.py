@@ -122,12 +122,42 @@ class AskedLeader:
             self.answers.append(on_answer)
 
 
+def make_stream(leader: AskedLeader, shards: int, piece: int) -> DeliveryStream:
+    settings = SubscriptionSettings(subscribe_shards=piece)
+    return DeliveryStream(
+        leader, "near-1", range(shards), lambda shards: [Position(each) for each in shards], lambda _: set(), settings
+    )
+
+
+async def test_shards_added_before_the_first_answer_are_asked_for_after_it() -> None:
+    leader = AskedLeader()
+    stream = make_stream(leader, shards=2, piece=3)
+    stream.add([5, 4])
+    stream.add([5])
+    assert leader.asked == [([0, 1], 0)], "the number of the series is not known yet"
+    leader.answers[0](pb.Answer(number=7, more=True, delivery=delivery_to_pb(Delivery(1))))
+    assert leader.asked[1:] == [([4, 5], 7)]
+    stream.close()
+
+
+async def test_shards_added_while_a_piece_is_under_way_are_asked_for_after_it() -> None:
+    leader = AskedLeader()
+    stream = make_stream(leader, shards=6, piece=3)
+    leader.answers[0](pb.Answer(number=7, more=True, delivery=delivery_to_pb(Delivery(1))))
+    assert leader.asked[1:] == [([3, 4, 5], 7)]
+    stream.add([4, 8])
+    assert len(leader.asked) == 2
+    leader.answers[1](pb.Answer(applied=pb.Applied()))
+    assert leader.asked[2:] == [([4, 8], 7)], "its leader may have changed since it was asked for"
+    leader.answers[2](pb.Answer(applied=pb.Applied()))
+    assert len(leader.asked) == 3
+    assert stream.shards == {0, 1, 2, 3, 4, 5, 8}
+    stream.close()
+
+
 async def test_many_shards_are_asked_for_in_pieces_one_after_the_other() -> None:
     leader = AskedLeader()
-    settings = SubscriptionSettings(subscribe_shards=3)
-    stream = DeliveryStream(
-        leader, "near-1", range(8), lambda shards: [Position(each) for each in shards], lambda _: set(), settings
-    )
+    stream = make_stream(leader, shards=8, piece=3)
     stream.ask_again()
     assert leader.asked == [([0, 1, 2], 0)], "the number of the series is not known yet"
     leader.answers[0](pb.Answer(number=7, more=True, delivery=delivery_to_pb(Delivery(1))))

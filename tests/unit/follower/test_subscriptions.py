@@ -206,10 +206,58 @@ async def test_a_shard_that_another_leader_had_between_two_polls_is_subscribed_a
     assert subscribes(near, "leader-1")[-1] == [2]
 
 
-async def test_a_stream_ends_when_a_shard_is_not_hosted_any_more(region: RegionRig) -> None:
+async def test_a_message_ignored_while_another_leader_led_the_shard_becomes_a_gap(region: RegionRig) -> None:
+    """The first leader does not know of the changes, and its deliveries are under way across both."""
+    near, link = region.near, region.near.links["leader-1"]
+    two = make_id(64, 2)
+    assert await near.times(two, COMMENT) == []
+    link.hold_requests.add("subscribe")
+    near.configuration.use_topology(make_topology(2, near={1: ("near-2",)}, leaders={2: ("leader-2",)}))
+    ignored = near.subscriptions.messages
+    await region.leader.write(AssocAdd(two, COMMENT, B, 1, b""))
+    await region.leader.write(AssocAdd(A, COMMENT, B, 1, b""))
+    await until(lambda: near.subscriptions.messages > ignored)
+    near.configuration.use_topology(make_topology(3, near={1: ("near-2",)}))
+    assert not near.subscriptions.is_subscribed(2)
+    await region.leader.write(AssocAdd(two, COMMENT, B + 1, 2, b""))
+    await until(lambda: near.subscriptions.gaps == 1)
+    assert not near.subscriptions.is_subscribed(2), "a message is missing"
+    link.hold_requests.clear()
+    link.let_go()
+    await subscribed(near)
+    assert await near.times(two, COMMENT) == [2, 1]
+
+
+async def test_a_shard_that_leaves_the_follower_does_not_disturb_the_others(region: RegionRig) -> None:
+    """Every stream ended when a follower was added to the tier, so that no follower of it was ready for a moment."""
     near = region.near
+    asked = subscribes(near, "leader-1")
     near.configuration.use_topology(make_topology(2, near={1: ("near-2",), 3: ("near-2",)}))
-    await until(lambda: subscribes(near, "leader-1")[-1] == [0, 2])
+    assert near.subscriptions.hosted == {0, 2}
+    assert near.subscriptions.unsubscribed == 0
+    await region.leader.write(AssocAdd(make_id(64, 3), COMMENT, B, 1, b""))
+    await region.leader.write(AssocAdd(A, COMMENT, B, 1, b""))
+    await until(lambda: near.cache.floor_of_list(A, COMMENT))
+    assert near.subscriptions.unsubscribed == 0
+    assert not near.cache.is_open(3)
+    assert subscribes(near, "leader-1") == asked
+
+
+async def test_a_shard_that_comes_back_to_the_follower_begins_anew_in_the_same_stream(region: RegionRig) -> None:
+    near, asked = region.near, subscribes(region.near, "leader-1")
+    near.configuration.use_topology(make_topology(2, near={1: ("near-2",), 3: ("near-2",)}))
+    resets = near.subscriptions.resets
+    near.configuration.use_topology(make_topology(3, near={1: ("near-2",)}))
+    assert not near.subscriptions.is_subscribed(3)
+    await subscribed(near)
+    assert subscribes(near, "leader-1") == [*asked, [3]]
+    assert near.subscriptions.resets == resets + 1
+
+
+async def test_a_stream_begins_anew_when_most_of_its_shards_have_left_the_follower(region: RegionRig) -> None:
+    near = region.near
+    near.configuration.use_topology(make_topology(2, near={1: ("near-2",), 2: ("near-2",), 3: ("near-2",)}))
+    await until(lambda: subscribes(near, "leader-1")[-1] == [0])
     await subscribed(near)
 
 

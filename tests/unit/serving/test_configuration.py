@@ -18,6 +18,7 @@ from tao.topology.document import decode_topology, encode_region
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import SCHEMA, make_topology
 from tests.rigs.links_rig import MemoryReply
+from tests.rigs.pacing import quiet, until
 
 TEXT = (Path(__file__).parents[3] / "config/schema.yaml").read_text()
 GROWN = TEXT.replace("  checkin:\n    number: 2\n", "  robot:\n    number: 77\n\n  checkin:\n    number: 2\n")
@@ -129,6 +130,27 @@ def test_a_document_is_written_once_for_all_who_ask(
     assert written == ["east", "east"], "one of each version"
 
 
+async def test_an_event_is_made_once_for_the_watchers_of_a_region(
+    configuration: Configuration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[pb.Answer] = []
+    for number, region in enumerate(("east", "east", "west")):
+        reply = MemoryReply(heard.append, number)
+        configuration.watch(pb.Request(watch=pb.Watch(topology_version=2, region=region)), reply, "east")
+    heard.clear()
+    made: list[str | None] = []
+    document = configuration.topology_document
+
+    def count(region: str | None = None) -> pb.TopologyDocument:
+        made.append(region)
+        return document(region)
+
+    monkeypatch.setattr(configuration, "topology_document", count)
+    configuration.use_topology(make_topology(3))
+    assert sorted(map(str, made)) == ["east", "west"]
+    assert [(each.number, each.watch.topology.version) for each in heard] == [(0, 3), (1, 3), (2, 3)]
+
+
 async def test_a_refresh_says_whether_the_document_was_read() -> None:
     answers: list[Topology | TopologyError] = [make_topology(2), TopologyError("half written"), make_topology(3)]
 
@@ -141,6 +163,45 @@ async def test_a_refresh_says_whether_the_document_was_read() -> None:
     configuration = Configuration(make_topology(2), SCHEMA, logger("test"), load)
     assert [await configuration.refresh() for _ in range(3)] == [True, False, True]
     assert configuration.routes.version == 3
+
+
+async def test_a_read_that_began_before_a_pause_does_not_count_as_one_after_it() -> None:
+    """It may have read the document that was replaced, twice, while the process was paused."""
+    reads: list[asyncio.Future[Topology]] = []
+
+    async def load() -> Topology:
+        reads.append(asyncio.get_running_loop().create_future())
+        return await reads[-1]
+
+    configuration = Configuration(make_topology(2), SCHEMA, logger("test"), load)
+    before = asyncio.ensure_future(configuration.refresh())
+    await until(lambda: len(reads) == 1)
+    after = [asyncio.ensure_future(configuration.refresh_after_pause()) for _ in range(2)]
+    await quiet()
+    reads[0].set_result(make_topology(3))
+    await until(lambda: len(reads) == 2)
+    assert before.done()
+    assert not any(each.done() for each in after)
+    reads[1].set_result(make_topology(5))
+    assert await asyncio.gather(*after) == [True, True]
+    assert configuration.routes.version == 5
+    assert len(reads) == 2
+
+
+async def test_a_read_that_fails_across_a_pause_is_followed_by_another() -> None:
+    first: asyncio.Future[Topology] = asyncio.get_running_loop().create_future()
+    reads = [first]
+
+    async def load() -> Topology:
+        return await reads.pop() if reads else make_topology(3)
+
+    configuration = Configuration(make_topology(2), SCHEMA, logger("test"), load)
+    before = asyncio.ensure_future(configuration.refresh())
+    await until(lambda: not reads)
+    after = asyncio.ensure_future(configuration.refresh_after_pause())
+    await quiet()
+    first.set_exception(TopologyError("half written"))
+    assert [await before, await after] == [False, True]
 
 
 async def test_a_listener_that_fails_does_not_keep_the_next_change_from_being_noticed(tmp_path: Path) -> None:

@@ -104,7 +104,10 @@ BROKEN: list[tuple[str, Callable[[Document], object], str]] = [
     ("tailer name", lambda d: d["regions"][0].update(tailers=[{"name": "l-1", "database": "db"}]), "'l-1' is there 2"),
     ("change from later", lambda d: d.update(changes=[{"version": 2}]), "changes/2: versions ascend"),
     ("changes in disorder", lambda d: d.update(version=9, changes=[{"version": 5}, {"version": 5}]), "changes/5: vers"),
-    ("change of no shards", lambda d: d.update(changes=[{"version": 1, "leaders": {"a": "x"}}]), "1.leaders.a: 'x' na"),
+    ("change outside", lambda d: d.update(changes=[{"version": 1, "leaders": {"a": "3,0-16"}}]), "'3,0-16' is not of"),
+    ("change backward", lambda d: d.update(changes=[{"version": 1, "leaders": {"a": "5-3"}}]), "'5-3' is not of"),
+    ("change too long", lambda d: d.update(changes=[{"version": 1, "leaders": {"a": "9" * 5000}}]), "is not of shards"),
+    ("change of no shards", lambda d: d.update(changes=[{"version": 1, "leaders": {"a": "x"}}]), "1.leaders.a: 'x' is"),
     ("database port", lambda d: d["databases"][0]["servers"]["here"].update(port=0), "db-here: needs a socket"),
 ]
 
