@@ -14,7 +14,7 @@ import asyncio
 from typing import Final, NamedTuple
 
 from tao.leader.ownership import Ownership
-from tao.model.errors import InternalError, OutcomeUnknown, TaoError, Unavailable
+from tao.model.errors import DeadlineExceeded, InternalError, OutcomeUnknown, TaoError, Unavailable
 from tao.model.ids import RESERVED_AHEAD_MS, SHARD_SHIFT, IdSequence, next_reserved
 from tao.model.ports import WriteStore
 from tao.model.rows import RowChanges, ShardRow, WriteKeys
@@ -55,11 +55,11 @@ class ObjectIds:
         self._busy: set[str] = set()
         self._under_way: dict[int, asyncio.Future[None]] = {}
 
-    async def allocate(self, shard: int, count: int = 1) -> int:
-        """Give out ``count`` consecutive ids of the shard and return the first.
+    async def allocate(self, shard: int, count: int = 1, *, deadline: float) -> int:
+        """Give out ``count`` consecutive ids of the shard and return the first. ``deadline`` is a time of the clock.
 
-        Raises `NotMine`, `Overloaded` when the ids would run too far ahead of the clock, and what a transaction raises
-        before anything is written."""
+        Raises `NotMine`, `Overloaded` when the ids would run too far ahead of the clock, `DeadlineExceeded`, and what a
+        transaction raises before anything is written."""
         while True:
             ids = self._ids_of(shard)
             if ids is not None:
@@ -69,16 +69,16 @@ class ObjectIds:
                     if ids.is_running_out(now):
                         _ = self._reserve(shard)  # in the background
                     return first
-            await self._reserved(shard)
+            await self._reserved(shard, deadline)
 
-    async def admit(self, object_id: int) -> None:
+    async def admit(self, object_id: int, deadline: float) -> None:
         """Check an id that the caller chose for a new object. Raises `IdNotReserved`, and as `allocate`."""
         shard = object_id >> SHARD_SHIFT
         while True:
             ids = self._ids_of(shard)
             if ids is not None and ids.admit(object_id, self._clock.unix_ms()):
                 return
-            await self._reserved(shard)
+            await self._reserved(shard, deadline)
 
     def _ids_of(self, shard: int) -> IdSequence | None:
         """Return the ids of an owned shard; None until time is reserved under this ownership. Raises `NotMine`."""
@@ -86,9 +86,13 @@ class ObjectIds:
         tenure = self._tenures.get(shard)
         return tenure.ids if tenure is not None and tenure.is_under(row) else None
 
-    async def _reserved(self, shard: int) -> None:
-        # Shielded: other callers may wait for the same transaction.
-        await asyncio.shield(self._reserve(shard))
+    async def _reserved(self, shard: int, deadline: float) -> None:
+        try:
+            async with asyncio.timeout(deadline - self._clock.monotonic()):
+                # Shielded: other callers may wait for the same transaction.
+                await asyncio.shield(self._reserve(shard))
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"no id of shard {shard} was reserved before the deadline") from error
 
     def _reserve(self, shard: int) -> asyncio.Future[None]:
         """Have more time reserved for the shard, together with what other shards of its server need."""

@@ -197,7 +197,8 @@ class WritePath:
                 return written
             if not isinstance(error, IdTaken) or not isinstance(write, ObjAdd):
                 raise error
-            write = msgspec.structs.replace(write, id=await self.ids.allocate(write.id >> SHARD_SHIFT))
+            other = await self.ids.allocate(write.id >> SHARD_SHIFT, deadline=deadline)
+            write = msgspec.structs.replace(write, id=other)
         raise Unavailable(f"{self._settings.max_id_attempts} ids in a row were taken; check the clocks of the leaders")
 
     async def _commit_once(self, write: Write, deadline: float, *, both_sides: bool, sub_write: bool) -> Written:

@@ -7,7 +7,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tao.model.errors import IdNotReserved, NotMine, OutcomeUnknown, ShardBlocked, Unavailable
+from tao.model.errors import (
+    DeadlineExceeded,
+    IdNotReserved,
+    InvalidField,
+    NotMine,
+    OutcomeUnknown,
+    ShardBlocked,
+    Unavailable,
+)
 from tao.model.ids import MAX_RESERVED_IDS, RESERVED_AHEAD_MS, make_id, unix_ms_of
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import USER, LeaderRig
@@ -30,20 +38,20 @@ async def rig(store: MemoryStore) -> AsyncIterator[LeaderRig]:
     assert rig.tasks.errors == []
 
 
-async def reserve(rig: LeaderRig, count: int, *, as_interval: bool = True) -> pb.Answer:
+async def reserve(rig: LeaderRig, count: int, *, as_interval: bool = True, deadline_ms: int = 5_000) -> pb.Answer:
     asked = pb.ReserveIds(shard=0, count=count, as_interval=as_interval)
     answers: list[pb.Answer] = []
     rig.service.handle(
-        pb.Request(number=1, deadline_ms=5_000, reserve_ids=asked), MemoryReply(answers.append, peer="near-1")
+        pb.Request(number=1, deadline_ms=deadline_ms, reserve_ids=asked), MemoryReply(answers.append, peer="near-1")
     )
     await until(lambda: answers)
     return answers[0]
 
 
-async def add(rig: LeaderRig, object_id: int = 0, data: bytes = b"") -> pb.WriteResult:
+async def add(rig: LeaderRig, object_id: int = 0, data: bytes = b"", *, deadline_ms: int = 5_000) -> pb.WriteResult:
     write = pb.Write(obj_add=pb.ObjAdd(id=object_id, shard=0, otype=USER, data=data))
     answers: list[pb.Answer] = []
-    request = pb.Request(number=1, deadline_ms=5_000, write=pb.WriteBatch(writes=[write]))
+    request = pb.Request(number=1, deadline_ms=deadline_ms, write=pb.WriteBatch(writes=[write]))
     rig.service.handle(request, MemoryReply(answers.append, peer="near-1"))
     await until(lambda: answers)
     return answers[0].write.results[0]
@@ -77,7 +85,7 @@ async def test_an_owner_commits_once_a_minute_and_not_for_each_object(store: Mem
 async def test_shards_that_need_time_together_share_a_commit(store: MemoryStore, rig: LeaderRig) -> None:
     gate = Gate()
     store.before_lock = gate.pass_through
-    waiting = [asyncio.ensure_future(rig.writes.ids.allocate(shard)) for shard in (0, 1, 0, 1)]
+    waiting = [asyncio.ensure_future(rig.allocate(shard)) for shard in (0, 1, 0, 1)]
     await gate.arrived.wait()
     gate.open()
     ids = await asyncio.gather(*waiting)
@@ -85,10 +93,29 @@ async def test_shards_that_need_time_together_share_a_commit(store: MemoryStore,
     assert len(set(ids)) == 4
 
 
+async def test_an_id_is_waited_for_until_the_deadline(store: MemoryStore, rig: LeaderRig) -> None:
+    gate = Gate()
+    store.before_lock = gate.pass_through
+    late = [
+        (await add(rig, deadline_ms=50)).error.reason,
+        (await add(rig, make_id(0, rig.clock.unix_ms(), 0), deadline_ms=50)).error.reason,
+        (await reserve(rig, 5, deadline_ms=50)).error.reason,
+    ]
+    assert late == [DeadlineExceeded.reason] * 3
+    gate.open()
+    assert (await add(rig)).id, "the reservation went on"
+    assert len(store.transactions) == 2
+
+
+async def test_an_invalid_object_costs_no_reservation(store: MemoryStore, rig: LeaderRig) -> None:
+    assert (await add(rig, data=b"\xff")).error.reason == InvalidField.reason
+    assert store.transactions == []
+
+
 async def test_a_cancelled_caller_does_not_take_the_others_along(store: MemoryStore, rig: LeaderRig) -> None:
     gate = Gate()
     store.before_lock = gate.pass_through
-    first, second = (asyncio.ensure_future(rig.writes.ids.allocate(0)) for _ in range(2))
+    first, second = (asyncio.ensure_future(rig.allocate(0)) for _ in range(2))
     await gate.arrived.wait()
     first.cancel()
     gate.open()
@@ -117,22 +144,22 @@ async def test_a_commit_of_unknown_outcome_gives_nothing_out_and_can_be_repeated
 ) -> None:
     store.commit_fault = OutcomeUnknown("the connection was lost")
     with pytest.raises(Unavailable, match="no ids could be reserved"):
-        await rig.writes.ids.allocate(0)
+        await rig.allocate(0)
     stored = store.rows.reserved_times[0]
-    assert unix_ms_of(await rig.writes.ids.allocate(0)) > stored, "what was perhaps reserved is not used"
+    assert unix_ms_of(await rig.allocate(0)) > stored, "what was perhaps reserved is not used"
     assert list(rig.ownership.owned) == [0, 1]
 
 
 async def test_a_blocked_shard_is_reported_and_tried_again(store: MemoryStore, rig: LeaderRig) -> None:
     store.lock_faults.append(ShardBlocked("locked by hand", 0))
     with pytest.raises(ShardBlocked):
-        await rig.writes.ids.allocate(0)
-    assert await rig.writes.ids.allocate(0)
+        await rig.allocate(0)
+    assert await rig.allocate(0)
 
 
 async def test_a_leader_that_stops_fails_those_who_wait(store: MemoryStore, rig: LeaderRig) -> None:
     store.before_lock = Gate().pass_through
-    waiting = asyncio.ensure_future(rig.writes.ids.allocate(0))
+    waiting = asyncio.ensure_future(rig.allocate(0))
     await quiet()
     await rig.tasks.close()
     with pytest.raises(Unavailable, match="stopped"):
@@ -142,17 +169,17 @@ async def test_a_leader_that_stops_fails_those_who_wait(store: MemoryStore, rig:
 async def test_a_leader_that_can_start_nothing_fails_those_who_wait(rig: LeaderRig) -> None:
     rig.tasks.refuses = True
     with pytest.raises(Unavailable.__mro__[1], match="no more tasks"):
-        await rig.writes.ids.allocate(0)
+        await rig.allocate(0)
     rig.tasks.refuses = False
-    assert await rig.writes.ids.allocate(0)
+    assert await rig.allocate(0)
 
 
 async def test_a_shard_of_another_leader_gives_out_no_ids(store: MemoryStore, rig: LeaderRig) -> None:
     with pytest.raises(NotMine):
-        await rig.writes.ids.allocate(2)
+        await rig.allocate(2)
     await store.take_ownership([0], "leader-2", timeout_seconds=1)
     with pytest.raises(NotMine):
-        await rig.writes.ids.allocate(0)
+        await rig.allocate(0)
     assert 0 not in store.rows.reserved_times
     assert list(rig.ownership.owned) == [1]
 
@@ -160,5 +187,5 @@ async def test_a_shard_of_another_leader_gives_out_no_ids(store: MemoryStore, ri
 async def test_a_shard_whose_row_is_missing_is_given_up(store: MemoryStore, rig: LeaderRig) -> None:
     del store.shards[0]
     with pytest.raises(NotMine):
-        await rig.writes.ids.allocate(0)
+        await rig.allocate(0)
     assert list(rig.ownership.owned) == [1]
