@@ -13,8 +13,15 @@ from __future__ import annotations
 import asyncio
 from typing import Final, NamedTuple
 
-from tao.leader.ownership import Ownership
-from tao.model.errors import DeadlineExceeded, InternalError, OutcomeUnknown, TaoError, Unavailable
+from tao.leader.ownership import SERVER_FAILURES, Ownership
+from tao.model.errors import (
+    DeadlineExceeded,
+    InternalError,
+    OutcomeUnknown,
+    ShardBlocked,
+    TaoError,
+    Unavailable,
+)
 from tao.model.ids import RESERVED_AHEAD_MS, SHARD_SHIFT, IdSequence, next_reserved
 from tao.model.ports import WriteStore
 from tao.model.rows import RowChanges, ShardRow, WriteKeys
@@ -121,15 +128,7 @@ class ObjectIds:
             while queue:
                 shards = queue[:_MAX_SHARDS_PER_TRANSACTION]
                 del queue[: len(shards)]
-                try:
-                    await self._transact(server, shards)
-                except OutcomeUnknown as error:
-                    # Whether or not the time was raised, none of it has been used.
-                    self._finish(shards, Unavailable(f"no ids could be reserved: {error.message}"))
-                except TaoError as error:
-                    self._finish(shards, error)
-                else:
-                    self._finish(shards, None)
+                await self._reserve_together(server, shards)
         except BaseException as error:
             # Whatever ends the work, nobody may wait for it for ever.
             failed: TaoError = InternalError(f"{type(error).__name__} while ids were reserved; see the leader's log")
@@ -140,6 +139,28 @@ class ObjectIds:
         finally:
             self._busy.discard(server)
             del self._queued[server]
+
+    async def _reserve_together(self, server: str, shards: list[int]) -> None:
+        """Reserve time for these shards in one transaction, or in several when one of them has it rejected: the others
+        must not fail with it."""
+        groups = [shards]
+        while groups:
+            group = groups.pop()
+            try:
+                await self._transact(server, group)
+            except OutcomeUnknown as error:
+                # Whether or not the time was raised, none of it has been used.
+                self._finish(group, Unavailable(f"no ids could be reserved: {error.message}"))
+            except TaoError as error:
+                if len(group) == 1 or isinstance(error, SERVER_FAILURES):
+                    self._finish(group, error)
+                elif isinstance(error, ShardBlocked) and error.shard in group:
+                    self._finish([error.shard], error)
+                    groups.append([shard for shard in group if shard != error.shard])
+                else:
+                    groups.extend([shard] for shard in group)
+            else:
+                self._finish(group, None)
 
     async def _transact(self, server: str, shards: list[int]) -> None:
         """Raise the reserved time of these shards in one commit, except of those that this leader does not own."""

@@ -31,7 +31,7 @@ from tao.model.ports import WriteStore
 from tao.model.rows import ShardRow
 from tao.serving.configuration import ServerContext
 
-_SERVER_FAILURES: Final = (Unavailable, DeadlineExceeded, MasterReadOnly, OutcomeUnknown)
+SERVER_FAILURES: Final = (Unavailable, DeadlineExceeded, MasterReadOnly, OutcomeUnknown)
 """Errors that say nothing about single shards: the shards are tried together again."""
 
 
@@ -242,7 +242,7 @@ class Ownership:
                 for shard in self._wanted.intersection(shards):
                     self._full[shard] = error
                     self._end_wait(shard)
-            elif len(shards) > 1 and not isinstance(error, _SERVER_FAILURES):
+            elif len(shards) > 1 and not isinstance(error, SERVER_FAILURES):
                 alone = shards
             return alone
         finally:

@@ -17,6 +17,7 @@ from tao.model.errors import (
     Unavailable,
 )
 from tao.model.ids import MAX_RESERVED_IDS, RESERVED_AHEAD_MS, make_id, unix_ms_of
+from tao.storage.failures import TablesMissing
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import USER, LeaderRig
 from tests.rigs.links_rig import MemoryReply
@@ -155,6 +156,29 @@ async def test_a_blocked_shard_is_reported_and_tried_again(store: MemoryStore, r
     with pytest.raises(ShardBlocked):
         await rig.allocate(0)
     assert await rig.allocate(0)
+
+
+async def test_a_blocked_shard_does_not_fail_the_others(store: MemoryStore, rig: LeaderRig) -> None:
+    store.lock_faults.append(ShardBlocked("shard 1 is locked", 1))
+    other, blocked = await asyncio.gather(rig.allocate(0), rig.allocate(1), return_exceptions=True)
+    assert (type(other), type(blocked)) == (int, ShardBlocked)
+    assert store.transactions == [[0, 1], [0]]
+
+
+async def test_a_shard_without_tables_does_not_fail_the_others(store: MemoryStore, rig: LeaderRig) -> None:
+    missing = [TablesMissing("a table does not exist") for _ in range(2)]
+    store.lock_faults += missing
+    other, lacking = await asyncio.gather(rig.allocate(0), rig.allocate(1), return_exceptions=True)
+    assert (type(other), lacking) == (int, missing[1])
+    assert store.transactions == [[0, 1], [1], [0]]
+
+
+async def test_a_server_that_is_down_fails_all_shards_with_one_transaction(store: MemoryStore, rig: LeaderRig) -> None:
+    down = Unavailable("no connection")
+    store.lock_faults.append(down)
+    failed = await asyncio.gather(rig.allocate(0), rig.allocate(1), return_exceptions=True)
+    assert list(failed) == [down, down]
+    assert store.transactions == [[0, 1]]
 
 
 async def test_a_leader_that_stops_fails_those_who_wait(store: MemoryStore, rig: LeaderRig) -> None:
