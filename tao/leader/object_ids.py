@@ -11,6 +11,7 @@ at the same time share it."""
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from tao.leader.ownership import SERVER_FAILURES, Ownership
@@ -18,6 +19,7 @@ from tao.model.errors import (
     DeadlineExceeded,
     InternalError,
     OutcomeUnknown,
+    Overloaded,
     ShardBlocked,
     TaoError,
     Unavailable,
@@ -44,29 +46,44 @@ class _Tenure(NamedTuple):
         return self.generation == row.generation and self.master_server == row.master_server
 
 
+@dataclass(slots=True)
+class _Reservation:
+    """A reservation of time for one shard that is queued or in a transaction, and how many callers wait for it."""
+
+    done: asyncio.Future[None]
+    waiting: int = 0
+
+
 class ObjectIds:
     """Gives out and admits ids of the shards that this leader owns."""
 
     def __init__(
-        self, context: ServerContext, ownership: Ownership, store: WriteStore, *, timeout_seconds: float
+        self,
+        context: ServerContext,
+        ownership: Ownership,
+        store: WriteStore,
+        *,
+        timeout_seconds: float,
+        max_waiting_per_shard: int,
     ) -> None:
-        """``timeout_seconds`` bounds a transaction that reserves time."""
+        """``timeout_seconds`` bounds a transaction that reserves time; ``max_waiting_per_shard`` those who wait."""
         self._ownership: Final = ownership
         self._store: Final = store
         self._timeout_seconds: Final = timeout_seconds
+        self._max_waiting_per_shard: Final = max_waiting_per_shard
         self._clock: Final = context.clock
         self._log: Final = context.log
         self._spawn: Final = context.spawn_as("id reservation")
         self._tenures: dict[int, _Tenure] = {}
         self._queued: dict[str, list[int]] = {}
         self._busy: set[str] = set()
-        self._under_way: dict[int, asyncio.Future[None]] = {}
+        self._under_way: dict[int, _Reservation] = {}
 
     async def allocate(self, shard: int, count: int = 1, *, deadline: float) -> int:
         """Give out ``count`` consecutive ids of the shard and return the first. ``deadline`` is a time of the clock.
 
-        Raises `NotMine`, `Overloaded` when the ids would run too far ahead of the clock, `DeadlineExceeded`, and what a
-        transaction raises before anything is written."""
+        Raises `NotMine`, `Overloaded` when the ids would run too far ahead of the clock or too many callers wait,
+        `DeadlineExceeded`, and what a transaction raises before anything is written."""
         while True:
             ids = self._ids_of(shard)
             if ids is not None:
@@ -94,24 +111,30 @@ class ObjectIds:
         return tenure.ids if tenure is not None and tenure.is_under(row) else None
 
     async def _reserved(self, shard: int, deadline: float) -> None:
+        reservation = self._reserve(shard)
+        if reservation.waiting >= self._max_waiting_per_shard:
+            raise Overloaded(f"{reservation.waiting} callers wait for ids of shard {shard} already")
+        reservation.waiting += 1
         try:
             async with asyncio.timeout(deadline - self._clock.monotonic()):
                 # Shielded: other callers may wait for the same transaction.
-                await asyncio.shield(self._reserve(shard))
+                await asyncio.shield(reservation.done)
         except TimeoutError as error:
             raise DeadlineExceeded(f"no id of shard {shard} was reserved before the deadline") from error
+        finally:
+            reservation.waiting -= 1
 
-    def _reserve(self, shard: int) -> asyncio.Future[None]:
+    def _reserve(self, shard: int) -> _Reservation:
         """Have more time reserved for the shard, together with what other shards of its server need."""
-        done = self._under_way.get(shard)
-        if done is None:
+        reservation = self._under_way.get(shard)
+        if reservation is None:
             server = self._ownership.row(shard).master_server
-            done = self._under_way[shard] = asyncio.get_running_loop().create_future()
+            reservation = self._under_way[shard] = _Reservation(asyncio.get_running_loop().create_future())
             self._queued.setdefault(server, []).append(shard)
             if server not in self._busy:
                 self._busy.add(server)
                 asyncio.get_running_loop().call_soon(self._start, server)
-        return done
+        return reservation
 
     def _start(self, server: str) -> None:
         try:
@@ -187,13 +210,13 @@ class ObjectIds:
 
     def _finish(self, shards: list[int], error: TaoError | None) -> None:
         for shard in shards:
-            done = self._under_way.pop(shard, None)
-            if done is None or done.done():
+            reservation = self._under_way.pop(shard, None)
+            if reservation is None or reservation.done.done():
                 continue
             if error is None:
-                done.set_result(None)
+                reservation.done.set_result(None)
             else:
-                done.set_exception(error)
-                done.exception()  # marks it as retrieved: perhaps nobody waits
+                reservation.done.set_exception(error)
+                reservation.done.exception()  # marks it as retrieved: perhaps nobody waits
         if error is not None and shards:
             self._log.warning("ids_not_reserved", shards=len(shards), reason=error.message)

@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from tao.leader.write_path import WritePathSettings
 from tao.model.errors import (
     DeadlineExceeded,
     IdNotReserved,
     InvalidField,
     NotMine,
     OutcomeUnknown,
+    Overloaded,
     ShardBlocked,
     Unavailable,
 )
@@ -106,6 +108,24 @@ async def test_an_id_is_waited_for_until_the_deadline(store: MemoryStore, rig: L
     gate.open()
     assert (await add(rig)).id, "the reservation went on"
     assert len(store.transactions) == 2
+
+
+async def test_callers_that_wait_for_ids_are_bounded(store: MemoryStore) -> None:
+    rig = LeaderRig(store, store, clock=ManualClock(), writes=WritePathSettings(max_waiting_per_shard=2))
+    await rig.take(0, 1)
+    gate = Gate()
+    store.before_lock = gate.pass_through
+    gone, kept = (asyncio.ensure_future(rig.allocate(0)) for _ in range(2))
+    await gate.arrived.wait()
+    with pytest.raises(Overloaded, match="2 callers wait for ids of shard 0"):
+        await rig.allocate(0)
+    gone.cancel()
+    await quiet()
+    again, other = (asyncio.ensure_future(rig.allocate(shard)) for shard in (0, 1))
+    await quiet()
+    gate.open()
+    assert len(set(await asyncio.gather(kept, again, other))) == 3
+    await rig.close()
 
 
 async def test_an_invalid_object_costs_no_reservation(store: MemoryStore, rig: LeaderRig) -> None:
