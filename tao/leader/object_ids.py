@@ -35,15 +35,13 @@ moment."""
 
 
 class _Tenure(NamedTuple):
-    """The ids of a shard under one ownership, which its generation in a master server identifies."""
+    """The ids of a shard under one ownership, which the shard's row identifies as it was taken.
 
-    master_server: str
-    generation: int
+    The generation alone does not: a master that was lost with its last commits and returns may give out the same one
+    again, but under another version epoch."""
+
+    row: ShardRow
     ids: IdSequence
-
-    def is_under(self, row: ShardRow) -> bool:
-        """Return whether the row names this ownership."""
-        return self.generation == row.generation and self.master_server == row.master_server
 
 
 @dataclass(slots=True)
@@ -108,7 +106,7 @@ class ObjectIds:
         """Return the ids of an owned shard; None until time is reserved under this ownership. Raises `NotMine`."""
         row = self._ownership.row(shard)
         tenure = self._tenures.get(shard)
-        return tenure.ids if tenure is not None and tenure.is_under(row) else None
+        return tenure.ids if tenure is not None and tenure.row == row else None
 
     async def _reserved(self, shard: int, deadline: float) -> None:
         reservation = self._reserve(shard)
@@ -198,14 +196,14 @@ class ObjectIds:
                 for shard in shards
                 if self._ownership.confirm_locked(shard, rows.get(shard), server)
             }
+            taken = {shard: self._ownership.row(shard) for shard in raised}
             if raised:
                 await transaction.apply(RowChanges(put_reserved_times=raised))
                 await transaction.commit()
         for shard, reserved_unix_ms in raised.items():
             tenure = self._tenures.get(shard)
-            if tenure is None or not tenure.is_under(rows[shard]):
-                ids = IdSequence(shard, stored[shard])
-                tenure = self._tenures[shard] = _Tenure(server, rows[shard].generation, ids)
+            if tenure is None or tenure.row != taken[shard]:
+                tenure = self._tenures[shard] = _Tenure(taken[shard], IdSequence(shard, stored[shard]))
             tenure.ids.reserved_unix_ms = reserved_unix_ms
 
     def _finish(self, shards: list[int], error: TaoError | None) -> None:

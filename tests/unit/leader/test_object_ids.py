@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from tao.leader.write_path import WritePathSettings
@@ -18,7 +19,7 @@ from tao.model.errors import (
     ShardBlocked,
     Unavailable,
 )
-from tao.model.ids import MAX_RESERVED_IDS, RESERVED_AHEAD_MS, make_id, unix_ms_of
+from tao.model.ids import MAX_RESERVED_IDS, PROMOTION_AHEAD_MS, RESERVED_AHEAD_MS, make_id, unix_ms_of
 from tao.storage.failures import TablesMissing
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import USER, LeaderRig
@@ -226,6 +227,19 @@ async def test_a_shard_of_another_leader_gives_out_no_ids(store: MemoryStore, ri
         await rig.allocate(0)
     assert 0 not in store.rows.reserved_times
     assert list(rig.ownership.owned) == [1]
+
+
+async def test_a_master_that_returns_with_the_same_generation_does_not_revive_the_ids_before(
+    store: MemoryStore, rig: LeaderRig
+) -> None:
+    await rig.allocate(0)
+    row = store.shards[0]
+    store.shards[0] = msgspec.structs.replace(row, generation=row.generation - 1, version_epoch=row.version_epoch + 1)
+    store.rows.reserved_times[0] += PROMOTION_AHEAD_MS
+    begin = store.rows.reserved_times[0]
+    await rig.take(0)
+    assert store.shards[0].generation == row.generation
+    assert unix_ms_of(await rig.allocate(0)) > begin
 
 
 async def test_a_shard_whose_row_is_missing_is_given_up(store: MemoryStore, rig: LeaderRig) -> None:
