@@ -73,7 +73,7 @@ async def test_a_client_of_the_former_version_reads_the_ids_one_by_one(rig: Lead
     assert list(reserved.ids) == [reserved.first, reserved.first + 1, reserved.first + 2]
 
 
-async def test_an_owner_commits_once_a_minute_and_not_for_each_object(store: MemoryStore, rig: LeaderRig) -> None:
+async def test_an_owner_commits_every_half_minute_and_not_for_each_object(store: MemoryStore, rig: LeaderRig) -> None:
     for _ in range(20):
         assert not (await add(rig)).HasField("error")
     await reserve(rig, 100)
@@ -95,6 +95,37 @@ async def test_shards_that_need_time_together_share_a_commit(store: MemoryStore,
     ids = await asyncio.gather(*waiting)
     assert store.transactions == [[0, 1]]
     assert len(set(ids)) == 4
+
+
+async def test_a_commit_raises_the_time_of_other_shards_in_use(store: MemoryStore, rig: LeaderRig) -> None:
+    clock = rig.clock
+    assert isinstance(clock, ManualClock)
+    await asyncio.gather(rig.allocate(0), rig.allocate(1))
+    clock.now += RESERVED_AHEAD_MS / 1000 * 0.3
+    await rig.allocate(1)
+    await quiet()
+    assert store.transactions == [[0, 1]], "no shard needs time for its own sake"
+    clock.now += RESERVED_AHEAD_MS / 1000 * 0.3
+    await rig.allocate(0)
+    await quiet()
+    assert store.transactions == [[0, 1]] * 2
+    await rig.allocate(1)
+    clock.now += RESERVED_AHEAD_MS / 1000 * 0.2
+    await rig.take(0, 1)
+    await rig.allocate(0)
+    assert store.transactions[2:] == [[0]], "the time of a former ownership is not raised"
+
+
+async def test_a_commit_does_not_raise_the_time_of_shards_that_are_not_used(store: MemoryStore, rig: LeaderRig) -> None:
+    clock = rig.clock
+    assert isinstance(clock, ManualClock)
+    await asyncio.gather(rig.allocate(0), rig.allocate(1))
+    for _ in range(4):
+        clock.now += RESERVED_AHEAD_MS / 1000 * 0.6
+        await rig.allocate(0)
+        await quiet()
+    # Ids begin a minute ahead of the clock here, and count as used until the clock has come to them.
+    assert store.transactions == [[0, 1], [0, 1], [0, 1], [0], [0]]
 
 
 async def test_an_id_is_waited_for_until_the_deadline(store: MemoryStore, rig: LeaderRig) -> None:
