@@ -5,16 +5,27 @@ name it, and a commit may be lost with its master. So a leader that takes a shar
 have given out. It knows a time above which they have given out none: each shard's database holds it, and an owner
 raises it, a minute ahead, in a commit that checks the ownership as every write does.
 
-So most ids cost no commit. An owner's first id in a shard does, and about one a minute after it. Shards that need one
-at the same time share it."""
+So most ids cost no commit. An owner's first id in a shard does. While a shard's ids are used, more time is reserved
+when half a minute is left. Such a commit also raises the time of the server's other shards in use, up to 64 in all, of
+which a quarter of a minute is used up. So many shards in use cost few commits."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
+from itertools import islice
 from typing import Final, NamedTuple
 
-from tao.leader.ownership import Ownership
-from tao.model.errors import InternalError, OutcomeUnknown, TaoError, Unavailable
+from tao.leader.ownership import Ownership, concerns_the_server
+from tao.model.errors import (
+    DeadlineExceeded,
+    InternalError,
+    OutcomeUnknown,
+    Overloaded,
+    ShardBlocked,
+    TaoError,
+    Unavailable,
+)
 from tao.model.ids import RESERVED_AHEAD_MS, SHARD_SHIFT, IdSequence, next_reserved
 from tao.model.ports import WriteStore
 from tao.model.rows import RowChanges, ShardRow, WriteKeys
@@ -26,40 +37,53 @@ moment."""
 
 
 class _Tenure(NamedTuple):
-    """The ids of a shard under one ownership, which its generation in a master server identifies."""
+    """The ids of a shard under one ownership, which the shard's row identifies as it was taken.
 
-    master_server: str
-    generation: int
+    The generation alone does not: a master that was lost with its last commits and returns may give out the same one
+    again, but under another version epoch."""
+
+    row: ShardRow
     ids: IdSequence
 
-    def is_under(self, row: ShardRow) -> bool:
-        """Return whether the row names this ownership."""
-        return self.generation == row.generation and self.master_server == row.master_server
+
+@dataclass(slots=True)
+class _Reservation:
+    """A reservation of time for one shard that is queued or in a transaction, and how many callers wait for it."""
+
+    done: asyncio.Future[None]
+    waiting: int = 0
 
 
 class ObjectIds:
     """Gives out and admits ids of the shards that this leader owns."""
 
     def __init__(
-        self, context: ServerContext, ownership: Ownership, store: WriteStore, *, timeout_seconds: float
+        self,
+        context: ServerContext,
+        ownership: Ownership,
+        store: WriteStore,
+        *,
+        timeout_seconds: float,
+        max_waiting_per_shard: int,
     ) -> None:
-        """``timeout_seconds`` bounds a transaction that reserves time."""
+        """``timeout_seconds`` bounds a transaction that reserves time; ``max_waiting_per_shard`` those who wait."""
         self._ownership: Final = ownership
         self._store: Final = store
         self._timeout_seconds: Final = timeout_seconds
+        self._max_waiting_per_shard: Final = max_waiting_per_shard
         self._clock: Final = context.clock
         self._log: Final = context.log
         self._spawn: Final = context.spawn_as("id reservation")
         self._tenures: dict[int, _Tenure] = {}
         self._queued: dict[str, list[int]] = {}
         self._busy: set[str] = set()
-        self._under_way: dict[int, asyncio.Future[None]] = {}
+        self._under_way: dict[int, _Reservation] = {}
 
-    async def allocate(self, shard: int, count: int = 1) -> int:
-        """Give out ``count`` consecutive ids of the shard and return the first.
+    async def allocate(self, shard: int, count: int = 1, *, deadline: float) -> int:
+        """Give out ``count`` consecutive ids of the shard and return the first. ``deadline`` is a time of the clock.
 
-        Raises `NotMine`, `Overloaded` when the ids would run too far ahead of the clock, and what a transaction raises
-        before anything is written."""
+        Raises `NotMine`, `Overloaded` when the ids would run too far ahead of the clock or too many callers wait,
+        `DeadlineExceeded`, and what a transaction raises before anything is written."""
         while True:
             ids = self._ids_of(shard)
             if ids is not None:
@@ -69,38 +93,48 @@ class ObjectIds:
                     if ids.is_running_out(now):
                         _ = self._reserve(shard)  # in the background
                     return first
-            await self._reserved(shard)
+            await self._reserved(shard, deadline)
 
-    async def admit(self, object_id: int) -> None:
+    async def admit(self, object_id: int, deadline: float) -> None:
         """Check an id that the caller chose for a new object. Raises `IdNotReserved`, and as `allocate`."""
         shard = object_id >> SHARD_SHIFT
         while True:
             ids = self._ids_of(shard)
             if ids is not None and ids.admit(object_id, self._clock.unix_ms()):
                 return
-            await self._reserved(shard)
+            await self._reserved(shard, deadline)
 
     def _ids_of(self, shard: int) -> IdSequence | None:
         """Return the ids of an owned shard; None until time is reserved under this ownership. Raises `NotMine`."""
         row = self._ownership.row(shard)
         tenure = self._tenures.get(shard)
-        return tenure.ids if tenure is not None and tenure.is_under(row) else None
+        return tenure.ids if tenure is not None and tenure.row == row else None
 
-    async def _reserved(self, shard: int) -> None:
-        # Shielded: other callers may wait for the same transaction.
-        await asyncio.shield(self._reserve(shard))
+    async def _reserved(self, shard: int, deadline: float) -> None:
+        reservation = self._reserve(shard)
+        if reservation.waiting >= self._max_waiting_per_shard:
+            raise Overloaded(f"{reservation.waiting} callers wait for ids of shard {shard} already")
+        reservation.waiting += 1
+        try:
+            async with asyncio.timeout(deadline - self._clock.monotonic()):
+                # Shielded: other callers may wait for the same transaction.
+                await asyncio.shield(reservation.done)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"no id of shard {shard} was reserved before the deadline") from error
+        finally:
+            reservation.waiting -= 1
 
-    def _reserve(self, shard: int) -> asyncio.Future[None]:
+    def _reserve(self, shard: int) -> _Reservation:
         """Have more time reserved for the shard, together with what other shards of its server need."""
-        done = self._under_way.get(shard)
-        if done is None:
+        reservation = self._under_way.get(shard)
+        if reservation is None:
             server = self._ownership.row(shard).master_server
-            done = self._under_way[shard] = asyncio.get_running_loop().create_future()
+            reservation = self._under_way[shard] = _Reservation(asyncio.get_running_loop().create_future())
             self._queued.setdefault(server, []).append(shard)
             if server not in self._busy:
                 self._busy.add(server)
                 asyncio.get_running_loop().call_soon(self._start, server)
-        return done
+        return reservation
 
     def _start(self, server: str) -> None:
         try:
@@ -110,22 +144,15 @@ class ObjectIds:
             self._finish(self._queued.pop(server), error)
 
     async def _work(self, server: str) -> None:
-        """Reserve time for the queued shards of a server, until none is left."""
+        """Reserve time for the queued shards of a server, until none is left, and with them for others in use."""
         queue = self._queued[server]
         shards: list[int] = []
         try:
             while queue:
                 shards = queue[:_MAX_SHARDS_PER_TRANSACTION]
                 del queue[: len(shards)]
-                try:
-                    await self._transact(server, shards)
-                except OutcomeUnknown as error:
-                    # Whether or not the time was raised, none of it has been used.
-                    self._finish(shards, Unavailable(f"no ids could be reserved: {error.message}"))
-                except TaoError as error:
-                    self._finish(shards, error)
-                else:
-                    self._finish(shards, None)
+                shards += self._join(server, _MAX_SHARDS_PER_TRANSACTION - len(shards))
+                await self._reserve_together(server, shards)
         except BaseException as error:
             # Whatever ends the work, nobody may wait for it for ever.
             failed: TaoError = InternalError(f"{type(error).__name__} while ids were reserved; see the leader's log")
@@ -136,6 +163,45 @@ class ObjectIds:
         finally:
             self._busy.discard(server)
             del self._queued[server]
+
+    def _join(self, server: str, limit: int) -> list[int]:
+        """Have time reserved for shards of the server that would need a commit of their own soon. Return them."""
+        now = self._clock.unix_ms()
+        owned = self._ownership.owned
+        soon = (
+            shard
+            for shard, tenure in self._tenures.items()
+            if tenure.row.master_server == server
+            and tenure.ids.is_worth_raising(now)
+            and owned.get(shard) == tenure.row
+            and shard not in self._under_way
+        )
+        joined = list(islice(soon, limit))
+        for shard in joined:
+            self._under_way[shard] = _Reservation(asyncio.get_running_loop().create_future())
+        return joined
+
+    async def _reserve_together(self, server: str, shards: list[int]) -> None:
+        """Reserve time for these shards in one transaction, or in several when one of them has it rejected: the others
+        must not fail with it."""
+        groups = [shards]
+        while groups:
+            group = groups.pop()
+            try:
+                await self._transact(server, group)
+            except OutcomeUnknown as error:
+                # Whether or not the time was raised, none of it has been used.
+                self._finish(group, Unavailable(f"no ids could be reserved: {error.message}"))
+            except TaoError as error:
+                if len(group) == 1 or concerns_the_server(error):
+                    self._finish(group, error)
+                elif isinstance(error, ShardBlocked) and error.shard in group:
+                    self._finish([error.shard], error)
+                    groups.append([shard for shard in group if shard != error.shard])
+                else:
+                    groups.extend([shard] for shard in group)
+            else:
+                self._finish(group, None)
 
     async def _transact(self, server: str, shards: list[int]) -> None:
         """Raise the reserved time of these shards in one commit, except of those that this leader does not own."""
@@ -150,25 +216,25 @@ class ObjectIds:
                 for shard in shards
                 if self._ownership.confirm_locked(shard, rows.get(shard), server)
             }
+            taken = {shard: self._ownership.row(shard) for shard in raised}
             if raised:
                 await transaction.apply(RowChanges(put_reserved_times=raised))
                 await transaction.commit()
         for shard, reserved_unix_ms in raised.items():
             tenure = self._tenures.get(shard)
-            if tenure is None or not tenure.is_under(rows[shard]):
-                ids = IdSequence(shard, stored[shard])
-                tenure = self._tenures[shard] = _Tenure(server, rows[shard].generation, ids)
+            if tenure is None or tenure.row != taken[shard]:
+                tenure = self._tenures[shard] = _Tenure(taken[shard], IdSequence(shard, stored[shard]))
             tenure.ids.reserved_unix_ms = reserved_unix_ms
 
     def _finish(self, shards: list[int], error: TaoError | None) -> None:
         for shard in shards:
-            done = self._under_way.pop(shard, None)
-            if done is None or done.done():
+            reservation = self._under_way.pop(shard, None)
+            if reservation is None or reservation.done.done():
                 continue
             if error is None:
-                done.set_result(None)
+                reservation.done.set_result(None)
             else:
-                done.set_exception(error)
-                done.exception()  # marks it as retrieved: perhaps nobody waits
+                reservation.done.set_exception(error)
+                reservation.done.exception()  # marks it as retrieved: perhaps nobody waits
         if error is not None and shards:
             self._log.warning("ids_not_reserved", shards=len(shards), reason=error.message)

@@ -96,13 +96,13 @@ class WriteRequests:
             write = write_from_pb(message)
             if isinstance(write, SettleEdge):
                 await self._inverse_fence.admit(batch)
-            if isinstance(write, ObjAdd) and write.allocated:
-                home = write.id >> SHARD_SHIFT
-                write = msgspec.structs.replace(write, id=await self._writes.ids.allocate(home))
             self._writes.check(write)
+            if isinstance(write, ObjAdd) and write.allocated:
+                allocated = await self._writes.ids.allocate(write.id >> SHARD_SHIFT, deadline=deadline)
+                write = msgspec.structs.replace(write, id=allocated)
             self._check_far_end(write)
             if isinstance(write, ObjAdd) and not write.allocated:
-                await self._writes.ids.admit(write.id)
+                await self._writes.ids.admit(write.id, deadline)
             written, pending = await self._inverses.write(write, deadline, sub_write=isinstance(write, SettleEdge))
         except TaoError as error:
             results.fail(slot, error)
@@ -136,19 +136,20 @@ class WriteRequests:
             raise InvalidArgument(f"there is no shard {far} for the inverse edge; ids lie on shards 0 to {shards - 1}")
 
     def reserve_ids(self, request: pb.Request, reply: Reply) -> None:
-        """Reserve ids on a shard, which are an interval, here or in another region. Raises `InvalidArgument` or
-        `NotMine`."""
+        """Reserve ids on a shard, which are an interval, here or in another region. Raises `InvalidArgument`,
+        `NotMine` or `DeadlineExceeded`."""
         asked = request.reserve_ids
         if not 1 <= asked.count <= MAX_RESERVED_IDS:
             raise InvalidArgument(f"{asked.count} ids cannot be reserved at once; reserve 1 to {MAX_RESERVED_IDS}")
         if self._forwarded.may_pass_on(reply.peer) and self._forwarded.reserve_ids(request, reply):
             return
         self._ownership.row(asked.shard)
-        self._spawn(self._reserve_ids(asked, reply))
+        deadline = self._clock.monotonic() + work_seconds(request.deadline_ms)
+        self._spawn(self._reserve_ids(asked, deadline, reply))
 
-    async def _reserve_ids(self, asked: pb.ReserveIds, reply: Reply) -> None:
+    async def _reserve_ids(self, asked: pb.ReserveIds, deadline: float, reply: Reply) -> None:
         try:
-            first = await self._writes.ids.allocate(asked.shard, asked.count)
+            first = await self._writes.ids.allocate(asked.shard, asked.count, deadline=deadline)
         except TaoError as error:
             reply.send(pb.Answer(error=error_to_pb(error)))
             return

@@ -65,8 +65,8 @@ class WritePathSettings:
     the same lane wait for."""
 
     max_waiting_per_shard: int = 2_000
-    """Writes that may wait for one shard. At a few thousand a second, this is what can be done within a request's
-    deadline."""
+    """Writes that may wait for one shard, and callers that may wait for its ids. At a few thousand a second, this
+    is what can be done within a request's deadline."""
 
     transaction_timeout_seconds: float = 4.0
     """For a whole transaction. It is below a request's deadline of 5 s and above the servers' bound on lock waits."""
@@ -163,7 +163,13 @@ class WritePath:
         self._waiting: dict[int, _QueuedWrite] = {}
         self._starting: set[str] = set()
         self._last_number = 0
-        self.ids: Final = ObjectIds(context, ownership, store, timeout_seconds=settings.transaction_timeout_seconds)
+        self.ids: Final = ObjectIds(
+            context,
+            ownership,
+            store,
+            timeout_seconds=settings.transaction_timeout_seconds,
+            max_waiting_per_shard=settings.max_waiting_per_shard,
+        )
         self.committed_writes = 0
         self.committed_transactions = 0
         self.failed_writes = 0
@@ -197,7 +203,8 @@ class WritePath:
                 return written
             if not isinstance(error, IdTaken) or not isinstance(write, ObjAdd):
                 raise error
-            write = msgspec.structs.replace(write, id=await self.ids.allocate(write.id >> SHARD_SHIFT))
+            other = await self.ids.allocate(write.id >> SHARD_SHIFT, deadline=deadline)
+            write = msgspec.structs.replace(write, id=other)
         raise Unavailable(f"{self._settings.max_id_attempts} ids in a row were taken; check the clocks of the leaders")
 
     async def _commit_once(self, write: Write, deadline: float, *, both_sides: bool, sub_write: bool) -> Written:

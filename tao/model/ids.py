@@ -125,6 +125,12 @@ class IdSequence:
         left_ms = self.reserved_unix_ms - unix_ms_of(self._last)
         return left_ms < STEP_MS // 2 or self.reserved_unix_ms - unix_ms < RESERVED_AHEAD_MS // 2
 
+    def is_worth_raising(self, unix_ms: int) -> bool:
+        """Return whether a commit that is made anyway should reserve more: a quarter of the time is used up, and ids
+        were given out since it was reserved."""
+        is_used = unix_ms_of(self._last) > self.reserved_unix_ms - RESERVED_AHEAD_MS
+        return is_used and self.reserved_unix_ms - unix_ms < RESERVED_AHEAD_MS * 3 // 4
+
 
 def next_reserved(stored_unix_ms: int, unix_ms: int) -> int:
     """Return the time to reserve next, above the stored one: a minute ahead of the clock.

@@ -66,8 +66,9 @@ def validate(write: Write, schema: Schema) -> None:
     """Check a write without its rows. Raises `UnknownType`, `InvalidArgument` (ids, time, token), `InvalidField` or
     `TooLarge`."""
     match write:
-        case ObjAdd(id=home, otype=otype, data=data):
-            check_id(home)
+        case ObjAdd(id=home, otype=otype, data=data, allocated=allocated):
+            if not allocated:  # otherwise the leader chooses the id, after this check
+                check_id(home)
             validate_new(schema.otype(otype), data)
         case ObjUpdate(id=home, otype=otype, patch=patch):
             check_id(home)

@@ -55,16 +55,16 @@ async def leaders() -> AsyncIterator[Leaders]:
 
 
 async def test_a_successor_gives_out_none_of_the_reserved_ids(leaders: Leaders) -> None:
-    first = await leaders.one.writes.ids.allocate(0, MAX_RESERVED_IDS)
+    first = await leaders.one.allocate(0, MAX_RESERVED_IDS)
     reserved_until = leaders.store.rows.reserved_times[0]
     await leaders.two.take(0)
-    following = await leaders.two.writes.ids.allocate(0, 2_000)
+    following = await leaders.two.allocate(0, 2_000)
     assert following >= first + MAX_RESERVED_IDS
     assert unix_ms_of(following) > reserved_until
 
 
 async def test_a_former_owner_gives_out_what_it_has_left_and_nothing_more(leaders: Leaders) -> None:
-    one, two = leaders.one.writes.ids, leaders.two.writes.ids
+    one, two = leaders.one, leaders.two
     await one.allocate(0, MAX_RESERVED_IDS)
     await leaders.two.take(0)
     following = await two.allocate(0, MAX_RESERVED_IDS)
@@ -77,12 +77,12 @@ async def test_a_former_owner_gives_out_what_it_has_left_and_nothing_more(leader
 
 
 async def test_a_successor_accepts_the_ids_that_its_predecessor_gave_out(leaders: Leaders) -> None:
-    first = await leaders.one.writes.ids.allocate(0, MAX_RESERVED_IDS)
+    first = await leaders.one.allocate(0, MAX_RESERVED_IDS)
     await leaders.two.take(0)
-    await leaders.two.writes.ids.admit(first + MAX_RESERVED_IDS - 1)
+    await leaders.two.admit_id(first + MAX_RESERVED_IDS - 1)
 
 
 async def test_a_leader_that_takes_its_shard_again_begins_above_itself(leaders: Leaders) -> None:
-    first = await leaders.one.writes.ids.allocate(0, MAX_RESERVED_IDS)
+    first = await leaders.one.allocate(0, MAX_RESERVED_IDS)
     await leaders.one.take(0)
-    assert await leaders.one.writes.ids.allocate(0) >= first + MAX_RESERVED_IDS
+    assert await leaders.one.allocate(0) >= first + MAX_RESERVED_IDS

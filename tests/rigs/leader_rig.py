@@ -228,6 +228,12 @@ class LeaderRig:
     async def write(self, write: Write, *, within: float = 5.0) -> tuple[Written, bool]:
         return await self.inverses.write(write, self.clock.monotonic() + within)
 
+    async def allocate(self, shard: int, count: int = 1, *, within: float = 5.0) -> int:
+        return await self.writes.ids.allocate(shard, count, deadline=self.clock.monotonic() + within)
+
+    async def admit_id(self, object_id: int, *, within: float = 5.0) -> None:
+        await self.writes.ids.admit(object_id, self.clock.monotonic() + within)
+
     async def close(self) -> None:
         await self.tasks.close()
 

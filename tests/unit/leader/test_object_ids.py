@@ -5,10 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
-from tao.model.errors import IdNotReserved, NotMine, OutcomeUnknown, ShardBlocked, Unavailable
-from tao.model.ids import MAX_RESERVED_IDS, RESERVED_AHEAD_MS, make_id, unix_ms_of
+from tao.leader.write_path import WritePathSettings
+from tao.model.errors import (
+    DeadlineExceeded,
+    IdNotReserved,
+    InvalidField,
+    NotMine,
+    OutcomeUnknown,
+    Overloaded,
+    ShardBlocked,
+    Unavailable,
+)
+from tao.model.ids import MAX_RESERVED_IDS, PROMOTION_AHEAD_MS, RESERVED_AHEAD_MS, make_id, unix_ms_of
+from tao.storage.failures import TablesMissing
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import USER, LeaderRig
 from tests.rigs.links_rig import MemoryReply
@@ -30,20 +42,20 @@ async def rig(store: MemoryStore) -> AsyncIterator[LeaderRig]:
     assert rig.tasks.errors == []
 
 
-async def reserve(rig: LeaderRig, count: int, *, as_interval: bool = True) -> pb.Answer:
+async def reserve(rig: LeaderRig, count: int, *, as_interval: bool = True, deadline_ms: int = 5_000) -> pb.Answer:
     asked = pb.ReserveIds(shard=0, count=count, as_interval=as_interval)
     answers: list[pb.Answer] = []
     rig.service.handle(
-        pb.Request(number=1, deadline_ms=5_000, reserve_ids=asked), MemoryReply(answers.append, peer="near-1")
+        pb.Request(number=1, deadline_ms=deadline_ms, reserve_ids=asked), MemoryReply(answers.append, peer="near-1")
     )
     await until(lambda: answers)
     return answers[0]
 
 
-async def add(rig: LeaderRig, object_id: int = 0, data: bytes = b"") -> pb.WriteResult:
+async def add(rig: LeaderRig, object_id: int = 0, data: bytes = b"", *, deadline_ms: int = 5_000) -> pb.WriteResult:
     write = pb.Write(obj_add=pb.ObjAdd(id=object_id, shard=0, otype=USER, data=data))
     answers: list[pb.Answer] = []
-    request = pb.Request(number=1, deadline_ms=5_000, write=pb.WriteBatch(writes=[write]))
+    request = pb.Request(number=1, deadline_ms=deadline_ms, write=pb.WriteBatch(writes=[write]))
     rig.service.handle(request, MemoryReply(answers.append, peer="near-1"))
     await until(lambda: answers)
     return answers[0].write.results[0]
@@ -61,7 +73,7 @@ async def test_a_client_of_the_former_version_reads_the_ids_one_by_one(rig: Lead
     assert list(reserved.ids) == [reserved.first, reserved.first + 1, reserved.first + 2]
 
 
-async def test_an_owner_commits_once_a_minute_and_not_for_each_object(store: MemoryStore, rig: LeaderRig) -> None:
+async def test_an_owner_commits_every_half_minute_and_not_for_each_object(store: MemoryStore, rig: LeaderRig) -> None:
     for _ in range(20):
         assert not (await add(rig)).HasField("error")
     await reserve(rig, 100)
@@ -77,7 +89,7 @@ async def test_an_owner_commits_once_a_minute_and_not_for_each_object(store: Mem
 async def test_shards_that_need_time_together_share_a_commit(store: MemoryStore, rig: LeaderRig) -> None:
     gate = Gate()
     store.before_lock = gate.pass_through
-    waiting = [asyncio.ensure_future(rig.writes.ids.allocate(shard)) for shard in (0, 1, 0, 1)]
+    waiting = [asyncio.ensure_future(rig.allocate(shard)) for shard in (0, 1, 0, 1)]
     await gate.arrived.wait()
     gate.open()
     ids = await asyncio.gather(*waiting)
@@ -85,10 +97,78 @@ async def test_shards_that_need_time_together_share_a_commit(store: MemoryStore,
     assert len(set(ids)) == 4
 
 
+async def test_a_commit_raises_the_time_of_other_shards_in_use(store: MemoryStore, rig: LeaderRig) -> None:
+    clock = rig.clock
+    assert isinstance(clock, ManualClock)
+    await asyncio.gather(rig.allocate(0), rig.allocate(1))
+    clock.now += RESERVED_AHEAD_MS / 1000 * 0.3
+    await rig.allocate(1)
+    await quiet()
+    assert store.transactions == [[0, 1]], "no shard needs time for its own sake"
+    clock.now += RESERVED_AHEAD_MS / 1000 * 0.3
+    await rig.allocate(0)
+    await quiet()
+    assert store.transactions == [[0, 1]] * 2
+    await rig.allocate(1)
+    clock.now += RESERVED_AHEAD_MS / 1000 * 0.2
+    await rig.take(0, 1)
+    await rig.allocate(0)
+    assert store.transactions[2:] == [[0]], "the time of a former ownership is not raised"
+
+
+async def test_a_commit_does_not_raise_the_time_of_shards_that_are_not_used(store: MemoryStore, rig: LeaderRig) -> None:
+    clock = rig.clock
+    assert isinstance(clock, ManualClock)
+    await asyncio.gather(rig.allocate(0), rig.allocate(1))
+    for _ in range(4):
+        clock.now += RESERVED_AHEAD_MS / 1000 * 0.6
+        await rig.allocate(0)
+        await quiet()
+    # Ids begin a minute ahead of the clock here, and count as used until the clock has come to them.
+    assert store.transactions == [[0, 1], [0, 1], [0, 1], [0], [0]]
+
+
+async def test_an_id_is_waited_for_until_the_deadline(store: MemoryStore, rig: LeaderRig) -> None:
+    gate = Gate()
+    store.before_lock = gate.pass_through
+    late = [
+        (await add(rig, deadline_ms=50)).error.reason,
+        (await add(rig, make_id(0, rig.clock.unix_ms(), 0), deadline_ms=50)).error.reason,
+        (await reserve(rig, 5, deadline_ms=50)).error.reason,
+    ]
+    assert late == [DeadlineExceeded.reason] * 3
+    gate.open()
+    assert (await add(rig)).id, "the reservation went on"
+    assert len(store.transactions) == 2
+
+
+async def test_callers_that_wait_for_ids_are_bounded(store: MemoryStore) -> None:
+    rig = LeaderRig(store, store, clock=ManualClock(), writes=WritePathSettings(max_waiting_per_shard=2))
+    await rig.take(0, 1)
+    gate = Gate()
+    store.before_lock = gate.pass_through
+    gone, kept = (asyncio.ensure_future(rig.allocate(0)) for _ in range(2))
+    await gate.arrived.wait()
+    with pytest.raises(Overloaded, match="2 callers wait for ids of shard 0"):
+        await rig.allocate(0)
+    gone.cancel()
+    await quiet()
+    again, other = (asyncio.ensure_future(rig.allocate(shard)) for shard in (0, 1))
+    await quiet()
+    gate.open()
+    assert len(set(await asyncio.gather(kept, again, other))) == 3
+    await rig.close()
+
+
+async def test_an_invalid_object_costs_no_reservation(store: MemoryStore, rig: LeaderRig) -> None:
+    assert (await add(rig, data=b"\xff")).error.reason == InvalidField.reason
+    assert store.transactions == []
+
+
 async def test_a_cancelled_caller_does_not_take_the_others_along(store: MemoryStore, rig: LeaderRig) -> None:
     gate = Gate()
     store.before_lock = gate.pass_through
-    first, second = (asyncio.ensure_future(rig.writes.ids.allocate(0)) for _ in range(2))
+    first, second = (asyncio.ensure_future(rig.allocate(0)) for _ in range(2))
     await gate.arrived.wait()
     first.cancel()
     gate.open()
@@ -117,22 +197,45 @@ async def test_a_commit_of_unknown_outcome_gives_nothing_out_and_can_be_repeated
 ) -> None:
     store.commit_fault = OutcomeUnknown("the connection was lost")
     with pytest.raises(Unavailable, match="no ids could be reserved"):
-        await rig.writes.ids.allocate(0)
+        await rig.allocate(0)
     stored = store.rows.reserved_times[0]
-    assert unix_ms_of(await rig.writes.ids.allocate(0)) > stored, "what was perhaps reserved is not used"
+    assert unix_ms_of(await rig.allocate(0)) > stored, "what was perhaps reserved is not used"
     assert list(rig.ownership.owned) == [0, 1]
 
 
 async def test_a_blocked_shard_is_reported_and_tried_again(store: MemoryStore, rig: LeaderRig) -> None:
     store.lock_faults.append(ShardBlocked("locked by hand", 0))
     with pytest.raises(ShardBlocked):
-        await rig.writes.ids.allocate(0)
-    assert await rig.writes.ids.allocate(0)
+        await rig.allocate(0)
+    assert await rig.allocate(0)
+
+
+async def test_a_blocked_shard_does_not_fail_the_others(store: MemoryStore, rig: LeaderRig) -> None:
+    store.lock_faults.append(ShardBlocked("shard 1 is locked", 1))
+    other, blocked = await asyncio.gather(rig.allocate(0), rig.allocate(1), return_exceptions=True)
+    assert (type(other), type(blocked)) == (int, ShardBlocked)
+    assert store.transactions == [[0, 1], [0]]
+
+
+async def test_a_shard_without_tables_does_not_fail_the_others(store: MemoryStore, rig: LeaderRig) -> None:
+    missing = [TablesMissing("a table does not exist") for _ in range(2)]
+    store.lock_faults += missing
+    other, lacking = await asyncio.gather(rig.allocate(0), rig.allocate(1), return_exceptions=True)
+    assert (type(other), lacking) == (int, missing[1])
+    assert store.transactions == [[0, 1], [1], [0]]
+
+
+async def test_a_server_that_is_down_fails_all_shards_with_one_transaction(store: MemoryStore, rig: LeaderRig) -> None:
+    down = Unavailable("no connection")
+    store.lock_faults.append(down)
+    failed = await asyncio.gather(rig.allocate(0), rig.allocate(1), return_exceptions=True)
+    assert list(failed) == [down, down]
+    assert store.transactions == [[0, 1]]
 
 
 async def test_a_leader_that_stops_fails_those_who_wait(store: MemoryStore, rig: LeaderRig) -> None:
     store.before_lock = Gate().pass_through
-    waiting = asyncio.ensure_future(rig.writes.ids.allocate(0))
+    waiting = asyncio.ensure_future(rig.allocate(0))
     await quiet()
     await rig.tasks.close()
     with pytest.raises(Unavailable, match="stopped"):
@@ -142,23 +245,36 @@ async def test_a_leader_that_stops_fails_those_who_wait(store: MemoryStore, rig:
 async def test_a_leader_that_can_start_nothing_fails_those_who_wait(rig: LeaderRig) -> None:
     rig.tasks.refuses = True
     with pytest.raises(Unavailable.__mro__[1], match="no more tasks"):
-        await rig.writes.ids.allocate(0)
+        await rig.allocate(0)
     rig.tasks.refuses = False
-    assert await rig.writes.ids.allocate(0)
+    assert await rig.allocate(0)
 
 
 async def test_a_shard_of_another_leader_gives_out_no_ids(store: MemoryStore, rig: LeaderRig) -> None:
     with pytest.raises(NotMine):
-        await rig.writes.ids.allocate(2)
+        await rig.allocate(2)
     await store.take_ownership([0], "leader-2", timeout_seconds=1)
     with pytest.raises(NotMine):
-        await rig.writes.ids.allocate(0)
+        await rig.allocate(0)
     assert 0 not in store.rows.reserved_times
     assert list(rig.ownership.owned) == [1]
+
+
+async def test_a_master_that_returns_with_the_same_generation_does_not_revive_the_ids_before(
+    store: MemoryStore, rig: LeaderRig
+) -> None:
+    await rig.allocate(0)
+    row = store.shards[0]
+    store.shards[0] = msgspec.structs.replace(row, generation=row.generation - 1, version_epoch=row.version_epoch + 1)
+    store.rows.reserved_times[0] += PROMOTION_AHEAD_MS
+    begin = store.rows.reserved_times[0]
+    await rig.take(0)
+    assert store.shards[0].generation == row.generation
+    assert unix_ms_of(await rig.allocate(0)) > begin
 
 
 async def test_a_shard_whose_row_is_missing_is_given_up(store: MemoryStore, rig: LeaderRig) -> None:
     del store.shards[0]
     with pytest.raises(NotMine):
-        await rig.writes.ids.allocate(0)
+        await rig.allocate(0)
     assert list(rig.ownership.owned) == [1]

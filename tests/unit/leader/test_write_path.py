@@ -132,7 +132,7 @@ async def test_an_invalid_write_fails_alone(store: MemoryStore, rig: LeaderRig) 
 
 
 async def test_a_taken_id_is_replaced_by_another(store: MemoryStore, rig: LeaderRig) -> None:
-    taken = await rig.writes.ids.allocate(0)
+    taken = await rig.allocate(0)
     store.rows.objects[taken] = ObjectRow(taken, USER, 5, False, b"theirs")
     written, _ = await rig.write(ObjAdd(taken, USER, b"", allocated=True))
     assert written.outcome.id not in (0, taken)
@@ -140,7 +140,7 @@ async def test_a_taken_id_is_replaced_by_another(store: MemoryStore, rig: Leader
 
 
 async def test_the_number_of_ids_tried_is_bounded(store: MemoryStore, rig: LeaderRig) -> None:
-    first = await rig.writes.ids.allocate(0)
+    first = await rig.allocate(0)
     for step in range(20):
         store.rows.objects[first + step] = ObjectRow(first + step, USER, 5, False, b"theirs")
     with pytest.raises(Unavailable, match="8 ids in a row"):
