@@ -122,7 +122,9 @@ class Heartbeats:
             now = self._clock.unix_ms()
             # A row of a clock that is ahead covers no slot that has not begun here, or its writer could die unnoticed.
             status.slot = max(status.slot, self._slot(min(unix_ms, now))[0])
-            status.quiet_since = self._clock.monotonic()
+            settings = self._settings
+            if now - unix_ms < (settings.interval_seconds + settings.takeover_seconds) * 1000:
+                status.quiet_since = self._clock.monotonic()
 
     def _write_due(self) -> None:
         chosen: dict[str, int] = {}

@@ -237,6 +237,18 @@ async def test_rows_are_written_at_whole_seconds_whenever_the_leader_started() -
         assert times[1:] == [1_000, 2_000, 3_000, 4_000], started
 
 
+async def test_the_rows_of_a_clock_that_falls_behind_keep_nobody_from_writing() -> None:
+    for dead, substitute in (("", "leader-2"), ("leader-2", "leader-3")):
+        region = Region(two_databases(*THREE), *THREE)
+        region.dead.add(dead)
+        await region.steps(4)
+        assert {writer for writer, _ in await region.steps(20)} == {"leader-1"}
+        for _ in range(80):
+            region.leaders["leader-1"].clock.now -= 0.05
+            await region.steps(1)
+        assert substitute in {writer for writer, _ in await region.steps(20)}
+
+
 async def test_the_rows_of_a_clock_that_is_ahead_are_replaced_soon_after_its_leader_is_gone() -> None:
     region = Region(two_databases(*THREE), *THREE)
     region.leaders["leader-1"].clock.now += 60
