@@ -5,13 +5,14 @@ binlog has met everything that was acknowledged before it, so an idle stream sti
 
 Each row of a database becomes a relay to every leader of every region, so one leader writes them, in the table of the
 lowest shard that it owns there. Leaders agree on it without a message: they have ranks, and each waits longer than the
-one before it since the newest row that it has written or heard of. The first is the leader of the database's first
-shard. When it fails, or its rows do not arrive, the next ones write. Rows of several leaders do no harm, because the
-newest counts. Neither does a row of a leader that has lost the shard meanwhile: the row says something about the
-database's order of commits, and nothing about the shard.
+one before it for a row of another. The first is the leader of the database's first shard. When it fails, or its rows
+do not arrive, the next ones write. Rows of several leaders do no harm, because the newest counts. Neither does a row of
+a leader that has lost the shard meanwhile: the row says something about the database's order of commits, and nothing
+about the shard.
 
-Rows are written at whole multiples of the interval, by the clock. So the proofs of all databases reach a leader at
-about the same time, and its subscribers in one delivery."""
+Time by the clock is divided into slots as long as the interval, and the first leader writes a row when a slot begins.
+So the proofs of all databases reach a leader at about the same time, and its subscribers in one delivery. A row belongs
+to the slot of its own time: the rows of a leader whose clock is behind keep nobody from writing."""
 
 from __future__ import annotations
 
@@ -28,6 +29,9 @@ from tao.model.ports import WriteStore
 from tao.observability.metrics import Metrics
 from tao.serving.configuration import ServerContext
 
+_MAX_ROUNDING: Final = 1e-6
+"""Relative error of a quotient of two settings."""
+
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatSettings:
@@ -39,18 +43,19 @@ class HeartbeatSettings:
 
     takeover_seconds: float = 0.5
     """Each further leader of a database writes a row when it has heard of none for so much longer than the one before
-    it. Longer than a row takes to arrive, so that one leader writes while nothing fails; a part of
-    `interval_seconds`."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.takeover_seconds <= self.interval_seconds:
-            raise SettingsError(
-                f"takeover_seconds is {self.takeover_seconds}; it must be above 0, and not above interval_seconds, "
-                f"which is {self.interval_seconds}"
-            )
+    it. Longer than a row takes to arrive, so that one leader writes while nothing fails; `interval_seconds`, or a
+    half, a third and so on of it."""
 
     timeout_seconds: float = 2.0
     """For one row. A slower database gets the next row once it has answered."""
+
+    def __post_init__(self) -> None:
+        steps = self.interval_seconds / self.takeover_seconds if self.takeover_seconds > 0 else 0.0
+        if steps < 1 or abs(steps - round(steps)) > _MAX_ROUNDING:
+            raise SettingsError(
+                f"takeover_seconds is {self.takeover_seconds}; it must be above 0, and divide interval_seconds, "
+                f"which is {self.interval_seconds}, into equal parts"
+            )
 
 
 @dataclass(slots=True)
@@ -58,11 +63,13 @@ class HeartbeatStatus:
     """The state of one database's heartbeats.
 
     ``newest_unix_ms``: the time in the newest row that this leader has committed or heard of (0: none yet).
-    ``quiet_since``: monotonic time at which it heard of that row, or last tried to write one. ``trouble``: why its last
+    ``slot``: the newest slot of a row that it heard of or tried to write. ``quiet_since``: monotonic time at which it
+    heard of a current row, or last tried to write one. ``trouble``: why its last
     row failed, or empty; ``is_logged``: that it is failing has been logged. ``waits_for_replica``: whether commits
     waited for a replica when its last row was written; None before the first one, and while another leader writes."""
 
     newest_unix_ms: int = 0
+    slot: float = -inf
     quiet_since: float = -inf
     trouble: str = ""
     is_logged: bool = False
@@ -107,11 +114,17 @@ class Heartbeats:
                 task.cancel()
 
     def heard(self, database: str, unix_ms: int) -> None:
-        """Note that a row of this time has arrived in the database's binlog, whoever wrote it."""
+        """Note that a row of this time has arrived in the database's binlog, from this leader or another one."""
         status = self.statuses.get(database)
         if status is not None and unix_ms > status.newest_unix_ms:
-            status.newest_unix_ms, status.quiet_since = unix_ms, self._clock.monotonic()
+            status.newest_unix_ms = unix_ms
             status.trouble, status.waits_for_replica = "", None  # the writer knows
+            now = self._clock.unix_ms()
+            # A row of a clock that is ahead covers no slot that has not begun here, or its writer could die unnoticed.
+            status.slot = max(status.slot, self._slot(min(unix_ms, now))[0])
+            settings = self._settings
+            if now - unix_ms < (settings.interval_seconds + settings.takeover_seconds) * 1000:
+                status.quiet_since = self._clock.monotonic()
 
     def _write_due(self) -> None:
         chosen: dict[str, int] = {}
@@ -120,20 +133,31 @@ class Heartbeats:
             chosen[database] = min(shard, chosen.get(database, shard))
         for gone in self.statuses.keys() - chosen.keys():
             del self.statuses[gone]
-        now = self._clock.monotonic()
         for database, shard in chosen.items():
             status = self.statuses.setdefault(database, HeartbeatStatus())
-            if database not in self._under_way and now >= status.quiet_since + self._takeover_wait_seconds(database):
-                status.quiet_since = now
+            if database not in self._under_way and self._is_due(status, self._rank(database)):
+                status.slot, _ = self._slot(self._clock.unix_ms())
+                status.quiet_since = self._clock.monotonic()
                 task = asyncio.create_task(self._write(database, shard), name=f"{self._name}: heartbeat {database}")
                 self._under_way[database] = task
                 task.add_done_callback(partial(self._forget_task, database))
 
-    def _takeover_wait_seconds(self, database: str) -> float:
-        """Return how long this leader waits for a row of another one."""
+    def _is_due(self, status: HeartbeatStatus, rank: int) -> bool:
+        """Return whether this leader has waited long enough for a row of another one."""
         settings = self._settings
-        # Rows are due at multiples of a step: half a step less, so that a late turn of the loop does not skip one.
-        return settings.interval_seconds + (self._rank(database) - 0.5) * settings.takeover_seconds
+        wait_seconds = rank * settings.takeover_seconds
+        if wait_seconds < settings.interval_seconds:
+            slot, into_ms = self._slot(self._clock.unix_ms())
+            # A clock that was set back has a lower slot than before.
+            return slot != status.slot and into_ms >= wait_seconds * 1000
+        # The wait is longer than a slot. It ends at a multiple of a step: half a step less, so that a late turn of the
+        # loop does not skip one.
+        patience_seconds = settings.interval_seconds + wait_seconds - settings.takeover_seconds / 2
+        return self._clock.monotonic() >= status.quiet_since + patience_seconds
+
+    def _slot(self, unix_ms: int) -> tuple[float, float]:
+        """Return the number of the slot of a time, and the milliseconds since it began."""
+        return divmod(unix_ms, self._settings.interval_seconds * 1000)
 
     def _rank(self, database: str) -> int:
         """Return how many leaders of the region come before this one as writers of the database's rows.

@@ -7,8 +7,9 @@ remaining parts are routed again, whole shards at a time. Messages that a leader
 committed wait a moment for more of their kind.
 
 One leader or shard that accepts nothing, or too little, delays no other. A shard that is not accepted is sent alone.
-Each outbox is bounded, and all of them together: parts for a leader that is away or slow are replaced by bulk
-invalidations when they reach a bound. Reading waits only for leaders that are about to make room.
+Each outbox is bounded, and all of them together: messages for a leader that is away or slow are replaced by bulk
+invalidations when they reach a bound. Touches count against the common bound alone, and are kept while anybody accepts
+them. Reading waits only for leaders that are about to make room.
 
 A transaction is finished when all its parts, and those of all transactions before it, are acknowledged.
 """
@@ -267,11 +268,12 @@ class DeliveryPath:
 
     def _make_room(self, full: Iterable[LeaderOutbox]) -> bool:
         """Replace parts that cannot be sent, or not soon, by bulk invalidations. Returns whether there is room now."""
+        with_touches = self.unacknowledged_bytes >= self._settings.unacknowledged_bytes
         for outbox in full:
-            is_slow = self._time() >= outbox.slow_at(self._settings)
+            is_slow = outbox.waiting_bytes > 0 and self._time() >= outbox.slow_at(self._settings)
             if not (outbox.failures or outbox.rejected or is_slow):
                 continue
-            dropped, freed_bytes = outbox.collapse(is_slow=is_slow)
+            dropped, freed_bytes = outbox.collapse(is_slow=is_slow, with_touches=with_touches)
             self.unacknowledged_bytes -= freed_bytes
             for part in dropped:
                 self._finish(part)
@@ -437,9 +439,7 @@ class DeliveryPath:
         """Replace parts by bulk invalidations: a leader that rejects their content will always reject it."""
         self.rejected_relays += 1
         self._log.error("relay_rejected", leader=outbox.leader, reason=error.message, parts=len(parts))
-        for part in parts:
-            if not is_proof(part):
-                part.content = part.shard
+        outbox.reduce(parts)
 
     def _report_failure(self, outbox: LeaderOutbox, error: Exception) -> None:
         self.retried_relays += 1

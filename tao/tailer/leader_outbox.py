@@ -3,7 +3,8 @@
 A transaction's messages are cut into parts by shard; a relay combines the parts at the head of a queue. An outbox does
 no I/O. A shard that the leader does not accept is *held*: its parts wait in a queue of their own and are sent alone, so
 that they delay no other shard. Parts that do not fit in memory, because the leader is away or takes them too slowly,
-are replaced by one bulk invalidation per shard, whose number the topology bounds. A proof of a time holds for every
+are replaced by bulk invalidations of their shards. A touch is not: it is a write, and no invalidation stands for it.
+Touches that nobody accepts are given up when all outboxes together reach their bound. A proof of a time holds for every
 shard of the leader, so no proof is sent while a shard is held, and of the waiting proofs only the newest is worth
 sending.
 """
@@ -230,8 +231,8 @@ class LeaderOutbox:
 
     __slots__ = (
         *("bytes", "collapsed", "failures", "held", "held_attempts", "leader", "parts", "proof", "rejected"),
-        *("relay_seconds", "retry_at", "running", "sending", "sending_bytes", "sending_count", "sent_at", "timer"),
-        *("topology_version", "urgent_parts", "woken"),
+        *("relay_seconds", "retry_at", "running", "sending", "sending_bytes", "sending_count", "sending_touches"),
+        *("sent_at", "timer", "topology_version", "touch_bytes", "urgent_parts", "woken"),
     )
 
     def __init__(self, leader: str) -> None:
@@ -253,6 +254,8 @@ class LeaderOutbox:
         """The version of the topology under which the shards here were routed to this leader."""
         self.bytes = 0
         """Estimated size of all parts here, those under way included."""
+        self.touch_bytes = 0
+        """The share of touches in it."""
         self.running = False
         """True while a task is sending."""
         self.urgent_parts = 0
@@ -263,11 +266,14 @@ class LeaderOutbox:
         """The queue whose first ``sending_count`` parts are being sent."""
         self.sending_count = 0
         self.sending_bytes = 0
-        """Estimated size of the parts that are being sent."""
+        """Estimated size of the parts that are being sent, without touches."""
+        self.sending_touches = False
+        """The relay that was sent last has touches."""
         self.sent_at = 0.0
         """Loop time at which the relay under way was sent."""
         self.relay_seconds = 0.0
-        """Time that the leader took for the last relay that it acknowledged; 0 once everything was acknowledged."""
+        """Time that the leader took for the last relay that it acknowledged. 0 once everything was acknowledged, and
+        after a relay with touches: that takes as long as their commits, and says nothing of the leader's pace."""
         self.collapsed = ""
         """Why parts were replaced by invalidations since everything was acknowledged last; empty if none were."""
         self.woken: Final = asyncio.Event()
@@ -280,22 +286,25 @@ class LeaderOutbox:
 
     @property
     def waiting_bytes(self) -> int:
-        """Estimated size of the parts that are not under way."""
-        return self.bytes - self.sending_bytes
+        """Estimated size of the parts that are not under way, without touches."""
+        return self.bytes - self.touch_bytes - self.sending_bytes
 
     def slow_at(self, settings: OutboxSettings) -> float:
         """Return the loop time from which the leader counts as slow (`OutboxSettings.slow_seconds`); infinite while
         nothing says so."""
-        relays = max(1.0, self.bytes / settings.relay_bytes, len(self.parts) / settings.relay_parts)
+        message_bytes = self.bytes - self.touch_bytes
+        messages = len(self.parts) - self.touch_bytes // _PART_BYTES
+        relays = max(1.0, message_bytes / settings.relay_bytes, messages / settings.relay_parts)
         allowed_seconds = settings.slow_seconds / relays
         if self.relay_seconds >= allowed_seconds:
             return -inf
-        return self.sent_at + allowed_seconds if self.sending is not None else inf
+        return self.sent_at + allowed_seconds if self.sending is not None and not self.sending_touches else inf
 
     def begin_relay(self, queue: deque[Part], parts: Sequence[Part], now: float) -> None:
         """Note that the first parts of a queue are being sent."""
         self.sending, self.sending_count, self.sent_at = queue, len(parts), now
-        self.sending_bytes = sum(part.size_bytes for part in parts)
+        self.sending_bytes = sum(part.size_bytes for part in parts if not isinstance(part.content, Touch))
+        self.sending_touches = any(isinstance(part.content, Touch) for part in parts)
 
     def end_relay(self) -> None:
         """Note that no parts are being sent any more."""
@@ -303,13 +312,27 @@ class LeaderOutbox:
 
     def take_acknowledged(self, queue: deque[Part], count: int, now: float) -> Iterator[Part]:
         """Remove and return the first parts of a queue, which the leader has acknowledged."""
-        self.relay_seconds = now - self.sent_at
+        self.relay_seconds = 0.0 if self.sending_touches else now - self.sent_at
         if queue is self.parts:
             self.urgent_parts -= count
         for _ in range(count):
             part = queue.popleft()
-            self.bytes -= part.size_bytes
+            self._count(part, -1)
             yield part
+
+    def reduce(self, parts: Iterable[Part]) -> None:
+        """Replace the content of parts here by bulk invalidations."""
+        for part in parts:
+            if not is_proof(part):
+                self._count(part, -1)
+                part.content = part.shard
+                self._count(part)
+
+    def _count(self, part: Part, sign: int = 1) -> None:
+        """Add or subtract the size of a part."""
+        self.bytes += sign * part.size_bytes
+        if isinstance(part.content, Touch):
+            self.touch_bytes += sign * part.size_bytes
 
     def may_pause(self, settings: OutboxSettings) -> bool:
         """Return whether no parts are left, or only parts that may wait for more."""
@@ -322,7 +345,7 @@ class LeaderOutbox:
         """Queue a part, which may wait for more parts if it is ``deferrable``.
 
         Returns the proof that the part replaces, if any."""
-        self.bytes += part.size_bytes
+        self._count(part)
         replaced = None
         if self.held and is_proof(part):
             replaced, self.proof = self.proof, part
@@ -347,7 +370,7 @@ class LeaderOutbox:
         replaced = []
         parts, self.parts = self.parts, deque()
         for part in parts:
-            self.bytes -= part.size_bytes
+            self._count(part, -1)
             proof = self.add(part)
             if proof is not None:
                 replaced.append(proof)
@@ -375,28 +398,29 @@ class LeaderOutbox:
         self.held.clear()
         self.rejected.clear()
         self.proof = None
-        self.bytes = 0
+        self.bytes = self.touch_bytes = 0
         return parts
 
-    def collapse(self, *, is_slow: bool = False) -> tuple[list[Part], int]:
+    def collapse(self, *, is_slow: bool = False, with_touches: bool = False) -> tuple[list[Part], int]:
         """Replace the parts of the rejected shards, or of all shards when the leader is away or slow, by bulk
-        invalidations. Parts that are under way stay as they are.
+        invalidations. Parts that are under way stay as they are, and so do touches, except that those of a leader that
+        is away and of rejected shards are replaced, too, ``with_touches``.
 
         Returns the parts that are dropped, and the bytes freed by the parts that stay in their place. The first part of
-        each shard stays, since it belongs to the earliest receipt."""
+        each shard, and the first after a touch of it, stays, since it belongs to the earliest receipt."""
         dropped: list[Part] = []
         freed_bytes = 0
         every_shard = is_slow or self.failures > 0
         if every_shard:
-            freed_bytes += self._collapse(self.parts, dropped)
+            freed_bytes += self._collapse(self.parts, dropped, with_touches=with_touches and self.failures > 0)
             self.urgent_parts = len(self.parts)  # the invalidations have waited long enough
         for shard, queue in self.held.items():
-            if every_shard or shard in self.rejected:
-                freed_bytes += self._collapse(queue, dropped)
-        self.bytes -= freed_bytes + sum(part.size_bytes for part in dropped)
+            is_stuck = self.failures > 0 or shard in self.rejected
+            if every_shard or is_stuck:
+                freed_bytes += self._collapse(queue, dropped, with_touches=with_touches and is_stuck)
         return dropped, freed_bytes
 
-    def _collapse(self, queue: deque[Part], dropped: list[Part]) -> int:
+    def _collapse(self, queue: deque[Part], dropped: list[Part], *, with_touches: bool) -> int:
         under_way = self.sending_count if queue is self.sending else 0
         waiting = [queue.pop() for _ in range(len(queue) - under_way)]
         waiting.reverse()
@@ -406,23 +430,31 @@ class LeaderOutbox:
         freed_bytes = 0
         for part in waiting:
             span = part.span
+            if isinstance(part.content, Touch) and not with_touches:
+                # What follows a touch gets an invalidation of its own, so that the spans keep their order.
+                invalidations.pop((part.shard, span.source), None)
+                queue.append(part)
+                continue
+            self._count(part, -1)
             kept = invalidations.get((part.shard, span.source))
             if kept is not None and not is_proof(part):
                 # The invalidation covers what is dropped. Under its first position alone, a subscriber that has reached
                 # that position would go on without it.
-                kept.span = msgspec.structs.replace(kept.span, number=max(kept.span.number, span.number))
+                number = max(kept.span.number, span.number)
+                kept.span = msgspec.structs.replace(kept.span, number=number, more=span.more)
             if kept is not None or (is_proof(part) and part is not newest_proof):
                 dropped.append(part)
                 continue
             if not is_proof(part):
                 invalidations[part.shard, span.source] = part
                 part.content = part.shard
-                # No more is to come: the parts that would follow are dropped.
-                part.span = msgspec.structs.replace(span, more=False)
-            # Few parts stay for each shard. They count as zero bytes, or they could fill the room they make.
+            # Few parts stay for each shard, or as many as it has touches. They count as zero bytes, or they could fill
+            # the room they make.
             freed_bytes += part.size_bytes
             part.size_bytes = 0
             queue.append(part)
+        for kept in invalidations.values():
+            kept.span = msgspec.structs.replace(kept.span, more=False)  # the parts that would follow are dropped
         return freed_bytes
 
 

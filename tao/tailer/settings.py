@@ -68,12 +68,13 @@ class OutboxSettings:
 
     unacknowledged_bytes: int = 16 << 20
     """Estimated size of the unacknowledged messages of all leaders together. Beyond it reading waits, and messages for
-    a leader that is away or slow are replaced by invalidations of their shards."""
+    a leader that is away or slow are replaced by invalidations of their shards; so are touches for one that is away, or
+    of a shard that its leader does not accept."""
 
     leader_bytes: int = 4 << 20
     """Estimated size of the messages that wait for one leader: four relays. Beyond it reading waits for a leader that
     is about to take them. Messages for one that is away or slow are replaced by invalidations of their shards, so that
-    it does not hold up the messages of the others."""
+    it does not hold up the messages of the others. Touches do not count: they are writes, and are kept."""
 
     slow_seconds: float = 2.0
     """A leader is slow when it would take longer than this for the messages that wait for it, at the pace of its last

@@ -159,13 +159,13 @@ class Region:
             rig.heartbeats._settings = HeartbeatSettings()  # type: ignore[misc]
         self.dead: set[str] = set()
 
-    async def steps(self, count: int) -> list[tuple[str, int]]:
+    async def steps(self, count: int, seconds: float = 0.5) -> list[tuple[str, int]]:
         """Return the writer and the shard of each row written in so many steps."""
         before = len(self.store.heartbeats)
         for _ in range(count):
             arrived = list(self.store.heartbeats)
             for name, rig in self.leaders.items():
-                rig.clock.now += 0.5
+                rig.clock.now += seconds
                 for shard, _, unix_ms in arrived:
                     rig.heartbeats.heard(database_of(shard), unix_ms)
                 if name not in self.dead:
@@ -218,6 +218,47 @@ async def test_a_leader_that_hears_of_another_s_row_knows_its_age_and_not_whethe
     assert beats["db-1"]["age_seconds"] == 5.0
 
 
-def test_the_pause_between_two_leaders_must_fit_in_the_interval() -> None:
-    with pytest.raises(SettingsError, match="takeover_seconds is 2"):
-        HeartbeatSettings(interval_seconds=1.0, takeover_seconds=2.0)
+def test_the_pause_between_two_leaders_must_divide_the_interval() -> None:
+    for takeover_seconds in (2.0, 0.4, 0.0, -1.0):
+        with pytest.raises(SettingsError, match=f"takeover_seconds is {takeover_seconds}"):
+            HeartbeatSettings(interval_seconds=1.0, takeover_seconds=takeover_seconds)
+    HeartbeatSettings(interval_seconds=0.3, takeover_seconds=0.1)
+
+
+async def test_rows_are_written_at_whole_seconds_whenever_the_leader_started() -> None:
+    for started in (1_000.0, 1_000.3, 1_000.6):
+        region = Region(two_databases("leader-1"), "leader-1")
+        region.leaders["leader-1"].clock.now = started
+        await region.steps(1, seconds=0.0)
+        region.leaders["leader-1"].clock.now = 1_001.0
+        await region.steps(1, seconds=0.0)
+        await region.steps(6)
+        times = [unix_ms % 1_000_000 for shard, _, unix_ms in region.store.heartbeats if shard == 0]
+        assert times[1:] == [1_000, 2_000, 3_000, 4_000], started
+
+
+async def test_the_rows_of_a_clock_that_falls_behind_keep_nobody_from_writing() -> None:
+    for dead, substitute in (("", "leader-2"), ("leader-2", "leader-3")):
+        region = Region(two_databases(*THREE), *THREE)
+        region.dead.add(dead)
+        await region.steps(4)
+        assert {writer for writer, _ in await region.steps(20)} == {"leader-1"}
+        for _ in range(80):
+            region.leaders["leader-1"].clock.now -= 0.05
+            await region.steps(1)
+        assert substitute in {writer for writer, _ in await region.steps(20)}
+
+
+async def test_the_rows_of_a_clock_that_is_ahead_are_replaced_soon_after_its_leader_is_gone() -> None:
+    region = Region(two_databases(*THREE), *THREE)
+    region.leaders["leader-1"].clock.now += 60
+    await region.steps(4)
+    region.dead.add("leader-1")
+    assert len(await region.steps(6)) >= 2 * 2
+
+
+async def test_a_clock_that_is_set_back_stops_no_rows() -> None:
+    region = Region(two_databases("leader-1"), "leader-1")
+    await region.steps(4)
+    region.leaders["leader-1"].clock.now -= 60
+    assert len(await region.steps(10)) >= 2 * 5
