@@ -245,19 +245,14 @@ def test_two_regions_are_measured_a_round_trip_apart(ran: ToyRun) -> None:
     assert {aim["aim"].split("`")[1] for aim in found["aims"]} >= {"write_ms.remote_region.avg", "visible_ms.p99"}
 
 
-# Without the part `cluster`: the tests of e2e lose leaders and masters, too, and it takes half a minute.
-@scenario(
-    "scale", "--part", "parse", "--part", "cold start", "--part", "follower", "--part", "leader", "--part", "tailer"
-)
+# Without the parts that start many servers: the tests of e2e lose leaders and masters, too, and they take a minute.
+@scenario("scale", "--part", "parse", "--part", "cold start", "--part", "follower")
 def test_a_large_installation_is_modelled(ran: ToyRun) -> None:
     found = msgspec.json.decode(ran.json)
-    for role in ("follower", "leader"):
-        assert found[role][""]["changes"]["a follower of another region"]["moved"] == 0
-        assert 0 < found[role][""]["changes"]["a promotion"]["moved"] < found["shape"]["shards"]
-    assert found["leader"][""]["deliveries_per_proof"] > 0
+    assert found["follower"][""]["changes"]["a follower of another region"]["moved"] == 0
+    assert 0 < found["follower"][""]["changes"]["a promotion"]["moved"] < found["shape"]["shards"]
     assert {"parsing, CPU s", "cold start of a follower, CPU s"} <= set(found["growth"])
     assert len(found["client"]) == 2
-    assert found["slow_leader"]["p99_with_ms"] > 0
 
 
 @scenario("converge", "--tailer-kills", "1", "--link-cuts", "1")
