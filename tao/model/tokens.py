@@ -155,22 +155,30 @@ class WriteToken:
         """Return the pending inverses that the token names, oldest first."""
         return self._pending
 
+    @property
+    def _has_all_pending(self) -> bool:
+        """Return whether lists of any shard may lack inverse edges, because the shards are more than can be named."""
+        return sum(each.coordinator_shard == ANY_SHARD for each in self._pending_shards) > MAX_SHARDS_NAMED
+
     def pending_in(self, key: ListKey) -> list[PendingInverse]:
         """Return the named pending inverses to settle before the list is read."""
         return [each for each in self._pending if each[:2] == (key.id1, key.atype)]
 
     def pending_at(self, shard: int) -> list[PendingShard]:
         """Return the pairs of shards between which everything is to be settled before a list of ``shard`` is read."""
-        if sum(each.coordinator_shard == ANY_SHARD for each in self._pending_shards) > MAX_SHARDS_NAMED:
+        if self._has_all_pending:
             return [PendingShard(shard, ANY_SHARD)]
         return [each for each in self._pending_shards if each.shard == shard]
 
     def settled(self, inverses: Mapping[PendingInverse, int], shards: Collection[PendingShard] = ()) -> WriteToken:
         """Return the token of the same writes once these pending inverses are settled, and everything between these
         pairs of shards. ``inverses`` maps to the version of the list that has the edge, 0 where that is not known.
-        Where no version is known, the shard is to be read critically."""
+        Where no version is known, the shard is to be read critically. A token that stands for all shards goes on doing
+        so, since it does not know which of them are left."""
         done = [each for each in self._pending if each in inverses]
         done_between = [each for each in self._pending_shards if each in shards]
+        if self._has_all_pending:
+            done_between = [each for each in done_between if each.coordinator_shard != ANY_SHARD]
         if not done and not done_between:
             return self
         reached = [(each.id1, each.atype, inverses[each]) for each in done if inverses[each]]
@@ -179,7 +187,7 @@ class WriteToken:
             [*self._triples(), *reached],
             [*self._shards, *critical, *(each.shard for each in done_between)],
             [each for each in self._pending if each not in inverses],
-            [each for each in self._pending_shards if each not in shards],
+            [each for each in self._pending_shards if each not in done_between],
         )
 
     def minimum_of_object(self, object_id: int) -> int:

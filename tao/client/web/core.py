@@ -107,8 +107,8 @@ class WebRequest:
         the answer is made: later writes are in no cookie."""
         self.ended = True
         core, token = self._core, self._recording.token
-        renewed = self._recording.renewed(self._known)
-        cookie = core.carrier.set_cookie(renewed) if token or renewed != self._known else None
+        # A request that only reads sets no cookie: it could replace that of a write which was answered meanwhile.
+        cookie = core.carrier.set_cookie(self._recording.renewed(self._known)) if token else None
         if cookie is not None:
             core.metrics.count_token("set")
         elif self._lost:

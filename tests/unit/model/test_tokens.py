@@ -7,7 +7,7 @@ import zlib
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tao.model.errors import InvalidArgument, StaleRead
@@ -129,6 +129,39 @@ def test_beyond_that_bound_any_shard_may_owe_an_inverse_unless_they_are_too_many
         any_of.coordinator_shards()
     assert list(PendingShard(90, ANY_SHARD).coordinator_shards()) == list(range(91))
     assert ANY_SHARD not in {each.coordinator_shard for each in token.pending_at(90)}
+
+
+@given(
+    st.lists(pending, max_size=150), st.lists(pending, max_size=150), st.lists(st.sets(st.integers(0, 299)), max_size=3)
+)
+@example([of_shards(shard, shard + 50) for shard in range(1, 100)], [], [{0}, set(range(99))])
+def test_every_pending_inverse_that_is_not_settled_stays_covered(
+    first: list[PendingInverse], second: list[PendingInverse], read: list[set[int]]
+) -> None:
+    """A list of each place that ``read`` names is read, and what the token asks for then is settled."""
+    token = WriteToken(pending=first).merged(WriteToken(pending=second))
+    every = [*first, *second]
+    settled: set[PendingInverse] = set()
+    for places in read:
+        keys = {each.id1: each.atype for place, each in enumerate(every) if place in places}
+        named = {inverse for id1, atype in keys.items() for inverse in token.pending_in(ListKey(id1, atype))}
+        between = {pair for id1 in keys for pair in token.pending_at(id1 >> SHARD_SHIFT)}
+        settled |= named | {each for each in every if between & pairs_of(each)}
+        token = WriteToken.from_text(token.settled(dict.fromkeys(named, 4), between).text())
+    for each in set(every) - settled:
+        asked = pairs_of(each) & set(token.pending_at(each.id1 >> SHARD_SHIFT))
+        assert asked or each in token.pending_in(ListKey(each.id1, each.atype))
+
+
+def pairs_of(inverse: PendingInverse) -> set[PendingShard]:
+    shard = inverse.id1 >> SHARD_SHIFT
+    return {PendingShard(shard, inverse.coordinator_id >> SHARD_SHIFT), PendingShard(shard, ANY_SHARD)}
+
+
+def test_a_token_of_more_shards_than_it_can_name_stands_for_all_of_them_whichever_is_settled() -> None:
+    token = WriteToken(pending_shards=[(shard, ANY_SHARD) for shard in range(100, 140)])
+    left = token.settled({}, token.pending_at(100))
+    assert left.pending_at(139) == [PendingShard(139, ANY_SHARD)]
 
 
 def test_a_token_of_an_earlier_version_names_the_shard_of_the_list_alone() -> None:

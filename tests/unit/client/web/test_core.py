@@ -140,7 +140,7 @@ def test_an_answer_names_what_was_written_and_what_was_known(application: Applic
     assert application.known(application.request(application.cookies(), WRITTEN)) == WriteToken([(1, 0, 2), (9, 0, 1)])
 
 
-def test_a_cookie_is_renewed_without_the_pending_inverses_that_the_request_has_had_written(
+def test_the_cookie_of_a_write_leaves_out_the_pending_inverses_that_the_request_has_had_written(
     application: Application,
 ) -> None:
     pending = PendingInverse(9, 7, 5)
@@ -148,10 +148,22 @@ def test_a_cookie_is_renewed_without_the_pending_inverses_that_the_request_has_h
     recording = Recording(lambda: None, None)
     with application.core.request(application.cookies(known), nullcontext(recording)) as request:
         recording._inverses[pending] = 4
+        recording.token = WRITTEN
         cookie = request.end(200)
     assert cookie is not None
-    assert application.known(cookie) == WriteToken([(9, 7, 4)])
-    assert application.request(application.cookies(known)) == "", "nothing was written or settled"
+    assert application.known(cookie) == WriteToken([(9, 7, 4)]).merged(WRITTEN)
+
+
+def test_a_request_that_only_reads_keeps_the_cookie_of_a_write_that_was_answered_meanwhile(
+    application: Application,
+) -> None:
+    pending = PendingInverse(9, 7, 5)
+    cookies = application.cookies(WriteToken(pending=[pending]))
+    recording = Recording(lambda: None, None)
+    with application.core.request(cookies, nullcontext(recording)) as reading:
+        recording._inverses[pending] = 4
+        assert application.request(cookies, WRITTEN), "the write's answer comes first"
+        assert reading.end(200) is None
 
 
 def test_a_lost_write_leaves_the_cookie(application: Application) -> None:
