@@ -39,6 +39,10 @@ class Offered:
         return not (overtaken and other.sub_writes_before - self.sub_writes_before < OVERTAKING)
 
 
+def _compare(one: Offered, other: Offered) -> int:
+    return -1 if one.goes_before(other) else 1
+
+
 @dataclass
 class Model:
     waiting: list[Offered] = field(default_factory=list)
@@ -55,7 +59,7 @@ class Model:
         held = self.held(server)
         left = sorted(
             (each for each in self.waiting if each.server == server),
-            key=cmp_to_key(lambda one, other: -1 if one.goes_before(other) else 1),
+            key=cmp_to_key(_compare),
         )
         batch: list[Offered] = []
         while len(batch) < BATCH:

@@ -66,18 +66,16 @@ def test_a_sub_write_goes_before_the_writes_that_wait_for_its_key_and_behind_ear
 def test_sub_writes_without_end_do_not_keep_another_write_waiting() -> None:
     lanes = LaneScheduler(1, 4, 100, max_overtaking=50)
     offer(lanes, 0, "ab")
-    overtaking = 0
-    for number in range(1, 1000, 4):
+    taken: list[int] = []
+    for number in range(1, 200, 4):
         for each in range(number, number + 4):
             offer(lanes, each, "a", sub_write=True)
         batch = lanes.next_batch("db1")
         assert batch is not None
-        if 0 in batch:
-            break
-        overtaking += len(batch)
+        taken += batch
         lanes.finish(batch)
-    assert overtaking + batch.index(0) == 50
-    assert batch == [49, 50, 0, 51]
+    assert taken.index(0) == 50
+    assert taken[48:52] == [49, 50, 0, 51]
 
 
 def test_a_write_that_may_not_be_overtaken_any_more_goes_first_again_after_a_rollback() -> None:
