@@ -1,9 +1,12 @@
 """Choose the writes that share the next transaction: the queue in front of group commit.
 
 A few *lanes* per database server work side by side, each with one open transaction. At most one lane holds a key at a
-time. Of two writes that share a key, the earlier goes first, or both go in one batch, in order. Only a sub-write goes
-before all other writes of its keys: a writer at another leader waits for it, and its time is short. Behind the
-thousands of writes that wait for a popular list, it would run out, and the inverse edge would be left pending.
+time. Of two writes that share a key, the one of lower rank goes first, or both go in one batch, in order. Writes of
+one kind rank by arrival. A sub-write ranks before other writes that wait: a writer at another leader waits for it, and
+its time is short. Behind the thousands of writes that wait for a popular list, it would run out, and the inverse edge
+would be left pending. But only a bounded number of the server's sub-writes overtake a write, so that sub-writes that
+alone fill the rate of a list do not keep it waiting for ever. Ranks are fixed at arrival and order all writes of a
+server, so no two writes can each wait for the other at different keys.
 
 Each key has its own queue of waiting writes. A write counts the keys at which another write is queued before it
 (``behind``) and, once there are none, the keys that an open batch holds (``held``). When both counts are zero, the
@@ -23,8 +26,6 @@ from tao.model.errors import InternalError, Overloaded
 _WAITING: Final = 0  # batch numbers start at 1
 _WITHDRAWN: Final = -1
 _SMALL_HEAP: Final = 64  # below this many entries, a sweep costs more than it frees
-
-_AHEAD: Final = 1 << 62  # larger than the number of writes that can ever arrive
 
 
 class _Entry:
@@ -48,16 +49,14 @@ class _Entry:
     def __init__(
         self,
         sequence_number: int,
-        order: int,
+        rank: tuple[int, int],
         keys: frozenset[Hashable],
         shards: frozenset[int],
         sub_write: bool,
         data_bytes: int,
     ) -> None:
         self.sequence_number = sequence_number
-        # Sub-writes go first: a writer at another leader holds its pair until they are done, while callers that wait
-        # longer hold nothing.
-        self.rank = order - _AHEAD if sub_write else order
+        self.rank = rank
         self.keys = keys
         self.shards = shards
         self.sub_write = sub_write
@@ -75,7 +74,7 @@ class _Entry:
 
 
 class _Key:
-    """The queue of one key: the sub-writes, then the other writes.
+    """The writes that wait for one key: a queue of the sub-writes and one of the others, each in the order of rank.
 
     ``holder``: the number of the open batch that has the key, or `_WAITING`."""
 
@@ -87,28 +86,32 @@ class _Key:
         self._others: OrderedDict[int, _Entry] = OrderedDict()
 
     def head(self) -> _Entry | None:
-        return next(iter((self._sub_writes or self._others).values()), None)
+        sub_write = next(iter(self._sub_writes.values()), None)
+        other = next(iter(self._others.values()), None)
+        if sub_write is None or other is None:
+            return sub_write or other
+        return min(sub_write, other)
 
     def append(self, entry: _Entry) -> None:
-        """Queue the entry behind those of its kind, and count who is behind another one now."""
-        head = self.head()
-        if head is not None:
-            overtaken = entry.sub_write and not head.sub_write
-            (head if overtaken else entry).behind += 1
+        """Queue the entry behind those of its kind, which rank before it."""
+        self._count_behind(entry)
         self._queue_of(entry)[entry.sequence_number] = entry
 
     def put_first(self, entry: _Entry) -> None:
-        """Queue the entry before those of its kind, and count who is behind another one now."""
-        head = self.head()
-        if head is not None:
-            overtaken = entry.sub_write or not head.sub_write
-            (head if overtaken else entry).behind += 1
+        """Queue the entry before those of its kind, which rank behind it."""
+        self._count_behind(entry)
         queue = self._queue_of(entry)
         queue[entry.sequence_number] = entry
         queue.move_to_end(entry.sequence_number, last=False)
 
     def remove(self, entry: _Entry) -> None:
         del self._queue_of(entry)[entry.sequence_number]
+
+    def _count_behind(self, entry: _Entry) -> None:
+        """Count whichever is behind the other now: the new entry, or the head that it overtakes."""
+        head = self.head()
+        if head is not None:
+            max(entry, head).behind += 1
 
     def _queue_of(self, entry: _Entry) -> OrderedDict[int, _Entry]:
         return self._sub_writes if entry.sub_write else self._others
@@ -117,14 +120,16 @@ class _Key:
 class _Server:
     """The queues and open batches of one database server.
 
-    ``ready`` is a heap ordered by rank. An entry that is no longer ready stays in it until it reaches the top."""
+    ``ready`` is a heap ordered by rank. An entry that is no longer ready stays in it until it reaches the top.
+    ``sub_writes``: how many sub-writes have arrived."""
 
-    __slots__ = ("keys", "open", "ready", "waiting")
+    __slots__ = ("keys", "open", "ready", "sub_writes", "waiting")
 
     def __init__(self) -> None:
         self.keys: dict[Hashable, _Key] = {}
         self.open: dict[int, list[_Entry]] = {}
         self.ready: list[_Entry] = []
+        self.sub_writes = 0
         self.waiting = 0
 
     def arrive_at_front(self, entry: _Entry) -> None:
@@ -204,7 +209,9 @@ class LaneScheduler:
     ``max_waiting_per_shard``: waiting writes that change one shard, and as many sub-writes besides. Sub-writes have
     room of their own because they come from leaders in the middle of a write, which would wait for each other if
     callers' writes could fill that room. Writes that `requeue` puts back may exceed the bound by the size of the
-    open batches."""
+    open batches.
+    ``max_overtaking``: sub-writes of the server that arrive after another write and still go before it. That is more
+    than a popular list has waiting (they should go before all of these), and a few seconds' worth on a busy server."""
 
     __slots__ = (
         "_entries",
@@ -213,18 +220,25 @@ class LaneScheduler:
         "_last_order",
         "_max_batch",
         "_max_bytes",
+        "_max_overtaking",
         "_max_waiting",
         "_servers",
         "_shards",
     )
 
     def __init__(
-        self, lanes_per_server: int, max_batch_writes: int, max_waiting_per_shard: int, max_batch_bytes: int = 4 << 20
+        self,
+        lanes_per_server: int,
+        max_batch_writes: int,
+        max_waiting_per_shard: int,
+        max_batch_bytes: int = 4 << 20,
+        max_overtaking: int = 10_000,
     ) -> None:
         self._lanes = lanes_per_server
         self._max_batch = max_batch_writes
         self._max_bytes = max_batch_bytes
         self._max_waiting = max_waiting_per_shard
+        self._max_overtaking = max_overtaking
         self._servers: dict[str, _Server] = {}
         self._entries: dict[int, tuple[_Server, _Entry]] = {}
         self._shards: dict[tuple[int, bool], int] = {}
@@ -249,11 +263,14 @@ class LaneScheduler:
         for shard in shards:
             if self._shards.get((shard, sub_write), 0) >= self._max_waiting:
                 raise Overloaded(f"{self._max_waiting} writes wait for shard {shard}; try again later")
-        self._last_order += 1
-        entry = _Entry(sequence_number, self._last_order, keys, shards, sub_write, data_bytes)
         state = self._servers.get(server)
         if state is None:
             state = self._servers[server] = _Server()
+        self._last_order += 1
+        # The turn of another write is that of the sub-write which arrives as the first that may not overtake it.
+        turn = state.sub_writes + (0 if sub_write else self._max_overtaking)
+        state.sub_writes += sub_write
+        entry = _Entry(sequence_number, (turn, self._last_order), keys, shards, sub_write, data_bytes)
         self._entries[sequence_number] = (state, entry)
         self._count(state, entry, 1)
         for name in keys:
@@ -265,7 +282,7 @@ class LaneScheduler:
             state.arrive_at_front(entry)
 
     def next_batch(self, server: str) -> list[int] | None:
-        """Return the sequence numbers of one transaction: sub-writes first, then in order of arrival.
+        """Return the sequence numbers of one transaction, in the order of rank.
 
         Returns None when every lane is busy or no write is ready."""
         state = self._servers.get(server)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cmp_to_key
 
 import pytest
 from hypothesis import settings
@@ -13,7 +14,7 @@ from tao.model.errors import Overloaded
 from tao.planning.lanes import LaneScheduler
 from tests.rigs.effort import examples
 
-LANES, BATCH, WAITING = 2, 3, 6
+LANES, BATCH, WAITING, OVERTAKING = 2, 3, 6, 3
 SERVERS = ("db1", "db2")
 KEYS = st.frozensets(st.sampled_from("abcde"), min_size=1, max_size=3)
 SHARDS = st.frozensets(st.integers(1, 3), min_size=1, max_size=2)
@@ -21,13 +22,25 @@ SHARDS = st.frozensets(st.integers(1, 3), min_size=1, max_size=2)
 
 @dataclass
 class Offered:
-    """A write of the model. ``place``: its rank among the waiting; a requeued write keeps its rank."""
+    """A write of the model. ``sub_writes_before``: how many sub-writes had been offered to the server before it."""
 
     sequence_number: int
     server: str
     keys: frozenset[str]
     shards: frozenset[int]
     sub_write: bool
+    sub_writes_before: int
+
+    def goes_before(self, other: Offered) -> bool:
+        """True for the earlier of two writes, except that the next `OVERTAKING` sub-writes overtake another write."""
+        if self.sequence_number > other.sequence_number:
+            return not other.goes_before(self)
+        overtaken = other.sub_write and not self.sub_write
+        return not (overtaken and other.sub_writes_before - self.sub_writes_before < OVERTAKING)
+
+
+def _compare(one: Offered, other: Offered) -> int:
+    return -1 if one.goes_before(other) else 1
 
 
 @dataclass
@@ -39,14 +52,14 @@ class Model:
         return {key for batch in self.open for each in batch if each.server == server for key in each.keys}
 
     def expected_batch(self, server: str) -> list[Offered] | None:
-        """Return the next write: sub-writes first, then by age, among those that no open transaction and no write
-        before them in this order blocks."""
+        """Return the next writes: at each step, of those that no open transaction and no write before them blocks, the
+        one that goes before all others."""
         if sum(batch[0].server == server for batch in self.open) >= LANES:
             return None
         held = self.held(server)
         left = sorted(
             (each for each in self.waiting if each.server == server),
-            key=lambda each: (not each.sub_write, each.sequence_number),
+            key=cmp_to_key(_compare),
         )
         batch: list[Offered] = []
         while len(batch) < BATCH:
@@ -65,14 +78,15 @@ class Model:
 class LanesMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.lanes = LaneScheduler(LANES, BATCH, WAITING)
+        self.lanes = LaneScheduler(LANES, BATCH, WAITING, max_overtaking=OVERTAKING)
         self.model = Model()
         self.last = 0
+        self.sub_writes = dict.fromkeys(SERVERS, 0)
 
     @rule(server=st.sampled_from(SERVERS), keys=KEYS, shards=SHARDS, sub_write=st.booleans())
     def offer(self, server: str, keys: frozenset[str], shards: frozenset[int], sub_write: bool) -> None:
         self.last += 1
-        each = Offered(self.last, server, keys, shards, sub_write)
+        each = Offered(self.last, server, keys, shards, sub_write, self.sub_writes[server])
         full = any(self.count(shard, sub_write) >= WAITING for shard in shards)
         if full:
             with pytest.raises(Overloaded):
@@ -80,6 +94,7 @@ class LanesMachine(RuleBasedStateMachine):
         else:
             self.lanes.offer(each.sequence_number, server, keys, shards, sub_write)
             self.model.waiting.append(each)
+            self.sub_writes[server] += sub_write
 
     def count(self, shard: int, sub_write: bool) -> int:
         return sum(shard in each.shards and each.sub_write == sub_write for each in self.model.waiting)

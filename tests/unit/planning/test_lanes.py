@@ -63,6 +63,31 @@ def test_a_sub_write_goes_before_the_writes_that_wait_for_its_key_and_behind_ear
     assert lanes.next_batch("db1") == [4, 5, 8]
 
 
+def test_sub_writes_without_end_do_not_keep_another_write_waiting() -> None:
+    lanes = LaneScheduler(1, 4, 100, max_overtaking=50)
+    offer(lanes, 0, "ab")
+    taken: list[int] = []
+    for number in range(1, 200, 4):
+        for each in range(number, number + 4):
+            offer(lanes, each, "a", sub_write=True)
+        batch = lanes.next_batch("db1")
+        assert batch is not None
+        taken += batch
+        lanes.finish(batch)
+    assert taken.index(0) == 50
+    assert taken[48:52] == [49, 50, 0, 51]
+
+
+def test_a_write_that_may_not_be_overtaken_any_more_goes_first_again_after_a_rollback() -> None:
+    lanes = LaneScheduler(1, 2, 100, max_overtaking=1)
+    offer(lanes, 1, "a")
+    offer(lanes, 2, "a", sub_write=True)
+    assert lanes.next_batch("db1") == [2, 1]
+    offer(lanes, 3, "a", sub_write=True)
+    assert lanes.requeue([2, 1], None) == []
+    assert lanes.next_batch("db1") == [2, 1]
+
+
 def test_a_requeued_write_stays_behind_a_sub_write_that_arrived_meanwhile(lanes: LaneScheduler) -> None:
     offer(lanes, 1, "ab")
     offer(lanes, 2, "a")
