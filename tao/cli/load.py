@@ -126,7 +126,8 @@ def edges(  # Any: the input options
 
     An edge is loaded when it is stored at both ends. A batch waits up to 15 s for the ends that lie at a leader which
     does not answer. Edges that are then still "pending" are stored at one end; the leaders write the other one as soon
-    as it can be reached, and nothing has to be repeated.
+    as it can be reached, and nothing has to be repeated. Only edges whose --from id is the smaller one can be pending.
+    Other edges that need that leader fail: they are tried again, and the load ends if they keep failing.
     """
     source, settings = _inputs(**inputs)
     edges = EdgeInput(atype, (from_column, to_column), (from_otype, to_otype), edge_time)

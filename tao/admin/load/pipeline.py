@@ -37,8 +37,9 @@ class PipelineSettings:
     """Some two thousand writes: leaders stay busy, and no write waits so long that its inverse, which has two seconds,
     is left to be settled later. Eight load no faster (measured: 4,600 edges a second with either)."""
     attempts: int = 8
-    """Attempts of each write that fails for a reason that may pass. The pauses between them are some ten seconds, longer
-    than the restart of a server. A server that does not answer may hold up each attempt until the write's deadline."""
+    """Attempts of each write that fails for a reason that may pass. The pauses between them are some ten seconds,
+    longer than the restart of a server. A server that does not answer may hold up each attempt until the write's
+    deadline."""
     first_pause_seconds: float = 0.1
     """The pause before the second attempt; it doubles each time, with jitter."""
     stop_seconds: float = 5.0
