@@ -101,7 +101,8 @@ CHANGING = (
     "accounts", "delete edge", "delete object", "dev reset", "drain", "invalidate", "migrate", "promote", "rejoin",
     "repair",
     "replicate", "reseed", "shard clone", "shard unclone", "topology add-server", "topology mark-down",
-    "topology mark-up", "topology move-shard", "topology remove-server", "topology unmove-shard", "undrain",
+    "topology mark-up", "topology move-shard", "topology record-changes", "topology remove-server",
+    "topology unmove-shard", "undrain",
 )  # fmt: skip
 
 
