@@ -108,15 +108,18 @@ class TokenCarrier:
         except InvalidArgument:
             return None  # a token format that this version does not know
 
-    def set_cookie(self, token: WriteToken, known: WriteToken | None = None) -> str | None:
-        """Return the value of a ``Set-Cookie`` header, or None when nothing was written, so that the browser keeps its
-        cookie until that expires. ``known`` is the token that the request carried; the new one covers its writes."""
+    def set_cookie(self, token: WriteToken) -> str | None:
+        """Return the value of a ``Set-Cookie`` header, or None for a token that names no writes. When the request
+        carried a token, pass `Recording.renewed` of it, which covers its writes. Set no cookie for a request that has
+        only read: it could replace that of a write which was answered meanwhile."""
         if not token:
             return None
         settings = self._settings
-        sealed = self.seal(token if known is None else known.merged(token))
         secure = "; Secure" if settings.secure else ""
-        return f"{settings.cookie}={sealed}; Path=/; Max-Age={settings.max_age_seconds}; HttpOnly; SameSite=Lax{secure}"
+        return (
+            f"{settings.cookie}={self.seal(token)}; Path=/; Max-Age={settings.max_age_seconds}; "
+            f"HttpOnly; SameSite=Lax{secure}"
+        )
 
     def delete_cookie(self) -> str:
         """Return the value of a ``Set-Cookie`` header that deletes the cookie: after `WriteLost`, when the request has
