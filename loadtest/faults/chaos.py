@@ -13,12 +13,12 @@ from typing import Any, Final
 
 from loadtest import options
 from loadtest.faults.harness import Outcome
-from loadtest.faults.injection import BETWEEN_REGIONS, FAULTS, LEADER_KILL, Injector
+from loadtest.faults.injection import BETWEEN_REGIONS, DISK_FULL, FAULTS, LEADER_KILL, LINE_CUT, Injector
 from loadtest.faults.load import RecordedOptions, run_recorded
 from loadtest.faults.plan import PlanStep, after
 from loadtest.faults.record import Fault, RunRecord
 from loadtest.region_cluster import SEMI_SYNC_RTT_MS
-from loadtest.results import Aim, Conditions, ScenarioResult, at_most, result_of
+from loadtest.results import Aim, Conditions, ScenarioResult, at_least, at_most, result_of
 from loadtest.scenario import BenchSettings, Progress, Scenario
 from tao.model.errors import OperatorError
 
@@ -26,6 +26,11 @@ _TOY_FAULTS: Final = ("follower_kill", "tailer_kill")
 _AWAY_SECONDS: Final = 8.0
 """The longest that a fault lasts."""
 _TOY_AWAY_SECONDS: Final = 1.0
+_LEAST_AWAY: Final = 0.3
+"""The shortest that a fault lasts, as a share of the longest."""
+_LEAST_CUT: Final = 0.5
+"""The same of a cut line: a write whose inverse cannot be written is acknowledged after two seconds, and the far end
+has to be read after that."""
 _PEACE_SECONDS: Final = 4.0
 """The longest time between two faults."""
 _WELL_SECONDS: Final = 240.0
@@ -39,6 +44,10 @@ _ZEROS: Final = (
 )
 _WRITES_AGAIN_SECONDS: Final = 3.0
 """Within this time after a leader's death its shards are written again, by another leader."""
+_SETTLED_SECONDS: Final = 2.0
+"""Within this time after the end of a cut the inverses that it has left pending are written."""
+_ROOM_SECONDS: Final = 10.0
+"""Within this time after room was made on the full disk of a server, all shards are written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +94,7 @@ async def run(settings: BenchSettings, progress: Progress, wanted: ChaosOptions)
     }
     demands, examples = outcome.demands(measured, _ZEROS), [*examples, *outcome.record.examples]
     demands, reported = (demands, [few]) if wanted.overlapping else ([*demands, few], [])
-    reported += _leader_aims(outcome)
+    reported += [*_leader_aims(outcome), *_cut_aims(outcome), *_disk_aims(outcome)]
     return result_of(conditions, measured, demands, examples=examples, aims=reported)
 
 
@@ -117,7 +126,15 @@ def _plan(
         if wanted.overlapping and deck and "topology_gone" not in (together[0], deck[-1]):
             together.append(deck.pop())
         pause = chance.uniform(0.2, 1.0) * min(_PEACE_SECONDS, wanted.seconds / 4)
-        yield [PlanStep(kind, FAULTS[kind], after(pause), chance.uniform(0.3, 1.0) * away_seconds) for kind in together]
+        yield [
+            PlanStep(
+                kind,
+                FAULTS[kind],
+                after(pause),
+                chance.uniform(_LEAST_CUT if kind in LINE_CUT else _LEAST_AWAY, 1.0) * away_seconds,
+            )
+            for kind in together
+        ]
 
 
 def _leader_aims(outcome: Outcome) -> list[Aim]:
@@ -135,9 +152,48 @@ def _leader_aims(outcome: Outcome) -> list[Aim]:
     ]
 
 
+def _cut_aims(outcome: Outcome) -> list[Aim]:
+    """Return the aims that each cut between masters has met reads of pending inverses, and that these are written soon
+    after it."""
+    cuts, bound = [cut for cut in outcome.record.cuts if cut.splits_masters], _SETTLED_SECONDS
+    if not cuts:
+        return []
+    shape = f"{len(cuts)} cuts"
+    fewest = min(cut.far_end_reads_while_pending for cut in cuts)
+    aims = [at_least("each cut has reads of far ends whose inverse is pending", fewest, 1, shape)]
+    if settled := [seconds for cut in cuts for seconds in _settled_seconds(cut, outcome)]:
+        shape = f"{len(settled)} inverses, {shape}"
+        aims.append(
+            at_most(f"a pending inverse is written within {bound:g} s of a cut's end", max(settled), bound, shape)
+        )
+    return aims
+
+
+def _settled_seconds(cut: Fault, outcome: Outcome) -> list[float]:
+    """Return, for each inverse that a cut left pending, the time from the cut's end until it was written; until the end
+    of the run, if it was not. It counts from the write's acknowledgement, where that came later."""
+    end = outcome.busy_seconds
+    return [
+        max(0.0, (pending.settled or end) - max(cut.mended or end, pending.acknowledged))
+        for pending in outcome.record.pending
+        if cut.struck <= pending.acknowledged <= (cut.healthy or end)
+    ]
+
+
+def _disk_aims(outcome: Outcome) -> list[Aim]:
+    """Return the aim that all shards are written soon after there is room on a server's disk again."""
+    full, bound = [fault for fault in outcome.record.faults if fault.kind in DISK_FULL], _ROOM_SECONDS
+    if not full:
+        return []
+    longest = max(_writes_again_seconds(fault, outcome) for fault in full)
+    aim = f"all shards are written within {bound:g} s of room made on a server's full disk"
+    return [at_most(aim, longest, bound, f"{len(full)} disks")]
+
+
 def _writes_again_seconds(fault: Fault, outcome: Outcome) -> float:
-    """Return how long a killed leader's shards were not written; until the end of the run, if one was not again."""
-    return (fault.written or outcome.busy_seconds) - fault.struck
+    """Return how long it took until the shards that were waited for were written again; until the end of the run, if
+    one was not."""
+    return (fault.written or outcome.busy_seconds) - (fault.unwritten_since or fault.struck)
 
 
 def _measured(outcome: Outcome, seed: int) -> dict[str, Any]:
@@ -159,7 +215,7 @@ def _measured(outcome: Outcome, seed: int) -> dict[str, Any]:
         "staleness_violations": record.violations_of("max_staleness"),
         "monotone_violations": record.violations_of("monotone"),
         "inverse_violations": record.violations_of("inverse"),
-        "pending_inverses": record.pending_inverses,
+        "pending_inverses": len(record.pending),
         "far_end_reads": record.far_end_reads,
         "far_end_reads_while_pending": record.far_end_reads_pending,
         "wrong_answers": sum(count for (verdict, _), count in record.violations.items() if verdict == "wrong"),
@@ -176,6 +232,16 @@ def _measured(outcome: Outcome, seed: int) -> dict[str, Any]:
         "compared": outcome.compared,
         "writes_again_seconds": [
             round(_writes_again_seconds(fault, outcome), 3) for fault in record.faults if fault.kind == LEADER_KILL
+        ],
+        "room_again_seconds": [
+            round(_writes_again_seconds(fault, outcome), 3) for fault in record.faults if fault.kind in DISK_FULL
+        ],
+        "cuts": [
+            {
+                "far_end_reads_while_pending": cut.far_end_reads_while_pending,
+                "settled_seconds": [round(seconds, 3) for seconds in _settled_seconds(cut, outcome)],
+            }
+            for cut in record.cuts
         ],
         "fault_log": [_rounded(fault) for fault in record.faults],
         **outcome.logs(),

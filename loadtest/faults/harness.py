@@ -66,6 +66,9 @@ class ClientLoad:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def before_fault(self, kind: str) -> None:
+        """Prepare for a fault of this kind, which begins when this returns. Most loads do nothing."""
+
     def describe(self) -> tuple[str, float]:
         """Return what has been done so far, and which part of the whole that is, 0 to 1."""
         raise NotImplementedError
@@ -141,7 +144,9 @@ async def carry_out_run(wanted: FaultRun, versions: dict[str, str], progress: Pr
             try:
                 plans = wanted.plans(injector, record, load)
                 await load.while_running(
-                    together(carry_out(plan, injector, record, wanted.well_seconds) for plan in plans)
+                    together(
+                        carry_out(plan, injector, record, wanted.well_seconds, load.before_fault) for plan in plans
+                    )
                 )
                 await load.stop()
                 outcome.busy_seconds = record.now()

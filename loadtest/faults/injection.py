@@ -36,6 +36,10 @@ _PROMOTION_SECONDS: Final = 60.0
 MASTER_LOST: Final = frozenset({"master_kill", "master_stop"})
 """Kinds of faults that take a database's master away."""
 LEADER_KILL: Final = "leader_kill"
+DISK_FULL: Final = frozenset({"tailer_disk_full", "leader_disk_full"})
+"""Kinds of faults that fill a disk of a cache server."""
+LINE_CUT: Final = frozenset({"link_cut", "link_silent"})
+"""Kinds of faults that cut the regions off from each other."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,18 +9,22 @@ its own writes in its tier.
 
 Writes are made one at a time for each key, and never repeated. A key whose write has an unknown outcome rests until no
 deadline allows the write to happen any more and the faults of the time are over; then a critical read finds the
-outcome, and from then on the key is held to it.
+outcome, and from then on the key is held to it. Nor is a key written whose inverse is pending, until that is settled.
+
+A cut line leaves inverses pending of the commits in the last moment before it: with semi-synchronous replication no
+other commit is acknowledged while the regions are cut off from each other. So just before a cut, edges between
+databases of both regions are written by several clients at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -28,10 +32,10 @@ from typing import Any, Final
 from loadtest import options
 from loadtest.conditions import within
 from loadtest.faults.harness import ClientLoad, FaultRun, Outcome, carry_out_run
-from loadtest.faults.history import ReadVerdict, RecordedOutcome, Register
-from loadtest.faults.injection import Injector
+from loadtest.faults.history import ReadVerdict, RecordedOutcome, RecordedWrite, Register
+from loadtest.faults.injection import LINE_CUT, Injector
 from loadtest.faults.plan import Plan
-from loadtest.faults.record import MESSAGE_CHARACTERS, FailedRead, RunRecord, Whereabouts
+from loadtest.faults.record import MESSAGE_CHARACTERS, FailedRead, PendingInverse, RunRecord, Whereabouts
 from loadtest.region_cluster import RegionCluster, lossless_settings
 from loadtest.scenario import BenchSettings, Progress
 from tao.client import Consistency, Graph, RetryableError, TaoError
@@ -64,6 +68,14 @@ _ABSENT_IDS: Final = 200_000
 _TIMEOUT_SECONDS: Final = 5.0
 _SETTLE_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 0.5
+_SETTLED_LOOK_SECONDS: Final = 0.1
+_PAIR_WRITERS: Final = 8
+"""Edges between regions that are written just before a cut, each by a writer of its own. A writer spends half of its
+time between the commits of both ends."""
+_PAIRS_DRAWN: Final = 1_000
+"""Of two ends drawn at random, a quarter are such an edge; none are when all masters are in one region."""
+_PAIR_SECONDS: Final = 0.5
+"""How long they write before the cut: a few edges each."""
 _ALL_EDGES: Final = 6_000
 """More edges than any list here has."""
 _BATCH: Final = 12
@@ -110,9 +122,14 @@ class Key:
     """The token of the write numbered ``token_number``."""
     token_number: int = 0
     pending_number: int = 0
-    """The number of the last write that was acknowledged with its inverse pending, until its far end shows it."""
+    """The number of the last write that was acknowledged with its inverse pending, until that is settled."""
     rests_until: float = 0.0
     """When a write of unknown outcome can be settled, in seconds of the run; 0 when none waits."""
+
+    @property
+    def rests(self) -> bool:
+        """Whether nothing is to be written: the last write or its inverse is pending, or not settled."""
+        return self.register.busy or self.pending_number > 0
 
 
 @dataclass(slots=True)
@@ -164,7 +181,7 @@ class RecordedLoad(ClientLoad):
         per_reader = (wanted.reads / len(readers) / _BATCH, wanted.writes / len(readers))
         for reader in readers:
             self.begin(self._paced(per_reader[0], partial(self._read_batch, reader, _BATCH)))
-            self.begin(self._paced(per_reader[1], partial(self._write, reader)))
+            self.begin(self._paced(per_reader[1], partial(self._write_anything, reader)))
         self.begin(self._settle_paced())
 
     def describe(self) -> tuple[str, float]:
@@ -174,6 +191,36 @@ class RecordedLoad(ClientLoad):
         text = f"{record.reads:,} reads, {record.failed_reads} failed; {record.acknowledged:,} writes"
         wrong = record.lost + sum(record.violations.values())
         return f"{text}; {wrong} wrong; {active}", record.done
+
+    async def before_fault(self, kind: str) -> None:
+        """Have edges between regions under way when the line is cut. They are new ones: the outcomes of earlier cuts
+        may not be settled yet."""
+        pairs = list(self._new_pairs()) if kind in LINE_CUT else []
+        for pair in pairs:
+            self._keys.append(pair)
+            self.begin(self._write_until_cut(len(self._keys) - 1, len(self._record.cuts)))
+        if pairs:
+            await asyncio.sleep(_PAIR_SECONDS)
+
+    def _new_pairs(self) -> Iterator[Key]:
+        """Yield edges whose inverse a cut line can leave pending: the writer names the end that is written first, that
+        of the smaller id, and the master of the other end is in another region."""
+        routes, ids = self._routes_now(), [key.id for key in self._keys if key.kind is KeyKind.OBJECT]
+        drawn = ((self._chance.choice(ids), next(self._absent)) for _ in range(_PAIRS_DRAWN))
+        pairs = (
+            Key(KeyKind.EDGE, near, far, Register(None))
+            for near, far in drawn
+            if near < far and _region_of(routes, near) != _region_of(routes, far)
+        )
+        yield from islice(pairs, _PAIR_WRITERS)
+
+    async def _write_until_cut(self, place: int, cuts: int) -> None:
+        """Write an edge again and again, until the line has been cut more than ``cuts`` times."""
+        key = self._keys[place]
+        region = _region_of(self._routes, key.id)
+        writer = self._chance.choice([each for each in self._readers if each.region == region])
+        while not self._stopping and len(self._record.cuts) == cuts and not key.rests:
+            await self._write(writer, place)
 
     async def stop(self) -> None:
         """Begin nothing more, and wait for what is pending; then find the outcomes of all writes of unknown outcome.
@@ -264,16 +311,14 @@ class RecordedLoad(ClientLoad):
             demanded = Consistency.max_staleness(STALENESS_MS)
         pending = far_end and 0 < key.pending_number <= floor
         record.reads += 1
-        record.far_end_reads += far_end
-        record.far_end_reads_pending += pending
+        if far_end:
+            record.far_end_read(pending=pending)
         try:
             verdict, number = await self._ask(reader.graph, key, demanded, floor, far_end=far_end)
         except TaoError as error:
             object_id, attached = key.other if far_end else key.id, own_floor > 0
             self._failed(error, now, reader, key.kind, object_id, demand, attached=attached, inverse_pending=pending)
             return
-        if far_end and number >= key.pending_number:
-            key.pending_number = 0
         if verdict is not ReadVerdict.RIGHT:
             what = f"{reader.name} read write {number} of {key.kind} {key.id}, {demand}, which had to see {floor}"
             kind = demand if floor > own_floor or demand is Demand.CRITICAL else "own writes"
@@ -348,11 +393,13 @@ class RecordedLoad(ClientLoad):
             )
         )
 
-    async def _write(self, writer: Reader) -> None:
-        """Write to a key chosen at random, unless its last write is pending or not settled."""
-        place = self._chance.randrange(len(self._keys))
+    async def _write_anything(self, writer: Reader) -> None:
+        await self._write(writer, self._chance.randrange(len(self._keys)))
+
+    async def _write(self, writer: Reader, place: int) -> None:
+        """Write to a key that does not rest."""
         key = self._keys[place]
-        if key.register.busy or (key.kind is KeyKind.LIST and len(key.register.writes) > len(key.ends)):
+        if key.rests or (key.kind is KeyKind.LIST and len(key.register.writes) > len(key.ends)):
             return
         record, register = self._record, key.register
         number = len(register.writes)
@@ -373,15 +420,41 @@ class RecordedLoad(ClientLoad):
             return
         now = record.now()
         register.end(write, RecordedOutcome.ACKNOWLEDGED, now)
-        record.acknowledge(key.id >> SHARD_SHIFT, write.began, inverse_pending=inverse_pending)
+        record.acknowledge(key.id >> SHARD_SHIFT, write.began)
         key.token, key.token_number = recording.token, write.number
-        key.pending_number = write.number if inverse_pending else 0
         writer.own[place], writer.own_at[place] = write.number, write.began
-        if inverse_pending and key.kind is KeyKind.EDGE:
-            # A pair is pending for a short time only, in which few reads would come across it by chance.
-            own = self._read(writer, place, Demand.PLAIN, far_end=True)
-            others = (self._read(each, place, Demand.TOKEN, far_end=True) for each in self._readers)
-            await asyncio.gather(own, *others)
+        if inverse_pending:
+            await self._pending(writer, place, write)
+
+    async def _pending(self, writer: Reader, place: int, write: RecordedWrite) -> None:
+        """Find out when the inverse of a write is settled. Of every other edge, all clients read the far end at once:
+        few would come across it by chance. Such reads settle the pair themselves, as soon as they can."""
+        key, record = self._keys[place], self._record
+        pending = PendingInverse(acknowledged=record.now())
+        record.pending.append(pending)
+        key.pending_number = write.number
+        reads: list[Coroutine[Any, Any, None]] = []
+        if key.kind is KeyKind.EDGE and len(record.pending) % 2:
+            reads = [self._read(each, place, Demand.TOKEN, far_end=True) for each in self._readers]
+            reads.append(self._read(writer, place, Demand.PLAIN, far_end=True))
+        await asyncio.gather(self._settled(key, write, pending), *reads)
+
+    async def _settled(self, key: Key, write: RecordedWrite, pending: PendingInverse) -> None:
+        """Read the far end's own rows until they show the write, which no other follows meanwhile."""
+        near, far, atype = (key.id, key.other, "liked_by")
+        if key.kind is KeyKind.LIST:
+            far, atype = key.ends[write.number - 1], "followed_by"
+        # Not of a client that attaches its own writes: that would have the pair settled first.
+        readers = [each for each in self._readers if not each.attaches]
+        while not self._stopping:
+            region = _region_of(self._routes_now(), far)
+            reader = next((each for each in readers if each.region == region), readers[0])
+            with suppress(TaoError):
+                found = await reader.graph.assoc_get(far, atype, [near], consistency=_FROM_MASTER)
+                if next(iter(found.times), None) == write.value:
+                    pending.settled, key.pending_number = self._record.now(), 0
+                    return
+            await asyncio.sleep(_SETTLED_LOOK_SECONDS)
 
     async def _write_key(self, graph: Graph, key: Key, number: int, removes: bool) -> bool:
         """Write to a key; returns whether the inverse of the write is pending."""
@@ -413,6 +486,11 @@ class RecordedLoad(ClientLoad):
                 key.rests_until = 0.0
                 if key.register.settle(found, record.now()) is not ReadVerdict.RIGHT:
                     record.lose(f"{key.kind} {key.id}: {found} after {key.register.last}")
+
+
+def _region_of(routes: Routes, object_id: int) -> str:
+    """Return the region of the master that has the rows of an object."""
+    return routes.database_of(object_id >> SHARD_SHIFT).master_region
 
 
 def absent_ids(shards: int, count: int, chance: Random) -> list[int]:

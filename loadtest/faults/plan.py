@@ -15,7 +15,7 @@ from typing import Final
 
 from loadtest.conditions import until
 from loadtest.faults.health import until_well
-from loadtest.faults.injection import LEADER_KILL, MASTER_LOST, Injector
+from loadtest.faults.injection import DISK_FULL, LEADER_KILL, LINE_CUT, MASTER_LOST, Injector
 from loadtest.faults.record import RunRecord
 
 _LOOK_SECONDS: Final = 0.02
@@ -41,21 +41,33 @@ class PlanStep:
 Plan = Iterable[Sequence[PlanStep]]
 
 
-async def carry_out(plan: Plan, injector: Injector, record: RunRecord, well_seconds: float | None) -> None:
-    """Carry out a plan and record its faults.
+async def carry_out(
+    plan: Plan,
+    injector: Injector,
+    record: RunRecord,
+    well_seconds: float | None,
+    before_fault: Callable[[str], Awaitable[None]],
+) -> None:
+    """Carry out a plan and record its faults. ``before_fault`` is called with the kind of each, just before it begins.
 
     After each step the cluster has ``well_seconds`` to become healthy again; with None the next step does not wait for
     that. Raises `OperatorError` when it does not, or a process does not come back."""
 
     async def one(step: PlanStep) -> None:
         await step.begin()
+        await before_fault(step.kind)
         async with step.action(injector) as victim:
             database = injector.database_of(victim) if step.kind in MASTER_LOST else ""
-            led = injector.led_by(victim) if step.kind == LEADER_KILL else set()
-            fault = record.strike(step.kind, victim, database, led)
+            fault = record.strike(step.kind, victim, database)
+            if step.kind == LEADER_KILL:
+                record.await_writes(fault, injector.led_by(victim))
+            if step.kind in LINE_CUT:
+                fault.splits_masters = len({each.master_region for each in injector.regions.topology.databases}) > 1
             await asyncio.sleep(step.seconds)
             fault.healing = record.now()
         fault.mended = record.now()
+        if step.kind in DISK_FULL:
+            record.await_writes(fault, range(injector.regions.routes.shards))
         if well_seconds is not None:
             await until_well(injector.regions, well_seconds)
         record.healed(fault)

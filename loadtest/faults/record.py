@@ -20,10 +20,9 @@ from typing import Final
 import msgspec
 
 from loadtest.faults.history import ReadVerdict
-from loadtest.faults.injection import MASTER_LOST
+from loadtest.faults.injection import LINE_CUT, MASTER_LOST
 from tao.model.errors import StaleRead, TaoError
 
-LINE_CUT: Final = frozenset({"link_cut", "link_silent"})
 _NEED_THE_MASTER: Final = frozenset({"critical", "token", "max_staleness"})
 """Demands that cannot be met without the key's master database."""
 AFTERMATH_SECONDS: Final = 5.0
@@ -45,9 +44,16 @@ class Fault(msgspec.Struct, kw_only=True):
     healthy: float = 0.0
     """When the whole cluster was healthy again."""
     unwritten: set[int] = set()
-    """Shards that a killed leader led and of which no write that began later has been acknowledged."""
+    """The shards whose writes are waited for, and of which no write that began later has been acknowledged."""
+    unwritten_since: float = 0.0
+    """When that waiting began: for the shards that a killed leader led with its death, for all shards when there is
+    room on a full disk again."""
     written: float = 0.0
     """When there were no such shards any more."""
+    splits_masters: bool = False
+    """Of a cut line: whether there are masters on both sides of it, so that inverses can be left pending."""
+    far_end_reads_while_pending: int = 0
+    """Of a cut line, while it lasted: reads of far ends that had to see a write whose inverse was pending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,14 @@ def excuses(fault: Fault, read: FailedRead) -> bool:
     if fault.kind in MASTER_LOST:
         return where.database == fault.database
     return fault.kind in LINE_CUT and where.region != where.master_region
+
+
+class PendingInverse(msgspec.Struct, kw_only=True):
+    """A write that was acknowledged with its inverse pending. Its times are in seconds of the run."""
+
+    acknowledged: float
+    settled: float = 0.0
+    """When the far end's own rows showed the write; 0 as long as they have not."""
 
 
 _KEPT_EVENTS: Final = 2_000
@@ -122,8 +136,7 @@ class RunRecord:
         """Wrong or stale answers by verdict and demand."""
         self.examples: Final[list[str]] = []
         self.acknowledged = 0
-        self.pending_inverses = 0
-        """Writes that were acknowledged while their inverse was pending."""
+        self.pending: Final[list[PendingInverse]] = []
         self.far_end_reads = 0
         """Reads of an edge in the list of its other end."""
         self.far_end_reads_pending = 0
@@ -141,14 +154,22 @@ class RunRecord:
         """Return the seconds of the run."""
         return time.monotonic() - self._began
 
-    def strike(self, kind: str, victim: str, database: str = "", led: Collection[int] = ()) -> Fault:
-        """Record that a fault begins. ``database`` is the one whose master it takes away, ``led`` are the shards that a
-        killed leader led."""
-        fault = Fault(kind=kind, victim=victim, database=database, struck=self.now(), unwritten=set(led))
+    @property
+    def cuts(self) -> list[Fault]:
+        """The faults that cut the line."""
+        return [fault for fault in self.faults if fault.kind in LINE_CUT]
+
+    def strike(self, kind: str, victim: str, database: str = "") -> Fault:
+        """Record that a fault begins. ``database`` is the one whose master it takes away."""
+        fault = Fault(kind=kind, victim=victim, database=database, struck=self.now())
         self.faults.append(fault)
         self.active.append(fault)
         self.calm_since = None
         return fault
+
+    def await_writes(self, fault: Fault, shards: Collection[int]) -> None:
+        """Find out when a write of each of these shards that begins from now on has been acknowledged."""
+        fault.unwritten, fault.unwritten_since = set(shards), self.now()
 
     def healed(self, fault: Fault) -> None:
         """Record that the cluster is healthy after a fault."""
@@ -172,12 +193,20 @@ class RunRecord:
         if len(self.failed) < _KEPT_EVENTS:
             self.failed.append(failed)
 
-    def acknowledge(self, shard: int, began: float, *, inverse_pending: bool = False) -> None:
+    def far_end_read(self, *, pending: bool) -> None:
+        """Record a read of an edge in the list of its other end. ``pending``: it has to see a write whose inverse was
+        pending."""
+        self.far_end_reads += 1
+        self.far_end_reads_pending += pending
+        for fault in self.active:
+            if fault.kind in LINE_CUT and not fault.healing:
+                fault.far_end_reads_while_pending += pending
+
+    def acknowledge(self, shard: int, began: float) -> None:
         """Record a write to an object or list of this shard that was acknowledged."""
         self.acknowledged += 1
-        self.pending_inverses += inverse_pending
         for fault in self.faults:
-            if shard in fault.unwritten and began >= fault.struck:
+            if shard in fault.unwritten and began >= fault.unwritten_since:
                 fault.unwritten.discard(shard)
                 if not fault.unwritten:
                     fault.written = self.now()

@@ -147,7 +147,8 @@ def test_a_pending_inverse_excuses_a_refused_read_of_its_list_while_a_fault_last
 def test_a_killed_leaders_shards_are_written_again_when_each_has_a_later_write() -> None:
     record = RunRecord()
     before = record.now()
-    fault = record.strike("leader_kill", "leader-1", led={0, 2})
+    fault = record.strike("leader_kill", "leader-1")
+    record.await_writes(fault, {0, 2})
     for shard, began in ((0, before), (1, record.now()), (0, record.now())):
         record.acknowledge(shard, began)
     assert (fault.unwritten, fault.written) == ({2}, 0)

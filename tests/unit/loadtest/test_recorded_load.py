@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, nullcontext
 from random import Random
 from types import SimpleNamespace
@@ -15,14 +16,19 @@ from loadtest.faults.load import Demand, Key, KeyKind, Reader, RecordedLoad, Rec
 from loadtest.faults.record import RunRecord
 from tao.client import EdgeWrite, StaleRead, WriteToken
 from tao.model.errors import OperatorError
+from tao.model.ids import SHARD_SHIFT
+from tests.unit.client.fakes import until
 
-NEAR, FAR = 1 << 40, 2 << 40
+NEAR, FAR = 1 << 40, (1 << SHARD_SHIFT) + 1
+DATABASES = [SimpleNamespace(name="db-1", master_region="east"), SimpleNamespace(name="db-2", master_region="west")]
+REGIONS = cast(Any, SimpleNamespace(routes=SimpleNamespace(shards=2, database_of=DATABASES.__getitem__)))
 
 
 class Graph:
-    """Both lists of one edge, which was added at time 1; the far one lacks it."""
+    """Both lists of one edge, which was added at time 1; the far one lacks it until it is settled."""
 
     refuses = False
+    settled = False
 
     async def assoc_range(self, id1: int, atype: str, *_: object, **__: object) -> Any:
         assert (id1, atype) == (FAR, "liked_by")
@@ -37,8 +43,8 @@ class Graph:
         return EdgeWrite(False, True)
 
     async def assoc_get(self, id1: int, atype: str, *_: object, **__: object) -> Any:
-        assert (id1, atype) == (NEAR, "likes")
-        return SimpleNamespace(times=[1])
+        assert (id1, atype) in ((NEAR, "likes"), (FAR, "liked_by"))
+        return SimpleNamespace(times=[1] if id1 == NEAR or self.settled else [])
 
 
 @pytest.mark.parametrize("refuses", [False, True])
@@ -49,11 +55,7 @@ async def test_an_old_answer_of_the_far_end_is_a_violation_and_a_refusal_is_not(
     key.register.end(key.register.begin(1, 0.0), RecordedOutcome.ACKNOWLEDGED, 0.0)
     writer = Reader("east", "east", cast(Any, graph), attaches=True, own={0: 1})
     other = Reader("west", "west", cast(Any, graph), attaches=True)
-    database = SimpleNamespace(name="db-1", master_region="east")
-    routes = SimpleNamespace(shards=4, database_of=lambda shard: database)
-    load = RecordedLoad(
-        cast(Any, SimpleNamespace(routes=routes)), record, Random(1), RecordedOptions(), [writer, other], [key]
-    )
+    load = RecordedLoad(REGIONS, record, Random(1), RecordedOptions(), [writer, other], [key])
     record.strike("link_cut", "line")
     try:
         for reader, demand in ((writer, Demand.PLAIN), (other, Demand.TOKEN), (other, Demand.PLAIN)):
@@ -70,24 +72,47 @@ async def test_an_old_answer_of_the_far_end_is_a_violation_and_a_refusal_is_not(
     assert record.unexplained.total() == (record.far_end_reads - record.far_end_reads_pending if refuses else 0)
 
 
-async def test_the_far_end_of_a_pending_inverse_is_read_at_once_by_every_client() -> None:
+@pytest.fixture
+async def pair() -> AsyncIterator[tuple[RecordedLoad, RunRecord, Graph]]:
+    """Yield the load of one edge between databases of two regions, with three clients."""
     record, graph = RunRecord(), Graph()
-    key = Key(KeyKind.EDGE, NEAR, FAR, Register(None))
-    readers = [Reader(region, region, cast(Any, graph), attaches=True) for region in ("east", "west")]
-    load = RecordedLoad(
-        cast(Any, SimpleNamespace(routes=SimpleNamespace(shards=4))),
-        record,
-        Random(1),
-        RecordedOptions(),
-        readers,
-        [key],
-    )
-    try:
-        await load._write(readers[0])
-    finally:
-        await load.cancel()
-    assert (record.pending_inverses, record.far_end_reads_pending) == (1, 3)
-    assert record.violations_of("inverse") == 3
+    clients = (("east", True), ("west", True), ("west", False))
+    readers = [Reader(region, region, cast(Any, graph), attaches=attaches) for region, attaches in clients]
+    keys = [Key(KeyKind.EDGE, NEAR, FAR, Register(None)), Key(KeyKind.OBJECT, NEAR, 0, Register(0))]
+    load = RecordedLoad(REGIONS, record, Random(1), RecordedOptions(reads=0.01, writes=0.01), readers, keys)
+    yield load, record, graph
+    await load.cancel()
+
+
+async def test_the_far_end_of_a_pending_inverse_is_read_at_once_by_every_client_and_until_it_is_settled(
+    pair: tuple[RecordedLoad, RunRecord, Graph],
+) -> None:
+    load, record, graph = pair
+    cut = record.strike("link_cut", "line")
+    load.begin(load._write(load._readers[0], 0))
+    await until(lambda: record.violations_of("inverse") == 4)
+    assert (len(record.pending), record.far_end_reads_pending, cut.far_end_reads_while_pending) == (1, 4, 4)
+    await load._write(load._readers[0], 0)
+    assert record.acknowledged == 1, "no write follows a pending one"
+    assert record.pending[0].settled == 0.0
+    cut.healing = cut.mended = record.now()
+    graph.settled = True
+    await until(lambda: record.pending[0].settled)
+    assert load._keys[0].pending_number == 0
+
+
+async def test_edges_between_regions_are_under_way_when_the_line_is_cut_and_at_no_other_fault(
+    pair: tuple[RecordedLoad, RunRecord, Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, record, _ = pair
+    monkeypatch.setattr("loadtest.faults.load._PAIR_SECONDS", 0.0)
+    await load.before_fault("leader_kill")
+    assert len(load._keys) == 2
+    await load.before_fault("link_cut")
+    pairs = load._keys[2:]
+    assert {(pair.kind, pair.id, pair.other >> SHARD_SHIFT) for pair in pairs} == {(KeyKind.EDGE, NEAR, 1)}
+    await until(lambda: all(pair.register.writes[1:] for pair in pairs))
+    record.strike("link_cut", "line")
 
 
 def test_one_region_is_not_cut_off_from_another() -> None:
