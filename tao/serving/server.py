@@ -38,7 +38,7 @@ from tao.serving.single_flight import FillSettings, SingleFlight
 from tao.serving.sources import FetchSource
 from tao.serving.traffic import Traffic
 from tao.topology.file_store import TopologyFile
-from tao.wire.identity import AcceptedTokens, Credentials
+from tao.wire.identity import AcceptedCredentials, Credentials, PeerAuthenticator
 from tao.wire.links import Links, LinkSettings
 from tao.wire.session import RequestHandler
 from tao.wire.settings import ServingSettings
@@ -252,13 +252,14 @@ class CachingServer(Generic[SettingsType]):
         held after a pause. ``choose_shard`` returns the shard of a new object whose caller names no neighbour.
         ``unary_path`` returns the handler of unary calls, in front of the given one."""
         settings, configuration = self._settings, context.configuration
+        accepted = AcceptedCredentials.of_secrets(settings.token, settings.client_token)
         detector = self._pause_detector = PauseDetector(
             handler, pause_sensitive, self._look_after_pause, context.clock, settings.pause_detection, self._log
         )
         self._listeners = Listeners(
             configuration.routes.server(context.name),
             detector,
-            ServingSettings(accepted_tokens=AcceptedTokens.of(settings.token, settings.client_token)),
+            ServingSettings(authenticator=PeerAuthenticator(accepted)),
             lambda: configuration.routes.version,
             choose_shard,
             None if unary_path is None else unary_path(detector),

@@ -23,7 +23,7 @@ from tao.wire.address import TcpAddress, parse_address
 from tao.wire.convert import error_to_pb
 from tao.wire.framing import FrameDecoder, pack_header
 from tao.wire.http2_refusal import PREFACE, Http2Refusal
-from tao.wire.identity import PeerIdentity, check_token
+from tao.wire.identity import Credentials, PeerIdentity, ShownCredentials
 from tao.wire.server_session import ServedConnection
 from tao.wire.session import RequestHandler
 from tao.wire.settings import ServingSettings
@@ -299,8 +299,8 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         # Not sooner: closing a socket with an unread greeting would lose the answer that says why.
         if len(self._server.connections) > self._settings.max_connections:
             raise Overloaded(f"{self._server.name} has {self._settings.max_connections} connections already")
-        check_token(self._settings.accepted_tokens, hello.token, hello.role)
-        self.peer = PeerIdentity(hello.name, hello.role, self.peer.address)
+        stated = Credentials(hello.name, hello.role, hello.token)
+        self.peer = self._settings.authenticator.identify(ShownCredentials(stated, address=self.peer.address))
         self._greeted = True
         welcome = frames_pb2.Welcome(
             protocol_version=framing.PROTOCOL_VERSION,

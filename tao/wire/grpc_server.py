@@ -20,7 +20,7 @@ from tao.wire.address import TcpAddress, parse_address
 from tao.wire.convert import error_to_pb
 from tao.wire.grpc_calls import Context, SessionStream, UnaryCall, WatchStream, parsed
 from tao.wire.grpc_client import AUTHORIZATION_KEY, BEARER, NAME_KEY, ROLE_KEY, SERVER_NAME_KEY
-from tao.wire.identity import PeerIdentity, check_token
+from tao.wire.identity import CLIENT, Credentials, PeerIdentity, ShownCredentials
 from tao.wire.session import RequestHandler
 from tao.wire.settings import ServingSettings
 from tao.wire.status import TOPOLOGY_VERSION_KEY, status_of, trailers_of
@@ -168,9 +168,9 @@ class GrpcServer:
 
     def _peer(self, context: Context) -> PeerIdentity:
         shown = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-        role = shown.get(ROLE_KEY, "client")
-        check_token(self._settings.accepted_tokens, shown.get(AUTHORIZATION_KEY, "").removeprefix(BEARER), role)
-        return PeerIdentity(shown.get(NAME_KEY, ""), role, context.peer())
+        token = shown.get(AUTHORIZATION_KEY, "").removeprefix(BEARER)
+        stated = Credentials(shown.get(NAME_KEY, ""), shown.get(ROLE_KEY, CLIENT), token)
+        return self._settings.authenticator.identify(ShownCredentials(stated, address=context.peer()))
 
 
 def server_options(settings: ServingSettings) -> list[tuple[str, int]]:
