@@ -2,7 +2,8 @@
 
 A peer says its name and its role in the greeting. Where credentials are in use, they are claims: role and caller come
 from the credential, and a claim that contradicts it is refused. A credential is a certificate with a SPIFFE id, or a
-token. `identify` decides, once for each connection or call; it does no I/O and reads no clock.
+token. `identify` decides, once for each connection or call, and again for an open connection when its credential runs
+out or when others are accepted; it does no I/O and reads no clock.
 
 A token is kept as its SHA-256 digest, with the role that it vouches for. Several may be valid at a time, so that one
 can be replaced while everything runs: first the new one is accepted too, then every process shows it, then the old one
@@ -17,11 +18,12 @@ import math
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from pathlib import Path
 from typing import Final
 
-from tao.model.errors import SettingsError, Unauthorized, Unavailable
+from tao.model.errors import SettingsError, TaoError, Unauthorized, Unavailable
 
 CLIENT: Final = "client"
 SERVER_ROLES: Final = frozenset({"leader", "follower", "tailer", "watcher", "operator"})
@@ -64,11 +66,17 @@ class PeerIdentity:
 @dataclass(frozen=True, slots=True)
 class Credentials:
     """The name and role that a process states when it connects, and its token. ``token`` is empty when the servers ask
-    for none, or when its certificate identifies the process."""
+    for none, or when its certificate identifies the process. ``token_file`` has the token in its place, and is read for
+    each connection, so that a new token needs no restart."""
 
     name: str
     role: str
     token: str = field(default="", repr=False)
+    token_file: Path | None = None
+
+    def with_token(self) -> Credentials:
+        """Return these credentials with the token that the file has now. Raises `SettingsError`."""
+        return self if self.token_file is None else replace(self, token=read_secret(self.token_file), token_file=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +130,10 @@ def _lists_nobody(_role: str, _name: str, _region: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedCredentials:
-    """The credentials that a server accepts. Without any, every peer that reaches the port is believed."""
+    """The credentials that a server accepts. Where none are in use, every peer that reaches the port is believed."""
 
-    tokens: tuple[AcceptedToken, ...] = ()
+    tokens: tuple[AcceptedToken, ...] | None = None
+    """None: tokens are not in use. Empty: they are, and none is accepted at the moment."""
 
     cluster: SpiffeCluster | None = None
     """The cluster whose certificates identify their bearers; None: a certificate identifies nobody."""
@@ -135,7 +144,7 @@ class AcceptedCredentials:
     @property
     def are_in_use(self) -> bool:
         """Whether peers must show a credential."""
-        return bool(self.tokens) or self.cluster is not None
+        return self.tokens is not None or self.cluster is not None
 
     @classmethod
     def of_secrets(cls, token: str, client_token: str) -> AcceptedCredentials:
@@ -147,10 +156,23 @@ class AcceptedCredentials:
             raise SettingsError(
                 "there is a client_token but no token: servers need one of their own to show each other"
             )
+        if not token:
+            return cls()
         named = (("token", ANY_ROLE, token), ("client_token", CLIENT, client_token))
         return cls(
             tuple(AcceptedToken(name, role, digest_of(secret), caller=CLIENT) for name, role, secret in named if secret)
         )
+
+
+def read_secret(path: Path) -> str:
+    """Return the secret in a file, without the line break behind it. Raises `SettingsError`."""
+    try:
+        secret = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: the secret cannot be read: {getattr(error, 'strerror', error)}") from error
+    if not secret:
+        raise SettingsError(f"{path}: there is no secret in this file")
+    return secret
 
 
 def digest_of(token: str) -> bytes:
@@ -222,7 +244,7 @@ def _token_proof(shown: str, stated_role: str, accepted: AcceptedCredentials, no
     """Return what the shown token proves. Raises `Unauthorized`."""
     digest = digest_of(shown)
     # Every digest is compared, each in constant time: the time says nothing about which one is nearly right.
-    found = [token for token in accepted.tokens if hmac.compare_digest(token.digest, digest)]
+    found = [token for token in accepted.tokens or () if hmac.compare_digest(token.digest, digest)]
     valid = [token for token in found if now < token.expires_at]
     if not shown or not found:
         or_certificate = ", or a certificate with a SPIFFE id of this cluster" if accepted.cluster else ""
@@ -247,3 +269,38 @@ class PeerAuthenticator:
     def identify(self, shown: ShownCredentials) -> PeerIdentity:
         """Return who the peer is. Raises as `identify`."""
         return identify(shown, self.accepted, self._unix_seconds())
+
+    def admit(self, shown: ShownCredentials) -> Admission:
+        """Return the admission of a peer whose connection stays open. Raises as `identify`."""
+        return Admission(self, shown)
+
+    def still_valid(self, peer: PeerIdentity) -> bool:
+        """Return whether the credential of a peer has not run out."""
+        return peer.expires_at == math.inf or self._unix_seconds() < peer.expires_at
+
+
+class Admission:
+    """The peer of an open connection, and what it has shown. Made by `PeerAuthenticator.admit`."""
+
+    __slots__ = ("_accepted", "_authenticator", "_shown", "peer")
+
+    def __init__(self, authenticator: PeerAuthenticator, shown: ShownCredentials) -> None:
+        self._authenticator = authenticator
+        self._shown = shown
+        self._accepted = authenticator.accepted
+        self.peer = authenticator.identify(shown)
+
+    def refusal(self) -> TaoError | None:
+        """Return why the peer is not admitted any more: its credential has run out or is no longer accepted. Cheap
+        while nothing has changed."""
+        authenticator, accepted = self._authenticator, self._authenticator.accepted
+        if self._accepted is accepted and authenticator.still_valid(self.peer):
+            return None
+        try:
+            found = authenticator.identify(self._shown)
+        except TaoError as error:
+            return error
+        if replace(found, expires_at=self.peer.expires_at) != self.peer:
+            return Unauthorized(f"this credential is that of {found.role} {found.caller} now; connect again")
+        self.peer, self._accepted = found, accepted
+        return None
