@@ -9,7 +9,7 @@ import click
 
 from tao import __version__
 from tao.cli.frame import Entry, TaoGroup
-from tao.cli.options import global_options
+from tao.cli.options import global_options, token_file_option
 
 COMMANDS: Final = {
     "accounts": Entry("databases", "Create the four accounts on every database server, or set their passwords."),
@@ -53,6 +53,7 @@ COMMANDS: Final = {
     ),
     "status": Entry("status", "Show what is wrong with the cluster, then all regions, servers and databases."),
     "tailer": Entry("servers", "Run a tailer: it reads a database's binlog and reports changes to the leaders."),
+    "token": Entry("token", "Make, list and revoke the tokens that servers accept."),
     "topology": Entry("topology", "Show and change the topology document."),
     "undrain": Entry("drain", "Put SERVER, which runs again, back into use."),
     "verify": Entry("verify", "Compare every cache of every region with the master databases."),
@@ -99,6 +100,7 @@ def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> 
     help="The certificate to show to servers that demand one (PEM).",
 )
 @click.option("--private-key", type=_pem, envvar="TAO_PRIVATE_KEY", help="The private key of --certificate (PEM).")
+@token_file_option
 @global_options
 @click.pass_context
 def tao(context: click.Context, ca: Path | None, certificate: Path | None, private_key: Path | None) -> None:

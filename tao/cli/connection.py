@@ -18,6 +18,7 @@ from tao.cli.frame import run
 from tao.cli.options import given
 from tao.client import Graph
 from tao.model.errors import OperatorError, RetryableError
+from tao.wire.identity import read_secret
 from tao.wire.links import Links
 from tao.wire.tls import TlsFiles
 
@@ -35,7 +36,7 @@ def target_of() -> ClusterTarget:
         address=given("connect") or _development_topology(),
         region=given("region"),
         tls=tls_of_command(),
-        secret=os.environ.get("TAO_TOKEN", "") if given("token") is None else given("token"),
+        secret=secret_of_command(),
     )
 
 
@@ -64,6 +65,13 @@ def tls_of_command() -> TlsFiles | None:
     return found.if_set if isinstance(found, TlsFiles) else None
 
 
+def secret_of_command() -> str:
+    """Return the token to show to servers, from ``--token-file`` or TAO_TOKEN; empty when there is none. Raises
+    `SettingsError` for a file that cannot be read."""
+    file: Path | None = given("token_file")
+    return os.environ.get("TAO_TOKEN", "") if file is None else read_secret(file)
+
+
 def on_graph(work: Callable[[Graph], Awaitable[_Result]]) -> _Result:
     """Do work with a client of the cluster. Raises as `target_of`, and as connecting and the work do."""
 
@@ -81,7 +89,7 @@ def on_graph(work: Callable[[Graph], Awaitable[_Result]]) -> _Result:
 @asynccontextmanager
 async def links_of_command() -> AsyncIterator[Links]:
     """Give links to cache servers with an operator's rights, and close them at the end."""
-    async with operator_links(given("token"), tls_of_command()) as links:
+    async with operator_links(secret_of_command(), tls_of_command()) as links:
         yield links
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tao.admin.access import Access, ReaderLogin, access_of
 from tao.admin.documents import load_topology, read_schema
-from tao.cli.connection import state_folder, tls_of_command
+from tao.cli.connection import secret_of_command, state_folder, tls_of_command
 from tao.cli.options import given
 from tao.model.errors import OperatorError
 from tao.replication.accounts import Account
@@ -29,11 +29,12 @@ def reader_login() -> ReaderLogin:
         topology_file, schema_file = folder.topology, schema_file or folder.schema
     else:
         topology_file = Path(given("connect").removeprefix("file:"))
-        if schema_file is None or not given("reader_password"):
+        password = os.environ.get("TAO_READER_PASSWORD", "")
+        if schema_file is None or not password:
             raise OperatorError(
                 "reading the databases needs --schema FILE, and the reader's password in TAO_READER_PASSWORD"
             )
-        reader = Account(given("reader_user"), given("reader_password"))
+        reader = Account(given("reader_user"), password)
     return ReaderLogin(load_topology(topology_file), read_schema(schema_file)[0], reader.user, reader.password)
 
 
@@ -64,5 +65,5 @@ def password_of(variable: str) -> str:
 @asynccontextmanager
 async def databases_of_command(login: ReaderLogin) -> AsyncIterator[Access]:
     """Give access to the databases and the cache servers of a cluster, and close it at the end."""
-    async with access_of(login, given("token"), tls_of_command()) as access:
+    async with access_of(login, secret_of_command(), tls_of_command()) as access:
         yield access

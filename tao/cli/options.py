@@ -60,8 +60,11 @@ def combined(*options: Decorator) -> Decorator:
 
 json_option: Decorator = shared("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 yes_option: Decorator = shared("--yes", is_flag=True, help="Do it without asking for confirmation.")
-token_option: Decorator = shared(
-    "--token", envvar="TAO_TOKEN", default="", help="The cluster's shared secret, if it has one."
+token_file_option: Decorator = shared(
+    "--token-file",
+    envvar="TAO_TOKEN_FILE",
+    type=_FILE,
+    help="The file of the token to show to servers.  [default: the token itself is in TAO_TOKEN]",
 )
 state_dir_option: Decorator = shared(
     "--state-dir",
@@ -107,11 +110,11 @@ region_options: Decorator = combined(_connect_option, _region_option, state_dir_
 """Options of commands that ask the followers of one region."""
 reader_options: Decorator = combined(
     shared("--schema", "schema_file", type=_FILE, help="The schema file of the cluster."),
-    shared("--reader-user", default="tao_reader", show_default=True, help="The read-only database account."),
     shared(
-        "--reader-password",
-        envvar="TAO_READER_PASSWORD",
-        help="Password of that account; better set TAO_READER_PASSWORD, which other users of the machine cannot see.",
+        "--reader-user",
+        default="tao_reader",
+        show_default=True,
+        help="The read-only database account; its password is taken from TAO_READER_PASSWORD.",
     ),
     _document_option,
     state_dir_option,

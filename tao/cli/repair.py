@@ -12,7 +12,7 @@ from tao.admin.documents import type_name
 from tao.admin.repair import Faults, Repairs, find_faults, repair_faults, total_repaired
 from tao.cli.frame import ask, run, show
 from tao.cli.logins import databases_of_command, reader_login
-from tao.cli.options import given, json_option, reader_options, token_option, yes_option
+from tao.cli.options import given, json_option, reader_options, yes_option
 from tao.schema.registry import Schema
 from tao.terminal import Counting, counted, fields_of, print_records
 
@@ -24,7 +24,6 @@ _MAX_SHOWN = 50
 @yes_option
 @click.option("--only", type=click.Choice(["inverses", "counts"]), help="Look only for these faults.  [default: both]")
 @reader_options
-@token_option
 @json_option
 def repair(dry_run: bool, only: str | None) -> int:
     """Find edges whose inverse is missing or differs, and lists whose count is wrong, and repair them.

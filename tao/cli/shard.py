@@ -19,7 +19,6 @@ from tao.cli.options import (
     given,
     global_options,
     tier_option,
-    token_option,
 )
 from tao.model.errors import OperatorError
 from tao.routing.cloning_policy import CloningPolicy
@@ -34,7 +33,6 @@ def _clone_options(least: int, copies_help: str) -> Decorator:
         click.argument("shard", type=click.IntRange(min=0)),
         tier_option,
         click.option("--copies", type=click.IntRange(min=least), default=least, show_default=True, help=copies_help),
-        token_option,
         click.option(
             "--wait-seconds",
             type=click.FloatRange(min=0.1),
@@ -137,7 +135,6 @@ def _show_nothing(_: str) -> None:
 @click.option(
     "--tier", metavar="TIER", help="Show only this tier; REGION/TIER where several regions have a tier of that name."
 )
-@token_option
 @global_options
 def hot(limit: int, tier: str | None) -> int:
     """Show which shards and keys are read most, in reads a second over about the last ten seconds, and whether that is

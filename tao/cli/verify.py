@@ -10,7 +10,7 @@ from tao.admin.documents import type_name
 from tao.admin.replica_verification import ReplicasReport, compare_replicas
 from tao.cli.frame import run, show
 from tao.cli.logins import databases_of_command, reader_login
-from tao.cli.options import json_option, reader_options, token_option
+from tao.cli.options import json_option, reader_options
 from tao.schema.registry import Schema
 from tao.terminal import Counting, counted, fields_of, print_records
 
@@ -46,7 +46,6 @@ class SampleType(click.ParamType["Sample"]):
 )
 @click.option("--all-regions", is_flag=True, help="Compare every replica with its master too, row by row.")
 @reader_options
-@token_option
 @json_option
 def verify(sample: Sample, all_regions: bool) -> int:
     """Compare every cache of every region with the master databases.

@@ -174,6 +174,19 @@ class Routes:
         self.server(server_name)
         return self._locations[server_name]
 
+    def lists(self, role: str, server_name: str, region: str = "") -> bool:
+        """Return whether the document has a server, tailer or watcher of that role and name, in the region if one is
+        named."""
+        location = self._locations.get(server_name)
+        if location is not None:
+            return location.role == role and region in ("", location.region)
+        regions = [each for each in self.topology.regions if region in ("", each.name)]
+        names = {
+            "tailer": [tailer.name for each in regions for tailer in each.tailers],
+            "watcher": [watcher.name for each in regions for watcher in each.watchers],
+        }
+        return server_name in names.get(role, ())
+
     def shards_of(self, server_name: str) -> Sequence[int]:
         """Return the shards that a cache server serves in its tier now, in ascending order. Raises as `server`."""
         location = self.locate(server_name)

@@ -7,7 +7,6 @@ order. Clients ask with GetTopology, GetSchema and Watch, so that one address is
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from tao.model.topology import Topology
 from tao.observability.logs import Logger
 from tao.routing.budgets import RetryBudget
 from tao.routing.routes import Routes
+from tao.runtime.watched_file import WatchedFile
 from tao.schema.compatibility import compare
 from tao.schema.registry import Schema, load_schema
 from tao.topology.document import dump_topology, encode_region
@@ -121,6 +121,10 @@ class Configuration:
             self._notify(lambda _: pb.WatchEvent(schema=self.schema_document()))
         return True
 
+    def lists(self, role: str, server: str, region: str) -> bool:
+        """Return whether the topology in use lists that server; an empty region means any."""
+        return self.routes.lists(role, server, region)
+
     def topology_document(self, region: str | None = None) -> pb.TopologyDocument:
         """Return the topology as it is sent to clients: the part of a region, or (None) the whole document, without
         the recorded changes, which programs of earlier versions refuse. An unknown region gets the whole document."""
@@ -166,52 +170,15 @@ def region_asked(request: pb.GetTopology | pb.Watch, own_region: str) -> str | N
     return (request.region or own_region) if request.HasField("region") else None
 
 
-_logger = logging.getLogger(__name__)
-
-
-class SchemaFile:
-    """Reads the schema file in a thread, because a slow disk must not delay hits."""
+class SchemaFile(WatchedFile):
+    """The schema file of a server."""
 
     def __init__(self, path: Path, *, poll_seconds: float = 1.0) -> None:
-        """``poll_seconds`` is the interval between two checks of the file. One ``stat`` a second costs nothing, and a
-        person waits longer than that for a roll-out."""
-        self._path: Final = path
-        self._poll_seconds: Final = poll_seconds
-        self._text = ""
+        super().__init__(path, SchemaError, poll_seconds=poll_seconds)
 
     async def load(self) -> Schema:
         """Return the schema in the file. Raises `SchemaError`."""
-        self._text = await asyncio.to_thread(self._read)
-        return load_schema(self._text, str(self._path))
-
-    async def watch(self, on_change: Callable[[str, str], object]) -> None:
-        """Call back with the text and the file name whenever the text changes, until cancelled."""
-        while True:
-            await asyncio.sleep(self._poll_seconds)
-            try:
-                await self.look(on_change)
-            except Exception:
-                # A listener's bug must not keep the next schema from being noticed.
-                _logger.exception("a change of %s could not be applied; the file is still watched", self._path)
-
-    async def look(self, on_change: Callable[[str, str], object]) -> None:
-        """Check the file once. If it is missing for a moment, as while some editors save it, the next check finds
-        it."""
-        try:
-            text = await asyncio.to_thread(self._read)
-        except SchemaError:
-            return
-        if text != self._text:
-            self._text = text
-            on_change(text, str(self._path))
-
-    def _read(self) -> str:
-        try:
-            return self._path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise SchemaError(f"{self._path}: cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise SchemaError(f"{self._path}: is not UTF-8: {error.reason} at byte {error.start}") from error
+        return load_schema(await self.read(), str(self.path))
 
 
 Spawn = Callable[[Coroutine[Any, Any, None]], object]

@@ -9,10 +9,9 @@ checked what may have changed. The bound is shorter than the time after which a 
 which was marked down notices it. A clock that stands still while the machine is frozen hides the pause from every
 process on it; then the regular checks of ownership and topology, one a second, bound the damage.
 
-Only servers and operators change caches, never an application. A role is what a peer says of itself. Without tokens the
-server believes it, which suits loopback and a closed network. With tokens, the servers' token vouches for every role,
-and the clients' token for the client role only (`tao.wire.identity.AcceptedTokens`). The check costs one look-up for
-each request, and a request is a batch.
+Only servers and operators change caches, never an application. Without credentials the server believes the role that a
+peer states, which suits loopback and a closed network. Where they are in use, the role is what the peer's credential
+proves (`tao.wire.identity`). The check costs one look-up for each request, and a request is a batch.
 """
 
 from __future__ import annotations
@@ -227,7 +226,7 @@ def check_role(rules: Rules, kind: str, role: str) -> None:
         return
     whose = " and ".join(f"{each}s" for each in sorted(allowed))
     raise Unauthorized(
-        f"{kind!r} requests are for {whose}, and this peer says that it is a {role or 'peer without a role'}: "
+        f"{kind!r} requests are for {whose}, and this peer is taken for a {role or 'peer without a role'}: "
         "applications ask followers to read and write; operators use the tao command, with the servers' token"
     )
 

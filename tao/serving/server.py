@@ -23,6 +23,7 @@ from tao.routing.read_rates import RateSettings
 from tao.routing.routes import Routes
 from tao.runtime.admin import AdminPages, AdminServer, AdminSettings
 from tao.runtime.clock import LoopClock
+from tao.runtime.credentials import AcceptedCredentialFiles, CredentialSources
 from tao.runtime.process import run_server
 from tao.runtime.tasks import BackgroundTasks
 from tao.schema.registry import Schema
@@ -38,7 +39,7 @@ from tao.serving.single_flight import FillSettings, SingleFlight
 from tao.serving.sources import FetchSource
 from tao.serving.traffic import Traffic
 from tao.topology.file_store import TopologyFile
-from tao.wire.identity import AcceptedTokens, Credentials
+from tao.wire.identity import Credentials
 from tao.wire.links import Links, LinkSettings
 from tao.wire.session import RequestHandler
 from tao.wire.settings import ServingSettings
@@ -148,6 +149,13 @@ class CachingServer(Generic[SettingsType]):
             settings.topology_file, on_error=lambda error: log.error("topology_unusable", reason=error.message)
         )
         self._schema_file: Final = SchemaFile(settings.schema_file)
+        sources = CredentialSources(
+            accepted_tokens_file=settings.accepted_tokens_file,
+            token=settings.token,
+            token_file=settings.token_file,
+            client_token=settings.client_token,
+        )
+        self._accepted: Final = AcceptedCredentialFiles(sources, log)
 
     @classmethod
     def run(cls, settings: SettingsType) -> int:
@@ -187,7 +195,8 @@ class CachingServer(Generic[SettingsType]):
         place = configuration.routes.locate(name)
         if place.role != self.role:
             raise TopologyError(f"{name} is a {place.role} in {settings.topology_file}; run it with: tao {place.role}")
-        clock, credentials = LoopClock(), Credentials(name, self.role, settings.token)
+        await self._accepted.load(configuration.lists)
+        clock, credentials = LoopClock(), Credentials(name, self.role, settings.token, settings.token_file)
         return ServerContext(
             name=name,
             region=place.region,
@@ -258,7 +267,7 @@ class CachingServer(Generic[SettingsType]):
         self._listeners = Listeners(
             configuration.routes.server(context.name),
             detector,
-            ServingSettings(accepted_tokens=AcceptedTokens.of(settings.token, settings.client_token)),
+            ServingSettings(authenticator=self._accepted.authenticator),
             lambda: configuration.routes.version,
             choose_shard,
             None if unary_path is None else unary_path(detector),
@@ -288,6 +297,7 @@ class CachingServer(Generic[SettingsType]):
         self._stop_watching = self._topology_file.watch(configuration.use_topology)
         self._tasks.keep(self._pause_detector.keep, "signs of life")
         self._tasks.keep(lambda: self._schema_file.watch(configuration.use_schema_text), "schema")
+        self._tasks.start(self._accepted.watch(), "accepted credentials")
         self._tasks.keep(lambda: maintain_cache(self._cache, context.clock), "cache maintenance")
 
     # ---- the protocol of a running server --------------------------------------------------------------------------

@@ -64,8 +64,9 @@ class TailerServer:
 
     def _connect_leaders(self) -> None:
         """Open links to leaders on demand, and close those that the topology does not name any more."""
-        credentials = Credentials(self._settings.name, "tailer", self._settings.token)
-        links = self._links = Links(LinkSettings(), credentials, self._settings.tls.if_set)
+        settings = self._settings
+        credentials = Credentials(settings.name, "tailer", settings.token, settings.token_file)
+        links = self._links = Links(LinkSettings(), credentials, settings.tls.if_set)
         self._configuration.on_routes(lambda routes: links.keep_only(routes.server_names()))
 
     def _open_readers(self, server: DatabaseServer) -> None:

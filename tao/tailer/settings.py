@@ -170,8 +170,12 @@ class TailerSettings:
     admin: str = "127.0.0.1:0"
     """``host:port`` of the metrics and health pages, as in the topology. Port 0: any free port."""
 
+    token_file: Path | None = None
+    """File of the token that this tailer shows to leaders, readable by its account only. It is read for each
+    connection."""
+
     token: str = field(default="", repr=False)
-    """Shared secret of the cluster, sent to leaders. Empty: none, for servers on loopback."""
+    """The token itself, in place of ``token_file``. Empty: none, for servers on loopback."""
 
     tls: TlsFiles = TlsFiles()
     """Certificates for connections with leaders. None: connections are not encrypted."""

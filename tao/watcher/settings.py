@@ -117,8 +117,12 @@ class WatcherSettings:
     admin: str = "127.0.0.1:0"
     """``host:port`` of the metrics and health pages."""
 
+    token_file: Path | None = None
+    """File of the token that this watcher shows to servers, readable by its account only. It is read for each
+    connection."""
+
     token: str = field(default="", repr=False)
-    """Shared secret of the servers, sent to those that are pinged. Empty on loopback: none."""
+    """The token itself, in place of ``token_file``. Empty on loopback: none."""
 
     tls: TlsFiles = TlsFiles()
     """Certificates for connections to cache servers. Without them the connections are plain."""

@@ -36,11 +36,11 @@ async def connect_frames(
     """Connect and exchange greetings.
 
     Raises `Unavailable` when no server can be reached in time, and the server's answer to the greeting: `Unauthorized`,
-    `Overloaded` or `ProtocolError`.
+    `Overloaded` or `ProtocolError`. Raises `SettingsError` when the file of the token cannot be read.
     """
     loop = asyncio.get_running_loop()
     where = parse_address(address)
-    session = FrameSession(loop, address, settings, credentials)
+    session = FrameSession(loop, address, settings, credentials.with_token())
     try:
         async with asyncio.timeout(settings.connect_timeout_seconds):
             if isinstance(where, TcpAddress):

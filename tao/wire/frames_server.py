@@ -23,7 +23,7 @@ from tao.wire.address import TcpAddress, parse_address
 from tao.wire.convert import error_to_pb
 from tao.wire.framing import FrameDecoder, pack_header
 from tao.wire.http2_refusal import PREFACE, Http2Refusal
-from tao.wire.identity import PeerIdentity, check_token
+from tao.wire.identity import Admission, Credentials, PeerIdentity, ShownCredentials
 from tao.wire.server_session import ServedConnection
 from tao.wire.session import RequestHandler
 from tao.wire.settings import ServingSettings
@@ -135,7 +135,9 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         self._out_bytes = 0
         self._flush_due = False
         self._greeted = False
+        self._admission: Admission | None = None
         self._refusal: Http2Refusal | None = None
+        self._sent_away = False
         self._closing = False
         self._made_at = self._last_heard = loop.time()
         self._blocked_since: float | None = None
@@ -239,6 +241,17 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         if late:
             _logger.warning("%s does not read, or is silent; its connection is dropped", self.peer)
             self.abort()
+        elif self._admission is not None and (refusal := self._admission.refusal()) is not None:
+            self._end_admission(refusal)
+
+    def _end_admission(self, refusal: TaoError) -> None:
+        """Send the peer away, and close its connection at the next check: it has the time of one sweep to connect anew
+        with a credential that is accepted, and requests under way to end."""
+        if self._sent_away:
+            self._fatal(refusal)
+        else:
+            self._sent_away = True
+            self.go_away()
 
     # ---- sending ---------------------------------------------------------------------------------------------------
 
@@ -299,8 +312,9 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         # Not sooner: closing a socket with an unread greeting would lose the answer that says why.
         if len(self._server.connections) > self._settings.max_connections:
             raise Overloaded(f"{self._server.name} has {self._settings.max_connections} connections already")
-        check_token(self._settings.accepted_tokens, hello.token, hello.role)
-        self.peer = PeerIdentity(hello.name, hello.role, self.peer.address)
+        stated = Credentials(hello.name, hello.role, hello.token)
+        self._admission = self._settings.authenticator.admit(ShownCredentials(stated, address=self.peer.address))
+        self.peer = self._admission.peer
         self._greeted = True
         welcome = frames_pb2.Welcome(
             protocol_version=framing.PROTOCOL_VERSION,

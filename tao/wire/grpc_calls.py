@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError, Message
 
 from tao.model.errors import DeadlineExceeded, ProtocolError, TaoError, Unavailable
 from tao.wire.convert import error_in, join_answers
-from tao.wire.identity import PeerIdentity
+from tao.wire.identity import Admission, PeerIdentity
 from tao.wire.server_session import ServedConnection
 from tao.wire.session import NO_DEADLINE_MS, RequestHandler, failure
 from tao.wire.settings import ServingSettings
@@ -73,9 +73,10 @@ class _Outgoing(ServedConnection):
     """Sends answers through a gRPC stream, one after the other, from a queue that is bounded in bytes."""
 
     def __init__(
-        self, handler: RequestHandler, settings: ServingSettings, peer: PeerIdentity, context: Context
+        self, handler: RequestHandler, settings: ServingSettings, admission: Admission, context: Context
     ) -> None:
-        super().__init__(handler, settings, peer)
+        super().__init__(handler, settings, admission.peer)
+        self._admission = admission
         self._context = context
         self._out: deque[bytes] = deque()
         self._out_bytes = 0
@@ -84,11 +85,28 @@ class _Outgoing(ServedConnection):
         self._room.set()
         self._ending = False
         self._overflowed = False
+        self._sent_away = False
+        self._error: TaoError | None = None
 
     def end(self) -> None:
         """Write the answers given so far, then end the stream."""
         self._ending = True
         self._something_to_send.set()
+
+    def go_away(self) -> None:
+        """Ask the peer to send new requests on a new stream. A stream of one series has none."""
+
+    def check_admission(self) -> None:
+        """Send a peer away whose credential is no longer accepted, and end its stream at the next check."""
+        refusal = self._admission.refusal()
+        if refusal is None:
+            return
+        if self._sent_away:
+            self._error = refusal
+            self.end()
+        else:
+            self._sent_away = True
+            self.go_away()
 
     @property
     def unsent_bytes(self) -> int:
@@ -143,7 +161,7 @@ class SessionStream(_Outgoing):
         self._put(failure(Unavailable("the server is draining; connect again")).SerializeToString())
 
     async def run(self) -> None:
-        """Run until the client has gone or the server ends the session."""
+        """Run until the client has gone or the server ends the session. Raises the error that it ends with."""
         reading = asyncio.ensure_future(self._read())
         writing = asyncio.ensure_future(self._write())
         try:
@@ -156,6 +174,8 @@ class SessionStream(_Outgoing):
             reading.cancel()
             writing.cancel()
             await asyncio.gather(reading, writing, return_exceptions=True)
+        if self._error is not None:
+            raise self._error
 
     async def _read(self) -> None:
         while True:
@@ -170,16 +190,10 @@ class SessionStream(_Outgoing):
 class WatchStream(_Outgoing):
     """``Graph.WatchConfiguration``: the events of one Watch request."""
 
-    def __init__(
-        self, handler: RequestHandler, settings: ServingSettings, peer: PeerIdentity, context: Context
-    ) -> None:
-        super().__init__(handler, settings, peer, context)
-        self._error: TaoError | None = None
-
     def transmit(self, answer: pb.Answer) -> None:
         if not answer.HasField("error"):
             self._put(answer.watch.SerializeToString())
-        self._error = error_in(answer)
+        self._error = self._error or error_in(answer)
         if not answer.more:
             self.end()
 

@@ -59,7 +59,7 @@ async def connect_grpc(
     channel_credentials: grpc.ChannelCredentials | None = None,
 ) -> Session:
     """Connect and wait for the server's greeting. Raises as `tao.wire.frames_client.connect_frames` does."""
-    target = str(parse_address(address))
+    target, metadata = str(parse_address(address)), greeting_metadata(credentials.with_token())
     options = channel_options(settings)
     if channel_credentials is None:
         channel = grpc.aio.insecure_channel(target, options)
@@ -68,7 +68,7 @@ async def connect_grpc(
     try:
         async with asyncio.timeout(settings.connect_timeout_seconds):
             method: _Method = channel.stream_stream(SESSION_METHOD, response_deserializer=pb.Answer.FromString)
-            call: _Call = method(metadata=greeting_metadata(credentials))
+            call: _Call = method(metadata=metadata)
             greeting = await call.initial_metadata()
             names = [value for key, value in greeting or () if key == SERVER_NAME_KEY]
             if not names or call.done():  # A server that accepts sends its name first; a rejection may lag behind.

@@ -20,7 +20,7 @@ from tao.wire.address import TcpAddress, parse_address
 from tao.wire.convert import error_to_pb
 from tao.wire.grpc_calls import Context, SessionStream, UnaryCall, WatchStream, parsed
 from tao.wire.grpc_client import AUTHORIZATION_KEY, BEARER, NAME_KEY, ROLE_KEY, SERVER_NAME_KEY
-from tao.wire.identity import PeerIdentity, check_token
+from tao.wire.identity import CLIENT, Credentials, ShownCredentials
 from tao.wire.session import RequestHandler
 from tao.wire.settings import ServingSettings
 from tao.wire.status import TOPOLOGY_VERSION_KEY, status_of, trailers_of
@@ -58,8 +58,10 @@ class GrpcServer:
         self._server: grpc.aio.Server | None = None
         self._health = health.aio.HealthServicer()
         self._streams: set[SessionStream] = set()
+        self._watches: set[WatchStream] = set()
         self._calls: set[UnaryCall] = set()
         self._draining = False
+        self._sweeper: asyncio.TimerHandle | None = None
 
     async def start(self, address: str) -> str:
         """Listen on the address. Returns it with the port that was assigned. Raises `OSError` when the port is
@@ -81,6 +83,7 @@ class GrpcServer:
             raise OSError(f"cannot listen at {address}: {error}") from error
         await server.start()
         self._server = server
+        self._sweep()
         for service in ("", SERVICE):
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
         return str(TcpAddress(where.host, port)) if isinstance(where, TcpAddress) else str(where)
@@ -101,11 +104,19 @@ class GrpcServer:
 
     async def close(self) -> None:
         """End every call; answers already given are still written."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
         for stream in tuple(self._streams):
             stream.end()
         if self._server is not None:
             await self._server.stop(grace=self._settings.sweep_interval_seconds)
             self._server = None
+
+    def _sweep(self) -> None:
+        for stream in (*self._streams, *self._watches):
+            stream.check_admission()
+        seconds = self._settings.sweep_interval_seconds
+        self._sweeper = asyncio.get_running_loop().call_later(seconds, self._sweep)
 
     def _method_handlers(self) -> dict[str, grpc.RpcMethodHandler[bytes, Message]]:
         handlers: dict[str, grpc.RpcMethodHandler[bytes, Message]] = {
@@ -120,7 +131,8 @@ class GrpcServer:
         async def call(asked: bytes, context: Context) -> Message:
             try:
                 request = method.to_request(parsed(method.asked, asked))
-                unary = UnaryCall(self._unary_handler, self._settings, self._peer(context))
+                peer = self._settings.authenticator.identify(_shown(context))
+                unary = UnaryCall(self._unary_handler, self._settings, peer)
                 self._calls.add(unary)
                 try:
                     answer = await unary.ask(request, context.time_remaining())
@@ -142,14 +154,20 @@ class GrpcServer:
 
     async def _watch(self, asked: bytes, context: Context) -> None:
         try:
-            stream = WatchStream(self._handler, self._settings, self._peer(context), context)
-            await stream.run(parsed(pb.Watch, asked))
+            admission = self._settings.authenticator.admit(_shown(context))
+            stream = WatchStream(self._handler, self._settings, admission, context)
+            self._watches.add(stream)
+            try:
+                await stream.run(parsed(pb.Watch, asked))
+            finally:
+                self._watches.discard(stream)
         except TaoError as error:
             await _abort(context, error)
 
     async def _session(self, _: object, context: Context) -> None:
         try:
-            stream = SessionStream(self._handler, self._settings, self._peer(context), context)
+            admission = self._settings.authenticator.admit(_shown(context))
+            stream = SessionStream(self._handler, self._settings, admission, context)
         except TaoError as error:
             await _abort(context, error)
             return
@@ -165,12 +183,6 @@ class GrpcServer:
         finally:
             self._streams.discard(stream)
             stream.peer_gone()
-
-    def _peer(self, context: Context) -> PeerIdentity:
-        shown = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-        role = shown.get(ROLE_KEY, "client")
-        check_token(self._settings.accepted_tokens, shown.get(AUTHORIZATION_KEY, "").removeprefix(BEARER), role)
-        return PeerIdentity(shown.get(NAME_KEY, ""), role, context.peer())
 
 
 def server_options(settings: ServingSettings) -> list[tuple[str, int]]:
@@ -188,6 +200,13 @@ def server_options(settings: ServingSettings) -> list[tuple[str, int]]:
         # Two servers on one port would share its clients at random.
         ("grpc.so_reuseport", 0),
     ]
+
+
+def _shown(context: Context) -> ShownCredentials:
+    metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+    token = metadata.get(AUTHORIZATION_KEY, "").removeprefix(BEARER)
+    stated = Credentials(metadata.get(NAME_KEY, ""), metadata.get(ROLE_KEY, CLIENT), token)
+    return ShownCredentials(stated, address=context.peer())
 
 
 def _encode(message: Message) -> bytes:

@@ -1,73 +1,306 @@
-"""Identities of peers: the name and role that a peer states, and the shared secret that proves them.
+"""Identities of peers: what a peer shows and says of itself, what is accepted, and who the peer is by that.
 
-Servers and clients may have different tokens, so that an application that leaks its own cannot pose as a server. A
-server may accept several of each, so that a secret can be changed while everything runs: first the servers accept old
-and new, then every process shows the new one, then the old one is removed.
+A peer says its name and its role in the greeting. Where credentials are in use, they are claims: role and caller come
+from the credential, and a claim that contradicts it is refused. A credential is a certificate with a SPIFFE id, or a
+token. `identify` decides, once for each connection or call, and again for an open connection when its credential runs
+out or when others are accepted; it does no I/O and reads no clock.
+
+A token is kept as its SHA-256 digest, with the role that it vouches for. Several may be valid at a time, so that one
+can be replaced while everything runs: first the new one is accepted too, then every process shows it, then the old one
+is revoked. The secret of a server vouches for its own role only, and an application that leaks its token cannot pose as
+a server.
 """
 
 from __future__ import annotations
 
 import hmac
-from dataclasses import dataclass, field
+import math
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
 from typing import Final
 
-from tao.model.errors import SettingsError, Unauthorized
+from tao.model.errors import SettingsError, TaoError, Unauthorized, Unavailable
 
-VOUCHED_ROLES: Final = frozenset({"leader", "follower", "tailer", "operator"})
-"""Roles that only a server's token proves; see `tao.serving.requests` for what each may do."""
+CLIENT: Final = "client"
+SERVER_ROLES: Final = frozenset({"leader", "follower", "tailer", "watcher", "operator"})
+"""Roles that only a credential for them proves; see `tao.serving.requests` for what each may do. Every other role that
+a peer may state is taken for `CLIENT`."""
+LISTED_ROLES: Final = frozenset({"leader", "follower"})
+"""Roles whose servers the topology always lists: a peer that it does not list is not one of them."""
+ANY_ROLE: Final = ""
+
+_SPIFFE: Final = "spiffe://"
+_SEGMENT: Final = r"(?!\.\.?(?:/|$))[A-Za-z0-9._-]+"
+_CLUSTER_ID: Final = re.compile(rf"spiffe://(?P<domain>[a-z0-9._-]+)/tao/(?P<cluster>{_SEGMENT})")
+_PEER_ID: Final = re.compile(
+    rf"spiffe://(?P<domain>[a-z0-9._-]+)/(?:app/(?P<app>{_SEGMENT})|"
+    rf"tao/(?P<cluster>{_SEGMENT})/(?P<region>{_SEGMENT})/(?P<role>{'|'.join(sorted(SERVER_ROLES))})/(?P<name>{_SEGMENT}))"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class PeerIdentity:
-    """The process at the other end, as it names itself. ``address`` is where its connection comes from, for logs."""
+    """The process at the other end. Where credentials are in use, ``role`` and ``caller`` are proven by them."""
 
     name: str
+    """The server's name in the topology; for an application what it calls itself, for logs."""
+
     role: str
+
     address: str = ""
+    """Where the connection comes from, for logs."""
+
+    caller: str = ""
+    """The name that rights, fair shares and audit know the peer by, never what it says of itself: ``app/NAME`` for the
+    certificate of an application, the caller of its token, ``ROLE/NAME`` for a server or operator. Empty, which is
+    anonymous: no credentials are in use."""
+
+    expires_at: float = math.inf
+    """When the credential runs out, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """The credentials that a process shows when it connects. ``token`` is empty when the servers ask for none."""
+    """The name and role that a process states when it connects, and its token. ``token`` is empty when the servers ask
+    for none, or when its certificate identifies the process. ``token_file`` has the token in its place, and is read for
+    each connection, so that a new token needs no restart."""
 
     name: str
     role: str
     token: str = field(default="", repr=False)
+    token_file: Path | None = None
+
+    def with_token(self) -> Credentials:
+        """Return these credentials with the token that the file has now. Raises `SettingsError`."""
+        return self if self.token_file is None else replace(self, token=read_secret(self.token_file), token_file=None)
 
 
 @dataclass(frozen=True, slots=True)
-class AcceptedTokens:
-    """The accepted tokens: one of ``servers`` proves any role, one of ``clients`` only the role of a client. When both
-    are empty, every peer that reaches the port is believed. Without ``clients``, clients show the servers' token.
+class ShownCredentials:
+    """What a peer has shown: what its greeting states, and the URIs of its certificate, which has been verified."""
 
-    Raises `SettingsError` for tokens of clients alone, which would leave servers without any.
-    """
+    stated: Credentials
+    uris: tuple[str, ...] = ()
+    address: str = ""
 
-    servers: tuple[str, ...] = field(default=(), repr=False)
-    clients: tuple[str, ...] = field(default=(), repr=False)
 
-    def __post_init__(self) -> None:
-        if self.clients and not self.servers:
+@dataclass(frozen=True, slots=True)
+class AcceptedToken:
+    """A token that is accepted. ``id`` names it for people, who never see the token again."""
+
+    id: str
+    role: str
+    """The role that it vouches for; `ANY_ROLE` for the secret that all servers share."""
+
+    digest: bytes = field(repr=False)
+    """The SHA-256 digest of the token."""
+
+    caller: str = ""
+    """For `CLIENT` the caller. For another role the name of the only server or operator that may show it; empty: every
+    server of that role may."""
+
+    expires_at: float = math.inf
+    """When it runs out, in seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpiffeCluster:
+    """A cluster by SPIFFE's form: its servers are ``spiffe://DOMAIN/tao/CLUSTER/REGION/ROLE/NAME``, the applications
+    that it serves ``spiffe://DOMAIN/app/NAME``."""
+
+    domain: str
+    cluster: str
+
+    @classmethod
+    def parse(cls, text: str) -> SpiffeCluster:
+        """Parse ``spiffe://DOMAIN/tao/CLUSTER``. Raises `SettingsError`."""
+        found = _CLUSTER_ID.fullmatch(text)
+        if found is None:
+            raise SettingsError(f"{text!r} is no cluster's id: write it as spiffe://DOMAIN/tao/CLUSTER")
+        return cls(found["domain"], found["cluster"])
+
+
+def _lists_nobody(_role: str, _name: str, _region: str) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedCredentials:
+    """The credentials that a server accepts. Where none are in use, every peer that reaches the port is believed."""
+
+    tokens: tuple[AcceptedToken, ...] | None = None
+    """None: tokens are not in use. Empty: they are, and none is accepted at the moment."""
+
+    cluster: SpiffeCluster | None = None
+    """The cluster whose certificates identify their bearers; None: a certificate identifies nobody."""
+
+    is_listed: Callable[[str, str, str], bool] = field(default=_lists_nobody, compare=False)
+    """Return whether the topology lists a server, by role, name and region; an empty region means any."""
+
+    @property
+    def are_in_use(self) -> bool:
+        """Whether peers must show a credential."""
+        return self.tokens is not None or self.cluster is not None
+
+    @classmethod
+    def of_secrets(cls, token: str, client_token: str) -> AcceptedCredentials:
+        """Accept the secret that all servers share, which vouches for any role, and the one that all applications
+        share. Without the second, applications show the first. An empty text means that there is none.
+
+        Raises `SettingsError` for ``client_token`` alone, which would leave servers without any."""
+        if client_token and not token:
             raise SettingsError(
                 "there is a client_token but no token: servers need one of their own to show each other"
             )
+        if not token:
+            return cls()
+        named = (("token", ANY_ROLE, token), ("client_token", CLIENT, client_token))
+        return cls(
+            tuple(AcceptedToken(name, role, digest_of(secret), caller=CLIENT) for name, role, secret in named if secret)
+        )
 
-    @classmethod
-    def of(cls, token: str, client_token: str) -> AcceptedTokens:
-        """Make tokens from settings, where an empty text means none. Raises as the constructor does."""
-        return cls((token,) if token else (), (client_token,) if client_token else ())
+
+def read_secret(path: Path) -> str:
+    """Return the secret in a file, without the line break behind it. Raises `SettingsError`."""
+    try:
+        secret = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: the secret cannot be read: {getattr(error, 'strerror', error)}") from error
+    if not secret:
+        raise SettingsError(f"{path}: there is no secret in this file")
+    return secret
 
 
-def check_token(accepted: AcceptedTokens, shown: str, role: str) -> None:
-    """Raise `Unauthorized` unless no token is asked for, or ``shown`` proves ``role``. The check takes equally long for
-    a token that is nearly right, so that it cannot be guessed piece by piece."""
-    if not accepted.servers:
-        return
-    of_servers = [hmac.compare_digest(token.encode(), shown.encode()) for token in accepted.servers]
-    of_clients = [hmac.compare_digest(token.encode(), shown.encode()) for token in accepted.clients]
-    if any(of_servers):
-        return
-    if not any(of_clients):
-        raise Unauthorized("the token is missing or wrong; set the one that the servers accept")
-    if role in VOUCHED_ROLES:
-        raise Unauthorized(f"this is the clients' token; a peer with the role {role} must send the servers' token")
+def digest_of(token: str) -> bytes:
+    """Return the digest by which a token is kept. A plain hash is enough: a token is random, and no dictionary has
+    it."""
+    return sha256(token.encode()).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Proof:
+    """What a credential proves. An empty ``name`` or ``region`` is one that it does not say."""
+
+    role: str
+    name: str = ""
+    caller: str = ""
+    region: str = ""
+    expires_at: float = math.inf
+
+
+def identify(shown: ShownCredentials, accepted: AcceptedCredentials, now: float) -> PeerIdentity:
+    """Return who a peer is at ``now``, in seconds since 1970. A certificate with a SPIFFE id goes before a token.
+
+    Raises `Unauthorized` for credentials that are missing, wrong, expired, or for another role or name than the peer
+    states; `Unavailable` for a leader or follower that the topology does not list here, or not yet."""
+    stated, address = shown.stated, shown.address
+    if not accepted.are_in_use:
+        return PeerIdentity(stated.name, stated.role, address)
+    stated_role = stated.role if stated.role in SERVER_ROLES else CLIENT
+    proof = _certificate_proof(shown.uris, accepted.cluster) or _token_proof(stated.token, stated_role, accepted, now)
+    role = stated_role if proof.role == ANY_ROLE else proof.role
+    if stated_role not in (CLIENT, role):
+        raise Unauthorized(
+            f"this credential is that of a {role}; a peer with the role {stated_role} must show one of its own"
+        )
+    if role == CLIENT:
+        return PeerIdentity(stated.name, role, address, proof.caller, proof.expires_at)
+    name = proof.name or stated.name
+    if stated_role == role != "operator" and stated.name != name:
+        raise Unauthorized(f"this credential is that of {name}; {stated.name!r} must show its own")
+    is_listed = accepted.is_listed(role, name, proof.region)
+    if not is_listed and role in LISTED_ROLES and proof.role != ANY_ROLE:
+        where = f" of region {proof.region}" if proof.region else ""
+        raise Unavailable(f"the topology in use here lists no {role} {name!r}{where}; add it there, or wait for it")
+    # A name that neither the credential nor the topology confirms is a claim.
+    caller = f"{role}/{name}" if proof.name or is_listed else role
+    return PeerIdentity(name, role, address, caller, proof.expires_at)
+
+
+def _certificate_proof(uris: tuple[str, ...], cluster: SpiffeCluster | None) -> _Proof | None:
+    """Return what a certificate proves; None when it has no SPIFFE id, or none identifies anybody here."""
+    ids = [uri for uri in uris if uri.startswith(_SPIFFE)] if cluster is not None else []
+    if cluster is None or not ids:
+        return None
+    if len(ids) > 1:
+        raise Unauthorized(f"the certificate has several SPIFFE ids, {' and '.join(ids)}; issue one with a single id")
+    found = _PEER_ID.fullmatch(ids[0])
+    own = f"spiffe://{cluster.domain}"
+    if found is None or found["domain"] != cluster.domain or found["cluster"] not in (None, cluster.cluster):
+        raise Unauthorized(
+            f"the certificate's id {ids[0]} is not one of this cluster; issue one of the form {own}/app/NAME for an "
+            f"application, {own}/tao/{cluster.cluster}/REGION/ROLE/NAME for a server or operator"
+        )
+    if found["app"] is not None:
+        return _Proof(CLIENT, caller=f"app/{found['app']}")
+    return _Proof(found["role"], name=found["name"], region=found["region"])
+
+
+def _token_proof(shown: str, stated_role: str, accepted: AcceptedCredentials, now: float) -> _Proof:
+    """Return what the shown token proves. Raises `Unauthorized`."""
+    digest = digest_of(shown)
+    # Every digest is compared, each in constant time: the time says nothing about which one is nearly right.
+    found = [token for token in accepted.tokens or () if hmac.compare_digest(token.digest, digest)]
+    valid = [token for token in found if now < token.expires_at]
+    if not shown or not found:
+        or_certificate = ", or a certificate with a SPIFFE id of this cluster" if accepted.cluster else ""
+        raise Unauthorized(f"the token is missing or wrong; set the one that the servers accept{or_certificate}")
+    if not valid:
+        raise Unauthorized(f"the token {found[0].id} has expired; make another one: tao token new")
+    # One secret may be listed for several roles; the peer says which of them it has.
+    token = next((each for each in valid if each.role in (stated_role, ANY_ROLE)), valid[0])
+    name, caller = ("", token.caller) if token.role in (CLIENT, ANY_ROLE) else (token.caller, "")
+    return _Proof(token.role, name=name, caller=caller, expires_at=token.expires_at)
+
+
+class PeerAuthenticator:
+    """Identifies peers by the credentials that are accepted now, which may change while connections are open."""
+
+    def __init__(
+        self, accepted: AcceptedCredentials | None = None, unix_seconds: Callable[[], float] = time.time
+    ) -> None:
+        self.accepted = accepted or AcceptedCredentials()
+        self._unix_seconds: Final = unix_seconds
+
+    def identify(self, shown: ShownCredentials) -> PeerIdentity:
+        """Return who the peer is. Raises as `identify`."""
+        return identify(shown, self.accepted, self._unix_seconds())
+
+    def admit(self, shown: ShownCredentials) -> Admission:
+        """Return the admission of a peer whose connection stays open. Raises as `identify`."""
+        return Admission(self, shown)
+
+    def still_valid(self, peer: PeerIdentity) -> bool:
+        """Return whether the credential of a peer has not run out."""
+        return peer.expires_at == math.inf or self._unix_seconds() < peer.expires_at
+
+
+class Admission:
+    """The peer of an open connection, and what it has shown. Made by `PeerAuthenticator.admit`."""
+
+    __slots__ = ("_accepted", "_authenticator", "_shown", "peer")
+
+    def __init__(self, authenticator: PeerAuthenticator, shown: ShownCredentials) -> None:
+        self._authenticator = authenticator
+        self._shown = shown
+        self._accepted = authenticator.accepted
+        self.peer = authenticator.identify(shown)
+
+    def refusal(self) -> TaoError | None:
+        """Return why the peer is not admitted any more: its credential has run out or is no longer accepted. Cheap
+        while nothing has changed."""
+        authenticator, accepted = self._authenticator, self._authenticator.accepted
+        if self._accepted is accepted and authenticator.still_valid(self.peer):
+            return None
+        try:
+            found = authenticator.identify(self._shown)
+        except TaoError as error:
+            return error
+        if replace(found, expires_at=self.peer.expires_at) != self.peer:
+            return Unauthorized(f"this credential is that of {found.role} {found.caller} now; connect again")
+        self.peer, self._accepted = found, accepted
+        return None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from tao.wire.identity import AcceptedTokens
+from tao.wire.identity import PeerAuthenticator
 
 MAX_MESSAGE_BYTES = 16 << 20
 
@@ -49,8 +49,8 @@ class SessionSettings:
 class ServingSettings:
     """The server's side of its connections."""
 
-    accepted_tokens: AcceptedTokens = AcceptedTokens()
-    """Shared secrets, one of which a peer has to show. Empty: every peer that reaches the port is served under the
+    authenticator: PeerAuthenticator = field(default_factory=PeerAuthenticator)
+    """The credentials of which a peer has to show one. None: every peer that reaches the port is served under the
     identity that it states, which is right on loopback and in a network that authenticates by itself."""
 
     max_connections: int = 10_000

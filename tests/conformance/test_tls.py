@@ -11,7 +11,7 @@ import pytest
 from tao.model.errors import SettingsError, Unauthorized, Unavailable
 from tao.model.topology import CacheServer
 from tao.serving.requests import Listeners
-from tao.wire.identity import AcceptedTokens, Credentials
+from tao.wire.identity import AcceptedCredentials, Credentials, PeerAuthenticator
 from tao.wire.links import Links, LinkSettings
 from tao.wire.settings import ServingSettings
 from tao.wire.tls import TlsFiles
@@ -33,7 +33,7 @@ class Served:
     def __init__(self, tls: TlsFiles) -> None:
         grpc, frames = (f"127.0.0.1:{port}" for port in free_ports(2))
         self.server = CacheServer(name="follower-1", grpc=grpc, frames=frames)
-        settings = ServingSettings(accepted_tokens=AcceptedTokens.of("secret", ""))
+        settings = ServingSettings(authenticator=PeerAuthenticator(AcceptedCredentials.of_secrets("secret", "")))
         self.faces = Listeners(self.server, Handler(), settings, lambda: 1, lambda: 0, tls=tls)
 
     async def ask(self, transport: str, tls: TlsFiles | None, credentials: Credentials = PEER) -> list[bytes]:

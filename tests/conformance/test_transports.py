@@ -19,7 +19,7 @@ from tao.model.errors import (
     Unauthorized,
     Unavailable,
 )
-from tao.wire.identity import AcceptedTokens, Credentials
+from tao.wire.identity import AcceptedCredentials, AcceptedToken, Credentials, PeerAuthenticator, digest_of
 from tao.wire.session import NO_DEADLINE_MS, Reply
 from tao.wire.settings import ServingSettings, SessionSettings
 from tao.wire.v1 import session_pb2 as pb
@@ -225,18 +225,46 @@ async def test_a_request_without_a_known_body_is_refused(rig: Rig) -> None:
         await session.ask(pb.Request(), PATIENT_SECONDS)
 
 
+def accepting(token: str, client_token: str) -> ServingSettings:
+    return ServingSettings(authenticator=PeerAuthenticator(AcceptedCredentials.of_secrets(token, client_token)))
+
+
 async def test_only_a_peer_with_an_accepted_token_is_served(rig: Rig) -> None:
-    await rig.serve(ServingSettings(accepted_tokens=AcceptedTokens(("old", "new"))))
-    for wrong in ("", "ne", "newer"):
+    await rig.serve(accepting("right", ""))
+    for wrong in ("", "righ", "righter"):
         with pytest.raises(Unauthorized):
             await rig.connect(credentials=replace(ME, token=wrong))
-    for right in ("old", "new"):
-        session = await rig.connect(credentials=replace(ME, token=right))
-        assert (await session.ask(read(1), PATIENT_SECONDS)).read.values
+    session = await rig.connect(credentials=replace(ME, token="right"))
+    assert (await session.ask(read(1), PATIENT_SECONDS)).read.values
+
+
+@pytest.mark.parametrize("end", ["expiry", "revocation"])
+async def test_a_connection_ends_when_its_token_runs_out_or_is_revoked(rig: Rig, end: str) -> None:
+    now = [9.0]
+    tokens = tuple(
+        AcceptedToken(name, "client", digest_of(name), caller=name, expires_at=expires_at)
+        for name, expires_at in (("short", 10.0), ("long", 20.0))
+    )
+    authenticator = PeerAuthenticator(AcceptedCredentials(tokens), lambda: now[0])
+    await rig.serve(ServingSettings(authenticator=authenticator, sweep_interval_seconds=0.01))
+    short, other = [await rig.connect(credentials=replace(ME, token=token)) for token in ("short", "long")]
+    held = asyncio.ensure_future(short.ask(read(1, critical=True), PATIENT_SECONDS))
+    await until(lambda: bool(rig.handler.held))
+    assert rig.handler.held[0].peer.caller == "short"
+    if end == "expiry":
+        now[0] = 10.0
+    else:
+        authenticator.accepted = AcceptedCredentials(tokens[1:])
+    with pytest.raises(Unauthorized):
+        await held
+    assert not short.is_open
+    with pytest.raises(Unauthorized):
+        await rig.connect(credentials=replace(ME, token="short"))
+    assert (await other.ask(read(1), PATIENT_SECONDS)).read.values
 
 
 async def test_the_clients_token_vouches_for_no_server(rig: Rig) -> None:
-    await rig.serve(ServingSettings(accepted_tokens=AcceptedTokens(("for servers",), ("for clients",))))
+    await rig.serve(accepting("for servers", "for clients"))
     for role in ("leader", "follower", "tailer", "operator"):
         with pytest.raises(Unauthorized, match=role):
             await rig.connect(credentials=Credentials("someone", role, "for clients"))

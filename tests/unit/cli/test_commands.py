@@ -102,7 +102,7 @@ CHANGING = (
     "repair",
     "replicate", "reseed", "shard clone", "shard unclone", "topology add-server", "topology mark-down",
     "topology mark-up", "topology move-shard", "topology record-changes", "topology remove-server",
-    "topology unmove-shard", "undrain",
+    "token revoke", "topology unmove-shard", "undrain",
 )  # fmt: skip
 
 
