@@ -1,4 +1,4 @@
-"""Reads and changes the files that describe a cluster: the topology document and the schema.
+"""Reads and changes the files that describe a cluster: the topology document, the schema and the access document.
 
 A change of the topology is stored by compare-and-set, so that two operators, or an operator and a watcher, never
 overwrite each other's change.
@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 import tao
-from tao.model.errors import OperatorError, SchemaError, TopologyConflict, TopologyError
+from tao.access.document import AccessDocument, load_access
+from tao.model.errors import AccessError, OperatorError, SchemaError, TopologyConflict, TopologyError
 from tao.model.topology import Database, Topology
 from tao.routing.routes import Routes
 from tao.schema.registry import Schema, load_schema
@@ -54,13 +55,24 @@ def read_schema(path: Path) -> tuple[Schema, str]:
     """Return the schema in a file and the file's text.
 
     Raises `OperatorError` when the file cannot be read, `SchemaError` when the schema is wrong."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise OperatorError(f"cannot read the schema file {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise SchemaError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from error
+    text = _read_text(path, "schema file", SchemaError)
     return load_schema(text, str(path)), text
+
+
+def read_access(path: Path) -> AccessDocument:
+    """Return the access document in a file.
+
+    Raises `OperatorError` when the file cannot be read, `AccessError` when the document is wrong."""
+    return load_access(_read_text(path, "access document", AccessError), str(path))
+
+
+def _read_text(path: Path, what: str, failure: type[OperatorError]) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise OperatorError(f"cannot read the {what} {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise failure(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from error
 
 
 def type_name(schema: Schema, atype: int) -> str:

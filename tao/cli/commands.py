@@ -12,6 +12,7 @@ from tao.cli.frame import Entry, TaoGroup
 from tao.cli.options import global_options, token_file_option
 
 COMMANDS: Final = {
+    "access": Entry("access", "Check an access document, and explain what a caller may do."),
     "accounts": Entry("databases", "Create the four accounts on every database server, or set their passwords."),
     "add": Entry("graph", "Add an object or an edge."),
     "arenas": Entry(

@@ -95,6 +95,8 @@ class StateFolder:
         self.topology = self.path / "topology.json"
         # The cluster's own copy of the schema file; edit it to change the schema of the running cluster.
         self.schema = self.path / "schema.yaml"
+        # Which caller may do what; without it every caller may do everything.
+        self.access = self.path / "access.yaml"
         # The record of the process that runs the cluster in its foreground.
         self.owner = self.path / "owner.json"
         # The delay line's Unix socket.

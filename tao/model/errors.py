@@ -8,7 +8,8 @@ TaoError
  │   ├─ WrongType             the id belongs to an object of another type
  │   ├─ InvalidField          a field is unknown, or its value has the wrong type
  │   ├─ TooLarge              data, an id2 set or a message above its limit
- │   └─ Unauthorized          the peer showed no or wrong credentials
+ │   ├─ Unauthorized          the peer showed no or wrong credentials
+ │   └─ PermissionDenied      the caller lacks a right on a type that the request names
  ├─ RetryableError            nothing was written; the same request may succeed later
  │   ├─ NotMine               the server does not host that shard (topology skew)
  │   ├─ Overloaded            a bounded queue is full, or the deadline cannot be met
@@ -28,6 +29,7 @@ TaoError
  ├─ OperatorError             an operator's mistake; the message says what to do
  │   ├─ SchemaError           the schema file is wrong
  │   ├─ SettingsError         a settings file is wrong
+ │   ├─ AccessError           the access document is wrong
  │   └─ TopologyError         the topology document is wrong
  │       └─ TopologyConflict  someone else changed the document first (compare-and-set)
  └─ InternalError             a bug here: an invariant did not hold
@@ -99,6 +101,13 @@ class Unauthorized(RequestError):
     """The peer's credentials are missing or wrong."""
 
     reason = "UNAUTHORIZED"
+
+
+class PermissionDenied(RequestError):
+    """The access document gives the caller no right to do this with a type that the request names. The message says
+    which right is missing; `tao access explain` says why."""
+
+    reason = "PERMISSION_DENIED"
 
 
 class RetryableError(TaoError):
@@ -224,6 +233,12 @@ class SettingsError(OperatorError):
     """A settings file cannot be used; the message names file and field."""
 
     reason = "SETTINGS_ERROR"
+
+
+class AccessError(OperatorError):
+    """The access document cannot be used; the message names file, line and path."""
+
+    reason = "ACCESS_ERROR"
 
 
 class TopologyError(OperatorError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 from tao.model.delivery import SpoolMark, SpoolRow
 from tao.model.errors import TaoError
@@ -125,17 +125,31 @@ class WriteStore(Protocol):
         ``far_shard``."""
 
 
-class TopologyStore(Protocol):
-    """Stores the topology document."""
+class Versioned(Protocol):
+    """A document whose version rises with every change."""
 
-    async def load(self) -> Topology:
-        """Return the document. Raises `TopologyError` when there is none or it is wrong."""
+    @property
+    def version(self) -> int: ...
+
+
+Document_co = TypeVar("Document_co", bound=Versioned, covariant=True)
+
+
+class DocumentStore(Protocol[Document_co]):
+    """Stores a document that describes the cluster: the topology, or which caller has which rights."""
+
+    async def load(self) -> Document_co:
+        """Return the document. Raises an `OperatorError` when there is none or it is wrong."""
+
+    def watch(self, on_change: Callable[[Document_co], None]) -> Callable[[], None]:
+        """Call back on every newer document until the returned function is called."""
+
+
+class TopologyStore(DocumentStore[Topology], Protocol):
+    """Stores the topology document, which programs change, too. Its errors are `TopologyError`s."""
 
     async def change(self, expected_version: int, changed: Topology) -> Topology:
         """Compare-and-set: store ``changed`` as version ``expected_version + 1``. Raises `TopologyConflict`."""
-
-    def watch(self, on_change: Callable[[Topology], None]) -> Callable[[], None]:
-        """Call back on every newer document until the returned function is called."""
 
 
 class Spool(Protocol):

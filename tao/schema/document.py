@@ -1,8 +1,4 @@
-"""The schema document: parse a schema file, check it, and translate it to types and back.
-
-Parsing remembers the line of each key, so that a fault can name file, line and path. YAML is read through its node
-tree, because the plain loader loses line numbers and silently keeps the last of two equal keys, which would drop a
-type. Aliases are refused: with them a few lines can grow without bound.
+"""The schema document: check the plain data of a schema file, and translate it to types and back.
 
 Checking takes two passes: pydantic checks each entry by itself, then `_faults` checks what spans entries (numbers used
 twice, inverse pairs, defaults against kinds). Both report every fault with its path, so that one run of an editor mends
@@ -16,16 +12,14 @@ from __future__ import annotations
 import base64
 import binascii
 import difflib
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal
 
 import pydantic
-import yaml
 
 from tao.model.errors import SchemaError
+from tao.schema.plain_data import STRICT, DocumentKind, Parsed, Path, validate
 from tao.schema.types import (
     DEFAULT_ARENA,
     DEFAULT_LIST_LIMIT,
@@ -42,116 +36,11 @@ from tao.schema.types import (
     check_of,
 )
 
-MAX_SCHEMA_CHARACTERS: Final = 4 << 20  # thousands of types; a larger file is not a schema
-_MAX_DEPTH: Final = 8  # a schema needs six levels; the bound protects the recursive parser
-_FAULTS_SHOWN: Final = 20
-
-Path = tuple[str | int, ...]
+SCHEMA: Final = DocumentKind("schema", SchemaError)
 
 FORMER_REVERSE_LOOKUP: Final = "turn_gets"
 """The former name of the key ``reverse_lookup``. It is still accepted, and the canonical document keeps it, because
 its hash and older programs depend on it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parsed:
-    """Plain data (dicts, lists, scalars), the name of its source, and the line (from 1) of each path, if known."""
-
-    data: object
-    source: str
-    lines: Mapping[Path, int] = field(default_factory=dict)
-
-    def error(self, faults: Iterable[tuple[Path, str]]) -> SchemaError:
-        """Return one error that lists the faults in the file's order, each as ``source:line: path: message``."""
-        placed = sorted((self._line_of(path), ".".join(map(str, path)), what) for path, what in faults)
-        shown = [
-            ": ".join(part for part in (f"{self.source}:{line}" if line else self.source, path, what) if part)
-            for line, path, what in placed[:_FAULTS_SHOWN]
-        ]
-        if len(placed) > _FAULTS_SHOWN:
-            shown.append(f"… and {len(placed) - _FAULTS_SHOWN} more")
-        return SchemaError("\n".join(shown))
-
-    def _line_of(self, path: Path) -> int:
-        # A missing key has no line of its own: point at the nearest key that holds it.
-        for length in range(len(path), -1, -1):
-            line = self.lines.get(path[:length])
-            if line is not None:
-                return line
-        return 0
-
-
-def parse_yaml(text: str, source: str) -> Parsed:
-    """Return the plain data of a YAML text.
-
-    Raises `SchemaError` for invalid YAML, repeated keys, aliases, and nesting beyond the bound."""
-    _bound_size(text, source)
-    try:
-        _refuse_aliases_and_depth(text, source)
-        loader = yaml.SafeLoader(text)
-        root = loader.get_single_node()
-        if root is None:
-            raise SchemaError(f"{source}: the schema is empty")
-        lines: dict[Path, int] = {}
-        return Parsed(_plain(loader, root, (), lines, source), source, lines)
-    except yaml.MarkedYAMLError as why:
-        where = f"{source}:{why.problem_mark.line + 1}" if why.problem_mark else source
-        raise SchemaError(f"{where}: not valid YAML: {why.problem}") from None
-    except (yaml.YAMLError, ValueError) as why:  # ValueError: a scalar such as the date 2020-13-01
-        raise SchemaError(f"{source}: not valid YAML: {why}") from None
-
-
-def parse_json(text: str | bytes, source: str) -> Parsed:
-    """Return the plain data of a JSON text. Raises `SchemaError` for invalid JSON."""
-    _bound_size(text, source)
-    try:
-        return Parsed(json.loads(text), source)
-    except (ValueError, RecursionError) as why:
-        raise SchemaError(f"{source}: not valid JSON: {why}") from None
-
-
-def _bound_size(text: str | bytes, source: str) -> None:
-    if len(text) > MAX_SCHEMA_CHARACTERS:
-        raise SchemaError(f"{source}: {len(text)} characters is above the limit of {MAX_SCHEMA_CHARACTERS}")
-
-
-def _refuse_aliases_and_depth(text: str, source: str) -> None:
-    depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        line = event.start_mark.line + 1 if event.start_mark else 1
-        if isinstance(event, yaml.AliasEvent):
-            raise SchemaError(
-                f"{source}:{line}: aliases (*{event.anchor}) are not allowed in schema files; write the value out"
-            )
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-            if depth > _MAX_DEPTH:
-                raise SchemaError(f"{source}:{line}: nested deeper than {_MAX_DEPTH} levels")
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-
-
-def _plain(loader: yaml.SafeLoader, node: yaml.Node, path: Path, lines: dict[Path, int], source: str) -> object:
-    line = node.start_mark.line + 1
-    lines.setdefault(path, line)
-    if isinstance(node, yaml.MappingNode):
-        mapping: dict[str, object] = {}
-        for key_node, value_node in node.value:
-            key = loader.construct_object(key_node)
-            line = key_node.start_mark.line + 1
-            if not isinstance(key, str):
-                # YAML reads a bare `yes`, `on` or `1` as a value that is not text.
-                raise SchemaError(f"{source}:{line}: the key {key!r} is not text; put it in quotes")
-            if key in mapping:
-                raise SchemaError(f"{source}:{line}: the key {key!r} appears twice")
-            lines[(*path, key)] = line
-            mapping[key] = _plain(loader, value_node, (*path, key), lines, source)
-        return mapping
-    if isinstance(node, yaml.SequenceNode):
-        return [_plain(loader, item, (*path, index), lines, source) for index, item in enumerate(node.value)]
-    value: object = loader.construct_object(node)
-    return value
-
 
 _NAME: Final = r"^[a-z][a-z0-9_]{0,62}$"
 # Full names of tables, as the database shows them; the prefix keeps them apart from the system's tables.
@@ -165,7 +54,7 @@ FieldNumber = Annotated[int, pydantic.Field(ge=1, le=MAX_FIELD_NUMBER)]
 
 
 class _Entry(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = STRICT
 
 
 class FieldEntry(_Entry):
@@ -226,10 +115,7 @@ _KEYS: Final = sorted({key for entry in _Entry.__subclasses__() for key in entry
 
 def read_document(parsed: Parsed) -> SchemaDocument:
     """Return the checked document of plain data. Raises `SchemaError` with every fault's line and path."""
-    try:
-        document = SchemaDocument.model_validate(parsed.data)
-    except pydantic.ValidationError as why:
-        raise parsed.error(_explained(fault["loc"], fault["type"], fault["msg"]) for fault in why.errors()) from None
+    document = validate(parsed, SchemaDocument, _KEYS)
     faults = list(_faults(document))
     if faults:
         raise parsed.error(faults)
@@ -312,19 +198,6 @@ def _type_document(each: ObjectType | AssocType) -> dict[str, object]:
             **({"required": True} if known.required else {}),
         }
     return {"number": each.number, "fields": fields, "arena": each.arena, "reserved": sorted(each.reserved)}
-
-
-def _explained(path: Path, kind: str, message: str) -> tuple[Path, str]:
-    if kind == "extra_forbidden":
-        near = difflib.get_close_matches(str(path[-1]), _KEYS, n=1)
-        return path, "unknown key" + (f"; did you mean {near[0]!r}?" if near else "")
-    if kind == "missing":
-        return path, "is missing"
-    if kind in ("model_type", "dict_type"):
-        return path, "must be a mapping of keys to values"
-    if path and path[-1] == "[key]":  # how pydantic marks a fault in a key itself
-        return path[:-1], f"as a name: {message}"
-    return path, message
 
 
 def _number(each: ObjectType | AssocType) -> int:

@@ -14,15 +14,8 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from tao.model.errors import UnknownType
-from tao.schema.document import (
-    SchemaDocument,
-    document_of,
-    former_keys,
-    parse_json,
-    parse_yaml,
-    read_document,
-    types_of,
-)
+from tao.schema.document import SCHEMA, SchemaDocument, document_of, former_keys, read_document, types_of
+from tao.schema.plain_data import parse_json, parse_yaml
 from tao.schema.types import AssocType, GraphType, ObjectType
 
 _NAMES_SHOWN: Final = 10  # known types listed in an error message
@@ -58,7 +51,7 @@ class Schema:
     def from_json(text: str | bytes, source: str = "schema document") -> Schema:
         """Return the schema of a canonical document, as `GetSchema` returns it. Raises `SchemaError` naming
         ``source``."""
-        return _schema_of(read_document(parse_json(text, source)))
+        return _schema_of(read_document(parse_json(text, source, SCHEMA)))
 
     def to_json(self) -> str:
         """Return the canonical document: JSON with sorted keys, every default written out, bytes as base64."""
@@ -108,7 +101,7 @@ def load_schema(text: str, source: str) -> Schema:
     """Return the schema of a YAML file's ``text``. ``source`` is the file's name, for messages.
 
     Raises `SchemaError` that lists each fault with file, line and path of the key. Warns of renamed keys."""
-    parsed = parse_yaml(text, source)
+    parsed = parse_yaml(text, source, SCHEMA)
     schema = _schema_of(read_document(parsed))
     for warning in former_keys(parsed):
         warnings.warn(warning, FutureWarning, stacklevel=2)

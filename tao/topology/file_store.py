@@ -1,38 +1,38 @@
-"""The topology document in a file of one machine, changed by compare-and-set and watched.
+"""The documents of a cluster in files of one machine: the topology, changed by compare-and-set, and the access document
+beside it. Both are read and watched as `tao.topology.document_file` says.
 
 A change takes a lock on a file beside the document, compares versions, and renames a complete, synced file into place:
-readers see the old document or the new one. A watcher compares the file's identity, size and times at an interval. It
-polls, because that works on every file system and costs one ``stat``. A document that is missing, half written or wrong
-(edited by hand) is reported, and the last good one stays in force.
+readers see the old document or the new one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
-import logging
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
-from tao.model.errors import TopologyConflict, TopologyError
+from tao.access.document import AccessDocument, load_access
+from tao.model.errors import AccessError, TopologyConflict, TopologyError
 from tao.model.topology import Topology
 from tao.routing.topology_changes import record_change
 from tao.topology.document import check_topology, dump_topology, parse_topology
-
-_logger = logging.getLogger(__name__)
-
-_Signature = tuple[int, int, int]
+from tao.topology.document_file import DocumentFile, NoDocument
 
 
-class TopologyFile:
+class TopologyFile(DocumentFile[Topology, TopologyError]):
     """The `TopologyStore` port over a file. Reads and writes run in a thread, because a slow disk must not hold up
     hits."""
+
+    failure = TopologyError
+    what = "topology"
 
     def __init__(
         self,
@@ -42,26 +42,13 @@ class TopologyFile:
         lock_seconds: float = 5.0,
         on_error: Callable[[TopologyError], None],
     ) -> None:
-        """``poll_seconds`` bounds how stale a watcher may be; half a second is far below the time that people and
-        probes take to decide a change. ``lock_seconds`` bounds the wait for another change, which takes milliseconds.
-        ``on_error`` is called with each different problem of a watched document once."""
-        self._path = path
-        self._poll_seconds = poll_seconds
-        self._lock_seconds = lock_seconds
-        self._on_error = on_error
-        self._loaded_version = 0
-        self._watchers: dict[object, tuple[Callable[[Topology], None], int]] = {}
-        self._watching: asyncio.Task[None] | None = None
-        self._signature: _Signature | None = None
-        self._seen: Topology | None = None
-        self._parsed: tuple[_Signature, Topology] | None = None
-        self._last_problem = ""
+        """``lock_seconds`` bounds the wait for another change, which takes milliseconds. For the others, see
+        `DocumentFile`."""
+        super().__init__(path, poll_seconds, on_error)
+        self._lock_seconds: Final = lock_seconds
 
-    async def load(self) -> Topology:
-        """Return the document. Raises `TopologyError` when there is none or it is wrong."""
-        topology = await asyncio.to_thread(self._read_if_changed)
-        self._loaded_version = max(self._loaded_version, topology.version)
-        return topology
+    def _parse(self, text: bytes) -> Topology:
+        return parse_topology(text, str(self._path))
 
     async def change(self, expected_version: int, changed: Topology) -> Topology:
         """Store ``changed`` as version ``expected_version + 1`` (0: there is no document yet), with the change
@@ -73,98 +60,6 @@ class TopologyFile:
         stored = msgspec.structs.replace(changed, version=expected_version + 1)
         check_topology(stored)
         return await asyncio.to_thread(self._compare_and_replace, expected_version, stored)
-
-    def watch(self, on_change: Callable[[Topology], None]) -> Callable[[], None]:
-        """Call back, in the loop, on every document newer than the one that `load` returned last (or on the first, when
-        none was loaded) until the returned function is called."""
-        token = object()
-        self._watchers[token] = (on_change, self._loaded_version)
-        self._signature = None  # read again: this watcher may know less than the others
-        if self._watching is None:
-            self._watching = asyncio.get_running_loop().create_task(self._poll(), name=f"watch {self._path}")
-
-        def stop() -> None:
-            self._watchers.pop(token, None)
-            if not self._watchers and self._watching is not None:
-                self._watching.cancel()
-                self._watching = None
-
-        return stop
-
-    async def _poll(self) -> None:
-        while True:
-            try:
-                signature = await asyncio.to_thread(self._look)
-                if signature != self._signature:
-                    topology = await asyncio.to_thread(self._read_if_changed)
-                    # Only now: a document that could not be used is tried again each time, in case the writer is still
-                    # at it and the file's times are too coarse to show it.
-                    self._signature = signature
-                    self._check_succession(topology)
-                    self._last_problem = ""
-                    self._tell(topology)
-            except TopologyError as error:
-                self._report(error)
-            except Exception as error:  # noqa: BLE001 - a server must not stop following its topology for one bad look
-                self._report(TopologyError(f"{self._path}: looking at it failed: {error!r}"))
-            await asyncio.sleep(self._poll_seconds)
-
-    def _report(self, error: TopologyError) -> None:
-        """Report each different problem once. A listener that fails at it must not end the watch."""
-        if error.message == self._last_problem:
-            return
-        self._last_problem = error.message
-        try:
-            self._on_error(error)
-        except Exception:
-            _logger.exception("whoever hears of an unusable topology failed; the watch goes on: %s", error.message)
-
-    def _check_succession(self, topology: Topology) -> None:
-        """Return whether a document is newer than the watcher's; a document of the same or a lower version is never
-        used."""
-        seen = self._seen
-        if seen is not None and topology.version <= seen.version and topology != seen:
-            raise TopologyError(
-                f"{self._path}: changed, but its version {topology.version} is not above {seen.version}; "
-                "servers keep the former document until the version is raised"
-            )
-        self._seen = topology
-
-    def _tell(self, topology: Topology) -> None:
-        for token, (on_change, known) in tuple(self._watchers.items()):
-            if token in self._watchers and topology.version > known:
-                self._watchers[token] = (on_change, topology.version)
-                try:
-                    on_change(topology)
-                except Exception as error:
-                    # A fault of one watcher must not keep the document from the others.
-                    _logger.exception("a watcher failed on topology version %d", topology.version)
-                    self._report(TopologyError(f"a watcher failed on topology version {topology.version}: {error!r}"))
-
-    def _look(self) -> _Signature:
-        try:
-            found = self._path.stat()
-        except OSError as error:
-            raise TopologyError(f"{self._path}: cannot be read: {error.strerror}") from error
-        return found.st_ino, found.st_size, found.st_mtime_ns
-
-    def _read_if_changed(self) -> Topology:
-        """Return the document, parsed again only when the file has changed: a server whose leader is gone looks for a
-        newer one several times a second, and a large document takes a tenth of a second."""
-        signature = self._look()
-        parsed = self._parsed
-        if parsed is not None and parsed[0] == signature:
-            return parsed[1]
-        topology = self._read()
-        self._parsed = signature, topology
-        return topology
-
-    def _read(self) -> Topology:
-        try:
-            text = self._path.read_bytes()
-        except OSError as error:
-            raise TopologyError(f"{self._path}: cannot be read: {error.strerror}") from error
-        return parse_topology(text, str(self._path))
 
     def _compare_and_replace(self, expected_version: int, changed: Topology) -> Topology:
         try:
@@ -199,6 +94,38 @@ class TopologyFile:
                         ) from error
                     time.sleep(0.01)
             yield
+
+
+class AccessFile(DocumentFile[AccessDocument, AccessError]):
+    """The `DocumentStore` of access documents over a file that people edit."""
+
+    failure = AccessError
+    what = "access document"
+
+    def __init__(
+        self, path: Path, *, required: bool, poll_seconds: float = 0.5, on_error: Callable[[AccessError], None]
+    ) -> None:
+        """``required``: False allows that there is no document, as long as none has been seen."""
+        super().__init__(path, poll_seconds, on_error)
+        self._required = required
+
+    async def load_if_there(self) -> AccessDocument | None:
+        """Return the document, or None when there is none and there need not be one. Raises `AccessError`."""
+        try:
+            return await self.load()
+        except NoDocument:
+            return None
+
+    def _parse(self, text: bytes) -> AccessDocument:
+        try:
+            return load_access(text.decode(), str(self._path))
+        except UnicodeDecodeError as error:
+            raise AccessError(f"{self._path}: is not UTF-8: {error.reason} at byte {error.start}") from error
+
+    def _look(self) -> tuple[int, int, int]:
+        if not self._required and self._parsed is None and not self._path.exists():
+            raise NoDocument
+        return super()._look()
 
 
 def _replace_file(path: Path, text: bytes) -> None:

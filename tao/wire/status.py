@@ -18,6 +18,7 @@ from tao.model.errors import (
     OperatorError,
     OutcomeUnknown,
     Overloaded,
+    PermissionDenied,
     ProtocolError,
     RequestError,
     RetryableError,
@@ -38,6 +39,7 @@ TOPOLOGY_VERSION_KEY: Final = "tao-topology-version"
 # client library repeats by itself.
 _CODES: Final[tuple[tuple[type[TaoError], grpc.StatusCode], ...]] = (
     (Unauthorized, grpc.StatusCode.UNAUTHENTICATED),
+    (PermissionDenied, grpc.StatusCode.PERMISSION_DENIED),
     (RequestError, grpc.StatusCode.INVALID_ARGUMENT),
     (Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tao.access.decisions import oddities
+from tao.access.document import load_access
 from tao.follower.settings import FollowerSettings
 from tao.leader.settings import LeaderSettings
 from tao.model.topology import Topology, WatcherProcess
@@ -34,8 +36,9 @@ def commented_out(text: str) -> Iterator[str]:
     return (re.sub(r"^#(?=\S|  +\w+:)", "", line) for line in text.splitlines())
 
 
-def test_the_schema_and_the_topology_load() -> None:
-    load_schema((CONFIG / "schema.yaml").read_text(), "schema.yaml")
+def test_the_schema_the_access_document_and_the_topology_load() -> None:
+    schema = load_schema((CONFIG / "schema.yaml").read_text(), "schema.yaml")
+    assert oddities(load_access((CONFIG / "access.example.yaml").read_text(), "access.example.yaml"), schema) == []
     text = (CONFIG / "topology.example.json").read_text()
     topology = parse_topology(text, "topology.example.json")
     assert dump_topology(topology) == text

@@ -4,6 +4,7 @@
 error                                                               status  why
 ==================================================================  ======  ====================================
 `InvalidArgument`, `InvalidField`, `UnknownType`, `TooLarge`        400     the request holds what no graph takes
+`PermissionDenied`                                                  403     the application may not do this
 `NotFound` (raised by `found`)                                      404     the page's object does not exist
 `WrongType`, `WriteLost`                                            409     the graph is not as the request expects
 every `RetryableError`                                              503     nothing was written; ``Retry-After``
@@ -12,7 +13,8 @@ the others                                                          500     a fa
 ==================================================================  ======  ====================================
 
 The last row is the framework's business, which logs the traceback and shows its own page. The message of an error is
-part of the body up to 409, where it speaks of the request. It is left out at 503, where it names servers.
+part of the body where it speaks of the request. It is left out at 403, where it names the application and its roles,
+and at 503, where it names servers.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from tao.client.operations import SomeFailed
 from tao.client.values import Object
 from tao.model.errors import (
     OutcomeUnknown,
+    PermissionDenied,
     RequestError,
     RetryableError,
     TaoError,
@@ -40,6 +43,7 @@ from tao.model.errors import (
 JSON: Final = "application/json"
 
 _logger = logging.getLogger(__name__)
+_NOT_ALLOWED: Final = "this application has no right to do that"
 _TRY_LATER: Final = "the data cannot be reached at the moment; try again"
 _MAY_BE_WRITTEN: Final = "the change may have been made or not; look before you repeat it"
 
@@ -97,9 +101,9 @@ def answer_to(error: Exception, retry_after_seconds: int) -> ErrorAnswer | None:
     if status is None:
         return None
     message, headers = cause.message, [("Content-Type", JSON), ("Cache-Control", "no-store")]
-    if status is HTTPStatus.SERVICE_UNAVAILABLE:
+    if status in (HTTPStatus.FORBIDDEN, HTTPStatus.SERVICE_UNAVAILABLE):
         _logger.warning("answered %d: %s: %s", status, error.reason, error.message)
-        message = _MAY_BE_WRITTEN
+        message = _NOT_ALLOWED if status is HTTPStatus.FORBIDDEN else _MAY_BE_WRITTEN
         if isinstance(cause, RetryableError):
             message = _TRY_LATER
             headers.append(("Retry-After", str(retry_after_seconds)))
@@ -115,6 +119,8 @@ def _status_of(error: TaoError | NotFound) -> HTTPStatus | None:
             return HTTPStatus.CONFLICT
         case Unauthorized():
             return None  # the application's own credentials; its user can do nothing about them
+        case PermissionDenied():
+            return HTTPStatus.FORBIDDEN
         case RequestError():
             return HTTPStatus.BAD_REQUEST
         case RetryableError() | OutcomeUnknown():
@@ -125,5 +131,5 @@ def _status_of(error: TaoError | NotFound) -> HTTPStatus | None:
 
 def _decisive(errors: Iterable[TaoError]) -> TaoError:
     """The error of a many-form's items that decides: a fault before a mistake before what may succeed later."""
-    order = (None, HTTPStatus.CONFLICT, HTTPStatus.BAD_REQUEST, HTTPStatus.SERVICE_UNAVAILABLE)
+    order = (None, HTTPStatus.FORBIDDEN, HTTPStatus.CONFLICT, HTTPStatus.BAD_REQUEST, HTTPStatus.SERVICE_UNAVAILABLE)
     return min(errors, key=lambda error: (order.index(_status_of(error)), error.retryable))

@@ -16,6 +16,7 @@ from tao.client import (
     InvalidArgument,
     InvalidField,
     OutcomeUnknown,
+    PermissionDenied,
     SomeFailed,
     StaleRead,
     TopologyError,
@@ -41,6 +42,7 @@ WRITTEN = WriteToken([(9, 0, 1)])
     [
         (InvalidArgument("id is 0"), 400),
         (InvalidField("no field"), 400),
+        (PermissionDenied("caller 'web' may not read"), 403),
         (NotFound("user 7 does not exist"), 404),
         (WrongType("a photo"), 409),
         (WriteLost("lost"), 409),
@@ -53,6 +55,7 @@ WRITTEN = WriteToken([(9, 0, 1)])
         (TopologyError("no tier"), None),
         (KeyError("x"), None),
         (SomeFailed([1, Unavailable("down"), InvalidArgument("id is 0")]), 400),
+        (SomeFailed([InvalidArgument("id is 0"), PermissionDenied("caller 'web' may not read")]), 403),
         (SomeFailed([Unavailable("down")]), 503),
         (SomeFailed([Unavailable("down"), InternalError("a bug")]), None),
     ],
@@ -83,6 +86,13 @@ def test_only_what_was_not_written_may_be_retried_and_no_server_is_named(
     assert dict(answer.headers).get("Retry-After") == retry_after
     assert json.loads(answer.body)["error"]["retryable"] is (retry_after is not None)
     assert error.message not in answer.body.decode()
+
+
+def test_an_answer_to_a_denied_request_names_neither_the_application_nor_its_roles() -> None:
+    answer = answer_to(PermissionDenied("caller 'web' has the role reader"), 1)
+    assert answer is not None
+    assert json.loads(answer.body)["error"]["reason"] == "PERMISSION_DENIED"
+    assert "web" not in answer.body.decode()
 
 
 def test_found_raises_for_what_is_not_there() -> None:
