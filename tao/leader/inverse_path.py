@@ -38,9 +38,9 @@ from tao.model.errors import (
     TaoError,
     Unavailable,
 )
-from tao.model.graph import MAX_TIME, Edge, EdgeKey
+from tao.model.graph import Edge, EdgeKey
 from tao.model.ids import SHARD_SHIFT
-from tao.model.ports import ReadStore, WriteStore
+from tao.model.ports import IntentReads, WriteStore
 from tao.model.queries import EdgesQuery
 from tao.model.rows import IntentKey, IntentRow, ShardRow
 from tao.model.writes import AssocAdd, AssocChangeType, AssocDelete, Coordinator, SettleEdge, Write, WriteOutcome
@@ -101,7 +101,7 @@ class InversePath:
         writes: WritePath,
         ownership: Ownership,
         others: OtherLeaders,
-        read_store: ReadStore,
+        read_store: IntentReads,
         write_store: WriteStore,
     ) -> None:
         self._writes: Final = writes
@@ -443,17 +443,21 @@ class InversePath:
         """Settle all pairs between a shard of this leader, which coordinates them, and another one, whose inverse is
         pending now. Returns the messages for caches.
 
-        The intents are read from the database: every write that was acknowledged before has one there until its inverse
-        is written. Raises `TaoError` when one of the pairs is not settled in time, or when they are too many."""
+        The intents are read from the master: every write that was acknowledged before has one there until its inverse
+        is written. A server that was replaced is not believed; the one that the topology names now is asked. Raises
+        `TaoError` when one of the pairs is not settled in time, or when they are too many."""
         deadline = self._clock.monotonic() + timeout_seconds
-        limit = self._settings.repair_batch
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                intents = await self._write_store.old_intents(
-                    [shard], before_unix_ms=MAX_TIME, limit=limit + 1, far_shard=far_shard
-                )
-        except TimeoutError:
-            raise DeadlineExceeded("the intents were not read before the deadline") from None
+        limit, pause, intents = self._settings.repair_batch, _PAUSE_SECONDS, None
+        while intents is None:
+            left = deadline - self._clock.monotonic()
+            try:
+                intents = await self._read_store.read_intents(shard, far_shard, limit=limit + 1, timeout_seconds=left)
+            except MasterReadOnly:
+                if left <= pause:
+                    raise
+                await self._configuration.refresh()
+                await asyncio.sleep(pause)
+                pause *= 2
         left = deadline - self._clock.monotonic()
         messages = await asyncio.gather(*(self.settle_pair(each, left) for each in intents[:limit]))
         if len(intents) > limit:

@@ -61,6 +61,16 @@ class ReadStore(Protocol):
         return FillRead(values, epochs)
 
 
+class IntentReads(ReadStore, Protocol):
+    """Reads for those who settle pairs, which begin with the intents."""
+
+    async def read_intents(self, shard: int, far_shard: int, *, limit: int, timeout_seconds: float) -> list[IntentRow]:
+        """Return the intents of ``shard`` whose inverse edges are on ``far_shard``, at most ``limit``, in any order.
+
+        The read is critical: a former master, which may lack intents, answers with `MasterReadOnly`. Raises
+        `TaoError`."""
+
+
 class MemberScans(Protocol):
     """Reads long lists for their membership filters."""
 
@@ -118,11 +128,9 @@ class WriteStore(Protocol):
         the shard's database that was acknowledged before ``unix_ms``. Returns whether commits there wait until a
         replica has received them. It fails as any write does, whole or with an unknown outcome; another one follows."""
 
-    async def old_intents(
-        self, shards: Sequence[int], *, before_unix_ms: int, limit: int, far_shard: int | None = None
-    ) -> list[IntentRow]:
-        """Return intents created before the given time, at most ``limit``: all, or those of inverse edges on
-        ``far_shard``."""
+    async def old_intents(self, shards: Sequence[int], *, before_unix_ms: int, limit: int) -> list[IntentRow]:
+        """Return intents created before the given time, at most ``limit``. A former master may return fewer than there
+        are: `IntentReads.read_intents` is for those who conclude something from their absence."""
 
 
 class Versioned(Protocol):

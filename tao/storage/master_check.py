@@ -1,5 +1,5 @@
 # ruff: noqa: S608 - schema names come from tao.storage.names, values are bound
-"""Check, after the rows of a critical read, that they were read at the master.
+"""Check, after the rows of a critical read or of intents to settle, that they were read at the master.
 
 A reader takes the master from its topology, which may be old: the process was held up, or its region is cut off from
 the topology and not from the former master. So the statement that reads the rows is followed, in the same message, by
@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from tao.model.errors import MasterReadOnly
+from tao.model.errors import InternalError, MasterReadOnly
 from tao.storage.names import schema_name
 from tao.storage.result_packets import Row
 
@@ -78,4 +78,12 @@ def master_refusal(server: str, shard: int, state: MasterState, read_epoch: int)
     return MasterReadOnly(
         f"database server {server} {why}: another may be the master by now, or is about to be. The read was critical, "
         "so it is not answered from there; try again"
+    )
+
+
+def missing_answer(server: str) -> InternalError:
+    """Return the error of a critical read whose check brought no row."""
+    return InternalError(
+        f"database server {server} did not say whether it is the master: a shard's row is missing (run the shards' "
+        "migrations), or something on the way drops statements"
     )

@@ -8,27 +8,32 @@ Rows are held until the statement for them has ended, so a read takes a bounded 
 together hold a bounded number of bytes (`_HeldRows`).
 
 A critical read is answered only by a server that proves, after the rows, to be the master (`tao.storage.master_check`).
+The same holds for the intents that a settlement reads.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from tao.model.errors import InternalError, OperatorError, Overloaded, SettingsError, TaoError
 from tao.model.ports import OnRead, ReadStore
 from tao.model.queries import EdgesQuery, FillRead, Query, RangeQuery, TimeRangeQuery
+from tao.model.rows import IntentRow
 from tao.storage.dialect import SessionSetup
 from tao.storage.failures import ConnectionLost
-from tao.storage.master_check import master_refusal
+from tao.storage.master_check import master_check, master_refusal, master_states, missing_answer
 from tao.storage.names import EdgeTables, schema_name
 from tao.storage.pools import Pools
 from tao.storage.read_plan import COLUMNS, ReadPlan, shard_of_query
 from tao.storage.result_packets import Row
 from tao.storage.semaphore import Semaphore
+from tao.storage.session import DatabaseSession
+from tao.storage.write_statements import intent_row, read_intents
 
+_Result = TypeVar("_Result")
 READ_SETUP: Final = SessionSetup(writes=False)
 
 _LEASE_RETRY_SECONDS: Final = 10.0
@@ -170,10 +175,7 @@ class MySqlReadStore(ReadStore):
             except TaoError as error:
                 job.report((shard,), error)
                 continue
-            gate = self._gates.get(shard)
-            if gate is None:
-                gate = self._gates[shard] = _ShardGate(self._settings.max_pending_per_shard)
-            if gate.enter(now, self._settings.slow_seconds):
+            if self._gate(shard).enter(now, self._settings.slow_seconds):
                 entered[shard] = now
                 together.setdefault(server, []).append(shard)
             else:
@@ -191,6 +193,35 @@ class MySqlReadStore(ReadStore):
             await _run_all(fetches)
         finally:
             self._leave(entered, tuple(entered))
+
+    async def read_intents(self, shard: int, far_shard: int, *, limit: int, timeout_seconds: float) -> list[IntentRow]:
+        """See `tao.model.ports.IntentReads`. Raises what `read_each` answers critical reads with."""
+        deadline = asyncio.get_running_loop().time() + timeout_seconds
+        server = self._master_of(shard)
+        intents = read_intents(shard, far_shard, limit)
+
+        async def read(session: DatabaseSession, with_lease: bool) -> list[list[Row]]:
+            sql = "; ".join([*intents.parts, master_check(shard, with_lease=with_lease)])
+            return await session.run(sql, intents.values, deadline=deadline)
+
+        entered = {shard: await self._wait(shard, deadline)}
+        try:
+            rows, *checks = await self._ask(server, read, deadline, checked_shard=shard)
+        finally:
+            self._leave(entered, (shard,))
+        state = master_states(checks[0]).get(shard) if checks else None
+        if state is None or not rows:
+            raise missing_answer(server)
+        refusal = master_refusal(server, shard, state, rows[0][0])
+        if refusal is not None:
+            raise refusal
+        return [intent_row(row[1:]) for row in rows if row[1] is not None]  # without intents, one row of NULLs
+
+    def _gate(self, shard: int) -> _ShardGate:
+        gate = self._gates.get(shard)
+        if gate is None:
+            gate = self._gates[shard] = _ShardGate(self._settings.max_pending_per_shard)
+        return gate
 
     def _leave(self, entered: dict[int, float], shards: Iterable[int]) -> None:
         for shard in shards:
@@ -242,24 +273,42 @@ class MySqlReadStore(ReadStore):
             await self._fetch_at_once(job, server, some)
 
     async def _run(self, server: str, queries: Sequence[Query], job: _ReadJob, held: _HeldRows) -> ReadPlan:
-        pool = self._pools.of(server)
-        fresh = refused = False
-        with_lease = job.critical and self._may_read_lease(server, shard_of_query(queries[0]))
-        while True:
+        async def read(session: DatabaseSession, with_lease: bool) -> ReadPlan:
             plan = ReadPlan(queries, self._edge_tables)
             held.release()
             receive = _counted(plan, held)
+            while plan.statements:
+                for one in plan.statements:
+                    sql, on_check = one.sql, None
+                    if job.critical:
+                        sql, on_check = plan.checked_sql(one, with_lease=with_lease), plan.receive_check
+                    await session.stream(
+                        sql, one.values, receive, deadline=job.deadline, columns=COLUMNS, on_check=on_check
+                    )
+                plan.go_on()
+            return plan
+
+        checked_shard = shard_of_query(queries[0]) if job.critical else None
+        return await self._ask(server, read, job.deadline, checked_shard=checked_shard)
+
+    async def _ask(
+        self,
+        server: str,
+        ask: Callable[[DatabaseSession, bool], Awaitable[_Result]],
+        deadline: float,
+        *,
+        checked_shard: int | None,
+    ) -> _Result:
+        """Return what ``ask`` reads in a session, of which it is also told whether to look at the lease. It is called
+        again when a pooled connection turns out to be dead, and without the lease when that cannot be read.
+        ``checked_shard``: a shard of the server, whose master is checked, or None for reads without a check."""
+        pool = self._pools.of(server)
+        fresh = refused = False
+        with_lease = checked_shard is not None and self._may_read_lease(server, checked_shard)
+        while True:
             try:
-                async with pool.session(deadline=job.deadline, fresh=fresh) as session:
-                    while plan.statements:
-                        for one in plan.statements:
-                            sql, on_check = one.sql, None
-                            if job.critical:
-                                sql, on_check = plan.checked_sql(one, with_lease=with_lease), plan.receive_check
-                            await session.stream(
-                                sql, one.values, receive, deadline=job.deadline, columns=COLUMNS, on_check=on_check
-                            )
-                        plan.go_on()
+                async with pool.session(deadline=deadline, fresh=fresh) as session:
+                    result = await ask(session, with_lease)
             except ConnectionLost:
                 if fresh:
                     raise
@@ -274,14 +323,14 @@ class MySqlReadStore(ReadStore):
             else:
                 if refused:
                     self._lease_unreadable_until[server] = asyncio.get_running_loop().time() + _LEASE_RETRY_SECONDS
-                return plan
+                return result
 
     def _may_read_lease(self, server: str, shard: int) -> bool:
         now = asyncio.get_running_loop().time()
         return self._keeps_lease(shard) and now >= self._lease_unreadable_until.get(server, now)
 
     async def _wait(self, shard: int, deadline: float) -> float:
-        gate = self._gates[shard]
+        gate = self._gate(shard)
         if gate.waiting >= self._settings.max_waiting_per_shard:
             raise Overloaded(f"{gate.waiting} batches wait for shard {shard}")
         gate.waiting += 1
@@ -338,11 +387,7 @@ class _ReadJob:
                 self.on_read(places, refusal)
                 return
         if plan.is_unconfirmed:
-            unconfirmed = InternalError(
-                f"database server {server} did not say whether it is the master: a shard's row is missing (run the "
-                "shards' migrations), or something on the way drops statements"
-            )
-            self.on_read(places, unconfirmed)
+            self.on_read(places, missing_answer(server))
             return
         failed: dict[int, TaoError] = {}
         for shard in {shard_of_query(self.queries[place]): None for place in places}:

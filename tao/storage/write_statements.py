@@ -81,6 +81,21 @@ def read_shards(shards: Sequence[int]) -> StatementText:
     return text
 
 
+def read_intents(shard: int, far_shard: int, limit: int) -> StatementText:
+    """Return the statement that reads the intents between two shards, and in front of each, or alone when there are
+    none, the version epoch of the first shard."""
+    schema = schema_name(shard)
+    text = StatementText()
+    text.add(
+        f"SELECT s.version_epoch, i.low_id, i.high_id, i.atypes, i.token, i.created_unix_ms FROM {schema}.shard AS s "
+        f"LEFT JOIN {schema}.inverse_intents AS i ON i.high_id BETWEEN %s AND %s WHERE s.only_row = 1 LIMIT %s",
+        far_shard << SHARD_SHIFT,
+        (far_shard + 1 << SHARD_SHIFT) - 1,
+        limit,
+    )
+    return text
+
+
 def write_owners(rows: Iterable[ShardRow]) -> StatementText:
     """Return the statements that write owner and generation of locked shard rows."""
     text = StatementText()

@@ -302,24 +302,18 @@ class MySqlWriteStore:
         *,
         before_unix_ms: int,
         limit: int,
-        far_shard: int | None = None,
         timeout_seconds: float = 5.0,
     ) -> list[IntentRow]:
         """See the port; the oldest first. Asked in statements of at most `SHARDS_PER_STATEMENT` shards of one
         server."""
         found: list[IntentRow] = []
-        of_shard, ids = "", list[int]()
-        if far_shard is not None:
-            of_shard = " AND high_id BETWEEN %s AND %s"
-            ids = [far_shard << SHARD_SHIFT, (far_shard + 1 << SHARD_SHIFT) - 1]
         for server, some in self._chunks(shards):
             text = StatementText()
             for shard in some:
                 text.add(
                     f"(SELECT low_id, high_id, atypes, token, created_unix_ms FROM {schema_name(shard)}.inverse_intents"
-                    f" WHERE created_unix_ms < %s{of_shard} ORDER BY created_unix_ms LIMIT %s)",
+                    " WHERE created_unix_ms < %s ORDER BY created_unix_ms LIMIT %s)",
                     before_unix_ms,
-                    *ids,
                     limit,
                 )
             found.extend(map(intent_row, await self._read(server, text, timeout_seconds)))

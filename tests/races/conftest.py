@@ -1,11 +1,13 @@
-"""Regions in one process for the races that need one."""
+"""Regions in one process for the races that need one, and a database server that was the master."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from tao.devcluster.database import DatabaseInstance
+from tests.rigs.former_master import FormerMaster, former_master, migrated_shards
 from tests.rigs.region_rig import RegionRig
 
 
@@ -25,3 +27,17 @@ async def split_region() -> AsyncIterator[RegionRig]:
     await rig.start()
     yield rig
     assert await rig.close() == []
+
+
+@pytest.fixture(scope="module")
+def server_of_former(database_server: DatabaseInstance) -> Iterator[DatabaseInstance]:
+    """Yield a database server that has the shards of `former`."""
+    with migrated_shards(database_server) as server:
+        yield server
+
+
+@pytest.fixture
+async def former(server_of_former: DatabaseInstance) -> AsyncIterator[FormerMaster]:
+    """Yield a database server that is the master, under a lease, until the test replaces it."""
+    async with former_master(server_of_former) as found:
+        yield found

@@ -18,7 +18,7 @@ from tao.leader.write_path import WritePath, WritePathSettings, Written
 from tao.model.changes import ShardMessages
 from tao.model.errors import Fenced, TaoError, Unavailable
 from tao.model.ids import SHARD_SHIFT
-from tao.model.ports import Clock, ReadStore, WriteStore
+from tao.model.ports import Clock, IntentReads, ReadStore, WriteStore
 from tao.model.rows import IntentRow, ShardRow
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
 from tao.model.writes import Coordinator, SettleEdge, Write
@@ -129,7 +129,7 @@ class LeaderRig:
     def __init__(
         self,
         store: WriteStore,
-        read_store: ReadStore,
+        read_store: IntentReads,
         *,
         name: str = "leader-1",
         others: OtherRigs | None = None,

@@ -47,6 +47,7 @@ class MemoryStore(ReadStore):
         self.lock_faults: list[TaoError] = []
         self.take_faults: list[TaoError] = []
         self.read_faults: list[Exception] = []
+        self.intent_faults: list[TaoError] = []
         self.ownership_faults: dict[str, TaoError] = {}
         self.unreadable: set[int] = set()
         """Shards whose row cannot be read."""
@@ -92,11 +93,8 @@ class MemoryStore(ReadStore):
         self.heartbeats.append((shard, writer, unix_ms))
         return self.waits_for_replica
 
-    async def old_intents(
-        self, shards: Sequence[int], *, before_unix_ms: int, limit: int, far_shard: int | None = None
-    ) -> list[IntentRow]:
+    async def old_intents(self, shards: Sequence[int], *, before_unix_ms: int, limit: int) -> list[IntentRow]:
         found = [row for row in self.rows.intents.values() if row.low_id >> SHARD_SHIFT in shards]
-        found = [row for row in found if far_shard in (None, row.high_id >> SHARD_SHIFT)]
         return [row for row in found if row.created_unix_ms < before_unix_ms][:limit]
 
     async def lock(self, shards: Sequence[int]) -> None:
@@ -110,7 +108,7 @@ class MemoryStore(ReadStore):
                 self._share_locked[shard] -= 1
             self._unlocked.notify_all()
 
-    # ReadStore
+    # ReadStore, IntentReads
 
     async def read_each(
         self, queries: Sequence[Query], *, critical: bool, timeout_seconds: float, on_read: OnRead
@@ -124,6 +122,14 @@ class MemoryStore(ReadStore):
         epochs = {shard: self.shards[shard].version_epoch for shard in shards}
         await self.after_read()
         on_read(range(len(queries)), FillRead(values, epochs))
+
+    async def read_intents(self, shard: int, far_shard: int, *, limit: int, timeout_seconds: float) -> list[IntentRow]:
+        if self.intent_faults:
+            raise self.intent_faults.pop(0)
+        ends = shard, far_shard
+        return [
+            row for row in self.rows.intents.values() if (row.low_id >> SHARD_SHIFT, row.high_id >> SHARD_SHIFT) == ends
+        ][:limit]
 
     def value(self, query: Query) -> bytes:
         """Return the answer of a query now."""

@@ -125,9 +125,7 @@ class SimReadStore(ReadStore):
             async def look() -> FillRead:
                 epochs = {_shard(query): server.rows.shards[_shard(query)].version_epoch for query in asked}
                 found = FillRead([server.rows.value(query) for query in asked], epochs)
-                least, most = server.answers_after
-                if most:
-                    await asyncio.sleep(least + self._world.random.random() * (most - least))
+                await self._be_late(server)
                 if critical:  # as in the product, after the rows
                     refused.extend(_refusals(server, epochs))
                 return found
@@ -140,6 +138,27 @@ class SimReadStore(ReadStore):
             on_read(places, refused[0] if refused else found)
 
         await asyncio.gather(*(read(*each) for each in by_server.items()))
+
+    async def read_intents(self, shard: int, far_shard: int, *, limit: int, timeout_seconds: float) -> list[IntentRow]:
+        """See the port."""
+        server, ends = self._world.databases[self._master_of(shard)], (shard, far_shard)
+
+        async def look() -> list[IntentRow]:
+            read_epoch = server.rows.shards[shard].version_epoch
+            intents = server.rows.intents.values()
+            found = [row for row in intents if (row.low_id >> SHARD_SHIFT, row.high_id >> SHARD_SHIFT) == ends]
+            await self._be_late(server)
+            for refusal in _refusals(server, {shard: read_epoch}):  # as in the product, behind the rows
+                raise refusal
+            return sorted(found, key=lambda row: (row.low_id, row.high_id))[:limit]
+
+        return await run_at(self._world, server, look, timeout_seconds)
+
+    async def _be_late(self, server: SimDatabase) -> None:
+        """Hold an answer back after its rows have been read."""
+        least, most = server.answers_after
+        if most:
+            await asyncio.sleep(least + self._world.random.random() * (most - least))
 
 
 def _refusals(server: SimDatabase, read_epochs: dict[int, int]) -> list[TaoError]:
@@ -227,7 +246,6 @@ class SimWriteStore:
         *,
         before_unix_ms: int,
         limit: int,
-        far_shard: int | None = None,
         timeout_seconds: float = 5.0,
     ) -> list[IntentRow]:
         """See the port."""
@@ -237,7 +255,6 @@ class SimWriteStore:
 
             async def look(server: SimDatabase = server) -> list[IntentRow]:
                 rows = [row for row in server.rows.intents.values() if row.low_id >> SHARD_SHIFT in shards]
-                rows = [row for row in rows if far_shard in (None, row.high_id >> SHARD_SHIFT)]
                 return [row for row in rows if row.created_unix_ms < before_unix_ms]
 
             found += await run_at(self._world, server, look, timeout_seconds)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tao.model.graph import Edge, EdgeKey, ListKey
 from tao.model.ids import make_id
-from tao.model.ports import ReadStore, WriteStore
+from tao.model.ports import IntentReads, WriteStore
 from tao.model.rows import ListRow, RowChanges, ShardRow, WriteKeys
 from tao.storage.pools import Pools
 from tests.rigs.versions import make_version
@@ -31,7 +31,7 @@ _sequence = itertools.count(1)
 class Stores:
     """Both store ports over `SHARDS` of the server `SERVER`."""
 
-    read: ReadStore
+    read: IntentReads
     write: WriteStore
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tao.model.edge_block import COMPLETE, PREFIX, check_block, decode_block, header
 from tao.model.graph import ABSENT, MAX_ID2_SET, MAX_TIME, Edge, decode_count, decode_object
+from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import (
     CountQuery,
     EdgesQuery,
@@ -18,7 +19,7 @@ from tao.model.queries import (
     TimeRangeQuery,
     start_at,
 )
-from tao.model.rows import ObjectRow, RowChanges
+from tao.model.rows import IntentKey, IntentRow, ObjectRow, RowChanges
 from tao.storage.read_plan import ReadPlan
 from tao.storage.scans import MySqlMemberScans
 from tests.conformance.store.stores import (
@@ -298,3 +299,26 @@ async def test_a_page_among_many_edges_of_one_time_reads_no_more_rows_than_it_ha
         await session.stream(statement.sql, statement.values, plan.receive, deadline=deadline)
         assert [edge.id2 for edge in decode_block(next(plan.answers()))] == list(range(1_499, 1_479, -1))
         assert 10 < await rows_read() - before < 100
+
+
+async def test_the_intents_between_two_shards_are_read_as_they_are_now(stores: Stores) -> None:
+    """Each read sees what was committed before it, also on the connection of the read before."""
+
+    async def read(far_shard: int, limit: int = 100) -> list[IntentRow]:
+        return await stores.read.read_intents(SHARDS[0], far_shard, limit=limit, timeout_seconds=5)
+
+    for far_shard in SHARDS:
+        assert await read(far_shard) == []
+    far_ids = (SHARDS[1] << SHARD_SHIFT, (SHARDS[2] << SHARD_SHIFT) - 1, SHARDS[2] << SHARD_SHIFT)
+    first, second, third = [IntentRow(new_id(), far_id, (LIKES, LONG), 3, 50) for far_id in far_ids]
+    of_other = IntentRow(new_id(SHARDS[1]), new_id(SHARDS[2]), (LIKES,), 3, 50)
+    for intent, expected in ((first, {first}), (second, {first, second}), (third, {first, second})):
+        await write(stores, RowChanges(put_intents=[intent]))
+        assert set(await read(SHARDS[1])) == expected
+    await write(stores, RowChanges(put_intents=[of_other]))
+    assert await read(SHARDS[0]) == []
+    assert await read(SHARDS[2]) == [third]
+    assert len(await read(SHARDS[1], limit=1)) == 1
+    keys = [IntentKey(each.low_id, each.high_id) for each in (first, second, third, of_other)]
+    await write(stores, RowChanges(delete_intents=keys))
+    assert await read(SHARDS[1]) == []

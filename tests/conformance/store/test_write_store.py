@@ -267,9 +267,6 @@ async def test_old_intents_are_found_the_oldest_first_and_in_bounds(stores: Stor
     found = await stores.write.old_intents(SHARDS, before_unix_ms=52, limit=100)
     assert [intent for intent in found if intent in intents] == intents[:2]
     assert len(await stores.write.old_intents(SHARDS, before_unix_ms=53, limit=1)) == 1
-    for shard, expected in zip(SHARDS, ([], [], intents), strict=True):
-        found = await stores.write.old_intents(SHARDS, before_unix_ms=53, limit=100, far_shard=shard)
-        assert [intent for intent in found if intent in intents] == expected
     await write(stores, RowChanges(delete_intents=[IntentKey(low, high) for low, high in pairs]))
 
 

@@ -370,6 +370,28 @@ async def test_of_too_many_pairs_between_two_shards_some_are_settled_and_the_rea
     await two.settled()
 
 
+async def test_intents_that_a_former_master_was_asked_for_are_asked_for_again_by_the_topology_of_then(
+    two: TwoLeaders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two.others.faults.append(Unavailable("away"))
+    await two.coordinator.write(add(7))
+    refreshed = []
+
+    async def refresh() -> bool:
+        refreshed.append(len(two.store.intent_faults))
+        return True
+
+    monkeypatch.setattr(two.coordinator.configuration, "refresh", refresh)
+    two.store.intent_faults += [MasterReadOnly("closed"), MasterReadOnly("being opened")]
+    await two.coordinator.inverses.settle_between(0, 1, 5.0)
+    assert two.times() == ([7], [7])
+    assert refreshed == [1, 0], "once after each refusal"
+    two.store.intent_faults += [MasterReadOnly("closed")] * 10
+    with pytest.raises(MasterReadOnly):
+        await two.coordinator.inverses.settle_between(0, 1, 0.08)
+    assert len(two.store.intent_faults) == 8, "at once, and after 0.05 seconds"
+
+
 async def test_those_who_ask_for_a_pair_at_the_same_time_share_one_settlement(two: TwoLeaders) -> None:
     two.others.faults.append(Unavailable("away"))
     await two.coordinator.write(add(7))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
 
-from tao.model.errors import InternalError, OperatorError, TaoError
+from tao.model.errors import InternalError, MasterReadOnly, OperatorError, Overloaded, TaoError
 from tao.model.ids import SHARD_SHIFT, make_id
 from tao.model.queries import FillRead, ObjectQuery
+from tao.model.rows import IntentRow
 from tao.storage.names import schema_name
 from tao.storage.pools import Pools
-from tao.storage.reads import MySqlReadStore
+from tao.storage.reads import MySqlReadStore, ReadSettings
+from tests.rigs.pacing import Gate
 
 NOW = 1_700_000_000_000
 
@@ -30,6 +33,11 @@ class Server:
         """Shards whose row is missing."""
         self.drops_checks = False
         """It answers the first statement of a message and leaves out the others."""
+        self.state: tuple[int, int, int, bytes] = (1, 0, 0, b"db")
+        """What the check says: version epoch, whether it is closed, whether its lease has ended, and its rows' master.
+        """
+        self.gate: Gate | None = None
+        """Holds up the next read of intents."""
         self.lease_read: list[bool] = []
         """For each message, whether it asked for the lease."""
         self.store = MySqlReadStore(lambda _: "db", lambda _: "db", cast(Pools, self), lambda _: "assocs")
@@ -54,7 +62,24 @@ class Server:
         on_rows([(number, 1, None, None, None, None, None) for number, shard in found if not self._lacks(shard)])
         if on_check is not None and not self.drops_checks:
             shard = int(check_sql.partition("SELECT ")[2].partition(",")[0])
-            on_check([] if self._lacks(shard) else [(shard, 1, 0, 0, 0, 0, b"db")])
+            on_check(self._answer_to_check(shard))
+
+    async def run(self, sql: str, values: Sequence[Any], **_: object) -> list[list[Any]]:
+        """Answer a read of the intents of a shard, which has one."""
+        check_sql = sql.split("; ")[1]
+        self.lease_read.append("tao.lease" in check_sql)
+        gate, self.gate = self.gate, None
+        if gate is not None:
+            await gate.pass_through()
+        if any(table in sql for table in self.refused_tables):
+            raise OperatorError("refused")
+        shard = int(check_sql.partition("SELECT ")[2].partition(",")[0])
+        rows = [] if self._lacks(shard) else [(1, make_id(shard, NOW, 0), values[0], b"5,9", 3, 4)]
+        return [rows] if self.drops_checks else [rows, self._answer_to_check(shard)]
+
+    def _answer_to_check(self, shard: int) -> list[Any]:
+        epoch, read_only, lease_ended, master = self.state
+        return [] if self._lacks(shard) else [(shard, epoch, read_only, lease_ended, 0, 0, master)]
 
     def _lacks(self, shard: int) -> bool:
         return shard in self.empty_shards
@@ -107,3 +132,57 @@ async def test_a_shard_without_its_row_fails_alone(shards: tuple[int, ...]) -> N
     found = await server.read(*shards)
     assert isinstance(found.pop(7), InternalError)
     assert found == {1: None, 2: None}
+
+
+async def intents(server: Server, shard: int = 1) -> list[IntentRow]:
+    return await server.store.read_intents(shard, 2, limit=10, timeout_seconds=5)
+
+
+async def test_intents_of_a_server_that_confirms_to_be_the_master_are_believed() -> None:
+    server = Server()
+    assert await intents(server) == [IntentRow(make_id(1, NOW, 0), 2 << SHARD_SHIFT, (5, 9), 3, 4)]
+    assert server.lease_read == [True]
+
+
+@pytest.mark.parametrize("state", [(2, 0, 0, b"db"), (1, 1, 0, b"db"), (1, 0, 1, b"db"), (1, 0, 0, b"other")])
+async def test_intents_of_a_server_that_may_have_been_replaced_are_refused(state: tuple[int, int, int, bytes]) -> None:
+    server = Server()
+    server.state = state
+    with pytest.raises(MasterReadOnly):
+        await intents(server)
+
+
+async def test_intents_are_checked_without_a_lease_that_cannot_be_read() -> None:
+    server = Server()
+    server.refused_tables = ["tao.lease"]
+    for asked in ([True, False], [True, False, False]):
+        assert await intents(server)
+        assert server.lease_read == asked
+    server.state = (1, 1, 0, b"db")
+    with pytest.raises(MasterReadOnly):
+        await intents(server)
+
+
+async def test_intents_without_an_answer_to_the_check_or_without_the_shards_row_are_refused() -> None:
+    server = Server()
+    server.empty_shards = [7]
+    with pytest.raises(InternalError, match="did not say whether it is the master"):
+        await intents(server, 7)
+    server.drops_checks = True
+    with pytest.raises(InternalError, match="did not say whether it is the master"):
+        await intents(server)
+
+
+async def test_readers_of_the_intents_of_one_shard_leave_the_connections_to_others() -> None:
+    server = Server()
+    settings = ReadSettings(max_pending_per_shard=1, max_waiting_per_shard=1)
+    server.store = MySqlReadStore(lambda _: "db", lambda _: "db", cast(Pools, server), lambda _: "assocs", settings)
+    gate = server.gate = Gate()
+    reading = [asyncio.ensure_future(intents(server)) for _ in range(2)]
+    await gate.arrived.wait()
+    with pytest.raises(Overloaded):
+        await intents(server)
+    assert await intents(server, 2)
+    gate.open()
+    assert all(await asyncio.gather(*reading))
+    assert server.lease_read == [True] * 3
