@@ -101,10 +101,19 @@ def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> 
     help="The certificate to show to servers that demand one (PEM).",
 )
 @click.option("--private-key", type=_pem, envvar="TAO_PRIVATE_KEY", help="The private key of --certificate (PEM).")
+@click.option(
+    "--cluster",
+    default="",
+    envvar="TAO_CLUSTER",
+    metavar="SPIFFE-ID",
+    help="Talk to a server over frames only when its certificate names it as a server of spiffe://DOMAIN/tao/CLUSTER.",
+)
 @token_file_option
 @global_options
 @click.pass_context
-def tao(context: click.Context, ca: Path | None, certificate: Path | None, private_key: Path | None) -> None:
+def tao(
+    context: click.Context, ca: Path | None, certificate: Path | None, private_key: Path | None, cluster: str
+) -> None:
     """A geographically distributed, read-through graph cache over sharded MySQL.
 
     `tao dev up` starts a whole cluster on this machine; commands that name no other cluster use it. --connect,
@@ -113,7 +122,7 @@ def tao(context: click.Context, ca: Path | None, certificate: Path | None, priva
     Exit status: 0 done; 1 a negative answer (nothing found, differences found, declined); 2 a wrong option or setup; 3
     the request failed; 4 done, with something left to do; 130 interrupted.
     """
-    if ca or certificate or private_key:
+    if ca or certificate or private_key or cluster:
         from tao.wire.tls import TlsFiles
 
-        context.obj = TlsFiles(certificate, private_key, ca)
+        context.obj = TlsFiles(certificate, private_key, ca, cluster=cluster)

@@ -15,7 +15,7 @@ from tao.model.errors import SettingsError, TaoError
 from tao.observability.logs import Logger
 from tao.runtime.token_file import parse_tokens
 from tao.runtime.watched_file import WatchedFile
-from tao.wire.identity import AcceptedCredentials, PeerAuthenticator, read_secret
+from tao.wire.identity import AcceptedCredentials, PeerAuthenticator, SpiffeCluster, read_secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +26,7 @@ class CredentialSources:
     token: str = field(default="", repr=False)
     token_file: Path | None = None
     client_token: str = field(default="", repr=False)
+    cluster: SpiffeCluster | None = None
 
     def __post_init__(self) -> None:
         if self.accepted_tokens_file is not None and self.client_token:
@@ -52,7 +53,7 @@ class AcceptedCredentialFiles:
             accepted = self._of_secrets()
         else:
             accepted = _with_tokens(AcceptedCredentials(), await self._tokens.read(), str(self._tokens.path))
-        self.authenticator.accepted = replace(accepted, is_listed=is_listed)
+        self.authenticator.accepted = replace(accepted, cluster=self._sources.cluster, is_listed=is_listed)
 
     async def look(self) -> None:
         """Check the files once, and accept what they say now."""

@@ -37,8 +37,11 @@ from tao.wire.frames_server import FrameServer
 from tao.wire.grpc_server import GrpcServer
 from tao.wire.session import Reply, RequestHandler, failure
 from tao.wire.settings import ServingSettings
-from tao.wire.tls import TlsFiles
+from tao.wire.tls import ServerTls, TlsFiles
 from tao.wire.v1 import session_pb2 as pb
+
+CERTIFICATES_SECONDS: Final = 1.0
+"""Interval between two checks whether the certificate files have changed: three `stat` calls."""
 
 
 class Listeners:
@@ -58,6 +61,8 @@ class Listeners:
         gRPC's unary calls, if not ``handler``. ``tls`` applies to both servers; None means plain connections. Raises
         `SettingsError` when the TLS files cannot be used."""
         self._server: Final = server
+        self._tls: Final = None if tls is None else ServerTls(tls)
+        self._rereading: asyncio.Task[None] | None = None
         self._grpc: Final = GrpcServer(
             handler,
             settings,
@@ -65,7 +70,7 @@ class Listeners:
             topology_version=topology_version,
             choose_shard=choose_shard,
             unary_handler=unary_handler,
-            credentials=None if tls is None else tls.server_credentials(),
+            credentials=None if self._tls is None else self._tls.grpc,
         )
         self._frames: Final = FrameServer(
             handler,
@@ -73,7 +78,7 @@ class Listeners:
             name=server.name,
             topology_version=topology_version,
             grpc_address=server.grpc,
-            tls=None if tls is None else tls.server_context(),
+            tls=None if self._tls is None else self._tls.context,
         )
 
     async def start(self) -> None:
@@ -81,14 +86,31 @@ class Listeners:
         await self._grpc.start(self._server.grpc)
         if self._server.frames:
             await self._frames.start(self._server.frames)
+        if self._tls is not None:
+            self._rereading = asyncio.create_task(self._follow_certificates(self._tls), name="certificates")
+
+    async def _follow_certificates(self, tls: ServerTls) -> None:
+        """Use changed certificate files for new connections, until cancelled."""
+        while True:
+            await sleep(CERTIFICATES_SECONDS)
+            if await asyncio.to_thread(tls.reread):
+                await self._frames.use_tls(tls.context)
 
     async def drain(self, grace_seconds: float) -> None:
         """Ask all peers to leave, and wait at most ``grace_seconds`` for the requests under way."""
+        await self._stop_rereading()
         await asyncio.gather(self._grpc.drain(grace_seconds), self._frames.drain(grace_seconds))
 
     async def close(self) -> None:
         """Close every connection."""
+        await self._stop_rereading()
         await asyncio.gather(self._grpc.close(), self._frames.close())
+
+    async def _stop_rereading(self) -> None:
+        if self._rereading is not None:
+            self._rereading.cancel()
+            await asyncio.wait([self._rereading])
+            self._rereading = None
 
 
 @dataclass(frozen=True, slots=True)

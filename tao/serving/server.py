@@ -154,6 +154,7 @@ class CachingServer(Generic[SettingsType]):
             token=settings.token,
             token_file=settings.token_file,
             client_token=settings.client_token,
+            cluster=settings.tls.spiffe_cluster,
         )
         self._accepted: Final = AcceptedCredentialFiles(sources, log)
 

@@ -9,7 +9,6 @@ exactly like an idle one.
 from __future__ import annotations
 
 import asyncio
-import ssl
 from typing import Final, cast
 
 from google.protobuf.message import DecodeError
@@ -20,9 +19,10 @@ from tao.wire.address import TcpAddress, parse_address
 from tao.wire.client_session import NumberedSession
 from tao.wire.convert import error_from_pb
 from tao.wire.framing import FrameDecoder, pack_header
-from tao.wire.identity import Credentials
+from tao.wire.identity import Credentials, check_server
 from tao.wire.session import Session
 from tao.wire.settings import SessionSettings
+from tao.wire.tls import ServerCheck, uris_of
 from tao.wire.v1 import frames_pb2, session_pb2
 
 _GATHERED_BYTES: Final = 4096
@@ -31,24 +31,26 @@ write."""
 
 
 async def connect_frames(
-    address: str, settings: SessionSettings, credentials: Credentials, tls: ssl.SSLContext | None = None
+    address: str, settings: SessionSettings, credentials: Credentials, tls: ServerCheck | None = None
 ) -> Session:
-    """Connect and exchange greetings.
+    """Connect, check whose certificate the server shows, and exchange greetings.
 
-    Raises `Unavailable` when no server can be reached in time, and the server's answer to the greeting: `Unauthorized`,
-    `Overloaded` or `ProtocolError`. Raises `SettingsError` when the file of the token cannot be read.
+    Raises `Unavailable` when no server can be reached in time, `Unauthorized` when another one is at the address, and
+    the server's answer to the greeting: `Unauthorized`, `Overloaded` or `ProtocolError`. Raises `SettingsError` when
+    the file of the token cannot be read.
     """
     loop = asyncio.get_running_loop()
     where = parse_address(address)
-    session = FrameSession(loop, address, settings, credentials.with_token())
+    session = FrameSession(loop, address, settings, credentials.with_token(), tls)
+    context = None if tls is None else tls.context
     try:
         async with asyncio.timeout(settings.connect_timeout_seconds):
             if isinstance(where, TcpAddress):
                 name = where.host if tls else None
-                await loop.create_connection(lambda: session, where.host, where.port, ssl=tls, server_hostname=name)
+                await loop.create_connection(lambda: session, where.host, where.port, ssl=context, server_hostname=name)
             else:
                 name = "localhost" if tls else None
-                await loop.create_unix_connection(lambda: session, where.path, ssl=tls, server_hostname=name)
+                await loop.create_unix_connection(lambda: session, where.path, ssl=context, server_hostname=name)
             await session.greeted()
     except TimeoutError:
         session.abort()
@@ -65,10 +67,16 @@ class FrameSession(NumberedSession, asyncio.Protocol):
     """A `Session` over frames; made by `connect_frames`."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, address: str, settings: SessionSettings, credentials: Credentials
+        self,
+        loop: asyncio.AbstractEventLoop,
+        address: str,
+        settings: SessionSettings,
+        credentials: Credentials,
+        tls: ServerCheck | None = None,
     ) -> None:
         super().__init__(loop, address, settings)
         self._credentials = credentials
+        self._tls = tls
         self._decoder = FrameDecoder(settings.max_message_bytes)
         self._transport: asyncio.Transport | None = None
         self._out: list[bytes] = []
@@ -105,6 +113,12 @@ class FrameSession(NumberedSession, asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         # This class batches what is worth batching; the loop must not hold data back for the rest of its iteration.
         self._transport.set_write_buffer_limits(high=0)
+        try:
+            if self._tls is not None and self._tls.cluster is not None:
+                check_server(uris_of(transport), self._tls.cluster, self._tls.server_name)
+        except TaoError as error:
+            self._fail(error)  # before the greeting, which has the token
+            return
         shown = self._credentials
         hello = frames_pb2.Hello(
             protocol_version=framing.PROTOCOL_VERSION, name=shown.name, role=shown.role, token=shown.token

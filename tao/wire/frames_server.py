@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
@@ -27,6 +29,7 @@ from tao.wire.identity import Admission, Credentials, PeerIdentity, ShownCredent
 from tao.wire.server_session import ServedConnection
 from tao.wire.session import RequestHandler
 from tao.wire.settings import ServingSettings
+from tao.wire.tls import uris_of
 from tao.wire.v1 import frames_pb2, session_pb2
 
 _logger = logging.getLogger(__name__)
@@ -75,6 +78,19 @@ class FrameServer:
         if self._sweeper is None:
             self._schedule_sweep(loop)
         return bound
+
+    async def use_tls(self, tls: ssl.SSLContext) -> None:
+        """Use another context for new connections; the open ones keep theirs, and none that is being made is lost."""
+        loop = asyncio.get_running_loop()
+        self._tls = tls
+        before, self._servers = self._servers, []
+        for server in before:
+            for listening in server.sockets:
+                # The copy has the same queue of connections, which a socket that is closed would reset.
+                copy = socket.socket(fileno=os.dup(listening.fileno()))
+                create = loop.create_unix_server if copy.family == socket.AF_UNIX else loop.create_server
+                self._servers.append(await create(lambda: FrameConnection(self, loop), sock=copy, ssl=tls))
+            server.close()
 
     async def drain(self, grace_seconds: float) -> None:
         """Accept no more connections, ask all peers to leave, and wait until requests with a deadline have been
@@ -313,7 +329,8 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         if len(self._server.connections) > self._settings.max_connections:
             raise Overloaded(f"{self._server.name} has {self._settings.max_connections} connections already")
         stated = Credentials(hello.name, hello.role, hello.token)
-        self._admission = self._settings.authenticator.admit(ShownCredentials(stated, address=self.peer.address))
+        shown = ShownCredentials(stated, uris_of(self._transport), self.peer.address)
+        self._admission = self._settings.authenticator.admit(shown)
         self.peer = self._admission.peer
         self._greeted = True
         welcome = frames_pb2.Welcome(

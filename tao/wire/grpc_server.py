@@ -28,6 +28,8 @@ from tao.wire.unary import ChooseShard, UnaryMethod, unary_methods
 from tao.wire.v1 import graph_pb2
 from tao.wire.v1 import session_pb2 as pb
 
+PEER_URI_KEY = "peer_uri"
+"""Where gRPC has the URIs of the certificate of a peer, which it has verified."""
 SERVICE = graph_pb2.DESCRIPTOR.services_by_name["Graph"].full_name
 
 
@@ -131,7 +133,7 @@ class GrpcServer:
         async def call(asked: bytes, context: Context) -> Message:
             try:
                 request = method.to_request(parsed(method.asked, asked))
-                peer = self._settings.authenticator.identify(_shown(context))
+                peer = self._settings.authenticator.identify(self._shown(context))
                 unary = UnaryCall(self._unary_handler, self._settings, peer)
                 self._calls.add(unary)
                 try:
@@ -154,7 +156,7 @@ class GrpcServer:
 
     async def _watch(self, asked: bytes, context: Context) -> None:
         try:
-            admission = self._settings.authenticator.admit(_shown(context))
+            admission = self._settings.authenticator.admit(self._shown(context))
             stream = WatchStream(self._handler, self._settings, admission, context)
             self._watches.add(stream)
             try:
@@ -166,7 +168,7 @@ class GrpcServer:
 
     async def _session(self, _: object, context: Context) -> None:
         try:
-            admission = self._settings.authenticator.admit(_shown(context))
+            admission = self._settings.authenticator.admit(self._shown(context))
             stream = SessionStream(self._handler, self._settings, admission, context)
         except TaoError as error:
             await _abort(context, error)
@@ -184,6 +186,13 @@ class GrpcServer:
             self._streams.discard(stream)
             stream.peer_gone()
 
+    def _shown(self, context: Context) -> ShownCredentials:
+        metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        token = metadata.get(AUTHORIZATION_KEY, "").removeprefix(BEARER)
+        stated = Credentials(metadata.get(NAME_KEY, ""), metadata.get(ROLE_KEY, CLIENT), token)
+        uris = () if self._credentials is None else context.auth_context().get(PEER_URI_KEY, ())
+        return ShownCredentials(stated, tuple(uri.decode() for uri in uris), context.peer())
+
 
 def server_options(settings: ServingSettings) -> list[tuple[str, int]]:
     """Return the settings as gRPC server options."""
@@ -200,13 +209,6 @@ def server_options(settings: ServingSettings) -> list[tuple[str, int]]:
         # Two servers on one port would share its clients at random.
         ("grpc.so_reuseport", 0),
     ]
-
-
-def _shown(context: Context) -> ShownCredentials:
-    metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-    token = metadata.get(AUTHORIZATION_KEY, "").removeprefix(BEARER)
-    stated = Credentials(metadata.get(NAME_KEY, ""), metadata.get(ROLE_KEY, CLIENT), token)
-    return ShownCredentials(stated, address=context.peer())
 
 
 def _encode(message: Message) -> bytes:

@@ -31,6 +31,8 @@ SERVER_ROLES: Final = frozenset({"leader", "follower", "tailer", "watcher", "ope
 a peer may state is taken for `CLIENT`."""
 LISTED_ROLES: Final = frozenset({"leader", "follower"})
 """Roles whose servers the topology always lists: a peer that it does not list is not one of them."""
+SERVING_ROLES: Final = LISTED_ROLES | {"watcher"}
+"""Roles of processes that others connect to."""
 ANY_ROLE: Final = ""
 
 _SPIFFE: Final = "spiffe://"
@@ -219,6 +221,20 @@ def identify(shown: ShownCredentials, accepted: AcceptedCredentials, now: float)
     # A name that neither the credential nor the topology confirms is a claim.
     caller = f"{role}/{name}" if proof.name or is_listed else role
     return PeerIdentity(name, role, address, caller, proof.expires_at)
+
+
+def check_server(uris: tuple[str, ...], cluster: SpiffeCluster, name: str) -> None:
+    """Raise `Unauthorized` unless the certificate of a server that was connected to is that of the server ``name`` of
+    the cluster. An empty name, where the topology is not known yet, stands for any of its servers."""
+    proof = _certificate_proof(uris, cluster)
+    if proof is None:
+        raise Unauthorized(f"the server's certificate has no SPIFFE id; issue one of cluster {cluster.cluster} to it")
+    if proof.role not in SERVING_ROLES or name not in ("", proof.name):
+        found = f"{proof.role} {proof.name}" if proof.name else proof.caller
+        raise Unauthorized(
+            f"the certificate at this address is that of {found}, not of {name or 'a server'}; check the address in "
+            "the topology"
+        )
 
 
 def _certificate_proof(uris: tuple[str, ...], cluster: SpiffeCluster | None) -> _Proof | None:

@@ -26,7 +26,7 @@ from tao.wire.grpc_client import connect_grpc
 from tao.wire.identity import Credentials
 from tao.wire.session import UNANSWERED_KINDS, AnswerHandler, Session, failure
 from tao.wire.settings import SessionSettings
-from tao.wire.tls import TlsFiles
+from tao.wire.tls import ClientTls, ServerCheck, TlsFiles
 from tao.wire.v1 import session_pb2 as pb
 
 _logger = logging.getLogger(__name__)
@@ -394,16 +394,21 @@ class _Connector:
     def __init__(self, settings: LinkSettings, credentials: Credentials, tls: TlsFiles | None) -> None:
         self._settings = settings
         self._credentials = credentials
-        self._context = None if tls is None else tls.client_context()
-        self._channel_credentials = None if tls is None else tls.channel_credentials()
+        self._tls = None if tls is None else ClientTls(tls)
 
     async def connect(self, server: CacheServer) -> Session:
         """Open a session to ``server``. Raises `TaoError` when none can be opened."""
-        settings = self._settings
+        settings, tls = self._settings, self._tls
+        if tls is not None:
+            tls.refresh()
         if settings.transport == "grpc" or (settings.transport == "auto" and not server.frames):
-            return await connect_grpc(server.grpc, settings.session, self._credentials, self._channel_credentials)
+            channel_credentials = None if tls is None else tls.channel_credentials
+            return await connect_grpc(server.grpc, settings.session, self._credentials, channel_credentials)
         if not server.frames:
             raise Unavailable(
                 f"{server.name} has no frames address in the topology; set transport to auto, or give it one"
             )
-        return await connect_frames(server.frames, settings.session, self._credentials, self._context)
+        # A server that is known by its address alone has that for a name.
+        name = "" if server.name in (server.grpc, f"frames:{server.frames}") else server.name
+        check = None if tls is None else ServerCheck(tls.context, tls.cluster, name)
+        return await connect_frames(server.frames, settings.session, self._credentials, check)

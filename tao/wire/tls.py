@@ -1,19 +1,32 @@
 """TLS for both transports from the same PEM files: certificates are issued once per server, not per protocol.
 
 With ``authorities`` a server demands a certificate of its peers, and a client trusts those authorities instead of the
-system's. A server is both: it shows the same certificate to its callers and to the servers that it calls. Files are
-read when a process starts.
+system's. A server is both: it shows the same certificate to its callers and to the servers that it calls. Files that
+change are used for new connections within a second, and files that have become wrong are not used.
+
+Both transports speak TLS 1.3 only. An SSL context of Python has a setting for it, and gRPC has none: its servers choose
+among the cipher suites of TLS 1.2 that an environment variable lists, and those of TLS 1.3, which it always offers. The
+commands that run servers (`tao.cli.servers`) set the variable before gRPC is loaded, which reads it once.
 """
 
 from __future__ import annotations
 
+import logging
 import ssl
+from asyncio import BaseTransport
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import grpc
 
 from tao.model.errors import SettingsError
+from tao.wire.identity import SpiffeCluster
+
+_logger = logging.getLogger(__name__)
+
+Stamp = tuple[tuple[int, int, int] | None, ...]
+"""What tells one state of some files from another: inode, size and time of each; None for one that is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +44,29 @@ class TlsFiles:
     certificate."""
 
     demand_certificates: bool = True
-    """False: a server with ``authorities`` accepts peers without a certificate too, and tokens prove their identity."""
+    """False: a server with ``authorities`` accepts peers without a certificate too, and tokens prove their identity.
+    Its gRPC port then asks nobody for one."""
+
+    cluster: str = ""
+    """``spiffe://DOMAIN/tao/CLUSTER``: peers are known by the SPIFFE ids in their certificates, a server as
+    ``spiffe://DOMAIN/tao/CLUSTER/REGION/ROLE/NAME``, an application as ``spiffe://DOMAIN/app/NAME``. Empty:
+    certificates identify nobody, and tokens do."""
+
+    def __post_init__(self) -> None:
+        if self.cluster:
+            SpiffeCluster.parse(self.cluster)
+            if self.authorities is None:
+                raise SettingsError("tls.cluster needs tls.authorities, which sign the certificates with its ids")
 
     @property
     def if_set(self) -> TlsFiles | None:
         """Return the TLS files, or None when no file is named: plain connections."""
         return None if self == TlsFiles() else self
+
+    @property
+    def spiffe_cluster(self) -> SpiffeCluster | None:
+        """Return the cluster whose SPIFFE ids identify peers; None: certificates identify nobody."""
+        return SpiffeCluster.parse(self.cluster) if self.cluster else None
 
     def server_context(self) -> ssl.SSLContext:
         """Return the server's context for frames. Raises `SettingsError` when a file cannot be used."""
@@ -44,8 +74,8 @@ class TlsFiles:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         self._load(context, certificate, private_key)
-        if self._demanding:
-            context.verify_mode = ssl.CERT_REQUIRED
+        if self.authorities is not None:
+            context.verify_mode = ssl.CERT_REQUIRED if self.demand_certificates else ssl.CERT_OPTIONAL
         return context
 
     def client_context(self) -> ssl.SSLContext:
@@ -57,12 +87,12 @@ class TlsFiles:
         self._load(context, self.certificate, self.private_key)
         return context
 
-    def server_credentials(self) -> grpc.ServerCredentials:
-        """Return the server's credentials for gRPC. Raises `SettingsError` when a file cannot be read."""
+    def server_configuration(self) -> grpc.ServerCertificateConfiguration:
+        """Return the certificate and the authorities of a gRPC server. Raises `SettingsError` for a file that cannot
+        be read."""
         certificate, private_key = self._own_pair()
-        pair = (_read(private_key), _read(certificate))
-        authorities = _read(self.authorities) if self.authorities is not None and self._demanding else None
-        return grpc.ssl_server_credentials([pair], authorities, require_client_auth=self._demanding)
+        authorities = _read(self.authorities) if self.authorities is not None and self.demands_certificates else None
+        return grpc.ssl_server_certificate_configuration([(_read(private_key), _read(certificate))], authorities)
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """Return the client's credentials for gRPC. Raises `SettingsError` when a file cannot be read."""
@@ -72,8 +102,14 @@ class TlsFiles:
         return grpc.ssl_channel_credentials(authorities, private_key, certificate)
 
     @property
-    def _demanding(self) -> bool:
+    def demands_certificates(self) -> bool:
+        """Whether a server refuses peers without a certificate."""
         return self.authorities is not None and self.demand_certificates
+
+    def stamp(self) -> Stamp:
+        """Return what changes whenever a file does."""
+        files = (self.certificate, self.private_key, self.authorities)
+        return tuple(_stamp_of(file) for file in files if file is not None)
 
     def _own_pair(self) -> tuple[Path, Path]:
         if self.certificate is None or self.private_key is None:
@@ -90,8 +126,108 @@ class TlsFiles:
             raise SettingsError(f"a TLS file cannot be used ({self}): {error}") from error
 
 
+class ServerTls:
+    """What a server's listeners need of its TLS files, and the files as they were read last."""
+
+    _stamp: Stamp
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Read the files. Raises `SettingsError`."""
+        self._files: Final = files
+        self._read()
+        self._fetched = self._configuration
+        self.grpc: Final = grpc.dynamic_ssl_server_credentials(
+            self._configuration,
+            self._changed_configuration,  # type: ignore[arg-type]  # None is allowed: the stub does not say so
+            require_client_authentication=files.demands_certificates,
+        )
+
+    def reread(self) -> bool:
+        """Read the files again if they have changed. Returns whether they have, and can be used: what cannot is logged
+        once, and what was read before stays in use."""
+        if self._files.stamp() == self._stamp:
+            return False
+        try:
+            self._read()
+        except SettingsError as error:
+            self._stamp = self._files.stamp()
+            _logger.warning("the changed certificate files are not used: %s", error.message)
+            return False
+        _logger.warning("the changed certificate files are used for new connections")
+        return True
+
+    def _read(self) -> None:
+        stamp = self._files.stamp()  # before the files: a change meanwhile is read the next time
+        # The context checks that the key belongs to the certificate, which gRPC does at a handshake.
+        self.context = self._files.server_context()
+        self._configuration = self._files.server_configuration()
+        self._stamp = stamp
+
+    def _changed_configuration(self) -> grpc.ServerCertificateConfiguration | None:
+        """Return the configuration for the next handshake; None: that of the one before. gRPC calls it in a thread of
+        its own."""
+        configuration = self._configuration
+        if configuration is self._fetched:
+            return None
+        self._fetched = configuration
+        return configuration
+
+
+class ClientTls:
+    """What connections to servers need of TLS files; `refresh` before each connection."""
+
+    _stamp: Stamp
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Read the files. Raises `SettingsError`."""
+        self._files: Final = files
+        self.cluster: Final = files.spiffe_cluster
+        self._read()
+
+    def refresh(self) -> None:
+        """Read the files again if they have changed; what cannot be used is logged once, and not used."""
+        if self._files.stamp() == self._stamp:
+            return
+        try:
+            self._read()
+        except SettingsError as error:
+            self._stamp = self._files.stamp()
+            _logger.warning("the changed certificate files are not used: %s", error.message)
+
+    def _read(self) -> None:
+        self._stamp = self._files.stamp()
+        self.context = self._files.client_context()
+        self.channel_credentials = self._files.channel_credentials()
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCheck:
+    """How a connection of frames is encrypted, and whose certificate must be at its other end."""
+
+    context: ssl.SSLContext
+    cluster: SpiffeCluster | None = None
+    server_name: str = ""
+    """The name of the server in the topology; empty: any server of the cluster."""
+
+
+def uris_of(transport: BaseTransport) -> tuple[str, ...]:
+    """Return the URIs in the certificate of the peer, which has been verified; none when it has shown none."""
+    connection = transport.get_extra_info("ssl_object")
+    shown = None if connection is None else connection.getpeercert()
+    names = (shown or {}).get("subjectAltName", ())
+    return tuple(value for kind, value in names if kind == "URI")
+
+
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
         raise SettingsError(f"TLS file {path} cannot be read: {error}") from error
+
+
+def _stamp_of(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns

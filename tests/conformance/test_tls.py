@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import ssl
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tao.model.errors import SettingsError, Unauthorized, Unavailable
 from tao.model.topology import CacheServer
 from tao.serving.requests import Listeners
-from tao.wire.identity import AcceptedCredentials, Credentials, PeerAuthenticator
+from tao.wire.identity import AcceptedCredentials, Credentials, PeerAuthenticator, PeerIdentity, SpiffeCluster
 from tao.wire.links import Links, LinkSettings
 from tao.wire.settings import ServingSettings
 from tao.wire.tls import TlsFiles
-from tests.conformance.transport_rig import ME, PATIENT_SECONDS, Handler, read
+from tests.conformance.transport_rig import ME, PATIENT_SECONDS, Handler, read, until
 from tests.rigs.certificates import TestAuthority
 from tests.rigs.ports import free_ports
 
+CLUSTER = "spiffe://example.org/tao/main"
 PEER = Credentials("leader-1", "leader", "secret")
 
 
@@ -30,18 +36,35 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> TestAuthority:
 class Served:
     """Listeners on loopback, and links to them by either transport."""
 
-    def __init__(self, tls: TlsFiles) -> None:
+    def __init__(self, tls: TlsFiles, accepted: AcceptedCredentials | None = None) -> None:
         grpc, frames = (f"127.0.0.1:{port}" for port in free_ports(2))
         self.server = CacheServer(name="follower-1", grpc=grpc, frames=frames)
-        settings = ServingSettings(authenticator=PeerAuthenticator(AcceptedCredentials.of_secrets("secret", "")))
-        self.faces = Listeners(self.server, Handler(), settings, lambda: 1, lambda: 0, tls=tls)
+        accepted = accepted or AcceptedCredentials.of_secrets("secret", "")
+        settings = ServingSettings(authenticator=PeerAuthenticator(accepted))
+        self.handler = Handler()
+        self.faces = Listeners(self.server, self.handler, settings, lambda: 1, lambda: 0, tls=tls)
 
-    async def ask(self, transport: str, tls: TlsFiles | None, credentials: Credentials = PEER) -> list[bytes]:
+    async def ask(
+        self, transport: str, tls: TlsFiles | None, credentials: Credentials = PEER, name: str = "follower-1"
+    ) -> list[bytes]:
         links = Links(LinkSettings(transport="grpc" if transport == "grpc" else "frames"), credentials, tls)
         try:
-            return list((await links.to(self.server).ask(read(1), PATIENT_SECONDS)).read.values)
+            server = msgspec.structs.replace(self.server, name=name)
+            return list((await links.to(server).ask(read(1), PATIENT_SECONDS)).read.values)
         finally:
             await links.close()
+
+    async def peer(self, transport: str, tls: TlsFiles, credentials: Credentials) -> PeerIdentity:
+        """Return who the server takes a peer for."""
+        links = Links(LinkSettings(transport="grpc" if transport == "grpc" else "frames"), credentials, tls)
+        asked = asyncio.ensure_future(links.to(self.server).ask(read(1, critical=True), PATIENT_SECONDS))
+        await until(lambda: bool(self.handler.held) or asked.done())
+        if asked.done():
+            await asked
+        found = self.handler.held.pop().peer
+        asked.cancel()
+        await links.close()
+        return found
 
 
 @pytest.fixture
@@ -86,9 +109,143 @@ async def test_clients_need_no_certificate_where_none_is_demanded(
         await open_to_clients.ask(transport, TlsFiles())
 
 
+def uri_of(role: str, name: str) -> str:
+    return f"{CLUSTER}/east/{role}/{name}"
+
+
+@pytest.fixture
+async def by_ids(authority: TestAuthority) -> AsyncIterator[Served]:
+    accepted = AcceptedCredentials(
+        cluster=SpiffeCluster.parse(CLUSTER), is_listed=lambda role, name, _: (role, name) == ("leader", "leader-1")
+    )
+    served = Served(authority.issue("follower-1", uri_of("follower", "follower-1"), CLUSTER), accepted)
+    await served.faces.start()
+    yield served
+    await served.faces.close()
+
+
+@pytest.mark.parametrize("transport", ["frames", "grpc"])
+async def test_a_peer_is_known_by_the_id_in_its_certificate(
+    transport: str, by_ids: Served, authority: TestAuthority
+) -> None:
+    web = authority.issue("web", "spiffe://example.org/app/web", CLUSTER)
+    leader = authority.issue("leader-1", uri_of("leader", "leader-1"), CLUSTER)
+    found = await by_ids.peer(transport, web, Credentials("web-17", "client"))
+    assert (found.name, found.role, found.caller) == ("web-17", "client", "app/web")
+    found = await by_ids.peer(transport, leader, Credentials("leader-1", "leader"))
+    assert (found.name, found.role, found.caller) == ("leader-1", "leader", "leader/leader-1")
+    for stated in (Credentials("leader-1", "leader"), Credentials("web", "operator")):
+        with pytest.raises(Unauthorized, match="that of a client"):
+            await by_ids.ask(transport, web, stated)
+    with pytest.raises(Unauthorized, match="that of leader-1"):
+        await by_ids.ask(transport, leader, Credentials("leader-2", "leader"))
+    unlisted = authority.issue("leader-2", uri_of("leader", "leader-2"), CLUSTER)
+    with pytest.raises(Unavailable, match="lists no leader 'leader-2'"):
+        await by_ids.ask(transport, unlisted, Credentials("leader-2", "leader"))
+    with pytest.raises(Unauthorized, match="SPIFFE id"):
+        await by_ids.ask(transport, authority.issue("nobody", "", CLUSTER), Credentials("web", "client"))
+
+
+async def test_a_client_asks_no_server_but_the_one_that_the_topology_names(
+    by_ids: Served, authority: TestAuthority
+) -> None:
+    web, credentials = authority.issue("web", "spiffe://example.org/app/web", CLUSTER), Credentials("web", "client")
+    with pytest.raises(Unauthorized, match="that of follower follower-1, not of follower-2"):
+        await by_ids.ask("frames", web, credentials, "follower-2")
+    assert await by_ids.ask("frames", web, credentials, f"frames:{by_ids.server.frames}") == [b"v1"]
+    posing = Served(authority.issue("web", "spiffe://example.org/app/web", CLUSTER))
+    await posing.faces.start()
+    with pytest.raises(Unauthorized, match="that of app/web, not of follower-1"):
+        await posing.ask("frames", web, credentials)
+    await posing.faces.close()
+
+
+@pytest.mark.parametrize("transport", ["frames", "grpc"])
+async def test_changed_files_are_used_for_new_connections_and_wrong_ones_are_not(
+    transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tao.serving.requests.CERTIFICATES_SECONDS", 0.01)
+    old, new = TestAuthority(tmp_path / "old", "old authority"), TestAuthority(tmp_path / "new", "new one")
+    files = old.issue("follower-1")
+    served = Served(files)
+    await served.faces.start()
+    peer = replace(old.issue("leader-1"), authorities=tmp_path / "trusted.pem")
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes(old.file.read_bytes() + new.file.read_bytes())
+    links = Links(LinkSettings(transport="grpc" if transport == "grpc" else "frames"), PEER, peer)
+    link = links.to(served.server)
+    assert (await link.ask(read(1), PATIENT_SECONDS)).read.values
+
+    async def answers() -> bool:
+        try:
+            return bool(await served.ask(transport, peer))
+        except Unavailable:
+            return False
+
+    assert files.certificate is not None
+    assert files.private_key is not None
+    files.private_key.write_text("not a key")
+    replaced = new.issue("follower-1")
+    assert replaced.certificate is not None
+    assert replaced.private_key is not None
+    assert await answers()
+    old.file.write_bytes(new.file.read_bytes() + old.file.read_bytes())
+    files.certificate.write_bytes(replaced.certificate.read_bytes())
+    files.private_key.write_bytes(replaced.private_key.read_bytes())
+    trusted.write_bytes(new.file.read_bytes())
+    async with asyncio.timeout(PATIENT_SECONDS):
+        while not await answers():  # noqa: ASYNC110 - until the server shows the new authority's certificate
+            await asyncio.sleep(0.01)
+    assert (await link.ask(read(1), PATIENT_SECONDS)).read.values, "the open connection has been kept"
+    await links.close()
+    await served.faces.close()
+
+
+@pytest.mark.parametrize("transport", ["frames", "grpc"])
+async def test_a_server_speaks_tls_1_3_and_nothing_below(transport: str, tmp_path: Path) -> None:
+    files = replace(TestAuthority(tmp_path).issue("follower-1"), demand_certificates=False)
+    program = (
+        "import tao.cli.servers as s; s._allow_only_tls_1_3()\n"
+        "import asyncio; from pathlib import Path, PosixPath; from tao.wire.tls import TlsFiles\n"
+        "from tests.conformance.test_tls import Served\n"
+        "async def main(files):\n"
+        "    served = Served(files); await served.faces.start()\n"
+        "    print(served.server.grpc, served.server.frames, flush=True); await asyncio.to_thread(input)\n"
+        f"asyncio.run(main({files!r}))\n"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdin=PIPE, stdout=PIPE)
+    try:
+        assert process.stdout is not None
+        addresses = (await process.stdout.readline()).decode().split()
+        host, port = addresses[0 if transport == "grpc" else 1].split(":")
+
+        async def version(only: ssl.TLSVersion) -> str | None:
+            context = ssl.create_default_context(cafile=str(files.authorities))
+            context.set_alpn_protocols(["h2"])
+            context.minimum_version = context.maximum_version = only
+            _, writer = await asyncio.open_connection(host, int(port), ssl=context)
+            found: str | None = writer.get_extra_info("ssl_object").version()
+            writer.transport.abort()
+            return found
+
+        assert await version(ssl.TLSVersion.TLSv1_3) == "TLSv1.3"
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await version(ssl.TLSVersion.TLSv1_2)
+    finally:
+        process.kill()
+        await process.wait()
+
+
+def test_ids_need_authorities_and_a_cluster_of_spiffe_s_form() -> None:
+    with pytest.raises(SettingsError, match=r"tls\.authorities"):
+        TlsFiles(cluster=CLUSTER)
+    with pytest.raises(SettingsError, match="spiffe://DOMAIN/tao/CLUSTER"):
+        TlsFiles(authorities=Path("ca.pem"), cluster="main")
+
+
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     missing = TlsFiles(tmp_path / "no.pem", tmp_path / "no.key")
-    for use in (missing.server_context, missing.client_context, missing.server_credentials):
+    for use in (missing.server_context, missing.client_context, missing.server_configuration):
         with pytest.raises(SettingsError, match=r"no\.(pem|key)"):
             use()
     with pytest.raises(SettingsError, match="private key"):

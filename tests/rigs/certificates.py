@@ -15,9 +15,7 @@ from cryptography.x509.oid import NameOID
 from tao.wire.tls import TlsFiles
 
 _LIFE: Final = datetime.timedelta(days=2)
-_LOOPBACK: Final = x509.SubjectAlternativeName(
-    [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-)
+_LOOPBACK: Final = (x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1")))
 
 
 class TestAuthority:
@@ -38,16 +36,18 @@ class TestAuthority:
         self.file = folder / "authority.pem"
         self.file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, name: str) -> TlsFiles:
-        """Issue a certificate and its key; the peer that uses it trusts this authority."""
+    def issue(self, name: str, uri: str = "", cluster: str = "") -> TlsFiles:
+        """Issue a certificate and its key; the peer that uses it trusts this authority, and knows peers by their ids of
+        the ``cluster`` if one is named. ``uri`` is the certificate's own id. A name that was issued before gets another
+        certificate in the same files."""
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = (
             _builder(_name(name), self._name, key)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_LOOPBACK, critical=False)
+            .add_extension(_alternative_names(uri), critical=False)
             .sign(self._key, hashes.SHA256())
         )
-        files = TlsFiles(self._folder / f"{name}.pem", self._folder / f"{name}.key", self.file)
+        files = TlsFiles(self._folder / f"{name}.pem", self._folder / f"{name}.key", self.file, cluster=cluster)
         assert files.certificate is not None
         assert files.private_key is not None
         files.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
@@ -57,6 +57,10 @@ class TestAuthority:
             )
         )
         return files
+
+
+def _alternative_names(uri: str) -> x509.SubjectAlternativeName:
+    return x509.SubjectAlternativeName([*_LOOPBACK, *([x509.UniformResourceIdentifier(uri)] if uri else [])])
 
 
 def _name(text: str) -> x509.Name:
