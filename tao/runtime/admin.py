@@ -3,21 +3,28 @@
 It is written by hand, because it needs one request line and a fixed set of pages without bodies: a web framework would
 be a server's largest dependency and its largest attack surface. It listens on loopback by default, reads a bounded
 request within a bounded time, and answers one request a connection, so a stuck client holds nothing.
+
+A connection is pending at the doorstep until its request has arrived (`tao.wire.doorstep`). Health and readiness are
+then answered at once. Only the large pages have a bounded number of readers, of which a slow one gives way to the next:
+however many clients are silent or slow, a probe is answered.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from http import HTTPStatus
 
 import msgspec
 
 from tao import __version__
 from tao.observability.logs import Logger
+from tao.wire.doorstep import AddressPool, Doorstep, address_of
 from tao.wire.http2_refusal import PREFACE, Http2Refusal
+from tao.wire.settings import DoorstepSettings
 
 _TEXT = "text/plain; charset=utf-8"
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
@@ -38,8 +45,10 @@ class AdminSettings:
     """Bound of a request's line and headers; browsers and scrapers send well under 2 KB."""
     request_timeout_seconds: float = 5.0
     """From accepting a connection to having sent the answer; a scrape takes milliseconds."""
-    max_connections: int = 32
-    """Connections open at a time; a scraper, a probe and a few people need five."""
+    max_readers: int = 32
+    """Clients that large pages are sent to at a time; a scraper and a few people need five."""
+    doorstep: DoorstepSettings = field(default_factory=DoorstepSettings)
+    """Bounds on connections whose request has not arrived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +72,8 @@ class AdminServer:
         self._grpc_address = grpc_address
         self._pages = pages
         self._log = log
+        self.doorstep = Doorstep("admin", settings.doorstep)
+        self._readers = AddressPool(settings.max_readers, settings.max_readers)
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -86,9 +97,6 @@ class AdminServer:
             await self._server.wait_closed()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._connections) >= self._settings.max_connections:
-            writer.transport.abort()
-            return
         task = asyncio.create_task(self._serve(reader, writer), name="admin request")
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
@@ -96,10 +104,12 @@ class AdminServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(self._settings.request_timeout_seconds):
-                request = await reader.readuntil(_END_OF_HEADERS)
-                if request == _PREFACE_HEAD + _END_OF_HEADERS:
-                    await self._refuse_grpc(reader, writer)
-                else:
+                with self._place(self.doorstep.pending, writer):
+                    request = await reader.readuntil(_END_OF_HEADERS)
+                    if request == _PREFACE_HEAD + _END_OF_HEADERS:
+                        await self._refuse_grpc(reader, writer)
+                        return
+                with self._place(self._readers, writer):
                     writer.write(self._answer(request))
                     await writer.drain()
         except asyncio.LimitOverrunError:
@@ -109,16 +119,33 @@ class AdminServer:
         finally:
             writer.close()
 
+    @contextmanager
+    def _place(self, pool: AddressPool, writer: asyncio.StreamWriter) -> Iterator[None]:
+        """Hold a place in the pool. A connection that loses it is dropped."""
+        peer = writer.get_extra_info("peername")
+
+        def displace(reason: str) -> None:
+            if self.doorstep.turn_away(reason):
+                self._log.warning("admin_client_turned_away", peer=str(peer), reason=reason)
+            writer.transport.abort()
+
+        place = pool.enter(address_of(peer), displace)
+        try:
+            yield
+        finally:
+            pool.leave(place)
+
     async def _refuse_grpc(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer a gRPC client in its own protocol, until it leaves."""
         host, port = writer.get_extra_info("sockname")[:2]
         where = f"the gRPC port is {self._grpc_address}" if self._grpc_address else "this server has no gRPC port"
         refusal = Http2Refusal(f"{host}:{port} is an admin port (HTTP/1.1), which does not speak gRPC; {where}")
-        self._log.warning(
-            "grpc_client_at_admin_port",
-            peer=str(writer.get_extra_info("peername")),
-            grpc_address=self._grpc_address,
-        )
+        if self.doorstep.turn_away("wrong_port"):
+            self._log.warning(
+                "grpc_client_at_admin_port",
+                peer=str(writer.get_extra_info("peername")),
+                grpc_address=self._grpc_address,
+            )
         await reader.readexactly(len(_PREFACE_REST))
         writer.write(refusal.greeting)
         while data := await reader.read(self._settings.request_bytes):

@@ -94,7 +94,7 @@ class Listeners:
         while True:
             await sleep(CERTIFICATES_SECONDS)
             if await asyncio.to_thread(tls.reread):
-                await self._frames.use_tls(tls.context)
+                self._frames.tls = tls.context
 
     async def drain(self, grace_seconds: float) -> None:
         """Ask all peers to leave, and wait at most ``grace_seconds`` for the requests under way."""

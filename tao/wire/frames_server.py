@@ -4,6 +4,9 @@ Everything that a peer sends in one read is handled and answered in one write. T
 does not read its answers, and keeps what it has read undecoded: a quarter of a megabyte of small requests can ask for
 gigabytes. A peer that stays so is disconnected, so that a stuck client costs its own connection and no other. One timer
 checks the timeouts of all connections.
+
+A connection is pending at the doorstep until it has sent its greeting (`tao.wire.doorstep`); nothing else is read
+before. TLS belongs to that time: connections are counted when they are accepted, not when TLS has succeeded.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from tao.model.errors import Overloaded, ProtocolError, TaoError
 from tao.wire import framing
 from tao.wire.address import TcpAddress, parse_address
 from tao.wire.convert import error_to_pb
+from tao.wire.doorstep import Doorstep, Place, address_of
 from tao.wire.framing import FrameDecoder, pack_header
 from tao.wire.http2_refusal import PREFACE, Http2Refusal
 from tao.wire.identity import Admission, Credentials, PeerIdentity, ShownCredentials
@@ -54,9 +58,15 @@ class FrameServer:
         self.name = name
         self.topology_version = topology_version
         self.grpc_address = grpc_address
+        self.tls = tls
+        """The context of new connections; open ones keep theirs when it is replaced."""
         self.connections: set[FrameConnection] = set()
+        self.greeted = 0
+        """Number of connections that have sent their greeting."""
+        self.doorstep = Doorstep("frames", settings.doorstep)
+        self.half_open: set[asyncio.Task[None]] = set()
+        """TLS handshakes under way."""
         self.draining = False
-        self._tls = tls
         self._servers: list[asyncio.Server] = []
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -67,30 +77,15 @@ class FrameServer:
         where = parse_address(address)
         bound: str
         if isinstance(where, TcpAddress):
-            server = await loop.create_server(
-                lambda: FrameConnection(self, loop), where.host, where.port, ssl=self._tls
-            )
+            server = await loop.create_server(self._accept, where.host, where.port)
             bound = str(TcpAddress(where.host, int(server.sockets[0].getsockname()[1])))
         else:
-            server = await loop.create_unix_server(lambda: FrameConnection(self, loop), where.path, ssl=self._tls)
+            server = await loop.create_unix_server(self._accept, where.path)
             bound = str(where)
         self._servers.append(server)
         if self._sweeper is None:
             self._schedule_sweep(loop)
         return bound
-
-    async def use_tls(self, tls: ssl.SSLContext) -> None:
-        """Use another context for new connections; the open ones keep theirs, and none that is being made is lost."""
-        loop = asyncio.get_running_loop()
-        self._tls = tls
-        before, self._servers = self._servers, []
-        for server in before:
-            for listening in server.sockets:
-                # The copy has the same queue of connections, which a socket that is closed would reset.
-                copy = socket.socket(fileno=os.dup(listening.fileno()))
-                create = loop.create_unix_server if copy.family == socket.AF_UNIX else loop.create_server
-                self._servers.append(await create(lambda: FrameConnection(self, loop), sock=copy, ssl=tls))
-            server.close()
 
     async def drain(self, grace_seconds: float) -> None:
         """Accept no more connections, ask all peers to leave, and wait until requests with a deadline have been
@@ -111,6 +106,8 @@ class FrameServer:
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
+        for handshake in tuple(self.half_open):
+            handshake.cancel()
         ends = [connection.ended for connection in self.connections]
         for connection in tuple(self.connections):
             connection.shut()
@@ -119,6 +116,10 @@ class FrameServer:
             if late:
                 for connection in tuple(self.connections):
                     connection.abort()
+
+    def _accept(self) -> asyncio.Protocol:
+        loop = asyncio.get_running_loop()
+        return FrameConnection(self, loop) if self.tls is None else _HalfOpenConnection(self, loop, self.tls)
 
     def _stop_listening(self) -> None:
         for server in self._servers:
@@ -132,15 +133,72 @@ class FrameServer:
     def _sweep(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
         now = loop.time()
         if now - due <= self.settings.pause_seconds:
+            self.doorstep.sweep()
             for connection in tuple(self.connections):
                 connection.check_timeouts(now)
         self._schedule_sweep(loop)
 
 
+class _HalfOpenConnection(asyncio.Protocol):
+    """An accepted connection until TLS has succeeded.
+
+    The loops accept TLS connections themselves, but show nothing of them before the handshake is over, nor bound them.
+    So a plain connection is accepted, and its socket is given to a connection with TLS before anything is read.
+    """
+
+    def __init__(self, server: FrameServer, loop: asyncio.AbstractEventLoop, tls: ssl.SSLContext) -> None:
+        self._server = server
+        self._loop = loop
+        self._tls = tls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        accepted = cast("asyncio.Transport", transport)
+        name = accepted.get_extra_info("peername")
+        try:
+            # Another descriptor of the same socket, because the transport closes its own.
+            plain = socket.socket(fileno=os.dup(accepted.get_extra_info("socket").fileno()))
+        except OSError as error:
+            self._turned_away("tls_failed", f"{name}: {error}")
+            return
+        finally:
+            accepted.abort()
+        plain.setblocking(False)
+        place = self._server.doorstep.pending.enter(address_of(name), lambda reason: self._displace(str(name), reason))
+        self._handshake = self._loop.create_task(self._secure(plain, place, str(name)), name="TLS handshake")
+        self._server.half_open.add(self._handshake)
+        self._handshake.add_done_callback(lambda ended: self._handshake_ended(ended, plain))
+
+    async def _secure(self, plain: socket.socket, place: Place, name: str) -> None:
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: FrameConnection(self._server, self._loop, place),
+                plain,
+                ssl=self._tls,
+                ssl_handshake_timeout=self._server.settings.doorstep.greeting_timeout_seconds,
+            )
+        except OSError as error:  # failures and timeouts of TLS are such errors
+            self._server.doorstep.pending.leave(place)
+            self._turned_away("tls_failed", f"{name}: {error}")
+
+    def _handshake_ended(self, handshake: asyncio.Task[None], plain: socket.socket) -> None:
+        self._server.half_open.discard(handshake)
+        if handshake.cancelled():
+            plain.close()  # it may have been cancelled before it began
+
+    def _displace(self, name: str, reason: str) -> None:
+        self._handshake.cancel()
+        self._turned_away(reason, name)
+
+    def _turned_away(self, reason: str, why: str) -> None:
+        if self._server.doorstep.turn_away(reason):
+            _logger.warning("a connection is turned away before TLS was established: %s (%s)", why, reason)
+
+
 class FrameConnection(ServedConnection, asyncio.Protocol):
     """One accepted connection; made by `FrameServer`."""
 
-    def __init__(self, server: FrameServer, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, server: FrameServer, loop: asyncio.AbstractEventLoop, place: Place | None = None) -> None:
+        """``place`` is the connection's place at the doorstep, if it has one already."""
         super().__init__(server.handler, server.settings, PeerIdentity("", ""))
         self.ended: asyncio.Future[None] = loop.create_future()
         self._server = server
@@ -152,12 +210,14 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         self._flush_due = False
         self._greeted = False
         self._admission: Admission | None = None
+        self._before_greeting = b""
         self._refusal: Http2Refusal | None = None
         self._sent_away = False
         self._closing = False
-        self._made_at = self._last_heard = loop.time()
+        self._last_heard = loop.time()
         self._blocked_since: float | None = None
         self._transport: asyncio.Transport
+        self._place = place
 
     # ---- called by the loop ----------------------------------------------------------------------------------------
 
@@ -167,12 +227,17 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         name = self._transport.get_extra_info("peername")
         self.peer = PeerIdentity("", "", str(name) if name else "unix")
         self._server.connections.add(self)
+        if self._place is None:
+            self._place = self._server.doorstep.pending.enter(address_of(name), self._turn_away)
+        else:
+            self._place.displace = self._turn_away
 
     def data_received(self, data: bytes) -> None:
         self._last_heard = self._loop.time()
-        if not self._greeted and (self._refusal is not None or data.startswith(PREFACE)):
-            self._refuse_grpc(data)
-            return
+        if not self._greeted:
+            data = self._after_greeting(data)
+            if not data:
+                return
         try:
             self._arrived.extend(self._decoder.feed(data))
         except TaoError as error:
@@ -189,13 +254,13 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         try:
             while arrived and self._blocked_since is None and not self._closing:
                 kind, payload = arrived.popleft()
-                if kind == framing.REQUEST and self._greeted:
+                if kind == framing.REQUEST:
                     self.receive(session_pb2.Request.FromString(payload))
                 else:
                     self._control_arrived(kind, payload)
         except DecodeError as error:
             self._fatal(ProtocolError(f"a message cannot be decoded: {error}"))
-        except TaoError as error:  # errors that the greeting is rejected with
+        except TaoError as error:
             self._fatal(error)
         finally:
             self._flush()
@@ -218,6 +283,8 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.connections.discard(self)
+        self._leave_doorstep()
+        self._server.greeted -= self._greeted
         self.peer_gone()
         self._arrived.clear()
         self._drop_out()
@@ -246,12 +313,12 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         self._transport.abort()
 
     def check_timeouts(self, now: float) -> None:
-        """Disconnect a peer that does not read, is silent, or never sent a greeting."""
+        """Disconnect a peer that does not read or is silent; the doorstep does so before the greeting."""
         settings = self._settings
+        if not self._greeted:
+            return
         if self._blocked_since is not None:
             late = now - self._blocked_since > settings.blocked_timeout_seconds
-        elif not self._greeted:
-            late = now - self._made_at > settings.greeting_timeout_seconds
         else:
             late = now - self._last_heard > settings.silence_timeout_seconds
         if late:
@@ -311,12 +378,44 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
 
     # ---- the rest of the protocol ----------------------------------------------------------------------------------
 
+    def _turn_away(self, reason: str) -> None:
+        """Drop the connection of a peer that has lost its place at the doorstep."""
+        if self._server.doorstep.turn_away(reason):
+            _logger.warning("%s is turned away before its greeting: %s", self.peer, reason)
+        self.abort()
+
+    def _leave_doorstep(self) -> None:
+        if self._place is not None:
+            self._server.doorstep.pending.leave(self._place)
+
+    def _after_greeting(self, data: bytes) -> bytes:
+        """Read the greeting, or what a gRPC client sends in its place. Returns the bytes that follow the greeting."""
+        if self._closing:
+            return b""
+        received = self._before_greeting = self._before_greeting + data
+        if self._refusal is not None or received.startswith(PREFACE):
+            self._before_greeting = b""
+            self._refuse_grpc(received)
+            return b""
+        try:
+            split = framing.split_hello(received)
+            if split is None:
+                return b""
+            greeting, rest = split
+            self._greet(frames_pb2.Hello.FromString(greeting))
+        except DecodeError as error:
+            self._fatal(ProtocolError(f"the greeting cannot be decoded: {error}"))
+            return b""
+        except TaoError as error:
+            self._fatal(error)
+            return b""
+        self._before_greeting = b""
+        return rest
+
     def _control_arrived(self, kind: int, payload: bytes) -> None:
-        if kind == framing.HELLO and not self._greeted:
-            self._greet(frames_pb2.Hello.FromString(payload))
-        elif kind == framing.PING and self._greeted:
+        if kind == framing.PING:
             self._queue(framing.PONG, payload)
-        elif kind != framing.PONG or not self._greeted:
+        elif kind != framing.PONG:
             raise ProtocolError(f"a frame of kind {kind} is not expected here")
 
     def _greet(self, hello: frames_pb2.Hello) -> None:
@@ -325,14 +424,16 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
                 f"{self._server.name} speaks version {framing.PROTOCOL_VERSION} of the frame protocol, not "
                 f"{hello.protocol_version}; use gRPC or a matching release"
             )
-        # Not sooner: closing a socket with an unread greeting would lose the answer that says why.
-        if len(self._server.connections) > self._settings.max_connections:
-            raise Overloaded(f"{self._server.name} has {self._settings.max_connections} connections already")
         stated = Credentials(hello.name, hello.role, hello.token)
         shown = ShownCredentials(stated, uris_of(self._transport), self.peer.address)
         self._admission = self._settings.authenticator.admit(shown)
+        # Not sooner: closing a socket with an unread greeting would lose the answer that says why.
+        if self._server.greeted >= self._settings.max_connections:
+            raise Overloaded(f"{self._server.name} has {self._settings.max_connections} connections already")
         self.peer = self._admission.peer
         self._greeted = True
+        self._server.greeted += 1
+        self._leave_doorstep()
         welcome = frames_pb2.Welcome(
             protocol_version=framing.PROTOCOL_VERSION,
             server_name=self._server.name,
@@ -349,13 +450,15 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
             name, grpc_address = self._server.name, self._server.grpc_address
             where = f"its gRPC port is {grpc_address}" if grpc_address else "use its gRPC port"
             self._refusal = Http2Refusal(f"this is the frames port of {name}, which does not speak gRPC; {where}")
-            _logger.warning("%s is a gRPC client at the frames port of %s; %s", self.peer, name, where)
+            if self._server.doorstep.turn_away("wrong_port"):
+                _logger.warning("%s is a gRPC client at the frames port of %s; %s", self.peer, name, where)
             self._transport.write(self._refusal.greeting)
             data = data.removeprefix(PREFACE)
         self._transport.write(self._refusal.feed(data))
 
     def _fatal(self, error: TaoError) -> None:
         """Send the reason to the peer, and close."""
-        _logger.warning("the connection of %s is closed: %s", self.peer, error)
+        if self._greeted or self._server.doorstep.turn_away(error.reason.lower()):
+            _logger.warning("the connection of %s is closed: %s", self.peer, error)
         self._queue(framing.ERROR, error_to_pb(error).SerializeToString())
         self.shut()

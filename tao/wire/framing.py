@@ -37,6 +37,21 @@ def frame(kind: int, payload: bytes = b"") -> bytes:
     return pack_header(len(payload), kind) + payload
 
 
+def split_hello(received: bytes) -> tuple[bytes, bytes] | None:
+    """Return the payload of the greeting that a connection begins with, and what follows it; None while the greeting is
+    incomplete. Raises `ProtocolError` for anything else, as soon as its header is seen: a peer without a credential may
+    send nothing larger."""
+    if len(received) < HEADER_BYTES:
+        return None
+    length, kind = _unpack_header(received)
+    if kind != HELLO:
+        raise ProtocolError(f"a connection begins with a greeting, not with a frame of kind {kind}")
+    if length > MAX_CONTROL_BYTES:
+        raise ProtocolError(f"a greeting of {length} bytes; send at most {MAX_CONTROL_BYTES}")
+    end = HEADER_BYTES + length
+    return (received[HEADER_BYTES:end], received[end:]) if len(received) >= end else None
+
+
 class FrameDecoder:
     """Splits a byte stream into ``(kind, payload)``, in order, regardless of how it was cut on the way."""
 

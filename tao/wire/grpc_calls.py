@@ -6,13 +6,11 @@ import asyncio
 import logging
 import math
 from collections import deque
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
-import grpc
-from google.protobuf.message import DecodeError, Message
-
-from tao.model.errors import DeadlineExceeded, ProtocolError, TaoError, Unavailable
+from tao.model.errors import DeadlineExceeded, TaoError, Unavailable
 from tao.wire.convert import error_in, join_answers
+from tao.wire.grpc_admission import Context, parsed
 from tao.wire.identity import Admission, PeerIdentity
 from tao.wire.server_session import ServedConnection
 from tao.wire.session import NO_DEADLINE_MS, RequestHandler, failure
@@ -20,19 +18,6 @@ from tao.wire.settings import ServingSettings
 from tao.wire.v1 import session_pb2 as pb
 
 _logger = logging.getLogger(__name__)
-
-Context = grpc.aio.ServicerContext[bytes, bytes]
-
-Asked = TypeVar("Asked", bound=Message)
-
-
-def parsed(kind: type[Asked], message: bytes) -> Asked:
-    """Parse the message of a call. Raises `ProtocolError`; a deserializer of gRPC's own would end the call as UNKNOWN,
-    with a traceback in the log and no reason."""
-    try:
-        return kind.FromString(message)
-    except DecodeError as error:
-        raise ProtocolError(f"not a message of type {kind.DESCRIPTOR.full_name}: {error}") from error
 
 
 class UnaryCall(ServedConnection):

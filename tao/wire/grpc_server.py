@@ -1,35 +1,29 @@
 """gRPC: the stream ``Graph.Session``, every unary method, health and reflection.
 
 It is always on, for any language. A unary call is one request of the message layer and goes to the same handler as a
-session's request; this module adds no meaning of its own. Health and reflection answer everyone, because a load
-balancer has no token.
+session's request; this module adds no meaning of its own. `tao.wire.grpc_admission` says who may call.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sized
 
 import grpc
 from google.protobuf.message import Message
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
-from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
-from tao.model.errors import TaoError, TooLarge
+from tao.model.errors import Overloaded, TaoError, TooLarge
 from tao.wire.address import TcpAddress, parse_address
-from tao.wire.convert import error_to_pb
-from tao.wire.grpc_calls import Context, SessionStream, UnaryCall, WatchStream, parsed
-from tao.wire.grpc_client import AUTHORIZATION_KEY, BEARER, NAME_KEY, ROLE_KEY, SERVER_NAME_KEY
-from tao.wire.identity import CLIENT, Credentials, ShownCredentials
+from tao.wire.grpc_admission import CallAdmission, Context, Handlers, OpenServices, abort, encoded, parsed
+from tao.wire.grpc_calls import SessionStream, UnaryCall, WatchStream
+from tao.wire.grpc_client import SERVER_NAME_KEY
 from tao.wire.session import RequestHandler
 from tao.wire.settings import ServingSettings
-from tao.wire.status import TOPOLOGY_VERSION_KEY, status_of, trailers_of
+from tao.wire.status import TOPOLOGY_VERSION_KEY
 from tao.wire.unary import ChooseShard, UnaryMethod, unary_methods
 from tao.wire.v1 import graph_pb2
 from tao.wire.v1 import session_pb2 as pb
 
-PEER_URI_KEY = "peer_uri"
-"""Where gRPC has the URIs of the certificate of a peer, which it has verified."""
 SERVICE = graph_pb2.DESCRIPTOR.services_by_name["Graph"].full_name
 
 
@@ -58,7 +52,9 @@ class GrpcServer:
         self._choose_shard = choose_shard
         self._credentials = credentials
         self._server: grpc.aio.Server | None = None
-        self._health = health.aio.HealthServicer()
+        self._admission = CallAdmission(settings, has_tls=credentials is not None)
+        self.doorstep = self._admission.doorstep
+        self._open_services = OpenServices(self._admission, SERVICE)
         self._streams: set[SessionStream] = set()
         self._watches: set[WatchStream] = set()
         self._calls: set[UnaryCall] = set()
@@ -69,13 +65,11 @@ class GrpcServer:
         """Listen on the address. Returns it with the port that was assigned. Raises `OSError` when the port is
         taken."""
         where = parse_address(address)
-        server = grpc.aio.server(
-            maximum_concurrent_rpcs=self._settings.max_connections, options=server_options(self._settings)
+        server = grpc.aio.server(options=server_options(self._settings))
+        services = {SERVICE: self._method_handlers(), **self._open_services.handlers()}
+        server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler(name, handlers) for name, handlers in services.items()]
         )
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._method_handlers()),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
         try:
             if self._credentials is None:
                 port = server.add_insecure_port(str(where))
@@ -86,15 +80,14 @@ class GrpcServer:
         await server.start()
         self._server = server
         self._sweep()
-        for service in ("", SERVICE):
-            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        await self._open_services.serve()
         return str(TcpAddress(where.host, port)) if isinstance(where, TcpAddress) else str(where)
 
     async def drain(self, grace_seconds: float) -> None:
         """Report NOT_SERVING, ask sessions to leave, and wait until requests with a deadline have been answered or the
         grace period has passed. Requests that come meanwhile are served. Series go on until `close`."""
         self._draining = True
-        await self._health.enter_graceful_shutdown()
+        await self._open_services.drain()
         for stream in tuple(self._streams):
             stream.go_away()
         connections = (*self._streams, *self._calls)
@@ -117,24 +110,25 @@ class GrpcServer:
     def _sweep(self) -> None:
         for stream in (*self._streams, *self._watches):
             stream.check_admission()
+        self.doorstep.report_left_out()
         seconds = self._settings.sweep_interval_seconds
         self._sweeper = asyncio.get_running_loop().call_later(seconds, self._sweep)
 
-    def _method_handlers(self) -> dict[str, grpc.RpcMethodHandler[bytes, Message]]:
-        handlers: dict[str, grpc.RpcMethodHandler[bytes, Message]] = {
-            method.name: grpc.unary_unary_rpc_method_handler(self._unary(method), response_serializer=_encode)
+    def _method_handlers(self) -> Handlers:
+        handlers: Handlers = {
+            method.name: grpc.stream_unary_rpc_method_handler(self._unary(method), response_serializer=encoded)
             for method in unary_methods(self._choose_shard)
         }
-        handlers["WatchConfiguration"] = grpc.unary_stream_rpc_method_handler(self._watch)
+        handlers["WatchConfiguration"] = grpc.stream_stream_rpc_method_handler(self._watch)
         handlers["Session"] = grpc.stream_stream_rpc_method_handler(self._session)
         return handlers
 
-    def _unary(self, method: UnaryMethod) -> Callable[[bytes, Context], Awaitable[Message]]:
-        async def call(asked: bytes, context: Context) -> Message:
+    def _unary(self, method: UnaryMethod) -> Callable[[object, Context], Awaitable[Message | None]]:
+        async def call(_: object, context: Context) -> Message | None:
             try:
-                request = method.to_request(parsed(method.asked, asked))
-                peer = self._settings.authenticator.identify(self._shown(context))
-                unary = UnaryCall(self._unary_handler, self._settings, peer)
+                unary = UnaryCall(self._unary_handler, self._settings, self._admission.identify(context))
+                self._check_room(self._calls)
+                request = method.to_request(parsed(method.asked, await self._admission.first_message(context)))
                 self._calls.add(unary)
                 try:
                     answer = await unary.ask(request, context.time_remaining())
@@ -143,10 +137,14 @@ class GrpcServer:
                     unary.peer_gone()
                 return self._fitting(method.to_reply(answer))
             except TaoError as error:
-                await _abort(context, error)
-                raise
+                await abort(context, error)
+                return None
 
         return call
+
+    def _check_room(self, calls: Sized) -> None:
+        if len(calls) >= self._settings.max_connections:
+            raise Overloaded(f"{self._name} has {self._settings.max_connections} calls of this kind already")
 
     def _fitting(self, reply: Message) -> Message:
         size, limit = reply.ByteSize(), self._settings.max_message_bytes
@@ -154,24 +152,25 @@ class GrpcServer:
             raise TooLarge(f"the reply has {size} bytes, more than {limit}; ask for less at a time")
         return reply
 
-    async def _watch(self, asked: bytes, context: Context) -> None:
+    async def _watch(self, _: object, context: Context) -> None:
         try:
-            admission = self._settings.authenticator.admit(self._shown(context))
-            stream = WatchStream(self._handler, self._settings, admission, context)
+            stream = WatchStream(self._handler, self._settings, self._admission.admit(context), context)
+            self._check_room(self._watches)
+            asked = parsed(pb.Watch, await self._admission.first_message(context))
             self._watches.add(stream)
             try:
-                await stream.run(parsed(pb.Watch, asked))
+                await stream.run(asked)
             finally:
                 self._watches.discard(stream)
         except TaoError as error:
-            await _abort(context, error)
+            await abort(context, error)
 
     async def _session(self, _: object, context: Context) -> None:
         try:
-            admission = self._settings.authenticator.admit(self._shown(context))
-            stream = SessionStream(self._handler, self._settings, admission, context)
+            stream = SessionStream(self._handler, self._settings, self._admission.admit(context), context)
+            self._check_room(self._streams)
         except TaoError as error:
-            await _abort(context, error)
+            await abort(context, error)
             return
         version = str(self._topology_version())
         await context.send_initial_metadata(((SERVER_NAME_KEY, self._name), (TOPOLOGY_VERSION_KEY, version)))
@@ -181,23 +180,24 @@ class GrpcServer:
                 stream.go_away()
             await stream.run()
         except TaoError as error:
-            await _abort(context, error)
+            await abort(context, error)
         finally:
             self._streams.discard(stream)
             stream.peer_gone()
-
-    def _shown(self, context: Context) -> ShownCredentials:
-        metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-        token = metadata.get(AUTHORIZATION_KEY, "").removeprefix(BEARER)
-        stated = Credentials(metadata.get(NAME_KEY, ""), metadata.get(ROLE_KEY, CLIENT), token)
-        uris = () if self._credentials is None else context.auth_context().get(PEER_URI_KEY, ())
-        return ShownCredentials(stated, tuple(uri.decode() for uri in uris), context.peer())
 
 
 def server_options(settings: ServingSettings) -> list[tuple[str, int]]:
     """Return the settings as gRPC server options."""
     silence_ms = int(settings.silence_timeout_seconds * 1000)
+    doorstep = settings.doorstep
+    greeting_ms = int(doorstep.greeting_timeout_seconds * 1000)
     return [
+        ("grpc.max_allowed_incoming_connections", doorstep.max_grpc_connections),
+        ("grpc.max_concurrent_streams", doorstep.max_streams_per_connection),
+        ("grpc.max_connection_idle_ms", int(doorstep.idle_connection_seconds * 1000)),
+        # TLS, and after it the client's first bytes of HTTP/2.
+        ("grpc.server_handshake_timeout_ms", greeting_ms),
+        ("grpc.http2.settings_timeout", greeting_ms),
         ("grpc.max_send_message_length", settings.max_message_bytes),
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         ("grpc.keepalive_time_ms", silence_ms // 2),
@@ -209,11 +209,3 @@ def server_options(settings: ServingSettings) -> list[tuple[str, int]]:
         # Two servers on one port would share its clients at random.
         ("grpc.so_reuseport", 0),
     ]
-
-
-def _encode(message: Message) -> bytes:
-    return message.SerializeToString()
-
-
-async def _abort(context: Context, error: TaoError) -> None:
-    await context.abort(status_of(error), error.message, trailers_of(error_to_pb(error)))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
+from tao.model.errors import SettingsError
 from tao.wire.identity import PeerAuthenticator
 
 MAX_MESSAGE_BYTES = 16 << 20
@@ -46,6 +47,51 @@ class SessionSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class DoorstepSettings:
+    """Bounds on peers without a credential, at each port of a server."""
+
+    greeting_timeout_seconds: float = 5.0
+    """Time in which a peer has to show who it is: TLS and greeting together, or the first message of a gRPC call. One
+    that takes longer is a port scanner or a dead peer."""
+
+    max_pending: int = 1_024
+    """Connections (gRPC: calls) that have not shown yet who they are. An honest one takes a round trip: this is room
+    for ten thousand new ones a second from another continent."""
+
+    max_pending_per_address: int = 256
+    """Those of one address (of one /64 network, with IPv6): enough for a machine of web processes that all connect at
+    once, too little for one machine to fill the doorstep."""
+
+    max_open_calls: int = 256
+    """gRPC calls at a time that need no credential: health checks and reflection."""
+
+    max_open_calls_per_address: int = 32
+    """Those of one address. A load balancer needs one for each server that it watches."""
+
+    max_streams_per_connection: int = 100
+    """Calls under way on one gRPC connection, as HTTP/2 recommends. A client with more waits with the rest, or opens
+    another connection; a stranger's are refused before they reach Python."""
+
+    max_grpc_connections: int = 4_096
+    """gRPC connections at a time, of everybody. Each costs some 30 KB, and the library that serves them cannot bound
+    them per address; those of frames have a bound of their own."""
+
+    idle_connection_seconds: float = 60.0
+    """A gRPC connection without a call for this long is closed. Clients connect again by themselves."""
+
+    max_log_lines: int = 10
+    """Lines that are logged about peers that were turned away, in each interval. All are counted."""
+
+    log_interval_seconds: float = 10.0
+    """The length of that interval."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if not getattr(self, each.name) > 0:
+                raise SettingsError(f"{each.name} is {getattr(self, each.name)}; it must be above 0")
+
+
+@dataclass(frozen=True, slots=True)
 class ServingSettings:
     """The server's side of its connections."""
 
@@ -74,15 +120,14 @@ class ServingSettings:
     """A peer that does not read for this long is disconnected. Ten seconds cover a paused garbage collector or the
     retries of a lost packet; beyond that it has failed."""
 
-    greeting_timeout_seconds: float = 5.0
-    """Time in which a connection has to send its greeting: one that sends nothing is a port scanner or a dead peer."""
+    doorstep: DoorstepSettings = DoorstepSettings()
+    """Bounds on peers that have not shown yet who they are."""
 
     silence_timeout_seconds: float = 30.0
     """A peer that is silent for this long is gone: six of its pings are missing."""
 
     sweep_interval_seconds: float = 0.25
-    """Interval at which those three timeouts are checked, for all connections together: cheaper than timers for
-    each."""
+    """Interval at which those timeouts are checked, for all connections together: cheaper than timers for each."""
 
     pause_seconds: float = 1.0
     """As `SessionSettings.pause_seconds`: after a pause of its own, a server reads before it takes peers for silent."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pytest
@@ -13,12 +14,14 @@ from structlog.testing import capture_logs
 from tao import __version__
 from tao.observability.logs import logger
 from tao.runtime.admin import AdminPages, AdminServer, AdminSettings
+from tao.wire.settings import DoorstepSettings
 
 
 @dataclass
 class Figures:
     why_not: str = ""
     broken: bool = False
+    metrics: bytes = b"tao_x_total 1\n"
 
     def stats(self) -> dict[str, object]:
         if self.broken:
@@ -48,9 +51,16 @@ class Port:
 @pytest.fixture
 async def port() -> AsyncIterator[Port]:
     figures = Figures()
-    pages = AdminPages(metrics=lambda: b"tao_x_total 1\n", stats=figures.stats, not_ready=lambda: figures.why_not)
+    pages = AdminPages(metrics=lambda: figures.metrics, stats=figures.stats, not_ready=lambda: figures.why_not)
     server = AdminServer(
-        AdminSettings(request_timeout_seconds=0.3, max_connections=2, request_bytes=1_024), pages, logger("test")
+        AdminSettings(
+            request_timeout_seconds=0.3,
+            max_readers=2,
+            request_bytes=1_024,
+            doorstep=DoorstepSettings(max_pending=4, max_log_lines=1),
+        ),
+        pages,
+        logger("test"),
     )
     host, _, number = (await server.start()).rpartition(":")
     yield Port(figures, host, int(number))
@@ -92,14 +102,28 @@ async def test_an_oversized_request_is_refused(port: Port) -> None:
     assert b" 431 " in await port.raw(b"GET /health HTTP/1.1\r\nX: " + b"x" * 3_000)
 
 
-async def test_a_silent_client_is_dropped_and_too_many_are_refused(port: Port) -> None:
-    silent = [await asyncio.open_connection(port.host, port.port) for _ in range(2)]
-    with pytest.raises((ConnectionError, IndexError)):
-        await port.get("/health")
-    for reader, writer in silent:
-        try:
-            assert await asyncio.wait_for(reader.read(), 10) == b""
-        except ConnectionResetError:
-            pass  # dropped by a reset: as good
-        writer.close()
+async def assert_dropped(reader: asyncio.StreamReader) -> None:
+    with suppress(ConnectionResetError):  # dropped by a reset: as good
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+
+
+async def test_silent_clients_are_dropped_and_keep_no_probe_from_its_answer(port: Port) -> None:
+    with capture_logs() as logs:
+        silent = [await asyncio.open_connection(port.host, port.port) for _ in range(20)]
+        assert await port.get("/health") == (200, b"ok\n")
+        assert await port.get("/ready") == (200, b"ready\n")
+        for reader, writer in silent:
+            await assert_dropped(reader)
+            writer.close()
+    assert [each["event"] for each in logs] == ["admin_client_turned_away"]
+
+
+async def test_clients_that_do_not_read_a_large_page_give_way_to_the_next(port: Port) -> None:
+    port.figures.metrics = b"x" * (8 << 20)
+    slow = [await asyncio.open_connection(port.host, port.port, limit=1) for _ in range(4)]
+    for _, writer in slow:
+        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
     assert await port.get("/health") == (200, b"ok\n")
+    assert len((await port.get("/metrics"))[1]) == 8 << 20
+    for _, writer in slow:
+        writer.transport.abort()

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -12,14 +13,18 @@ from tao.wire.frames_server import FrameServer
 from tao.wire.framing import FrameDecoder, frame
 from tao.wire.identity import Credentials
 from tao.wire.session import Reply
-from tao.wire.settings import ServingSettings, SessionSettings
+from tao.wire.settings import DoorstepSettings, ServingSettings, SessionSettings
+from tao.wire.tls import ServerCheck
 from tao.wire.v1 import frames_pb2
 from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.certificates import TestAuthority
 from tests.rigs.pacing import until
 
 HELLO = frame(framing.HELLO, frames_pb2.Hello(protocol_version=framing.PROTOCOL_VERSION).SerializeToString())
 REQUEST = pb.Request(number=1, deadline_ms=1000, read=pb.ReadBatch(obj_ids=[1, 2, 3])).SerializeToString()
-SETTINGS = ServingSettings(max_message_bytes=10_000, greeting_timeout_seconds=0.2, sweep_interval_seconds=0.05)
+SETTINGS = ServingSettings(
+    max_message_bytes=10_000, doorstep=DoorstepSettings(greeting_timeout_seconds=0.2), sweep_interval_seconds=0.05
+)
 
 
 class Echo:
@@ -56,6 +61,8 @@ async def answer_to(address: str, sent: bytes) -> list[tuple[int, bytes]]:
     "sent",
     [
         frame(framing.REQUEST, REQUEST),  # before any greeting
+        framing.pack_header(9_000, framing.REQUEST),  # refused before it is buffered
+        framing.pack_header(4_097, framing.HELLO),
         HELLO + HELLO,
         HELLO + frame(99, b""),
         HELLO + frame(framing.ANSWER, b""),
@@ -98,6 +105,68 @@ async def test_a_connection_that_says_nothing_is_dropped(server: tuple[FrameServ
     except ConnectionResetError:
         pass  # dropped is dropped
     writer.close()
+
+
+async def is_closed(reader: asyncio.StreamReader) -> bool:
+    try:
+        return await reader.read() == b""
+    except ConnectionResetError:
+        return True
+
+
+async def test_connections_that_have_not_greeted_displace_each_other_and_no_client() -> None:
+    doorstep = DoorstepSettings(max_pending_per_address=3)
+    server = FrameServer(
+        Echo(), ServingSettings(max_connections=1, doorstep=doorstep), name="srv", topology_version=lambda: 1
+    )
+    address = await server.start("127.0.0.1:0")
+    host, port = address.split(":")
+    silent = [await asyncio.open_connection(host, int(port)) for _ in range(5)]
+    assert await is_closed(silent[0][0])
+    assert await is_closed(silent[1][0])
+    # The silent ones do not count as connections.
+    client = await connect_frames(address, SessionSettings(), Credentials("good", "client"))
+    assert await is_closed(silent[2][0])
+    assert list((await client.ask(pb.Request(read=pb.ReadBatch(obj_ids=[1])), 20.0)).read.values) == [b"v"]
+    assert (len(server.doorstep.pending), server.greeted) == (2, 1)
+    for _, writer in silent:
+        writer.close()
+    await client.close()
+    await until(lambda: not server.connections)
+    assert (len(server.doorstep.pending), server.greeted) == (0, 0)
+    assert server.doorstep.turned_away == {"displaced": 3}
+    await server.close()
+
+
+async def test_half_open_tls_is_pending_as_well_and_ends_with_the_time_for_the_greeting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = TestAuthority(tmp_path).issue("srv")
+    doorstep = DoorstepSettings(greeting_timeout_seconds=1.0, max_pending_per_address=3, max_log_lines=2)
+    server = FrameServer(
+        Echo(),
+        ServingSettings(doorstep=doorstep, sweep_interval_seconds=0.05),
+        name="srv",
+        topology_version=lambda: 1,
+        tls=files.server_context(),
+    )
+    address = await server.start("127.0.0.1:0")
+    host, port = address.split(":")
+    half_open = [await asyncio.open_connection(host, int(port)) for _ in range(5)]
+    half_open[2][1].write(b"\x16\x03\x01\x02\x00")  # the head of a ClientHello
+    ungreeted = await asyncio.open_connection(host, int(port), ssl=files.client_context())
+    check = ServerCheck(files.client_context())
+    client = await connect_frames(address, SessionSettings(), Credentials("good", "client"), check)
+    assert list((await client.ask(pb.Request(read=pb.ReadBatch(obj_ids=[1])), 20.0)).read.values) == [b"v"]
+    for reader, writer in (*half_open, ungreeted):
+        assert await is_closed(reader)
+        writer.close()
+    assert not server.half_open
+    assert server.greeted == len(server.connections) == 1
+    assert server.doorstep.turned_away.total() == 6
+    assert len([each for each in caplog.messages if "turned away" in each]) == 2
+    await client.close()
+    await server.close()
 
 
 async def test_connections_above_the_limit_are_rejected_with_a_reason() -> None:

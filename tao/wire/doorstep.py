@@ -1,0 +1,166 @@
+"""The doorstep of a port: what peers may cost before they have shown a credential.
+
+Everybody who reaches a port can connect to it. A peer is *pending* until it has shown who it is, or at a port without
+credentials, what it wants: until its greeting (frames), the first message of its call (gRPC), or its request (admin
+port). Pending peers are bounded in time, in all, and per address. A peer that finds no room is not turned away: it
+takes the place of the one that has been pending longest at the same address, or at the address that has the most. An
+honest peer is pending for a round trip, so a crowd that says nothing displaces itself.
+
+Whoever is turned away is counted; only some of them are logged, because strangers must not fill a disk with lines.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Final
+from urllib.parse import unquote
+
+from tao.wire.settings import DoorstepSettings
+
+_logger = logging.getLogger(__name__)
+
+LATE: Final = "late"
+"""The reason for which a peer is turned away that has not shown who it is in time."""
+
+DISPLACED: Final = "displaced"
+"""The reason for which a peer is turned away whose place another peer has taken."""
+
+LOCAL: Final = "local"
+"""The address of all peers of a Unix socket."""
+
+
+def address_of(peer: object) -> str:
+    """Return the address under which a connection is counted, of what its socket says about the peer."""
+    if not isinstance(peer, tuple) or not peer:
+        return LOCAL
+    return _network_of(str(peer[0]))
+
+
+def address_of_call(peer: str) -> str:
+    """Return the address under which a gRPC call is counted, of the peer that its context names."""
+    kind, _, where = peer.partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return LOCAL
+    return _network_of(unquote(where).rpartition(":")[0].strip("[]"))
+
+
+def _network_of(host: str) -> str:
+    """Return the host, or the /64 network of an IPv6 address: every subscriber has one, with all of its addresses."""
+    if ":" not in host:
+        return host
+    try:
+        address = ipaddress.IPv6Address(host)
+    except ValueError:
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
+
+
+class Place:
+    """The place of one peer in an `AddressPool`."""
+
+    __slots__ = ("address", "displace", "entered_at")
+
+    def __init__(self, address: str, entered_at: float, displace: Callable[[str], None]) -> None:
+        self.address: Final = address
+        self.entered_at: Final = entered_at
+        self.displace = displace
+
+
+class AddressPool:
+    """Peers that are bounded in all and per address. One more takes the place of the oldest of its address, or of the
+    address that has the most."""
+
+    def __init__(self, max_peers: int, max_per_address: int, now: Callable[[], float] = time.monotonic) -> None:
+        self._max_peers: Final = max_peers
+        self._max_per_address: Final = max_per_address
+        self._now: Final = now
+        self._all: dict[Place, None] = {}  # the oldest first, as in each of the following
+        self._by_address: dict[str, dict[Place, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def enter(self, address: str, displace: Callable[[str], None]) -> Place:
+        """Give a peer a place. ``displace(reason)`` is called when it loses the place, and must not raise."""
+        if len(self._by_address.get(address, ())) >= self._max_per_address:
+            self._displace_oldest(self._by_address[address], DISPLACED)
+        elif len(self._all) >= self._max_peers:
+            self._displace_oldest(max(self._by_address.values(), key=len), DISPLACED)
+        place = Place(address, self._now(), displace)
+        self._all[place] = self._by_address.setdefault(address, {})[place] = None
+        return place
+
+    def leave(self, place: Place) -> None:
+        """Take the place back; it may have been lost already."""
+        if place in self._all:
+            del self._all[place]
+            same_address = self._by_address[place.address]
+            del same_address[place]
+            if not same_address:
+                del self._by_address[place.address]
+
+    def displace_older_than(self, seconds: float) -> None:
+        """Take the places back that were given more than so many seconds ago."""
+        since = self._now() - seconds
+        while self._all and next(iter(self._all)).entered_at < since:
+            self._displace_oldest(self._all, LATE)
+
+    def _displace_oldest(self, places: Mapping[Place, None], reason: str) -> None:
+        place = next(iter(places))
+        self.leave(place)
+        place.displace(reason)
+
+
+class Doorstep:
+    """The pending peers of one port, and the count of those that were turned away."""
+
+    def __init__(self, port: str, settings: DoorstepSettings, now: Callable[[], float] = time.monotonic) -> None:
+        """``port`` names the port in logs and metrics."""
+        self.settings: Final = settings
+        self.pending: Final = AddressPool(settings.max_pending, settings.max_pending_per_address, now)
+        self.turned_away: Final[Counter[str]] = Counter()
+        """Number of peers that were turned away, by reason."""
+        self.port: Final = port
+        self._now: Final = now
+        self._interval_ends = 0.0
+        self._lines_left = 0
+        self._left_out = 0
+
+    def turn_away(self, reason: str) -> bool:
+        """Count a peer that is turned away. Returns whether that may be logged."""
+        self.turned_away[reason] += 1
+        now = self._now()
+        if now >= self._interval_ends:
+            self._begin_interval(now)
+        if self._lines_left:
+            self._lines_left -= 1
+            return True
+        self._left_out += 1
+        return False
+
+    def sweep(self) -> None:
+        """Turn away the peers that are late. Call this several times a second."""
+        self.pending.displace_older_than(self.settings.greeting_timeout_seconds)
+        self.report_left_out()
+
+    def report_left_out(self) -> None:
+        """Log how many lines were left out, when their interval is over."""
+        if self._left_out and self._now() >= self._interval_ends:
+            self._begin_interval(self._now())
+
+    def _begin_interval(self, now: float) -> None:
+        if self._left_out:
+            _logger.warning(
+                "%d more peers without a credential were turned away at the %s port; peers_turned_away_total has all",
+                self._left_out,
+                self.port,
+            )
+        self._left_out = 0
+        self._lines_left = self.settings.max_log_lines
+        self._interval_ends = now + self.settings.log_interval_seconds

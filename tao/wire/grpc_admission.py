@@ -1,0 +1,229 @@
+"""The admission of gRPC calls: who may call is decided from the metadata, before a message is read.
+
+grpc.aio reads the message of a unary method before it calls the handler, decompressed and whole, and waits for it for
+as long as the client likes. So every method here is declared with a stream of requests, which on the wire is the same:
+its handler is called when the metadata has arrived, and reads by itself. Of a caller without a credential no message is
+read at all. One with a credential has a time for its first message, and a place at the doorstep until then.
+
+Health checks answer everyone, because a load balancer has no credential. A stranger gets the state of the server,
+whatever service its unread message names; its calls are bounded per address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Final, TypeAlias, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from grpc_health.v1 import health, health_pb2  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection, reflection_pb2  # type: ignore[import-untyped]
+
+from tao.model.errors import DeadlineExceeded, Overloaded, ProtocolError, TaoError
+from tao.wire.convert import error_to_pb
+from tao.wire.doorstep import AddressPool, Doorstep, address_of_call
+from tao.wire.grpc_client import AUTHORIZATION_KEY, BEARER, NAME_KEY, ROLE_KEY
+from tao.wire.identity import CLIENT, Admission, Credentials, PeerIdentity, ShownCredentials
+from tao.wire.settings import ServingSettings
+from tao.wire.status import status_of, trailers_of
+
+_PEER_URI_KEY: Final = "peer_uri"
+"""Where gRPC has the URIs of the certificate of a peer, which it has verified."""
+
+_logger = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+Handlers: TypeAlias = "dict[str, grpc.RpcMethodHandler[bytes, Message]]"
+
+Asked = TypeVar("Asked", bound=Message)
+
+
+def parsed(kind: type[Asked], message: bytes) -> Asked:
+    """Parse the message of a call. Raises `ProtocolError`; a deserializer of gRPC's own would end the call as UNKNOWN,
+    with a traceback in the log and no reason."""
+    try:
+        return kind.FromString(message)
+    except DecodeError as error:
+        raise ProtocolError(f"not a message of type {kind.DESCRIPTOR.full_name}: {error}") from error
+
+
+def encoded(message: Message) -> bytes:
+    """Return the message as bytes: a serializer for gRPC."""
+    return message.SerializeToString()
+
+
+async def abort(context: Context, error: TaoError) -> None:
+    """End a call with the error. gRPC ignores what its handler returns afterwards."""
+    try:
+        await context.abort(status_of(error), error.message, trailers_of(error_to_pb(error)))
+    except grpc.aio.InternalError:
+        # The caller has gone. gRPC would log a traceback for it, which strangers could have as many of as they like.
+        return
+
+
+class CallAdmission:
+    """Admits the calls of one gRPC server."""
+
+    def __init__(self, settings: ServingSettings, *, has_tls: bool) -> None:
+        doorstep = settings.doorstep
+        self.doorstep: Final = Doorstep("grpc", doorstep)
+        self._authenticator: Final = settings.authenticator
+        self._has_tls: Final = has_tls
+        self._open_calls: Final = AddressPool(doorstep.max_open_calls, doorstep.max_open_calls_per_address)
+
+    def peer(self, context: Context) -> PeerIdentity:
+        """Return who calls. Raises as `tao.wire.identity.identify`."""
+        return self._authenticator.identify(self._shown(context))
+
+    def identify(self, context: Context) -> PeerIdentity:
+        """Return who calls, and count a caller that is turned away. Raises as `tao.wire.identity.identify`."""
+        with self._counting(context):
+            return self.peer(context)
+
+    def admit(self, context: Context) -> Admission:
+        """Admit the caller of a stream that stays open; else as `identify`."""
+        with self._counting(context):
+            return self._authenticator.admit(self._shown(context))
+
+    async def first_message(self, context: Context) -> bytes:
+        """Read the first message of an identified caller. Raises `DeadlineExceeded`, and `Overloaded` when the call has
+        lost its place at the doorstep."""
+        seconds = self.doorstep.settings.greeting_timeout_seconds
+        lost: list[str] = []
+        try:
+            async with asyncio.timeout(seconds) as time_limit:
+                with _place(self.doorstep.pending, context, time_limit, lost):
+                    message: object = await context.read()
+        except TimeoutError:
+            error: TaoError = DeadlineExceeded(f"the call sent no message within {seconds} s")
+            if lost:
+                error = Overloaded("newer calls have taken the place of this one, which has sent no message yet")
+            self._turned_away(lost[0] if lost else "late", context.peer(), error.message)
+            raise error from None
+        if not isinstance(message, bytes):
+            raise ProtocolError("the call ended without a message")
+        return message
+
+    @asynccontextmanager
+    async def open_call(self, context: Context) -> AsyncIterator[None]:
+        """Run a call that needs no credential within the bounds of such calls. Raises `Overloaded` when newer ones have
+        taken its place."""
+        lost: list[str] = []
+        try:
+            async with asyncio.timeout(None) as time_limit:
+                with _place(self._open_calls, context, time_limit, lost):
+                    yield
+        except TimeoutError:
+            if not lost:
+                raise
+            error = Overloaded("newer calls of this kind have taken the place of this one")
+            self._turned_away(lost[0], context.peer(), error.message)
+            raise error from None
+
+    def _shown(self, context: Context) -> ShownCredentials:
+        metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        token = metadata.get(AUTHORIZATION_KEY, "").removeprefix(BEARER)
+        stated = Credentials(metadata.get(NAME_KEY, ""), metadata.get(ROLE_KEY, CLIENT), token)
+        uris = context.auth_context().get(_PEER_URI_KEY, ()) if self._has_tls else ()
+        return ShownCredentials(stated, tuple(uri.decode() for uri in uris), context.peer())
+
+    @contextmanager
+    def _counting(self, context: Context) -> Iterator[None]:
+        try:
+            yield
+        except TaoError as error:
+            self._turned_away(error.reason.lower(), context.peer(), error.message)
+            raise
+
+    def _turned_away(self, reason: str, address: str, why: str) -> None:
+        if self.doorstep.turn_away(reason):
+            _logger.warning("a call of %s is turned away: %s", address, why)
+
+
+@contextmanager
+def _place(pool: AddressPool, context: Context, time_limit: asyncio.Timeout, lost: list[str]) -> Iterator[None]:
+    """Hold a place in a pool; when it is lost, add the reason to ``lost`` and end the time limit."""
+
+    def displace(reason: str) -> None:
+        lost.append(reason)
+        time_limit.reschedule(0.0)
+
+    place = pool.enter(address_of_call(context.peer()), displace)
+    try:
+        yield
+    finally:
+        pool.leave(place)
+
+
+class OpenServices:
+    """gRPC's own services: health, for everyone, and reflection, for callers with a credential."""
+
+    def __init__(self, admission: CallAdmission, service: str) -> None:
+        """``service`` is the name of the service whose state is reported."""
+        self._admission: Final = admission
+        self._service: Final = service
+        self._health: Final = health.aio.HealthServicer()
+        names = (service, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        self._reflection: Final = reflection.aio.ReflectionServicer(names)
+
+    def handlers(self) -> dict[str, Handlers]:
+        """Return the handlers of the methods, by service and method."""
+        return {
+            health.SERVICE_NAME: {
+                "Check": grpc.stream_unary_rpc_method_handler(self._check, response_serializer=encoded),
+                "Watch": grpc.stream_stream_rpc_method_handler(self._watch, response_serializer=encoded),
+            },
+            reflection.SERVICE_NAME: {
+                "ServerReflectionInfo": grpc.stream_stream_rpc_method_handler(
+                    self._reflect, response_serializer=encoded
+                )
+            },
+        }
+
+    async def serve(self) -> None:
+        """Report SERVING from now on."""
+        for name in ("", self._service):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def drain(self) -> None:
+        """Report NOT_SERVING from now on."""
+        await self._health.enter_graceful_shutdown()
+
+    async def _check(self, _: object, context: Context) -> Message | None:
+        try:
+            reply: Message = await self._health.Check(await self._asked_of_health(context), context)
+        except TaoError as error:
+            await abort(context, error)
+            return None
+        return reply
+
+    async def _watch(self, _: object, context: Context) -> None:
+        try:
+            async with self._admission.open_call(context):
+                await self._health.Watch(await self._asked_of_health(context), context)
+        except TaoError as error:
+            await abort(context, error)
+
+    async def _asked_of_health(self, context: Context) -> health_pb2.HealthCheckRequest:
+        try:
+            self._admission.peer(context)
+        except TaoError:
+            return health_pb2.HealthCheckRequest()
+        return parsed(health_pb2.HealthCheckRequest, await self._admission.first_message(context))
+
+    async def _reflect(self, _: object, context: Context) -> None:
+        try:
+            self._admission.identify(context)
+            async with self._admission.open_call(context):
+                async for reply in self._reflection.ServerReflectionInfo(_reflection_requests(context), context):
+                    await context.write(reply)
+        except TaoError as error:
+            await abort(context, error)
+
+
+async def _reflection_requests(context: Context) -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:
+    while isinstance(message := await context.read(), bytes):
+        yield parsed(reflection_pb2.ServerReflectionRequest, message)

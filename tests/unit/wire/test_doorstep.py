@@ -1,0 +1,167 @@
+"""Peers without a credential are bounded in time, in all and per address; those that are turned away are counted."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tao.model.errors import SettingsError
+from tao.wire.doorstep import DISPLACED, LATE, LOCAL, AddressPool, Doorstep, Place, address_of, address_of_call
+from tao.wire.settings import DoorstepSettings
+
+
+class Crowd:
+    """A pool on a clock of its own, and the peers that have lost their place."""
+
+    def __init__(self, max_peers: int, max_per_address: int) -> None:
+        self.now = 0.0
+        self.pool = AddressPool(max_peers, max_per_address, lambda: self.now)
+        self.displaced: list[tuple[str, str]] = []
+
+    def enter(self, name: str, address: str) -> Place:
+        return self.pool.enter(address, lambda reason: self.displaced.append((name, reason)))
+
+
+def test_one_more_of_an_address_takes_the_place_of_its_oldest() -> None:
+    crowd = Crowd(10, 2)
+    for name in ("a1", "a2", "a3"):
+        crowd.enter(name, "a")
+    crowd.enter("b1", "b")
+    assert crowd.displaced == [("a1", DISPLACED)]
+    assert len(crowd.pool) == 3
+
+
+def test_when_all_places_are_taken_the_address_that_has_most_loses_its_oldest() -> None:
+    crowd = Crowd(4, 3)
+    crowd.enter("honest", "h")
+    for name in ("a1", "a2", "a3"):
+        crowd.enter(name, "a")
+    crowd.enter("another", "o")
+    assert crowd.displaced == [("a1", DISPLACED)]
+    assert len(crowd.pool) == 4
+
+
+def test_whoever_is_pending_for_too_long_is_late() -> None:
+    crowd = Crowd(10, 10)
+    crowd.enter("early", "a")
+    crowd.now = 3.0
+    crowd.enter("later", "a")
+    crowd.now = 5.5
+    crowd.pool.displace_older_than(5.0)
+    assert crowd.displaced == [("early", LATE)]
+    assert len(crowd.pool) == 1
+
+
+def test_a_place_that_was_lost_can_be_left() -> None:
+    crowd = Crowd(1, 1)
+    lost = crowd.enter("a1", "a")
+    kept = crowd.enter("a2", "a")
+    crowd.pool.leave(lost)
+    assert len(crowd.pool) == 1
+    crowd.pool.leave(kept)
+    assert len(crowd.pool) == 0
+
+
+class Peer:
+    """A peer of the naive model; ``place`` is None once it has no place."""
+
+    def __init__(self, number: int, address: str) -> None:
+        self.number = number
+        self.address = address
+
+
+@given(
+    st.integers(1, 6),
+    st.integers(1, 4),
+    st.lists(st.one_of(st.sampled_from("abcd"), st.integers(0, 20)), max_size=60),
+)
+def test_a_pool_is_like_a_list_that_is_searched(max_peers: int, max_per_address: int, steps: list[str | int]) -> None:
+    crowd = Crowd(max_peers, max_per_address)
+    model: list[Peer] = []
+    expected: list[int] = []
+    places: list[Place] = []
+    for step in steps:
+        if isinstance(step, int):
+            if step < len(places):
+                crowd.pool.leave(places[step])
+                model = [peer for peer in model if peer.number != step]
+            continue
+        of_address = [peer for peer in model if peer.address == step]
+        if len(of_address) >= max_per_address:
+            victims = of_address
+        elif len(model) >= max_peers:
+            sizes = {peer.address: sum(each.address == peer.address for each in model) for peer in model}
+            victims = [peer for peer in model if sizes[peer.address] == max(sizes.values())]
+        else:
+            victims = []
+        lost_before = len(crowd.displaced)
+        places.append(crowd.enter(str(len(places)), step))
+        lost = [int(name) for name, _ in crowd.displaced[lost_before:]]
+        assert len(lost) == bool(victims)
+        if victims:
+            # Among addresses of one size any may lose its oldest peer.
+            (number,) = lost
+            victim = next(peer for peer in victims if peer.number == number)
+            assert victim is next(peer for peer in model if peer.address == victim.address)
+            model.remove(victim)
+            expected.append(number)
+        model.append(Peer(len(places) - 1, step))
+        assert len(crowd.pool) == len(model) <= max_peers
+        assert sum(peer.address == step for peer in model) <= max_per_address
+    assert [int(name) for name, _ in crowd.displaced] == expected
+
+
+def test_all_who_are_turned_away_are_counted_and_a_few_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    doorstep = Doorstep("frames", DoorstepSettings(max_log_lines=3, log_interval_seconds=10.0), lambda: now)
+    with caplog.at_level(logging.WARNING):
+        assert [doorstep.turn_away("unauthorized") for _ in range(1_000)].count(True) == 3
+        doorstep.sweep()
+        assert caplog.messages == []
+        now = 10.0
+        doorstep.sweep()
+        doorstep.sweep()
+        (line,) = caplog.messages
+        assert line.startswith("997 more peers without a credential were turned away at the frames port")
+        assert doorstep.turn_away(LATE)
+    assert doorstep.turned_away == {"unauthorized": 1_000, LATE: 1}
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        (("192.0.2.7", 4711), "192.0.2.7"),
+        (("2001:db8:1:2:3:4:5:6", 4711, 0, 0), "2001:db8:1:2::/64"),
+        (("2001:db8:1:2::9", 4712, 0, 0), "2001:db8:1:2::/64"),
+        (("::ffff:192.0.2.7", 1, 0, 0), "192.0.2.7"),
+        (("fe80::1%eth0", 1, 0, 2), "fe80::/64"),
+        ("", LOCAL),
+        (None, LOCAL),
+    ],
+)
+def test_a_connection_counts_for_its_address_or_network(peer: object, address: str) -> None:
+    assert address_of(peer) == address
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:192.0.2.7:4711", "192.0.2.7"),
+        ("ipv6:%5B2001:db8:1:2:3:4:5:6%5D:4711", "2001:db8:1:2::/64"),
+        ("ipv6:[::1]:4711", "::/64"),
+        ("unix:/run/tao.sock", LOCAL),
+        ("unix:", LOCAL),
+    ],
+)
+def test_a_grpc_call_counts_for_its_address_or_network(peer: str, address: str) -> None:
+    assert address_of_call(peer) == address
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(DoorstepSettings)])
+def test_every_bound_is_above_zero(name: str) -> None:
+    with pytest.raises(SettingsError, match=f"{name} is 0"):
+        dataclasses.replace(DoorstepSettings(), **{name: 0})

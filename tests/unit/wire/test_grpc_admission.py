@@ -1,0 +1,163 @@
+"""Who may call over gRPC is decided from the metadata: of a stranger no message is read, and one with a credential has
+a time for its first one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc  # type: ignore[import-untyped]
+
+from tao.wire.grpc_client import greeting_metadata
+from tao.wire.grpc_server import SERVICE, GrpcServer
+from tao.wire.identity import AcceptedCredentials, Credentials, PeerAuthenticator
+from tao.wire.session import Reply
+from tao.wire.settings import DoorstepSettings, ServingSettings
+from tao.wire.v1 import graph_pb2
+from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.pacing import until
+
+SECONDS = 20.0
+OBJECT = graph_pb2.ObjGetRequest(id=1 << 47 | 1).SerializeToString()
+CREDENTIAL = greeting_metadata(Credentials("web", "client", "secret"))
+WRONG = greeting_metadata(Credentials("web", "client", "guessed"))
+DOORSTEP = DoorstepSettings(max_pending_per_address=2, max_open_calls_per_address=2, max_log_lines=3)
+METHODS = ("ObjGet", "AssocAdd", "WatchConfiguration", "Session")
+
+
+class Objects:
+    """Finds every object."""
+
+    def handle(self, request: pb.Request, reply: Reply) -> None:
+        reply.send(pb.Answer(read=pb.ReadAnswer(values=[bytes(8) + b"\1\0\0\0"])))
+
+
+Open = grpc.aio.StreamUnaryCall[bytes, bytes]
+
+
+class Port:
+    """A server that asks for a token, and calls of it whose messages a test sends itself."""
+
+    def __init__(self, server: GrpcServer, channel: grpc.aio.Channel) -> None:
+        self.server = server
+        self.channel = channel
+
+    def open(self, method: str, metadata: tuple[tuple[str, str], ...] = CREDENTIAL, service: str = SERVICE) -> Open:
+        """Open a call without sending a message."""
+        opened: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = self.channel.stream_unary(f"/{service}/{method}")
+        return opened(metadata=metadata, timeout=SECONDS)
+
+    async def get(self, message: bytes = OBJECT, compression: grpc.Compression | None = None) -> grpc.StatusCode:
+        method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self.channel.unary_unary(f"/{SERVICE}/ObjGet")
+        return await method(message, metadata=CREDENTIAL, timeout=SECONDS, compression=compression).code()
+
+
+@asynccontextmanager
+async def serving(doorstep: DoorstepSettings) -> AsyncIterator[Port]:
+    settings = ServingSettings(
+        authenticator=PeerAuthenticator(AcceptedCredentials.of_secrets("secret", "")), doorstep=doorstep
+    )
+    server = GrpcServer(Objects(), settings, name="srv", topology_version=lambda: 1, choose_shard=lambda: 0)
+    address = await server.start("127.0.0.1:0")
+    async with grpc.aio.insecure_channel(address, options=[("grpc.max_send_message_length", -1)]) as channel:
+        yield Port(server, channel)
+    await server.close()
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[Port]:
+    async with serving(DOORSTEP) as port:
+        yield port
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_stranger_is_refused_before_it_has_sent_a_message(port: Port, method: str) -> None:
+    for metadata in ((), WRONG):
+        assert await port.open(method, metadata).code() is grpc.StatusCode.UNAUTHENTICATED
+    assert await port.get() is grpc.StatusCode.OK
+    assert port.server.doorstep.turned_away == {"unauthorized": 2}
+
+
+async def test_a_call_that_sends_no_message_ends_after_the_time_for_it() -> None:
+    async with serving(replace(DOORSTEP, greeting_timeout_seconds=0.1)) as port:
+        call = port.open("ObjGet")
+        assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "sent no message within 0.1 s" in str(await call.details())
+        session = port.open("Session")  # A session may wait for its first request as long as it likes.
+        assert await port.open("WatchConfiguration").code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert not session.done()
+        session.cancel()
+
+
+async def test_calls_without_a_message_displace_each_other_and_no_whole_call(port: Port) -> None:
+    calls = [port.open("ObjGet") for _ in range(6)]
+    assert await port.get() is grpc.StatusCode.OK
+    doorstep = port.server.doorstep
+    await until(lambda: doorstep.turned_away["displaced"] + len(doorstep.pending) == 6)
+    displaced = doorstep.turned_away["displaced"]
+    assert displaced >= 4
+    await until(lambda: sum(call.done() for call in calls) == displaced)
+    pending, *_ = (call for call in calls if not call.done())
+    assert {await call.code() for call in calls if call.done()} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+    await pending.write(OBJECT)
+    await pending.done_writing()
+    assert await pending.code() is grpc.StatusCode.OK
+
+
+async def test_a_stranger_learns_the_health_of_the_server_and_its_message_is_not_read(port: Port) -> None:
+    stub = health_pb2_grpc.HealthStub(port.channel)
+    assert (await stub.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
+    unread = port.open("Check", (), "grpc.health.v1.Health")
+    assert health_pb2.HealthCheckResponse.FromString(await unread).status == health_pb2.HealthCheckResponse.SERVING
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.Check(health_pb2.HealthCheckRequest(service="no such"), metadata=CREDENTIAL)
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    assert not port.server.doorstep.turned_away
+    await port.server.drain(0.0)
+    assert (await stub.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def test_watches_of_the_health_are_bounded_per_address(port: Port) -> None:
+    stub = health_pb2_grpc.HealthStub(port.channel)
+    watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(3)]
+    for watch in watches:
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+    await until(lambda: sum(watch.done() for watch in watches) == 1)
+    await port.server.drain(0.0)
+    for watch in watches:
+        if watch.done():
+            assert await watch.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        else:
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            watch.cancel()
+
+
+async def test_reflection_is_for_callers_with_a_credential(port: Port) -> None:
+    stub = reflection_pb2_grpc.ServerReflectionStub(port.channel)
+    asked = reflection_pb2.ServerReflectionRequest(list_services="")
+    assert await stub.ServerReflectionInfo(iter([asked])).code() is grpc.StatusCode.UNAUTHENTICATED
+    listed = await stub.ServerReflectionInfo(iter([asked]), metadata=CREDENTIAL).read()
+    assert SERVICE in {each.name for each in listed.list_services_response.service}
+
+
+async def test_a_message_that_is_too_large_when_decompressed_is_refused(port: Port) -> None:
+    assert await port.get(compression=grpc.Compression.Gzip) is grpc.StatusCode.OK
+    bomb = bytes(100 << 20)
+    assert await port.get(bomb, grpc.Compression.Gzip) is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_crowd_of_strangers_is_counted_and_not_all_logged(port: Port, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        calls = [port.open("ObjGet", WRONG) for _ in range(50)]
+        for call in calls[:25]:
+            assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
+        for call in calls[25:]:
+            call.cancel()  # whoever is gone before its refusal leaves no traceback either
+        assert await port.get() is grpc.StatusCode.OK
+    assert len(caplog.messages) == 3
+    assert all("is turned away: the token is missing or wrong" in each for each in caplog.messages)
