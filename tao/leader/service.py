@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -21,11 +20,12 @@ from tao.model.ids import MAX_RESERVED_IDS, SHARD_SHIFT
 from tao.model.relay import Touch
 from tao.model.rows import IntentRow
 from tao.model.tokens import PendingInverse
-from tao.model.writes import ObjAdd, SettleEdge, Write
+from tao.model.writes import ObjAdd, ObjDelete, ObjUpdate, SettleEdge, Write
 from tao.planning.coordination import names_far_side, shards_of
 from tao.routing.budgets import work_seconds
+from tao.serving.access import WriteCheck
 from tao.serving.configuration import ServerContext
-from tao.serving.forward_path import WriteResults, shards_of_write
+from tao.serving.forward_path import WriteResults, admitted_writes, shards_of_write
 from tao.serving.read_service import ReadService
 from tao.serving.requests import LEADER_RULES, CacheService, check_role
 from tao.wire.convert import (
@@ -77,23 +77,28 @@ class WriteRequests:
             check_role(LEADER_RULES, "settle_edge", reply.peer.role)
         results = WriteResults(reply, len(batch.writes), want_changes=batch.want_changes)
         deadline = self._clock.monotonic() + work_seconds(request.deadline_ms)
-        here: Sequence[int] = range(len(batch.writes))
+        here = admitted_writes(self._configuration.access, request, reply.peer, results)
         if self._forwarded.may_pass_on(reply.peer):
-            here = self._forwarded.forward(batch, results, deadline)
+            here = self._forwarded.forward(request, here, results, deadline, reply.peer)
+        check = self._configuration.access.writer(request, reply.peer)
         for slot in here:
             try:
-                self._spawn(self._write_one(slot, batch, deadline, results))
+                self._spawn(self._write_one(slot, batch, deadline, results, check))
             except TaoError as error:
                 # The error is this write's, not the request's: the writes before it have begun.
                 results.fail(slot, error)
 
-    async def _write_one(self, slot: int, batch: pb.WriteBatch, deadline: float, results: WriteResults) -> None:
+    async def _write_one(
+        self, slot: int, batch: pb.WriteBatch, deadline: float, results: WriteResults, check: WriteCheck | None
+    ) -> None:
         try:
             message = batch.writes[slot]
             if not self._ownership.complete:
                 _, coordinator = shards_of_write(message, self._configuration.schema)
                 await self._ownership.wait_taken(coordinator, deadline - self._clock.monotonic())
             write = write_from_pb(message)
+            if check is not None and isinstance(write, ObjUpdate | ObjDelete):
+                write = msgspec.structs.replace(write, writable=check.writable)
             if isinstance(write, SettleEdge):
                 await self._inverse_fence.admit(batch)
             self._writes.check(write)
@@ -104,6 +109,8 @@ class WriteRequests:
             if isinstance(write, ObjAdd) and not write.allocated:
                 await self._writes.ids.admit(write.id, deadline)
             written, pending = await self._inverses.write(write, deadline, sub_write=isinstance(write, SettleEdge))
+            if check is not None and (refusal := check.judge(written.outcome.otype)) is not None:
+                raise refusal
         except TaoError as error:
             results.fail(slot, error)
         except Exception as error:
@@ -116,7 +123,9 @@ class WriteRequests:
                 results.fail(slot, unknown, written.messages)
                 return
             lists = self._pending_lists(written.intent) if pending else ()
-            result = outcome_to_pb(written.outcome, written.messages, lists)
+            # Of an object that was left alone, the caller learns no version either.
+            is_left_alone = bool(written.outcome.otype) and not written.outcome.found
+            result = outcome_to_pb(written.outcome, () if is_left_alone else written.messages, lists)
             results.add(slot, result, written.messages)
 
     def _pending_lists(self, intent: IntentRow | None) -> list[PendingInverse]:

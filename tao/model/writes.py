@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from tao.model.errors import TaoError
@@ -18,19 +20,26 @@ class ObjAdd(msgspec.Struct, frozen=True, tag="obj_add"):
     allocated: bool
 
 
+EVERY_TYPE: Final = -1
+"""The bit set of all object types."""
+
+
 class ObjUpdate(msgspec.Struct, frozen=True, tag="obj_update"):
-    """Merge ``patch`` (msgpack map; nil removes a field) into the object. ``otype=0``: of any type."""
+    """Merge ``patch`` (msgpack map; nil removes a field) into the object. ``otype=0``: of any type. An object of a type
+    that is not in the bit set ``writable`` is left alone, as if it did not exist."""
 
     id: int
     otype: int
     patch: bytes
+    writable: int = EVERY_TYPE
 
 
 class ObjDelete(msgspec.Struct, frozen=True, tag="obj_delete"):
-    """Delete an object; its edges stay. ``otype=0``: of any type."""
+    """Delete an object; its edges stay. ``otype=0``: of any type. ``writable``: see `ObjUpdate`."""
 
     id: int
     otype: int = 0
+    writable: int = EVERY_TYPE
 
 
 class AssocAdd(msgspec.Struct, frozen=True, tag="assoc_add"):
@@ -105,8 +114,10 @@ Write = (
 
 class WriteOutcome(msgspec.Struct):
     """The outcome of one write. ``id``: the object's id for `ObjAdd`. ``found``: the object or edge named existed
-    before. ``error``: the write failed and nothing of it was written."""
+    before. ``error``: the write failed and nothing of it was written. ``otype``: the type of the object that an update
+    or deletion has met, also of one that it may not write."""
 
     id: int = 0
     found: bool = False
     error: TaoError | None = None
+    otype: int = 0

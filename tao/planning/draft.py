@@ -128,6 +128,8 @@ def update_object(draft: Draft, write: ObjUpdate, schema: Schema) -> WriteOutcom
     row = draft.object(write.id)
     if row is None or row.deleted:
         return WriteOutcome(write.id)
+    if not write.writable >> row.otype & 1:
+        return WriteOutcome(write.id, otype=row.otype)
     otype = schema.otype(row.otype)
     _check_type(row, write.otype, schema)
     if not write.otype:
@@ -135,7 +137,7 @@ def update_object(draft: Draft, write: ObjUpdate, schema: Schema) -> WriteOutcom
         validate_patch(otype, write.patch)
     data = merge_data(otype, row.data, write.patch)
     draft.set_object(ObjectRow(row.id, row.otype, row.version, False, data))
-    return WriteOutcome(write.id, True)
+    return WriteOutcome(write.id, True, otype=row.otype)
 
 
 def delete_object(draft: Draft, write: ObjDelete, schema: Schema) -> WriteOutcome:
@@ -143,9 +145,11 @@ def delete_object(draft: Draft, write: ObjDelete, schema: Schema) -> WriteOutcom
     row = draft.object(write.id)
     if row is None or row.deleted:
         return WriteOutcome(write.id)
+    if not write.writable >> row.otype & 1:
+        return WriteOutcome(write.id, otype=row.otype)
     _check_type(row, write.otype, schema)
     draft.set_object(ObjectRow(row.id, row.otype, row.version, True, b""))
-    return WriteOutcome(write.id, True)
+    return WriteOutcome(write.id, True, otype=row.otype)
 
 
 def _check_type(row: ObjectRow, expected: int, schema: Schema) -> None:

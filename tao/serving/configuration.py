@@ -1,4 +1,4 @@
-"""The topology and schema that a server uses, and the context that the parts of a cache server share.
+"""The topology, schema and rights that a server uses, and the context that the parts of a cache server share.
 
 Topology and schema are whole values. A change replaces the reference and calls the listeners, synchronously and in
 order. Clients ask with GetTopology, GetSchema and Watch, so that one address is enough to connect.
@@ -23,6 +23,7 @@ from tao.routing.routes import Routes
 from tao.runtime.watched_file import WatchedFile
 from tao.schema.compatibility import compare
 from tao.schema.registry import Schema, load_schema
+from tao.serving.access import AccessControl
 from tao.topology.document import dump_topology, encode_region
 from tao.wire.links import Links
 from tao.wire.session import Reply
@@ -44,6 +45,8 @@ class Configuration:
         self._looking: asyncio.Future[bool] | None = None
         self.routes = Routes(topology)
         self.schema = schema
+        self.access: Final = AccessControl(schema, log)
+        """What callers may do here."""
         self._log: Final = log
         self._topology_jsons: dict[str | None, bytes] = {}  # by region; of the present version
         self._on_routes: list[Callable[[Routes], None]] = []
@@ -115,6 +118,7 @@ class Configuration:
             return False
         if schema.version_hash != self.schema.version_hash:
             self.schema = schema
+            self.access.use_schema(schema)
             self._log.info("schema_changed", schema_hash=schema.version_hash)
             for listener in self._on_schema:
                 listener(schema)

@@ -37,6 +37,7 @@ from tao.model.topology import CacheServer
 from tao.planning.coordination import coordinating_shard
 from tao.routing.budgets import MIN_MARGIN_SECONDS, MIN_WORK_SECONDS, work_seconds
 from tao.schema.registry import Schema
+from tao.serving.access import AccessControl, caller_of, pass_caller
 from tao.serving.configuration import ServerContext
 from tao.serving.sources import TickBatcher
 from tao.wire.convert import (
@@ -47,8 +48,9 @@ from tao.wire.convert import (
     shard_messages_to_pb,
     write_from_pb,
 )
+from tao.wire.identity import PeerIdentity
 from tao.wire.links import LinksPort
-from tao.wire.session import AnswerHandler, Reply
+from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
 
 LEAST_ATTEMPT_SECONDS: Final = MIN_MARGIN_SECONDS + 2 * MIN_WORK_SECONDS
@@ -85,6 +87,8 @@ class _Forwarded:
     writes: pb.WriteBatch
     results: WriteResults
     deadline: float
+    caller: str | None
+    """The caller on whose behalf it is sent."""
     sent_at: float
     """The time at which it was sent first."""
 
@@ -136,15 +140,19 @@ class ForwardPath:
             return
         results = WriteResults(reply, len(writes.writes), want_changes=writes.want_changes)
         deadline = self._clock.monotonic() + work_seconds(request.deadline_ms)
-        self.forward(writes, range(len(writes.writes)), results, deadline)
+        slots = admitted_writes(self._configuration.access, request, reply.peer, results)
+        self.forward(request, slots, results, deadline, reply.peer)
 
-    def forward(self, writes: pb.WriteBatch, slots: Iterable[int], results: WriteResults, deadline: float) -> None:
-        """Forward these slots of a batch; their results go to ``results``."""
-        self._send(_Forwarded(writes, results, deadline, self._clock.monotonic()), slots, 1)
+    def forward(
+        self, request: pb.Request, slots: Iterable[int], results: WriteResults, deadline: float, peer: PeerIdentity
+    ) -> None:
+        """Forward these slots of a peer's batch; their results go to ``results``."""
+        caller, now = caller_of(request, peer), self._clock.monotonic()
+        self._send(_Forwarded(request.write, results, deadline, caller, now), slots, 1)
 
     def reserve_ids(self, request: pb.Request, reply: Reply) -> None:
         """Forward a reservation of ids. Raises `InvalidArgument` and `DeadlineExceeded`."""
-        self._pass_on(request.reserve_ids.shard, request, reply.send)
+        self._pass_on(request.reserve_ids.shard, request, reply)
 
     def settle_pairs(self, request: pb.Request, reply: Reply) -> None:
         """Forward a request to settle pairs of one coordinating shard. Raises `InvalidArgument` and
@@ -152,13 +160,14 @@ class ForwardPath:
         shards = coordinating_shards(request.settle_pairs)
         if len(shards) != 1:
             raise InvalidArgument(f"a request settles pairs of one coordinating shard, not of {len(shards)}")
-        self._pass_on(shards.pop(), request, reply.send)
+        self._pass_on(shards.pop(), request, reply)
 
-    def _pass_on(self, shard: int, request: pb.Request, on_answer: AnswerHandler) -> None:
+    def _pass_on(self, shard: int, request: pb.Request, reply: Reply) -> None:
         passed = pb.Request()
         passed.CopyFrom(request)
         passed.topology_version = self._configuration.routes.version
-        self._links.to(self._next_hop(shard)).send(passed, work_seconds(request.deadline_ms), on_answer)
+        pass_caller(passed, caller_of(request, reply.peer))
+        self._links.to(self._next_hop(shard)).send(passed, work_seconds(request.deadline_ms), reply.send)
 
     def _send(self, forwarded: _Forwarded, slots: Iterable[int], attempt: int) -> None:
         routes = self._configuration.routes
@@ -174,6 +183,7 @@ class ForwardPath:
         for leader, group in by_leader.items():
             batch = pb.WriteBatch(want_changes=True, writes=[forwarded.writes.writes[slot] for slot in group])
             request = pb.Request(topology_version=routes.version, write=batch)
+            pass_caller(request, forwarded.caller)
             unanswered = dict(enumerate(group))
 
             def take(answer: pb.Answer, unanswered: dict[int, int] = unanswered, leader: CacheServer = leader) -> None:
@@ -351,6 +361,17 @@ class ForwardPath:
     def _fail(self, forwarded: _Forwarded, slot: int, error: TaoError) -> None:
         self.failed[_operation(forwarded, slot)] += 1
         forwarded.results.fail(slot, error)
+
+
+def admitted_writes(
+    access: AccessControl, request: pb.Request, peer: PeerIdentity, results: WriteResults
+) -> Sequence[int]:
+    """Return the slots of the writes that their caller may make, and fail the others."""
+    slots = range(len(request.write.writes))
+    refused = access.refused_writes(request, peer)
+    for slot, error in refused.items():
+        results.fail(slot, error)
+    return [slot for slot in slots if slot not in refused] if refused else slots
 
 
 def shards_of_write(message: pb.Write, schema: Schema) -> tuple[int, int]:

@@ -40,6 +40,7 @@ from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery, shard_of
 from tao.routing.budgets import work_seconds
 from tao.schema.registry import Schema
+from tao.serving.access import ReadCheck
 from tao.serving.single_flight import FetchWaiter, SingleFlight
 from tao.wire.convert import error_to_pb
 from tao.wire.identity import PeerIdentity
@@ -127,8 +128,17 @@ class Misses:
         self.read_past_floors = 0
         """Number of queries answered with what is committed, because no copy had what was known here."""
 
-    def answer(self, request: pb.Request, sizes: OperationSizes, slots: list[int], reply: Reply, room: int) -> None:
-        """Answer these slots of the batch, now or later. ``room`` is how many bytes of values still fit the answer."""
+    def answer(
+        self,
+        request: pb.Request,
+        sizes: OperationSizes,
+        slots: list[int],
+        reply: Reply,
+        room: int,
+        check: ReadCheck | None = None,
+    ) -> None:
+        """Answer these slots of the batch, now or later. ``room`` is how many bytes of values still fit the answer.
+        ``check`` says what the caller may read; None: everything."""
         batch = request.read
         answers = _MissAnswers(reply, len(slots), batch.for_fill, self.settings, room)
         try:
@@ -136,7 +146,7 @@ class Misses:
         except DeadlineExceeded as refused:
             answers.fail_rest(slots, refused)
         else:
-            _MissedBatch(self, batch, sizes, slots, reply, answers).begin(seconds)
+            _MissedBatch(self, batch, sizes, slots, reply, answers, check).begin(seconds)
 
 
 class MissReceiver(Protocol):
@@ -155,6 +165,7 @@ class _MissedBatch:
 
     __slots__ = (
         "_answers",
+        "_check",
         "_critical",
         "_for_fill",
         "_is_beginning",
@@ -178,8 +189,10 @@ class _MissedBatch:
         slots: Sequence[int],
         reply: Reply,
         answers: _MissAnswers,
+        check: ReadCheck | None,
     ) -> None:
         self._misses: Final = misses
+        self._check: Final = check
         self._queries: Final = BatchQueries(batch, sizes)
         self._sizes: Final = sizes
         self._slots: Final = slots
@@ -231,8 +244,10 @@ class _MissedBatch:
         if self._answers.is_full:
             raise AnswerFull(TOO_MANY_BYTES)
         query = self._queries.query(slot)
-        shard = shard_of(query)
+        check, shard = self._check, shard_of(query)
         refusal = misses.admit(shard)
+        if refusal is None and check is not None:
+            refusal = check.refuse(query, critical=self._critical)
         if refusal is not None:
             raise refusal
         is_cut = False
@@ -267,13 +282,23 @@ class _MissedBatch:
         elif miss.minimum and not self._for_fill and version_of(answer.value) < miss.minimum:
             answer = WriteLost(_WRITE_LOST)
         else:
-            if miss.is_cut:
-                answer = Fetched(mark_cut(answer.value), answer.version_epoch, answer.origin)
             try:
-                self._answers.add(miss.slot, miss.query, answer)
-            except AnswerFull as full:
-                answer = full
+                self._answers.add(miss.slot, miss.query, self._shown(miss, answer))
+            except TaoError as refused:
+                answer = refused
         self._finish_slot(miss.slot, answer)
+
+    def _shown(self, miss: Miss, answer: Fetched) -> Fetched:
+        """Return the answer of a miss as its caller gets it. Raises `PermissionDenied`."""
+        value, check = answer.value, self._check
+        if miss.is_cut:
+            value = mark_cut(value)
+        elif check is not None and isinstance(miss.query, ObjectQuery):
+            shown = check.shown(value, critical=self._critical)
+            if isinstance(shown, TaoError):
+                raise shown
+            value = shown
+        return answer if value is answer.value else Fetched(value, answer.version_epoch, answer.origin)
 
     def _finish_slot(self, slot: int, answer: Fetched | TaoError) -> None:
         if isinstance(answer, TaoError):

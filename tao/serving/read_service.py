@@ -27,6 +27,7 @@ from tao.model.errors import AnswerFull, DeadlineExceeded, TooLarge
 from tao.model.graph import MAX_ID2_SET, MAX_TIME
 from tao.model.ids import MAX_ID, SHARD_SHIFT
 from tao.schema.registry import Schema
+from tao.serving.access import AccessControl, ReadCheck
 from tao.serving.misses import TOO_MANY_BYTES, BatchSettings, Misses, ReadPolicy
 from tao.serving.single_flight import SingleFlight
 from tao.serving.traffic import Traffic
@@ -68,13 +69,15 @@ class ReadService:
         settings: BatchSettings | None = None,
         *,
         traffic: Traffic,
+        access: AccessControl,
     ) -> None:
-        """``traffic`` samples the queries."""
+        """``traffic`` samples the queries. ``access`` says what their callers may read."""
         self._cache: Final = cache
         self._version_epoch: Final = cache.version_epoch
         self._settings: Final = settings or BatchSettings()
         self._staleness_ms: Final = policy.staleness_ms
         self.traffic: Final = traffic
+        self._access: Final = access
         self.misses: Final = Misses(single_flight, schema, policy, self._settings)
         self.counters: Final = ReadCounters(self.misses.failures)
         self.use_schema(schema)
@@ -91,13 +94,16 @@ class ReadService:
             raise DeadlineExceeded("the request's deadline is zero: nothing can be read in no time")
         sizes = operation_sizes(batch)
         queries = sum(sizes)
-        settings = self._settings
+        settings, access = self._settings, self._access
         if queries > settings.max_queries:
             raise TooLarge(f"{queries} queries in one batch; send at most {settings.max_queries} at a time")
         traffic = self.traffic
         traffic.left -= queries
         if traffic.left <= 0:
             traffic.sample(batch, sizes)
+        check = None if access.policy is None else access.reader(request, reply.peer)
+        if check is not None:
+            check.check_bound(batch.max_staleness_ms)
         values: list[bytes | None]
         if batch.critical:
             values = [None] * queries
@@ -106,6 +112,8 @@ class ReadService:
             values = answer_hits(self._cache, batch, sizes, self._limits, settings.max_answer_bytes, minimums)
             if batch.max_staleness_ms:
                 self._leave_out_stale(batch, values)
+            if check is not None:
+                check.screen(batch, sizes, values)
             if minimums and batch.known_slots:
                 leave_out_known(batch, values, minimums)
             if len(values) == queries and _size_of_hits(values) <= settings.max_part_bytes:
@@ -119,7 +127,7 @@ class ReadService:
                 reply.send(answer)
                 self._count(self.counters.hits, sizes)
                 return
-        self._answer_in_parts(request, sizes, values, reply)
+        self._answer_in_parts(request, sizes, values, reply, check)
 
     def _leave_out_stale(self, batch: pb.ReadBatch, values: list[bytes | None]) -> None:
         stale = {shard for shard in shards_in(batch) if self._staleness_ms(shard) > batch.max_staleness_ms}
@@ -127,7 +135,12 @@ class ReadService:
             leave_out(batch, values, stale)
 
     def _answer_in_parts(
-        self, request: pb.Request, sizes: OperationSizes, values: list[bytes | None], reply: Reply
+        self,
+        request: pb.Request,
+        sizes: OperationSizes,
+        values: list[bytes | None],
+        reply: Reply,
+        check: ReadCheck | None,
     ) -> None:
         """Send the hits in messages of bounded size, and then fetch the misses."""
         batch, settings = request.read, self._settings
@@ -160,7 +173,7 @@ class ReadService:
             counters.hits[operation] += end - start - not_there - unsent
         if missed:
             room = settings.max_answer_bytes - sum(map(len, hits[:sent]))
-            self.misses.answer(request, sizes, missed, reply, room)
+            self.misses.answer(request, sizes, missed, reply, room, check)
 
     def _add_epochs(self, answer: pb.ReadAnswer, shards: Collection[int]) -> None:
         answer.epoch_shards.extend(shards)

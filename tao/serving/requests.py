@@ -30,6 +30,7 @@ from tao.model.settings import renamed
 from tao.model.topology import CacheServer
 from tao.observability.logs import Logger
 from tao.observability.metrics import Metrics
+from tao.serving.access import GUARDED
 from tao.serving.configuration import ServerContext, region_asked
 from tao.serving.inspection import inspect
 from tao.serving.read_service import ReadService
@@ -280,12 +281,14 @@ class CacheService:
             ),
             **paths,
         }
+        for kind in GUARDED & self._paths.keys():
+            self._paths[kind] = configuration.access.guarded(kind, self._paths[kind])
 
     def handle(self, request: pb.Request, reply: Reply) -> None:
         """Serve one request. Whatever the cache can answer is answered before this returns.
 
         Raises `InvalidArgument` for a request that this role does not serve, `Unauthorized` for one that the peer's
-        role may not make."""
+        role may not make, `PermissionDenied` for one that its caller has no right to make."""
         kind = request.WhichOneof("body") or "nothing"
         path = self._paths.get(kind)
         if path is None:

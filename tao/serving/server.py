@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, Generic, Literal, Self, TypeVar
 
 from tao.cache import CacheSettings, GraphCache
 from tao.cache.settings import DEFAULT_ARENA
-from tao.model.errors import InvalidArgument, TopologyError
+from tao.model.errors import AccessError, InvalidArgument, TopologyError
 from tao.model.ports import Clock
 from tao.model.versions import FIRST_EPOCH
 from tao.observability.key_history import KeyHistoryRecorder
@@ -38,7 +38,7 @@ from tao.serving.settings import CacheServerSettings
 from tao.serving.single_flight import FillSettings, SingleFlight
 from tao.serving.sources import FetchSource
 from tao.serving.traffic import Traffic
-from tao.topology.file_store import TopologyFile
+from tao.topology.file_store import ACCESS_FILE_NAME, AccessFile, TopologyFile
 from tao.wire.identity import Credentials
 from tao.wire.links import Links, LinkSettings
 from tao.wire.session import RequestHandler
@@ -157,6 +157,11 @@ class CachingServer(Generic[SettingsType]):
             cluster=settings.tls.spiffe_cluster,
         )
         self._accepted: Final = AcceptedCredentialFiles(sources, log)
+        self._access_file: Final = AccessFile(
+            settings.access_file or settings.topology_file.with_name(ACCESS_FILE_NAME),
+            required=settings.access_file is not None,
+            on_error=self._note_access_error,
+        )
 
     @classmethod
     def run(cls, settings: SettingsType) -> int:
@@ -193,6 +198,9 @@ class CachingServer(Generic[SettingsType]):
         settings, name = self._settings, self._settings.name
         schema = await self._schema_file.load()
         configuration = Configuration(await self._topology_file.load(), schema, self._log, self._topology_file.load)
+        document = await self._access_file.load_if_there()
+        if document is not None:
+            configuration.access.use_document(document)
         place = configuration.routes.locate(name)
         if place.role != self.role:
             raise TopologyError(f"{name} is a {place.role} in {settings.topology_file}; run it with: tao {place.role}")
@@ -209,6 +217,9 @@ class CachingServer(Generic[SettingsType]):
             budget=RetryBudget(settings.retries, clock.monotonic()),
             log=self._log,
         )
+
+    def _note_access_error(self, error: AccessError) -> None:
+        self._context.configuration.access.note_error(error)
 
     def _start_task(self, name: str, job: Coroutine[Any, Any, None]) -> object:
         return self._tasks.start(job, name)
@@ -236,7 +247,10 @@ class CachingServer(Generic[SettingsType]):
         single_flight = SingleFlight(self._cache, source, clock, self._list_limit, fills)
         self._refills = PrefixRefills(single_flight, context.spawn_as("refill"), self._settings.refills)
         schema = context.configuration.schema
-        self._reads = ReadService(self._cache, single_flight, schema, policy, traffic=Traffic(clock, rates))
+        access = context.configuration.access
+        self._reads = ReadService(
+            self._cache, single_flight, schema, policy, traffic=Traffic(clock, rates), access=access
+        )
 
     def _follow_configuration(self, context: ServerContext) -> None:
         configuration, cache = context.configuration, self._cache
@@ -295,7 +309,10 @@ class CachingServer(Generic[SettingsType]):
 
     def _start_common_tasks(self, context: ServerContext) -> None:
         configuration = context.configuration
-        self._stop_watching = self._topology_file.watch(configuration.use_topology)
+        self._stop_watching = (
+            self._topology_file.watch(configuration.use_topology),
+            self._access_file.watch(configuration.access.use_document),
+        )
         self._tasks.keep(self._pause_detector.keep, "signs of life")
         self._tasks.keep(lambda: self._schema_file.watch(configuration.use_schema_text), "schema")
         self._tasks.start(self._accepted.watch(), "accepted credentials")
@@ -309,17 +326,21 @@ class CachingServer(Generic[SettingsType]):
 
     async def close(self) -> None:
         """See `tao.runtime.process.RunningServer`."""
-        self._stop_watching()
+        for stop in self._stop_watching:
+            stop()
         await self._listeners.close()
         await self._admin.close()
         await self._tasks.close()
         await self._context.links.close()
 
     async def reload(self) -> None:
-        """Read the topology and schema files now. See `tao.runtime.process.RunningServer`."""
+        """Read the topology, the schema and the access document now. See `tao.runtime.process.RunningServer`."""
         configuration = self._context.configuration
         configuration.use_topology(await self._topology_file.load())
         await self._schema_file.look(configuration.use_schema_text)
+        document = await self._access_file.load_if_there()
+        if document is not None:
+            configuration.access.use_document(document)
 
     def _no_such_shard(self, shard: int) -> InvalidArgument | None:
         """Return the error of a shard that the topology does not have, or None."""
@@ -346,6 +367,7 @@ class CachingServer(Generic[SettingsType]):
             "tier": context.tier,
             "topology_version": context.configuration.routes.version,
             "schema_hash": context.configuration.schema.version_hash,
+            "access": context.configuration.access.summary(),
             "links": context.links.figures(),
             "retries": context.budget.figures(),
         }
@@ -360,4 +382,5 @@ class CachingServer(Generic[SettingsType]):
         register_links(metrics, context.links.states)
         register_retries(metrics, context.budget)
         self._pause_detector.register(metrics)
+        context.configuration.access.register(metrics)
         metrics.gauge("running_tasks", "Tasks in progress.", lambda: len(self._tasks))

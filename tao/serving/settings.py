@@ -29,6 +29,10 @@ class CacheServerSettings:
     schema_file: Path
     """The schema. A compatible change is in use within a second."""
 
+    access_file: Path | None = None
+    """The access document, which says what callers may do. A change is in use within a second. None: ``access.yaml``
+    beside the topology document; without such a file every caller may do everything."""
+
     cache_mb: float = 256
     """Memory for the default arena, in MiB; fractions are allowed. Give it as much as the machine can spare."""
 

@@ -26,6 +26,9 @@ from tao.routing.topology_changes import record_change
 from tao.topology.document import check_topology, dump_topology, parse_topology
 from tao.topology.document_file import DocumentFile, NoDocument
 
+ACCESS_FILE_NAME: Final = "access.yaml"
+"""The access document's name, beside the topology document."""
+
 
 class TopologyFile(DocumentFile[Topology, TopologyError]):
     """The `TopologyStore` port over a file. Reads and writes run in a thread, because a slow disk must not hold up

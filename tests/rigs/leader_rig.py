@@ -189,6 +189,7 @@ class LeaderRig:
             SCHEMA,
             ReadPolicy(self._admit),
             traffic=Traffic(self.clock),
+            access=self.configuration.access,
         )
 
     def _make_relay_path(self) -> None:

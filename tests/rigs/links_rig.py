@@ -24,11 +24,13 @@ def _role_of(name: str) -> str:
 class MemoryReply:
     """A `Reply` in memory. Answers travel as bytes, as over a network."""
 
-    def __init__(self, on_answer: Callable[[pb.Answer], None], number: int = 1, peer: str = "client") -> None:
+    def __init__(
+        self, on_answer: Callable[[pb.Answer], None], number: int = 1, peer: str = "client", caller: str = ""
+    ) -> None:
         self._on_answer = on_answer
         self._number = number
         self._on_close: list[Callable[[], None]] = []
-        self._peer = PeerIdentity(peer, _role_of(peer))
+        self._peer = PeerIdentity(peer, _role_of(peer), caller=caller)
         self.closed = False
 
     @property

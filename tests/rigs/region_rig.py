@@ -67,6 +67,7 @@ class FollowerRig:
             SCHEMA,
             ReadPolicy(self._admit, self._staleness_ms, past_floors=True),
             traffic=Traffic(clock),
+            access=self.configuration.access,
         )
         self.sibling_invalidation = SiblingInvalidation(context, SiblingInvalidationSettings(first_pause_seconds=0.001))
         settings_of_subscriptions = SubscriptionSettings(retry_seconds=0.001)

@@ -44,7 +44,7 @@ from tao.tailer.reader import BinlogReader
 from tao.tailer.tail_path import Checkpoint
 from tao.topology import file_store
 from tao.topology.document import check_topology
-from tao.topology.file_store import TopologyFile
+from tao.topology.file_store import AccessFile, TopologyFile
 from tao.wire.frames_client import connect_frames
 from tao.wire.links import LinkSettings
 from tao.wire.session import RequestHandler
@@ -237,6 +237,19 @@ class SimSchemaFile:
         """Report that the schema is unchanged."""
 
 
+class NoAccessFile:
+    """Replaces `tao.topology.file_store.AccessFile`: there is no document, so every caller may do everything."""
+
+    def __init__(self, _: Path, **__: object) -> None:
+        """Do nothing: there is no file."""
+
+    async def load_if_there(self) -> None:
+        """Report that there is no document."""
+
+    def watch(self, _: object) -> Callable[[], None]:
+        return lambda: None
+
+
 class NoPools:
     """Replaces `tao.storage.pools.Pools`."""
 
@@ -368,6 +381,7 @@ def substitutes_for(world: Outside) -> list[Substitution]:
         Substitution(admin_get, partial(sim_admin_get, world)),
         Substitution(TopologyFile, partial(SimTopologyFile, world)),
         Substitution(SchemaFile, partial(SimSchemaFile, world)),
+        Substitution(AccessFile, NoAccessFile),
         Substitution(LoopClock, partial(SimClock, world)),
         Substitution(Pools, NoPools),
         Substitution(MySqlReadStore, partial(SimReadStore, world)),

@@ -24,6 +24,7 @@ from tao.model.tokens import ANY_SHARD
 from tao.model.topology import CacheServer
 from tao.serving.configuration import Configuration
 from tao.wire.convert import error_to_pb
+from tao.wire.identity import PeerIdentity
 from tao.wire.links import Links
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
@@ -56,8 +57,9 @@ def test_a_call_belongs_to_the_shard_of_its_one_query_or_write(request_: pb.Requ
 
 
 class FakeReply:
-    def __init__(self) -> None:
+    def __init__(self, caller: str = "") -> None:
         self.answers: list[pb.Answer] = []
+        self.peer = PeerIdentity("", "client", caller=caller)
 
     def send(self, answer: pb.Answer) -> None:
         self.answers.append(answer)
@@ -121,12 +123,24 @@ class Stage:
         self.tasks.append(asyncio.get_running_loop().create_task(job))
         return self.tasks[-1]
 
-    async def call(self, request: pb.Request) -> pb.Answer:
-        reply = FakeReply()
+    async def call(self, request: pb.Request, caller: str = "") -> pb.Answer:
+        reply = FakeReply(caller)
         self.path.handle(request, reply)  # type: ignore[arg-type]  # it has what is used of it
         await asyncio.gather(*self.tasks)
         (answer,) = reply.answers
         return answer
+
+
+@pytest.mark.parametrize("caller", ["web", ""])
+async def test_the_caller_of_a_call_is_passed_on_and_not_the_one_that_it_claims(caller: str) -> None:
+    for request in (READ, WRITE):
+        stage = Stage()
+        stage.answers["a"] = FOUND
+        claimed = pb.Request(caller="root")
+        claimed.MergeFrom(request)
+        await stage.call(claimed, caller)
+        (asked,) = stage.requests
+        assert (asked.HasField("caller"), asked.caller) == (True, caller)
 
 
 async def test_calls_for_hosted_or_unknown_shards_are_served_here() -> None:

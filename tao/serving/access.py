@@ -1,0 +1,400 @@
+"""What callers may do at this server: the rules in force, the checks of requests, and counts of what they refuse.
+
+A request is checked by the caller on whose behalf it is made. An application is the caller of its own requests. A
+follower or leader passes the caller of a request on with it, and is believed, because only a server's credentials prove
+that role; what it asks for itself, such as the fill of its cache, is checked nowhere. Other servers are bound by their
+role alone, and so is an operator, unless the document names it: then it needs the right to administer.
+
+Without rules every check is a test of `AccessControl.policy` for None. With rules, a batch is checked once for each
+type that it names, and only for a caller who may not read everything. The type of an object is known when it has been
+read: one of another type is answered as if it had never been there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from tao.access.decisions import Decisions, TypeKind
+from tao.access.document import AccessDocument, Operation
+from tao.access.policy import ALL_TYPES, NO_TYPES, Grant, Policy, Rights
+from tao.model.errors import AccessError, PermissionDenied, UnknownType
+from tao.model.graph import ABSENT, encode_object
+from tao.model.queries import ObjectQuery, Query
+from tao.model.versions import NEVER_WRITTEN
+from tao.observability.logs import Logger
+from tao.observability.metrics import Metrics
+from tao.schema.registry import Schema
+from tao.wire.identity import PeerIdentity
+from tao.wire.read_batch import OperationSizes
+from tao.wire.session import Reply
+from tao.wire.v1 import session_pb2 as pb
+
+_PASSING_ON: Final = frozenset({"follower", "leader"})
+_OPERATOR: Final = "operator"
+_SERVERS: Final = _PASSING_ON | {"tailer", "watcher", _OPERATOR}
+_NEVER_WRITTEN: Final = encode_object(NEVER_WRITTEN, ABSENT, b"")
+_ABSENT_HEADER: Final = ABSENT.to_bytes(4, "little")
+_ATYPE_COLUMNS: Final = ("count_atypes", "range_atypes", "time_range_atypes", "get_atypes")
+_MAX_KEPT: Final = 10_000
+"""Callers whose checks, and denials whose texts, are kept: names are chosen elsewhere and must not fill the memory."""
+
+GUARDED: Final = frozenset({"watch", "reserve_ids", "settle_pairs", "inspect", "invalidate", "touch_keys"})
+"""The kinds of requests that `AccessControl.guarded` checks as a whole. Reads and writes are checked one by one; the
+topology and the schema are for everybody who may connect; the rest is between servers."""
+
+
+def caller_of(request: pb.Request, peer: PeerIdentity) -> str | None:
+    """Return the caller on whose behalf a request is made, empty for one without a name; None for what a server asks
+    for itself."""
+    if peer.role in _PASSING_ON:
+        return request.caller if request.HasField("caller") else None
+    return None if peer.role in _SERVERS else peer.caller
+
+
+def pass_caller(passed: pb.Request, caller: str | None) -> None:
+    """Name the caller in a request that this server passes on."""
+    if caller is None:
+        passed.ClearField("caller")
+    else:
+        passed.caller = caller
+
+
+def _denied_type(grant: Grant, write: pb.Write) -> tuple[TypeKind, int] | None:
+    """Return the type that a write needs and that is not granted, or None."""
+    operation = write.WhichOneof("operation")
+    if operation in ("obj_add", "obj_update", "obj_delete"):
+        otype: int = getattr(write, operation).otype
+        # Without a type, the leader compares that of the row.
+        allowed = grant.objects >> otype & 1 if otype or operation == "obj_add" else grant.objects != NO_TYPES
+        return None if allowed else (TypeKind.OBJECT, otype)
+    if operation in ("assoc_add", "assoc_delete", "assoc_change_type"):
+        edge = getattr(write, operation)
+        atypes: tuple[int, ...] = (edge.atype, edge.new_atype) if operation == "assoc_change_type" else (edge.atype,)
+        return next(((TypeKind.ASSOCIATION, each) for each in atypes if not grant.associations >> each & 1), None)
+    return None
+
+
+class AccessControl:
+    """The rules of one server, and what they have refused."""
+
+    def __init__(self, schema: Schema, log: Logger) -> None:
+        self._schema = schema
+        self._log: Final = log
+        self._decisions: Decisions | None = None
+        self._readers: dict[str, ReadCheck | None] = {}
+        self._texts: dict[tuple[str, Operation, TypeKind, int], str] = {}
+        self.policy: Policy | None = None
+        """The rules in force; None: every caller may do everything."""
+        self.denied: Counter[str] = Counter()
+        """Number of refused requests, queries and writes, by operation."""
+        self.would_deny: Counter[str] = Counter()
+        """Number of those that were done although the rules deny them."""
+        self.document_errors = 0
+
+    # ---- the rules in force ----------------------------------------------------------------------------------------
+
+    def use_document(self, document: AccessDocument) -> None:
+        """Use a newer document; ignore an older or equal one."""
+        if self._decisions is not None:
+            current = self._decisions.document
+            if document.version <= current.version:
+                if document != current:
+                    refused = f"version {document.version} is not above {current.version}, and differs from it"
+                    self.note_error(AccessError(refused))
+                return
+        self._use(Decisions(document, self._schema))
+        self._log.info("access_changed", access_version=document.version, mode=document.mode)
+
+    def use_schema(self, schema: Schema) -> None:
+        """Use the types of this schema from now on."""
+        self._schema = schema
+        if self._decisions is not None:
+            self._use(Decisions(self._decisions.document, schema))
+
+    def note_error(self, error: AccessError) -> None:
+        """Count and log a document that cannot be used; the former one stays in force."""
+        self.document_errors += 1
+        self._log.error("access_refused", reason=error.message)
+
+    def _use(self, decisions: Decisions) -> None:
+        self._decisions = decisions
+        self.policy = decisions.policy
+        self._readers.clear()
+        self._texts.clear()
+
+    # ---- checks ----------------------------------------------------------------------------------------------------
+
+    def reader(self, request: pb.Request, peer: PeerIdentity) -> ReadCheck | None:
+        """Return the check of a batch of reads, None when its caller may read everything. Call it only with a policy.
+        Raises `PermissionDenied`."""
+        caller: str | None = peer.caller
+        if peer.role in _SERVERS:
+            self._check_operator(peer, None)
+            caller = caller_of(request, peer)
+            if caller is None:
+                return None
+        try:
+            return self._readers[caller]  # type: ignore[index]  # not None
+        except KeyError:
+            return self._make_reader(caller or "")
+
+    def _make_reader(self, caller: str) -> ReadCheck | None:
+        assert self.policy is not None, "asked only with rules"
+        rights = self.policy.rights(caller)
+        if len(self._readers) >= _MAX_KEPT:
+            self._readers.clear()
+        check = self._readers[caller] = None if rights.reads_all else ReadCheck(self, caller, rights)
+        return check
+
+    def refused_writes(self, request: pb.Request, peer: PeerIdentity) -> dict[int, PermissionDenied]:
+        """Return the errors of the writes that their caller may not make, by slot."""
+        policy, caller = self.policy, caller_of(request, peer)
+        if policy is None:
+            return {}
+        self._check_operator(peer, None)
+        if caller is None:
+            return {}
+        grant = policy.rights(caller).write
+        if grant.covers_all:
+            return {}
+        denied = {
+            slot: which for slot, write in enumerate(request.write.writes) if (which := _denied_type(grant, write))
+        }
+        for _ in denied:
+            self.count(Operation.WRITE, enforced=policy.enforced)
+        if not policy.enforced:
+            return {}
+        return {slot: self.refuse(caller, Operation.WRITE, *which) for slot, which in denied.items()}
+
+    def writer(self, request: pb.Request, peer: PeerIdentity) -> WriteCheck | None:
+        """Return the check of writes by the types of stored objects, None when their caller may write objects of every
+        type."""
+        policy, caller = self.policy, caller_of(request, peer)
+        if policy is None or caller is None:
+            return None
+        rights = policy.rights(caller)
+        return None if rights.write.objects == ALL_TYPES else WriteCheck(self, caller, rights)
+
+    def guarded(self, kind: str, path: Callable[[pb.Request, Reply], None]) -> Callable[[pb.Request, Reply], None]:
+        """Return a path of a kind in `GUARDED` with the check in front of it."""
+
+        def handle(request: pb.Request, reply: Reply) -> None:
+            if self.policy is not None:
+                self._check_request(kind, request, reply.peer)
+            path(request, reply)
+
+        return handle
+
+    def _check_request(self, kind: str, request: pb.Request, peer: PeerIdentity) -> None:
+        assert self.policy is not None, "asked only with rules"
+        self._check_operator(peer, request.invalidate if kind == "invalidate" else None)
+        caller = caller_of(request, peer)
+        if caller is None:
+            return
+        rights = self.policy.rights(caller)
+        if kind == "watch" and not rights.watch.covers_all:
+            self._raise(caller, Operation.WATCH, "it needs the right on all types")
+        elif kind == "reserve_ids" and rights.write.objects == NO_TYPES:
+            self._raise(caller, Operation.WRITE, "ids are reserved for objects, and it may write no type of object")
+        elif kind == "settle_pairs" and rights.read.associations == NO_TYPES:
+            self._raise(caller, Operation.READ, "pairs are settled for readers, and it may read no type of association")
+
+    def _check_operator(self, peer: PeerIdentity, invalidate: pb.Invalidate | None) -> None:
+        """Raise `PermissionDenied` for an operator whom the document names, and who may not administer what the request
+        names: these types, or else everything."""
+        if peer.role != _OPERATOR or self.policy is None or peer.caller not in self.policy.named:
+            return
+        grant = self.policy.rights(peer.caller).administer
+        if invalidate is not None and (invalidate.otypes or invalidate.atypes):
+            if all(grant.objects >> each & 1 for each in invalidate.otypes) and all(
+                grant.associations >> each & 1 for each in invalidate.atypes
+            ):
+                return
+            self._raise(peer.caller, Operation.ADMINISTER, "it needs the right on every type that it names")
+        elif not grant.covers_all:
+            self._raise(peer.caller, Operation.ADMINISTER, "it needs the right on all types")
+
+    # ---- refusals --------------------------------------------------------------------------------------------------
+
+    def refuse(self, caller: str, operation: Operation, kind: TypeKind, number: int) -> PermissionDenied:
+        """Return the error of a refusal. ``number`` is the type's, 0 for any."""
+        key = caller, operation, kind, number
+        text = self._texts.get(key)
+        if text is None:
+            if len(self._texts) >= _MAX_KEPT:
+                self._texts.clear()
+            text = self._texts[key] = self._text(*key)
+        return PermissionDenied(text)
+
+    def count(self, operation: Operation, *, enforced: bool) -> bool:
+        """Count one refusal. Returns whether the rules are enforced."""
+        (self.denied if enforced else self.would_deny)[operation.value] += 1
+        return enforced
+
+    def _raise(self, caller: str, operation: Operation, why: str) -> None:
+        assert self._decisions is not None, "only rules refuse"
+        if self.count(operation, enforced=self._decisions.policy.enforced):
+            raise PermissionDenied(f"{self._decisions.who(caller)}; {operation} is denied: {why}")
+
+    def _text(self, caller: str, operation: Operation, kind: TypeKind, number: int) -> str:
+        decisions = self._decisions
+        assert decisions is not None, "only rules refuse"
+        find = self._schema.otype if kind is TypeKind.OBJECT else self._schema.atype
+        try:
+            name = find(number).name
+        except UnknownType:
+            which = f"the {kind} type {number}" if number else f"any {kind} type"
+            return f"{decisions.who(caller)}; none of its roles grants {operation} of {which}"
+        verdict = decisions.verdict(caller, operation, kind, name)
+        named = f"--caller {caller} " if caller else ""
+        ask = f"tao access explain {named}--operation {operation} --type {name}"
+        return f"{verdict.who}; {verdict.why} (see {ask})"
+
+    # ---- metrics and /stats ----------------------------------------------------------------------------------------
+
+    def register(self, metrics: Metrics) -> None:
+        """Register the metrics."""
+        for outcome, counter in (("denied", self.denied), ("would_deny", self.would_deny)):
+            metrics.gauge_family(
+                "access_denials_total",
+                "Requests, queries and writes that the access document denies, by operation: refused, or done because "
+                "its mode is to count.",
+                "operation",
+                counter.copy,
+                outcome=outcome,
+            )
+        metrics.gauge(
+            "access_version",
+            "Version of the access document in force; 0: there is none.",
+            lambda: 0 if self.policy is None else self.policy.version,
+        )
+        metrics.gauge_family(
+            "access_document_errors_total",
+            "Access documents that were refused: they are wrong, missing, or of no higher version.",
+            "event",
+            lambda: {"refused": self.document_errors},
+        )
+
+    def summary(self) -> dict[str, object]:
+        """Return the numbers for `/stats`."""
+        policy = self.policy
+        return {
+            "version": 0 if policy is None else policy.version,
+            "mode": "none" if policy is None else "enforce" if policy.enforced else "count",
+            "denied": self.denied.total(),
+            "would_deny": self.would_deny.total(),
+        }
+
+
+class ReadCheck:
+    """The check of reads of one caller who may not read everything."""
+
+    __slots__ = ("_associations", "_caller", "_control", "_enforced", "_objects", "_rights")
+
+    def __init__(self, control: AccessControl, caller: str, rights: Rights) -> None:
+        assert control.policy is not None, "made only with rules"
+        self._control: Final = control
+        self._caller: Final = caller
+        self._rights: Final = rights
+        self._objects: Final = rights.read.objects
+        self._associations: Final = rights.read.associations
+        self._enforced: Final = control.policy.enforced
+
+    def check_bound(self, max_staleness_ms: int) -> None:
+        """Raise `PermissionDenied` for a bound on staleness that is below the least that the caller may ask for."""
+        least = self._rights.min_staleness_ms
+        if 0 < max_staleness_ms < least and self._control.count(Operation.READ, enforced=self._enforced):
+            raise PermissionDenied(
+                f"max_staleness_ms is {max_staleness_ms}, and the roles of caller {self._caller!r} allow {least} or "
+                "more (min_staleness_ms)"
+            )
+
+    def screen(self, batch: pb.ReadBatch, sizes: OperationSizes, values: list[bytes | None]) -> None:
+        """Turn hits that the caller may not read into misses, which `refuse` refuses, and objects of such types into
+        absent ones."""
+        if self._objects != ALL_TYPES and sizes.objects:
+            self._hide_objects(values, sizes.objects)
+        if self._associations == ALL_TYPES:
+            return
+        first = sizes.objects
+        for size, column in zip(sizes[1:], _ATYPE_COLUMNS, strict=True):
+            if size:
+                self._leave_out(getattr(batch, column)[:], values, first)
+                first += size
+
+    def _leave_out(self, atypes: Sequence[int], values: list[bytes | None], first: int) -> None:
+        allowed = self._associations
+        refused = {atype for atype in set(atypes) if not allowed >> atype & 1}
+        if not refused:
+            return
+        for slot, atype in zip(range(first, len(values)), atypes, strict=False):
+            if atype in refused and values[slot] is not None:
+                if self._enforced:
+                    values[slot] = None
+                else:
+                    self._control.count(Operation.READ, enforced=False)
+
+    def _hide_objects(self, values: list[bytes | None], size: int) -> None:
+        found = values[:size]
+        hidden = {header for header in {value[8:12] for value in found if value} if self._is_hidden(header)}
+        if not hidden:
+            return
+        for slot, value in enumerate(found):
+            if value and value[8:12] in hidden and self._control.count(Operation.READ, enforced=self._enforced):
+                values[slot] = _NEVER_WRITTEN
+
+    def _is_hidden(self, header: bytes) -> bool:
+        return header != _ABSENT_HEADER and not self._objects >> int.from_bytes(header, "little") & 1
+
+    def refuse(self, query: Query, *, critical: bool) -> PermissionDenied | None:
+        """Return why the caller may not have this query answered, or None. Objects are compared by `shown`, too."""
+        rights = self._rights
+        if isinstance(query, ObjectQuery):
+            if critical and rights.critical.objects == NO_TYPES:
+                return self._refuse(Operation.CRITICAL, TypeKind.OBJECT, 0)
+            return None
+        atype = query.atype
+        if not self._associations >> atype & 1:
+            return self._refuse(Operation.READ, TypeKind.ASSOCIATION, atype)
+        if critical and not rights.critical.associations >> atype & 1:
+            return self._refuse(Operation.CRITICAL, TypeKind.ASSOCIATION, atype)
+        return None
+
+    def shown(self, value: bytes, *, critical: bool) -> bytes | PermissionDenied:
+        """Return an object's value as the caller may see it, or why it may not be read critically."""
+        header = value[8:12]
+        if self._is_hidden(header):
+            return _NEVER_WRITTEN if self._control.count(Operation.READ, enforced=self._enforced) else value
+        otype = int.from_bytes(header, "little")
+        if critical and otype != ABSENT and not self._rights.critical.objects >> otype & 1:
+            return self._refuse(Operation.CRITICAL, TypeKind.OBJECT, otype) or value
+        return value
+
+    def _refuse(self, operation: Operation, kind: TypeKind, number: int) -> PermissionDenied | None:
+        if not self._control.count(operation, enforced=self._enforced):
+            return None
+        return self._control.refuse(self._caller, operation, kind, number)
+
+
+class WriteCheck:
+    """The check of writes to stored objects by a caller who may not write objects of every type."""
+
+    def __init__(self, control: AccessControl, caller: str, rights: Rights) -> None:
+        assert control.policy is not None, "made only with rules"
+        self._control: Final = control
+        self._caller: Final = caller
+        self._rights: Final = rights
+        self.writable: Final = rights.write.objects if control.policy.enforced else ALL_TYPES
+        """The types of the objects that a write may change; one of another type is left alone."""
+
+    def judge(self, otype: int) -> PermissionDenied | None:
+        """Return the error of a write that has met an object of this type; None when it was written, or when the caller
+        may not know of the object. 0: it has met none."""
+        if not otype or self._rights.write.objects >> otype & 1:
+            return None
+        is_left_alone = self._control.count(Operation.WRITE, enforced=not self.writable >> otype & 1)
+        if is_left_alone and self._rights.read.objects >> otype & 1:
+            return self._control.refuse(self._caller, Operation.WRITE, TypeKind.OBJECT, otype)
+        return None

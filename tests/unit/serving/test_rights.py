@@ -1,0 +1,427 @@
+"""What callers may do at followers and leaders, asked of the servers' own handlers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+import pytest
+
+from tao.access.document import load_access
+from tao.model.edge_block import decode_block
+from tao.model.errors import PermissionDenied, TaoError
+from tao.model.graph import decode_object
+from tao.model.writes import AssocAdd, ObjAdd, ObjDelete, ObjUpdate, Write
+from tao.serving.configuration import Configuration
+from tao.wire.client_session import Waiter
+from tao.wire.convert import error_from_pb, write_to_pb
+from tao.wire.session import RequestHandler, failure
+from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.leader_rig import COMMENT, FOLLOWS, FRIEND, LIKES, NOTE, SCHEMA, USER, make_id
+from tests.rigs.links_rig import MemoryReply
+from tests.rigs.region_rig import RegionRig
+
+CHECKIN = SCHEMA.otype("checkin").number
+USER_ID, CHECKIN_ID, NOBODY = make_id(64), make_id(65), make_id(66)
+OTHER = make_id(67)
+RULES = """
+format: 1
+version: {version}
+mode: {mode}
+roles:
+  reader:
+    read: {{objects: [user], associations: [friend, likes, liked_by, comment]}}
+    critical: {{objects: [user], associations: [friend]}}
+    min_staleness_ms: 3000
+  writer:
+    write: {{objects: [user], associations: [friend, likes, note]}}
+  watcher: {{watch: all}}
+  everything: {{read: all, write: all, critical: all, watch: all, administer: all}}
+  dropper: {{administer: {{objects: [user]}}}}
+callers:
+  reader: [reader]
+  writer: [reader, writer]
+  root: [everything, watcher]
+  operator/ann: [dropper]
+  operator/root: [everything]
+anonymous: [watcher]
+"""
+
+
+def use_rules(*configurations: Configuration, mode: str = "enforce", version: int = 1) -> None:
+    for configuration in configurations:
+        configuration.access.use_document(load_access(RULES.format(mode=mode, version=version), "access.yaml"))
+
+
+@pytest.fixture
+async def region() -> AsyncIterator[RegionRig]:
+    """A region with a user, a check-in, and an edge of some types from the user; nothing is cached at the follower."""
+    rig = RegionRig()
+    await rig.start()
+    await rig.near.write(ObjAdd(USER_ID, USER, b"\x80", False), ObjAdd(CHECKIN_ID, CHECKIN, b"\x80", False))
+    for atype in (FRIEND, LIKES, COMMENT, FOLLOWS, NOTE):
+        await rig.near.write(AssocAdd(USER_ID, atype, CHECKIN_ID, 7, b""))
+    for shard in range(4):
+        rig.near.cache.close_shard(shard)
+        rig.near.cache.open_shard(shard, 1)
+    yield rig
+    assert await rig.close() == []
+
+
+async def ask(
+    server: RequestHandler, request: pb.Request, caller: str = "", *, peer: str = "client", deadline_ms: int = 60_000
+) -> pb.Answer:
+    """Return the whole answer to a request of a caller. Raises the error of the whole request."""
+    request.deadline_ms = deadline_ms
+    waiter = Waiter(asyncio.get_running_loop())
+    try:
+        server.handle(request, MemoryReply(waiter.take, peer=peer, caller=caller))
+    except TaoError as error:
+        waiter.take(failure(error))
+    return await waiter.answer()
+
+
+def batch(**columns: object) -> pb.Request:
+    return pb.Request(read=pb.ReadBatch(**columns))  # type: ignore[arg-type]  # columns by name
+
+
+def counts_of(*atypes: int, critical: bool = False) -> pb.Request:
+    return batch(count_id1s=[USER_ID] * len(atypes), count_atypes=atypes, critical=critical)
+
+
+class Read(NamedTuple):
+    """The parts of a read's answer, by slot: values, and reasons of failures."""
+
+    values: dict[int, bytes]
+    reasons: dict[int, str]
+
+
+async def read(server: RequestHandler, request: pb.Request, caller: str) -> Read:
+    answer = (await ask(server, request, caller)).read
+    slots = answer.slots or range(len(answer.values))
+    reasons = {slot: each.reason for slot, each in zip(answer.failed_slots, answer.errors, strict=True)}
+    return Read(dict(zip(slots, answer.values, strict=True)), reasons)
+
+
+async def errors_of(server: RequestHandler, caller: str, *writes: Write, peer: str = "client") -> list[str]:
+    """Return the message of each write's error, "" for one that was done."""
+    request = pb.Request(write=pb.WriteBatch(writes=[write_to_pb(write) for write in writes]))
+    answer = (await ask(server, request, caller, peer=peer)).write
+    slots = answer.slots or range(len(writes))
+    found = {slot: result.error.message for slot, result in zip(slots, answer.results, strict=True)}
+    return [found[slot] for slot in range(len(writes))]
+
+
+# ---- reads ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cached", [False, True])
+async def test_queries_of_denied_types_fail_and_the_others_of_the_batch_are_answered(
+    region: RegionRig, cached: bool
+) -> None:
+    server = region.near.service
+    request = counts_of(FRIEND, FOLLOWS, COMMENT, NOTE, FOLLOWS)
+    if cached:
+        assert not (await read(server, request, "reader")).reasons
+    use_rules(region.near.configuration)
+    found = await read(server, request, "reader")
+    assert set(found.values) == {0, 2}
+    assert found.reasons == dict.fromkeys([1, 3, 4], "PERMISSION_DENIED")
+    assert region.near.configuration.access.denied == {"read": 3}
+    assert not (await read(server, request, "root")).reasons
+
+
+@pytest.mark.parametrize("cached", [False, True])
+async def test_every_operation_on_lists_is_checked(region: RegionRig, cached: bool) -> None:
+    def request(atype: int) -> pb.Request:
+        return batch(
+            count_id1s=[USER_ID],
+            count_atypes=[atype],
+            range_id1s=[USER_ID],
+            range_atypes=[atype],
+            range_positions=[0],
+            range_limits=[5],
+            time_range_id1s=[USER_ID],
+            time_range_atypes=[atype],
+            time_range_highs=[9],
+            time_range_lows=[0],
+            time_range_limits=[5],
+            get_id1s=[USER_ID],
+            get_atypes=[atype],
+            get_id2_counts=[1],
+            get_id2s=[CHECKIN_ID],
+            get_highs=[9],
+            get_lows=[0],
+        )
+
+    server = region.near.service
+    if cached:
+        assert not (await read(server, request(NOTE), "reader")).reasons
+    use_rules(region.near.configuration)
+    assert (await read(server, request(NOTE), "reader")).reasons == dict.fromkeys(range(4), "PERMISSION_DENIED")
+    found = await read(server, request(COMMENT), "reader")
+    assert not found.reasons
+    assert [edge.id2 for edge in decode_block(found.values[1])] == [CHECKIN_ID]
+
+
+@pytest.mark.parametrize("cached", [False, True])
+async def test_an_object_of_a_denied_type_is_answered_as_one_that_never_was(region: RegionRig, cached: bool) -> None:
+    server = region.near.service
+    request = batch(obj_ids=[USER_ID, CHECKIN_ID, NOBODY])
+    if cached:
+        await read(server, request, "reader")
+    use_rules(region.near.configuration)
+    found = (await read(server, request, "reader")).values
+    assert decode_object(found[0])[1] == USER
+    assert found[1] == found[2]
+    assert region.near.configuration.access.denied == {"read": 1}
+    assert decode_object((await read(server, request, "root")).values[1])[1] == CHECKIN
+
+
+async def test_a_denied_object_that_the_caller_holds_is_not_confirmed(region: RegionRig) -> None:
+    server = region.near.service
+    version = decode_object((await read(server, batch(obj_ids=[CHECKIN_ID]), "reader")).values[0])[0]
+    known = batch(obj_ids=[CHECKIN_ID], minimum_slots=[0], minimum_versions=[version], known_slots=[0])
+    assert (await read(server, known, "reader")).values == {0: b""}
+    use_rules(region.near.configuration)
+    assert decode_object((await read(server, known, "reader")).values[0])[:2] == (0, 0)
+
+
+async def test_critical_reads_need_a_right_of_their_own(region: RegionRig) -> None:
+    use_rules(region.near.configuration, region.leader.configuration)
+    server = region.near.service
+    found = await read(server, counts_of(FRIEND, COMMENT, NOTE, critical=True), "reader")
+    assert (set(found.values), found.reasons) == ({0}, dict.fromkeys([1, 2], "PERMISSION_DENIED"))
+    objects = await read(server, batch(obj_ids=[USER_ID, CHECKIN_ID], critical=True), "reader")
+    assert [decode_object(objects.values[slot])[1] for slot in (0, 1)] == [USER, 0]
+    assert (await read(server, batch(obj_ids=[USER_ID], critical=True), "")).reasons == {0: "PERMISSION_DENIED"}
+    assert region.near.configuration.access.denied == {"critical": 2, "read": 2}
+
+
+async def test_a_bound_on_staleness_below_that_of_the_roles_is_refused(region: RegionRig) -> None:
+    use_rules(region.near.configuration)
+    server = region.near.service
+    request = counts_of(FRIEND)
+    request.read.max_staleness_ms = 2_999
+    with pytest.raises(PermissionDenied, match="allow 3000 or more"):
+        await ask(server, request, "reader")
+    request.read.max_staleness_ms = 3_000
+    assert not (await read(server, request, "reader")).reasons
+
+
+async def test_the_fills_of_servers_are_not_checked(region: RegionRig) -> None:
+    use_rules(region.leader.configuration)
+    answer = await ask(region.leader.service, counts_of(NOTE), peer="near-1")
+    assert len(answer.read.values) == 1
+
+
+# ---- writes --------------------------------------------------------------------------------------------------------
+
+
+async def test_writes_of_denied_types_fail_alone_and_say_what_is_missing(region: RegionRig) -> None:
+    use_rules(region.near.configuration)
+    errors = await errors_of(
+        region.near.service,
+        "writer",
+        ObjAdd(OTHER, USER, b"\x80", False),
+        ObjAdd(NOBODY, CHECKIN, b"\x80", False),
+        AssocAdd(USER_ID, FRIEND, OTHER, 1, b""),
+        AssocAdd(USER_ID, LIKES, OTHER, 1, b""),
+        AssocAdd(USER_ID, NOTE, OTHER, 1, b""),
+    )
+    assert errors[0] == errors[2] == errors[4] == ""
+    assert "none of its roles grants write of the object type 'checkin'" in errors[1]
+    assert "tao access explain --caller writer --operation write --type checkin" in errors[1]
+    assert "none of its roles grants write of 'liked_by', the inverse type of 'likes'" in errors[3]
+    assert region.near.configuration.access.denied == {"write": 2}
+
+
+async def test_a_change_of_type_needs_the_right_on_both_types(region: RegionRig) -> None:
+    use_rules(region.near.configuration)
+    moves = [
+        pb.Write(assoc_change_type=pb.AssocChangeType(id1=USER_ID, atype=old, id2=OTHER, new_atype=new))
+        for old, new in ((NOTE, COMMENT), (COMMENT, NOTE))
+    ]
+    answer = await ask(region.near.service, pb.Request(write=pb.WriteBatch(writes=moves)), "writer")
+    assert [result.error.reason for result in answer.write.results] == ["PERMISSION_DENIED"] * 2
+
+
+async def test_an_object_is_written_without_naming_its_type_only_if_that_may_be_written(region: RegionRig) -> None:
+    use_rules(region.near.configuration, region.leader.configuration)
+    server = region.near.service
+    assert await errors_of(server, "writer", ObjUpdate(USER_ID, 0, b"\x80")) == [""]
+    for write in (ObjUpdate(CHECKIN_ID, 0, b"\x80"), ObjDelete(CHECKIN_ID), ObjDelete(CHECKIN_ID, USER)):
+        request = pb.Request(write=pb.WriteBatch(writes=[write_to_pb(write)]))
+        (hidden,) = (await ask(server, request, "writer")).write.results
+        assert (hidden.found, hidden.HasField("error"), list(hidden.changed_versions)) == (False, False, [])
+    assert region.leader.configuration.access.denied == {"write": 3}
+    found = await read(server, batch(obj_ids=[CHECKIN_ID]), "root")
+    assert decode_object(found.values[0])[1] == CHECKIN
+    (error,) = await errors_of(server, "reader", ObjDelete(USER_ID))
+    assert "any object type" in error
+
+
+async def test_an_object_that_may_be_read_and_not_written_is_denied_by_name(region: RegionRig) -> None:
+    rules = """
+format: 1
+version: 1
+roles:
+  mixed: {read: all, write: {objects: [user]}}
+callers: {mixed: [mixed]}
+"""
+    region.leader.configuration.access.use_document(load_access(rules, "access.yaml"))
+    (error,) = await errors_of(region.near.service, "mixed", ObjDelete(CHECKIN_ID))
+    assert "none of its roles grants write of the object type 'checkin'" in error
+
+
+# ---- the way to the leader -----------------------------------------------------------------------------------------
+
+
+async def test_a_leader_checks_again_by_the_caller_that_a_follower_passes_on(region: RegionRig) -> None:
+    use_rules(region.leader.configuration)
+    server, edge = region.near.service, AssocAdd(USER_ID, NOTE, OTHER, 1, b"")
+    assert await errors_of(server, "writer", edge) == [""]
+    for caller in ("reader", "somebody", ""):
+        (error,) = await errors_of(server, caller, edge)
+        assert "none of its roles grants write" in error
+    assert region.leader.configuration.access.denied == {"write": 3}
+    assert not region.near.configuration.access.denied
+    passed = [each.caller for each in region.near.links["leader-1"].sent if each.HasField("caller")]
+    assert passed[-4:] == ["writer", "reader", "somebody", ""]
+
+
+async def test_ids_are_reserved_for_callers_who_may_write_objects(region: RegionRig) -> None:
+    use_rules(region.leader.configuration)
+    reserve = pb.Request(reserve_ids=pb.ReserveIds(shard=0, count=1))
+    assert (await ask(region.near.service, reserve, "writer")).reserved_ids.count == 1
+    with pytest.raises(PermissionDenied, match="may write no type of object"):
+        await ask(region.near.service, reserve, "reader")
+
+
+async def test_nobody_but_a_server_is_believed_to_pass_on_a_caller(region: RegionRig) -> None:
+    use_rules(region.near.configuration)
+    write = write_to_pb(AssocAdd(USER_ID, NOTE, OTHER, 1, b""))
+    claimed = pb.Request(write=pb.WriteBatch(writes=[write]), caller="root")
+    (result,) = (await ask(region.near.service, claimed, "reader")).write.results
+    assert error_from_pb(result.error).reason == "PERMISSION_DENIED"
+    (result,) = (await ask(region.near.service, claimed, peer="near-2")).write.results
+    assert not result.HasField("error")
+    request = counts_of(NOTE)
+    request.caller = "reader"
+    assert (await ask(region.near.service, request, peer="near-2")).read.failed_slots == [0]
+
+
+# ---- the mode, and changes of the document and the schema ----------------------------------------------------------
+
+
+async def test_in_the_counting_mode_everything_is_done_and_counted(region: RegionRig) -> None:
+    use_rules(region.near.configuration, region.leader.configuration, mode="count")
+    server, access = region.near.service, region.near.configuration.access
+    for _ in ("missed", "cached"):
+        found = await read(server, counts_of(FRIEND, NOTE), "reader")
+        assert (len(found.values), found.reasons) == (2, {})
+        objects = await read(server, batch(obj_ids=[CHECKIN_ID]), "reader")
+        assert decode_object(objects.values[0])[1] == CHECKIN
+    assert access.would_deny == {"read": 4}
+    await read(server, counts_of(COMMENT, critical=True), "reader")
+    assert access.would_deny == {"read": 4, "critical": 1}
+    assert await errors_of(server, "writer", AssocAdd(USER_ID, LIKES, OTHER, 1, b"")) == [""]
+    assert access.would_deny["write"] == 1
+    request = pb.Request(write=pb.WriteBatch(writes=[write_to_pb(ObjDelete(CHECKIN_ID))]))
+    (done,) = (await ask(server, request, "writer")).write.results
+    assert done.found
+    assert region.leader.configuration.access.would_deny["write"] == 2
+    assert not access.denied + region.leader.configuration.access.denied
+
+
+async def test_a_document_is_replaced_by_one_of_a_higher_version_only(region: RegionRig) -> None:
+    configuration = region.near.configuration
+    use_rules(configuration, version=5)
+    for version, mode, errors, in_force in (
+        (5, "enforce", 0, 5),
+        (5, "count", 1, 5),
+        (4, "count", 2, 5),
+        (6, "count", 2, 6),
+    ):
+        use_rules(configuration, version=version, mode=mode)
+        policy = configuration.access.policy
+        assert policy is not None
+        assert (configuration.access.document_errors, policy.version) == (errors, in_force)
+
+
+async def test_a_type_that_the_schema_gets_is_granted_from_then_on(region: RegionRig) -> None:
+    configuration = region.near.configuration
+    text = "format: 1\nversion: 1\nroles: {one: {read: {objects: [planet]}}}\nothers: [one]\n"
+    configuration.access.use_document(load_access(text, "access.yaml"))
+    policy = configuration.access.policy
+    assert policy is not None
+    assert policy.rights("x").read.objects == 0
+    schema = (
+        "format: 1\nobjects: {planet: {number: 77}}\nreserved:\n"
+        f"  objects: {[each.number for each in SCHEMA.objects]}\n"
+        f"  associations: {[each.number for each in SCHEMA.assocs]}\n"
+    )
+    assert configuration.use_schema_text(schema, "schema.yaml")
+    policy = configuration.access.policy
+    assert policy is not None
+    assert policy.rights("x").read.objects == 1 << 77
+
+
+# ---- requests that name no types -----------------------------------------------------------------------------------
+
+INVALIDATE = pb.Request(invalidate=pb.Invalidate(shards=[0]))
+INVALIDATE_USERS = pb.Request(invalidate=pb.Invalidate(shards=[0], otypes=[USER]))
+INVALIDATE_NOTES = pb.Request(invalidate=pb.Invalidate(shards=[0], otypes=[USER], atypes=[NOTE]))
+INSPECT = pb.Request(inspect=pb.Inspect(obj_ids=[USER_ID]))
+TOPOLOGY = pb.Request(get_topology=pb.GetTopology())
+SETTLE = pb.Request(settle_pairs=pb.SettlePairs(pairs=[pb.Pair(low_id=USER_ID, high_id=OTHER, atypes=[FRIEND])]))
+
+
+@pytest.mark.parametrize(
+    ("peer", "caller", "request_", "allowed"),
+    [
+        ("client", "", TOPOLOGY, True),
+        ("client", "reader", TOPOLOGY, True),
+        ("client", "reader", SETTLE, True),
+        ("client", "", SETTLE, False),
+        ("operator", "operator/ann", TOPOLOGY, True),
+        ("operator", "operator/ann", INVALIDATE_USERS, True),
+        ("operator", "operator/ann", INVALIDATE_NOTES, False),
+        ("operator", "operator/ann", INVALIDATE, False),
+        ("operator", "operator/ann", INSPECT, False),
+        ("operator", "operator/ann", counts_of(FRIEND), False),
+        ("operator", "operator/root", INSPECT, True),
+        ("operator", "operator/root", counts_of(FRIEND), True),
+        ("operator", "operator/unnamed", INSPECT, True),
+        ("operator", "operator/unnamed", INVALIDATE, True),
+        ("operator", "", INSPECT, True),
+        ("near-2", "follower/near-2", INVALIDATE, True),
+        ("near-2", "follower/near-2", counts_of(NOTE), True),
+    ],
+)
+async def test_a_request_without_types_needs_the_right_on_all_of_them(
+    region: RegionRig, peer: str, caller: str, request_: pb.Request, allowed: bool
+) -> None:
+    use_rules(region.near.configuration)
+    request = pb.Request()
+    request.CopyFrom(request_)
+    if allowed:
+        await ask(region.near.service, request, caller, peer=peer)
+    else:
+        with pytest.raises(PermissionDenied):
+            await ask(region.near.service, request, caller, peer=peer)
+
+
+async def test_a_series_of_changes_needs_the_right_to_watch(region: RegionRig) -> None:
+    use_rules(region.near.configuration)
+    server = region.near.service
+    for caller, allowed in (("", True), ("root", True), ("reader", False), ("somebody", False)):
+        reply = MemoryReply(lambda _: None, caller=caller)
+        request = pb.Request(watch=pb.Watch(), deadline_ms=60_000)
+        if allowed:
+            server.handle(request, reply)
+            reply.close()
+        else:
+            with pytest.raises(PermissionDenied, match="watch is denied"):
+                server.handle(request, reply)
