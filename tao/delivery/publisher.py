@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from tao.delivery.coverage import Coverage, UnconfirmedShards
 from tao.delivery.message_log import MessageLog, Stream
 from tao.delivery.settings import DeliverySettings
-from tao.delivery.subscription import Later, Subscription
+from tao.delivery.subscription import Later, Proof, Subscription
 from tao.model.changes import ShardMessages
 from tao.model.delivery import Delivery, Position, Span, SpoolMark, SpoolRow
 from tao.model.errors import InternalError, Overloaded
@@ -170,12 +170,12 @@ class Publisher:
 
     def _deliver_proofs(self) -> None:
         """Deliver the proven times to all subscribers if they have changed for any database."""
-        proven = tuple(self.proven.items())
-        if proven != self._delivered_proofs:
-            self._delivered_proofs = proven
+        proof = self.proof
+        if proof.proven != self._delivered_proofs:
+            self._delivered_proofs = proof.proven
             self._proofs += 1
             for subscription in tuple(self._subscriptions.values()):
-                subscription.pump()
+                subscription.pump(proof)
 
     def _anyone_waits_for(self, shard: int) -> bool:
         return any(subscription.waits_for(shard) for subscription in self._followed.get(shard, ()))
@@ -351,9 +351,12 @@ class Publisher:
         return self._streams.get(shard)
 
     @property
-    def reached(self) -> tuple[tuple[str, int], ...]:
-        """See `StreamSource`: the positions passed to `prove`, without databases for which a shard is unconfirmed."""
-        return tuple([position for name, position in self._reached.items() if self._unconfirmed.has_positions(name)])
+    def proof(self) -> Proof:
+        """See `StreamSource`: what was passed to `prove`, without the positions of databases of which a shard is
+        unconfirmed."""
+        has_positions = self._unconfirmed.has_positions
+        reached = tuple([position for name, position in self._reached.items() if has_positions(name)])
+        return Proof(tuple(self.proven.items()), reached)
 
     @property
     def spool(self) -> Spool | None:

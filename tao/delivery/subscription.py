@@ -12,11 +12,11 @@ knows that the shard is not confirmed yet.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from tao.delivery.message_log import MessageLog, Stream, estimated_bytes
 from tao.delivery.settings import DeliverySettings
@@ -30,6 +30,14 @@ _AFTER_ALL_PLACES: Final = (1 << 63) - 1
 
 Later = Callable[[float, Callable[[], None]], object]
 """Calls a function after so many seconds."""
+
+
+class Proof(NamedTuple):
+    """Up to where everything has been published: ``proven`` by ``(database, Unix milliseconds)``, and ``reached`` by
+    ``(source, transaction)``."""
+
+    proven: tuple[tuple[str, int], ...]
+    reached: tuple[tuple[str, int], ...]
 
 
 class StreamSource(Protocol):
@@ -49,15 +57,11 @@ class StreamSource(Protocol):
 
     @property
     def proofs(self) -> int:
-        """A number that changes whenever `proven` changes."""
+        """A number that changes whenever there is a new `proof` to deliver."""
 
     @property
-    def proven(self) -> Mapping[str, int]:
-        """Database name → Unix milliseconds up to which every commit has been published."""
-
-    @property
-    def reached(self) -> tuple[tuple[str, int], ...]:
-        """The ``(source, transaction)`` up to which everything has been published, one per database."""
+    def proof(self) -> Proof:
+        """What is proved now."""
 
     def stream(self, shard: int) -> Stream | None:
         """Return the open stream of a shard, if any."""
@@ -243,9 +247,11 @@ class Subscription:
         """Have the next `pump` send the shard's new messages."""
         self._pending[shard] = None
 
-    def pump(self) -> None:
+    def pump(self, proof: Proof | None = None) -> None:
         """Answer the new shards, as many as one turn of the event loop has time for, then send the pending ones as far
-        as the window allows."""
+        as the window allows.
+
+        ``proof``: what the source proves now, which is the same for all of its subscriptions; else it is asked."""
         if self._pumping:  # a subscriber in the same process may acknowledge from within its `deliver`
             return
         self._pumping = True
@@ -255,7 +261,7 @@ class Subscription:
                 if self._unanswered and not self._answers_later and self._source.later is not None:
                     self._answers_later = True
                     self._source.later(0, self._answer_more)
-            self._deliver_proofs()
+            self._deliver_proof(proof)
         finally:
             self._pumping = False
 
@@ -263,15 +269,15 @@ class Subscription:
         self._answers_later = False
         self.pump()
 
-    def _deliver_proofs(self) -> None:
+    def _deliver_proof(self, proof: Proof | None) -> None:
         """Deliver the time up to which everything has been delivered. It holds once nothing is pending, not before."""
         source = self._source
         behind = self._unanswered or self._pending or self._waits or self._replays or self._closed
         if self._proofs_delivered != source.proofs and not behind and self._window_open():
             self._proofs_delivered = source.proofs
-            if source.proven:
-                proven = tuple(source.proven.items())
-                self._hand_over(Delivery(self._number + 1, proven=proven, reached=source.reached), 0)
+            proven, reached = proof or source.proof
+            if proven:
+                self._hand_over(Delivery(self._number + 1, proven=proven, reached=reached), 0)
 
     def _window_open(self) -> bool:
         return self.unacknowledged_bytes < self._settings.window_unacknowledged_bytes

@@ -71,6 +71,11 @@ class SubscriptionSettings:
     """Messages that are acknowledged at once: at a sixteenth of a MiB each they are a quarter of what may be sent
     ahead."""
 
+    acknowledge_proofs_seconds: float = 10.0
+    """Longest time until a delivery that only proves freshness is acknowledged. It takes 64 bytes of what may be sent
+    ahead, and comes from each leader once a second: acknowledging each would double what an idle follower sends and
+    receives. Well below the 30 s of silence after which a leader gives a follower up."""
+
     subscribe_shards: int = 250
     """Shards in one request to a leader; the next are asked for once it has answered. To ask for a shard and to open it
     takes some 20 µs, so that reads of cached entries wait for 5 ms at most."""
@@ -248,11 +253,7 @@ class Subscriptions:
         moved = asyncio.ensure_future(leader_stream.changed.wait())
         ended = asyncio.ensure_future(stream.ended.wait())
         try:
-            while not (ended.done() or moved.done()):
-                await asyncio.wait(
-                    (ended, moved), timeout=self._settings.retry_seconds, return_when=asyncio.FIRST_COMPLETED
-                )
-                stream.ask_again()
+            await asyncio.wait((ended, moved), return_when=asyncio.FIRST_COMPLETED)
             if stream.reason:
                 self._log.info("subscription_ended", leader=leader.name, reason=stream.reason)
         finally:
@@ -287,6 +288,17 @@ class Subscriptions:
 
     def _receive(self, delivery: Delivery, leader: str) -> set[int]:
         """Apply a delivery. Returns the shards that have to be subscribed again."""
+        missing: set[int] = set()
+        if delivery.shards or delivery.refused:  # all that an idle leader delivers are proofs
+            missing = self._receive_parts(delivery, leader)
+        if not self._behind:
+            self._caught_up.set()
+        # Last, because the times that a delivery reports hold only once its messages are applied.
+        self._inbox.prove(leader, delivery)
+        return missing
+
+    def _receive_parts(self, delivery: Delivery, leader: str) -> set[int]:
+        """Apply what a delivery says of shards. Returns those that have to be subscribed again."""
         leaders = self._configuration.routes.leaders(self._region)
         # Ignore what a former leader, which does not know its successor yet, says about a shard.
         current = tuple(part for part in delivery.shards if leaders.home(part.position.shard).name == leader)
@@ -295,11 +307,7 @@ class Subscriptions:
             self._apply(received)
         missing = {shard for shard in (*received.refused, *received.gaps) if self._is_led_by(leader, shard)}
         self._mark_unconfirmed(missing)
-        if not self._behind:
-            self._caught_up.set()
-        # Last, because the times that a delivery reports hold only once its messages are applied.
         self._inbox.confirm(leader, filter(self.is_subscribed, received.confirmed))
-        self._inbox.prove(leader, delivery)
         return missing
 
     def _apply(self, received: Received) -> None:
@@ -367,9 +375,12 @@ class DeliveryStream:
         self._positions_for: Final = positions_for
         self._receive: Final = receive
         self._settings: Final = settings
+        self._loop: Final = asyncio.get_running_loop()
         self._applied = 0  # the number of the last delivery
         self._unacknowledged_messages = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._acknowledging: asyncio.TimerHandle | None = None
+        self._acknowledge_at = inf  # the loop's time at which that is due
+        self._retrying: asyncio.TimerHandle | None = None
         self._number = 0
         self._last_came = False
         self._unasked: Final = deque(shards)
@@ -381,10 +392,13 @@ class DeliveryStream:
         """Subscribe these shards in this stream, too, or again."""
         self.shards.update(shards)
         self._missing.update(shards)
-        self.ask_again()
+        self._ask_again()
 
-    def ask_again(self) -> None:
+    def _ask_again(self) -> None:
         """Subscribe the shards that were added, were refused or had a gap, if there are any, in this stream."""
+        if self._retrying is not None:
+            self._retrying.cancel()
+            self._retrying = None
         self._unasked.extend(sorted(self._missing.difference(self._unasked)))
         self._missing.clear()
         self._ask_more()
@@ -392,7 +406,9 @@ class DeliveryStream:
     def close(self) -> None:
         """End the stream, and say so to the leader, which would go on for ever otherwise."""
         self.ended.set()
-        self._stop_timer()
+        for timer in (self._acknowledging, self._retrying):
+            if timer is not None:
+                timer.cancel()
         self._forget()
 
     def _subscribe(self, positions: Sequence[Position], series: int = 0) -> pb.Request:
@@ -439,24 +455,40 @@ class DeliveryStream:
         if not answer.more:
             self.ended.set()
         self._ask_more()
+        self._retry_later()
         self._applied = delivery.number
         self._unacknowledged_messages += sum([len(part.messages.messages) for part in delivery.shards if part.messages])
-        if self._unacknowledged_messages >= self._settings.acknowledge_messages:
+        settings = self._settings
+        if self._unacknowledged_messages >= settings.acknowledge_messages:
             self._acknowledge()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._settings.acknowledge_seconds, self._acknowledge)
+        else:
+            only_proves = not (delivery.shards or delivery.refused)
+            seconds = settings.acknowledge_proofs_seconds if only_proves else settings.acknowledge_seconds
+            self._acknowledge_within(seconds)
+
+    def _retry_later(self) -> None:
+        """Subscribe what is missing after a pause. A stream without missing shards needs no timer."""
+        if self._missing and self._retrying is None and not self.ended.is_set():
+            self._retrying = self._loop.call_later(self._settings.retry_seconds, self._ask_again)
+
+    def _acknowledge_within(self, seconds: float) -> None:
+        due = self._loop.time() + seconds
+        if due >= self._acknowledge_at:
+            return
+        if self._acknowledging is not None:
+            self._acknowledging.cancel()
+        self._acknowledge_at = due
+        self._acknowledging = self._loop.call_at(due, self._acknowledge)
 
     def _acknowledge(self) -> None:
-        self._stop_timer()
+        if self._acknowledging is not None:
+            self._acknowledging.cancel()
+            self._acknowledging = None
+        self._acknowledge_at = inf
         self._unacknowledged_messages = 0
         if not self.ended.is_set():
             acknowledge = pb.Acknowledge(subscribe_number=self._number, delivery_number=self._applied)
             self.link.send(pb.Request(acknowledge=acknowledge), self._settings.answer_timeout_seconds, _no_answer)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
     def _added(self, asked: Sequence[int], answer: pb.Answer) -> None:
         self._asking = False
@@ -466,6 +498,7 @@ class DeliveryStream:
         error = error_from_pb(answer.error)
         if error.retryable:
             self._missing.update(asked)
+            self._retry_later()
         else:
             # The leader does not know this stream any more.
             self.reason = error.message

@@ -115,6 +115,7 @@ class Subscribers:
     def __init__(self, publisher: Publisher) -> None:
         self._publisher: Final = publisher
         self._series: dict[str, _Series] = {}
+        self._proved = Delivery(0), pb.Delivery()  # the last delivery that only proves, and what it was converted into
 
     def subscribe(self, request: pb.Request, reply: Reply) -> None:
         """Deliver to the caller from now on, or add shards to the series that it names. Raises `InvalidArgument`."""
@@ -139,7 +140,7 @@ class Subscribers:
             # next turn of the loop, when the writer is answered, too. Mostly both use this connection, and what is sent
             # in one turn wakes the receiver once.
             try:
-                answer = pb.Answer(more=True, delivery=delivery_to_pb(delivery))
+                answer = pb.Answer(more=True, delivery=self._converted(delivery))
             except Exception as error:
                 failed = InternalError(f"a delivery to {name} could not be encoded, its series ends: {error!r}")
                 loop.call_soon(reply.send, failure(failed))
@@ -157,6 +158,17 @@ class Subscribers:
         known = self._series.get(reply.peer.name)
         if known is not None and known.number == request.acknowledge.subscribe_number:
             known.subscription.acknowledge(request.acknowledge.delivery_number)
+
+    def _converted(self, delivery: Delivery) -> pb.Delivery:
+        """Convert a delivery; one proof, which goes to every subscriber, only once."""
+        last, converted = self._proved
+        if delivery.shards or delivery.refused or not delivery.proven:
+            return delivery_to_pb(delivery)
+        if delivery.proven is not last.proven or delivery.reached is not last.reached:
+            converted = delivery_to_pb(delivery)
+            self._proved = delivery, converted
+        converted.delivery_number = delivery.number  # the answer has a copy
+        return converted
 
     def _ended(self, name: str, series: _Series) -> None:
         series.subscription.close()

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import pytest
+
 from tao.model.errors import Overloaded
 
 
@@ -35,6 +37,27 @@ class Gate:
 
     def open(self) -> None:
         self._open.set()
+
+
+class SetTimers:
+    """The timers that are set in the running loop from now on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.timers: list[asyncio.TimerHandle] = []
+        call_at = self._loop.call_at
+
+        def kept(*arguments: Any, **options: Any) -> asyncio.TimerHandle:
+            timer = call_at(*arguments, **options)
+            self.timers.append(timer)
+            return timer
+
+        monkeypatch.setattr(self._loop, "call_at", kept)
+
+    def waiting(self) -> int:
+        """Return how many of them are still to come."""
+        now = self._loop.time()
+        return sum(not timer.cancelled() and timer.when() > now for timer in self.timers)
 
 
 class Tasks:

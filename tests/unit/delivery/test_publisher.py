@@ -381,6 +381,19 @@ def test_the_proofs_of_all_databases_reach_a_subscriber_in_one_delivery_a_second
         assert deliveries[-1].reached == tuple((f"db-{shard}@1:0-1", second) for shard in range(30))
 
 
+def test_a_proof_is_put_together_once_for_all_subscribers() -> None:
+    timers = Timers()
+    publisher = linked(leader(1, later=timers.later))
+    deliveries: list[Delivery] = []
+    for name in range(100):
+        publisher.subscribe(f"f{name}", [Position(1)], deliveries.append)
+    deliveries.clear()
+    publisher.prove("db-1", 5_000, "db-1@1:0-1", 7)
+    timers.pass_time(1)
+    assert [(each.proven, each.reached) for each in deliveries] == [((("db-1", 5_000),), (("db-1@1:0-1", 7),))] * 100
+    assert len({(id(each.proven), id(each.reached)) for each in deliveries}) == 1
+
+
 def test_proofs_that_come_all_the_time_are_delivered_once_a_second() -> None:
     timers = Timers()
     publisher = linked(leader(1, later=timers.later))

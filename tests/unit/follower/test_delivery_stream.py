@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
+import pytest
 
 from tao.cache import CacheSettings, GraphCache
 from tao.follower.subscriptions import DeliveryStream, Subscriptions, SubscriptionSettings
@@ -25,7 +26,7 @@ from tao.wire.settings import ServingSettings
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import ARENAS, SCHEMA, LeaderRig, make_topology
 from tests.rigs.memory_store import MemoryStore
-from tests.rigs.pacing import ManualClock, Tasks, until
+from tests.rigs.pacing import ManualClock, SetTimers, Tasks, until
 from tests.rigs.server_context import make_context
 
 
@@ -91,6 +92,10 @@ class DeliveringLeader:
         part = ShardDelivery(Position(0, "a/1", number), messages=messages)
         self._deliver(pb.Answer(number=7, more=True, delivery=delivery_to_pb(Delivery(number, (part,)))))
 
+    def prove(self, number: int) -> None:
+        delivery = Delivery(number, proven=(("db", number),))
+        self._deliver(pb.Answer(number=7, more=True, delivery=delivery_to_pb(delivery)))
+
 
 async def test_one_acknowledgement_covers_many_deliveries_and_needs_no_further_one() -> None:
     leader = DeliveringLeader()
@@ -123,7 +128,7 @@ class AskedLeader:
 
 
 def make_stream(leader: AskedLeader, shards: int, piece: int) -> DeliveryStream:
-    settings = SubscriptionSettings(subscribe_shards=piece)
+    settings = SubscriptionSettings(subscribe_shards=piece, retry_seconds=0.001)
     return DeliveryStream(
         leader, "near-1", range(shards), lambda shards: [Position(each) for each in shards], lambda _: set(), settings
     )
@@ -158,7 +163,6 @@ async def test_shards_added_while_a_piece_is_under_way_are_asked_for_after_it() 
 async def test_many_shards_are_asked_for_in_pieces_one_after_the_other() -> None:
     leader = AskedLeader()
     stream = make_stream(leader, shards=8, piece=3)
-    stream.ask_again()
     assert leader.asked == [([0, 1, 2], 0)], "the number of the series is not known yet"
     leader.answers[0](pb.Answer(number=7, more=True, delivery=delivery_to_pb(Delivery(1))))
     leader.answers[0](pb.Answer(number=7, more=True, delivery=delivery_to_pb(Delivery(2))))
@@ -167,6 +171,30 @@ async def test_many_shards_are_asked_for_in_pieces_one_after_the_other() -> None
     assert leader.asked[2:] == [([6, 7], 7)]
     leader.answers[2](pb.Answer(error=error_to_pb(Unavailable("busy"))))
     assert len(leader.asked) == 3
-    stream.ask_again()
-    assert leader.asked[3:] == [([6, 7], 7)]
+    await until(lambda: leader.asked[3:] == [([6, 7], 7)])
+    stream.close()
+
+
+async def test_a_stream_without_missing_shards_sets_no_timer_but_the_one_of_its_acknowledgement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    leader = DeliveringLeader()
+    stream = DeliveryStream(leader, "near-1", [], lambda _: [], leader.apply, SubscriptionSettings())
+    counted = SetTimers(monkeypatch)
+    for number in range(1, 21):
+        leader.prove(number)
+    assert (len(counted.timers), leader.acknowledged) == (1, [])
+    leader.deliver(21)
+    assert (len(counted.timers), leader.acknowledged) == (2, []), "messages are acknowledged sooner"
+    stream.close()
+
+
+async def test_proofs_alone_are_acknowledged_later_and_all_at_once() -> None:
+    leader = DeliveringLeader()
+    settings = SubscriptionSettings(acknowledge_seconds=60.0, acknowledge_proofs_seconds=0.01)
+    stream = DeliveryStream(leader, "near-1", [], lambda _: [], leader.apply, settings)
+    for number in range(1, 41):
+        leader.prove(number)
+    assert leader.acknowledged == []
+    await until(lambda: leader.acknowledged == [40])
     stream.close()

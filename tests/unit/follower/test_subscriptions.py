@@ -18,7 +18,7 @@ from tao.wire.convert import delivery_to_pb
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import COMMENT, make_id, make_topology
-from tests.rigs.pacing import quiet, until
+from tests.rigs.pacing import SetTimers, quiet, until
 from tests.rigs.region_rig import FollowerRig, RegionRig, subscribed
 
 A, B, FAR = make_id(64), make_id(128), make_id(64, 1)
@@ -275,6 +275,18 @@ async def test_a_leader_that_left_the_topology_is_not_followed_any_more(region: 
     near.configuration.use_topology(make_topology(2, leader_servers=("leader-1",)))
     await quiet()
     assert len(near.tasks.running) == 1
+
+
+async def test_streams_that_miss_nothing_do_not_wake_their_follower(
+    region: RegionRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timers = SetTimers(monkeypatch)
+    near = FollowerRig("near-1", region.topology)
+    near.links["leader-1"].handler = region.leader.service
+    near.subscriptions.follow_routes(near.configuration.routes)
+    await subscribed(near)
+    await until(lambda: not timers.waiting())
+    await near.tasks.close()
 
 
 async def test_deliveries_are_acknowledged_so_that_the_leader_s_window_stays_open(region: RegionRig) -> None:
