@@ -89,7 +89,11 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, rig
         # Text, not markup: the data of users may look like markup.
         table.add_row(*(Text(text_of(cell)) for cell in row))
     # A pipe has no width, and folded cells would be no use to grep.
-    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    with console.capture() as captured:
+        console.print(table)
+    # rich fills the last column up with spaces.
+    sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 
 def print_pairs(pairs: Mapping[str, object]) -> None:

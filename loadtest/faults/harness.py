@@ -20,7 +20,7 @@ import msgspec
 from loadtest.conditions import together
 from loadtest.faults.injection import Injector
 from loadtest.faults.plan import Plan, carry_out
-from loadtest.faults.record import RunRecord
+from loadtest.faults.record import Fault, RunRecord
 from loadtest.region_cluster import RegionCluster, region_cluster
 from loadtest.results import Aim, at_most
 from loadtest.scenario import Progress
@@ -68,6 +68,9 @@ class ClientLoad:
 
     async def before_fault(self, kind: str) -> None:
         """Prepare for a fault of this kind, which begins when this returns. Most loads do nothing."""
+
+    async def after_fault(self, fault: Fault) -> None:
+        """Do what has to be done when a fault is mended, before the cluster is waited for. Most loads do nothing."""
 
     def describe(self) -> tuple[str, float]:
         """Return what has been done so far, and which part of the whole that is, 0 to 1."""
@@ -144,9 +147,7 @@ async def carry_out_run(wanted: FaultRun, versions: dict[str, str], progress: Pr
             try:
                 plans = wanted.plans(injector, record, load)
                 await load.while_running(
-                    together(
-                        carry_out(plan, injector, record, wanted.well_seconds, load.before_fault) for plan in plans
-                    )
+                    together(carry_out(plan, injector, record, wanted.well_seconds, load) for plan in plans)
                 )
                 await load.stop()
                 outcome.busy_seconds = record.now()

@@ -30,12 +30,12 @@ from random import Random
 from typing import Any, Final
 
 from loadtest import options
-from loadtest.conditions import within
+from loadtest.conditions import until, within
 from loadtest.faults.harness import ClientLoad, FaultRun, Outcome, carry_out_run
 from loadtest.faults.history import ReadVerdict, RecordedOutcome, RecordedWrite, Register
 from loadtest.faults.injection import LINE_CUT, Injector
 from loadtest.faults.plan import Plan
-from loadtest.faults.record import MESSAGE_CHARACTERS, FailedRead, PendingInverse, RunRecord, Whereabouts
+from loadtest.faults.record import MESSAGE_CHARACTERS, FailedRead, Fault, PendingInverse, RunRecord, Whereabouts
 from loadtest.region_cluster import RegionCluster, lossless_settings
 from loadtest.scenario import BenchSettings, Progress
 from tao.client import Consistency, Graph, RetryableError, TaoError
@@ -69,13 +69,17 @@ _TIMEOUT_SECONDS: Final = 5.0
 _SETTLE_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 0.5
 _SETTLED_LOOK_SECONDS: Final = 0.1
+_SETTLED_READ_SECONDS: Final = 0.5
+"""For one look: a read that waits for its deadline would find the inverse seconds late."""
 _PAIR_WRITERS: Final = 8
 """Edges between regions that are written just before a cut, each by a writer of its own. A writer spends half of its
 time between the commits of both ends."""
 _PAIRS_DRAWN: Final = 1_000
 """Of two ends drawn at random, a quarter are such an edge; none are when all masters are in one region."""
-_PAIR_SECONDS: Final = 0.5
-"""How long they write before the cut: a few edges each."""
+_PAIR_SECONDS: Final = 5.0
+"""The most that each of them gets for its first write before the line is cut."""
+_ROOM_SECONDS: Final = 30.0
+"""For writes of all shards to go on after a fault that has stopped them."""
 _ALL_EDGES: Final = 6_000
 """More edges than any list here has."""
 _BATCH: Final = 12
@@ -197,10 +201,32 @@ class RecordedLoad(ClientLoad):
         may not be settled yet."""
         pairs = list(self._new_pairs()) if kind in LINE_CUT else []
         for pair in pairs:
-            self._keys.append(pair)
-            self.begin(self._write_until_cut(len(self._keys) - 1, len(self._record.cuts)))
-        if pairs:
-            await asyncio.sleep(_PAIR_SECONDS)
+            self.begin(self._write_until_cut(self._add_key(pair), len(self._record.cuts)))
+
+        async def are_under_way() -> bool:
+            return all(len(pair.register.writes) > 2 or pair.rests for pair in pairs)
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PAIR_SECONDS):
+                await until(are_under_way, _SETTLED_LOOK_SECONDS)
+
+    async def after_fault(self, fault: Fault) -> None:
+        """Write to all shards whose writes are waited for. Their other keys may rest."""
+        deadline = self._record.now() + _ROOM_SECONDS
+        await asyncio.gather(*(self._write_shard(shard, fault, deadline) for shard in sorted(fault.unwritten)))
+
+    async def _write_shard(self, shard: int, fault: Fault, deadline: float) -> None:
+        """Write edges within a shard, until it has been written or the time is over."""
+        ids = [key.id for key in self._keys if key.kind is KeyKind.OBJECT and key.id >> SHARD_SHIFT == shard]
+        while shard in fault.unwritten and self._record.now() < deadline and not self._stopping:
+            far = next(other for other in self._absent if other >> SHARD_SHIFT == shard)
+            key = Key(KeyKind.EDGE, self._chance.choice(ids), far, Register(None))
+            await self._write(self._chance.choice(self._readers), self._add_key(key))
+
+    def _add_key(self, key: Key) -> int:
+        """Add a key that is written and read from now on; returns its place."""
+        self._keys.append(key)
+        return len(self._keys) - 1
 
     def _new_pairs(self) -> Iterator[Key]:
         """Yield edges whose inverse a cut line can leave pending: the writer names the end that is written first, that
@@ -433,28 +459,46 @@ class RecordedLoad(ClientLoad):
         pending = PendingInverse(acknowledged=record.now())
         record.pending.append(pending)
         key.pending_number = write.number
+        since = record.active[-1].struck if record.active else 0.0
         reads: list[Coroutine[Any, Any, None]] = []
-        if key.kind is KeyKind.EDGE and len(record.pending) % 2:
+        if key.kind is KeyKind.EDGE and sum(each.acknowledged >= since for each in record.pending) % 2:
             reads = [self._read(each, place, Demand.TOKEN, far_end=True) for each in self._readers]
             reads.append(self._read(writer, place, Demand.PLAIN, far_end=True))
-        await asyncio.gather(self._settled(key, write, pending), *reads)
+        await asyncio.gather(self._settled(writer, key, write, pending), *reads)
 
-    async def _settled(self, key: Key, write: RecordedWrite, pending: PendingInverse) -> None:
-        """Read the far end's own rows until they show the write, which no other follows meanwhile."""
-        near, far, atype = (key.id, key.other, "liked_by")
-        if key.kind is KeyKind.LIST:
-            far, atype = key.ends[write.number - 1], "followed_by"
+    async def _settled(self, writer: Reader, key: Key, write: RecordedWrite, pending: PendingInverse) -> None:
+        """Read the far end's own rows until they show the write, which no other follows meanwhile. Then the writer
+        reads it with the token, and both forget that it was pending: later faults must not fail their reads."""
+        far, atype = (
+            (key.other, "liked_by") if key.kind is KeyKind.EDGE else (key.ends[write.number - 1], "followed_by")
+        )
         # Not of a client that attaches its own writes: that would have the pair settled first.
         readers = [each for each in self._readers if not each.attaches]
-        while not self._stopping:
+
+        async def value(reader: Reader, demanded: Consistency) -> int | None:
+            async with asyncio.timeout(_SETTLED_READ_SECONDS):
+                found = await reader.graph.assoc_get(far, atype, [key.id], consistency=demanded)
+            return next(iter(found.times), None)
+
+        async def is_settled() -> bool:
             region = _region_of(self._routes_now(), far)
             reader = next((each for each in readers if each.region == region), readers[0])
-            with suppress(TaoError):
-                found = await reader.graph.assoc_get(far, atype, [near], consistency=_FROM_MASTER)
-                if next(iter(found.times), None) == write.value:
-                    pending.settled, key.pending_number = self._record.now(), 0
-                    return
-            await asyncio.sleep(_SETTLED_LOOK_SECONDS)
+            with suppress(TaoError, TimeoutError):
+                return self._stopping or await value(reader, _FROM_MASTER) == write.value
+            return False
+
+        async def is_forgotten() -> bool:
+            with suppress(TaoError, TimeoutError), writer.graph.recording() as recording:
+                await value(writer, Consistency.at_least(key.token))
+                key.token = recording.renewed(key.token)
+                return True
+            return self._stopping
+
+        await until(is_settled, _SETTLED_LOOK_SECONDS)
+        if not self._stopping:
+            pending.settled = self._record.now()
+        await until(is_forgotten, _SETTLED_LOOK_SECONDS)
+        key.pending_number = 0
 
     async def _write_key(self, graph: Graph, key: Key, number: int, removes: bool) -> bool:
         """Write to a key; returns whether the inverse of the write is pending."""

@@ -11,12 +11,12 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from random import Random
-from typing import Final
+from typing import Final, Protocol
 
 from loadtest.conditions import until
 from loadtest.faults.health import until_well
 from loadtest.faults.injection import DISK_FULL, LEADER_KILL, LINE_CUT, MASTER_LOST, Injector
-from loadtest.faults.record import RunRecord
+from loadtest.faults.record import Fault, RunRecord
 
 _LOOK_SECONDS: Final = 0.02
 _MOST_AWAY_SECONDS: Final = 3.0
@@ -41,21 +41,31 @@ class PlanStep:
 Plan = Iterable[Sequence[PlanStep]]
 
 
+class FaultHooks(Protocol):
+    """What is called around each fault."""
+
+    async def before_fault(self, kind: str) -> None:
+        """Called just before a fault of this kind begins."""
+
+    async def after_fault(self, fault: Fault) -> None:
+        """Called when what failed is back, before the cluster is healthy again."""
+
+
 async def carry_out(
     plan: Plan,
     injector: Injector,
     record: RunRecord,
     well_seconds: float | None,
-    before_fault: Callable[[str], Awaitable[None]],
+    hooks: FaultHooks,
 ) -> None:
-    """Carry out a plan and record its faults. ``before_fault`` is called with the kind of each, just before it begins.
+    """Carry out a plan and record its faults.
 
     After each step the cluster has ``well_seconds`` to become healthy again; with None the next step does not wait for
     that. Raises `OperatorError` when it does not, or a process does not come back."""
 
     async def one(step: PlanStep) -> None:
         await step.begin()
-        await before_fault(step.kind)
+        await hooks.before_fault(step.kind)
         async with step.action(injector) as victim:
             database = injector.database_of(victim) if step.kind in MASTER_LOST else ""
             fault = record.strike(step.kind, victim, database)
@@ -68,6 +78,7 @@ async def carry_out(
         fault.mended = record.now()
         if step.kind in DISK_FULL:
             record.await_writes(fault, range(injector.regions.routes.shards))
+        await hooks.after_fault(fault)
         if well_seconds is not None:
             await until_well(injector.regions, well_seconds)
         record.healed(fault)

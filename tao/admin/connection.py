@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from tao.client import ClientSettings, Credentials, Graph, connect
 from tao.client.configuration import read_target
-from tao.model.errors import TaoError
+from tao.model.errors import RetryableError, TaoError
 from tao.model.topology import Topology
 from tao.schema.registry import Schema
 from tao.wire.links import Links, LinkSettings
@@ -40,8 +40,17 @@ async def open_graph(target: ClusterTarget, settings: ClientSettings | None = No
     """Open a client of the cluster and close it at the end. Raises what connecting raises."""
     settings = replace(settings or ClientSettings(), tls=target.tls)
     credentials = Credentials("operator", "client", target.secret)
-    async with connect(target.address, region=region_of(target), settings=settings, credentials=credentials) as graph:
-        yield graph
+    is_open = False
+    try:
+        async with connect(
+            target.address, region=region_of(target), settings=settings, credentials=credentials
+        ) as graph:
+            is_open = True
+            yield graph
+    except RetryableError as error:
+        if not is_open:
+            error.add_note("start the cluster, or name another follower with --connect or TAO_CONNECT")
+        raise
 
 
 def region_of(target: ClusterTarget) -> str | None:

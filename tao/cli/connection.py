@@ -77,13 +77,13 @@ def on_graph(work: Callable[[Graph], Awaitable[_Result]]) -> _Result:
 
     async def connected() -> _Result:
         async with open_graph(target_of()) as graph:
-            return await work(graph)
+            try:
+                return await work(graph)
+            except RetryableError as error:
+                error.add_note("`tao stats` shows which servers answer")
+                raise
 
-    try:
-        return run(connected())
-    except RetryableError as error:
-        error.add_note("`tao stats` shows which servers answer")
-        raise
+    return run(connected())
 
 
 @asynccontextmanager

@@ -24,7 +24,7 @@ from tao.admin.replication import (
 )
 from tao.cli.frame import ask, run, show
 from tao.cli.logins import password_of
-from tao.cli.options import given, json_option, yes_option
+from tao.cli.options import FloatRange, given, json_option, yes_option
 from tao.model.topology import Database, DatabaseServer, Topology
 from tao.replication.accounts import LOOPBACK_HOSTS, Account, ServiceAccounts, ensure_accounts
 from tao.storage.migrations import migrate as migrate_shards
@@ -154,7 +154,7 @@ def _login(server: DatabaseServer, user: str, password: str) -> ServerAccount:
 )
 @click.option(
     "--wait-seconds",
-    type=click.FloatRange(0, 86_400),
+    type=FloatRange(0, 86_400),
     default=60.0,
     show_default=True,
     help="How long each replica may take to have what its master has now, in seconds.",

@@ -10,6 +10,7 @@ import click
 
 from tao.cli.dev import at_first_signal
 from tao.cli.frame import INTERRUPTED_STATUS, fail, run
+from tao.cli.options import IntRange
 from tao.model.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -28,14 +29,14 @@ _file = click.Path(path_type=Path, exists=True, dir_okay=False)
 )
 @click.option(
     "--nodes",
-    type=click.IntRange(4),
+    type=IntRange(4),
     default=20_000,
     show_default=True,
     help="The number of pages to generate, without files.",
 )
 @click.option(
     "--edges-count",
-    type=click.IntRange(2),
+    type=IntRange(2),
     default=150_000,
     show_default=True,
     help="The number of likes to generate, without files.",

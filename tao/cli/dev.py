@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tao.cli.frame import INTERRUPTED_STATUS, ask, run, show
-from tao.cli.options import combined, json_option, state_dir_option, yes_option
+from tao.cli.options import FloatRange, IntRange, combined, json_option, state_dir_option, yes_option
 from tao.terminal import WaitDisplay, print_json, print_table
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ _up_options = combined(
     click.option("--regions", type=int, help="The number of regions; fixed once there are data.  [default: 1]"),
     click.option(
         "--rtt-ms",
-        type=click.FloatRange(0, 10_000),
+        type=FloatRange(0, 10_000),
         help="The round trip between regions, in milliseconds.  [default: 58.1]",
     ),
     click.option("--mixed-mastership", is_flag=True, help="Spread the masters of the databases over the regions."),
@@ -55,14 +55,14 @@ _up_options = combined(
     click.option("--shards", type=int, help="The number of shards; fixed once there are data.  [default: 16]"),
     click.option(
         "--buffer-pool-mb",
-        type=click.IntRange(8),
+        type=IntRange(8),
         default=64,
         show_default=True,
         help="The buffer pool of each database server, in MiB.",
     ),
     click.option(
         "--cache-mb",
-        type=click.IntRange(8),
+        type=IntRange(8),
         default=256,
         show_default=True,
         help="The cache of each follower and leader, in MiB.",
@@ -88,7 +88,7 @@ _up_options = combined(
         type=click.Path(path_type=Path),
         help="The schema file, which is copied to the state folder.",
     ),
-    click.option("--client-port", type=click.IntRange(1, 65535), help="The gRPC port of the first follower."),
+    click.option("--client-port", type=IntRange(1, 65535), help="The gRPC port of the first follower."),
     click.option(
         "--log-level",
         type=click.Choice(["debug", "info", "warning", "error"]),

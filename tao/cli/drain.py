@@ -12,7 +12,7 @@ from tao.cli.connection import topology_path
 from tao.cli.frame import ask, run, show
 from tao.cli.logins import mastership_login
 from tao.cli.mastership import shown_promoter
-from tao.cli.options import changing_options, combined
+from tao.cli.options import FloatRange, changing_options, combined
 from tao.model.topology import Topology
 from tao.replication.promotion import PromotionSettings
 from tao.terminal import WaitDisplay
@@ -22,7 +22,7 @@ _options = combined(
     click.option(
         "--timeout",
         "timeout_seconds",
-        type=click.FloatRange(min=0, min_open=True),
+        type=FloatRange(min=0, min_open=True),
         default=60.0,
         show_default=True,
         metavar="SECONDS",

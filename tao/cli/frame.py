@@ -99,7 +99,7 @@ class TaoGroup(click.Group):
             )
             sys.stdout.flush()
         except click.ClickException as error:
-            error.show()
+            _explained(error).show()
             sys.exit(error.exit_code)
         except (click.Abort, KeyboardInterrupt):
             fail("interrupted", INTERRUPTED_STATUS)
@@ -118,6 +118,20 @@ class TaoGroup(click.Group):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
         sys.exit(status if isinstance(status, int) else 0)
+
+
+def _explained(error: click.ClickException) -> click.ClickException:
+    """Return an error of the command line; of a mistake at a group of commands with what to write instead."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if context is None or context.parent is None or not isinstance(context.command, click.Group):
+        return error
+    if isinstance(error, click.exceptions.NoSuchCommand) and not error.possibilities:
+        commands = ", ".join(context.command.commands)
+        return click.UsageError(f"{error.message} The commands here are {commands}.", context)
+    if isinstance(error, click.NoSuchOption):
+        place = f"`{context.command_path} COMMAND … {error.option_name}`"
+        return click.UsageError(f"{error.message} Options stand after the command: {place}.", context)
+    return error
 
 
 def fail(message: str, status: int) -> NoReturn:

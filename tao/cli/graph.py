@@ -11,7 +11,7 @@ import click
 from tao.admin.field_text import fields_of
 from tao.cli.connection import on_graph
 from tao.cli.frame import ask, show
-from tao.cli.options import combined, region_options, yes_option
+from tao.cli.options import IntRange, combined, region_options, yes_option
 from tao.client import AssocList, EdgeWrite, Graph
 from tao.model.graph import MAX_TIME
 from tao.terminal import counted, print_pairs, print_table
@@ -23,7 +23,7 @@ _PENDING: Final = "the other end cannot be reached now: the edge appears there a
 _assignments = click.argument("assignments", metavar="[FIELD=VALUE]...", nargs=-1)
 _list_arguments = combined(click.argument("id1", type=int), click.argument("atype"))
 _edge_arguments = combined(_list_arguments, click.argument("id2", type=int))
-_time = click.IntRange(0, MAX_TIME)
+_time = IntRange(0, MAX_TIME)
 
 
 @click.command()
@@ -43,10 +43,8 @@ def get(object_id: int) -> int:
 
 @click.command("list")
 @_list_arguments
-@click.option("--pos", type=click.IntRange(0), default=0, help="Edges to skip, counted from the newest.  [default: 0]")
-@click.option(
-    "--limit", type=click.IntRange(0), default=50, show_default=True, help="The largest number of edges to show."
-)
+@click.option("--pos", type=IntRange(0), default=0, help="Edges to skip, counted from the newest.  [default: 0]")
+@click.option("--limit", type=IntRange(0), default=50, show_default=True, help="The largest number of edges to show.")
 @click.option("--high", type=_time, help="Show only edges with this time or an older one.")
 @click.option("--low", type=_time, help="Show only edges with this time or a newer one.")
 @region_options

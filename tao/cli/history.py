@@ -11,14 +11,14 @@ from tao.admin.connection import current_schema, current_topology
 from tao.admin.key_history import Event, KeyTimeline, key_timeline, sentence_of, state_of, version_text
 from tao.cli.connection import links_of_command, target_of
 from tao.cli.frame import run, show
-from tao.cli.options import global_options
+from tao.cli.options import IntRange, global_options
 from tao.model.versions import counter_of, epoch_of
 from tao.routing.routes import Routes
 from tao.terminal import counted, fields_of, print_records
 
 
 @click.command()
-@click.argument("key", metavar="ID", type=click.IntRange(min=0))
+@click.argument("key", metavar="ID", type=IntRange(min=0))
 @click.argument("atype", required=False)
 @global_options
 def history(key: int, atype: str | None) -> int:

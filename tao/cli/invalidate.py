@@ -9,7 +9,7 @@ from tao.admin.invalidation import Plan, ServerResult, Types, plan_invalidation,
 from tao.admin.invalidation import invalidate as invalidate_all
 from tao.cli.connection import links_of_command, target_of
 from tao.cli.frame import ask, run, show
-from tao.cli.options import given, global_options, yes_option
+from tao.cli.options import IntRange, given, global_options, yes_option
 from tao.routing.routes import Routes
 from tao.terminal import Counting, counted, fields_of, print_records
 
@@ -33,7 +33,7 @@ class ShardRange(click.ParamType[tuple[int, int]]):
 @click.option(
     "--shard",
     "shards",
-    type=click.IntRange(min=0),
+    type=IntRange(min=0),
     multiple=True,
     metavar="N",
     help="Drop this shard. May be repeated.",

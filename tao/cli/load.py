@@ -24,7 +24,7 @@ from tao.admin.load.session import (
 )
 from tao.cli.connection import target_of
 from tao.cli.frame import INTERRUPTED_STATUS, fail, run, show
-from tao.cli.options import combined, region_options
+from tao.cli.options import IntRange, combined, region_options
 from tao.model.errors import OutcomeUnknown, RetryableError
 from tao.terminal import LoadDisplay, counted, print_pairs
 
@@ -64,7 +64,7 @@ _input_options = combined(
     click.option(
         "--batch",
         "batch_records",
-        type=click.IntRange(1, 6000),
+        type=IntRange(1, 6000),
         default=512,
         show_default=True,
         help="The number of records in a batch.",
@@ -72,7 +72,7 @@ _input_options = combined(
     click.option(
         "--in-flight",
         "batches_in_flight",
-        type=click.IntRange(1, 64),
+        type=IntRange(1, 64),
         default=4,
         show_default=True,
         help="The number of batches that are written at once.",
@@ -196,9 +196,10 @@ def _print(summary: Summary) -> None:
         f"{counted(summary.inverse_pending, 'edge')} stored at one end: a leader writes the other end as soon as it "
         "can be reached (`tao status` names what cannot)"
     )
+    source = "standard input" if summary.file == str(STANDARD_INPUT) else summary.file
     print_pairs(
         {
-            "loaded": f"{counted(summary.loaded, 'line')} of {summary.file}",
+            "loaded": f"{counted(summary.loaded, 'line')} of {source}",
             "rejected": f"{summary.rejected:,}" + (f", see {summary.rejects}" if summary.rejects else ""),
             "resumed": f"after line {summary.resumed_after_line:,}" if summary.resumed_after_line else "no",
             "time": f"{summary.seconds:.1f} s, {summary.per_second:,.0f} lines/s",

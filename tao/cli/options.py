@@ -58,6 +58,18 @@ def combined(*options: Decorator) -> Decorator:
     return add
 
 
+class IntRange(click.IntRange):
+    """A whole number within bounds, called like one without: click says "integer range" in errors and help texts."""
+
+    name = "integer"
+
+
+class FloatRange(click.FloatRange):
+    """A number within bounds, called like one without."""
+
+    name = "float"
+
+
 json_option: Decorator = shared("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 yes_option: Decorator = shared("--yes", is_flag=True, help="Do it without asking for confirmation.")
 token_file_option: Decorator = shared(

@@ -8,19 +8,22 @@ from typing import Any, Final, NamedTuple
 
 import click
 
+from tao.admin.connection import ClusterTarget, current_schema
 from tao.admin.documents import find_tier, load_topology, topology_file
 from tao.admin.server_stats import follower_traffic, merge_traffic
 from tao.cli.connection import links_of_command, target_of, topology_path
 from tao.cli.frame import ask, run, show
 from tao.cli.options import (
     Decorator,
+    FloatRange,
+    IntRange,
     changing_options,
     combined,
     given,
     global_options,
     tier_option,
 )
-from tao.model.errors import OperatorError
+from tao.model.errors import OperatorError, TaoError
 from tao.routing.cloning_policy import CloningPolicy
 from tao.routing.read_rates import RateSettings
 from tao.terminal import WaitDisplay, counted, print_records
@@ -30,12 +33,12 @@ from tao.watcher.shard_clones import Cloner, CloningSettings, topology_version_o
 
 def _clone_options(least: int, copies_help: str) -> Decorator:
     return combined(
-        click.argument("shard", type=click.IntRange(min=0)),
+        click.argument("shard", type=IntRange(min=0)),
         tier_option,
-        click.option("--copies", type=click.IntRange(min=least), default=least, show_default=True, help=copies_help),
+        click.option("--copies", type=IntRange(min=least), default=least, show_default=True, help=copies_help),
         click.option(
             "--wait-seconds",
-            type=click.FloatRange(min=0.1),
+            type=FloatRange(min=0.1),
             default=30.0,
             show_default=True,
             help="How long to wait until every server of the tier uses the change, in seconds.",
@@ -127,7 +130,7 @@ def _show_nothing(_: str) -> None:
 @shard.command()
 @click.option(
     "--limit",
-    type=click.IntRange(1, 200),
+    type=IntRange(1, 200),
     default=20,
     show_default=True,
     help="The largest number of shards, and of keys, to show.",
@@ -150,7 +153,8 @@ def hot(limit: int, tier: str | None) -> int:
         print_records(found["shards"])
         if found["keys"]:
             click.echo()
-            print_records(found["keys"])
+            names = run(_atype_names(target_of()))
+            print_records({**key, "atype": names.get(key["atype"], key["atype"]) or None} for key in found["keys"])
             click.echo()
         for line in hot_lines(found):
             click.echo(line)
@@ -159,6 +163,14 @@ def hot(limit: int, tier: str | None) -> int:
 
     show(found, text)
     return int(bool(found["silent"]))
+
+
+async def _atype_names(target: ClusterTarget) -> dict[int, str]:
+    """Return the names of the association types by their numbers; none when no follower says them."""
+    try:
+        return {atype.number: atype.name for atype in (await current_schema(target)).assocs}
+    except TaoError:
+        return {}
 
 
 _HOT_SHARD: Final = CloningPolicy().clone_above

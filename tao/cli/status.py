@@ -8,7 +8,7 @@ from tao.admin.connection import current_topology
 from tao.admin.status import View, cluster_view
 from tao.cli.connection import target_of
 from tao.cli.frame import run, show
-from tao.cli.options import region_options
+from tao.cli.options import FloatRange, region_options
 from tao.terminal import counted, fields_of, print_records, text_of
 
 
@@ -17,7 +17,7 @@ from tao.terminal import counted, fields_of, print_records, text_of
 @click.option(
     "--max-staleness",
     "max_staleness_seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FloatRange(min=0, min_open=True),
     default=5.0,
     show_default=True,
     metavar="SECONDS",

@@ -16,14 +16,14 @@ import click
 from tao.admin.documents import find_tier, load_topology, topology_changes, topology_file
 from tao.cli.connection import topology_path
 from tao.cli.frame import ask, run, show
-from tao.cli.options import changing_options, given, tier_option, topology_options
+from tao.cli.options import IntRange, changing_options, given, tier_option, topology_options
 from tao.model.topology import CacheServer, Topology
 from tao.routing.routes import Routes
 from tao.terminal import fields_of, print_records
 from tao.topology import edits
 from tao.topology.document import dump_topology
 
-_shard_argument = click.argument("shard", type=click.IntRange(min=0))
+_shard_argument = click.argument("shard", type=IntRange(min=0))
 _name_argument = click.argument("name")
 
 

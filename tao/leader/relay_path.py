@@ -156,19 +156,18 @@ class RelayPath:
         for shard in {messages.shard for messages in relay.changes} | foreign.keys() | set(relay.bulk_shards):
             if not self._serves(shard):
                 raise NotMine(f"this leader does not serve shard {shard}", self._configuration.routes.version)
-        cause = f"binlog of {relay.source} up to {relay.position}"
-        with self._caused_by(cause):
+        with self._caused_by(relay.cause):
             for messages in relay.changes:
                 self._apply(messages)
                 self.messages += len(messages.messages)
         most = self._settings.max_drops_per_shard
         bulk = {*relay.bulk_shards, *(shard for shard, keys in foreign.items() if keys > most)}
-        with self._caused_by(f"changed by a foreign writer: {cause}"):
+        with self._caused_by(f"changed by a foreign writer: {relay.cause}"):
             dropped = self._drop_keys([touch for touch in relay.touches if touch.shard not in bulk])
         # Of a bulk changed shard, this publication is only an early copy: the relay counts as delivered when the shard
         # has been invalidated again.
         self._publisher.publish_all(messages for messages in relay.changes if messages.shard in bulk)
-        self.invalidate(bulk, cause)
+        self.invalidate(bulk, relay.cause)
         kept = asyncio.Event()
         changes = [*(messages for messages in relay.changes if messages.shard not in bulk), *dropped]
         self._publisher.publish_relay(changes, self._spans(relay, lambda shard: shard not in bulk), kept.set)
@@ -230,7 +229,7 @@ class RelayPath:
         changes = [messages for messages in relay.changes if messages.shard in bulk]
         for shard in bulk:
             invalidation = ShardMessages(shard, self._version_epoch(shard), (ShardInvalidation(shard),))
-            with self._caused_by(f"binlog of {relay.source} up to {relay.position}"):
+            with self._caused_by(relay.cause):
                 self._apply(invalidation)
             changes.append(invalidation)
         self.invalidated_shards += len(bulk)

@@ -45,6 +45,11 @@ class Touch(msgspec.Struct, frozen=True, order=True):
         return self.id >> SHARD_SHIFT
 
 
+REGION_INVALIDATED: Final = "region invalidated"
+"""Stands for the GTID of a relay that invalidates all shards, because the tailer has no usable position. When it is
+acknowledged, every leader has done so, and the new position counts."""
+
+
 class Relay(msgspec.Struct, frozen=True, kw_only=True):
     """One acknowledged unit from a tailer to a leader, in binlog order. Duplicates are harmless.
 
@@ -62,3 +67,10 @@ class Relay(msgspec.Struct, frozen=True, kw_only=True):
     position: str = ""
     spans: tuple[Span, ...] = ()
     reached: tuple[str, int] = ("", 0)
+
+    @property
+    def cause(self) -> str:
+        """What has changed the keys, for their history."""
+        if self.position == REGION_INVALIDATED:
+            return f"tailer of {self.source}, which began without a position"
+        return f"binlog of {self.source} up to {self.position}"

@@ -180,7 +180,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
         for place, server in self.cache_servers:
             if server.name == name:
                 return place
-        raise TopologyError(f"there is no cache server {name!r}")
+        raise TopologyError(f"there is no cache server {name!r} in the topology: `tao status` lists them")
 
     @property
     def database_servers(self) -> list[PlacedDatabaseServer]:

@@ -19,6 +19,7 @@ from typing import Final
 import msgspec
 
 from tao.model.errors import OperatorError, TaoError
+from tao.model.relay import REGION_INVALIDATED
 from tao.observability.logs import Logger
 from tao.planning.row_events import Heartbeat, Translated, translate
 from tao.replication.gtid import GtidPosition
@@ -32,9 +33,6 @@ _NEVER: Final = 0
 _MAX_AHEAD_MS: Final = 1_000
 """Commit times may be this far ahead of this machine's clock. A later time proves nothing: a session sets its time as
 it likes, and a machine whose clock is an hour ahead would make the region look up to date for an hour."""
-
-_REGION_INVALIDATED: Final = "region invalidated"
-"""Stands for a GTID. When it is acknowledged, every leader has invalidated all shards and the new position counts."""
 
 
 class _StoredPosition(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,7 +217,7 @@ class TailPath:
 
     def acknowledged(self, gtid: str) -> None:
         """Move the position past a transaction; it and all before it are finished."""
-        if gtid == _REGION_INVALIDATED:
+        if gtid == REGION_INVALIDATED:
             self._moved = True
         elif self._position is not None:
             self._position.advance(gtid)
@@ -296,7 +294,7 @@ class TailPath:
         shards = tuple(self._translator.shards())
         self._log.warning("region_invalidated", shards=len(shards), position=now, lost_binlog=self._lost)
         self.counts.invalidated_shards += len(shards)
-        await delivery.submit(_REGION_INVALIDATED, Translated(bulk_shards=shards))
+        await delivery.submit(REGION_INVALIDATED, Translated(bulk_shards=shards))
 
     async def _submit(self, transaction: BinlogTransaction, delivery: DeliveryPath) -> None:
         counts = self.counts

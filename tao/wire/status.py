@@ -74,4 +74,4 @@ def error_of(code: grpc.StatusCode, details: str | None, trailers: Iterable[tupl
     message = details or code.name
     if REASON_KEY in found:
         return error_from_reason(found[REASON_KEY], message, int(found.get(TOPOLOGY_VERSION_KEY, "0")))
-    return Unavailable(f"{code.name}: {message}")
+    return Unavailable(message if code is grpc.StatusCode.UNAVAILABLE else f"{code.name}: {message}")

@@ -1,4 +1,5 @@
-"""The programs and commands of docs/tutorial run in order as they stand on the page, against a development cluster."""
+"""The programs and commands of docs/tutorial run in order as they stand on the page, against a development cluster, and
+print what the page shows."""
 
 from __future__ import annotations
 
@@ -19,7 +20,11 @@ pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.unhurried]
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/tutorial/index.md").read_text()
-BLOCK = re.compile(r'^```(sh|python)(?: title="([\w.]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r'^```(sh|python|text)(?: title="([\w.]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+ELLIPSIS = "…"
+"""A line that stands for any number of lines."""
+MARK = "@@ commands"
+"""Printed before each block of commands, so that its output can be told from that of the others."""
 NOT_RUN = ("sudo ", "make ", "source ", "tao dev ")
 """Commands that the test leaves out, because the environment exists and the fixture starts and stops the cluster."""
 
@@ -57,7 +62,9 @@ def steps(folder: Path) -> Iterator[str]:
     for language, name, text in BLOCK.findall(PAGE):
         if language == "python":
             (folder / name).write_text(text)
+        if language != "sh":
             continue
+        yield f"echo '{MARK}'"
         for line in text.splitlines():
             if line.startswith("flask "):
                 (folder / "visit.py").write_text(VISIT)
@@ -66,8 +73,24 @@ def steps(folder: Path) -> Iterator[str]:
                 yield line
 
 
-async def test_the_tutorial_runs_from_its_first_line_to_its_last(folder: Path) -> None:
-    script = "\n".join(["set -eux", *steps(folder)])
+def shown() -> Iterator[tuple[int, list[str]]]:
+    """Yield each output that the page shows, with the number of the block of commands before it."""
+    blocks = 0
+    for language, _, text in BLOCK.findall(PAGE):
+        blocks += language == "sh"
+        if language == "text":
+            yield blocks, text.splitlines()
+
+
+def masked(line: str) -> str:
+    """Return a line without what differs between runs: numbers, times, the width of columns, which server of a tier it
+    was, and what was the first to bring a change."""
+    without_causes = re.sub(r"\(.*?\)", "()", " ".join(line.split()))
+    return re.sub(r"[-\d.,:]*\d[ab]?\b", "0", without_causes)
+
+
+async def test_the_tutorial_runs_from_its_first_line_to_its_last_and_prints_what_it_shows(folder: Path) -> None:
+    script = "\n".join(["set -eu", *steps(folder)])
     assert script.count("tao ") > 8
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     process = await asyncio.create_subprocess_exec(
@@ -76,3 +99,10 @@ async def test_the_tutorial_runs_from_its_first_line_to_its_last(folder: Path) -
     )  # fmt: skip
     out, _ = await process.communicate()
     assert process.returncode == 0, out.decode()
+    printed = [part.splitlines() for part in out.decode().split(MARK)]
+    expected = list(shown())
+    assert [lines[0].split()[0] for _, lines in expected] == ["tier", "In"]
+    for block, lines in expected:
+        found = iter(map(masked, printed[block]))
+        missing = [line for line in lines if line.strip() not in ("", ELLIPSIS) and masked(line) not in found]
+        assert missing == [], "\n".join(printed[block])

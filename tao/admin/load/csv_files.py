@@ -56,7 +56,8 @@ class CsvSource:
         csv.field_size_limit(MAX_CELL_CHARACTERS)
         header = next(self._records(), None)
         if header is None or header.fault:
-            raise OperatorError(f"{name} has no header line that names its columns")
+            why = f": its first line {header.fault}" if header is not None else ": it is empty"
+            raise OperatorError(f"{name} has no header line that names its columns{why}")
         self.columns = [column.strip() for column in header.cells]
         twice = sorted({column for column in self.columns if self.columns.count(column) > 1})
         if twice:
@@ -85,7 +86,11 @@ class CsvSource:
         try:
             return self.columns.index(column)
         except ValueError:
-            raise OperatorError(f"{self.name} has no column {column!r}: it has {', '.join(self.columns)}") from None
+            if len(self.columns) == 1:
+                has = f"one column, {self.columns[0]!r}; is --delimiter {self._delimiter!r} right?"
+            else:
+                has = ", ".join(self.columns)
+            raise OperatorError(f"{self.name} has no column {column!r}: it has {has}") from None
 
     def records(self, place: Place) -> Iterator[Record]:
         """Yield the records from ``place`` on, which is `start` or the end of a record read before."""
@@ -95,8 +100,11 @@ class CsvSource:
         width = len(self.columns)
         for record in self._records():
             if not record.fault and len(record.cells) != width:
-                cells = len(record.cells)
-                yield record._replace(fault=f"has {cells} cell{'s' * (cells != 1)}, the header {width}")
+                cells, lines = len(record.cells), record.end.lines - record.line + 1
+                fault = f"has {cells} cell{'s' * (cells != 1)}, the header {width}"
+                if lines > 1:
+                    fault += f"; a cell in quotes goes on for {lines} lines: is a quote not closed?"
+                yield record._replace(fault=fault)
             else:
                 yield record
 

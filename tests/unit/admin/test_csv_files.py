@@ -52,7 +52,12 @@ def test_text_that_is_not_utf8_affects_only_its_record() -> None:
 
 def test_a_record_of_another_width_is_a_fault() -> None:
     records = read(b"id,name\n1\n2,b,c\n3,c\n")
-    assert [bool(record.fault) for record in records] == [True, True, False]
+    assert [record.fault for record in records] == ["has 1 cell, the header 2", "has 3 cells, the header 2", ""]
+
+
+def test_a_record_of_another_width_over_several_lines_asks_for_its_quote() -> None:
+    (record,) = read(b'id,name,home\n1,"a,b\n2,c,d\n')
+    assert record.fault.endswith("; a cell in quotes goes on for 2 lines: is a quote not closed?")
 
 
 def test_a_quote_that_is_never_closed_ends_at_the_bound_of_a_cell() -> None:
@@ -66,8 +71,10 @@ def test_a_nul_byte_is_data() -> None:
 
 
 def test_a_file_without_a_header_is_refused() -> None:
-    with pytest.raises(OperatorError, match="no header"):
+    with pytest.raises(OperatorError, match="no header line that names its columns: it is empty"):
         source_of(b"")
+    with pytest.raises(OperatorError, match=r"no header line .*: its first line is not UTF-8 text"):
+        source_of(b"\x89PNG\n")
 
 
 def test_a_duplicate_column_is_refused() -> None:
@@ -78,6 +85,8 @@ def test_a_duplicate_column_is_refused() -> None:
 def test_a_missing_column_is_refused_with_the_columns_there_are() -> None:
     with pytest.raises(OperatorError, match="it has id, name"):
         source_of(b"id,name\n").index_of("nmae")
+    with pytest.raises(OperatorError, match="it has one column, 'id;name'; is --delimiter ',' right"):
+        source_of(b"id;name\n").index_of("id")
 
 
 def test_the_fingerprint_changes_with_content_time_and_options() -> None:

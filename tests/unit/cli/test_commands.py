@@ -92,9 +92,31 @@ def test_a_cluster_that_does_not_answer_is_reported_in_one_line_with_a_hint() ->
     get, stats = (call(*command, "--connect", "127.0.0.1:1") for command in (("get", "1"), ("stats",)))
     for result in (get, stats):
         assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (3, "", 1)
-        assert "UNAVAILABLE" in result.stderr
-    assert get.stderr.endswith("; `tao stats` shows which servers answer\n")
-    assert "tao stats" not in stats.stderr
+        assert result.stderr.count("UNAVAILABLE") == 1
+        assert result.stderr.endswith("; start the cluster, or name another follower with --connect or TAO_CONNECT\n")
+
+
+def test_a_command_that_there_is_not_names_those_that_there_are() -> None:
+    result = call("load", "people.csv")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "No such command 'people.csv'. The commands here are objects, edges." in result.stderr
+    assert "The commands here" not in call("load", "object").stderr
+    assert "The commands here" not in call("people.csv").stderr
+
+
+def test_an_option_before_its_command_is_told_its_place() -> None:
+    result = call("load", "--connect", "127.0.0.1:1", "objects", "people.csv")
+    assert result.exit_code == 2
+    assert (
+        "No such option '--connect'. Options stand after the command: `tao load COMMAND … --connect`." in result.stderr
+    )
+
+
+@pytest.mark.parametrize("command", [("history", "alice"), ("shard", "hot", "--limit", "x"), ("get", "alice")])
+def test_text_in_place_of_a_number_is_no_valid_integer(command: tuple[str, ...]) -> None:
+    result = call(*command)
+    assert result.exit_code == 2
+    assert f"{command[-1]!r} is not a valid integer." in result.stderr
 
 
 CHANGING = (

@@ -39,7 +39,9 @@ def test_the_timeline_is_a_table_that_explains_itself(capsys: pytest.CaptureFixt
     ]
     found.events = [event("opened", 1 << 48, of_shard=True), event("applied", V5, "committed here")]
     history_module._print("object 77", found, ["follower-1a"])
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in printed if line != line.rstrip()] == []
+    lines = [" ".join(line.split()) for line in printed]
     assert lines[0] == "In the master database, object 77 has version 1.5: changed 5 times, last in version epoch 1."
     assert "leader-1 leader local 1.5 1.5 It is up to date." in lines
     assert (
