@@ -73,8 +73,11 @@ class ClusterFigures(msgspec.Struct, frozen=True, kw_only=True):
     relays_with_one_leader: float
     """Relays of an idle database's tailer to one leader, each second; ``relays_with_two_leaders`` likewise."""
     relays_with_two_leaders: float
+    idle_statements: int
+    """Statements of the only leader, while idle, that were looked at: all but commits, which wait for the other
+    region."""
     longest_statement_bytes: int
-    """Of the only leader's statements while idle."""
+    """Of those."""
     slowest_statement_ms: float
     lost_leader_detected_seconds: float
     taken_of_lost_leader: int
@@ -151,7 +154,7 @@ class _Cluster:
         lost = await self._lose_leader(shards)
         await asyncio.sleep(self._seconds)  # the tailer says where the shards continue that have moved
         _, one_leader = await self._used(pids, asyncio.sleep(self._seconds))
-        takeover, length, slowest = await self._start_again(shards)
+        takeover, statements = await self._start_again(shards)
         promotion: dict[str, Any] = await self._lose_master(ids[0])
         return ClusterFigures(
             shards=shards,
@@ -160,8 +163,7 @@ class _Cluster:
             failed_writes=latencies.failed[_WRITES],
             relays_with_one_leader=one_leader,
             relays_with_two_leaders=two_leaders / 2,
-            longest_statement_bytes=length,
-            slowest_statement_ms=slowest,
+            **statements,
             **lost,
             takeover_seconds=takeover,
             **promotion,
@@ -185,11 +187,9 @@ class _Cluster:
             raise OperatorError("the tailer's metrics do not say how many relays were acknowledged")
         return float(found[1])
 
-    async def _start_again(self, shards: int) -> tuple[float, int, float]:
-        """Start the only leader again.
-
-        Returns how long it takes until it owns all shards, the length of its longest statement while it is idle then,
-        and the milliseconds of the slowest one."""
+    async def _start_again(self, shards: int) -> tuple[float, dict[str, Any]]:
+        """Start the only leader again. Returns how long it takes until it owns all shards, and the figures of its
+        statements while it is idle then."""
         database = self._cluster.database(_DATABASE)
         account = database.accounts.administrator
         connection = await aiomysql.connect(
@@ -197,23 +197,27 @@ class _Cluster:
         )
         try:
             async with connection.cursor() as cursor:
-                # Connections keep the threshold that they began with, so it is set before the leader connects.
-                await cursor.execute("SET GLOBAL log_output = 'TABLE'")
-                await cursor.execute("SET GLOBAL long_query_time = 0")
+                # A connection keeps the settings that it began with, so they are made before the leader connects.
+                for setting in ("log_output = 'TABLE'", "long_query_time = 0", "slow_query_log = 1"):
+                    await cursor.execute(f"SET GLOBAL {setting}")
                 takeover = await self._taken_after_start(shards)
                 self._step("the statements of an idle leader")
-                await cursor.execute("SET GLOBAL slow_query_log = 1")
+                await cursor.execute("TRUNCATE TABLE mysql.slow_log")
                 await asyncio.sleep(max(_STATEMENT_SECONDS, self._seconds))
                 await cursor.execute("SET GLOBAL slow_query_log = 0")
                 await cursor.execute(
-                    "SELECT MAX(LENGTH(sql_text)), MAX(TIME_TO_SEC(query_time)) FROM mysql.slow_log "
-                    "WHERE user_host LIKE %s",
-                    (f"%{database.accounts.leader.user}%",),
+                    "SELECT COUNT(*), MAX(LENGTH(sql_text)), MAX(TIME_TO_SEC(query_time)) FROM mysql.slow_log "
+                    "WHERE user_host LIKE %s AND sql_text NOT LIKE %s",
+                    (f"%{database.accounts.leader.user}%", "COMMIT%"),
                 )
-                ((length, slowest),) = await cursor.fetchall()
+                ((count, length, slowest),) = await cursor.fetchall()
         finally:
             await connection.ensure_closed()
-        return takeover, int(length or 0), 1000 * float(slowest or 0.0)
+        return takeover, {
+            "idle_statements": int(count),
+            "longest_statement_bytes": int(length or 0),
+            "slowest_statement_ms": 1000 * float(slowest or 0.0),
+        }
 
     async def _owned(self) -> int:
         try:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from loadtest.results import Aim, at_most
+from loadtest.results import Aim, at_least, at_most
 from loadtest.scale.cluster import ClusterFigures
 from loadtest.scale.in_process import Measured
 from loadtest.scale.installation import LOST_LEADER, InstallationShape
@@ -108,8 +108,8 @@ class ScaleFigures:
         if "shards" in self.follower:
             yield at_most("share of a core of an idle follower", self._idle_share("follower", ""), 0.02)
             half, full = (self.follower[each].proof_seconds for each in ("shards", ""))
-            # What is too little to be measured does not grow.
-            yield at_most("cost of a proof with twice the shards, as a multiple", full / half if half else 1.0, 1.25)
+            if half:
+                yield at_most("cost of a proof with twice the shards, as a multiple", full / half, 1.25)
         if "" in self.cold_start:
             yield at_most("cold start of a follower, seconds of CPU time", self.cold_start[""].cpu_seconds, 0.2)
             yield at_most("cold start of a follower, longest block in ms", 1000 * self.cold_start[""].block_seconds, 20)
@@ -121,7 +121,10 @@ class ScaleFigures:
             for name, change in figures[""].changes.items() if "" in figures else ():
                 yield at_most(f"shards touched at a {role}, of those that moved", change.touched, change.moved, name)
         if self.cluster is not None:
-            yield at_most("longest statement of an idle leader, bytes", self.cluster.longest_statement_bytes, 16_384)
-            yield at_most("slowest statement of an idle leader, ms", self.cluster.slowest_statement_ms, 20)
+            yield at_least("statements of an idle leader that were looked at", self.cluster.idle_statements, 1)
+            if self.cluster.idle_statements:
+                length, slowest = self.cluster.longest_statement_bytes, self.cluster.slowest_statement_ms
+                yield at_most("longest statement of an idle leader, bytes", length, 16_384)
+                yield at_most("slowest statement of an idle leader, ms", slowest, 20)
             yield at_most("takeover of 1,000 shards at 70 ms a commit, seconds", self.cluster.takeover_seconds, 2)
         yield at_most("costs that grow faster than linearly", len(self.faster_than_linear()), 0)

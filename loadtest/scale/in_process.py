@@ -18,6 +18,7 @@ import msgspec
 
 from loadtest.client_process import StepReport
 from loadtest.conditions import within
+from loadtest.rounds import settle_collector
 from loadtest.scale.installation import FOLLOWER, InstallationShape, topology_of
 from tao.admin.server_stats import is_ready
 from tao.client import connect
@@ -151,6 +152,7 @@ class ColdStartJob(msgspec.Struct, frozen=True, kw_only=True):
             report("cold starts of a follower", number / self.repetitions)
             server = FollowerServer(settings, logger("follower"))
             await server.start()
+            settle_collector()  # as a server does that has started
             try:
                 blocks = Blocks()
                 async with blocks.watched():

@@ -122,36 +122,48 @@ def moved_shards(before: Topology, after: Topology, shards: set[int]) -> int:
 
 
 class TopologyChange(NamedTuple):
-    """A change of the installation."""
+    """A change of the installation. Made again, it concerns the next server or database."""
 
     name: str
     make: Callable[[Topology], Topology]
 
 
-def _marked(topology: Topology, name: str) -> Topology:
-    def tier_of(tier: Tier) -> Tier:
-        servers = tuple(
-            msgspec.structs.replace(server, down=server.down or server.name == name) for server in tier.servers
-        )
-        return msgspec.structs.replace(tier, servers=servers)
+def _without_follower(topology: Topology) -> Topology:
+    """Mark the first follower of another region that is up."""
+    other = topology.regions[1]
+    first, *tiers = other.followers
+    return _with_region(topology, msgspec.structs.replace(other, followers=(_one_more_down(first), *tiers)))
 
-    regions = tuple(
-        msgspec.structs.replace(
-            region, leaders=tier_of(region.leaders), followers=tuple(map(tier_of, region.followers))
-        )
-        for region in topology.regions
-    )
+
+def _without_leader(topology: Topology) -> Topology:
+    """Mark the first leader of the measured region that is up, other than the measured one."""
+    own = topology.regions[0]
+    return _with_region(topology, msgspec.structs.replace(own, leaders=_one_more_down(own.leaders)))
+
+
+def _one_more_down(tier: Tier) -> Tier:
+    lost = next(server for server in tier.servers if not server.down and server.name != LEADER)
+    servers = tuple(msgspec.structs.replace(each, down=each.down or each is lost) for each in tier.servers)
+    return msgspec.structs.replace(tier, servers=servers)
+
+
+def _with_region(topology: Topology, changed: Region) -> Topology:
+    regions = tuple(changed if each.name == changed.name else each for each in topology.regions)
     return msgspec.structs.replace(topology, version=topology.version + 1, regions=regions)
 
 
 def _promoted(topology: Topology) -> Topology:
-    """Replace the master of the first database, which lies in the second region, by the server of the third."""
-    first, *others = topology.databases
-    promoted = msgspec.structs.replace(first, master_region=_REGIONS[2], version_epoch=first.version_epoch + 1)
-    return msgspec.structs.replace(topology, version=topology.version + 1, databases=(promoted, *others))
+    """Replace the master of the first database that was not promoted yet: it moves from the second region to the third,
+    or back."""
+    former = min(topology.databases, key=lambda each: each.version_epoch)
+    second, third = _REGIONS[1:]
+    region = second if former.master_region == third else third
+    promoted = msgspec.structs.replace(former, master_region=region, version_epoch=former.version_epoch + 1)
+    databases = tuple(promoted if each is former else each for each in topology.databases)
+    return msgspec.structs.replace(topology, version=topology.version + 1, databases=databases)
 
 
-UNRELATED: Final = TopologyChange("a follower of another region", lambda old: _marked(old, f"{_REGIONS[1]}-follower-1"))
-LOST_LEADER: Final = TopologyChange("a lost leader", lambda old: _marked(old, f"{REGION}-leader-2"))
+UNRELATED: Final = TopologyChange("a follower of another region", _without_follower)
+LOST_LEADER: Final = TopologyChange("a lost leader", _without_leader)
 PROMOTION: Final = TopologyChange("a promotion", _promoted)
 CHANGES: Final = (UNRELATED, LOST_LEADER, PROMOTION)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import msgspec
@@ -34,7 +35,7 @@ from loadtest.scale.installation import (
 )
 from loadtest.scale.processes import core_share, reserved_addresses, resident_mb, running
 from loadtest.scale.stubs import ChangeMaker, StubLeaders, StubTailer, open_subscribers
-from tao.admin.server_stats import server_stats
+from tao.admin.server_stats import Stats, server_stats
 from tao.model.changes import ShardMessages
 from tao.model.errors import Unavailable
 from tao.model.topology import Topology
@@ -50,23 +51,47 @@ _LOOK_SECONDS: Final = 0.25
 """Between two looks at a server's `/stats`, which cost it something, too."""
 _QUIET_SECONDS: Final = 1.5
 """Longer than a stub tailer waits for its next relay, whose answer says what the leader wants."""
+_REPETITIONS: Final = 3
+"""Of each change; the median is reported."""
 _PATIENCE_SECONDS: Final = 30.0
 """A server that has not settled by then may never do so, and is taken for what it has done so far."""
 
 
 class ChangeCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What one topology change cost a server, beyond what it uses in the same time without one."""
+    """What topology changes of one kind cost a server, beyond what it uses in the same time without one."""
 
     cpu_seconds: float
+    """The median of the repetitions; ``settled_seconds`` likewise."""
     settled_seconds: float
     """From the new document until the server had done everything about it; all the time that it was given, if it has
     not."""
     moved: int
-    """The server's shards whose assignment has changed."""
+    """The server's shards whose assignment has changed, of all repetitions; ``touched`` likewise."""
     touched: int
     """The shards that were subscribed again, or of which the leader asked the tailers where they continue."""
     unconfirmed: int
-    """The most shards that the server said to be without a confirmed subscription; 0 for a leader."""
+    """The most shards that the server said to be unconfirmed: without a subscription; or at a leader, not served yet,
+    or not continued by their tailer."""
+
+
+def combined(costs: Sequence[ChangeCost]) -> ChangeCost:
+    """Return the cost of several changes of one kind."""
+    return ChangeCost(
+        cpu_seconds=median(each.cpu_seconds for each in costs),
+        settled_seconds=median(each.settled_seconds for each in costs),
+        moved=sum(each.moved for each in costs),
+        touched=sum(each.touched for each in costs),
+        unconfirmed=max(each.unconfirmed for each in costs),
+    )
+
+
+def unconfirmed_shards(stats: Stats) -> int:
+    """Return how many shards a follower or a leader says to be unconfirmed; see `ChangeCost.unconfirmed`."""
+    delivery = stats.get("delivery")
+    if delivery is None:
+        return int(stats["unsubscribed_shards"])
+    served = stats["hosted_shards"] + stats["owned_shards"]
+    return int(max(0, served - delivery["open_shards"]) + delivery["unlinked_shards"])
 
 
 class RoleFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +126,11 @@ class Bench:
         return CHANGES if self.whole else (LOST_LEADER,)
 
     @property
+    def quiet_seconds(self) -> float:
+        """How long a server has nothing to do about a change before it is taken for done."""
+        return min(_QUIET_SECONDS, self.seconds)
+
+    @property
     def topology_file(self) -> Path:
         """The document of the server that is measured now."""
         return self.folder / "topology.json"
@@ -127,7 +157,6 @@ class _Subject:
     topology: Topology
     shards_of: Callable[[Topology], set[int]]
     touched: Callable[[], int]
-    base_share: float = 0.0
 
     async def share(self, load: Coroutine[Any, Any, None] | None = None) -> float:
         """Return the share of a core under a load, which is cancelled then."""
@@ -139,8 +168,26 @@ class _Subject:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
 
-    async def change(self, change: TopologyChange, on_changed: Callable[[Topology], None]) -> ChangeCost:
-        """Change the topology, and return what it cost when everything is quiet, or when patience is at its end."""
+    async def changes(self, on_changed: Callable[[Topology], None] = lambda _: None) -> dict[str, ChangeCost]:
+        """Change the topology in each way, again and again, and return the costs by the name of the change.
+
+        ``on_changed`` is called once the server uses a new topology. What the server uses under looks at it, and under
+        whatever load there is, is measured before and is no cost of a change."""
+        share = await self.share(self._look_on())
+        return {
+            each.name: combined([await self._change(each, on_changed, share) for _ in range(_REPETITIONS)])
+            for each in self.bench.changes
+        }
+
+    async def _look_on(self) -> None:
+        while True:
+            with suppress(Unavailable):
+                await server_stats(self.admin)
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _change(self, change: TopologyChange, on_changed: Callable[[Topology], None], share: float) -> ChangeCost:
+        """Change the topology, and return what it cost when everything is quiet, or when patience is at its end.
+        ``share`` is of a core, without a change."""
         before, touched = self.topology, self.touched()
         after = self.topology = change.make(before)
         moved = moved_shards(before, after, self.shards_of(before) | self.shards_of(after))
@@ -155,17 +202,17 @@ class _Subject:
             except Unavailable:
                 settled = time.monotonic()  # the server's event loop is blocked
                 return False
-            now, open_shards = time.monotonic(), int(stats.get("unsubscribed_shards", 0))
-            if stats["topology_version"] < after.version or open_shards or self.touched() != last_touched:
-                settled, last_touched, unconfirmed = now, self.touched(), max(unconfirmed, open_shards)
+            now, found = time.monotonic(), unconfirmed_shards(stats)
+            if stats["topology_version"] < after.version or found or self.touched() != last_touched:
+                settled, last_touched, unconfirmed = now, self.touched(), max(unconfirmed, found)
             if stats["topology_version"] == after.version:
                 on_changed(after)
-            return now - settled > min(_QUIET_SECONDS, self.bench.seconds)
+            return now - settled > self.bench.quiet_seconds
 
         with suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 await until(quiet, _LOOK_SECONDS)
-        used = cpu_seconds(self.pid) - used - self.base_share * (time.monotonic() - began)
+        used = cpu_seconds(self.pid) - used - share * (time.monotonic() - began)
         return ChangeCost(
             cpu_seconds=max(0.0, used),
             settled_seconds=settled - began,
@@ -191,17 +238,18 @@ async def measure_follower(bench: Bench) -> RoleFigures:
         pid = await stack.enter_async_context(running("follower", bench.settings(FOLLOWER), admin, bench.folder))
         subject = _Subject(bench, pid, admin, topology, lambda now: set(range(now.shards)), lambda: stubs.positions)
         await _calm(lambda: stubs.positions)
-        base = subject.base_share = await subject.share()
+        base = await subject.share()
         sent, began = stubs.sent, time.monotonic()
         proving = await subject.share(stubs.prove(_PROOFS_PER_SECOND))
         rate = (stubs.sent - sent) / (time.monotonic() - began)
+        changes = await subject.changes()
         writing = await subject.share(stubs.change(WRITES_PER_SECOND)) if bench.whole else 0.0
         return RoleFigures(
             resident_mb=resident_mb(pid),
             base_share=base,
             proof_seconds=max(0.0, proving - base) / max(1.0, rate),
             writing_share=max(0.0, writing - base),
-            changes={each.name: await subject.change(each, lambda _: None) for each in bench.changes},
+            changes=changes,
         )
 
 
@@ -233,19 +281,11 @@ async def measure_leader(bench: Bench, *, all_subscribe_again: bool) -> RoleFigu
         async with _relaying(tailers, _RELAY_SECONDS):
             await asyncio.sleep(2 * _RELAY_SECONDS)  # the tailers say where all shards continue
         await _calm(lambda: _sum(subscribers, "deliveries"))
-        base = subject.base_share = await subject.share()
+        base = await subject.share()
         async with _relaying(tailers, _RELAY_SECONDS):
             relays, deliveries = _sum(tailers, "relays"), _sum(subscribers, "deliveries")
             proving = await subject.share()
             relays, deliveries = _sum(tailers, "relays") - relays, _sum(subscribers, "deliveries") - deliveries
-        writing = 0.0
-        if bench.whole:
-            by_database: dict[str, list[int]] = {}
-            for shard in routes.shards_of(LEADER):
-                by_database.setdefault(routes.database_of(shard).name, []).append(shard)
-            each = round(WRITES_PER_SECOND * _WRITE_RELAY_SECONDS / len(by_database))
-            async with _relaying(tailers, _WRITE_RELAY_SECONDS, _changes(by_database, max(1, each))):
-                writing = await subject.share()
 
         def follow(now: Topology) -> None:
             if tailers[0].topology_version != now.version:
@@ -255,8 +295,15 @@ async def measure_leader(bench: Bench, *, all_subscribe_again: bool) -> RoleFigu
                     subscriber.subscribe()
 
         async with _relaying(tailers, _RELAY_SECONDS):
-            subject.base_share = proving
-            changes = {change.name: await subject.change(change, follow) for change in bench.changes}
+            changes = await subject.changes(follow)
+        writing = 0.0
+        if bench.whole:
+            by_database: dict[str, list[int]] = {}
+            for shard in routes.shards_of(LEADER):
+                by_database.setdefault(routes.database_of(shard).name, []).append(shard)
+            each = round(WRITES_PER_SECOND * _WRITE_RELAY_SECONDS / len(by_database))
+            async with _relaying(tailers, _WRITE_RELAY_SECONDS, _changes(by_database, max(1, each))):
+                writing = await subject.share()
         return RoleFigures(
             resident_mb=resident_mb(pid),
             base_share=base,

@@ -17,6 +17,7 @@ from typing import Final
 
 from loadtest.conditions import together
 from tao.devcluster.ports import LOOPBACK
+from tao.follower.subscriptions import SubscriptionSettings
 from tao.model.changes import ObjectChange, ShardMessages
 from tao.model.delivery import Delivery, Position, ShardDelivery, Span
 from tao.model.errors import TaoError, Unavailable
@@ -36,7 +37,8 @@ _PART_SHARDS: Final = 64
 """Shards that a stub leader confirms in one delivery."""
 _UNACKNOWLEDGED: Final = 256
 """Deliveries that a stub leader sends ahead."""
-_ACKNOWLEDGE_SECONDS: Final = 0.05
+_FOLLOWER: Final = SubscriptionSettings()
+"""Says when a follower acknowledges."""
 _TIMEOUT_SECONDS: Final = 10.0
 _SESSION: Final = SessionSettings(connect_timeout_seconds=_TIMEOUT_SECONDS)
 _NEXT_SECONDS: Final = 0.5
@@ -266,11 +268,19 @@ class StubSubscriber:
         self._applied = answer.delivery.delivery_number
         for part in answer.delivery.shards:
             self._positions[part.position.shard] = position_from_pb(part.position)
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_ACKNOWLEDGE_SECONDS, self._acknowledge)
+        seconds = _FOLLOWER.acknowledge_seconds if answer.delivery.shards else _FOLLOWER.acknowledge_proofs_seconds
+        due = asyncio.get_running_loop().time() + seconds
+        if self._timer is None or due < self._timer.when():
+            self._stop_timer()
+            self._timer = asyncio.get_running_loop().call_at(due, self._acknowledge)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _acknowledge(self) -> None:
-        self._timer = None
+        self._stop_timer()
         acknowledge = pb.Acknowledge(subscribe_number=self._number, delivery_number=self._applied)
         self._session.send(pb.Request(acknowledge=acknowledge), _TIMEOUT_SECONDS, self._take)
 

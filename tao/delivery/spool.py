@@ -44,6 +44,9 @@ _MAX_JOBS: Final = 10_000
 """The largest number of jobs in one commit."""
 _DROP_ROWS: Final = 1_000
 """The largest number of rows that one statement drops."""
+_PROOF_SECONDS: Final = 1.0
+"""From a proof to the job that stores it, with the others that came meanwhile: each idle database proves something once
+a second, and a commit is a sync of the disk. A proof that is lost costs a subscriber at most a replay by the tailer."""
 
 
 class _Unreadable(Exception):
@@ -62,10 +65,9 @@ class _Append:
 
 @dataclass(slots=True)
 class _Prove:
-    """Store a proven position; ``era`` as in `_Append`."""
+    """Store proven positions, by source; ``era`` as in `_Append`."""
 
-    source: str
-    number: int
+    numbers: dict[str, int]
     era: int
 
 
@@ -94,6 +96,8 @@ class SqliteSpool:
         self._loop: Final = asyncio.get_running_loop()
         self._jobs: Final[queue.SimpleQueue[_Job | None]] = queue.SimpleQueue()
         self._marks: list[SpoolMark] = []
+        self._proved: dict[str, int] = {}  # by source, what is not queued yet
+        self._proving: asyncio.TimerHandle | None = None  # will queue it
         self._dropped: Callable[[int, str, int], None] = lambda shard, source, number: None
         self._lost: Callable[[], None] = lambda: None
         # Both count losses. A job that was queued before the loop knew of a loss builds on lost rows and is skipped.
@@ -124,6 +128,7 @@ class SqliteSpool:
 
     async def close(self) -> None:
         """Finish the queued jobs and close the file."""
+        self._queue_proofs()
         if self._thread is not None:
             self._jobs.put(None)
             await asyncio.to_thread(self._thread.join)
@@ -138,11 +143,14 @@ class SqliteSpool:
 
     def append(self, rows: Sequence[SpoolRow], marks: Sequence[SpoolMark], stored: Callable[[], None]) -> None:
         """See `tao.model.ports.Spool`."""
+        self._queue_proofs()
         self._jobs.put(_Append(rows, marks, stored, self._era))
 
     def prove(self, source: str, number: int) -> None:
         """See `tao.model.ports.Spool`."""
-        self._jobs.put(_Prove(source, number, self._era))
+        self._proved[source] = number
+        if self._proving is None:
+            self._proving = self._loop.call_later(_PROOF_SECONDS, self._queue_proofs)
 
     def read(
         self,
@@ -154,6 +162,15 @@ class SqliteSpool:
     ) -> None:
         """See `tao.model.ports.Spool`."""
         self._jobs.put(_Read(shard, source, after, max_bytes, answer))
+
+    def _queue_proofs(self) -> None:
+        """Queue what was proved, before what follows it."""
+        if self._proving is not None:
+            self._proving.cancel()
+            self._proving = None
+        if self._proved:
+            self._jobs.put(_Prove(self._proved, self._era))
+            self._proved = {}
 
     # ---- in the thread, or before it is started ---------------------------------------------------------------------
 
@@ -285,8 +302,8 @@ class SqliteSpool:
                 self.rows += len(bodies)
                 self.bytes += sum([len(body) for *_, body in bodies])
                 _put_marks(connection, marks)
-            case _Prove(source=source, number=number, era=era) if era == self._thread_era:
-                connection.execute("REPLACE INTO proofs (source, number) VALUES (?, ?)", (source, number))
+            case _Prove(numbers=numbers, era=era) if era == self._thread_era:
+                connection.executemany("REPLACE INTO proofs (source, number) VALUES (?, ?)", numbers.items())
             case _Read():
                 job.rows = _read(connection, job)
             case _:
@@ -328,6 +345,7 @@ class SqliteSpool:
         """Report the results in the loop. A loss is reported first, before a caller relies on what followed it."""
         if self._era != self._thread_era:
             self._era = self._thread_era
+            self._proved = {}  # of messages that are lost
             self._lost()
         for (shard, source), number in dropped.items():
             self._dropped(shard, source, number)

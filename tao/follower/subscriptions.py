@@ -266,7 +266,13 @@ class Subscriptions:
 
     def _positions_at(self, leader: str) -> PositionsFor:
         """Return what gives the positions from which the leader continues shards, of those that it still leads."""
-        return lambda shards: self._inbox.positions_for(shard for shard in shards if self._is_led_by(leader, shard))
+
+        def positions_for(shards: Iterable[int]) -> list[Position]:
+            home = self._configuration.routes.leaders(self._region).home
+            led = [shard for shard in shards if shard in self._hosted and home(shard).name == leader]
+            return self._inbox.positions_for(led)
+
+        return positions_for
 
     def _invalidate(self, leader: str, shards: list[int]) -> None:
         """Drop these shards' entries, and their positions, so that the next subscription begins with a reset. A shard
@@ -301,7 +307,7 @@ class Subscriptions:
         """Apply what a delivery says of shards. Returns those that have to be subscribed again."""
         leaders = self._configuration.routes.leaders(self._region)
         # Ignore what a former leader, which does not know its successor yet, says about a shard.
-        current = tuple(part for part in delivery.shards if leaders.home(part.position.shard).name == leader)
+        current = tuple([part for part in delivery.shards if leaders.home(part.position.shard).name == leader])
         received = self._inbox.receive(msgspec.structs.replace(delivery, shards=current))
         with self._cache.recorder.caused_by(f"delivery {delivery.number} of {leader}"):
             self._apply(received)
@@ -324,8 +330,9 @@ class Subscriptions:
             # A delivery without messages carries the version epoch, too.
             if self._cache.is_open(messages.shard):
                 self._cache.open_shard(messages.shard, messages.version_epoch)
-            self.messages += len(messages.messages)
-            self._changes.apply(messages)
+            if messages.messages:
+                self.messages += len(messages.messages)
+                self._changes.apply(messages)
 
 
 class _LeaderStream:

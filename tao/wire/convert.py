@@ -149,10 +149,10 @@ def shard_messages_to_pb(messages: ShardMessages) -> pb.ShardMessages:
 
 def shard_messages_from_pb(messages: pb.ShardMessages) -> ShardMessages:
     """Convert the messages of one shard. Raises `ProtocolError` when a message is malformed."""
-    shard = messages.shard
-    return ShardMessages(
-        shard, messages.version_epoch, tuple(message_from_pb(each, shard) for each in messages.messages)
-    )
+    shard, found = messages.shard, messages.messages
+    # Mostly there are none: whoever subscribes many shards receives one of these for each.
+    converted = tuple([message_from_pb(each, shard) for each in found]) if found else ()
+    return ShardMessages(shard, messages.version_epoch, converted)
 
 
 # ---- deliveries ------------------------------------------------------------------------------------------------

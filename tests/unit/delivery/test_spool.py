@@ -14,6 +14,7 @@ from tao.delivery.spool import SqliteSpool
 from tao.model.changes import ObjectChange, ShardMessages
 from tao.model.delivery import SpoolMark, SpoolRow
 from tao.observability.logs import logger
+from tests.rigs.pacing import until
 
 
 class Opened:
@@ -62,6 +63,29 @@ async def open_spool(tmp_path: Path) -> AsyncIterator[Opener]:
     yield opener
     for opened in opener.opened:
         await opened.spool.close()
+
+
+async def test_proofs_that_come_together_are_one_commit(open_spool: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tao.delivery.spool._PROOF_SECONDS", 3_600.0)
+    opened = await open_spool()
+    await opened.append(1)
+    commits = opened.spool.commits
+    for number in range(2, 40):
+        opened.spool.prove("h", number)
+        opened.spool.prove(f"history {number}", 1)
+    await opened.spool.close()
+    assert opened.spool.commits == commits + 1
+    again = await open_spool()
+    assert [mark.head for mark in again.spool.marks()] == [39]
+
+
+async def test_proofs_are_stored_without_messages(open_spool: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tao.delivery.spool._PROOF_SECONDS", 0.001)
+    opened = await open_spool()
+    await opened.append(1)
+    commits = opened.spool.commits
+    opened.spool.prove("h", 2)
+    await until(lambda: opened.spool.commits == commits + 1)
 
 
 async def test_the_oldest_rows_are_dropped_and_their_last_position_is_reported(open_spool: Opener) -> None:

@@ -14,6 +14,7 @@ from tao.model.delivery import Delivery, Position, ShardDelivery
 from tao.model.errors import Unavailable
 from tao.model.topology import RecordedChange
 from tao.model.writes import AssocAdd
+from tao.serving.forward_path import WriteThrough
 from tao.wire.convert import delivery_to_pb
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
@@ -275,6 +276,18 @@ async def test_a_leader_that_left_the_topology_is_not_followed_any_more(region: 
     near.configuration.use_topology(make_topology(2, leader_servers=("leader-1",)))
     await quiet()
     assert len(near.tasks.running) == 1
+
+
+async def test_confirmed_shards_without_messages_apply_none(region: RegionRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    applied: list[ShardMessages] = []
+    monkeypatch.setattr(WriteThrough, "apply", lambda _, messages: applied.append(messages))
+    near = FollowerRig("near-1", region.topology)
+    near.links["leader-1"].handler = region.leader.service
+    near.subscriptions.follow_routes(near.configuration.routes)
+    await subscribed(near)
+    assert near.cache.open_shards()
+    assert applied == []
+    await near.tasks.close()
 
 
 async def test_streams_that_miss_nothing_do_not_wake_their_follower(

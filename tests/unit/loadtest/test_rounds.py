@@ -141,7 +141,7 @@ def test_a_percentile_is_one_of_the_values(part: float, expected: int) -> None:
 
 def test_cpu_time_of_a_process_grows_and_that_of_a_missing_one_is_an_error() -> None:
     assert cpu_seconds(os.getpid()) > 0
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ProcessLookupError):
         cpu_seconds(2**22 + 1)
 
 

@@ -1,22 +1,25 @@
 """The model of a large installation: its documents, and what follows from its figures."""
 
+import msgspec
 import pytest
 
 from loadtest.scale.cluster import ClusterFigures
 from loadtest.scale.figures import ScaleFigures
 from loadtest.scale.in_process import Measured
 from loadtest.scale.installation import (
+    CHANGES,
     LEADER,
     LOST_LEADER,
     PROMOTION,
     REGION,
     UNRELATED,
     InstallationShape,
+    TopologyChange,
     moved_shards,
     subscribers_of,
     topology_of,
 )
-from loadtest.scale.roles import ChangeCost, RoleFigures
+from loadtest.scale.roles import ChangeCost, RoleFigures, combined, unconfirmed_shards
 from tao.routing.routes import Routes
 from tao.topology.document import check_topology
 
@@ -38,7 +41,7 @@ def role(proof_seconds: float, resident_mb: float = 80.0) -> RoleFigures:
     )
 
 
-def cluster(one: float, two: float) -> ClusterFigures:
+def cluster(one: float, two: float, statements: int = 3) -> ClusterFigures:
     return ClusterFigures(
         shards=100,
         use={},
@@ -46,8 +49,9 @@ def cluster(one: float, two: float) -> ClusterFigures:
         failed_writes=0,
         relays_with_one_leader=one,
         relays_with_two_leaders=two,
-        longest_statement_bytes=0,
-        slowest_statement_ms=0,
+        idle_statements=statements,
+        longest_statement_bytes=100 * statements,
+        slowest_statement_ms=statements,
         lost_leader_detected_seconds=0,
         taken_of_lost_leader=40,
         taken_of_lost_leader_seconds=4,
@@ -76,6 +80,44 @@ def test_moved_shards_are_those_of_the_lost_leader_or_of_the_promoted_database()
     assert moved_shards(topology, UNRELATED.make(topology), shards) == 0
     assert moved_shards(topology, LOST_LEADER.make(topology), shards) == len(lost) > 0
     assert moved_shards(topology, PROMOTION.make(topology), shards) == SHAPE.shards // SHAPE.databases
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda each: each.name)
+def test_a_change_that_is_made_again_concerns_the_next_server_or_database(change: TopologyChange) -> None:
+    first = change.make(topology_of(SHAPE, {}))
+    second = change.make(first)
+    check_topology(second)
+    assert [each.version for each in (first, second)] == [2, 3]
+    assert second != msgspec.structs.replace(first, version=3)
+    down = [server.name for _, server in second.cache_servers if server.down]
+    epochs = [database.version_epoch for database in second.databases]
+    assert (len(down), epochs) == ((0, [2, 2, 1, 1]) if change is PROMOTION else (2, [1] * 4))
+    assert LEADER not in down
+
+
+def test_the_cost_of_a_change_is_the_median_of_its_repetitions_and_their_shards_are_added() -> None:
+    costs = [
+        ChangeCost(cpu_seconds=cpu, settled_seconds=3 - cpu, moved=10, touched=9, unconfirmed=moved)
+        for cpu, moved in ((0.5, 4), (2.5, 6), (1.0, 5))
+    ]
+    assert combined(costs) == ChangeCost(cpu_seconds=1.0, settled_seconds=2.0, moved=30, touched=27, unconfirmed=6)
+
+
+def test_a_leader_has_unconfirmed_shards_until_all_are_open_and_their_tailers_have_answered() -> None:
+    def leader(open_shards: int, unlinked: int) -> int:
+        delivery = {"open_shards": open_shards, "unlinked_shards": unlinked}
+        return unconfirmed_shards({"hosted_shards": 10, "owned_shards": 2, "delivery": delivery})
+
+    assert [leader(8, 0), leader(12, 4), leader(12, 0)] == [4, 4, 0]
+    assert unconfirmed_shards({"unsubscribed_shards": 7}) == 7
+
+
+@pytest.mark.parametrize("statements", [0, 3])
+def test_statements_that_nobody_looked_at_meet_no_aim(statements: int) -> None:
+    found = ScaleFigures(SHAPE, cluster=cluster(one=1.0, two=1.0, statements=statements))
+    aims = [(aim.aim.partition(" ")[0], aim.met) for aim in found.aims() if "statement" in aim.aim]
+    met = [("statements", True), ("longest", True), ("slowest", True)]
+    assert aims == (met if statements else [("statements", False)])
 
 
 def test_every_tier_subscribes_every_shard_of_the_leader_once() -> None:
