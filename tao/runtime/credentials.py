@@ -6,16 +6,22 @@ longer accepted ends the connections that were opened with it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from tao.model.errors import SettingsError, TaoError
 from tao.observability.logs import Logger
+from tao.runtime.signed_tokens import JwtSettings, SignedTokenVerifier
 from tao.runtime.token_file import parse_tokens
 from tao.runtime.watched_file import WatchedFile
 from tao.wire.identity import AcceptedCredentials, PeerAuthenticator, SpiffeCluster, read_secret
+
+_Use = Callable[[AcceptedCredentials, str, str], AcceptedCredentials]
+"""Returns what is accepted by the text of a changed file; the last argument names the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +33,7 @@ class CredentialSources:
     token_file: Path | None = None
     client_token: str = field(default="", repr=False)
     cluster: SpiffeCluster | None = None
+    jwt: JwtSettings = field(default_factory=JwtSettings)
 
     def __post_init__(self) -> None:
         if self.accepted_tokens_file is not None and self.client_token:
@@ -45,6 +52,8 @@ class AcceptedCredentialFiles:
         self._log: Final = log
         path = sources.accepted_tokens_file
         self._tokens: Final = None if path is None else WatchedFile(path, SettingsError)
+        keys = sources.jwt.keys_file
+        self._keys: Final = None if keys is None else WatchedFile(keys, SettingsError)
 
     async def load(self, is_listed: Callable[[str, str, str], bool]) -> None:
         """Accept what the settings and the files say now. ``is_listed`` as in `AcceptedCredentials`. Raises
@@ -53,28 +62,34 @@ class AcceptedCredentialFiles:
             accepted = self._of_secrets()
         else:
             accepted = _with_tokens(AcceptedCredentials(), await self._tokens.read(), str(self._tokens.path))
+        if self._keys is not None:
+            accepted = self._with_keys(accepted, await self._keys.read(), str(self._keys.path))
         self.authenticator.accepted = replace(accepted, cluster=self._sources.cluster, is_listed=is_listed)
 
     async def look(self) -> None:
         """Check the files once, and accept what they say now."""
-        if self._tokens is not None:
-            await self._tokens.look(self._use_tokens)
+        for file, use in self._watched():
+            await file.look(partial(self._use, use))
 
     async def watch(self) -> None:
         """Follow the changes of the files until cancelled; return when there is none."""
-        if self._tokens is not None:
-            await self._tokens.watch(self._use_tokens)
+        await asyncio.gather(*(file.watch(partial(self._use, use)) for file, use in self._watched()))
 
-    def _use_tokens(self, text: str, source: str) -> None:
-        authenticator = self.authenticator
+    def _watched(self) -> list[tuple[WatchedFile, _Use]]:
+        files = ((self._tokens, _with_tokens), (self._keys, self._with_keys))
+        return [(file, use) for file, use in files if file is not None]
+
+    def _use(self, use: _Use, text: str, source: str) -> None:
         try:
-            authenticator.accepted = _with_tokens(authenticator.accepted, text, source)
+            self.authenticator.accepted = use(self.authenticator.accepted, text, source)
         except TaoError as error:
-            self._log.error("accepted_tokens_refused", reason=error.message)
+            self._log.error("accepted_credentials_refused", reason=error.message)
         else:
-            self._log.info(
-                "accepted_tokens_changed", tokens=[token.id for token in authenticator.accepted.tokens or ()]
-            )
+            self._log.info("accepted_credentials_changed", file=source)
+
+    def _with_keys(self, accepted: AcceptedCredentials, text: str, source: str) -> AcceptedCredentials:
+        """Return what is accepted with the keys of a file in place of the present ones. Raises `SettingsError`."""
+        return replace(accepted, verify_signed=SignedTokenVerifier(text, source, self._sources.jwt).verify)
 
     def _of_secrets(self) -> AcceptedCredentials:
         sources = self._sources

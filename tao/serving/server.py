@@ -155,6 +155,7 @@ class CachingServer(Generic[SettingsType]):
             token_file=settings.token_file,
             client_token=settings.client_token,
             cluster=settings.tls.spiffe_cluster,
+            jwt=settings.jwt,
         )
         self._accepted: Final = AcceptedCredentialFiles(sources, log)
         self._access_file: Final = AccessFile(

@@ -10,6 +10,7 @@ from typing import Literal
 from tao.model.settings import renamed
 from tao.observability.key_history import KeyHistorySettings
 from tao.routing.budgets import RetrySettings
+from tao.runtime.signed_tokens import JwtSettings
 from tao.serving.forward_path import ForwardSettings
 from tao.serving.prefix_refills import RefillSettings
 from tao.serving.requests import PauseSettings
@@ -59,6 +60,8 @@ class CacheServerSettings:
 
     tls: TlsFiles = TlsFiles()
     """Certificates for all connections, with clients and among servers. None: plain connections."""
+
+    jwt: JwtSettings = JwtSettings()
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level that is logged."""

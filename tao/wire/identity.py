@@ -2,8 +2,9 @@
 
 A peer says its name and its role in the greeting. Where credentials are in use, they are claims: role and caller come
 from the credential, and a claim that contradicts it is refused. A credential is a certificate with a SPIFFE id, or a
-token. `identify` decides, once for each connection or call, and again for an open connection when its credential runs
-out or when others are accepted; it does no I/O and reads no clock.
+token: a secret text, or a document that an issuer has signed (JWT). `identify` decides, once for each connection or
+call, and again for an open connection when its credential runs out or when others are accepted; it does no I/O and
+reads no clock.
 
 A token is kept as its SHA-256 digest, with the role that it vouches for. Several may be valid at a time, so that one
 can be replaced while everything runs: first the new one is accepted too, then every process shows it, then the old one
@@ -21,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from tao.model.errors import SettingsError, TaoError, Unauthorized, Unavailable
 
@@ -34,6 +35,10 @@ LISTED_ROLES: Final = frozenset({"leader", "follower"})
 SERVING_ROLES: Final = LISTED_ROLES | {"watcher"}
 """Roles of processes that others connect to."""
 ANY_ROLE: Final = ""
+MAX_SIGNED_LENGTH: Final = 8192
+"""Longest signed token, in characters: eight times what issuers make."""
+CLOCK_SECONDS: Final = 30.0
+"""How far the clock of an issuer may be ahead of the server's."""
 
 _SPIFFE: Final = "spiffe://"
 _SEGMENT: Final = r"(?!\.\.?(?:/|$))[A-Za-z0-9._-]+"
@@ -126,6 +131,15 @@ class SpiffeCluster:
         return cls(found["domain"], found["cluster"])
 
 
+class SignedToken(NamedTuple):
+    """What a signed token says; its signature is verified, its times are not checked yet."""
+
+    caller: str
+    not_before: float
+    """Seconds since 1970; 0 where the token does not say."""
+    expires_at: float
+
+
 def _lists_nobody(_role: str, _name: str, _region: str) -> bool:
     return False
 
@@ -137,6 +151,9 @@ class AcceptedCredentials:
     tokens: tuple[AcceptedToken, ...] | None = None
     """None: tokens are not in use. Empty: they are, and none is accepted at the moment."""
 
+    verify_signed: Callable[[str], SignedToken] | None = None
+    """Verify the signature of a signed token of an application. Raises `Unauthorized`. None: they are not in use."""
+
     cluster: SpiffeCluster | None = None
     """The cluster whose certificates identify their bearers; None: a certificate identifies nobody."""
 
@@ -146,7 +163,7 @@ class AcceptedCredentials:
     @property
     def are_in_use(self) -> bool:
         """Whether peers must show a credential."""
-        return self.tokens is not None or self.cluster is not None
+        return not (self.tokens is None and self.verify_signed is None and self.cluster is None)
 
     @classmethod
     def of_secrets(cls, token: str, client_token: str) -> AcceptedCredentials:
@@ -262,6 +279,8 @@ def _token_proof(shown: str, stated_role: str, accepted: AcceptedCredentials, no
     # Every digest is compared, each in constant time: the time says nothing about which one is nearly right.
     found = [token for token in accepted.tokens or () if hmac.compare_digest(token.digest, digest)]
     valid = [token for token in found if now < token.expires_at]
+    if not found and accepted.verify_signed is not None and _looks_signed(shown):
+        return _signed_proof(accepted.verify_signed(shown), now)
     if not shown or not found:
         or_certificate = ", or a certificate with a SPIFFE id of this cluster" if accepted.cluster else ""
         raise Unauthorized(f"the token is missing or wrong; set the one that the servers accept{or_certificate}")
@@ -271,6 +290,18 @@ def _token_proof(shown: str, stated_role: str, accepted: AcceptedCredentials, no
     token = next((each for each in valid if each.role in (stated_role, ANY_ROLE)), valid[0])
     name, caller = ("", token.caller) if token.role in (CLIENT, ANY_ROLE) else (token.caller, "")
     return _Proof(token.role, name=name, caller=caller, expires_at=token.expires_at)
+
+
+def _looks_signed(shown: str) -> bool:
+    return shown.count(".") == 2 and len(shown) <= MAX_SIGNED_LENGTH
+
+
+def _signed_proof(token: SignedToken, now: float) -> _Proof:
+    if now >= token.expires_at:
+        raise Unauthorized("the signed token has expired; have another one issued")
+    if now < token.not_before - CLOCK_SECONDS:
+        raise Unauthorized("the signed token is not valid yet; compare the clocks of its issuer and of this server")
+    return _Proof(CLIENT, caller=token.caller, expires_at=token.expires_at)
 
 
 class PeerAuthenticator:

@@ -136,8 +136,10 @@ def test_a_peer_is_what_one_of_its_credentials_proves_or_is_refused(
             AcceptedToken(each.secret, each.role, digest_of(each.secret), each.caller, each.expires_at)
             for each in tokens
         ),
-        cluster,
-        lambda role, name, region: any((role, name, each) in listed for each in ([region] if region else ["x", "y"])),
+        cluster=cluster,
+        is_listed=lambda role, name, region: any(
+            (role, name, each) in listed for each in ([region] if region else ["x", "y"])
+        ),
     )
     expected = might_be(stated, certificates, tokens, cluster, listed, now)
     found: PeerIdentity | None
@@ -153,7 +155,7 @@ def test_a_peer_is_what_one_of_its_credentials_proves_or_is_refused(
 def test_no_text_of_a_peer_proves_anything_without_a_credential(token: str, uris: list[str]) -> None:
     accepted = AcceptedCredentials(
         (AcceptedToken("only", "client", digest_of("a secret that no example has"), "web"),),
-        SpiffeCluster("a.org", "x"),
+        cluster=SpiffeCluster("a.org", "x"),
     )
     shown = ShownCredentials(Credentials("x", "client", token), tuple(uris))
     try:
