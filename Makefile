@@ -55,13 +55,14 @@ unit: $(STAMP) ## Run the tests that start no process and no database
 	$(BIN)/pytest -m 'not database and not e2e' tests/unit tests/properties $(wildcard tests/paper)
 
 # Debian's memcached starts a daemon, which a developer may not want: without CI=true, tests that need a missing memcached are skipped.
-test: check ## Run the checks and every test, on a real database
+# The check of types takes longest, and runs beside the tests.
+test: lint layers proto-check commits ## Run the checks and every test, on a real database
 	@.ci/ensure-database
 	@.ci/ensure-redis build/bin
 	@$(if $(CI),.ci/ensure-memcached)
 	@PATH="$(CURDIR)/build/bin:$$PATH" .ci/run-tests $(BIN)
 
-thorough: ## Run every test with ten times as many examples and simulated clusters
+thorough: ## Run every test with sixteen times as many examples and simulated clusters
 	@TAO_TEST_EFFORT=400 $(MAKE) test
 
 demo: $(STAMP) ## Show a page, a social graph and two regions on a private cluster (EDGES=file OBJECTS=file)

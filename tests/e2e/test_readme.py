@@ -12,12 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Shape
 
-pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.unhurried]
+pytestmark = [
+    pytest.mark.database,
+    pytest.mark.e2e,
+    pytest.mark.unhurried,
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,14 +32,13 @@ def python_blocks(name: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", (ROOT / name).read_text(), re.MULTILINE | re.DOTALL)
 
 
-@pytest.fixture
-async def folder(tmp_path: Path) -> AsyncIterator[Path]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def folder(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Path]:
     """Yield a folder in which `tao dev up` has been run."""
-    settings = ClusterSettings(
-        state_dir=tmp_path / ".tao-dev", shape=Shape(databases=1, shards=4), durability=Durability.RELAXED
-    )
-    async with DevCluster(settings):
-        yield tmp_path
+    path = tmp_path_factory.mktemp("readme")
+    shape = Shape(tiers=2, followers=1, leaders=1, databases=1, shards=4)
+    async with DevCluster(ClusterSettings(state_dir=path / ".tao-dev", shape=shape, durability=Durability.RELAXED)):
+        yield path
 
 
 async def test_the_program_in_the_readme_prints_what_the_readme_says(folder: Path) -> None:

@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from collections.abc import AsyncIterator, Callable
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import aiomysql
 import msgspec
 import pymysql.err
 import pytest
+import pytest_asyncio
 
 from tao.admin.replication import ReplicaState
 from tao.devcluster.cluster import DevCluster
@@ -34,6 +36,9 @@ ONE_MASTER = Shape(regions=2, shards=2)
 BOTH_MASTERS = Shape(regions=2, databases=2, shards=2, mixed_mastership=True)
 STORAGE_ONLY = frozenset({Role.DATABASE, Role.LINE})
 EAST_WEST = ("east", "west")
+IN_SHARED = pytest.mark.asyncio(loop_scope="module")
+NUMBERS = count(1000)
+"""Of the rows in the shared cluster, which tests write one after the other."""
 _FIND = "SELECT 1 FROM schema_migrations WHERE number = %s"
 
 
@@ -57,6 +62,13 @@ async def folder(tmp_path: Path) -> AsyncIterator[Path]:
     yield path
     if StateFolder(path).read() is not None:
         await stop_cluster(path, lambda _: None)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[DevCluster]:
+    """Yield a cluster for the tests that leave it as it was."""
+    async with DevCluster(settings(tmp_path_factory.mktemp("shared") / "s")) as cluster:
+        yield cluster
 
 
 @contextlib.asynccontextmanager
@@ -120,53 +132,65 @@ def replica_of(status: ClusterStatus, name: str) -> ReplicaState:
     return process.replication
 
 
-async def test_a_write_reaches_the_other_region_no_sooner_than_half_a_round_trip_later(folder: Path) -> None:
-    async with DevCluster(settings(folder)) as cluster:
-        assert cluster.running == ["east-db-1", "west-db-1", "line"]
-        took = []
-        for number in range(1000, 1005):
-            async with leader_of(cluster, "east-db-1") as cursor:
-                began = asyncio.get_running_loop().time()
-                await cursor.execute("INSERT INTO schema_migrations (number, name) VALUES (%s, 'x')", (number,))
-            took.append(await arrives(cluster, "west-db-1", number) - began)
-        assert min(took) >= RTT_MS / 2000
+@IN_SHARED
+async def test_a_write_reaches_the_other_region_no_sooner_than_half_a_round_trip_later(shared: DevCluster) -> None:
+    assert shared.running == ["east-db-1", "west-db-1", "line"]
+    took = []
+    for number in islice(NUMBERS, 5):
+        async with leader_of(shared, "east-db-1") as cursor:
+            began = asyncio.get_running_loop().time()
+            await cursor.execute("INSERT INTO schema_migrations (number, name) VALUES (%s, 'x')", (number,))
+        took.append(await arrives(shared, "west-db-1", number) - began)
+    assert min(took) >= RTT_MS / 2000
 
-        status = await cluster.status()
-        assert [process.region for process in status.processes[:3]] == ["east", "west", ""]
-        assert replica_of(status, "east-db-1").part == "master"
-        west = replica_of(status, "west-db-1")
-        assert (west.part, west.receiving, west.applying, west.error) == ("replica", True, True, "")
-        assert west.position == replica_of(status, "east-db-1").position
-        assert status.line is not None
-        assert (status.line.rtt_ms, status.line.pairs[0].state) == (RTT_MS, "open")
-        assert status.line.pairs[0].carried_bytes > 0
-
-
-async def test_a_replica_rejects_writes(folder: Path) -> None:
-    async with DevCluster(settings(folder)) as cluster:
-        with pytest.raises(pymysql.err.MySQLError, match="read-only"):
-            await write(cluster, "west-db-1", 1000)
-        await cluster.kill("west-db-1")
-        await cluster.restart("west-db-1")
-        with pytest.raises(pymysql.err.MySQLError, match="read-only"):
-            await write(cluster, "west-db-1", 1000)
-        await write(cluster, "east-db-1", 1001)
-        await arrives(cluster, "west-db-1", 1001)
+    status = await shared.status()
+    assert [process.region for process in status.processes[:3]] == ["east", "west", ""]
+    assert replica_of(status, "east-db-1").part == "master"
+    west = replica_of(status, "west-db-1")
+    assert (west.part, west.receiving, west.applying, west.error) == ("replica", True, True, "")
+    assert west.position == replica_of(status, "east-db-1").position
+    assert status.line is not None
+    assert (status.line.rtt_ms, status.line.pairs[0].state) == (RTT_MS, "open")
+    assert status.line.pairs[0].carried_bytes > 0
 
 
+@IN_SHARED
+async def test_a_replica_rejects_writes(shared: DevCluster) -> None:
+    rejected, accepted = islice(NUMBERS, 2)
+    with pytest.raises(pymysql.err.MySQLError, match="read-only"):
+        await write(shared, "west-db-1", rejected)
+    await shared.kill("west-db-1")
+    await shared.restart("west-db-1")
+    with pytest.raises(pymysql.err.MySQLError, match="read-only"):
+        await write(shared, "west-db-1", rejected)
+    await write(shared, "east-db-1", accepted)
+    await arrives(shared, "west-db-1", accepted)
+
+
+@IN_SHARED
 @pytest.mark.parametrize("silent", [False, True], ids=["refusing", "silent"])
-async def test_a_cut_stops_replication_and_healing_resumes_it(folder: Path, silent: bool) -> None:
-    async with DevCluster(settings(folder)) as cluster:
-        await write(cluster, "east-db-1", 1000)
-        await arrives(cluster, "west-db-1", 1000)
-        await ask_line(cluster.line_control, Cut(EAST_WEST, silent))
-        await write(cluster, "east-db-1", 1001)
-        # Missing heartbeats reveal a silent line; a cut is noticed at once.
-        await until(folder, lambda status: not replica_of(status, "west-db-1").receiving)
-        assert not await has(cluster, "west-db-1", 1001)
-        await ask_line(cluster.line_control, Heal(EAST_WEST))
-        await arrives(cluster, "west-db-1", 1001)
-        await until(folder, lambda status: replica_of(status, "west-db-1").receiving)
+async def test_a_cut_stops_replication_and_healing_resumes_it(shared: DevCluster, silent: bool) -> None:
+    folder, (before, during) = shared.topology_path.parent, islice(NUMBERS, 2)
+    await write(shared, "east-db-1", before)
+    await arrives(shared, "west-db-1", before)
+    await ask_line(shared.line_control, Cut(EAST_WEST, silent))
+    await write(shared, "east-db-1", during)
+    # Missing heartbeats reveal a silent line; a cut is noticed at once.
+    await until(folder, lambda status: not replica_of(status, "west-db-1").receiving)
+    assert not await has(shared, "west-db-1", during)
+    await ask_line(shared.line_control, Heal(EAST_WEST))
+    await arrives(shared, "west-db-1", during)
+    await until(folder, lambda status: replica_of(status, "west-db-1").receiving)
+
+
+@IN_SHARED
+async def test_a_line_that_was_killed_is_started_again_and_replication_goes_on(shared: DevCluster) -> None:
+    folder, number = shared.topology_path.parent, next(NUMBERS)
+    await shared.kill("line")
+    await until(folder, lambda status: status.line is None and not replica_of(status, "west-db-1").receiving)
+    await write(shared, "east-db-1", number)
+    await shared.restart("line")
+    await arrives(shared, "west-db-1", number)
 
 
 async def test_the_next_start_of_the_folder_resumes_replication(folder: Path) -> None:
@@ -231,15 +255,6 @@ async def test_with_mixed_mastership_each_region_writes_a_database_of_its_own(fo
         for replica, shard in (("west-db-1", 0), ("east-db-2", 1)):
             with pytest.raises(pymysql.err.MySQLError, match="read-only"):
                 await write(cluster, replica, 1001, shard)
-
-
-async def test_a_line_that_was_killed_is_started_again_and_replication_goes_on(folder: Path) -> None:
-    async with DevCluster(settings(folder)) as cluster:
-        await cluster.kill("line")
-        await until(folder, lambda status: status.line is None and not replica_of(status, "west-db-1").receiving)
-        await write(cluster, "east-db-1", 1000)
-        await cluster.restart("line")
-        await arrives(cluster, "west-db-1", 1000)
 
 
 async def test_a_detached_cluster_of_two_regions_is_found_cut_healed_and_ended_by_command(folder: Path) -> None:

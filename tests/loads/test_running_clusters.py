@@ -3,11 +3,13 @@
 import asyncio
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import pytest_asyncio
 
 from loadtest.published.run import SCHEMA
 from loadtest.scenario import SCHEMA as PLAIN_SCHEMA
@@ -16,7 +18,25 @@ from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Shape
 from tests.rigs.toy_runs import ROOT
 
-pytestmark = [pytest.mark.e2e, pytest.mark.database, pytest.mark.timeout(420)]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.database,
+    pytest.mark.timeout(420),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[DevCluster]:
+    settings = ClusterSettings(
+        state_dir=tmp_path_factory.mktemp("running") / "dev",
+        shape=Shape(tiers=2, followers=1, leaders=1, databases=1, shards=4),
+        schema_file=SCHEMA,
+        durability=Durability.RELAXED,
+        cache_mb=0.5,
+    )
+    async with DevCluster(settings) as cluster:
+        yield cluster
 
 
 async def toy(*arguments: str) -> tuple[int | None, str]:
@@ -35,35 +55,27 @@ async def toy(*arguments: str) -> tuple[int | None, str]:
     return process.returncode, printed.decode()
 
 
-async def test_a_cluster_that_runs_is_asked_and_goes_on_running(tmp_path: Path) -> None:
-    settings = ClusterSettings(
-        state_dir=tmp_path / "dev",
-        shape=Shape(tiers=2, followers=1, leaders=1, databases=1, shards=4),
-        schema_file=SCHEMA,
-        durability=Durability.RELAXED,
-        cache_mb=0.5,
-    )
+async def test_a_cluster_that_runs_is_asked_and_goes_on_running(cluster: DevCluster, tmp_path: Path) -> None:
     time_to_restart = tmp_path / "time-to-restart"
-    async with DevCluster(settings) as cluster:
 
-        async def asked(name: str, *arguments: str) -> Any:
-            json_file = tmp_path / f"{name}.json"
-            where = ("--topology", str(cluster.topology_path), "--json", str(json_file))
-            status, printed = await toy(name, *where, *arguments)
-            assert status == 0, printed
-            assert cluster.running == list(cluster.processes)
-            return msgspec.json.decode(json_file.read_bytes())
+    async def asked(name: str, *arguments: str) -> Any:
+        json_file = tmp_path / f"{name}.json"
+        where = ("--topology", str(cluster.topology_path), "--json", str(json_file))
+        status, printed = await toy(name, *where, *arguments)
+        assert status == 0, printed
+        assert cluster.running == list(cluster.processes)
+        return msgspec.json.decode(json_file.read_bytes())
 
-        async def operator() -> None:
-            while not time_to_restart.exists():  # noqa: ASYNC110 - another process makes it
-                await asyncio.sleep(0.05)
-            await cluster.restart("follower-1a")
+    async def operator() -> None:
+        while not time_to_restart.exists():  # noqa: ASYNC110 - another process makes it
+            await asyncio.sleep(0.05)
+        await cluster.restart("follower-1a")
 
-        run = await asked("run")
-        herd = await asked("herd")
-        restarting = asyncio.create_task(operator())
-        storm = await asked("storm", "--restart-command", f"touch {time_to_restart}")
-        await restarting
+    run = await asked("run")
+    herd = await asked("herd")
+    restarting = asyncio.create_task(operator())
+    storm = await asked("storm", "--restart-command", f"touch {time_to_restart}")
+    await restarting
     assert (run["settings"]["own_cluster"], run["server_cpu_us_per_query"]) == (False, None)
     assert run["cache_bytes"] == 1 << 19
     assert 0 < run["hit_rate"] <= 1
@@ -75,6 +87,16 @@ async def test_a_cluster_that_runs_is_asked_and_goes_on_running(tmp_path: Path) 
         assert 1 <= each["leader_fetches"] <= herd["followers"]
     assert (storm["own_cluster"], storm["failed"], storm["database_selects_before"]) == (False, {}, None)
     assert storm["tier_away_seconds"] > 0
+
+
+async def test_a_tier_that_is_not_restarted_is_reported(cluster: DevCluster) -> None:
+    where = ("storm", "--topology", str(cluster.topology_path), "--after-seconds", "2")
+    status, printed = await toy(*where)
+    assert status == 1
+    assert "follower-1a of tier tier-1 had not been restarted when the load ended" in " ".join(printed.split())
+    status, printed = await toy(*where, "--restart-command", "ls /nowhere")
+    assert status == 1
+    assert "--restart-command ended with status 2" in " ".join(printed.split())
 
 
 async def test_two_regions_that_run_are_measured_as_far_apart_as_they_are(tmp_path: Path) -> None:
@@ -97,20 +119,3 @@ async def test_two_regions_that_run_are_measured_as_far_apart_as_they_are(tmp_pa
     whale = msgspec.json.decode((tmp_path / "whale.json").read_bytes())
     assert whale["wrong_answers"] == 0
     assert whale["after_without_database:ratio"] > 0.9
-
-
-async def test_a_tier_that_is_not_restarted_is_reported(tmp_path: Path) -> None:
-    settings = ClusterSettings(
-        state_dir=tmp_path / "dev",
-        shape=Shape(tiers=1, followers=1, leaders=1, databases=1, shards=4),
-        schema_file=SCHEMA,
-        durability=Durability.RELAXED,
-    )
-    async with DevCluster(settings) as cluster:
-        where = ("storm", "--topology", str(cluster.topology_path))
-        status, printed = await toy(*where)
-        assert status == 1
-        assert "follower-1a of tier tier-1 had not been restarted when the load ended" in " ".join(printed.split())
-        status, printed = await toy(*where, "--restart-command", "ls /nowhere")
-        assert status == 1
-        assert "--restart-command ended with status 2" in " ".join(printed.split())

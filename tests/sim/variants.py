@@ -474,8 +474,8 @@ VARIANTS: Final[Sequence[Variant]] = (
     ),
     Variant("pending inverse ignored", _pending_inverse_ignored, frozenset({"3"}), _PAIRS_CUT, first=98),
     Variant("pair called settled", _pair_called_settled, frozenset({"3", "6"}), _PAIRS_CUT),
-    Variant("spool makes no room", _spool_makes_no_room, frozenset({"8"}), {"rush": 1}),
-    Variant("tailer reads on", _tailer_reads_on, frozenset({"8"}), {"rush": 1}),
+    Variant("spool makes no room", _spool_makes_no_room, frozenset({"8"}), {"rush": 1}, first=1),
+    Variant("tailer reads on", _tailer_reads_on, frozenset({"8"}), {"rush": 1}, first=2),
     Variant("collapse forgets", _collapse_forgets, frozenset({"2"}), {"rush": 1}, acts=1, first=1, single_share=0.4),
     Variant(
         "proofs hold for every shard",
@@ -485,7 +485,9 @@ VARIANTS: Final[Sequence[Variant]] = (
         first=14,
     ),
     Variant("story never ends", _story_never_ends, frozenset({"8"}), {"lag": 1}, first=9),
-    Variant("two watchers act at once", _lock_of_watchers_ignored, frozenset({"watchers"}), {"kill": 1}, _WATCHED),
+    Variant(
+        "two watchers act at once", _lock_of_watchers_ignored, frozenset({"watchers"}), {"kill": 1}, _WATCHED, first=1
+    ),
     Variant(
         "lease believed after its end", _lease_believed_after_its_end, frozenset({"1"}), {"master cut off": 1}, _WATCHED
     ),
@@ -495,6 +497,7 @@ VARIANTS: Final[Sequence[Variant]] = (
         frozenset({"7"}),
         {"kill watcher": 1, "watcher hangs": 1},
         Shape(regions=1, leaders=2, watchers=1),
+        first=2,
     ),
     Variant(
         "dead servers not marked",
@@ -505,9 +508,13 @@ VARIANTS: Final[Sequence[Variant]] = (
         single_share=1.0,
     ),
     Variant("former master read", _former_master_read, frozenset({"critical"}), {"topology late": 1}),
-    Variant("request passed on again", _request_passed_on_again, frozenset({"hops"}), {"topology late": 1}),
+    Variant("request passed on again", _request_passed_on_again, frozenset({"hops"}), {"topology late": 1}, first=1),
     Variant(
-        "skipped change ignored", _skipped_change_ignored, frozenset({"2", "4", "staleness"}), {"replaced unseen": 1}
+        "skipped change ignored",
+        _skipped_change_ignored,
+        frozenset({"2", "4", "staleness"}),
+        {"replaced unseen": 1},
+        first=3,
     ),
     Variant("own writes never make room", _own_writes_never_make_room, frozenset({"8"}), {"rush": 1}, first=6),
 )
