@@ -28,11 +28,11 @@ from tao.runtime.tasks import BackgroundTasks
 from tao.schema.registry import Schema
 from tao.schema.types import DEFAULT_LIST_LIMIT
 from tao.serving.configuration import Configuration, SchemaFile, ServerContext
-from tao.serving.metrics import ReadMetrics, register_links, register_retries
+from tao.serving.metrics import ReadMetrics, register_doorstep, register_links, register_retries
 from tao.serving.misses import ReadPolicy
 from tao.serving.prefix_refills import PrefixRefills
 from tao.serving.read_service import ReadService
-from tao.serving.requests import Listeners, PauseDetector
+from tao.serving.requests import Listeners, PauseDetector, check_exposure
 from tao.serving.settings import CacheServerSettings
 from tao.serving.single_flight import FillSettings, SingleFlight
 from tao.serving.sources import FetchSource
@@ -187,6 +187,8 @@ class CachingServer(Generic[SettingsType]):
         place = configuration.routes.locate(name)
         if place.role != self.role:
             raise TopologyError(f"{name} is a {place.role} in {settings.topology_file}; run it with: tao {place.role}")
+        if not settings.insecure:
+            check_exposure(configuration.routes.server(name), settings.tls, has_token=bool(settings.token))
         clock, credentials = LoopClock(), Credentials(name, self.role, settings.token)
         return ServerContext(
             name=name,
@@ -258,7 +260,9 @@ class CachingServer(Generic[SettingsType]):
         self._listeners = Listeners(
             configuration.routes.server(context.name),
             detector,
-            ServingSettings(accepted_tokens=AcceptedTokens.of(settings.token, settings.client_token)),
+            ServingSettings(
+                accepted_tokens=AcceptedTokens.of(settings.token, settings.client_token), doorstep=settings.doorstep
+            ),
             lambda: configuration.routes.version,
             choose_shard,
             None if unary_path is None else unary_path(detector),
@@ -278,8 +282,10 @@ class CachingServer(Generic[SettingsType]):
         )
         server = context.configuration.routes.server(context.name)
         host, _, port = server.admin.rpartition(":")
-        admin = AdminSettings(host=host or "127.0.0.1", port=int(port or 0))
+        admin = AdminSettings(host=host or "127.0.0.1", port=int(port or 0), doorstep=self._settings.doorstep)
         self._admin = AdminServer(admin, pages, self._log, server.grpc)
+        for doorstep in (*self._listeners.doorsteps, self._admin.doorstep):
+            register_doorstep(metrics, doorstep)
         await self._listeners.start()
         await self._admin.start()
 

@@ -44,7 +44,7 @@ class TlsFiles:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         self._load(context, certificate, private_key)
-        if self._demanding:
+        if self.demanding:
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 
@@ -61,8 +61,8 @@ class TlsFiles:
         """Return the server's credentials for gRPC. Raises `SettingsError` when a file cannot be read."""
         certificate, private_key = self._own_pair()
         pair = (_read(private_key), _read(certificate))
-        authorities = _read(self.authorities) if self.authorities is not None and self._demanding else None
-        return grpc.ssl_server_credentials([pair], authorities, require_client_auth=self._demanding)
+        authorities = _read(self.authorities) if self.authorities is not None and self.demanding else None
+        return grpc.ssl_server_credentials([pair], authorities, require_client_auth=self.demanding)
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """Return the client's credentials for gRPC. Raises `SettingsError` when a file cannot be read."""
@@ -72,7 +72,8 @@ class TlsFiles:
         return grpc.ssl_channel_credentials(authorities, private_key, certificate)
 
     @property
-    def _demanding(self) -> bool:
+    def demanding(self) -> bool:
+        """Return whether a server demands a certificate of its peers."""
         return self.authorities is not None and self.demand_certificates
 
     def _own_pair(self) -> tuple[Path, Path]:
