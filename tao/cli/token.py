@@ -15,7 +15,7 @@ from typing import cast, get_args
 import click
 
 from tao.cli.frame import ask, show
-from tao.cli.options import combined, json_option, yes_option
+from tao.cli.options import FloatRange, combined, json_option, yes_option
 from tao.model.errors import OperatorError
 from tao.runtime.token_file import TokenEntry, TokenRole, change_tokens, entry_for, load_tokens, new_secret
 from tao.terminal import print_records
@@ -50,7 +50,7 @@ def token() -> None:
     show_default=True,
     help="The role that the token vouches for.",
 )
-@click.option("--days", type=click.FloatRange(min=0, min_open=True), help="Days until it runs out.  [default: never]")
+@click.option("--days", type=FloatRange(min=0, min_open=True), help="Days until it runs out.  [default: never]")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),

@@ -21,6 +21,7 @@ from tao.routing.budgets import RetryBudget
 from tao.routing.failure_detector import DetectorState, Health
 from tao.serving.prefix_refills import PrefixRefills
 from tao.serving.read_service import ReadService
+from tao.wire.doorstep import Doorstep
 from tao.wire.read_batch import OPERATIONS
 
 
@@ -223,6 +224,23 @@ def _codes(standings: Mapping[str, DetectorState]) -> dict[str, float]:
 
 def _changes(standings: Mapping[str, DetectorState]) -> dict[str, float]:
     return {name: standing.transitions for name, standing in standings.items()}
+
+
+def register_doorstep(metrics: Metrics, doorstep: Doorstep) -> None:
+    """Register the peers of one port that have not shown yet who they are."""
+    metrics.gauge(
+        "pending_connections",
+        "Connections (of gRPC: calls) that have not shown yet who they are, by port.",
+        lambda: len(doorstep.pending),
+        port=doorstep.port,
+    )
+    metrics.gauge_family(
+        "peers_turned_away_total",
+        "Connections (of gRPC: calls) that were turned away before they had shown a credential, by port and reason.",
+        "reason",
+        doorstep.turned_away.copy,
+        port=doorstep.port,
+    )
 
 
 def register_retries(metrics: Metrics, budget: RetryBudget) -> None:

@@ -34,6 +34,8 @@ from tao.serving.access import GUARDED
 from tao.serving.configuration import ServerContext, region_asked
 from tao.serving.inspection import inspect
 from tao.serving.read_service import ReadService
+from tao.wire.address import is_loopback, parse_address
+from tao.wire.doorstep import Doorstep
 from tao.wire.frames_server import FrameServer
 from tao.wire.grpc_server import GrpcServer
 from tao.wire.session import Reply, RequestHandler, failure
@@ -43,6 +45,24 @@ from tao.wire.v1 import session_pb2 as pb
 
 CERTIFICATES_SECONDS: Final = 1.0
 """Interval between two checks whether the certificate files have changed: three `stat` calls."""
+
+
+def check_exposure(server: CacheServer, tls: TlsFiles, *, has_credentials: bool) -> None:
+    """Raise `SettingsError` when other machines can reach the server, and it asks for no credentials, or takes them
+    unencrypted."""
+    exposed = [each for each in (server.grpc, server.frames) if each and not is_loopback(parse_address(each))]
+    if not exposed:
+        return
+    lacks = []
+    if tls.if_set is None:
+        lacks.append("TLS (`tls`)")
+    if not has_credentials and not tls.demands_certificates:
+        lacks.append("credentials (`accepted_tokens_file`, or `tls.authorities` for certificates)")
+    if lacks:
+        raise SettingsError(
+            f"{server.name} would serve at {' and '.join(exposed)}, where other machines reach it, without "
+            f"{' and '.join(lacks)}. Set what is missing, or `insecure: true` if nobody else can reach that network"
+        )
 
 
 class Listeners:
@@ -81,6 +101,11 @@ class Listeners:
             grpc_address=server.grpc,
             tls=None if self._tls is None else self._tls.context,
         )
+
+    @property
+    def doorsteps(self) -> tuple[Doorstep, ...]:
+        """Return the doorsteps of both ports."""
+        return self._grpc.doorstep, self._frames.doorstep
 
     async def start(self) -> None:
         """Listen at the addresses in the topology. Raises `OSError` when an address is taken."""

@@ -29,11 +29,11 @@ from tao.runtime.tasks import BackgroundTasks
 from tao.schema.registry import Schema
 from tao.schema.types import DEFAULT_LIST_LIMIT
 from tao.serving.configuration import Configuration, SchemaFile, ServerContext
-from tao.serving.metrics import ReadMetrics, register_links, register_retries
+from tao.serving.metrics import ReadMetrics, register_doorstep, register_links, register_retries
 from tao.serving.misses import ReadPolicy
 from tao.serving.prefix_refills import PrefixRefills
 from tao.serving.read_service import ReadService
-from tao.serving.requests import Listeners, PauseDetector
+from tao.serving.requests import Listeners, PauseDetector, check_exposure
 from tao.serving.settings import CacheServerSettings
 from tao.serving.single_flight import FillSettings, SingleFlight
 from tao.serving.sources import FetchSource
@@ -206,6 +206,9 @@ class CachingServer(Generic[SettingsType]):
         if place.role != self.role:
             raise TopologyError(f"{name} is a {place.role} in {settings.topology_file}; run it with: tao {place.role}")
         await self._accepted.load(configuration.lists)
+        if not settings.insecure:
+            has_credentials = self._accepted.authenticator.accepted.are_in_use
+            check_exposure(configuration.routes.server(name), settings.tls, has_credentials=has_credentials)
         clock, credentials = LoopClock(), Credentials(name, self.role, settings.token, settings.token_file)
         return ServerContext(
             name=name,
@@ -283,7 +286,7 @@ class CachingServer(Generic[SettingsType]):
         self._listeners = Listeners(
             configuration.routes.server(context.name),
             detector,
-            ServingSettings(authenticator=self._accepted.authenticator),
+            ServingSettings(authenticator=self._accepted.authenticator, doorstep=settings.doorstep),
             lambda: configuration.routes.version,
             choose_shard,
             None if unary_path is None else unary_path(detector),
@@ -303,8 +306,10 @@ class CachingServer(Generic[SettingsType]):
         )
         server = context.configuration.routes.server(context.name)
         host, _, port = server.admin.rpartition(":")
-        admin = AdminSettings(host=host or "127.0.0.1", port=int(port or 0))
+        admin = AdminSettings(host=host or "127.0.0.1", port=int(port or 0), doorstep=self._settings.doorstep)
         self._admin = AdminServer(admin, pages, self._log, server.grpc)
+        for doorstep in (*self._listeners.doorsteps, self._admin.doorstep):
+            register_doorstep(metrics, doorstep)
         await self._listeners.start()
         await self._admin.start()
 

@@ -14,6 +14,7 @@ from tao.runtime.signed_tokens import JwtSettings
 from tao.serving.forward_path import ForwardSettings
 from tao.serving.prefix_refills import RefillSettings
 from tao.serving.requests import PauseSettings
+from tao.wire.settings import DoorstepSettings
 from tao.wire.tls import TlsFiles
 
 
@@ -63,12 +64,17 @@ class CacheServerSettings:
 
     jwt: JwtSettings = JwtSettings()
 
+    insecure: bool = False
+    """Serve also where other machines reach the server without TLS, or without credentials. Otherwise it does not
+    start there. Only for networks that nobody else can reach, or that encrypt and authenticate by themselves."""
+
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level that is logged."""
 
     log_form: Literal["json", "console"] = "json"
     """Format of the log: ``json`` for machines, ``console`` for a person at a terminal."""
 
+    doorstep: DoorstepSettings = DoorstepSettings()
     refills: RefillSettings = RefillSettings()
     forwarding: ForwardSettings = ForwardSettings()
     retries: RetrySettings = RetrySettings()

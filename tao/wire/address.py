@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
+
 import msgspec
 
 from tao.model.errors import InvalidArgument
@@ -27,6 +29,16 @@ class UnixAddress(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{_UNIX_PREFIX}{self.path}"
+
+
+def is_loopback(address: TcpAddress | UnixAddress) -> bool:
+    """Return whether only this machine reaches the address. A name other than ``localhost`` may stand for anything."""
+    if isinstance(address, UnixAddress) or address.host == "localhost":
+        return True
+    try:
+        return ip_address(address.host).is_loopback
+    except ValueError:
+        return False
 
 
 def parse_address(text: str) -> TcpAddress | UnixAddress:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from tao.model.errors import TaoError, Unauthorized
+from tao.model.errors import SettingsError, TaoError, Unauthorized
+from tao.model.topology import CacheServer
+from tao.serving.requests import check_exposure
 from tao.wire.session import RequestHandler
+from tao.wire.tls import TlsFiles
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.links_rig import MemoryReply
 from tests.rigs.region_rig import RegionRig
@@ -63,3 +68,42 @@ async def test_each_kind_of_request_is_served_only_to_the_roles_it_is_for(region
     for server, kinds in servers:
         for kind, (request, roles) in kinds.items():
             assert refused(server, request, role) == (role not in roles), kind
+
+
+TLS = TlsFiles(Path("server.pem"), Path("server.key"))
+DEMANDING = replace(TLS, authorities=Path("authority.pem"))
+
+
+def server_at(grpc: str, frames: str = "") -> CacheServer:
+    return CacheServer(name="follower-1", grpc=grpc, frames=frames)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:7000", "127.8.0.1:7000", "localhost:7000", "[::1]:7000", "unix:/run/t"])
+def test_a_server_that_only_its_machine_reaches_needs_no_credentials(address: str) -> None:
+    check_exposure(server_at(address, "unix:/run/tao.sock"), TlsFiles(), has_credentials=False)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:7000", "192.0.2.1:7000", "[::]:7000", "east-leader-1:7000"])
+@pytest.mark.parametrize(
+    ("tls", "has_credentials", "lacks"),
+    [
+        (TlsFiles(), False, ["TLS", "credentials"]),
+        (TlsFiles(), True, ["TLS"]),
+        (TLS, False, ["credentials"]),
+        (replace(DEMANDING, demand_certificates=False), False, ["credentials"]),
+        (TLS, True, []),
+        (DEMANDING, False, []),
+    ],
+)
+def test_a_server_that_others_reach_needs_tls_and_credentials(
+    address: str, tls: TlsFiles, has_credentials: bool, lacks: list[str]
+) -> None:
+    for server in (server_at(address), server_at("127.0.0.1:7000", address)):
+        if not lacks:
+            check_exposure(server, tls, has_credentials=has_credentials)
+            continue
+        with pytest.raises(SettingsError, match="`insecure: true`") as caught:
+            check_exposure(server, tls, has_credentials=has_credentials)
+        message = caught.value.message
+        assert address in message
+        assert [each for each in ("TLS", "credentials") if f"{each} (" in message] == lacks

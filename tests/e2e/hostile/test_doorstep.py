@@ -1,0 +1,198 @@
+"""Strangers at a running server: each attack is bounded, costs the server a bounded amount, and keeps nobody out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import grpc
+import pytest
+import pytest_asyncio
+import yaml
+
+from tao.admin.documents import example_schema_file
+from tao.wire import framing
+from tests.e2e.doorstep_rig import (
+    SECONDS,
+    Follower,
+    Honest,
+    Http2Client,
+    honest_clients,
+    is_closed,
+    opened,
+    running_follower,
+)
+from tests.e2e.hostile_rig import MEGABYTE
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
+
+KINDS = ("frames", "new connection", "grpc", "health", "probe")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def follower(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Follower]:
+    async with running_follower(tmp_path_factory.mktemp("follower")) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def secure(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Follower]:
+    async with running_follower(tmp_path_factory.mktemp("secure"), tls=True) as running:
+        yield running
+
+
+async def some_rounds(honest: Honest, rounds: int = 20) -> None:
+    """Wait until every honest client has had so many more answers."""
+    wanted = {kind: len(honest.seconds.get(kind, ())) + rounds for kind in KINDS}
+    async with asyncio.timeout(SECONDS):
+        while any(len(honest.seconds.get(kind, ())) < wanted[kind] for kind in KINDS):  # noqa: ASYNC110 - as elsewhere
+            await asyncio.sleep(0.02)
+
+
+def report(name: str, follower: Follower, before_mb: int, honest: Honest) -> None:
+    times = ", ".join(f"{kind} {honest.p99_ms(kind):.1f} ms" for kind in KINDS)
+    sys.stdout.write(f"\n{name}: {before_mb} -> {follower.memory_mb} MB; p99 of honest clients: {times}\n")
+
+
+async def test_honest_clients_without_strangers(follower: Follower) -> None:
+    before_mb = follower.memory_mb
+    async with honest_clients(follower) as honest:
+        await some_rounds(honest, 100)
+    assert honest.failures == []
+    report("nobody else", follower, before_mb, honest)
+
+
+async def test_large_requests_before_the_greeting_are_refused_at_their_header(follower: Follower) -> None:
+    before_mb = follower.memory_mb
+    async with honest_clients(follower) as honest:
+        connections = [await follower.open_frames() for _ in range(40)]
+        for _, writer in connections:
+            writer.write(framing.pack_header(16 * MEGABYTE, framing.REQUEST))
+            with suppress(ConnectionError):  # the server has closed it by now
+                for _ in range(16):
+                    writer.write(bytes(MEGABYTE))
+                    await writer.drain()
+        await some_rounds(honest)
+        for reader, writer in connections:
+            assert await is_closed(reader)
+            writer.transport.abort()
+    assert honest.failures == []
+    assert follower.memory_mb < before_mb + 60
+    report("40 requests of 16 MB before the greeting", follower, before_mb, honest)
+
+
+async def test_calls_of_headers_alone_lock_nobody_out(follower: Follower) -> None:
+    before_mb = follower.memory_mb
+    async with honest_clients(follower) as honest:
+        clients = [Http2Client(*await opened(follower.server.grpc)) for _ in range(12)]
+        for _ in range(20):
+            for client in clients:
+                client.open_calls(50, "guessed")
+            await some_rounds(honest, 1)
+        await some_rounds(honest)
+        for client in clients:
+            client.writer.transport.abort()
+    assert honest.failures == []
+    assert follower.memory_mb < before_mb + 60
+    assert (await follower.turned_away())["grpc unauthorized"] >= 100
+    report("12,000 calls of headers", follower, before_mb, honest)
+
+
+@pytest.mark.parametrize("compression", [None, grpc.Compression.Gzip])
+async def test_large_messages_of_strangers_are_not_read(
+    follower: Follower, compression: grpc.Compression | None
+) -> None:
+    before_mb = follower.memory_mb
+    message = bytes(15 * MEGABYTE)
+    async with honest_clients(follower) as honest:
+        channels = [follower.channel() for _ in range(10)]
+        try:
+            for channel in channels:
+                call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/tao.v1.Graph/AssocAdd")
+                refused = call(message, timeout=SECONDS, compression=compression)
+                assert await refused.code() is grpc.StatusCode.UNAUTHENTICATED
+            await some_rounds(honest)
+        finally:
+            for channel in channels:
+                await channel.close()
+    assert honest.failures == []
+    assert follower.memory_mb < before_mb + 60
+    report(f"10 messages of 15 MB, {compression}", follower, before_mb, honest)
+
+
+async def test_silent_connections_at_the_admin_port_keep_no_probe_waiting(follower: Follower) -> None:
+    before_mb = follower.memory_mb
+    async with honest_clients(follower) as honest:
+        silent = [await opened(follower.server.admin) for _ in range(400)]
+        await some_rounds(honest)
+        for _, writer in silent:
+            writer.transport.abort()
+    assert honest.failures == []
+    report("400 silent connections at the admin port", follower, before_mb, honest)
+
+
+async def test_silent_connections_at_the_frames_port_end_and_keep_nobody_out(follower: Follower) -> None:
+    before_mb = follower.memory_mb
+    async with honest_clients(follower) as honest:
+        silent = [await follower.open_frames() for _ in range(600)]
+        await some_rounds(honest)
+        for reader, writer in silent:
+            assert await is_closed(reader)
+            writer.transport.abort()
+    assert honest.failures == []
+    assert (await follower.turned_away())["frames displaced"] >= 300
+    report("600 silent connections of frames", follower, before_mb, honest)
+
+
+async def test_half_open_tls_ends_and_keeps_nobody_out(secure: Follower) -> None:
+    before_mb = secure.memory_mb
+    async with honest_clients(secure) as honest:
+        half_open = [await secure.open_frames() for _ in range(400)]
+        for _, writer in half_open[::2]:
+            with suppress(ConnectionError):
+                writer.write(b"\x16\x03\x01\x02\x00\x01")  # the head of a ClientHello
+        ungreeted = [await secure.open_frames(secure.tls_context) for _ in range(10)]
+        await some_rounds(honest)
+        for reader, writer in (*half_open, *ungreeted):
+            assert await is_closed(reader)
+            writer.transport.abort()
+    assert honest.failures == []
+    report("400 half-open TLS connections", secure, before_mb, honest)
+
+
+async def test_strangers_fill_no_log(follower: Follower) -> None:
+    lines_before = len(follower.log_lines())
+    hello = framing.frame(framing.HELLO, b"")
+    for _ in range(600):
+        reader, writer = await follower.open_frames()
+        writer.write(hello)
+        assert await is_closed(reader)
+        writer.close()
+    turned_away = await follower.turned_away()
+    assert turned_away["frames protocol_error"] >= 600
+    lines = follower.log_lines()[lines_before:]
+    assert len(lines) < 100, lines[:10]
+
+
+async def test_a_server_that_others_reach_does_not_start_without_tls_and_credentials(tmp_path: Path) -> None:
+    async with running_follower(tmp_path) as follower:
+        topology = (tmp_path / "topology.json").read_text().replace(follower.server.grpc, "192.0.2.1:7000")
+    (tmp_path / "topology.json").write_text(topology)
+    settings = {"name": "follower-1a", "topology_file": "topology.json", "schema_file": str(example_schema_file())}
+    # With `insecure` it goes on, to fail for another reason: this machine has no such address.
+    for insecure, expected in ((False, "`insecure: true`"), (True, "192.0.2.1")):
+        (tmp_path / "open.yaml").write_text(yaml.safe_dump({**settings, "insecure": insecure}))
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "tao.cli", "follower", "--settings", "open.yaml"),
+            cwd=tmp_path,
+            env={**os.environ},
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, error = await asyncio.wait_for(process.communicate(), SECONDS)
+        assert process.returncode == 2
+        assert expected in error.decode()
+        assert ("without TLS" in error.decode()) is not insecure
