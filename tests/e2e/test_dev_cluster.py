@@ -78,23 +78,27 @@ def read_until_ready(process: subprocess.Popen[str]) -> None:
     pytest.fail(f"not ready: {process.communicate()[1]}")
 
 
-async def test_a_cluster_serves_and_keeps_its_data_and_addresses_over_a_restart(folder: Path) -> None:
-    async with DevCluster(settings(folder, shape=Shape(shards=8))) as cluster:
+async def test_a_cluster_serves_and_keeps_its_data_shards_and_addresses_over_a_restart(folder: Path) -> None:
+    async with DevCluster(settings(folder)) as cluster:
         assert cluster.running == list(cluster.processes)
         address = cluster.client_address
         async with connect(address) as graph:
             alice = await graph.obj_add("user", {"name": "Alice"})
     assert cluster.running == []
+    with pytest.raises(OperatorError, match="4 shards on 1 database"):
+        await DevCluster(settings(folder, shape=Shape(shards=8))).start()
     async with DevCluster(settings(folder, shape=None)) as again:
         assert again.client_address == address
-        assert again.record.shape.shards == 8
+        assert again.record.shape == SMALL
         async with connect(str(again.topology_path)) as graph:
             found = await graph.obj_get(alice)
             assert found is not None
             assert found.fields["name"] == "Alice"
 
 
-async def test_a_killed_server_can_be_started_again_while_the_others_go_on(folder: Path) -> None:
+async def test_a_killed_server_is_started_again_while_the_others_go_on_and_logs_are_shown(
+    folder: Path,
+) -> None:
     async with DevCluster(settings(folder, shape=Shape(tiers=2, followers=1, leaders=1, shards=4))) as cluster:
         await cluster.kill("follower-1a")
         states = {process.name: process.state for process in (await cluster.status()).processes}
@@ -102,6 +106,12 @@ async def test_a_killed_server_can_be_started_again_while_the_others_go_on(folde
         assert states["follower-2a"] == "ready"
         await cluster.restart("follower-1a")
         assert {process.state for process in (await cluster.status()).processes} == {"ready"}
+        code, out, _ = await tao(folder, "dev", "logs", "leader-1", "--state-dir", str(folder))
+        assert code == 0
+        assert "leader-1" in out
+        code, _, err = await tao(folder, "dev", "logs", "leader-9", "--state-dir", str(folder))
+        assert code == 2
+        assert "leader-1" in err
 
 
 async def test_a_detached_cluster_is_found_by_status_and_ended_by_down(folder: Path) -> None:
@@ -228,13 +238,6 @@ async def test_a_detached_start_that_was_cut_short_is_cleared_by_the_next(folder
         assert not any(identity.is_running() for identity in left.values())
 
 
-async def test_data_of_other_shards_are_not_touched(folder: Path) -> None:
-    async with DevCluster(settings(folder)):
-        pass
-    with pytest.raises(OperatorError, match="4 shards on 1 database"):
-        await DevCluster(settings(folder, shape=Shape(shards=8))).start()
-
-
 async def test_a_client_port_in_use_is_reported_before_anything_runs(folder: Path) -> None:
     with reserve_port() as taken:
         listener = await asyncio.start_server(lambda *_: None, LOOPBACK, taken.port)
@@ -252,13 +255,3 @@ async def test_a_leader_that_cannot_start_takes_the_whole_start_down_with_its_re
     status = await cluster_status(folder)
     assert not status.running
     assert {process.role for process in status.processes} == {Role.DATABASE, Role.LEADER, Role.TAILER, Role.FOLLOWER}
-
-
-async def test_logs_show_what_a_process_says(folder: Path) -> None:
-    async with DevCluster(settings(folder)):
-        code, out, _ = await tao(folder, "dev", "logs", "leader-1", "--state-dir", str(folder))
-    assert code == 0
-    assert "leader-1" in out
-    code, _, err = await tao(folder, "dev", "logs", "leader-9", "--state-dir", str(folder))
-    assert code == 2
-    assert "leader-1" in err
