@@ -158,11 +158,11 @@ class _Subject:
     shards_of: Callable[[Topology], set[int]]
     touched: Callable[[], int]
 
-    async def share(self, load: Coroutine[Any, Any, None] | None = None) -> float:
-        """Return the share of a core under a load, which is cancelled then."""
+    async def share(self, load: Coroutine[Any, Any, None] | None = None, seconds: float | None = None) -> float:
+        """Return the share of a core under a load, which is cancelled then. ``seconds``: if not those of the bench."""
         task = None if load is None else asyncio.create_task(load)
         try:
-            return await core_share(self.pid, self.bench.seconds)
+            return await core_share(self.pid, seconds or self.bench.seconds)
         finally:
             if task is not None:
                 task.cancel()
@@ -171,11 +171,9 @@ class _Subject:
     async def changes(self, on_changed: Callable[[Topology], None] = lambda _: None) -> dict[str, ChangeCost]:
         """Change the topology in each way, again and again, and return the costs by the name of the change.
 
-        ``on_changed`` is called once the server uses a new topology. What the server uses under looks at it, and under
-        whatever load there is, is measured before and is no cost of a change."""
-        share = await self.share(self._look_on())
+        ``on_changed`` is called once the server uses a new topology."""
         return {
-            each.name: combined([await self._change(each, on_changed, share) for _ in range(_REPETITIONS)])
+            each.name: combined([await self._change(each, on_changed) for _ in range(_REPETITIONS)])
             for each in self.bench.changes
         }
 
@@ -185,9 +183,12 @@ class _Subject:
                 await server_stats(self.admin)
             await asyncio.sleep(_LOOK_SECONDS)
 
-    async def _change(self, change: TopologyChange, on_changed: Callable[[Topology], None], share: float) -> ChangeCost:
+    async def _change(self, change: TopologyChange, on_changed: Callable[[Topology], None]) -> ChangeCost:
         """Change the topology, and return what it cost when everything is quiet, or when patience is at its end.
-        ``share`` is of a core, without a change."""
+
+        What the server uses under looks at it, and under whatever load there is, is measured right before, for about
+        as long, and is no cost of the change."""
+        share = await self.share(self._look_on(), 2 * self.bench.quiet_seconds)
         before, touched = self.topology, self.touched()
         after = self.topology = change.make(before)
         moved = moved_shards(before, after, self.shards_of(before) | self.shards_of(after))

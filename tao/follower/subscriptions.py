@@ -537,13 +537,17 @@ class Freshness:
 
     def staleness_ms(self, shard: int) -> float:
         """Return how far the cached entries of the shard are behind at most; infinite when nothing is known."""
-        proven_unix_ms = self._proven_unix_ms(shard)
-        return max(0, self._unix_ms() - proven_unix_ms) if proven_unix_ms else inf
+        return self._age_ms(self._proven_unix_ms(shard))
 
     def by_database(self, hosted: Iterable[int]) -> dict[str, float]:
         """Return the bound of each database in seconds, which is that of its shard that may be furthest behind."""
-        worst: dict[str, float] = {}
+        oldest: dict[str, int] = {}
+        proven_unix_ms, database_of = self._proven_unix_ms, self._database_of
         for shard in hosted:
-            database = self._database_of(shard)
-            worst[database] = max(worst.get(database, 0.0), self.staleness_ms(shard) / 1000)
-        return worst
+            database, proven = database_of(shard), proven_unix_ms(shard)
+            if proven < oldest.get(database, inf):
+                oldest[database] = proven
+        return {database: self._age_ms(proven) / 1000 for database, proven in oldest.items()}
+
+    def _age_ms(self, proven_unix_ms: int) -> float:
+        return max(0, self._unix_ms() - proven_unix_ms) if proven_unix_ms else inf

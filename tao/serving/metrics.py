@@ -99,20 +99,11 @@ class ReadMetrics:
             "arena",
             lambda: {arena.name: arena.eviction_age_seconds or 0.0 for arena in cache.arenas() if arena.evictions},
         )
-        metrics.gauge_family("cache_entries", "Cached entries, by kind.", "kind", self.entries)
+        metrics.gauge_family("cache_entries", "Cached entries, by kind.", "kind", lambda: _entries(cache.arenas()))
         metrics.gauge("cache_open_shards", "Shards open in the cache.", lambda: len(cache.open_shards()))
 
     def _by_arena(self, value: Callable[[ArenaStatistics], float]) -> dict[str, float]:
         return {arena.name: value(arena) for arena in self._cache.arenas()}
-
-    def entries(self) -> dict[str, int]:
-        """Return the number of cached entries, by kind."""
-        arenas = self._cache.arenas()
-        return {
-            "objects": sum(arena.objects for arena in arenas),
-            "lists": sum(arena.lists for arena in arenas),
-            "counts": sum(arena.counts for arena in arenas),
-        }
 
     def summary(self) -> dict[str, object]:
         """Return the JSON-able summary for ``/stats``, with the hit rate."""
@@ -134,7 +125,7 @@ class ReadMetrics:
             "failures": sum(counters.failures),
             "stale_reads": self._reads.misses.too_stale,
             "hit_rate": hits / (hits + misses) if hits + misses else None,
-            "entries": self.entries(),
+            "entries": _entries(arenas),
             "bytes": sum(arena.bytes for arena in arenas),
             "budget_bytes": sum(arena.budget_bytes for arena in arenas),
             "evictions": sum(arena.evictions for arena in arenas),
@@ -156,6 +147,15 @@ class ReadMetrics:
             "floors": floors.floors,
             "open_shards": len(self._cache.open_shards()),
         }
+
+
+def _entries(arenas: Sequence[ArenaStatistics]) -> dict[str, int]:
+    """Return the number of cached entries, by kind."""
+    return {
+        "objects": sum(arena.objects for arena in arenas),
+        "lists": sum(arena.lists for arena in arenas),
+        "counts": sum(arena.counts for arena in arenas),
+    }
 
 
 def _by_operation(counts: Sequence[int]) -> dict[str, int]:

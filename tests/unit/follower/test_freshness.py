@@ -56,6 +56,25 @@ def test_a_proof_counts_for_the_leader_s_own_shards_of_that_database() -> None:
     assert known.freshness.by_database(HOSTED) == {"db-0": inf, "db-1": 2.0}
 
 
+def test_the_bounds_of_all_databases_look_at_each_shard_once() -> None:
+    known = Known()
+    for leader in ("leader-1", "leader-2"):
+        known.note_proven(leader, "db-0", "db-1")
+    looked: list[int] = []
+    times: list[int] = []
+
+    def proven_unix_ms(shard: int) -> int:
+        looked.append(shard)
+        return known.inbox.proven_unix_ms(shard)
+
+    def unix_ms() -> int:
+        times.append(known.clock.unix_ms())
+        return times[-1]
+
+    assert Freshness(unix_ms, database_of, proven_unix_ms).by_database(HOSTED) == {"db-0": 0.0, "db-1": 0.0}
+    assert (sorted(looked), len(times)) == ([0, 1, 2, 3], 2), "the clock is read once for each database"
+
+
 def test_without_proofs_the_bound_grows_and_older_proofs_do_not_raise_it() -> None:
     known = Known()
     known.note_proven("leader-1", "db-0")
