@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 import yaml
 
+from tao.devcluster.certificates import tls_files
 from tao.devcluster.database import InstanceSettings, default_cache_folder
 from tao.devcluster.database_program import ServerOptions
 from tao.devcluster.layout import LINE, PORT_KINDS, ClusterSettings, Member, Ports, Role, Shape
@@ -192,6 +193,12 @@ def settings_text(
         "topology_file": str(folder.topology),
         "log_level": settings.log_level,
     }
+    if settings.tls:
+        files = tls_files(folder, member.name)
+        found["tls"] = {
+            field: getattr(files, field) if field == "cluster" else str(getattr(files, field))
+            for field in ("certificate", "private_key", "authorities", "cluster")
+        }
     if member.role in (Role.TAILER, Role.WATCHER):
         found |= {"region": member.region, "admin": admin(member)}
     if member.role is Role.WATCHER:

@@ -217,20 +217,22 @@ Rules = Mapping[str, frozenset[str]]
 
 _CACHES: Final = frozenset({"follower", "leader"})
 _CACHES_AND_OPERATOR: Final = _CACHES | {"operator"}
+_OBSERVERS: Final = _CACHES_AND_OPERATOR | {"watcher"}
+"""Roles that may ask a server how it does: a watcher probes with an empty read, and asks for hot shards."""
 
 FOLLOWER_RULES: Final[Rules] = {
     "apply": frozenset({"follower"}),
-    "inspect": _CACHES_AND_OPERATOR,
+    "inspect": _OBSERVERS,
     "invalidate": _CACHES_AND_OPERATOR,
 }
 
 LEADER_RULES: Final[Rules] = {
-    "read": _CACHES_AND_OPERATOR,
+    "read": _OBSERVERS,
     "write": _CACHES_AND_OPERATOR,
     "reserve_ids": _CACHES_AND_OPERATOR,
     "subscribe": frozenset({"follower"}),
     "acknowledge": frozenset({"follower"}),
-    "inspect": _CACHES_AND_OPERATOR,
+    "inspect": _OBSERVERS,
     "invalidate": _CACHES_AND_OPERATOR,
     "settle_pairs": _CACHES_AND_OPERATOR,
     "touch_keys": frozenset({"operator"}),

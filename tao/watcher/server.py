@@ -72,7 +72,7 @@ class WatcherServer:
             max_probe_seconds=2 * probes.interval_seconds,
             probe_timeout_seconds=probes.timeout_seconds,
         )
-        credentials = Credentials(settings.name, "operator", settings.token, settings.token_file)
+        credentials = Credentials(settings.name, "watcher", settings.token, settings.token_file)
         links = self._links = Links(
             LinkSettings(detector=detector), credentials, settings.tls.if_set, region=settings.region
         )
