@@ -120,7 +120,10 @@ def build_topology(record: ClusterRecord, former: TopologyOutline, *, semi_sync:
                 for tailer in shape.select(Role.TAILER, region)
             ),
             watchers=tuple(
-                WatcherProcess(name=watcher.name, admin=f"{LOOPBACK}:{ports[watcher.name]['admin']}")
+                WatcherProcess(
+                    name=watcher.name,
+                    **{kind: f"{LOOPBACK}:{ports[watcher.name][kind]}" for kind in ("frames", "admin")},
+                )
                 for watcher in shape.select(Role.WATCHER, region)
             ),
         )
@@ -205,9 +208,6 @@ def settings_text(
         found |= {
             "administrator_password": accounts.administrator.password,
             "replicator_password": accounts.replicator.password,
-            "peers": {
-                other.region: admin(other) for other in shape.select(Role.WATCHER) if other.region != member.region
-            },
         }
     else:
         found["schema_file"] = str(folder.schema)

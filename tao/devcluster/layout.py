@@ -195,7 +195,7 @@ PORT_KINDS: Mapping[Role, tuple[str, ...]] = {
     Role.LEADER: ("grpc", "frames", "admin"),
     Role.FOLLOWER: ("grpc", "frames", "admin"),
     Role.TAILER: ("admin",),
-    Role.WATCHER: ("admin",),
+    Role.WATCHER: ("frames", "admin"),
 }
 
 

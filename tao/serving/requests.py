@@ -83,7 +83,8 @@ class Listeners:
 
     async def start(self) -> None:
         """Listen at the addresses in the topology. Raises `OSError` when an address is taken."""
-        await self._grpc.start(self._server.grpc)
+        if self._server.grpc:
+            await self._grpc.start(self._server.grpc)
         if self._server.frames:
             await self._frames.start(self._server.frames)
         if self._tls is not None:
