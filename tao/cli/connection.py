@@ -59,10 +59,24 @@ def _development_topology() -> str:
 
 
 def tls_of_command() -> TlsFiles | None:
-    """Return the certificates that ``tao --ca`` and its companions name; None: connect without TLS."""
+    """Return the certificates that ``tao --ca`` and its companions name, else those of the development cluster's
+    operator, if the command asks that one and it has any; None: connect without TLS."""
     context = click.get_current_context(silent=True)
     found = context.find_root().obj if context is not None else None
-    return found.if_set if isinstance(found, TlsFiles) else None
+    if isinstance(found, TlsFiles):
+        return found.if_set
+    asks_development_cluster = given("state_dir") is not None and given("connect") is None and given("file") is None
+    return _development_tls() if asks_development_cluster else None
+
+
+def _development_tls() -> TlsFiles | None:
+    folder = state_folder()
+    record = folder.read()
+    if record is None or not record.options.tls:
+        return None
+    from tao.devcluster.certificates import OPERATOR, tls_files
+
+    return tls_files(folder, OPERATOR)
 
 
 def secret_of_command() -> str:

@@ -96,6 +96,11 @@ _up_options = combined(
         show_default=True,
         help="The log level of the servers.",
     ),
+    click.option(
+        "--tls",
+        is_flag=True,
+        help="Make certificates for every server, an operator and an application, and take only peers that have one.",
+    ),
     click.option("--detach", is_flag=True, help="Return when the cluster is ready, and leave it running."),
     state_dir_option,
 )
@@ -275,6 +280,8 @@ def _print_status(found: ClusterStatus) -> None:
     clients = "\n".join(f"client    {address}  ({region})" for region, address in found.clients.items())
     click.echo(f"\n{clients if distributed else f'client    {found.client}'}")
     click.echo(f"topology  {found.topology}\nschema    {found.schema}")
+    if found.certificates:
+        click.echo(f"TLS       {found.certificates}: ca.pem, app.pem, app.key for applications")
 
 
 def _print_replication(found: ClusterStatus) -> None:

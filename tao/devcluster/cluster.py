@@ -30,6 +30,7 @@ from tao.admin.replication import (
     wait_for_replicas,
 )
 from tao.admin.server_stats import wait_until_ready
+from tao.devcluster.certificates import issue_certificates
 from tao.devcluster.configuration import build_topology, crossings, instance_settings, settings_text
 from tao.devcluster.database import DatabaseInstance
 from tao.devcluster.database_program import ServerBinary, find_server_binary
@@ -418,6 +419,8 @@ class DevCluster:
         folder, record = self._folder, self.record
         self._topology = build_topology(record, folder.former_topology(), semi_sync=self._settings.semi_sync)
         folder.write_file(folder.topology, dump_topology(self._topology).encode())
+        if self._settings.tls:
+            issue_certificates(folder, record.shape)
         arenas = {otype.arena for otype in schema.objects} | {atype.arena for atype in schema.assocs}
         for member in record.shape.members:
             if member.role is not Role.DATABASE:

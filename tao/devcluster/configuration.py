@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 import yaml
 
+from tao.devcluster.certificates import tls_files
 from tao.devcluster.database import InstanceSettings, default_cache_folder
 from tao.devcluster.database_program import ServerOptions
 from tao.devcluster.layout import LINE, PORT_KINDS, ClusterSettings, Member, Ports, Role, Shape
@@ -119,7 +120,10 @@ def build_topology(record: ClusterRecord, former: TopologyOutline, *, semi_sync:
                 for tailer in shape.select(Role.TAILER, region)
             ),
             watchers=tuple(
-                WatcherProcess(name=watcher.name, admin=f"{LOOPBACK}:{ports[watcher.name]['admin']}")
+                WatcherProcess(
+                    name=watcher.name,
+                    **{kind: f"{LOOPBACK}:{ports[watcher.name][kind]}" for kind in ("frames", "admin")},
+                )
                 for watcher in shape.select(Role.WATCHER, region)
             ),
         )
@@ -192,15 +196,18 @@ def settings_text(
         "topology_file": str(folder.topology),
         "log_level": settings.log_level,
     }
+    if settings.tls:
+        files = tls_files(folder, member.name)
+        found["tls"] = {
+            field: getattr(files, field) if field == "cluster" else str(getattr(files, field))
+            for field in ("certificate", "private_key", "authorities", "cluster")
+        }
     if member.role in (Role.TAILER, Role.WATCHER):
         found |= {"region": member.region, "admin": admin(member)}
     if member.role is Role.WATCHER:
         found |= {
             "administrator_password": accounts.administrator.password,
             "replicator_password": accounts.replicator.password,
-            "peers": {
-                other.region: admin(other) for other in shape.select(Role.WATCHER) if other.region != member.region
-            },
         }
     else:
         found["schema_file"] = str(folder.schema)

@@ -65,6 +65,8 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     running: bool
     processes: list[ProcessStatus]
     line: LineStatus | None = None
+    certificates: str = ""
+    """The folder of the certificates; empty without TLS."""
 
 
 def client_address(record: ClusterRecord, region: str = "") -> str:
@@ -114,6 +116,7 @@ async def cluster_status(state_dir: Path) -> ClusterStatus:
         running=bool(running),
         processes=processes,
         line=line,
+        certificates=str(folder.path / "certificates") if record.options.tls else "",
     )
 
 

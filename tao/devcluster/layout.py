@@ -195,7 +195,7 @@ PORT_KINDS: Mapping[Role, tuple[str, ...]] = {
     Role.LEADER: ("grpc", "frames", "admin"),
     Role.FOLLOWER: ("grpc", "frames", "admin"),
     Role.TAILER: ("admin",),
-    Role.WATCHER: ("admin",),
+    Role.WATCHER: ("frames", "admin"),
 }
 
 
@@ -207,6 +207,7 @@ class StartOptions(msgspec.Struct, frozen=True, kw_only=True):
     semi_sync: bool = False
     cache_mb: float = 256
     log_level: str = "info"
+    tls: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +236,8 @@ class ClusterSettings:
     """The gRPC port of the first follower; 0 keeps its former port, or picks a free one."""
     log_level: str = "info"
     """The log level of all servers but the databases."""
+    tls: bool = False
+    """Whether servers speak TLS and know every peer by a certificate, which the start makes."""
     start_seconds: float = 60.0
     """The time limit for the start of one process: normally a second or two, but the machine may be busy."""
     detached: bool = False

@@ -72,10 +72,12 @@ class TailerProcess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WatcherProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """A watcher of a region. It is listed so that an operator finds its ``admin`` port (``host:port``)."""
+    """A watcher of a region. It is listed so that an operator finds its ``admin`` port (``host:port``), and the
+    watchers of other regions its ``frames`` port: without one they take it for silent."""
 
     name: str
     admin: str = ""
+    frames: str = ""
 
 
 class Region(msgspec.Struct, frozen=True, kw_only=True):

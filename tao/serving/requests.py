@@ -109,7 +109,8 @@ class Listeners:
 
     async def start(self) -> None:
         """Listen at the addresses in the topology. Raises `OSError` when an address is taken."""
-        await self._grpc.start(self._server.grpc)
+        if self._server.grpc:
+            await self._grpc.start(self._server.grpc)
         if self._server.frames:
             await self._frames.start(self._server.frames)
         if self._tls is not None:
@@ -243,20 +244,22 @@ Rules = Mapping[str, frozenset[str]]
 
 _CACHES: Final = frozenset({"follower", "leader"})
 _CACHES_AND_OPERATOR: Final = _CACHES | {"operator"}
+_OBSERVERS: Final = _CACHES_AND_OPERATOR | {"watcher"}
+"""Roles that may ask a server how it does: a watcher probes with an empty read, and asks for hot shards."""
 
 FOLLOWER_RULES: Final[Rules] = {
     "apply": frozenset({"follower"}),
-    "inspect": _CACHES_AND_OPERATOR,
+    "inspect": _OBSERVERS,
     "invalidate": _CACHES_AND_OPERATOR,
 }
 
 LEADER_RULES: Final[Rules] = {
-    "read": _CACHES_AND_OPERATOR,
+    "read": _OBSERVERS,
     "write": _CACHES_AND_OPERATOR,
     "reserve_ids": _CACHES_AND_OPERATOR,
     "subscribe": frozenset({"follower"}),
     "acknowledge": frozenset({"follower"}),
-    "inspect": _CACHES_AND_OPERATOR,
+    "inspect": _OBSERVERS,
     "invalidate": _CACHES_AND_OPERATOR,
     "settle_pairs": _CACHES_AND_OPERATOR,
     "touch_keys": frozenset({"operator"}),

@@ -2,29 +2,30 @@
 
 A database server is asked whether it answers, is open, which master it follows and how far it is behind. A cache server
 gets an empty read over the wire that all clients use; the links' failure detectors judge failures, slowness and
-recovery. A tailer is asked for its admin page, and other watchers report what they see on theirs.
+recovery. A tailer is asked for its admin page. Other watchers report what they see over frames, each to watchers and
+operators alone: a forged report could have two masters opened at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
-
-from tao.model.errors import TaoError
+from tao.model.errors import InvalidArgument, TaoError
 from tao.model.ports import Clock
-from tao.model.topology import CacheServer, Database, Topology
+from tao.model.topology import CacheServer, Database, Region, Topology
 from tao.observability.logs import Logger
 from tao.replication.promotion_plan import SetMember
 from tao.replication.replication_set import ReplicationSet, SetAccounts
 from tao.runtime.admin_client import admin_get
 from tao.runtime.tasks import BackgroundTasks
+from tao.serving.requests import Rules, check_role
 from tao.watcher.marks import ServerVerdict, WatcherReport, lag_verdict, steady_verdict
 from tao.watcher.settings import ProbeSettings
 from tao.wire.links import Link, Links
+from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
 
 
@@ -228,27 +229,28 @@ def run_length(before: int, answers: bool) -> int:
     return max(before, 0) + 1 if answers else min(before, 0) - 1
 
 
-class _Page(msgspec.Struct):
-    region: str
-    verdicts: dict[str, ServerVerdict]
-    renewed_seconds_ago: dict[str, float]
-
-
 class PeerReports:
-    """Keeps the reports of the other regions' watchers: None while a watcher does not answer."""
+    """Keeps the reports of the other regions' watchers: None while none of a region answers."""
 
-    def __init__(self, addresses: Mapping[str, str], settings: ProbeSettings) -> None:
-        """``addresses``: region → ``host:port`` of its watcher's admin page."""
-        self._addresses: Final = addresses
+    def __init__(self, links: Links, topology: Callable[[], Topology], region: str, settings: ProbeSettings) -> None:
+        """``region`` is that of this watcher."""
+        self._links: Final = links
+        self._topology: Final = topology
+        self._region: Final = region
         self._settings: Final = settings
-        self.reports: dict[str, WatcherReport | None] = dict.fromkeys(addresses)
+        self.reports: dict[str, WatcherReport | None] = dict.fromkeys(self._watchers())
 
     async def run(self) -> None:
         """Fetch the reports until cancelled."""
         while True:
-            found = await asyncio.gather(*map(self._report, self._addresses.values()))
-            self.reports = dict(zip(self._addresses, found, strict=True))
+            await self.look()
             await asyncio.sleep(self._settings.interval_seconds)
+
+    async def look(self) -> None:
+        """Fetch the reports once."""
+        watchers = self._watchers()
+        found = await asyncio.gather(*(self._ask_all(region) for region in watchers))
+        self.reports = {region: next(iter(_judged(all_)), None) for region, all_ in zip(watchers, found, strict=True)}
 
     def says_up(self, region: str, server: str) -> bool:
         """Return whether the watcher of the region judges the server to be up."""
@@ -256,18 +258,64 @@ class PeerReports:
         return report is not None and report.verdicts.get(server) is ServerVerdict.UP
 
     async def renewed_seconds_ago(self, region: str, database: str) -> float:
-        """Ask the watcher of a region how long ago it renewed a master's lease. Returns 0, a moment ago, when it does
-        not say."""
-        page = await self._ask(self._addresses[region])
-        return 0.0 if page is None else page.renewed_seconds_ago.get(database, 0.0)
+        """Ask the watchers of a region how long ago one renewed a master's lease. Returns 0, a moment ago, when one
+        does not say."""
+        reports = await self._ask_all(region)
+        agos = [0.0 if report is None else report.renewed_seconds_ago.get(database, 0.0) for report in reports]
+        return min(agos, default=0.0)
 
-    async def _report(self, address: str) -> WatcherReport | None:
-        page = await self._ask(address)
-        return None if page is None else WatcherReport(page.region, page.verdicts)
+    def _watchers(self) -> dict[str, list[CacheServer]]:
+        """Return the watchers of each other region that has any; those without an address of frames are silent."""
+        return {
+            region.name: watcher_servers(region)
+            for region in self._topology().regions
+            if region.name != self._region and region.watchers
+        }
 
-    async def _ask(self, address: str) -> _Page | None:
+    async def _ask_all(self, region: str) -> list[pb.WatcherReport | None]:
+        return list(await asyncio.gather(*(self._ask(each, region) for each in self._watchers().get(region, ()))))
+
+    async def _ask(self, watcher: CacheServer, region: str) -> pb.WatcherReport | None:
+        """Return what a watcher sees; None, for whatever reason, when that is not known."""
+        link = self._links.to(watcher)
         try:
-            _, body = await admin_get(address, "/stats", self._settings.timeout_seconds)
-            return msgspec.json.decode(body, type=_Page)
-        except (TaoError, msgspec.MsgspecError):
-            return None  # whatever the reason, the state of that region is unknown
+            answer = await link.ask(
+                pb.Request(get_watcher_report=pb.GetWatcherReport()), self._settings.timeout_seconds
+            )
+        except TaoError:
+            return None
+        return answer.watcher_report if answer.watcher_report.region == region else None
+
+
+def watcher_servers(region: Region) -> list[CacheServer]:
+    """Return the watchers of a region that can be asked, as servers to connect to."""
+    return [CacheServer(name=each.name, grpc="", frames=each.frames) for each in region.watchers if each.frames]
+
+
+def _judged(reports: list[pb.WatcherReport | None]) -> list[WatcherReport]:
+    """Return the reports that came, with the verdicts that this version knows."""
+    known = {verdict.value for verdict in ServerVerdict}
+    return [
+        WatcherReport(each.region, {name: ServerVerdict(said) for name, said in each.verdicts.items() if said in known})
+        for each in reports
+        if each is not None
+    ]
+
+
+REPORT_RULES: Final[Rules] = {"get_watcher_report": frozenset({"watcher", "operator"})}
+
+
+class ReportService:
+    """The `RequestHandler` of a watcher's port."""
+
+    def __init__(self, report: Callable[[], pb.WatcherReport]) -> None:
+        self._report: Final = report
+
+    def handle(self, request: pb.Request, reply: Reply) -> None:
+        """Report what this watcher sees. Raises `Unauthorized` for a peer that is no watcher, `InvalidArgument` for any
+        other request."""
+        kind = request.WhichOneof("body") or "nothing"
+        check_role(REPORT_RULES, kind, reply.peer.role)
+        if kind != "get_watcher_report":
+            raise InvalidArgument(f"a watcher does not serve {kind!r} requests; ask a follower")
+        reply.send(pb.Answer(watcher_report=self._report()))

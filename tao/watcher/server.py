@@ -28,16 +28,28 @@ from tao.routing.failure_detector import DetectorSettings
 from tao.routing.routes import Routes
 from tao.runtime.admin import AdminPages, AdminServer, AdminSettings
 from tao.runtime.clock import LoopClock
+from tao.runtime.credentials import AcceptedCredentialFiles, CredentialSources
 from tao.runtime.process import run_server
 from tao.runtime.tasks import BackgroundTasks
+from tao.serving.requests import Listeners
 from tao.topology.file_store import TopologyFile
 from tao.watcher.marks import ServerVerdict, WatcherReport, wanted_marks, with_marks
 from tao.watcher.mastership import Mastership
-from tao.watcher.probes import CacheProbes, DatabaseProbes, PeerReports, TailerProbes, WatcherContext
+from tao.watcher.probes import (
+    CacheProbes,
+    DatabaseProbes,
+    PeerReports,
+    ReportService,
+    TailerProbes,
+    WatcherContext,
+    watcher_servers,
+)
 from tao.watcher.settings import WatcherSettings
 from tao.watcher.shard_clones import Cloner, CloningSettings, HotShards, topology_version_of
 from tao.wire.identity import Credentials
 from tao.wire.links import Links, LinkSettings
+from tao.wire.settings import ServingSettings
+from tao.wire.v1 import session_pb2 as pb
 
 ACTIVE_LOCK: Final = "watcher"
 
@@ -72,7 +84,7 @@ class WatcherServer:
             max_probe_seconds=2 * probes.interval_seconds,
             probe_timeout_seconds=probes.timeout_seconds,
         )
-        credentials = Credentials(settings.name, "operator", settings.token, settings.token_file)
+        credentials = Credentials(settings.name, "watcher", settings.token, settings.token_file)
         links = self._links = Links(
             LinkSettings(detector=detector), credentials, settings.tls.if_set, region=settings.region
         )
@@ -94,7 +106,9 @@ class WatcherServer:
             context,
             self._observe,
         )
-        peers = self._peers = PeerReports(settings.peers, probes)
+        peers = self._peers = PeerReports(links, self._current, settings.region, probes)
+        if settings.peers:
+            self._log.warning("peers_setting_ignored", instead="frames of each watcher in the topology")
         mastership = self._mastership = Mastership(
             settings, promoter, self._locks, peers, self._databases.silent_seconds, context
         )
@@ -105,6 +119,7 @@ class WatcherServer:
         host, _, port = settings.admin.rpartition(":")
         self._admin = AdminServer(AdminSettings(host=host or "127.0.0.1", port=int(port or 0)), pages, self._log)
         await self._admin.start()
+        await self._start_reporting()
         self._tasks.keep(self._caches.run, "cache servers")
         self._tasks.keep(self._tailers.run, "tailers")
         self._tasks.keep(self._databases.run, "database servers")
@@ -117,6 +132,47 @@ class WatcherServer:
         self._log.info("watcher_started", region=settings.region, dry_run=settings.dry_run)
         return self
 
+    async def _start_reporting(self) -> None:
+        """Report to the watchers of other regions at the address that the topology has for this one."""
+        settings = self._settings
+        sources = CredentialSources(
+            accepted_tokens_file=settings.accepted_tokens_file,
+            token=settings.token,
+            token_file=settings.token_file,
+            cluster=settings.tls.spiffe_cluster,
+        )
+        accepted = AcceptedCredentialFiles(sources, self._log)
+        await accepted.load(self._lists)
+        own = [each for region in self._topology.regions for each in watcher_servers(region)]
+        servers = [each for each in own if each.name == settings.name]
+        self._listeners = [
+            Listeners(
+                server,
+                ReportService(self._report),
+                ServingSettings(authenticator=accepted.authenticator),
+                lambda: self._topology.version,
+                lambda: 0,
+                tls=settings.tls.if_set,
+            )
+            for server in servers
+        ]
+        for listeners in self._listeners:
+            await listeners.start()
+        if not servers and len(self._topology.regions) > 1:
+            self._log.warning("watcher_without_address", instead="its frames address in the topology, then a restart")
+        self._tasks.start(accepted.watch(), "accepted credentials")
+
+    def _lists(self, role: str, name: str, region: str) -> bool:
+        places = [(each.name, watcher.name) for each in self._topology.regions for watcher in each.watchers]
+        return role == "watcher" and any(name == listed and region in ("", where) for where, listed in places)
+
+    def _report(self) -> pb.WatcherReport:
+        return pb.WatcherReport(
+            region=self._settings.region,
+            verdicts={name: verdict.value for name, verdict in self._verdicts().items()},
+            renewed_seconds_ago=self._mastership.renewed_seconds_ago(),
+        )
+
     async def drain(self) -> None:
         """See `tao.runtime.process.RunningServer`. A watcher serves no requests, so there is nothing to drain."""
 
@@ -124,6 +180,8 @@ class WatcherServer:
         """See `tao.runtime.process.RunningServer`. Another watcher takes over at once."""
         self._stop_watching()
         await self._tasks.close()
+        for listeners in self._listeners:
+            await listeners.close()
         await self._admin.close()
         await self._links.close()
 
@@ -165,6 +223,7 @@ class WatcherServer:
                 for tier in (region.leaders, *region.followers)
                 for server in tier.servers
             }
+            names |= {watcher.name for region in topology.regions for watcher in region.watchers}
             self._links.keep_only(names)
 
     async def _run_as_active(self) -> None:

@@ -79,8 +79,9 @@ class WatcherSettings:
     """The topology document, watched and changed. Its folder holds the locks."""
 
     peers: dict[str, str] = field(default_factory=dict)
-    """Region → ``host:port`` of its watcher's admin page, for other regions that have a watcher. Servers there are
-    marked only when that watcher agrees: a server that cannot be reached from here may be healthy."""
+    """Not used any more, and refused by the next release: the topology has the ``frames`` addresses of the watchers of
+    other regions. Servers there are marked only when a watcher there agrees: one that cannot be reached from here may
+    be healthy."""
 
     administrator_user: str = "tao_admin"
     """A database account that may do everything."""
@@ -117,6 +118,9 @@ class WatcherSettings:
     admin: str = "127.0.0.1:0"
     """``host:port`` of the metrics and health pages."""
 
+    accepted_tokens_file: Path | None = None
+    """The tokens that other watchers may show, as in the settings of leaders. None: ``token`` is accepted."""
+
     token_file: Path | None = None
     """File of the token that this watcher shows to servers, readable by its account only. It is read for each
     connection."""
@@ -125,7 +129,8 @@ class WatcherSettings:
     """The token itself, in place of ``token_file``. Empty on loopback: none."""
 
     tls: TlsFiles = TlsFiles()
-    """Certificates for connections to cache servers. Without them the connections are plain."""
+    """Certificates for connections to cache servers and with other watchers. Without them the connections are
+    plain."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The lowest level that is logged."""

@@ -116,8 +116,8 @@ def follower_settings(name: str, pace: float, *, reads_databases: bool) -> Follo
     )
 
 
-def watcher_settings(name: str, region: str, peers: dict[str, str]) -> WatcherSettings:
-    """Return the settings of the watcher of that name. ``peers``: region → the watcher there.
+def watcher_settings(name: str, region: str) -> WatcherSettings:
+    """Return the settings of the watcher of that name.
 
     Its intervals are those of leases and locks, which go on at any pace.
     """
@@ -125,7 +125,6 @@ def watcher_settings(name: str, region: str, peers: dict[str, str]) -> WatcherSe
         name=name,
         region=region,
         topology_file=_NOWHERE,
-        peers={region: f"{peer}:3" for region, peer in peers.items()},
         administrator_password="simulated",
         replicator_password="simulated",
         probes=ProbeSettings(interval_seconds=1.0),

@@ -7,7 +7,16 @@ from typing import Final
 
 import msgspec
 
-from tao.model.topology import CacheServer, Database, DatabaseServer, Region, TailerProcess, Tier, Topology
+from tao.model.topology import (
+    CacheServer,
+    Database,
+    DatabaseServer,
+    Region,
+    TailerProcess,
+    Tier,
+    Topology,
+    WatcherProcess,
+)
 from tao.routing.routes import Routes
 from tests.sim.plans import Shape
 
@@ -82,7 +91,13 @@ def make_topology(shape: Shape) -> Topology:
             for database in DATABASES
             for tailer in (f"tailer-{name}-{database}",)
         )
-        return Region(name=name, leaders=Tier(name="leaders", servers=leaders), followers=tiers, tailers=tailers)
+        watchers = tuple(
+            WatcherProcess(name=watcher, admin=f"{watcher}:3", frames=f"{watcher}:2")
+            for number in range(shape.watchers)
+            for watcher in (f"watcher-{name}-{number + 1}",)
+        )
+        leader_tier = Tier(name="leaders", servers=leaders)
+        return Region(name=name, leaders=leader_tier, followers=tiers, tailers=tailers, watchers=watchers)
 
     databases = tuple(
         Database(

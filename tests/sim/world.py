@@ -201,8 +201,7 @@ class World:
                 settings = follower_settings(name, self.pace, reads_databases=self.shape.reads_databases)
                 return tao.follower.server.FollowerServer(settings, log)
             case "watcher":
-                peers = {of: each for each, (kind, of) in self._roles.items() if kind == role and of != region}
-                return tao.watcher.server.WatcherServer(watcher_settings(name, region, peers), log)
+                return tao.watcher.server.WatcherServer(watcher_settings(name, region), log)
             case _:
                 return tao.tailer.server.TailerServer(tailer_settings(name, region, self.pace), log)
 
@@ -357,8 +356,8 @@ class World:
                     self._roles[server.name] = ("follower", region.name)
             for tailer in region.tailers:
                 self._roles[tailer.name] = ("tailer", region.name)
-            for number in range(self.shape.watchers):
-                self._roles[f"watcher-{region.name}-{number + 1}"] = ("watcher", region.name)
+            for watcher in region.watchers:
+                self._roles[watcher.name] = ("watcher", region.name)
             for number in range(self.shape.clients):
                 process = Process(f"client-{region.name}-{number}", region.name)
                 tier_name = region.followers[number % len(region.followers)].name

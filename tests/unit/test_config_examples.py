@@ -63,7 +63,8 @@ def test_the_tailer_s_settings_are_those_of_a_tailer_of_the_example_topology() -
 def test_the_watcher_s_settings_are_those_of_a_watcher_of_the_example_topology() -> None:
     settings = load_settings(CONFIG / "watcher.yaml", WatcherSettings)
     (region,) = (region for region in example_topology().regions if region.name == settings.region)
-    assert WatcherProcess(name=settings.name, admin=settings.admin) in region.watchers
+    frames = f"{settings.name}:7001"
+    assert WatcherProcess(name=settings.name, admin=settings.admin, frames=frames) in region.watchers
 
 
 @pytest.mark.parametrize(("role", "model"), [*ROLES, ("watcher", WatcherSettings)])

@@ -185,11 +185,11 @@ def test_the_document_is_copied_once_to_where_it_may_be_changed() -> None:
 
 
 @pytest.mark.parametrize("name", WATCHERS)
-def test_a_watcher_stands_in_its_region_and_knows_that_of_the_other(name: str) -> None:
+def test_a_watcher_stands_in_its_region_where_the_topology_lists_it(name: str) -> None:
     parsed = settings_of(name, WatcherSettings)
     assert name == f"{parsed.region}-watcher-1"
-    others = {region.name for region in example_topology().regions} - {parsed.region}
-    assert parsed.peers == {region: f"{region}-watcher-1:7002" for region in others}
+    listed = [watcher for region in example_topology().regions for watcher in region.watchers if watcher.name == name]
+    assert [(watcher.frames, watcher.admin) for watcher in listed] == [(f"{name}:7001", parsed.admin)]
     assert parsed.admin == SERVICES[name]["environment"]["TAO_ADMIN"]
 
 

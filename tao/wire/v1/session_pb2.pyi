@@ -49,6 +49,7 @@ class Request(_message.Message):
     SETTLE_PAIRS_FIELD_NUMBER: _builtins.int
     RELAY_FIELD_NUMBER: _builtins.int
     TOUCH_KEYS_FIELD_NUMBER: _builtins.int
+    GET_WATCHER_REPORT_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """chosen by the sender, not 0, unique among its unanswered requests"""
     deadline_ms: _builtins.int
@@ -107,6 +108,10 @@ class Request(_message.Message):
     def relay(self) -> Global___Relay: ...
     @_builtins.property
     def touch_keys(self) -> Global___TouchKeys: ...
+    @_builtins.property
+    def get_watcher_report(self) -> Global___GetWatcherReport:
+        """Between watchers only:"""
+
     def __init__(
         self,
         *,
@@ -132,14 +137,15 @@ class Request(_message.Message):
         settle_pairs: Global___SettlePairs | None = ...,
         relay: Global___Relay | None = ...,
         touch_keys: Global___TouchKeys | None = ...,
+        get_watcher_report: Global___GetWatcherReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_caller", b"_caller", "acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "caller", b"caller", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "inspect", b"inspect", "invalidate", b"invalidate", "read", b"read", "relay", b"relay", "reserve_ids", b"reserve_ids", "settle_pairs", b"settle_pairs", "subscribe", b"subscribe", "touch_keys", b"touch_keys", "watch", b"watch", "write", b"write"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_caller", b"_caller", "acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "caller", b"caller", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "get_watcher_report", b"get_watcher_report", "inspect", b"inspect", "invalidate", b"invalidate", "read", b"read", "relay", b"relay", "reserve_ids", b"reserve_ids", "settle_pairs", b"settle_pairs", "subscribe", b"subscribe", "touch_keys", b"touch_keys", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caller", b"_caller", "acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "caller", b"caller", "deadline_ms", b"deadline_ms", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "inspect", b"inspect", "invalidate", b"invalidate", "number", b"number", "read", b"read", "relay", b"relay", "reserve_ids", b"reserve_ids", "settle_first", b"settle_first", "settle_pairs", b"settle_pairs", "settle_shards_first", b"settle_shards_first", "subscribe", b"subscribe", "topology_version", b"topology_version", "touch_keys", b"touch_keys", "traceparent", b"traceparent", "watch", b"watch", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caller", b"_caller", "acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "caller", b"caller", "deadline_ms", b"deadline_ms", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "get_watcher_report", b"get_watcher_report", "inspect", b"inspect", "invalidate", b"invalidate", "number", b"number", "read", b"read", "relay", b"relay", "reserve_ids", b"reserve_ids", "settle_first", b"settle_first", "settle_pairs", b"settle_pairs", "settle_shards_first", b"settle_shards_first", "subscribe", b"subscribe", "topology_version", b"topology_version", "touch_keys", b"touch_keys", "traceparent", b"traceparent", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__caller: _TypeAlias = _typing.Literal["caller"]  # noqa: Y015
     _WhichOneofArgType__caller: _TypeAlias = _typing.Literal["_caller", b"_caller"]  # noqa: Y015
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["read", "write", "reserve_ids", "get_topology", "get_schema", "watch", "forget", "apply", "subscribe", "acknowledge", "inspect", "invalidate", "settle_pairs", "relay", "touch_keys"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["read", "write", "reserve_ids", "get_topology", "get_schema", "watch", "forget", "apply", "subscribe", "acknowledge", "inspect", "invalidate", "settle_pairs", "relay", "touch_keys", "get_watcher_report"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__caller) -> _WhichOneofReturnType__caller | None: ...
@@ -168,6 +174,7 @@ class Answer(_message.Message):
     SETTLED_PAIRS_FIELD_NUMBER: _builtins.int
     RELAYED_FIELD_NUMBER: _builtins.int
     TOUCHED_KEYS_FIELD_NUMBER: _builtins.int
+    WATCHER_REPORT_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """0: the server drains; new requests belong on a new session, those sent are still answered"""
     more: _builtins.bool
@@ -202,6 +209,8 @@ class Answer(_message.Message):
     def relayed(self) -> Global___Relayed: ...
     @_builtins.property
     def touched_keys(self) -> Global___TouchedKeys: ...
+    @_builtins.property
+    def watcher_report(self) -> Global___WatcherReport: ...
     def __init__(
         self,
         *,
@@ -221,12 +230,13 @@ class Answer(_message.Message):
         settled_pairs: Global___SettledPairs | None = ...,
         relayed: Global___Relayed | None = ...,
         touched_keys: Global___TouchedKeys | None = ...,
+        watcher_report: Global___WatcherReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "delivery", b"delivery", "error", b"error", "inspection", b"inspection", "invalidated", b"invalidated", "read", b"read", "relayed", b"relayed", "reserved_ids", b"reserved_ids", "schema", b"schema", "settled_pairs", b"settled_pairs", "topology", b"topology", "touched_keys", b"touched_keys", "watch", b"watch", "write", b"write"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "delivery", b"delivery", "error", b"error", "inspection", b"inspection", "invalidated", b"invalidated", "read", b"read", "relayed", b"relayed", "reserved_ids", b"reserved_ids", "schema", b"schema", "settled_pairs", b"settled_pairs", "topology", b"topology", "touched_keys", b"touched_keys", "watch", b"watch", "watcher_report", b"watcher_report", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "delivery", b"delivery", "error", b"error", "inspection", b"inspection", "invalidated", b"invalidated", "more", b"more", "number", b"number", "read", b"read", "relayed", b"relayed", "reserved_ids", b"reserved_ids", "schema", b"schema", "settled_pairs", b"settled_pairs", "topology", b"topology", "touched_keys", b"touched_keys", "watch", b"watch", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "delivery", b"delivery", "error", b"error", "inspection", b"inspection", "invalidated", b"invalidated", "more", b"more", "number", b"number", "read", b"read", "relayed", b"relayed", "reserved_ids", b"reserved_ids", "schema", b"schema", "settled_pairs", b"settled_pairs", "topology", b"topology", "touched_keys", b"touched_keys", "watch", b"watch", "watcher_report", b"watcher_report", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["read", "write", "reserved_ids", "topology", "schema", "watch", "applied", "delivery", "inspection", "invalidated", "settled_pairs", "relayed", "touched_keys"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["read", "write", "reserved_ids", "topology", "schema", "watch", "applied", "delivery", "inspection", "invalidated", "settled_pairs", "relayed", "touched_keys", "watcher_report"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -1525,6 +1535,94 @@ class Acknowledge(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Acknowledge: _TypeAlias = Acknowledge  # noqa: Y015
+
+@_typing.final
+class GetWatcherReport(_message.Message):
+    """What a watcher sees, for the watchers of other regions, which mark no server of its region against its word."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetWatcherReport: _TypeAlias = GetWatcherReport  # noqa: Y015
+
+@_typing.final
+class WatcherReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class VerdictsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class RenewedSecondsAgoEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    REGION_FIELD_NUMBER: _builtins.int
+    VERDICTS_FIELD_NUMBER: _builtins.int
+    RENEWED_SECONDS_AGO_FIELD_NUMBER: _builtins.int
+    region: _builtins.str
+    @_builtins.property
+    def verdicts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """by server: up, down or unsure"""
+
+    @_builtins.property
+    def renewed_seconds_ago(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """by database: since the last renewal of its master's lease"""
+
+    def __init__(
+        self,
+        *,
+        region: _builtins.str = ...,
+        verdicts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        renewed_seconds_ago: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["region", b"region", "renewed_seconds_ago", b"renewed_seconds_ago", "verdicts", b"verdicts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatcherReport: _TypeAlias = WatcherReport  # noqa: Y015
 
 @_typing.final
 class Inspect(_message.Message):

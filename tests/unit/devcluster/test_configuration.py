@@ -6,7 +6,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from cryptography import x509
 
+from tao.devcluster.certificates import issue_certificates, tls_files
 from tao.devcluster.configuration import crossings, instance_settings, settings_text
 from tao.devcluster.layout import LINE, PORT_KINDS, ClusterSettings, Role, Shape
 from tao.devcluster.line_control import LineSettings
@@ -17,7 +19,7 @@ from tao.runtime.settings import load_settings
 from tao.tailer.settings import TailerSettings
 
 _Settings = LeaderSettings | TailerSettings | FollowerSettings
-SHAPE = Shape(regions=2, databases=2)
+SHAPE = Shape(regions=2, databases=2, watchers=1)
 RECORD = ClusterRecord(
     shape=SHAPE,
     ports={
@@ -42,6 +44,28 @@ def test_the_file_of_each_server_loads_and_names_it(tmp_path: Path, role: Role, 
             if isinstance(settings, TailerSettings):
                 assert settings.database_server == SHAPE.database_server(member.region, member.database)
                 assert settings.admin == "127.0.0.1:5"
+
+
+def test_with_tls_every_server_has_a_certificate_with_its_id(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path)
+    issue_certificates(folder, SHAPE)
+    authority = (tmp_path / "certificates" / "ca.pem").read_bytes()
+    (leader,) = (member for member in SHAPE.members if member.name == "west-leader-2")
+    text = settings_text(leader, RECORD, folder, ClusterSettings(tls=True), {"default"})
+    (tmp_path / "file.yaml").write_bytes(text)
+    files = load_settings(tmp_path / "file.yaml", LeaderSettings).tls
+    files.server_context()  # raises when certificate, key and authority do not belong together
+    assert files.cluster == "spiffe://localhost/tao/dev"
+    assert files.certificate is not None
+    certificate = x509.load_pem_x509_certificate(files.certificate.read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.UniformResourceIdentifier) == [
+        "spiffe://localhost/tao/dev/west/leader/west-leader-2"
+    ]
+    issue_certificates(folder, SHAPE)
+    assert (tmp_path / "certificates" / "ca.pem").read_bytes() == authority, "clients may have its file"
+    for name in ("operator", "app", "east-watcher-1"):
+        tls_files(folder, name).client_context()
 
 
 def test_the_line_has_a_route_for_every_connection_between_regions(tmp_path: Path) -> None:

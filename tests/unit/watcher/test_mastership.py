@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 import tao.watcher.mastership as mastership_module
 from tao.model.errors import Unavailable
 from tao.model.ports import Clock
-from tao.model.topology import Database, DatabaseServer
+from tao.model.topology import Database, DatabaseServer, Topology
 from tao.observability.logs import logger
 from tao.replication.accounts import Account
 from tao.replication.locks import FileLocks
@@ -25,6 +25,8 @@ from tao.runtime.tasks import BackgroundTasks
 from tao.watcher.mastership import Action, Mastership, Observation, next_action
 from tao.watcher.probes import PeerReports, WatcherContext
 from tao.watcher.settings import WatcherSettings
+from tao.wire.identity import Credentials
+from tao.wire.links import Links, LinkSettings
 from tests.rigs.pacing import ManualClock
 from tests.unit.replication.members import master, replica
 
@@ -149,7 +151,12 @@ def mastership_of(
         settings,
         promoter,
         FileLocks(settings.topology_file),
-        PeerReports({}, settings.probes),
+        PeerReports(
+            Links(LinkSettings(), Credentials("watcher", "watcher")),
+            lambda: Topology(version=1, shards=1, regions=(), databases=()),
+            "east",
+            settings.probes,
+        ),
         silent_seconds,
         WatcherContext(tasks, clock, logger("watcher")),
     )

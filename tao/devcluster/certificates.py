@@ -1,0 +1,126 @@
+"""The certificates of a development cluster: an authority of its own, and one certificate for each server, for the
+operator and for an application, with the SPIFFE ids by which servers know each other.
+
+Each start makes the authority anew where it is missing or about to end, and all certificates.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from tao.devcluster.layout import Role, Shape
+from tao.devcluster.ports import LOOPBACK
+from tao.devcluster.state_folder import StateFolder
+from tao.wire.tls import TlsFiles
+
+CLUSTER_ID: Final = "spiffe://localhost/tao/dev"
+APPLICATION_ID: Final = "spiffe://localhost/app/app"
+OPERATOR: Final = "operator"
+APPLICATION: Final = "app"
+
+_SERVERS: Final = (Role.LEADER, Role.TAILER, Role.FOLLOWER, Role.WATCHER)
+_AUTHORITY: Final = "ca"
+_LIFE: Final = timedelta(days=365)
+_SLACK: Final = timedelta(hours=1)
+"""Clocks of virtual machines are set back at times."""
+
+
+def tls_files(folder: StateFolder, name: str) -> TlsFiles:
+    """Return the files of a server, of `OPERATOR` or of `APPLICATION`."""
+    certificates = folder.path / "certificates"
+    return TlsFiles(
+        certificate=certificates / f"{name}.pem",
+        private_key=certificates / f"{name}.key",
+        authorities=certificates / f"{_AUTHORITY}.pem",
+        cluster=CLUSTER_ID,
+    )
+
+
+def issue_certificates(folder: StateFolder, shape: Shape) -> None:
+    """Write the files of every server, the operator and an application. Raises `OperatorError`."""
+    (folder.path / "certificates").mkdir(exist_ok=True)
+    key, authority = _authority(folder)
+    ids = {
+        member.name: f"{CLUSTER_ID}/{member.region}/{member.role}/{member.name}"
+        for role in _SERVERS
+        for member in shape.select(role)
+    }
+    ids[OPERATOR] = f"{CLUSTER_ID}/{shape.region_names[0]}/operator/{OPERATOR}"
+    ids[APPLICATION] = APPLICATION_ID
+    for name, uri in ids.items():
+        own_key = ec.generate_private_key(ec.SECP256R1())
+        names = x509.SubjectAlternativeName(
+            [
+                x509.DNSName("localhost"),
+                x509.IPAddress(ip_address(LOOPBACK)),
+                x509.UniformResourceIdentifier(uri),
+            ]
+        )
+        uses = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+        certificate = (
+            _builder(_name(name), authority.subject, own_key)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(names, critical=False)
+            .add_extension(uses, critical=False)
+            .sign(key, hashes.SHA256())
+        )
+        _write(folder, name, own_key, certificate)
+
+
+def _authority(folder: StateFolder) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    """Return the authority in the folder, whose clients may have its file, or a new one in place of an old."""
+    files = tls_files(folder, _AUTHORITY)
+    assert files.private_key is not None
+    assert files.certificate is not None
+    try:
+        key = serialization.load_pem_private_key(files.private_key.read_bytes(), password=None)
+        authority = x509.load_pem_x509_certificate(files.certificate.read_bytes())
+    except (OSError, ValueError):
+        pass
+    else:
+        if isinstance(key, ec.EllipticCurvePrivateKey) and authority.not_valid_after_utc > datetime.now(UTC) + _LIFE:
+            return key, authority
+    name, key = _name("tao development cluster"), ec.generate_private_key(ec.SECP256R1())
+    authority = (
+        _builder(name, name, key, life=10 * _LIFE)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    _write(folder, _AUTHORITY, key, authority)
+    return key, authority
+
+
+def _write(folder: StateFolder, name: str, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
+    files = tls_files(folder, name)
+    assert files.private_key is not None
+    assert files.certificate is not None
+    pem = serialization.Encoding.PEM
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    folder.write_file(files.private_key, secret)
+    folder.write_file(files.certificate, certificate.public_bytes(pem))
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, life: timedelta = _LIFE
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _SLACK)
+        .not_valid_after(now + life)
+    )

@@ -1,0 +1,112 @@
+"""Watchers report to each other over frames: to watchers and operators alone, and only for their own region."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tao.model.errors import InvalidArgument, Unauthorized
+from tao.model.topology import Region, Tier, Topology, WatcherProcess
+from tao.watcher.marks import ServerVerdict, WatcherReport
+from tao.watcher.probes import PeerReports, ReportService
+from tao.watcher.settings import ProbeSettings
+from tao.wire.frames_server import FrameServer
+from tao.wire.identity import (
+    AcceptedCredentials,
+    AcceptedToken,
+    Credentials,
+    PeerAuthenticator,
+    digest_of,
+)
+from tao.wire.links import Links, LinkSettings
+from tao.wire.settings import ServingSettings
+from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.links_rig import MemoryReply
+
+PROBES = ProbeSettings(timeout_seconds=20.0)
+REPORT = pb.WatcherReport(
+    region="west",
+    verdicts={"west-leader-1": "up", "west-leader-2": "down", "west-leader-3": "half dead"},
+    renewed_seconds_ago={"db": 2.5},
+)
+ACCEPTED = AcceptedCredentials(
+    tuple(AcceptedToken(role, role, digest_of(role), caller="x") for role in ("client", "watcher"))
+)
+
+
+@pytest.fixture
+async def watcher() -> AsyncIterator[str]:
+    """The address of a watcher of region west that knows peers by their tokens."""
+    settings = ServingSettings(authenticator=PeerAuthenticator(ACCEPTED))
+    server = FrameServer(ReportService(lambda: REPORT), settings, name="x", topology_version=lambda: 1)
+    yield await server.start("127.0.0.1:0")
+    await server.close()
+
+
+def topology_of(**watchers: tuple[str, ...]) -> Topology:
+    """Regions and the addresses of their watchers; an empty address is one that is not listed."""
+    regions = tuple(
+        Region(
+            name=region,
+            leaders=Tier(name="leaders", servers=()),
+            followers=(),
+            watchers=tuple(
+                WatcherProcess(name=f"{region}-watcher-{number}", frames=address)
+                for number, address in enumerate(addresses)
+            ),
+        )
+        for region, addresses in watchers.items()
+    )
+    return Topology(version=1, shards=1, regions=regions, databases=())
+
+
+async def reports(topology: Topology, token: str = "watcher") -> tuple[dict[str, WatcherReport | None], float]:
+    """Return the first reports of one round, and when the watcher of the west renewed the lease."""
+    links = Links(LinkSettings(), Credentials("x", "watcher", token))
+    peers = PeerReports(links, lambda: topology, "east", PROBES)
+    assert set(peers.reports.values()) <= {None}
+    await peers.look()
+    ago = await peers.renewed_seconds_ago("west", "db")
+    await links.close()
+    return peers.reports, ago
+
+
+async def test_a_watcher_s_report_is_that_of_its_region(watcher: str) -> None:
+    found, ago = await reports(topology_of(east=("127.0.0.1:1",), west=(watcher,), north=()))
+    assert found == {
+        "west": WatcherReport("west", {"west-leader-1": ServerVerdict.UP, "west-leader-2": ServerVerdict.DOWN})
+    }
+    assert ago == 2.5
+
+
+@pytest.mark.parametrize("addresses", [("",), ("127.0.0.1:1",)])
+async def test_a_watcher_that_cannot_be_asked_is_silent_and_may_have_renewed_just_now(
+    addresses: tuple[str, ...],
+) -> None:
+    assert await reports(topology_of(west=addresses)) == ({"west": None}, 0.0)
+
+
+async def test_one_of_two_watchers_is_enough_for_a_report_but_the_other_may_have_renewed(watcher: str) -> None:
+    found, ago = await reports(topology_of(west=("127.0.0.1:1", watcher)))
+    assert found["west"] is not None
+    assert ago == 0.0
+
+
+async def test_a_report_about_another_region_is_none(watcher: str) -> None:
+    links = Links(LinkSettings(), Credentials("x", "watcher", "watcher"))
+    peers = PeerReports(links, lambda: topology_of(north=(watcher,)), "east", PROBES)
+    await peers.look()
+    assert peers.reports == {"north": None}
+    await links.close()
+
+
+async def test_an_application_gets_no_report(watcher: str) -> None:
+    assert await reports(topology_of(west=(watcher,)), token="client") == ({"west": None}, 0.0)
+    for role in ("client", "follower", "leader"):
+        with pytest.raises(Unauthorized):
+            ReportService(lambda: REPORT).handle(
+                pb.Request(get_watcher_report=pb.GetWatcherReport()), MemoryReply(lambda _: None, peer=role)
+            )
+    with pytest.raises(InvalidArgument, match="does not serve 'read'"):
+        ReportService(lambda: REPORT).handle(pb.Request(read=pb.ReadBatch()), MemoryReply(lambda _: None))
