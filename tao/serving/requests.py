@@ -245,6 +245,10 @@ LEADER_RULES: Final[Rules] = {
 """The rules of a leader. ``settle_edge`` is a kind of write and is checked separately."""
 
 
+_COSTLY: Final = frozenset({"write", "reserve_ids", "settle_pairs"})
+"""Requests that are one item of work in their caller's share; the misses of reads are so one by one."""
+
+
 def check_role(rules: Rules, kind: str, role: str) -> None:
     """Raise `Unauthorized` unless a peer of ``role`` may send requests of ``kind``."""
     allowed = rules.get(kind)
@@ -284,6 +288,8 @@ class CacheService:
             ),
             **paths,
         }
+        for kind in _COSTLY & self._paths.keys():
+            self._paths[kind] = reads.shares.sharing(self._paths[kind])
 
     def handle(self, request: pb.Request, reply: Reply) -> None:
         """Serve one request. Whatever the cache can answer is answered before this returns.

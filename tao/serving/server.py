@@ -34,6 +34,7 @@ from tao.serving.prefix_refills import PrefixRefills
 from tao.serving.read_service import ReadService
 from tao.serving.requests import Listeners, PauseDetector, check_exposure
 from tao.serving.settings import CacheServerSettings
+from tao.serving.shares import WorkShares
 from tao.serving.single_flight import FillSettings, SingleFlight
 from tao.serving.sources import FetchSource
 from tao.serving.traffic import Traffic
@@ -228,7 +229,8 @@ class CachingServer(Generic[SettingsType]):
         single_flight = SingleFlight(self._cache, source, clock, self._list_limit, fills)
         self._refills = PrefixRefills(single_flight, context.spawn_as("refill"), self._settings.refills)
         schema = context.configuration.schema
-        self._reads = ReadService(self._cache, single_flight, schema, policy, traffic=Traffic(clock, rates))
+        traffic, shares = Traffic(clock, rates), WorkShares(self._settings.shares)
+        self._reads = ReadService(self._cache, single_flight, schema, policy, traffic=traffic, shares=shares)
 
     def _follow_configuration(self, context: ServerContext) -> None:
         configuration, cache = context.configuration, self._cache
@@ -355,4 +357,5 @@ class CachingServer(Generic[SettingsType]):
         register_links(metrics, context.links.states)
         register_retries(metrics, context.budget)
         self._pause_detector.register(metrics)
+        self._reads.shares.register(metrics)
         metrics.gauge("running_tasks", "Tasks in progress.", lambda: len(self._tasks))
