@@ -15,6 +15,7 @@ from tao.leader.relay_path import RelayPathSettings
 from tao.leader.replica_shards import ReplicaShardSettings
 from tao.leader.write_path import WritePathSettings
 from tao.model.settings import renamed
+from tao.routing.fair_shares import ShareSettings
 from tao.serving.settings import CacheServerSettings
 from tao.serving.single_flight import FillSettings
 from tao.serving.sources import DatabaseReadSettings, RemoteSettings
@@ -37,6 +38,10 @@ class LeaderSettings(CacheServerSettings):
     fills: FillSettings = FillSettings(max_refetches=2)
     """Bounds of fills. A leader refetches less often than a follower, because its source itself repeats a read that is
     behind."""
+
+    shares: ShareSettings = ShareSettings(max_under_way=65_536, max_under_way_per_caller=16_384)
+    """Shares of followers. Each may have more under way than its clients together, so that work waits at followers,
+    which know whose it is."""
 
     misses: DatabaseReadSettings = DatabaseReadSettings()
     replica: ReplicaSettings = ReplicaSettings()

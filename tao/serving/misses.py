@@ -3,8 +3,8 @@
 The story of a miss, from top to bottom of this module:
 
 1. `Misses.answer` is given the missed slots of a batch, and sets one timer for all of them.
-2. `_MissedBatch` begins a few of them at a time, each as a `Miss`, and stops when the request's time is over or its
-   caller is gone.
+2. `_MissedBatch` begins a few of them at a time, each as a `Miss`, within its caller's share (`tao.serving.shares`). It
+   stops when the request's time is over or its caller is gone.
 3. A `Miss` decides what to fetch: the query itself, or a prefix of its list that also answers later readers. It waits
    for that as `tao.serving.single_flight` describes, and fetches the rest if the prefix does not decide the query.
 4. `_MissAnswers` collects what is ready within one tick of the loop, and sends it.
@@ -41,6 +41,7 @@ from tao.model.queries import EdgesQuery, Fetched, ObjectQuery, Query, RangeQuer
 from tao.routing.budgets import work_seconds
 from tao.schema.registry import Schema
 from tao.serving.access import ReadCheck
+from tao.serving.shares import ShareOfWork, WorkShares, sharer_of
 from tao.serving.single_flight import FetchWaiter, SingleFlight
 from tao.wire.convert import error_to_pb
 from tao.wire.identity import PeerIdentity
@@ -101,6 +102,8 @@ class ReadPolicy(NamedTuple):
     past_floors: bool = False
     """The callers keep nothing: when no copy has what is known here, they get what is committed."""
 
+    bounds: BatchSettings = BatchSettings()
+
 
 class Misses:
     """Answers the missed queries of all batches of a server."""
@@ -110,14 +113,15 @@ class Misses:
         single_flight: SingleFlight,
         schema: Schema,
         policy: ReadPolicy,
-        settings: BatchSettings,
+        shares: WorkShares,
     ) -> None:
+        self.shares: Final = shares
         self.single_flight: Final = single_flight
         self.schema = schema
         self.admit: Final = policy.admit
         self.staleness_ms: Final = policy.staleness_ms
         self.pass_on: Final = policy.pass_on
-        self.settings: Final = settings
+        self.settings: Final = policy.bounds
         self.past_floors: Final = policy.past_floors
         self.failures = [0] * len(OperationSizes._fields)
         """Number of failed queries, by operation."""
@@ -168,17 +172,21 @@ class _MissedBatch:
         "_check",
         "_critical",
         "_for_fill",
+        "_granted",
         "_is_beginning",
         "_is_over",
         "_max_staleness_ms",
         "_misses",
+        "_open",
         "_queries",
         "_reply",
+        "_shares",
         "_sizes",
         "_slots",
         "_timer",
-        "_under_way",
+        "_unasked",
         "_waiting",
+        "_work",
     )
 
     def __init__(
@@ -202,10 +210,15 @@ class _MissedBatch:
         self._max_staleness_ms: Final = batch.max_staleness_ms
         self._for_fill: Final = batch.for_fill
         self._waiting = iter(slots)
-        self._under_way = 0
+        self._open = len(slots)
+        self._unasked = len(slots)  # those that no share was asked for yet
+        self._granted = 0  # those that may begin now
         self._is_beginning = False
         self._is_over = False
         self._timer: asyncio.TimerHandle
+        self._shares: Final = misses.shares
+        cost = misses.shares.settings.critical_cost if batch.critical else 1
+        self._work: Final = ShareOfWork(sharer_of(reply.peer), cost, self._begin_some)
 
     @property
     def gone(self) -> bool:
@@ -214,30 +227,45 @@ class _MissedBatch:
     def begin(self, seconds: float) -> None:
         """Begin, and fail what is not answered after so many seconds."""
         self._timer = self._misses.single_flight.call_later(seconds, self._expire)
-        self._begin_some()
+        self._ask(min(self._unasked, self._misses.settings.max_misses_at_once))
 
-    def _begin_some(self) -> None:
-        """Begin as many misses as may be under way. A miss that is answered at once only lowers the count for this
-        loop, so that thousands of them do not recurse."""
-        self._is_beginning = True
-        at_once = self._misses.settings.max_misses_at_once
+    def _ask(self, items: int) -> None:
+        """Ask to begin so many misses more."""
+        self._unasked -= items
         try:
-            while self._under_way < at_once and not self.gone:
-                slot = next(self._waiting, None)
-                if slot is None:
-                    break
-                self._under_way += 1
+            self._shares.ask(self._work, items)
+        except Overloaded as refused:
+            self._end(refused)
+
+    def _begin_some(self, items: int) -> None:
+        """Begin so many misses. A miss that is answered at once only grants this loop another one, so that thousands of
+        them do not recurse."""
+        self._granted += items
+        if self._is_beginning:
+            return
+        self._is_beginning = True
+        try:
+            while self._granted and not self.gone:
+                slot = next(self._waiting)
                 try:
                     self._begin_slot(slot)
                 except TaoError as refused:
                     self._finish_slot(slot, refused)
+                    self._end_item()
+                self._granted -= 1  # a miss that has begun ends its item itself
         except Exception as error:
             self._end(InternalError(f"{type(error).__name__} while reading; see the server's log"))
             raise
         finally:
             self._is_beginning = False
-        if not self._under_way:
-            self._timer.cancel()
+            unused, self._granted = self._granted, 0
+            self._shares.end(self._work, unused)
+
+    def _end_item(self) -> None:
+        """Note that one miss has ended, and ask to begin another one."""
+        self._shares.end(self._work)
+        if self._unasked and not self._is_over:
+            self._ask(1)
 
     def _begin_slot(self, slot: int) -> None:
         misses = self._misses
@@ -273,8 +301,13 @@ class _MissedBatch:
 
     def take(self, miss: Miss, answer: Fetched | TaoError) -> None:
         """Put the answer of one miss into the batch's answer."""
-        if self._is_over:
-            return
+        try:
+            if not self._is_over:
+                self._put(miss, answer)
+        finally:
+            self._end_item()
+
+    def _put(self, miss: Miss, answer: Fetched | TaoError) -> None:
         if isinstance(answer, TaoError):
             if miss.staleness_ms and isinstance(answer, Unavailable | DeadlineExceeded):
                 answer = self._too_stale(miss, answer)
@@ -304,9 +337,9 @@ class _MissedBatch:
         if isinstance(answer, TaoError):
             self._misses.failures[operation_at(self._sizes, slot)] += 1
             self._answers.fail(slot, answer)
-        self._under_way -= 1
-        if not self._is_beginning:
-            self._begin_some()
+        self._open -= 1
+        if not self._open:
+            self._timer.cancel()
 
     def _expire(self) -> None:
         self._end(DeadlineExceeded("not answered within the time that the request had left"))
@@ -314,6 +347,7 @@ class _MissedBatch:
     def _end(self, error: TaoError) -> None:
         self._is_over = True
         self._timer.cancel()
+        self._shares.withdraw(self._work)
         self._answers.fail_rest(self._slots, error)
 
     def _too_stale(self, miss: Miss, error: TaoError) -> StaleRead:
@@ -404,6 +438,7 @@ class Miss(FetchWaiter):
             self._then(self, answer)
         elif isinstance(answer, StaleRead) and self._misses.past_floors:
             if self.gone:
+                self.drop()
                 return
             # No copy has what is known here or further up. That may be a commit which is in the binlog and waits for a
             # replica that is away. A reader that did not ask for that version gets what is committed, and nothing of
@@ -430,7 +465,7 @@ class Miss(FetchWaiter):
         if answer is not None:
             self._answer(Fetched(answer, found.version_epoch, found.origin))
         elif self.gone:
-            return
+            self.drop()
         elif isinstance(query, RangeQuery):
             self._fetch_range(query)  # the joined fetch was for a shorter prefix
         elif isinstance(query, TimeRangeQuery):
@@ -504,7 +539,9 @@ class Miss(FetchWaiter):
         if version_of(found.value) == version_of(self._held_block):
             merged = _merge_edges(self._held_block, found.value, query)
             self._answer(Fetched(merged, found.version_epoch, found.origin))
-        elif not self.gone:
+        elif self.gone:
+            self.drop()
+        else:
             self._fetch_then(query, Miss._answer)
 
     def _cached_block(self, query: RangeQuery | TimeRangeQuery | EdgesQuery) -> bytes | None:
@@ -550,7 +587,9 @@ class Miss(FetchWaiter):
             self._attempts += 1
             if self._attempts > single_flight.settings.max_refetches:
                 self._answer(StaleRead("the shard's master was replaced during the read; try again"))
-            elif not self.gone:
+            elif self.gone:
+                self.drop()
+            else:
                 pause_seconds = single_flight.settings.refetch_pause_seconds * 2 ** (self._attempts - 1)
                 single_flight.call_later(pause_seconds, self._read_critically)
 

@@ -4,8 +4,8 @@ A miss never delays a hit: the first answer carries what the cache has, and what
 request number, whatever is ready in one tick of the loop together.
 
 A request of a hundred kilobytes can ask for gigabytes, or for a hundred thousand fetches. So a batch is bounded in
-queries, its answer in bytes, and only some of its misses are fetched at a time. A value that does not fit the answer
-fails as ANSWER_FULL: the caller has the others by then, and asks again for less.
+queries, its answer in bytes, and only some of its misses are fetched at a time, within its caller's share. A value that
+does not fit the answer fails as ANSWER_FULL: the caller has the others by then, and asks again for less.
 
 `answer_hits`, one synchronous pass over the columns of a batch, is the hottest loop of the system. It checks only what
 an answer needs. Whether this server serves the shard, and whether the type exists, is checked for misses only: nothing
@@ -28,7 +28,8 @@ from tao.model.graph import MAX_ID2_SET, MAX_TIME
 from tao.model.ids import MAX_ID, SHARD_SHIFT
 from tao.schema.registry import Schema
 from tao.serving.access import AccessControl, ReadCheck
-from tao.serving.misses import TOO_MANY_BYTES, BatchSettings, Misses, ReadPolicy
+from tao.serving.misses import TOO_MANY_BYTES, Misses, ReadPolicy
+from tao.serving.shares import WorkShares
 from tao.serving.single_flight import SingleFlight
 from tao.serving.traffic import Traffic
 from tao.wire.convert import error_to_pb
@@ -66,19 +67,21 @@ class ReadService:
         single_flight: SingleFlight,
         schema: Schema,
         policy: ReadPolicy,
-        settings: BatchSettings | None = None,
         *,
         traffic: Traffic,
         access: AccessControl,
+        shares: WorkShares | None = None,
     ) -> None:
-        """``traffic`` samples the queries. ``access`` says what their callers may read."""
+        """``traffic`` samples the queries. ``access`` says what their callers may read. ``shares`` starts misses, and
+        the other costly work of this server."""
         self._cache: Final = cache
         self._version_epoch: Final = cache.version_epoch
-        self._settings: Final = settings or BatchSettings()
+        self._settings: Final = policy.bounds
         self._staleness_ms: Final = policy.staleness_ms
         self.traffic: Final = traffic
         self._access: Final = access
-        self.misses: Final = Misses(single_flight, schema, policy, self._settings)
+        self.shares: Final = shares or WorkShares()
+        self.misses: Final = Misses(single_flight, schema, policy, self.shares)
         self.counters: Final = ReadCounters(self.misses.failures)
         self.use_schema(schema)
 

@@ -270,6 +270,10 @@ LEADER_RULES: Final[Rules] = {
 """The rules of a leader. ``settle_edge`` is a kind of write and is checked separately."""
 
 
+_COSTLY: Final = frozenset({"write", "reserve_ids", "settle_pairs"})
+"""Requests that are one item of work in their caller's share; the misses of reads are so one by one."""
+
+
 def check_role(rules: Rules, kind: str, role: str) -> None:
     """Raise `Unauthorized` unless a peer of ``role`` may send requests of ``kind``."""
     allowed = rules.get(kind)
@@ -309,6 +313,9 @@ class CacheService:
             ),
             **paths,
         }
+        for kind in _COSTLY & self._paths.keys():
+            self._paths[kind] = reads.shares.sharing(self._paths[kind])
+        # Outside of the shares: what is denied waits for nothing.
         for kind in GUARDED & self._paths.keys():
             self._paths[kind] = configuration.access.guarded(kind, self._paths[kind])
 

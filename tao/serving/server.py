@@ -35,6 +35,7 @@ from tao.serving.prefix_refills import PrefixRefills
 from tao.serving.read_service import ReadService
 from tao.serving.requests import Listeners, PauseDetector, check_exposure
 from tao.serving.settings import CacheServerSettings
+from tao.serving.shares import WorkShares
 from tao.serving.single_flight import FillSettings, SingleFlight
 from tao.serving.sources import FetchSource
 from tao.serving.traffic import Traffic
@@ -252,8 +253,9 @@ class CachingServer(Generic[SettingsType]):
         self._refills = PrefixRefills(single_flight, context.spawn_as("refill"), self._settings.refills)
         schema = context.configuration.schema
         access = context.configuration.access
+        traffic, shares = Traffic(clock, rates), WorkShares(self._settings.shares)
         self._reads = ReadService(
-            self._cache, single_flight, schema, policy, traffic=Traffic(clock, rates), access=access
+            self._cache, single_flight, schema, policy, traffic=traffic, access=access, shares=shares
         )
 
     def _follow_configuration(self, context: ServerContext) -> None:
@@ -389,4 +391,5 @@ class CachingServer(Generic[SettingsType]):
         register_retries(metrics, context.budget)
         self._pause_detector.register(metrics)
         context.configuration.access.register(metrics)
+        self._reads.shares.register(metrics)
         metrics.gauge("running_tasks", "Tasks in progress.", lambda: len(self._tasks))

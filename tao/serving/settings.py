@@ -10,6 +10,7 @@ from typing import Literal
 from tao.model.settings import renamed
 from tao.observability.key_history import KeyHistorySettings
 from tao.routing.budgets import RetrySettings
+from tao.routing.fair_shares import ShareSettings
 from tao.runtime.signed_tokens import JwtSettings
 from tao.serving.forward_path import ForwardSettings
 from tao.serving.prefix_refills import RefillSettings
@@ -75,6 +76,7 @@ class CacheServerSettings:
     """Format of the log: ``json`` for machines, ``console`` for a person at a terminal."""
 
     doorstep: DoorstepSettings = DoorstepSettings()
+    shares: ShareSettings = ShareSettings()
     refills: RefillSettings = RefillSettings()
     forwarding: ForwardSettings = ForwardSettings()
     retries: RetrySettings = RetrySettings()

@@ -134,6 +134,10 @@ class FetchWaiter(ABC):
         if not fetch.has_begun:
             fetch.begin()
 
+    def drop(self) -> None:
+        """End the wait, because nobody needs the answer any more."""
+        self.take(Unavailable("nobody waits for this answer any more"))
+
     def finish(self, brought: Fetched | TaoError) -> None:
         """Take what the joined fetch brought, or join another one when it does not answer this query."""
         if isinstance(brought, TaoError):
@@ -147,7 +151,9 @@ class FetchWaiter(ABC):
             return
         if self._fetches_joined > self.single_flight.settings.max_refetches:
             self.take(StaleRead(f"no copy within reach has version {self.minimum}; try again, or read critically"))
-        elif not self.gone:
+        elif self.gone:
+            self.drop()
+        else:
             self._join()
 
 
@@ -211,10 +217,15 @@ class SingleFlight:
         if now < self._recount_at:
             return
         self._recount_at = now + _RECOUNT_SECONDS
+        dropped: list[FetchWaiter] = []
         for fetch in self._all:
-            left = [waiter for waiter in fetch.waiters if not waiter.gone]
-            self.waiting -= len(fetch.waiters) - len(left)
+            left: list[FetchWaiter] = []
+            for waiter in fetch.waiters:
+                (dropped if waiter.gone else left).append(waiter)
             fetch.waiters = left
+        self.waiting -= len(dropped)
+        for waiter in dropped:
+            waiter.drop()
 
     def _may_join(self, fetch: Fetch) -> bool:
         """Return whether what the fetch brings may answer a query that missed after it began. A fetch from before a

@@ -30,7 +30,7 @@ from tao.wire.http2_refusal import PREFACE
 from tao.wire.identity import Credentials
 from tao.wire.session import Session
 from tao.wire.settings import SessionSettings
-from tao.wire.tls import TlsFiles
+from tao.wire.tls import ServerCheck, TlsFiles
 from tao.wire.v1 import session_pb2 as pb
 from tests.e2e.hostile_rig import resident_mb
 from tests.rigs.certificates import TestAuthority
@@ -64,7 +64,8 @@ class Follower:
 
     async def session(self) -> Session:
         settings = SessionSettings(connect_timeout_seconds=SECONDS)
-        return await connect_frames(self.server.frames, settings, WEB, self.tls_context)
+        check = None if self.tls_context is None else ServerCheck(self.tls_context)
+        return await connect_frames(self.server.frames, settings, WEB, check)
 
     def channel(self) -> grpc.aio.Channel:
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]

@@ -7,7 +7,8 @@ from abc import ABC, abstractmethod
 
 from tao.model.errors import TaoError
 from tao.model.queries import Fetched, Query
-from tao.serving.misses import BatchSettings, Miss, Misses, ReadPolicy
+from tao.serving.misses import Miss, Misses, ReadPolicy
+from tao.serving.shares import WorkShares
 from tao.serving.single_flight import SingleFlight
 from tao.serving.sources import Take, deliver_from_task
 from tests.rigs.leader_rig import SCHEMA
@@ -41,7 +42,7 @@ class Awaited:
 
 def make_misses(single_flight: SingleFlight, *, past_floors: bool = False) -> Misses:
     """Make misses that admit every shard."""
-    return Misses(single_flight, SCHEMA, ReadPolicy(lambda _: None, past_floors=past_floors), BatchSettings())
+    return Misses(single_flight, SCHEMA, ReadPolicy(lambda _: None, past_floors=past_floors), WorkShares())
 
 
 def begin(misses: Misses, query: Query, minimum: int, awaited: Awaited, *, critical: bool) -> None:

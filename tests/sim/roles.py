@@ -26,6 +26,7 @@ from tao.leader.settings import LeaderSettings
 from tao.leader.write_path import WritePathSettings
 from tao.observability.key_history import KeyHistorySettings
 from tao.routing.budgets import RetrySettings
+from tao.routing.fair_shares import ShareSettings
 from tao.serving.requests import PauseSettings
 from tao.serving.single_flight import FillSettings
 from tao.serving.sources import DatabaseReadSettings
@@ -53,6 +54,7 @@ REWIND: Final = RewindSettings(max_bytes=8_000)
 WRITES: Final = WritePathSettings(max_waiting_per_shard=24, max_batch_writes=8)
 INVERSES: Final = InverseSettings(max_waiting_per_pair=8)
 FILLS: Final = FillSettings(max_fetches=100)
+SHARES: Final = ShareSettings(max_under_way=40, max_under_way_per_caller=20, max_waiting_per_caller=400)
 MISSES: Final = DatabaseReadSettings(max_gathered=8)
 DIRECT_READS: Final = DirectReadSettings(max_under_way=100)
 STALLS: Final = PauseSettings(max_held=4)
@@ -77,6 +79,7 @@ def leader_settings(name: str, pace: float) -> LeaderSettings:
         name=name,
         topology_file=_NOWHERE,
         schema_file=_NOWHERE,
+        insecure=True,  # the simulated network has names, and nobody else reaches it
         leader_user="",
         leader_password="",
         reader_user="",
@@ -105,7 +108,9 @@ def follower_settings(name: str, pace: float, *, reads_databases: bool) -> Follo
         name=name,
         topology_file=_NOWHERE,
         schema_file=_NOWHERE,
+        insecure=True,  # the simulated network has names, and nobody else reaches it
         reader_user="reader" if reads_databases else "",
+        shares=SHARES,
         subscriptions=SubscriptionSettings(retry_seconds=2.5 * pace, answer_timeout_seconds=8.0),
         fills=FILLS,
         database=replace(MISSES, max_rereads=3),

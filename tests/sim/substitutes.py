@@ -45,10 +45,11 @@ from tao.tailer.tail_path import Checkpoint
 from tao.topology import file_store
 from tao.topology.document import check_topology
 from tao.topology.file_store import AccessFile, TopologyFile
+from tao.wire.doorstep import Doorstep
 from tao.wire.frames_client import connect_frames
 from tao.wire.links import LinkSettings
 from tao.wire.session import RequestHandler
-from tao.wire.settings import ServingSettings
+from tao.wire.settings import DoorstepSettings, ServingSettings
 from tests.sim import roles
 from tests.sim.database import unix_ms
 from tests.sim.disks import Machine, SimSpool
@@ -133,6 +134,7 @@ class SimListeners:
         self._network: Final = network
         self._address: Final = server.frames
         self._listener: Final = Listener(process, server.name, handler, settings)
+        self.doorsteps: Final = ()
 
     async def start(self) -> None:
         self._network.listen(self._address, self._listener)
@@ -160,6 +162,7 @@ class NoAdmin:
 
     def __init__(self, _: object, pages: Any, __: object, ___: object = "") -> None:
         self.pages: Final = pages
+        self.doorstep: Final = Doorstep("admin", DoorstepSettings())
 
     async def start(self) -> None:
         """Do nothing: nobody asks."""

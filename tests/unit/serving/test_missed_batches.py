@@ -10,8 +10,10 @@ import pytest
 from tao.cache import CacheSettings, GraphCache
 from tao.model.errors import InvalidArgument, TaoError, Unavailable
 from tao.model.queries import Fetched, ObjectQuery, Query
+from tao.routing.fair_shares import ShareSettings
 from tao.serving.misses import BatchSettings, Misses, ReadPolicy
 from tao.serving.server import SchemaArenas
+from tao.serving.shares import WorkShares
 from tao.serving.single_flight import FillSettings, SingleFlight
 from tao.serving.sources import Take
 from tao.wire.identity import PeerIdentity
@@ -68,6 +70,8 @@ class Asked:
         at_once: int = 512,
         deadline_ms: int = 60_000,
         admits: int = 10_000,
+        shares: WorkShares | None = None,
+        critical: bool = False,
     ) -> None:
         self.reply = Heard()
         self.waiting: dict[int, Take] = {}
@@ -77,13 +81,16 @@ class Asked:
         self._now = now
         self._admits, self._admitted = admits, 0
         self._settings = BatchSettings(max_misses_at_once=at_once)
-        self._request = pb.Request(deadline_ms=deadline_ms, read=pb.ReadBatch(obj_ids=range(1, slots + 1)))
+        self.shares = shares or WorkShares()
+        self._request = pb.Request(
+            deadline_ms=deadline_ms, read=pb.ReadBatch(obj_ids=range(1, slots + 1), critical=critical)
+        )
 
     def begin(self) -> Asked:
         settings = self._settings
         cache = GraphCache(CacheSettings(arena_bytes=ARENAS, credit_slots=1009), SchemaArenas(SCHEMA, ARENAS))
         single_flight = SingleFlight(cache, self, ManualClock(), lambda _: 100, FillSettings())
-        misses = Misses(single_flight, SCHEMA, ReadPolicy(self._admit), settings)
+        misses = Misses(single_flight, SCHEMA, ReadPolicy(self._admit, bounds=settings), self.shares)
         misses.failures = self.failures
         self.single_flight = single_flight
         slots, sizes = list(range(self._slots)), OperationSizes(self._slots, 0, 0, 0, 0)
@@ -186,3 +193,38 @@ async def test_an_invalid_query_fails_alone() -> None:
     await until(lambda: asked.reply.is_whole)
     assert asked.reply.values == [1]
     assert asked.reply.reasons == {0: "INVALID_ARGUMENT"}
+
+
+async def test_misses_hold_their_share_until_their_fetch_has_ended_whoever_is_gone() -> None:
+    shares = WorkShares(ShareSettings(max_under_way_per_caller=3))
+    first = Asked(3, deadline_ms=20, shares=shares).begin()
+    await until(lambda: first.reply.is_whole)
+    second = Asked(2, shares=shares).begin()
+    assert second.begun == [], "the fetches of the first batch still hang"
+    first.waiting[0](VALUE)
+    assert second.begun == [0]
+    first.waiting[1](Unavailable("away"))
+    first.waiting[2](VALUE)
+    assert second.begun == [0, 1]
+    second.waiting[0](VALUE)
+    second.waiting[1](VALUE)
+    await until(lambda: second.reply.is_whole)
+    third = Asked(3, now=lambda _: VALUE, shares=shares).begin()
+    await until(lambda: third.reply.is_whole)
+
+
+async def test_a_batch_beyond_what_its_caller_may_have_waiting_is_refused_as_a_whole() -> None:
+    shares = WorkShares(ShareSettings(max_under_way_per_caller=2, max_waiting_per_caller=10))
+    Asked(2, shares=shares).begin()
+    refused = Asked(11, shares=shares).begin()
+    await until(lambda: refused.reply.is_whole)
+    assert refused.reply.reasons == dict.fromkeys(range(11), "OVERLOADED")
+    assert refused.begun == []
+
+
+async def test_critical_reads_cost_more_than_misses() -> None:
+    shares = WorkShares(ShareSettings(max_under_way_per_caller=6, critical_cost=2))
+    critical = Asked(4, shares=shares, critical=True).begin()
+    assert critical.begun == [0, 1, 2]
+    critical.waiting[1](VALUE)
+    assert critical.begun == [0, 1, 2, 3]

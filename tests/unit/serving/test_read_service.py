@@ -255,13 +255,11 @@ async def test_an_answer_to_a_cache_carries_the_version_epochs_of_its_shards(rig
 
 def bounded(rig: LeaderRig, **bounds: int) -> ReadService:
     """A read service of the rig's parts with other bounds."""
-    settings = BatchSettings(**bounds)
     return ReadService(
         rig.cache,
         rig.single_flight,
         SCHEMA,
-        ReadPolicy(lambda _: None),
-        settings,
+        ReadPolicy(lambda _: None, bounds=BatchSettings(**bounds)),
         traffic=Traffic(LoopClock()),
         access=rig.configuration.access,
     )

@@ -1,0 +1,224 @@
+"""Starts the costly work of requests in fair shares: the misses and critical reads of batches, and writes.
+
+`tao.routing.fair_shares` decides; here the work is started, and what waits too long is answered. Followers queue the
+work of their clients. A leader shares among followers, of which each has queued its clients' work already, so its
+bounds are wider. The requests of leaders and tailers are parts of work that has its share: they never wait, because
+work under way at two leaders could then wait for each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from tao.model.errors import DeadlineExceeded, InternalError, Overloaded, TaoError
+from tao.observability.metrics import Metrics
+from tao.routing.budgets import work_seconds
+from tao.routing.fair_shares import Claim, FairShares, ShareSettings
+from tao.wire.identity import PeerIdentity
+from tao.wire.session import Reply, failure
+from tao.wire.v1 import session_pb2 as pb
+
+_logger = logging.getLogger(__name__)
+
+Path = Callable[[pb.Request, Reply], None]
+
+_WITH_A_SHARE: Final = frozenset({"leader", "tailer"})
+"""Roles whose requests are parts of work that has its share already."""
+
+
+def sharer_of(peer: PeerIdentity) -> str | None:
+    """Return the name under which a peer's work is counted, or None when it has its share already. Where no credentials
+    are in use, that is what the peer says of itself."""
+    return None if peer.role in _WITH_A_SHARE else peer.caller or f"{peer.role}/{peer.name}"
+
+
+class ShareOfWork(Claim):
+    """The claim of one request, and what starts its items. ``start(items)`` must not raise."""
+
+    __slots__ = ("has_share", "start")
+
+    def __init__(self, caller: str | None, cost: int, start: Callable[[int], None]) -> None:
+        super().__init__(caller or "", cost)
+        self.has_share: Final = caller is None
+        self.start: Final = start
+
+
+class WorkShares:
+    """Starts the costly work of one server."""
+
+    def __init__(self, settings: ShareSettings | None = None) -> None:
+        self.settings: Final = settings or ShareSettings()
+        self._shares: Final = FairShares(self.settings)
+        self._is_starting = False
+        self.outcomes: Final = {"started": 0, "waited": 0, "refused": 0}
+        """Number of times that work was asked for, by what became of it."""
+
+    def register(self, metrics: Metrics) -> None:
+        """Register the figures of fair shares."""
+        metrics.gauge_family(
+            "shared_work_total",
+            "Requests for costly work (misses, critical reads, writes): started at once, after a wait, refused because "
+            "the caller waits with too much.",
+            "outcome",
+            self.outcomes.copy,
+        )
+        metrics.gauge_family(
+            "shared_work_info",
+            "Costly work in units (a miss is one) that is under way and that waits, and the callers that have some.",
+            "kind",
+            lambda: {
+                "under_way": self._shares.under_way,
+                "waiting": self._shares.waiting,
+                "callers": self._shares.callers,
+            },
+        )
+
+    def ask(self, work: ShareOfWork, items: int) -> None:
+        """Start so many items, now or when it is their turn. Raises `Overloaded`, and then nothing starts."""
+        if work.has_share:
+            work.start(items)
+            return
+        try:
+            starts_now = self._shares.add(work, items)
+        except Overloaded:
+            self.outcomes["refused"] += 1
+            raise
+        if starts_now:
+            self.outcomes["started"] += 1
+            work.start(items)
+        else:
+            self.outcomes["waited"] += 1
+            self._start_waiting()
+
+    def end(self, work: ShareOfWork, items: int = 1) -> None:
+        """Note that items have ended, and start what waited for them."""
+        if not work.has_share and items:
+            self._shares.end(work, items)
+            self._start_waiting()
+
+    def withdraw(self, work: ShareOfWork) -> None:
+        """Forget the items that wait; those that have started go on to their `end`."""
+        if not work.has_share:
+            self._shares.withdraw(work)
+
+    def _start_waiting(self) -> None:
+        """Start what may start. Work that ends at once ends within this loop, which then goes on: thousands of items do
+        not recurse."""
+        if self._is_starting:
+            return
+        self._is_starting = True
+        try:
+            while (claim := self._shares.next()) is not None:
+                assert isinstance(claim, ShareOfWork), "only such claims are added"
+                try:
+                    claim.start(1)
+                except Exception:
+                    # A bug in the work of one caller must not end the work of another; the request has its deadline.
+                    _logger.exception("work that had waited for its share could not be started")
+        finally:
+            self._is_starting = False
+
+    def sharing(self, path: Path) -> Path:
+        """Return a path that handles requests as ``path`` does, each as one item of work in its caller's share."""
+
+        def handle(request: pb.Request, reply: Reply) -> None:
+            caller = sharer_of(reply.peer)
+            if caller is None:
+                path(request, reply)
+            else:
+                _SharedRequest(self, path, request, reply).begin(caller)
+
+        return handle
+
+    def cost_of(self, request: pb.Request) -> int:
+        """Return the cost of a request that writes, at most what one caller may have under way."""
+        writes = len(request.write.writes) if request.HasField("write") else 1
+        return min(max(1, writes) * self.settings.write_cost, self.settings.max_under_way_per_caller)
+
+
+class _SharedRequest:
+    """One request that is an item of work, and the `Reply` that notices its last answer."""
+
+    def __init__(self, shares: WorkShares, path: Path, request: pb.Request, reply: Reply) -> None:
+        self._shares: Final = shares
+        self._path: Final = path
+        self._request: Final = request
+        self._reply: Final = reply
+        self._loop: Final = asyncio.get_running_loop()
+        self._is_granted = False
+        self._has_ended = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._until = 0.0
+        self._work: ShareOfWork
+
+    @property
+    def peer(self) -> PeerIdentity:
+        return self._reply.peer
+
+    @property
+    def closed(self) -> bool:
+        return self._reply.closed
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """See `Reply.on_close`."""
+        self._reply.on_close(callback)
+
+    def send(self, answer: pb.Answer) -> None:
+        """See `Reply.send`."""
+        is_last = not answer.more
+        self._reply.send(answer)
+        if is_last:
+            self._end()
+
+    def begin(self, caller: str) -> None:
+        """Handle the request now, or when it is its turn. Raises what the path raises, `Overloaded`, and
+        `DeadlineExceeded` for a request that has no time to wait."""
+        self._work = ShareOfWork(caller, self._shares.cost_of(self._request), self._start)
+        self._shares.ask(self._work, 1)
+        if self._is_granted:
+            self._run()
+            return
+        try:
+            seconds = work_seconds(self._request.deadline_ms)
+        except DeadlineExceeded:
+            self._shares.withdraw(self._work)
+            raise
+        self._until = self._loop.time() + self._request.deadline_ms / 1000
+        self._timer = self._loop.call_later(seconds, self._expire)
+
+    def _start(self, _: int) -> None:
+        self._is_granted = True
+        if self._timer is None:  # `begin` goes on
+            return
+        self._timer.cancel()
+        if self._reply.closed:
+            self._end()
+            return
+        self._request.deadline_ms = max(1, round((self._until - self._loop.time()) * 1000))
+        try:
+            self._run()
+        except TaoError as error:
+            self._reply.send(failure(error))
+        except Exception as error:
+            self._reply.send(failure(InternalError(f"{type(error).__name__} in the server; its log says more")))
+            raise
+
+    def _run(self) -> None:
+        try:
+            self._path(self._request, self)
+        except BaseException:
+            self._end()
+            raise
+
+    def _expire(self) -> None:
+        self._shares.withdraw(self._work)
+        late = DeadlineExceeded("the request waited for its turn until its deadline: this caller has sent too many")
+        self._reply.send(failure(late))
+
+    def _end(self) -> None:
+        if not self._has_ended:
+            self._has_ended = True
+            self._shares.end(self._work)

@@ -1,0 +1,175 @@
+"""Fair shares against a naive model of deficit round robin: lists of single items that are searched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tao.model.errors import Overloaded, SettingsError
+from tao.routing.fair_shares import Claim, FairShares, ShareSettings
+
+SETTINGS = ShareSettings(
+    turn_cost=3, max_under_way=12, max_under_way_per_caller=8, max_waiting_per_caller=30, critical_cost=2
+)
+
+
+@dataclass
+class Naive:
+    """The same decisions, with a list for each caller of the claims whose items wait, one entry an item."""
+
+    settings: ShareSettings
+    started: list[Claim] = field(default_factory=list)
+    waiting: dict[str, list[Claim]] = field(default_factory=dict)
+    turns: list[str] = field(default_factory=list)
+    deficits: dict[str, int] = field(default_factory=dict)
+
+    def under_way(self, caller: str | None = None) -> int:
+        return sum(claim.cost for claim in self.started if caller in (None, claim.caller))
+
+    def has_room(self, caller: str, cost: int) -> bool:
+        total, own = self.under_way() + cost, self.under_way(caller) + cost
+        return total <= self.settings.max_under_way and own <= self.settings.max_under_way_per_caller
+
+    def add(self, claim: Claim, items: int) -> bool:
+        waiting = self.waiting.setdefault(claim.caller, [])
+        if not self.turns and not waiting and self.has_room(claim.caller, claim.cost * items):
+            self.started += [claim] * items
+            return True
+        if sum(each.cost for each in waiting) + claim.cost * items > self.settings.max_waiting_per_caller:
+            raise Overloaded("too much")
+        waiting += [claim] * items
+        self.enter(claim.caller)
+        return False
+
+    def enter(self, caller: str) -> None:
+        if self.waiting.get(caller) and caller not in self.turns:
+            self.turns.append(caller)
+
+    def leave(self, caller: str) -> None:
+        if caller in self.turns:
+            self.turns.remove(caller)
+        self.deficits[caller] = 0
+
+    def next(self) -> Claim | None:
+        while self.turns:
+            caller = self.turns[0]
+            claim = self.waiting[caller][0]
+            if self.under_way(caller) + claim.cost > self.settings.max_under_way_per_caller:
+                self.leave(caller)
+            elif self.deficits.get(caller, 0) < claim.cost:
+                self.deficits[caller] = self.deficits.get(caller, 0) + self.settings.turn_cost
+                self.turns.append(self.turns.pop(0))
+            elif self.under_way() + claim.cost > self.settings.max_under_way:
+                return None
+            else:
+                self.deficits[caller] -= claim.cost
+                rest = self.waiting[caller][1:]
+                same = [each for each in rest if each is claim]
+                self.waiting[caller] = [each for each in rest if each is not claim] + same
+                self.started.append(claim)
+                if not self.waiting[caller]:
+                    self.leave(caller)
+                return claim
+        return None
+
+    def end(self, claim: Claim) -> None:
+        self.started.remove(claim)
+        self.enter(claim.caller)
+
+    def withdraw(self, claim: Claim) -> None:
+        if claim in self.waiting.get(claim.caller, ()):
+            self.waiting[claim.caller] = [each for each in self.waiting[claim.caller] if each is not claim]
+            if not self.waiting[claim.caller]:
+                self.leave(claim.caller)
+
+
+ADD = st.tuples(st.just("add"), st.sampled_from("abc"), st.tuples(st.integers(1, 6), st.integers(1, 6)))
+END = st.tuples(st.just("end"), st.just(""), st.tuples(st.integers(0, 30), st.just(0)))
+WITHDRAW = st.tuples(st.just("withdraw"), st.just(""), st.tuples(st.integers(0, 30), st.just(0)))
+
+
+@given(st.lists(st.one_of(ADD, END, END, WITHDRAW), max_size=80))
+def test_fair_shares_decide_as_lists_of_items_would(steps: list[tuple[str, str, tuple[int, int]]]) -> None:
+    shares, naive, claims = FairShares(SETTINGS), Naive(SETTINGS), list[Claim]()
+    for step, caller, (first, second) in steps:
+        if step == "add":
+            claim = Claim(caller, first)
+            outcomes: list[bool | None] = []
+            for decider in (shares, naive):
+                try:
+                    outcomes.append(decider.add(claim, second))
+                except Overloaded:
+                    outcomes.append(None)
+            assert outcomes[0] == outcomes[1]
+            claims.append(claim)
+        elif step == "end" and naive.started:
+            ended = naive.started[first % len(naive.started)]
+            shares.end(ended)
+            naive.end(ended)
+        elif step == "withdraw" and claims:
+            shares.withdraw(claims[first % len(claims)])
+            naive.withdraw(claims[first % len(claims)])
+        while (started := shares.next()) is not None:
+            assert started is naive.next()
+        assert naive.next() is None
+        assert shares.under_way == naive.under_way() <= SETTINGS.max_under_way
+        assert shares.waiting == sum(each.cost for waiting in naive.waiting.values() for each in waiting)
+        for name in "abc":
+            assert naive.under_way(name) <= SETTINGS.max_under_way_per_caller
+        with_work = {each.caller for each in naive.started} | {name for name, each in naive.waiting.items() if each}
+        assert shares.callers == len(with_work)
+
+
+def started_now(shares: FairShares) -> list[Claim]:
+    """Return the claims of which an item starts, one entry an item."""
+    return list(iter(shares.next, None))
+
+
+@given(st.integers(1, 6), st.integers(1, 6))
+def test_callers_that_wait_are_served_the_same_cost_to_within_a_turn_and_two_items(first: int, second: int) -> None:
+    shares = FairShares(replace(SETTINGS, max_under_way_per_caller=SETTINGS.max_under_way))
+    filler, a, b = Claim("other", 12), Claim("a", first), Claim("b", second)
+    assert shares.add(filler, 1)
+    for claim in (a, b):
+        assert not shares.add(claim, SETTINGS.max_waiting_per_caller // claim.cost)
+    shares.end(filler)
+    served = {"a": 0, "b": 0}
+    running: list[Claim] = []
+    while True:
+        started = started_now(shares)
+        for claim in started:
+            served[claim.caller] += claim.cost
+        if not a.waiting or not b.waiting:
+            return
+        assert abs(served["a"] - served["b"]) <= SETTINGS.turn_cost + 2 * max(first, second)
+        running += started
+        shares.end(running.pop(0))
+
+
+def test_a_caller_whose_work_hangs_leaves_room_for_the_others() -> None:
+    shares = FairShares(SETTINGS)
+    hanging = Claim("hog", 1)
+    assert not shares.add(hanging, 30)
+    assert started_now(shares) == [hanging] * 8
+    assert shares.add(Claim("honest", 2), 2)
+    with pytest.raises(Overloaded, match="waits with work of cost 22 already"):
+        shares.add(Claim("hog", 1), 9)
+
+
+def test_the_requests_of_one_caller_take_turns() -> None:
+    shares = FairShares(SETTINGS)
+    earlier, large, small = (Claim("a", cost) for cost in (8, 1, 1))
+    assert shares.add(earlier, 1)
+    assert not shares.add(large, 20)
+    assert not shares.add(small, 2)
+    shares.end(earlier)
+    assert [claim is small for claim in started_now(shares)] == [False, True, False, True, False, False, False, False]
+
+
+@pytest.mark.parametrize("wrong", [{"turn_cost": 0}, {"max_under_way_per_caller": 9_000}, {"max_under_way": 0}])
+def test_bounds_that_nothing_could_start_under_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(SettingsError):
+        ShareSettings(**wrong)
