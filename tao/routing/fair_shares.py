@@ -102,7 +102,8 @@ class FairShares:
     def add(self, claim: Claim, items: int) -> bool:
         """Ask to start so many items of a claim. Returns whether they start now; if not, all of them wait.
 
-        Raises `Overloaded` when the caller waits with too much already."""
+        Raises `Overloaded` when the caller waits with too much already, unless the claim has items under way: what has
+        begun goes on."""
         caller = self._callers.get(claim.caller)
         if caller is None:
             caller = self._callers[claim.caller] = _Caller(claim.caller)
@@ -116,7 +117,7 @@ class FairShares:
         ):
             self._start(caller, claim, items)
             return True
-        if caller.waiting + cost > settings.max_waiting_per_caller:
+        if not claim.under_way and caller.waiting + cost > settings.max_waiting_per_caller:
             self._forget_idle(caller)
             raise Overloaded(
                 f"this caller waits with work of cost {caller.waiting} already; the bound is "

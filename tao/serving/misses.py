@@ -262,10 +262,11 @@ class _MissedBatch:
             self._shares.end(self._work, unused)
 
     def _end_item(self) -> None:
-        """Note that one miss has ended, and ask to begin another one."""
-        self._shares.end(self._work)
+        """Ask to begin another miss, and note that one has ended; in this order, because what has begun is not
+        refused."""
         if self._unasked and not self._is_over:
             self._ask(1)
+        self._shares.end(self._work)
 
     def _begin_slot(self, slot: int) -> None:
         misses = self._misses

@@ -43,9 +43,9 @@ def address_of(peer: object) -> str:
 def address_of_call(peer: str) -> str:
     """Return the address under which a gRPC call is counted, of the peer that its context names."""
     kind, _, where = peer.partition(":")
-    if kind not in ("ipv4", "ipv6"):
-        return LOCAL
-    return _network_of(unquote(where).rpartition(":")[0].strip("[]"))
+    if kind == "ipv4":
+        return where.rpartition(":")[0]
+    return _network_of(unquote(where).rpartition(":")[0].strip("[]")) if kind == "ipv6" else LOCAL
 
 
 def _network_of(host: str) -> str:

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from typing import Final, TypeAlias, TypeVar
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final, Self, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -24,7 +24,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2  # type: ignore[i
 
 from tao.model.errors import DeadlineExceeded, Overloaded, ProtocolError, TaoError
 from tao.wire.convert import error_to_pb
-from tao.wire.doorstep import AddressPool, Doorstep, address_of_call
+from tao.wire.doorstep import LATE, AddressPool, Doorstep, Place, address_of_call
 from tao.wire.grpc_client import AUTHORIZATION_KEY, BEARER, NAME_KEY, ROLE_KEY
 from tao.wire.identity import CLIENT, Admission, Credentials, PeerIdentity, ShownCredentials
 from tao.wire.settings import ServingSettings
@@ -88,20 +88,20 @@ class CallAdmission:
         with self._counting(context):
             return self._authenticator.admit(self._shown(context))
 
-    async def first_message(self, context: Context) -> bytes:
-        """Read the first message of an identified caller. Raises `DeadlineExceeded`, and `Overloaded` when the call has
-        lost its place at the doorstep."""
+    async def first_message(self, context: Context, peer: PeerIdentity) -> bytes:
+        """Read the first message of a caller that was identified as ``peer``. Raises `DeadlineExceeded`, and
+        `Overloaded` when the call has lost its place at the doorstep."""
         seconds = self.doorstep.settings.greeting_timeout_seconds
-        lost: list[str] = []
+        held: _HeldPlace | None = None
         try:
             async with asyncio.timeout(seconds) as time_limit:
-                with _place(self.doorstep.pending, context, time_limit, lost):
+                with _HeldPlace(self.doorstep.pending, peer.address, time_limit) as held:
                     message: object = await context.read()
         except TimeoutError:
             error: TaoError = DeadlineExceeded(f"the call sent no message within {seconds} s")
-            if lost:
+            if held is not None and held.lost:
                 error = Overloaded("newer calls have taken the place of this one, which has sent no message yet")
-            self._turned_away(lost[0] if lost else "late", context.peer(), error.message)
+            self._turned_away(held.lost if held is not None and held.lost else LATE, peer.address, error.message)
             raise error from None
         if not isinstance(message, bytes):
             raise ProtocolError("the call ended without a message")
@@ -111,16 +111,17 @@ class CallAdmission:
     async def open_call(self, context: Context) -> AsyncIterator[None]:
         """Run a call that needs no credential within the bounds of such calls. Raises `Overloaded` when newer ones have
         taken its place."""
-        lost: list[str] = []
+        address = context.peer()
+        held: _HeldPlace | None = None
         try:
             async with asyncio.timeout(None) as time_limit:
-                with _place(self._open_calls, context, time_limit, lost):
+                with _HeldPlace(self._open_calls, address, time_limit) as held:
                     yield
         except TimeoutError:
-            if not lost:
+            if held is None or not held.lost:
                 raise
             error = Overloaded("newer calls of this kind have taken the place of this one")
-            self._turned_away(lost[0], context.peer(), error.message)
+            self._turned_away(held.lost, address, error.message)
             raise error from None
 
     def _shown(self, context: Context) -> ShownCredentials:
@@ -143,19 +144,29 @@ class CallAdmission:
             _logger.warning("a call of %s is turned away: %s", address, why)
 
 
-@contextmanager
-def _place(pool: AddressPool, context: Context, time_limit: asyncio.Timeout, lost: list[str]) -> Iterator[None]:
-    """Hold a place in a pool; when it is lost, add the reason to ``lost`` and end the time limit."""
+class _HeldPlace:
+    """A place in a pool that a call holds. Losing it ends the time limit of the call."""
 
-    def displace(reason: str) -> None:
-        lost.append(reason)
-        time_limit.reschedule(0.0)
+    __slots__ = ("_address", "_place", "_pool", "_time_limit", "lost")
 
-    place = pool.enter(address_of_call(context.peer()), displace)
-    try:
-        yield
-    finally:
-        pool.leave(place)
+    def __init__(self, pool: AddressPool, peer_address: str, time_limit: asyncio.Timeout) -> None:
+        self._pool = pool
+        self._address = address_of_call(peer_address)
+        self._time_limit = time_limit
+        self._place: Place
+        self.lost = ""
+        """Why the place was lost."""
+
+    def __enter__(self) -> Self:
+        self._place = self._pool.enter(self._address, self._displace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.leave(self._place)
+
+    def _displace(self, reason: str) -> None:
+        self.lost = reason
+        self._time_limit.reschedule(0.0)
 
 
 class OpenServices:
@@ -209,10 +220,10 @@ class OpenServices:
 
     async def _asked_of_health(self, context: Context) -> health_pb2.HealthCheckRequest:
         try:
-            self._admission.peer(context)
+            peer = self._admission.peer(context)
         except TaoError:
             return health_pb2.HealthCheckRequest()
-        return parsed(health_pb2.HealthCheckRequest, await self._admission.first_message(context))
+        return parsed(health_pb2.HealthCheckRequest, await self._admission.first_message(context, peer))
 
     async def _reflect(self, _: object, context: Context) -> None:
         try:

@@ -126,9 +126,11 @@ class GrpcServer:
     def _unary(self, method: UnaryMethod) -> Callable[[object, Context], Awaitable[Message | None]]:
         async def call(_: object, context: Context) -> Message | None:
             try:
-                unary = UnaryCall(self._unary_handler, self._settings, self._admission.identify(context))
+                peer = self._admission.identify(context)
                 self._check_room(self._calls)
-                request = method.to_request(parsed(method.asked, await self._admission.first_message(context)))
+                asked = await self._admission.first_message(context, peer)
+                request = method.to_request(parsed(method.asked, asked))
+                unary = UnaryCall(self._unary_handler, self._settings, peer)
                 self._calls.add(unary)
                 try:
                     answer = await unary.ask(request, context.time_remaining())
@@ -154,9 +156,10 @@ class GrpcServer:
 
     async def _watch(self, _: object, context: Context) -> None:
         try:
-            stream = WatchStream(self._handler, self._settings, self._admission.admit(context), context)
+            admission = self._admission.admit(context)
             self._check_room(self._watches)
-            asked = parsed(pb.Watch, await self._admission.first_message(context))
+            asked = parsed(pb.Watch, await self._admission.first_message(context, admission.peer))
+            stream = WatchStream(self._handler, self._settings, admission, context)
             self._watches.add(stream)
             try:
                 await stream.run(asked)

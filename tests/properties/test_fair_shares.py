@@ -38,7 +38,8 @@ class Naive:
         if not self.turns and not waiting and self.has_room(claim.caller, claim.cost * items):
             self.started += [claim] * items
             return True
-        if sum(each.cost for each in waiting) + claim.cost * items > self.settings.max_waiting_per_caller:
+        waiting_cost = sum(each.cost for each in waiting) + claim.cost * items
+        if claim not in self.started and waiting_cost > self.settings.max_waiting_per_caller:
             raise Overloaded("too much")
         waiting += [claim] * items
         self.enter(claim.caller)
@@ -87,16 +88,18 @@ class Naive:
 
 
 ADD = st.tuples(st.just("add"), st.sampled_from("abc"), st.tuples(st.integers(1, 6), st.integers(1, 6)))
+ADD_MORE = st.tuples(st.just("add more"), st.just(""), st.tuples(st.integers(1, 30), st.integers(1, 3)))
 END = st.tuples(st.just("end"), st.just(""), st.tuples(st.integers(0, 30), st.just(0)))
 WITHDRAW = st.tuples(st.just("withdraw"), st.just(""), st.tuples(st.integers(0, 30), st.just(0)))
 
 
-@given(st.lists(st.one_of(ADD, END, END, WITHDRAW), max_size=80))
+@given(st.lists(st.one_of(ADD, ADD_MORE, END, END, WITHDRAW), max_size=80))
 def test_fair_shares_decide_as_lists_of_items_would(steps: list[tuple[str, str, tuple[int, int]]]) -> None:
     shares, naive, claims = FairShares(SETTINGS), Naive(SETTINGS), list[Claim]()
     for step, caller, (first, second) in steps:
-        if step == "add":
-            claim = Claim(caller, first)
+        if step in ("add", "add more"):
+            more = step == "add more" and claims
+            claim = claims[first % len(claims)] if more else Claim(caller or "a", min(first, 6))
             outcomes: list[bool | None] = []
             for decider in (shares, naive):
                 try:

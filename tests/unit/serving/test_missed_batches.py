@@ -228,3 +228,17 @@ async def test_critical_reads_cost_more_than_misses() -> None:
     assert critical.begun == [0, 1, 2]
     critical.waiting[1](VALUE)
     assert critical.begun == [0, 1, 2, 3]
+
+
+async def test_a_batch_that_has_begun_goes_on_though_its_caller_may_have_nothing_more_waiting() -> None:
+    shares = WorkShares(ShareSettings(max_under_way_per_caller=2, max_waiting_per_caller=3))
+    begun = Asked(5, at_once=2, shares=shares).begin()
+    Asked(3, now=lambda _: VALUE, shares=shares).begin()
+    refused = Asked(1, shares=shares).begin()
+    await until(lambda: refused.reply.is_whole)
+    assert refused.reply.reasons == {0: "OVERLOADED"}
+    for slot in range(5):
+        await until(lambda slot=slot: slot in begun.begun)  # type: ignore[misc]
+        begun.waiting[slot](VALUE)
+    await until(lambda: begun.reply.is_whole)
+    assert begun.reply.reasons == {}

@@ -1,0 +1,80 @@
+"""One client with more costly work than a server can do delays itself, and no other client."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+
+import pytest
+
+from tao.client import Graph
+from tao.model.errors import TaoError
+from tao.model.topology import CacheServer
+from tao.wire.frames_client import connect_frames
+from tao.wire.identity import Credentials
+from tao.wire.session import Session
+from tao.wire.settings import SessionSettings
+from tao.wire.v1 import session_pb2 as pb
+from tests.e2e.hostile_rig import Rig, new_user
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.database,
+    pytest.mark.timeout(120),
+    pytest.mark.asyncio(loop_scope="package"),
+]
+
+SECONDS = 10.0
+MISSES = 100
+
+
+@asynccontextmanager
+async def client(server: CacheServer, name: str) -> AsyncIterator[Session]:
+    session = await connect_frames(server.frames, SessionSettings(), Credentials(name, "client"))
+    try:
+        yield session
+    finally:
+        await session.close()
+
+
+async def misses(session: Session, first_id: int, ids: count[int]) -> float:
+    """Read objects that nothing has cached, one after the other. Returns the time that 99 of 100 took at most."""
+    seconds = []
+    for _ in range(MISSES):
+        began = time.perf_counter()
+        answer = await session.ask(pb.Request(read=pb.ReadBatch(obj_ids=[first_id + next(ids)])), SECONDS)
+        seconds.append(time.perf_counter() - began)
+        assert not answer.read.errors, answer.read.errors[0].message
+    return sorted(seconds)[MISSES * 99 // 100 - 1]
+
+
+async def outcome_of(session: Session, request: pb.Request) -> str:
+    try:
+        answer = await session.ask(request, SECONDS)
+    except TaoError as error:
+        return error.reason
+    return answer.read.errors[0].reason if answer.read.errors else "answered"
+
+
+async def test_a_flood_of_critical_reads_delays_its_own_client_alone(rig: Rig, graph: Graph) -> None:
+    user = await new_user(graph)
+    follower, ids = rig.follower_of(user), count(1 << 30)
+    async with client(follower, "honest") as honest, client(follower, "hog") as hog:
+        alone = await misses(honest, user, ids)
+        # 126,000 reads that no cache answers and that join no other.
+        flood = pb.Request(read=pb.ReadBatch(obj_ids=[user] * 1_000, critical=True))
+        flooding = [asyncio.create_task(outcome_of(hog, flood)) for _ in range(126)]
+        # By the time of this answer the server has received all of them.
+        await outcome_of(hog, pb.Request(read=pb.ReadBatch(obj_ids=[user])))
+        beside = await misses(honest, user, ids)
+        outcomes = Counter(await asyncio.gather(*flooding))
+    # The client has more than may wait; what was refused was refused at once.
+    assert outcomes["OVERLOADED"] > 50
+    assert outcomes["answered"] > 20
+    times = f"{alone * 1000:.1f} ms alone, {beside * 1000:.1f} ms beside the flood"
+    sys.stdout.write(f"\np99 of misses: {times}; {outcomes}\n")
