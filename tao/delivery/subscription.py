@@ -28,6 +28,9 @@ from tao.model.ports import Spool
 _AFTER_ALL_PLACES: Final = (1 << 63) - 1
 """A place in the spool behind all rows of the same position: reading starts with the next position."""
 
+_DELIVERY_BYTES: Final = 64
+"""What a delivery, and each of its parts, takes of the window beside its messages."""
+
 Later = Callable[[float, Callable[[], None]], object]
 """Calls a function after so many seconds."""
 
@@ -155,6 +158,8 @@ class Subscription:
         self.continued = 0
         """Shards that continued by their position in the binlog, without a reset."""
         self.unacknowledged_bytes = 0
+        """Of all deliveries but those that only prove, which a subscriber acknowledges at leisure."""
+        self._unacknowledged_proofs = 0
         self._source = source
         self._deliver = deliver
         self._settings = settings
@@ -165,7 +170,8 @@ class Subscription:
         self._waits: dict[int, _Wait] = {}
         self._replays: dict[int, SpoolReplay] = {}
         self._joining: set[int] = set()  # replayed from the spool, and not at the end of the log yet
-        self._in_flight: deque[tuple[int, int]] = deque()  # (number, bytes) of the unacknowledged deliveries
+        # (number, bytes) of the unacknowledged deliveries; no bytes: it only proves
+        self._in_flight: deque[tuple[int, int]] = deque()
         self._number = 0
         self._proofs_delivered = 0
         self._pumping = False
@@ -230,7 +236,9 @@ class Subscription:
         if number > self._number:
             raise ProtocolError(f"{self.subscriber} acknowledged delivery {number}; {self._number} is the last sent")
         while self._in_flight and self._in_flight[0][0] <= number:
-            self.unacknowledged_bytes -= self._in_flight.popleft()[1]
+            _, size = self._in_flight.popleft()
+            self.unacknowledged_bytes -= size
+            self._unacknowledged_proofs -= not size
         self.pump()
 
     def close(self) -> None:
@@ -240,7 +248,7 @@ class Subscription:
             self._closed = True
             self.drop(tuple(self._cursors))
             self._in_flight.clear()
-            self.unacknowledged_bytes = 0
+            self.unacknowledged_bytes = self._unacknowledged_proofs = 0
             self._source.remove(self)
 
     def mark_pending(self, shard: int) -> None:
@@ -280,7 +288,8 @@ class Subscription:
                 self._hand_over(Delivery(self._number + 1, proven=proven, reached=reached), 0)
 
     def _window_open(self) -> bool:
-        return self.unacknowledged_bytes < self._settings.window_unacknowledged_bytes
+        unacknowledged_bytes = self.unacknowledged_bytes + _DELIVERY_BYTES * self._unacknowledged_proofs
+        return unacknowledged_bytes < self._settings.window_unacknowledged_bytes
 
     def _send(self) -> None:
         """Make one delivery: a part for each of the next unanswered shards, then as many pending shards as fit."""
@@ -445,7 +454,10 @@ class Subscription:
     def _hand_over(self, delivery: Delivery, size: int) -> None:
         self._number = delivery.number
         # A delivery without messages takes some of the window, too: a subscriber that never acknowledges gets no more.
-        size += 64 * (1 + len(delivery.shards) + len(delivery.refused))
+        if delivery.proven:
+            self._unacknowledged_proofs += 1
+        else:
+            size += _DELIVERY_BYTES * (1 + len(delivery.shards) + len(delivery.refused))
         self._in_flight.append((delivery.number, size))
         self.unacknowledged_bytes += size
         try:

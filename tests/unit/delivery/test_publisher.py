@@ -394,6 +394,19 @@ def test_a_proof_is_put_together_once_for_all_subscribers() -> None:
     assert len({(id(each.proven), id(each.reached)) for each in deliveries}) == 1
 
 
+def test_a_proof_takes_some_of_the_window_but_nothing_waits_for_its_acknowledgement() -> None:
+    publisher = linked(leader(1, settings=replace(SETTINGS, window_unacknowledged_bytes=600)))
+    deliveries: list[Delivery] = []
+    subscription = publisher.subscribe("f", [Position(1)], deliveries.append)
+    subscription.acknowledge(1)
+    for time in range(1, 31):
+        publisher.prove("db-1", time)
+    assert publisher.figures()["unacknowledged_bytes"] == 0
+    assert len(deliveries) == 1 + 10
+    subscription.acknowledge(deliveries[-1].number)
+    assert deliveries[-1].proven == (("db-1", 30),)
+
+
 def test_proofs_that_come_all_the_time_are_delivered_once_a_second() -> None:
     timers = Timers()
     publisher = linked(leader(1, later=timers.later))
