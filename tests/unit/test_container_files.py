@@ -167,7 +167,8 @@ def settings_of(name: str, model: type[Any]) -> Any:
     assert service["configs"] == [{"source": name, "target": service["command"][-1]}]
     parsed = parse_settings(yaml.safe_load(filled_in(COMPOSE["configs"][name]["content"])), model, name)
     assert parsed.name == name
-    assert {"../config:/etc/tao:ro", f"topology:{DOCUMENT.parent}"} <= set(service["volumes"])
+    mode = "" if name in WATCHERS else ":ro"
+    assert {"../config:/etc/tao:ro", f"topology:{DOCUMENT.parent}{mode}"} <= set(service["volumes"])
     assert parsed.topology_file == DOCUMENT
     return parsed
 

@@ -60,6 +60,18 @@ def test_a_server_has_the_time_to_end_by_itself_and_is_not_restarted_after_an_op
     assert unit["KillSignal"] == "SIGTERM"
 
 
+@pytest.mark.parametrize("role", MODELS)
+def test_each_role_has_an_account_of_its_own_and_reads_what_all_read_by_a_group(role: str) -> None:
+    unit = service(role)
+    assert (unit["User"], unit["Group"], unit["SupplementaryGroups"]) == (f"tao-{role}", f"tao-{role}", "tao")
+
+
+def test_a_leader_may_write_where_its_example_keeps_the_spool() -> None:
+    folder = load_settings(CONFIG / "leader.yaml", LeaderSettings).spool.folder
+    assert folder is not None
+    assert folder.is_relative_to(Path("/var/lib") / service("leader")["StateDirectory"])
+
+
 def test_a_watcher_may_write_where_its_example_has_the_topology() -> None:
     folder = load_settings(CONFIG / "watcher.yaml", WatcherSettings).topology_file.parent
     assert folder == Path(service("watcher")["ReadWritePaths"])
