@@ -18,7 +18,7 @@ from tao.wire.v1 import session_pb2 as pb
 
 def _role_of(name: str) -> str:
     """Return the role of a server, from the names that the rigs give: leader-1, follower-1a, client."""
-    return name if name in ("client", "operator") else "leader" if name.startswith("leader") else "follower"
+    return name if name in ("client", "operator", "tailer") else "leader" if name.startswith("leader") else "follower"
 
 
 class MemoryReply:
