@@ -28,9 +28,23 @@ from tao.model.edge_block import (
 from tao.model.graph import MAX_TIME, version_of
 
 try:
-    from tao.cache.answers_core import Hits, edge_answer, range_answer, time_range_answer
+    from tao.cache.answers_core import (
+        Hits,
+        edge_answer,
+        has_foreign_number,
+        has_foreign_type,
+        range_answer,
+        time_range_answer,
+    )
 except ImportError:  # built without a compiler
-    from tao.cache.answers_python import Hits, edge_answer, range_answer, time_range_answer  # type: ignore[assignment]
+    from tao.cache.answers_python import (  # type: ignore[assignment]
+        Hits,
+        edge_answer,
+        has_foreign_number,
+        has_foreign_type,
+        range_answer,
+        time_range_answer,
+    )
 
 
 def edges_answer(block: bytes, id2s: Sequence[int], high: int, low: int) -> EdgesAnswer | None:
@@ -77,4 +91,13 @@ def filtered_answer(known: EdgesAnswer | None, id2s: Sequence[int], held: Member
     return None if len(left) == len(missing) else EdgesAnswer(empty_block(held.version, held.count, 0), left)
 
 
-__all__ = ["Hits", "edge_answer", "edges_answer", "filtered_answer", "range_answer", "time_range_answer"]
+__all__ = [
+    "Hits",
+    "edge_answer",
+    "edges_answer",
+    "filtered_answer",
+    "has_foreign_number",
+    "has_foreign_type",
+    "range_answer",
+    "time_range_answer",
+]

@@ -14,6 +14,7 @@ cdef enum:
     SHARD_SHIFT = 47
     HEADER_BYTES = 24
     COUNT_BYTES = 16
+    OBJECT_BYTES = 12
     COMPLETE = 1
     HAS_DATA = 4
     PREFIX = 8
@@ -233,6 +234,32 @@ cdef bint is_older(bytes value, uint64_t minimum) noexcept:
         return False
     memcpy(&version, PyBytes_AS_STRING(value), min(PyBytes_GET_SIZE(value), 8))
     return version < minimum
+
+
+def has_foreign_number(list numbers, bytes known):
+    """See `tao.cache.answers_python.has_foreign_number`."""
+    cdef const unsigned char *bits = <const unsigned char *>PyBytes_AS_STRING(known)
+    cdef uint64_t size = PyBytes_GET_SIZE(known)
+    cdef uint64_t number
+    for each in numbers:
+        number = each
+        if (number >> 3) >= size or not (bits[number >> 3] >> (number & 7)) & 1:
+            return True
+    return False
+
+
+def has_foreign_type(list values, bytes otypes):
+    """See `tao.cache.answers_python.has_foreign_type`."""
+    cdef const unsigned char *bits = <const unsigned char *>PyBytes_AS_STRING(otypes)
+    cdef uint64_t size = PyBytes_GET_SIZE(otypes)
+    cdef uint32_t otype
+    for value in values:
+        if value is None or PyBytes_GET_SIZE(<bytes>value) < OBJECT_BYTES:
+            continue
+        memcpy(&otype, PyBytes_AS_STRING(<bytes>value) + 8, 4)
+        if (otype >> 3) >= size or not (bits[otype >> 3] >> (otype & 7)) & 1:
+            return True
+    return False
 
 
 cdef class Hits:

@@ -23,7 +23,7 @@ from tao.model.edge_block import (
     slice_block,
     time_column,
 )
-from tao.model.graph import COUNT_VALUE_BYTES, MAX_TIME, decode_count, version_of
+from tao.model.graph import COUNT_VALUE_BYTES, MAX_TIME, OBJECT_HEADER_BYTES, decode_count, version_of
 from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import AT_POSITION
 
@@ -74,6 +74,22 @@ def beyond_answer(count_value: bytes, pos: int) -> bytes | None:
     if count == 0:
         return empty_block(version)
     return empty_block(version, count, 0) if pos >= count else None
+
+
+def has_foreign_number(numbers: list[int], known: bytes) -> bool:
+    """Return whether the bit of one of the numbers is not set in ``known``, lowest bit first."""
+    return any(each >> 3 >= len(known) or not known[each >> 3] >> (each & 7) & 1 for each in numbers)
+
+
+def has_foreign_type(values: list[bytes | None], otypes: bytes) -> bool:
+    """Return whether one of the object values is of a type whose bit is not set in ``otypes``, lowest bit first. None
+    and values without a header are of no type."""
+    for value in values:
+        if value is not None and len(value) >= OBJECT_HEADER_BYTES:
+            otype = int.from_bytes(value[8:OBJECT_HEADER_BYTES], "little")
+            if otype >> 3 >= len(otypes) or not otypes[otype >> 3] >> (otype & 7) & 1:
+                return True
+    return False
 
 
 def ends_within(block: bytes, n: int, low: int) -> bool:

@@ -1,8 +1,9 @@
 """The topology and the schema that a graph works by: fetched once, then watched.
 
 Followers serve both documents, so one address is enough to connect. The watch moves to another follower when its
-connection breaks, and names the versions it has, so that no change is missed. When a follower answers NOT_MINE, its
-topology is fetched at once. A document that cannot be used is logged and skipped: the graph keeps the last good one.
+connection breaks, and names the versions it has, so that no change is missed. A process that may not watch fetches the
+documents now and then instead. When a follower answers NOT_MINE, its topology is fetched at once. A document that
+cannot be used is logged and skipped: the graph keeps the last good one.
 
 A topology of thousands of servers takes a tenth of a second to decode and route by, and the loop belongs to a web
 process: so only one region's part of it is asked for, and a thread decodes a large one and makes its routes.
@@ -20,7 +21,7 @@ from typing import Final, ParamSpec, Protocol, TypeVar
 
 from tao.client.server_queues import ServerLink, ServerQueue
 from tao.client.settings import ClientSettings
-from tao.model.errors import InvalidArgument, OperatorError, TaoError, TopologyError, Unavailable
+from tao.model.errors import InvalidArgument, OperatorError, PermissionDenied, TaoError, TopologyError, Unavailable
 from tao.model.topology import CacheServer, Region, Topology
 from tao.routing.routes import Routes
 from tao.schema.registry import Schema
@@ -53,6 +54,10 @@ class ConfigurationListener(Protocol):
 
     def use_schema(self, schema: Schema) -> None: ...
 
+
+_UNWATCHED_PAUSES: Final = 30
+"""Pauses between two looks for newer documents by a process that may not watch. A query that is refused for an old
+topology fetches the newer one at once."""
 
 _MAX_BYTES_AT_ONCE: Final = 16 << 10
 """Size of the documents that the loop decodes and routes by itself, of some 70 servers: that takes less than ten ms,
@@ -220,7 +225,22 @@ class ClientConfiguration:
             self._links.to(server).send(pb.Request(watch=watch), math.inf, self._event_handler(server.name, ended))
             error = await ended
             _logger.debug("the watch through %s ended: %s", server.name, error)
-            await asyncio.sleep(self._settings.watch_retry_seconds * random.uniform(0.5, 1.5))
+            pause_seconds = self._settings.watch_retry_seconds
+            if isinstance(error, PermissionDenied):
+                await self._fetch_both(server)
+                pause_seconds *= _UNWATCHED_PAUSES
+            await asyncio.sleep(pause_seconds * random.uniform(0.5, 1.5))
+
+    async def _fetch_both(self, server: CacheServer) -> None:
+        """Fetch the documents whose changes this process has no right to be told of."""
+        link, seconds = self._links.to(server), self._settings.timeout_seconds
+        try:
+            topology = await link.ask(pb.Request(get_topology=pb.GetTopology(region=self.region)), seconds)
+            await self._take_topology(topology.topology, server.name)
+            schema = await link.ask(pb.Request(get_schema=pb.GetSchema()), seconds)
+            self._take_schema(schema.schema, server.name)
+        except TaoError as error:
+            _logger.debug("the documents of %s could not be fetched: %s", server.name, error)
 
     def _event_handler(self, server: str, ended: asyncio.Future[TaoError | None]) -> Callable[[pb.Answer], None]:
         def on_answer(answer: pb.Answer) -> None:

@@ -27,16 +27,16 @@ from tao.observability.logs import Logger
 from tao.observability.metrics import Metrics
 from tao.schema.registry import Schema
 from tao.wire.identity import PeerIdentity
-from tao.wire.read_batch import OperationSizes
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
 
 _PASSING_ON: Final = frozenset({"follower", "leader"})
 _OPERATOR: Final = "operator"
-_SERVERS: Final = _PASSING_ON | {"tailer", "watcher", _OPERATOR}
+SERVERS: Final = _PASSING_ON | {"tailer", "watcher", _OPERATOR}
+"""Roles that only the credentials of a server or operator prove."""
+
 _NEVER_WRITTEN: Final = encode_object(NEVER_WRITTEN, ABSENT, b"")
 _ABSENT_HEADER: Final = ABSENT.to_bytes(4, "little")
-_ATYPE_COLUMNS: Final = ("count_atypes", "range_atypes", "time_range_atypes", "get_atypes")
 _MAX_KEPT: Final = 10_000
 """Callers whose checks, and denials whose texts, are kept: names are chosen elsewhere and must not fill the memory."""
 
@@ -50,7 +50,7 @@ def caller_of(request: pb.Request, peer: PeerIdentity) -> str | None:
     for itself."""
     if peer.role in _PASSING_ON:
         return request.caller if request.HasField("caller") else None
-    return None if peer.role in _SERVERS else peer.caller
+    return None if peer.role in SERVERS else peer.caller
 
 
 def pass_caller(passed: pb.Request, caller: str | None) -> None:
@@ -83,7 +83,8 @@ class AccessControl:
         self._schema = schema
         self._log: Final = log
         self._decisions: Decisions | None = None
-        self._readers: dict[str, ReadCheck | None] = {}
+        self.readers: Readers | None = None
+        """The checks of reads by applications, by caller; None: every caller may do everything."""
         self._texts: dict[tuple[str, Operation, TypeKind, int], str] = {}
         self.policy: Policy | None = None
         """The rules in force; None: every caller may do everything."""
@@ -121,32 +122,18 @@ class AccessControl:
     def _use(self, decisions: Decisions) -> None:
         self._decisions = decisions
         self.policy = decisions.policy
-        self._readers.clear()
+        self.readers = Readers(self, decisions.policy)
         self._texts.clear()
 
     # ---- checks ----------------------------------------------------------------------------------------------------
 
     def reader(self, request: pb.Request, peer: PeerIdentity) -> ReadCheck | None:
-        """Return the check of a batch of reads, None when its caller may read everything. Call it only with a policy.
-        Raises `PermissionDenied`."""
-        caller: str | None = peer.caller
-        if peer.role in _SERVERS:
-            self._check_operator(peer, None)
-            caller = caller_of(request, peer)
-            if caller is None:
-                return None
-        try:
-            return self._readers[caller]  # type: ignore[index]  # not None
-        except KeyError:
-            return self._make_reader(caller or "")
-
-    def _make_reader(self, caller: str) -> ReadCheck | None:
-        assert self.policy is not None, "asked only with rules"
-        rights = self.policy.rights(caller)
-        if len(self._readers) >= _MAX_KEPT:
-            self._readers.clear()
-        check = self._readers[caller] = None if rights.reads_all else ReadCheck(self, caller, rights)
-        return check
+        """Return the check of a batch of reads that a server or operator has sent, None when it is not checked. Raises
+        `PermissionDenied`."""
+        assert self.readers is not None, "asked only with rules"
+        self._check_operator(peer, None)
+        caller = caller_of(request, peer)
+        return None if caller is None else self.readers[caller]
 
     def refused_writes(self, request: pb.Request, peer: PeerIdentity) -> dict[int, PermissionDenied]:
         """Return the errors of the writes that their caller may not make, by slot."""
@@ -244,13 +231,13 @@ class AccessControl:
         find = self._schema.otype if kind is TypeKind.OBJECT else self._schema.atype
         try:
             name = find(number).name
+            why = decisions.verdict(caller, operation, kind, name).why
         except UnknownType:
-            which = f"the {kind} type {number}" if number else f"any {kind} type"
-            return f"{decisions.who(caller)}; none of its roles grants {operation} of {which}"
-        verdict = decisions.verdict(caller, operation, kind, name)
+            name, which = "TYPE", f"the {kind} type {number}" if number else f"any {kind} type"
+            why = f"none of its roles grants {operation} of {which}"
         named = f"--caller {caller} " if caller else ""
         ask = f"tao access explain {named}--operation {operation} --type {name}"
-        return f"{verdict.who}; {verdict.why} (see {ask})"
+        return f"{decisions.who(caller)}; {why} (see {ask})"
 
     # ---- metrics and /stats ----------------------------------------------------------------------------------------
 
@@ -285,22 +272,46 @@ class AccessControl:
             "mode": "none" if policy is None else "enforce" if policy.enforced else "count",
             "denied": self.denied.total(),
             "would_deny": self.would_deny.total(),
+            "refused_documents": self.document_errors,
         }
+
+
+class Readers(dict[str, "ReadCheck | None"]):
+    """The checks of reads by caller, each made when it is asked for; None for a caller who may read everything."""
+
+    def __init__(self, control: AccessControl, policy: Policy) -> None:
+        super().__init__()
+        self._control: Final = control
+        self._policy: Final = policy
+
+    def __missing__(self, caller: str) -> ReadCheck | None:
+        rights = self._policy.rights(caller)
+        if len(self) >= _MAX_KEPT:
+            self.clear()
+        check = self[caller] = None if rights.reads_all else ReadCheck(self._control, caller, rights)
+        return check
+
+
+def _bytes_of(bits: int) -> bytes:
+    return bits.to_bytes(bits.bit_length() // 8 + 1, "little")
 
 
 class ReadCheck:
     """The check of reads of one caller who may not read everything."""
 
-    __slots__ = ("_associations", "_caller", "_control", "_enforced", "_objects", "_rights")
+    __slots__ = ("_caller", "_control", "_enforced", "_rights", "atypes", "otypes")
 
     def __init__(self, control: AccessControl, caller: str, rights: Rights) -> None:
         assert control.policy is not None, "made only with rules"
         self._control: Final = control
         self._caller: Final = caller
         self._rights: Final = rights
-        self._objects: Final = rights.read.objects
-        self._associations: Final = rights.read.associations
         self._enforced: Final = control.policy.enforced
+        objects, associations = rights.read
+        self.otypes: Final = None if objects == ALL_TYPES else _bytes_of(objects | 1 << ABSENT)
+        """The types of the objects that the caller may read, as a bit set in bytes; None: all."""
+        self.atypes: Final = None if associations == ALL_TYPES else _bytes_of(associations)
+        """The association types that it may read."""
 
     def check_bound(self, max_staleness_ms: int) -> None:
         """Raise `PermissionDenied` for a bound on staleness that is below the least that the caller may ask for."""
@@ -311,42 +322,25 @@ class ReadCheck:
                 "more (min_staleness_ms)"
             )
 
-    def screen(self, batch: pb.ReadBatch, sizes: OperationSizes, values: list[bytes | None]) -> None:
-        """Turn hits that the caller may not read into misses, which `refuse` refuses, and objects of such types into
-        absent ones."""
-        if self._objects != ALL_TYPES and sizes.objects:
-            self._hide_objects(values, sizes.objects)
-        if self._associations == ALL_TYPES:
-            return
-        first = sizes.objects
-        for size, column in zip(sizes[1:], _ATYPE_COLUMNS, strict=True):
-            if size:
-                self._leave_out(getattr(batch, column)[:], values, first)
-                first += size
-
-    def _leave_out(self, atypes: Sequence[int], values: list[bytes | None], first: int) -> None:
-        allowed = self._associations
-        refused = {atype for atype in set(atypes) if not allowed >> atype & 1}
-        if not refused:
-            return
+    def leave_out(self, atypes: Sequence[int], values: list[bytes | None], first: int) -> None:
+        """Turn hits of types that the caller may not read into misses, which `refuse` refuses. ``first`` is the slot of
+        the first type."""
+        allowed = self._rights.read.associations
         for slot, atype in zip(range(first, len(values)), atypes, strict=False):
-            if atype in refused and values[slot] is not None:
+            if not allowed >> atype & 1 and values[slot] is not None:
                 if self._enforced:
                     values[slot] = None
                 else:
                     self._control.count(Operation.READ, enforced=False)
 
-    def _hide_objects(self, values: list[bytes | None], size: int) -> None:
-        found = values[:size]
-        hidden = {header for header in {value[8:12] for value in found if value} if self._is_hidden(header)}
-        if not hidden:
-            return
-        for slot, value in enumerate(found):
-            if value and value[8:12] in hidden and self._control.count(Operation.READ, enforced=self._enforced):
+    def hide(self, values: list[bytes | None]) -> None:
+        """Turn objects of types that the caller may not read into absent ones."""
+        for slot, value in enumerate(values):
+            if value and self._is_hidden(value[8:12]) and self._control.count(Operation.READ, enforced=self._enforced):
                 values[slot] = _NEVER_WRITTEN
 
     def _is_hidden(self, header: bytes) -> bool:
-        return header != _ABSENT_HEADER and not self._objects >> int.from_bytes(header, "little") & 1
+        return header != _ABSENT_HEADER and not self._rights.read.objects >> int.from_bytes(header, "little") & 1
 
     def refuse(self, query: Query, *, critical: bool) -> PermissionDenied | None:
         """Return why the caller may not have this query answered, or None. Objects are compared by `shown`, too."""
@@ -356,7 +350,7 @@ class ReadCheck:
                 return self._refuse(Operation.CRITICAL, TypeKind.OBJECT, 0)
             return None
         atype = query.atype
-        if not self._associations >> atype & 1:
+        if not rights.read.associations >> atype & 1:
             return self._refuse(Operation.READ, TypeKind.ASSOCIATION, atype)
         if critical and not rights.critical.associations >> atype & 1:
             return self._refuse(Operation.CRITICAL, TypeKind.ASSOCIATION, atype)

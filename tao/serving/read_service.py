@@ -22,12 +22,13 @@ from math import inf
 from typing import Final
 
 from tao.cache import GraphCache
+from tao.cache.answers import has_foreign_number, has_foreign_type
 from tao.model.edge_block import mark_cut
 from tao.model.errors import AnswerFull, DeadlineExceeded, TooLarge
 from tao.model.graph import MAX_ID2_SET, MAX_TIME
 from tao.model.ids import MAX_ID, SHARD_SHIFT
 from tao.schema.registry import Schema
-from tao.serving.access import AccessControl, ReadCheck
+from tao.serving.access import SERVERS, AccessControl, ReadCheck
 from tao.serving.misses import TOO_MANY_BYTES, Misses, ReadPolicy
 from tao.serving.shares import WorkShares
 from tao.serving.single_flight import SingleFlight
@@ -104,19 +105,20 @@ class ReadService:
         traffic.left -= queries
         if traffic.left <= 0:
             traffic.sample(batch, sizes)
-        check = None if access.policy is None else access.reader(request, reply.peer)
-        if check is not None:
-            check.check_bound(batch.max_staleness_ms)
+        check, readers = None, access.readers
+        if readers is not None:
+            peer = reply.peer
+            check = access.reader(request, peer) if peer.role in SERVERS else readers[peer.caller]
         values: list[bytes | None]
         if batch.critical:
             values = [None] * queries
         else:
             minimums = minimums_of(batch)
-            values = answer_hits(self._cache, batch, sizes, self._limits, settings.max_answer_bytes, minimums)
+            values = answer_hits(self._cache, batch, sizes, self._limits, settings.max_answer_bytes, minimums, check)
             if batch.max_staleness_ms:
+                if check is not None:
+                    check.check_bound(batch.max_staleness_ms)
                 self._leave_out_stale(batch, values)
-            if check is not None:
-                check.screen(batch, sizes, values)
             if minimums and batch.known_slots:
                 leave_out_known(batch, values, minimums)
             if len(values) == queries and _size_of_hits(values) <= settings.max_part_bytes:
@@ -203,11 +205,13 @@ def answer_hits(
     limits: Mapping[int, int],
     max_list_bytes: int,
     minimums: Mapping[int, int],
+    check: ReadCheck | None = None,
 ) -> list[bytes | None]:
     """Return one value per slot, None for a miss.
 
     ``limits`` maps association types to the bound on a query's limit. Parts of lists are copied: the values end with
-    the one that exceeds ``max_list_bytes`` in total. ``minimums`` is `minimums_of` the batch.
+    the one that exceeds ``max_list_bytes`` in total. ``minimums`` is `minimums_of` the batch. ``check`` makes misses of
+    what the caller may not read.
     """
     values: list[bytes | None] = []
     objects, counts, ranges, windows, gets = sizes
@@ -218,17 +222,22 @@ def answer_hits(
                 values.append(get_object(object_id, minimums.get(slot, 0)))
         else:
             values.extend(cache.objects(batch.obj_ids[:]))
+        if check is not None and check.otypes is not None and has_foreign_type(values, check.otypes):
+            check.hide(values)
     if counts:
         count = cache.count
-        for slot, (id1, atype) in enumerate(zip(batch.count_id1s[:], batch.count_atypes[:], strict=True), objects):
+        atypes = batch.count_atypes[:]
+        for slot, (id1, atype) in enumerate(zip(batch.count_id1s[:], atypes, strict=True), objects):
             values.append(count(id1, atype, minimums.get(slot, 0) if minimums else 0))
+        if check is not None and check.atypes is not None and has_foreign_number(atypes, check.atypes):
+            check.leave_out(atypes, values, objects)
     room = max_list_bytes
     if ranges:
-        room = _answer_ranges(cache, batch, limits, minimums, values, room)
+        room = _answer_ranges(cache, batch, limits, minimums, values, room, check)
     if windows and room >= 0:
-        room = _answer_windows(cache, batch, limits, minimums, values, room)
+        room = _answer_windows(cache, batch, limits, minimums, values, room, check)
     if gets and room >= 0:
-        _answer_gets(cache, batch, minimums, values, room)
+        _answer_gets(cache, batch, minimums, values, room, check)
     return values
 
 
@@ -239,12 +248,13 @@ def _answer_ranges(
     minimums: Mapping[int, int],
     values: list[bytes | None],
     room: int,
+    check: ReadCheck | None,
 ) -> int:
     """Append the values of the range queries. Returns the bytes left; below 0 the rest of the batch has no values."""
     first = len(values)
     append, bound_of, get_range = values.append, limits.get, cache.range
-    positions = batch.range_positions[:]
-    columns = zip(batch.range_id1s[:], batch.range_atypes[:], positions, batch.range_limits[:], strict=True)
+    positions, atypes = batch.range_positions[:], batch.range_atypes[:]
+    columns = zip(batch.range_id1s[:], atypes, positions, batch.range_limits[:], strict=True)
     for slot, (id1, atype, pos, limit) in enumerate(columns, first):
         minimum = minimums.get(slot, 0) if minimums else 0
         if limit <= (bound := bound_of(atype, limit)):
@@ -259,6 +269,8 @@ def _answer_ranges(
                 break
     if max(positions) > MAX_TIME:
         _unanswer(values, first, [pos > MAX_TIME for pos in positions])
+    if check is not None and check.atypes is not None and has_foreign_number(atypes, check.atypes):
+        check.leave_out(atypes, values, first)
     return room
 
 
@@ -269,12 +281,13 @@ def _answer_windows(
     minimums: Mapping[int, int],
     values: list[bytes | None],
     room: int,
+    check: ReadCheck | None,
 ) -> int:
     """Append the values of the time range queries. Returns the bytes left, as `_answer_ranges` does."""
     first = len(values)
     id1s, highs, lows = batch.time_range_id1s[:], batch.time_range_highs[:], batch.time_range_lows[:]
-    starts = batch.time_range_starts[:] or [0] * len(id1s)
-    columns = zip(id1s, batch.time_range_atypes[:], highs, lows, batch.time_range_limits[:], starts, strict=True)
+    starts, atypes = batch.time_range_starts[:] or [0] * len(id1s), batch.time_range_atypes[:]
+    columns = zip(id1s, atypes, highs, lows, batch.time_range_limits[:], starts, strict=True)
     for slot, (id1, atype, high, low, limit, start) in enumerate(columns, first):
         bound = limits.get(atype, limit)
         value = cache.time_range(id1, atype, high, low, min(limit, bound), minimums.get(slot, 0), start)
@@ -287,6 +300,8 @@ def _answer_windows(
             break
     if max(highs) > MAX_TIME or max(lows) > MAX_TIME:
         _unanswer(values, first, [max(bounds) > MAX_TIME for bounds in zip(highs, lows, strict=True)])
+    if check is not None and check.atypes is not None and has_foreign_number(atypes, check.atypes):
+        check.leave_out(atypes, values, first)
     return room
 
 
@@ -296,13 +311,14 @@ def _answer_gets(
     minimums: Mapping[int, int],
     values: list[bytes | None],
     room: int,
+    check: ReadCheck | None,
 ) -> None:
     first = len(values)
     all_id2s, sizes = batch.get_id2s[:], batch.get_id2_counts[:]
     highs, lows = batch.get_highs[:], batch.get_lows[:]
-    get_edge = cache.edge
+    get_edge, atypes = cache.edge, batch.get_atypes[:]
     start = 0
-    columns = zip(batch.get_id1s[:], batch.get_atypes[:], sizes, highs, lows, strict=True)
+    columns = zip(batch.get_id1s[:], atypes, sizes, highs, lows, strict=True)
     for slot, (id1, atype, size, high, low) in enumerate(columns, first):
         minimum = minimums.get(slot, 0) if minimums else 0
         value = None
@@ -324,6 +340,8 @@ def _answer_gets(
         ends = list(accumulate(sizes, initial=0))
         sets = (all_id2s[start:end] for start, end in pairwise(ends))
         _unanswer(values, first, [any(not 0 < id2 <= MAX_ID for id2 in id2s) for id2s in sets])
+    if check is not None and check.atypes is not None and has_foreign_number(atypes, check.atypes):
+        check.leave_out(atypes, values, first)
 
 
 def _unanswer(values: list[bytes | None], first: int, wrong: Sequence[bool]) -> None:

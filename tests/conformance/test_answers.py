@@ -16,7 +16,7 @@ from tao.cache.eviction import MOST_CREDIT, USE_CREDIT
 from tao.model.changes import sort_edges
 from tao.model.edge_block import COMPLETE, HAS_DATA, PREFIX, check_block, decode_block, encode_block, header
 from tao.model.errors import ProtocolError
-from tao.model.graph import MAX_TIME, Edge, encode_count
+from tao.model.graph import MAX_TIME, Edge, encode_count, encode_object
 from tao.model.queries import AT_POSITION, start_at
 
 COMPILED = "tao.cache.answers_core"
@@ -32,6 +32,29 @@ def core(request: pytest.FixtureRequest) -> ModuleType:
 
 def compiled() -> Any:  # `Any`: the compiled module has the twin's functions and no common type
     return importlib.import_module(COMPILED)
+
+
+@pytest.mark.parametrize(
+    ("values", "foreign"),
+    [
+        ([], False),
+        ([None, b"", encode_object(7, 0, b""), encode_object(7, 1, b"data"), encode_object(7, 9, b"")], False),
+        ([None, encode_object(7, 2, b"data")], True),
+        ([encode_object(7, 1, b""), encode_object(7, 16, b"")], True),
+        ([encode_object(7, (1 << 32) - 1, b"")], True),
+    ],
+)
+def test_object_values_of_foreign_types_are_found(core: ModuleType, values: list[bytes | None], foreign: bool) -> None:
+    otypes = (1 << 0 | 1 << 1 | 1 << 9).to_bytes(2, "little")
+    assert core.has_foreign_type(values, otypes) is foreign
+
+
+@pytest.mark.parametrize(
+    ("numbers", "foreign"),
+    [([], False), ([0, 1, 9, 1], False), ([1, 2], True), ([9, 16], True), ([(1 << 32) - 1], True)],
+)
+def test_foreign_numbers_are_found(core: ModuleType, numbers: list[int], foreign: bool) -> None:
+    assert core.has_foreign_number(numbers, (1 << 0 | 1 << 1 | 1 << 9).to_bytes(2, "little")) is foreign
 
 
 small = st.integers(0, 12)

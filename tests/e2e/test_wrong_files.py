@@ -1,5 +1,5 @@
-"""Invalid schema and topology files give one line for each problem and status 2 at the start; a serving process keeps
-the last valid one."""
+"""Invalid schema, access and topology files give one line for each problem and status 2 at the start; a serving process
+keeps the last valid one."""
 
 from __future__ import annotations
 
@@ -79,6 +79,7 @@ async def start(cluster: DevCluster, folder: Path, server: str, **changes: str) 
     [
         ("schema_file", "objects: [", ":1: not valid YAML"),
         ("schema_file", "format: 1\nobjects: {user: {number: 0}}\nassociations: {}\n", "number"),
+        ("access_file", "format: 1\nversion: 1\nothers: [reader]\n", ":3: others.0: there is no role 'reader'"),
         ("topology_file", "{", "topology"),
         ("topology_file", '{"version": 1, "shards": 4, "regions": [], "databases": []}', "region"),
     ],

@@ -18,7 +18,8 @@ from tao.wire.v1 import session_pb2 as pb
 
 def _role_of(name: str) -> str:
     """Return the role of a server, from the names that the rigs give: leader-1, follower-1a, client."""
-    return name if name in ("client", "operator", "watcher") else "leader" if name.startswith("leader") else "follower"
+    own = ("client", "operator", "watcher", "tailer")
+    return name if name in own else "leader" if name.startswith("leader") else "follower"
 
 
 class MemoryReply:

@@ -254,6 +254,16 @@ async def test_a_watch_that_breaks_is_opened_again(cluster: FakeCluster) -> None
         await until(lambda: any(link.watchers for link in cluster.links.values()))
 
 
+async def test_a_process_that_may_not_watch_fetches_the_documents_now_and_then(cluster: FakeCluster) -> None:
+    async with await cluster.connect(ClientSettings(watch_retry_seconds=1e-6)) as graph:
+        await until(lambda: any(link.watchers for link in cluster.links.values()))
+        denying = next(link for link in cluster.links.values() if link.watchers)
+        cluster.topology = replace(cluster.topology, version=cluster.topology.version + 1)
+        denying.watchers.pop()(pb.Answer(error=pb.Error(reason="PERMISSION_DENIED", message="no")))
+        await until(lambda: graph.topology.version == cluster.topology.version)
+        await until(lambda: any(link.watchers for link in cluster.links.values()))
+
+
 async def test_the_address_of_a_follower_decides_the_region(cluster: FakeCluster) -> None:
     west = Region(name="west", leaders=tier("w-leaders", "w0"), followers=(tier("w-near", "w1"), tier("w-far", "w2")))
     database = cluster.topology.databases[0]

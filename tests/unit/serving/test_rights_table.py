@@ -1,0 +1,119 @@
+"""The tables of docs/reference/access.md, cell by cell, asked of the servers' own handlers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tao.access.document import load_access
+from tao.model.errors import PermissionDenied, TaoError, Unauthorized
+from tao.serving.requests import FOLLOWER_RULES, LEADER_RULES
+from tao.wire.session import RequestHandler
+from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.leader_rig import FRIEND, USER, make_id
+from tests.rigs.links_rig import MemoryReply
+from tests.rigs.region_rig import RegionRig
+
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "access.md"
+USER_ID = make_id(64)
+REQUESTS = {
+    "read": pb.Request(read=pb.ReadBatch(count_id1s=[USER_ID], count_atypes=[FRIEND])),
+    "write": pb.Request(write=pb.WriteBatch(writes=[pb.Write(obj_delete=pb.ObjDelete(id=USER_ID, otype=USER))])),
+    "settle_edge": pb.Request(
+        write=pb.WriteBatch(writes=[pb.Write(settle_edge=pb.SettleEdge(id1=1, atype=FRIEND, id2=2))])
+    ),
+    "reserve_ids": pb.Request(reserve_ids=pb.ReserveIds(shard=0, count=1)),
+    "settle_pairs": pb.Request(
+        settle_pairs=pb.SettlePairs(pairs=[pb.Pair(low_id=USER_ID, high_id=USER_ID + 1, atypes=[FRIEND])])
+    ),
+    "get_topology": pb.Request(get_topology=pb.GetTopology()),
+    "get_schema": pb.Request(get_schema=pb.GetSchema()),
+    "watch": pb.Request(watch=pb.Watch()),
+    "inspect": pb.Request(inspect=pb.Inspect(obj_ids=[USER_ID])),
+    "invalidate": pb.Request(invalidate=pb.Invalidate(shards=[0])),
+    "touch_keys": pb.Request(touch_keys=pb.TouchKeys()),
+    "subscribe": pb.Request(subscribe=pb.Subscribe(subscriber="x")),
+    "acknowledge": pb.Request(acknowledge=pb.Acknowledge(subscribe_number=99)),
+    "apply": pb.Request(apply=pb.ApplyChanges()),
+    "relay": pb.Request(relay=pb.Relay()),
+}
+PEERS = {
+    "client": ("client", "app"),
+    "operator": ("operator", "operator/op"),
+    "follower": ("near-2", "follower/near-2"),
+    "leader": ("leader-2", "leader/leader-2"),
+    "tailer": ("tailer", "tailer/t-1"),
+    "passed on": ("near-2", "follower/near-2"),
+}
+CALLERS = "callers: {app: [it], operator/op: [it]}\n"
+NOTHING = f"format: 1\nversion: 1\nroles: {{it: {{}}}}\n{CALLERS}"
+EVERYTHING = (
+    "format: 1\nversion: 2\nroles: {it: {read: all, write: all, critical: all, watch: all, administer: all}}\n"
+    + CALLERS
+)
+
+
+def table(heading: str) -> dict[tuple[str, str], str]:
+    """Return the cells of the table below a heading, by request and peer."""
+    section = PAGE.read_text().split(f"### {heading}\n")[1].split("\n#")[0]
+    head, _, *rows = [re.split(r"\s*\|\s*", line.strip("| ")) for line in section.splitlines() if line.startswith("|")]
+    return {(row[0].strip("`"), peer): cell for row in rows for peer, cell in zip(head[1:], row[1:], strict=True)}
+
+
+TABLES = {"At a follower": table("At a follower"), "At a leader": table("At a leader")}
+
+
+@pytest.fixture
+async def region() -> AsyncIterator[RegionRig]:
+    rig = RegionRig()
+    await rig.start()
+    yield rig
+    await rig.close()
+
+
+def refusal(server: RequestHandler, kind: str, peer: str) -> str:
+    """Return the reason for which a request is refused, at once or in its answer; "" when it is begun."""
+    name, caller = PEERS[peer]
+    request = pb.Request(deadline_ms=5_000)
+    request.MergeFrom(REQUESTS[kind])
+    if peer == "passed on":
+        request.caller = "app"
+    answers: list[pb.Answer] = []
+    try:
+        server.handle(request, MemoryReply(answers.append, peer=name, caller=caller))
+    except (PermissionDenied, Unauthorized) as error:
+        return error.reason
+    except TaoError:
+        return ""
+    for answer in answers:
+        reasons = [*(each.reason for each in answer.read.errors), *(each.error.reason for each in answer.write.results)]
+        if PermissionDenied.reason in reasons:
+            return PermissionDenied.reason
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("heading", "kind"), sorted({(name, kind) for name, cells in TABLES.items() for kind, _ in cells})
+)
+async def test_a_cell_says_what_happens(region: RegionRig, heading: str, kind: str) -> None:
+    server, configuration = (
+        (region.near.service, region.near.configuration)
+        if heading == "At a follower"
+        else (region.leader.service, region.leader.configuration)
+    )
+    expected = {"no": "UNAUTHORIZED", "yes": ""}
+    for rules in ("", NOTHING, EVERYTHING):
+        if rules:
+            configuration.access.use_document(load_access(rules, "access.yaml"))
+        for peer in PEERS:
+            cell = TABLES[heading][kind, peer]
+            denied = PermissionDenied.reason if rules is NOTHING else ""
+            assert refusal(server, kind, peer) == expected.get(cell, denied), (peer, cell, rules)
+
+
+def test_the_tables_have_every_request_that_has_rules() -> None:
+    assert {kind for kind, _ in TABLES["At a follower"]} >= FOLLOWER_RULES.keys()
+    assert {kind for kind, _ in TABLES["At a leader"]} >= LEADER_RULES.keys() | {"settle_edge"}
