@@ -9,7 +9,7 @@ import click
 
 from tao import __version__
 from tao.cli.frame import Entry, TaoGroup
-from tao.cli.options import global_options
+from tao.cli.options import audit_log_option, global_options
 
 COMMANDS: Final = {
     "accounts": Entry("databases", "Create the four accounts on every database server, or set their passwords."),
@@ -17,6 +17,7 @@ COMMANDS: Final = {
     "arenas": Entry(
         "stats", "Show the arenas of every server: their budgets, their content, and how long entries stay."
     ),
+    "audit": Entry("audit", "Check audit logs."),
     "count": Entry("graph", "Show how many edges an association list has."),
     "delete": Entry("graph", "Delete an object or an edge."),
     "demo": Entry(
@@ -99,6 +100,7 @@ def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> 
     help="The certificate to show to servers that demand one (PEM).",
 )
 @click.option("--private-key", type=_pem, envvar="TAO_PRIVATE_KEY", help="The private key of --certificate (PEM).")
+@audit_log_option
 @global_options
 @click.pass_context
 def tao(context: click.Context, ca: Path | None, certificate: Path | None, private_key: Path | None) -> None:

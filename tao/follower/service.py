@@ -29,6 +29,7 @@ from tao.model.ids import SHARD_SHIFT
 from tao.model.tokens import PendingShard
 from tao.model.topology import CacheServer
 from tao.routing.budgets import work_seconds
+from tao.serving.audit import caller_of
 from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import ForwardPath
 from tao.serving.read_service import ReadService
@@ -200,6 +201,8 @@ class UnaryPath:
         task = asyncio.current_task()
         assert task is not None, "run by the spawner, as a task"
         reply.on_close(lambda: _stop(task))
+        if request.HasField("write"):
+            request.write.caller = caller_of(reply.peer)
         self._under_way += 1
         try:
             answer = await self._ask(request, candidates, until)

@@ -9,13 +9,14 @@ import msgspec
 
 from tao.cache import GraphCache
 from tao.delivery.publisher import Publisher
+from tao.leader.audited_writes import WriteAudit
 from tao.leader.delivery_path import Subscribers
 from tao.leader.inverse_path import InversePath
 from tao.leader.ownership import Ownership
 from tao.leader.relay_path import RelayPath
 from tao.leader.remote_inverses import InverseFence
 from tao.leader.replica_shards import ForwardedWrites
-from tao.leader.write_path import WritePath
+from tao.leader.write_path import WritePath, Written
 from tao.model.errors import InternalError, InvalidArgument, OutcomeUnknown, RequestError, TaoError, Unavailable
 from tao.model.ids import MAX_RESERVED_IDS, SHARD_SHIFT
 from tao.model.relay import Touch
@@ -24,6 +25,7 @@ from tao.model.tokens import PendingInverse
 from tao.model.writes import ObjAdd, SettleEdge, Write
 from tao.planning.coordination import names_far_side, shards_of
 from tao.routing.budgets import work_seconds
+from tao.serving.audit import caller_of_writes
 from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import WriteResults, shards_of_write
 from tao.serving.read_service import ReadService
@@ -60,6 +62,7 @@ class WriteRequests:
         self._inverses: Final = inverses
         self._inverse_fence: Final = inverse_fence
         self._forwarded: Final = forwarded
+        self._audit: Final = WriteAudit(context)
         self.apply_forwarded: Final = forwarded.apply
 
     def check_owned(self, shard: int) -> None:
@@ -103,7 +106,10 @@ class WriteRequests:
             self._check_far_end(write)
             if isinstance(write, ObjAdd) and not write.allocated:
                 await self._writes.ids.admit(write.id, deadline)
-            written, pending = await self._inverses.write(write, deadline, sub_write=isinstance(write, SettleEdge))
+            if self._configuration.schema.has_audited:
+                written, pending = await self._execute_audited(write, deadline, caller_of_writes(batch, results.peer))
+            else:
+                written, pending = await self._execute(write, deadline)
         except TaoError as error:
             results.fail(slot, error)
         except Exception as error:
@@ -118,6 +124,22 @@ class WriteRequests:
             lists = self._pending_lists(written.intent) if pending else ()
             result = outcome_to_pb(written.outcome, written.messages, lists)
             results.add(slot, result, written.messages)
+
+    async def _execute(self, write: Write, deadline: float) -> tuple[Written, bool]:
+        return await self._inverses.write(write, deadline, sub_write=isinstance(write, SettleEdge))
+
+    async def _execute_audited(self, write: Write, deadline: float, caller: str) -> tuple[Written, bool]:
+        """Execute a write, and record how it ends if its type asks for that."""
+        record = self._audit.begin(write, caller)
+        if record is None:
+            return await self._execute(write, deadline)
+        try:
+            written, pending = await self._execute(write, deadline)
+        except BaseException as error:
+            record.failed(error)
+            raise
+        record.done(written, pending=pending)
+        return written, pending
 
     def _pending_lists(self, intent: IntentRow | None) -> list[PendingInverse]:
         assert intent is not None, "a write whose inverse is pending has an intent"

@@ -37,6 +37,7 @@ from tao.model.topology import CacheServer
 from tao.planning.coordination import coordinating_shard
 from tao.routing.budgets import MIN_MARGIN_SECONDS, MIN_WORK_SECONDS, work_seconds
 from tao.schema.registry import Schema
+from tao.serving.audit import caller_of_writes
 from tao.serving.configuration import ServerContext
 from tao.serving.sources import TickBatcher
 from tao.wire.convert import (
@@ -47,6 +48,7 @@ from tao.wire.convert import (
     shard_messages_to_pb,
     write_from_pb,
 )
+from tao.wire.identity import PeerIdentity
 from tao.wire.links import LinksPort
 from tao.wire.session import AnswerHandler, Reply
 from tao.wire.v1 import session_pb2 as pb
@@ -84,6 +86,7 @@ class _Forwarded:
 
     writes: pb.WriteBatch
     results: WriteResults
+    caller: str
     deadline: float
     sent_at: float
     """The time at which it was sent first."""
@@ -140,7 +143,8 @@ class ForwardPath:
 
     def forward(self, writes: pb.WriteBatch, slots: Iterable[int], results: WriteResults, deadline: float) -> None:
         """Forward these slots of a batch; their results go to ``results``."""
-        self._send(_Forwarded(writes, results, deadline, self._clock.monotonic()), slots, 1)
+        caller = caller_of_writes(writes, results.peer)
+        self._send(_Forwarded(writes, results, caller, deadline, self._clock.monotonic()), slots, 1)
 
     def reserve_ids(self, request: pb.Request, reply: Reply) -> None:
         """Forward a reservation of ids. Raises `InvalidArgument` and `DeadlineExceeded`."""
@@ -172,7 +176,11 @@ class ForwardPath:
                 by_leader.setdefault(leader, []).append(slot)
         left = forwarded.deadline - self._clock.monotonic()
         for leader, group in by_leader.items():
-            batch = pb.WriteBatch(want_changes=True, writes=[forwarded.writes.writes[slot] for slot in group])
+            batch = pb.WriteBatch(
+                want_changes=True,
+                writes=[forwarded.writes.writes[slot] for slot in group],
+                caller=forwarded.caller,
+            )
             request = pb.Request(topology_version=routes.version, write=batch)
             unanswered = dict(enumerate(group))
 
@@ -487,6 +495,11 @@ class WriteResults:
         self._changes: dict[int, ShardMessages] = {}
         self._change_bytes = 0
         self._scheduled = False
+
+    @property
+    def peer(self) -> PeerIdentity:
+        """Return the identity of the peer that waits for the results."""
+        return self._reply.peer
 
     def add(self, slot: int, result: pb.WriteResult, messages: Iterable[ShardMessages] = ()) -> None:
         """Add the result of one write. ``messages`` are the changes that its writer's caches must apply."""

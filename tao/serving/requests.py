@@ -31,6 +31,7 @@ from tao.model.settings import renamed
 from tao.model.topology import CacheServer
 from tao.observability.logs import Logger
 from tao.observability.metrics import Metrics
+from tao.serving.audit import DENIALS
 from tao.serving.configuration import ServerContext, region_asked
 from tao.serving.inspection import inspect
 from tao.serving.read_service import ReadService
@@ -219,6 +220,9 @@ LEADER_RULES: Final[Rules] = {
 }
 """The rules of a leader. ``settle_edge`` is a kind of write and is checked separately."""
 
+OPERATORS_CHANGES: Final = frozenset({"invalidate", "settle_pairs", "touch_keys"})
+"""The requests by which operators change something at a cache server."""
+
 
 def check_role(rules: Rules, kind: str, role: str) -> None:
     """Raise `Unauthorized` unless a peer of ``role`` may send requests of ``kind``."""
@@ -246,6 +250,7 @@ class CacheService:
         """``paths`` serve the kinds of requests that the other role does not serve in the same way."""
         configuration, region = context.configuration, context.region
         self._role: Final = role
+        self._audit: Final = context.audit
         self._rules: Final = FOLLOWER_RULES if role == "follower" else LEADER_RULES
         self._paths: Final[dict[str, Callable[[pb.Request, Reply], None]]] = {
             "read": reads.handle,
@@ -259,6 +264,8 @@ class CacheService:
             ),
             **paths,
         }
+        for kind in OPERATORS_CHANGES & self._paths.keys():
+            self._paths[kind] = context.audit.of_operators(kind, self._paths[kind])
 
     def handle(self, request: pb.Request, reply: Reply) -> None:
         """Serve one request. Whatever the cache can answer is answered before this returns.
@@ -270,5 +277,10 @@ class CacheService:
         if path is None:
             other = "leader" if self._role == "follower" else "follower"
             raise InvalidArgument(f"a {self._role} does not serve {kind!r} requests; ask a {other}")
-        check_role(self._rules, kind, reply.peer.role)
-        path(request, reply)
+        try:
+            check_role(self._rules, kind, reply.peer.role)
+            path(request, reply)
+        except TaoError as error:
+            if error.reason in DENIALS:
+                self._audit.denied(reply.peer, kind, error)
+            raise

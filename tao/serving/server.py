@@ -14,6 +14,7 @@ from tao.cache.settings import DEFAULT_ARENA
 from tao.model.errors import InvalidArgument, TopologyError
 from tao.model.ports import Clock
 from tao.model.versions import FIRST_EPOCH
+from tao.observability.audit_log import AuditLog
 from tao.observability.key_history import KeyHistoryRecorder
 from tao.observability.logs import Logger, configure_logs, logger
 from tao.observability.metrics import Metrics
@@ -27,8 +28,9 @@ from tao.runtime.process import run_server
 from tao.runtime.tasks import BackgroundTasks
 from tao.schema.registry import Schema
 from tao.schema.types import DEFAULT_LIST_LIMIT
+from tao.serving.audit import AuditTrail
 from tao.serving.configuration import Configuration, SchemaFile, ServerContext
-from tao.serving.metrics import ReadMetrics, register_links, register_retries
+from tao.serving.metrics import ReadMetrics, register_audit, register_links, register_retries
 from tao.serving.misses import ReadPolicy
 from tao.serving.prefix_refills import PrefixRefills
 from tao.serving.read_service import ReadService
@@ -198,7 +200,21 @@ class CachingServer(Generic[SettingsType]):
             spawn_as=lambda task_name: partial(self._start_task, task_name),
             budget=RetryBudget(settings.retries, clock.monotonic()),
             log=self._log,
+            audit=await self._open_audit(configuration, clock),
         )
+
+    async def _open_audit(self, configuration: Configuration, clock: Clock) -> AuditTrail:
+        """Return what makes records, with its log open if the settings name one. Raises `OperatorError` or
+        `OSError`."""
+        settings, log = self._settings, None
+        if settings.audit.path is not None:
+            log = AuditLog(settings.audit, self._log)
+            await asyncio.to_thread(log.open)
+        audit = AuditTrail(log, settings.name, clock.unix_ms)
+        audit.started(configuration.routes, configuration.schema)
+        configuration.on_routes(audit.use_routes)
+        configuration.on_schema(audit.use_schema)
+        return audit
 
     def _start_task(self, name: str, job: Coroutine[Any, Any, None]) -> object:
         return self._tasks.start(job, name)
@@ -258,7 +274,10 @@ class CachingServer(Generic[SettingsType]):
         self._listeners = Listeners(
             configuration.routes.server(context.name),
             detector,
-            ServingSettings(accepted_tokens=AcceptedTokens.of(settings.token, settings.client_token)),
+            ServingSettings(
+                accepted_tokens=AcceptedTokens.of(settings.token, settings.client_token),
+                on_refused=context.audit.connection_refused,
+            ),
             lambda: configuration.routes.version,
             choose_shard,
             None if unary_path is None else unary_path(detector),
@@ -289,6 +308,8 @@ class CachingServer(Generic[SettingsType]):
         self._tasks.keep(self._pause_detector.keep, "signs of life")
         self._tasks.keep(lambda: self._schema_file.watch(configuration.use_schema_text), "schema")
         self._tasks.keep(lambda: maintain_cache(self._cache, context.clock), "cache maintenance")
+        if context.audit.log is not None:
+            self._tasks.keep(context.audit.log.keep_publishing, "publication of the audit log's hash")
 
     # ---- the protocol of a running server --------------------------------------------------------------------------
 
@@ -303,6 +324,7 @@ class CachingServer(Generic[SettingsType]):
         await self._admin.close()
         await self._tasks.close()
         await self._context.links.close()
+        await self._context.audit.close()
 
     async def reload(self) -> None:
         """Read the topology and schema files now. See `tao.runtime.process.RunningServer`."""
@@ -348,5 +370,7 @@ class CachingServer(Generic[SettingsType]):
         )
         register_links(metrics, context.links.states)
         register_retries(metrics, context.budget)
+        if context.audit.log is not None:
+            register_audit(metrics, context.audit.log)
         self._pause_detector.register(metrics)
         metrics.gauge("running_tasks", "Tasks in progress.", lambda: len(self._tasks))

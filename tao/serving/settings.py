@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from tao.model.settings import renamed
+from tao.observability.audit_log import AuditSettings
 from tao.observability.key_history import KeyHistorySettings
 from tao.routing.budgets import RetrySettings
 from tao.serving.forward_path import ForwardSettings
@@ -52,6 +53,7 @@ class CacheServerSettings:
     log_form: Literal["json", "console"] = "json"
     """Format of the log: ``json`` for machines, ``console`` for a person at a terminal."""
 
+    audit: AuditSettings = AuditSettings()
     refills: RefillSettings = RefillSettings()
     forwarding: ForwardSettings = ForwardSettings()
     retries: RetrySettings = RetrySettings()

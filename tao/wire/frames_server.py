@@ -299,8 +299,13 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         # Not sooner: closing a socket with an unread greeting would lose the answer that says why.
         if len(self._server.connections) > self._settings.max_connections:
             raise Overloaded(f"{self._server.name} has {self._settings.max_connections} connections already")
-        check_token(self._settings.accepted_tokens, hello.token, hello.role)
-        self.peer = PeerIdentity(hello.name, hello.role, self.peer.address)
+        stated = PeerIdentity(hello.name, hello.role, self.peer.address)
+        try:
+            check_token(self._settings.accepted_tokens, hello.token, hello.role)
+        except TaoError as error:
+            self._settings.on_refused(stated, error)
+            raise
+        self.peer = stated
         self._greeted = True
         welcome = frames_pb2.Welcome(
             protocol_version=framing.PROTOCOL_VERSION,

@@ -169,8 +169,13 @@ class GrpcServer:
     def _peer(self, context: Context) -> PeerIdentity:
         shown = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         role = shown.get(ROLE_KEY, "client")
-        check_token(self._settings.accepted_tokens, shown.get(AUTHORIZATION_KEY, "").removeprefix(BEARER), role)
-        return PeerIdentity(shown.get(NAME_KEY, ""), role, context.peer())
+        stated = PeerIdentity(shown.get(NAME_KEY, ""), role, context.peer())
+        try:
+            check_token(self._settings.accepted_tokens, shown.get(AUTHORIZATION_KEY, "").removeprefix(BEARER), role)
+        except TaoError as error:
+            self._settings.on_refused(stated, error)
+            raise
+        return stated
 
 
 def server_options(settings: ServingSettings) -> list[tuple[str, int]]:

@@ -19,11 +19,13 @@ VOUCHED_ROLES: Final = frozenset({"leader", "follower", "tailer", "operator"})
 
 @dataclass(frozen=True, slots=True)
 class PeerIdentity:
-    """The process at the other end, as it names itself. ``address`` is where its connection comes from, for logs."""
+    """The process at the other end, as it names itself. ``address`` is where its connection comes from, for logs.
+    ``caller`` is the name that its credentials prove, empty when they prove none."""
 
     name: str
     role: str
     address: str = ""
+    caller: str = ""
 
 
 @dataclass(frozen=True, slots=True)

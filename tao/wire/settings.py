@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from tao.wire.identity import AcceptedTokens
+from tao.model.errors import TaoError
+from tao.wire.identity import AcceptedTokens, PeerIdentity
 
 MAX_MESSAGE_BYTES = 16 << 20
 
@@ -45,6 +47,10 @@ class SessionSettings:
     late."""
 
 
+def _ignore(_peer: PeerIdentity, _error: TaoError) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class ServingSettings:
     """The server's side of its connections."""
@@ -52,6 +58,9 @@ class ServingSettings:
     accepted_tokens: AcceptedTokens = AcceptedTokens()
     """Shared secrets, one of which a peer has to show. Empty: every peer that reaches the port is served under the
     identity that it states, which is right on loopback and in a network that authenticates by itself."""
+
+    on_refused: Callable[[PeerIdentity, TaoError], None] = _ignore
+    """Called with what a peer says of itself, for each connection or call that is refused for its credentials."""
 
     max_connections: int = 10_000
     """Connections at a time: a web tier of thousands of processes, and below the usual limit of open files."""

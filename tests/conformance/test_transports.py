@@ -15,11 +15,12 @@ from tao.model.errors import (
     NotMine,
     OutcomeUnknown,
     Overloaded,
+    TaoError,
     TooLarge,
     Unauthorized,
     Unavailable,
 )
-from tao.wire.identity import AcceptedTokens, Credentials
+from tao.wire.identity import AcceptedTokens, Credentials, PeerIdentity
 from tao.wire.session import NO_DEADLINE_MS, Reply
 from tao.wire.settings import ServingSettings, SessionSettings
 from tao.wire.v1 import session_pb2 as pb
@@ -233,6 +234,21 @@ async def test_only_a_peer_with_an_accepted_token_is_served(rig: Rig) -> None:
     for right in ("old", "new"):
         session = await rig.connect(credentials=replace(ME, token=right))
         assert (await session.ask(read(1), PATIENT_SECONDS)).read.values
+
+
+async def test_a_peer_that_is_refused_for_its_credentials_is_reported_as_what_it_says_it_is(rig: Rig) -> None:
+    refused: list[tuple[PeerIdentity, TaoError]] = []
+    accepted = AcceptedTokens(("for servers",), ("for clients",))
+    await rig.serve(ServingSettings(accepted, on_refused=lambda *each: refused.append(each)))
+    await rig.connect(credentials=replace(ME, token="for clients"))
+    for credentials in (ME, Credentials("stranger", "operator", "for clients")):
+        with pytest.raises(Unauthorized):
+            await rig.connect(credentials=credentials)
+    assert [(peer.name, peer.role, error.reason) for peer, error in refused] == [
+        (ME.name, ME.role, "UNAUTHORIZED"),
+        ("stranger", "operator", "UNAUTHORIZED"),
+    ]
+    assert all(peer.address for peer, _ in refused)
 
 
 async def test_the_clients_token_vouches_for_no_server(rig: Rig) -> None:

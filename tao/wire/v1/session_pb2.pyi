@@ -469,8 +469,11 @@ class WriteBatch(_message.Message):
     WRITES_FIELD_NUMBER: _builtins.int
     WANT_CHANGES_FIELD_NUMBER: _builtins.int
     COORDINATOR_FIELD_NUMBER: _builtins.int
+    CALLER_FIELD_NUMBER: _builtins.int
     want_changes: _builtins.bool
     """asked by a cache server: send changes and epochs along"""
+    caller: _builtins.str
+    """from a cache server: on whose behalf it forwards the writes, for the audit log"""
     @_builtins.property
     def writes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Write]: ...
     @_builtins.property
@@ -483,10 +486,11 @@ class WriteBatch(_message.Message):
         writes: _abc.Iterable[Global___Write] | None = ...,
         want_changes: _builtins.bool = ...,
         coordinator: Global___Coordinator | None = ...,
+        caller: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator", b"coordinator"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator", b"coordinator", "want_changes", b"want_changes", "writes", b"writes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "coordinator", b"coordinator", "want_changes", b"want_changes", "writes", b"writes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,6 +24,7 @@ from tao.model.tokens import ANY_SHARD
 from tao.model.topology import CacheServer
 from tao.serving.configuration import Configuration
 from tao.wire.convert import error_to_pb
+from tao.wire.identity import PeerIdentity
 from tao.wire.links import Links
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
@@ -58,6 +59,7 @@ def test_a_call_belongs_to_the_shard_of_its_one_query_or_write(request_: pb.Requ
 class FakeReply:
     def __init__(self) -> None:
         self.answers: list[pb.Answer] = []
+        self.peer = PeerIdentity("stub", "client")
 
     def send(self, answer: pb.Answer) -> None:
         self.answers.append(answer)
@@ -149,6 +151,7 @@ async def test_the_home_server_is_asked_first_and_a_read_leaves_time_for_another
     stage.answers["a"] = pb.Answer(write=pb.WriteAnswer(results=[pb.WriteResult(found=True)]))
     await stage.call(WRITE)
     assert 2.0 < stage.asked[0][1] <= 4.0
+    assert stage.requests[-1].write.caller == "client/stub"
 
 
 @pytest.mark.parametrize("error", [Unavailable("gone"), NotMine("moved", 9), DeadlineExceeded("slow")])
