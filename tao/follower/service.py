@@ -29,7 +29,7 @@ from tao.model.ids import SHARD_SHIFT
 from tao.model.tokens import PendingShard
 from tao.model.topology import CacheServer
 from tao.routing.budgets import work_seconds
-from tao.serving.audit import caller_of
+from tao.serving.audit import caller_of_request
 from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import ForwardPath
 from tao.serving.read_service import ReadService
@@ -201,18 +201,18 @@ class UnaryPath:
         task = asyncio.current_task()
         assert task is not None, "run by the spawner, as a task"
         reply.on_close(lambda: _stop(task))
-        if request.HasField("write"):
-            request.write.caller = caller_of(reply.peer)
         self._under_way += 1
         try:
-            answer = await self._ask(request, candidates, until)
+            answer = await self._ask(request, candidates, caller_of_request(request, reply.peer), until)
         except TaoError as error:
             answer = failure(error)
         finally:
             self._under_way -= 1
         reply.send(answer)
 
-    async def _ask(self, request: pb.Request, candidates: tuple[CacheServer, ...], until: float) -> pb.Answer:
+    async def _ask(
+        self, request: pb.Request, candidates: tuple[CacheServer, ...], caller: str, until: float
+    ) -> pb.Answer:
         """Return the first answer that is not an error. Raises the error of the last server that was asked."""
         error: TaoError = Unavailable("the topology names no follower for the shard")
         is_write = request.HasField("write")
@@ -225,6 +225,7 @@ class UnaryPath:
                 relayed.write.CopyFrom(request.write)
             else:
                 relayed.read.CopyFrom(request.read)
+            relayed.caller = caller
             try:
                 answer = await self._links.to(server).ask(relayed, left)
                 refused = error_of(answer)

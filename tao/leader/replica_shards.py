@@ -11,7 +11,7 @@ own writes in this region without waiting for replication."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from math import inf
@@ -182,15 +182,17 @@ class ForwardedWrites:
         """Return whether the leader in the master region has recently failed to answer."""
         return self._links.to(self.leader(shard)).is_down
 
-    def forward(self, batch: pb.WriteBatch, results: WriteResults, deadline: float) -> list[int]:
-        """Forward the writes that another region masters; return the slots to execute here, invalid writes among
-        them."""
-        slots = range(len(batch.writes))
+    def forward(
+        self, request: pb.Request, slots: Sequence[int], results: WriteResults, deadline: float, peer: PeerIdentity
+    ) -> Sequence[int]:
+        """Forward those of a peer's writes that another region masters; return the slots to execute here, invalid
+        writes among them."""
+        writes = request.write.writes
         if all(database.master_region == self._region for database in self._configuration.routes.topology.databases):
-            return list(slots)
-        away = [slot for slot in slots if not self._is_executed_here(batch.writes[slot])]
+            return slots
+        away = [slot for slot in slots if not self._is_executed_here(writes[slot])]
         if away:
-            self._path.forward(batch, away, results, deadline)
+            self._path.forward(request, away, results, deadline, peer)
         forwarded = set(away)
         return [slot for slot in slots if slot not in forwarded]
 

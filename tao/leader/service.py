@@ -25,7 +25,7 @@ from tao.model.tokens import PendingInverse
 from tao.model.writes import ObjAdd, SettleEdge, Write
 from tao.planning.coordination import names_far_side, shards_of
 from tao.routing.budgets import work_seconds
-from tao.serving.audit import caller_of_writes
+from tao.serving.audit import caller_of_request
 from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import WriteResults, shards_of_write
 from tao.serving.read_service import ReadService
@@ -38,6 +38,7 @@ from tao.wire.convert import (
     touch_from_pb,
     write_from_pb,
 )
+from tao.wire.identity import PeerIdentity
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
 
@@ -82,23 +83,25 @@ class WriteRequests:
         deadline = self._clock.monotonic() + work_seconds(request.deadline_ms)
         here: Sequence[int] = range(len(batch.writes))
         if self._forwarded.may_pass_on(reply.peer):
-            here = self._forwarded.forward(batch, results, deadline)
+            here = self._forwarded.forward(request, here, results, deadline, reply.peer)
         for slot in here:
             try:
-                self._spawn(self._write_one(slot, batch, deadline, results))
+                self._spawn(self._write_one(slot, request, deadline, results, reply.peer))
             except TaoError as error:
                 # The error is this write's, not the request's: the writes before it have begun.
                 results.fail(slot, error)
 
-    async def _write_one(self, slot: int, batch: pb.WriteBatch, deadline: float, results: WriteResults) -> None:
+    async def _write_one(
+        self, slot: int, request: pb.Request, deadline: float, results: WriteResults, peer: PeerIdentity
+    ) -> None:
         try:
-            message = batch.writes[slot]
+            message = request.write.writes[slot]
             if not self._ownership.complete:
                 _, coordinator = shards_of_write(message, self._configuration.schema)
                 await self._ownership.wait_taken(coordinator, deadline - self._clock.monotonic())
             write = write_from_pb(message)
             if isinstance(write, SettleEdge):
-                await self._inverse_fence.admit(batch)
+                await self._inverse_fence.admit(request.write)
             self._writes.check(write)
             if isinstance(write, ObjAdd) and write.allocated:
                 allocated = await self._writes.ids.allocate(write.id >> SHARD_SHIFT, deadline=deadline)
@@ -107,7 +110,7 @@ class WriteRequests:
             if isinstance(write, ObjAdd) and not write.allocated:
                 await self._writes.ids.admit(write.id, deadline)
             if self._configuration.schema.has_audited:
-                written, pending = await self._execute_audited(write, deadline, caller_of_writes(batch, results.peer))
+                written, pending = await self._execute_audited(write, deadline, caller_of_request(request, peer))
             else:
                 written, pending = await self._execute(write, deadline)
         except TaoError as error:

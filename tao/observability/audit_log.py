@@ -34,6 +34,8 @@ _TAIL_BYTES: Final = 1 << 20
 _MAX_BATCH: Final = 1_000
 """Records written with one sync. Larger batches save little more."""
 _LOCK_CHECK_SECONDS: Final = 0.02
+_CLOSE_SECONDS: Final = 3.0
+"""Longest wait for the thread at the end: below the time that a server has to close."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ class AuditFile:
         self._file = self._lock = -1
 
     def _open_file(self) -> None:
-        # Readable by the group, for those who ship logs.
+        # Readable by the group, for those who ship logs, where the umask of the process allows it.
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
         self._size = os.fstat(self._file).st_size
         _sync_folder(self._path)
@@ -283,8 +285,11 @@ class AuditLog:
         """Write what is queued, and close the file. What cannot be written then is lost, which is logged."""
         self._closing.set()
         self._jobs.put(None)
-        self._thread.join()
-        self._file.close()
+        self._thread.join(_CLOSE_SECONDS)
+        if self._thread.is_alive():
+            self._log.error("audit_records_dropped", records=self.waiting, reason=f"{self._path}: the disk hangs")
+        else:
+            self._file.close()
         self.publish()
 
     def reserve(self) -> None:

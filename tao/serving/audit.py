@@ -32,6 +32,9 @@ DENIALS: Final = frozenset({"UNAUTHORIZED", "PERMISSION_DENIED"})
 
 _DENIAL_SECONDS: Final = 1.0
 _DENIAL_SHARE: Final = 0.5
+_MAX_NAME: Final = 200
+"""Characters that are kept of what a stranger says of itself."""
+_ANONYMOUS: Final = "anonymous"
 _OTHER_DENIALS: Final = "denials"
 """The action of the record that stands for all denials beyond the bound."""
 
@@ -102,12 +105,13 @@ class AuditTrail:
         otherwise ``path``."""
         return path if self.log is None else _OperatorPath(self, kind, path)
 
-    def denied(self, peer: PeerIdentity, action: str, error: TaoError) -> None:
-        """Record that a peer was denied something, within the bound."""
+    def denied(self, caller: str, action: str, error: TaoError, peer: PeerIdentity | None = None) -> None:
+        """Record that a caller was denied something, within the bound. ``peer``: the sender of the request, if it is
+        known."""
         if self.log is None:
             return
-        caller, host = caller_of(peer), _host(peer.address)
-        denial = _Denial(action, caller, peer.role, host, error.reason)
+        role, host = ("", "") if peer is None else (peer.role[:_MAX_NAME], _host(peer.address))
+        denial = _Denial(action, caller[:_MAX_NAME], role, host, error.reason)
         if denial not in self._denials and len(self._denials) >= self.log.settings.max_denials_per_second:
             denial = _Denial(_OTHER_DENIALS, "", "", "", "")
         known = self._denials.get(denial)
@@ -117,7 +121,7 @@ class AuditTrail:
                 denial.action,
                 outcome=Outcome.FAILURE,
                 reason=denial.reason,
-                message=error.message if denial.reason else "",
+                message=error.message[: 2 * _MAX_NAME] if denial.reason else "",
                 role=denial.role,
                 address=denial.host,
             )
@@ -139,7 +143,7 @@ class AuditTrail:
     def connection_refused(self, peer: PeerIdentity, error: TaoError) -> None:
         """Record that a connection or call was refused for its credentials."""
         if error.reason in DENIALS:
-            self.denied(peer, "connect", error)
+            self.denied(caller_of(peer), "connect", error, peer)
 
     def started(self, routes: Routes, schema: Schema) -> None:
         """Record the start of this server, and the documents that it goes by."""
@@ -263,9 +267,11 @@ def caller_of(peer: PeerIdentity) -> str:
     return peer.caller or f"{peer.role or 'peer'}/{peer.name}"
 
 
-def caller_of_writes(batch: pb.WriteBatch, peer: PeerIdentity) -> str:
-    """Return on whose behalf a peer sends writes: a cache server names its own caller, anybody else is it."""
-    return batch.caller if batch.caller and peer.role in ("follower", "leader") else caller_of(peer)
+def caller_of_request(request: pb.Request, peer: PeerIdentity) -> str:
+    """Return on whose behalf a peer asks: a cache server names the caller of what it passes on, anybody else is it."""
+    if peer.role in ("follower", "leader") and request.HasField("caller"):
+        return request.caller or _ANONYMOUS
+    return caller_of(peer)
 
 
 def _host(address: str) -> str:

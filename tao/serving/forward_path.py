@@ -37,7 +37,7 @@ from tao.model.topology import CacheServer
 from tao.planning.coordination import coordinating_shard
 from tao.routing.budgets import MIN_MARGIN_SECONDS, MIN_WORK_SECONDS, work_seconds
 from tao.schema.registry import Schema
-from tao.serving.audit import caller_of_writes
+from tao.serving.audit import caller_of_request
 from tao.serving.configuration import ServerContext
 from tao.serving.sources import TickBatcher
 from tao.wire.convert import (
@@ -86,8 +86,9 @@ class _Forwarded:
 
     writes: pb.WriteBatch
     results: WriteResults
-    caller: str
     deadline: float
+    caller: str
+    """The caller on whose behalf it is sent."""
     sent_at: float
     """The time at which it was sent first."""
 
@@ -139,12 +140,14 @@ class ForwardPath:
             return
         results = WriteResults(reply, len(writes.writes), want_changes=writes.want_changes)
         deadline = self._clock.monotonic() + work_seconds(request.deadline_ms)
-        self.forward(writes, range(len(writes.writes)), results, deadline)
+        self.forward(request, range(len(writes.writes)), results, deadline, reply.peer)
 
-    def forward(self, writes: pb.WriteBatch, slots: Iterable[int], results: WriteResults, deadline: float) -> None:
-        """Forward these slots of a batch; their results go to ``results``."""
-        caller = caller_of_writes(writes, results.peer)
-        self._send(_Forwarded(writes, results, caller, deadline, self._clock.monotonic()), slots, 1)
+    def forward(
+        self, request: pb.Request, slots: Iterable[int], results: WriteResults, deadline: float, peer: PeerIdentity
+    ) -> None:
+        """Forward these slots of a peer's batch; their results go to ``results``."""
+        caller, now = caller_of_request(request, peer), self._clock.monotonic()
+        self._send(_Forwarded(request.write, results, deadline, caller, now), slots, 1)
 
     def reserve_ids(self, request: pb.Request, reply: Reply) -> None:
         """Forward a reservation of ids. Raises `InvalidArgument` and `DeadlineExceeded`."""
@@ -176,12 +179,8 @@ class ForwardPath:
                 by_leader.setdefault(leader, []).append(slot)
         left = forwarded.deadline - self._clock.monotonic()
         for leader, group in by_leader.items():
-            batch = pb.WriteBatch(
-                want_changes=True,
-                writes=[forwarded.writes.writes[slot] for slot in group],
-                caller=forwarded.caller,
-            )
-            request = pb.Request(topology_version=routes.version, write=batch)
+            batch = pb.WriteBatch(want_changes=True, writes=[forwarded.writes.writes[slot] for slot in group])
+            request = pb.Request(topology_version=routes.version, write=batch, caller=forwarded.caller)
             unanswered = dict(enumerate(group))
 
             def take(answer: pb.Answer, unanswered: dict[int, int] = unanswered, leader: CacheServer = leader) -> None:
@@ -495,11 +494,6 @@ class WriteResults:
         self._changes: dict[int, ShardMessages] = {}
         self._change_bytes = 0
         self._scheduled = False
-
-    @property
-    def peer(self) -> PeerIdentity:
-        """Return the identity of the peer that waits for the results."""
-        return self._reply.peer
 
     def add(self, slot: int, result: pb.WriteResult, messages: Iterable[ShardMessages] = ()) -> None:
         """Add the result of one write. ``messages`` are the changes that its writer's caches must apply."""

@@ -31,7 +31,7 @@ from tao.model.settings import renamed
 from tao.model.topology import CacheServer
 from tao.observability.logs import Logger
 from tao.observability.metrics import Metrics
-from tao.serving.audit import DENIALS
+from tao.serving.audit import DENIALS, caller_of_request
 from tao.serving.configuration import ServerContext, region_asked
 from tao.serving.inspection import inspect
 from tao.serving.read_service import ReadService
@@ -282,5 +282,5 @@ class CacheService:
             path(request, reply)
         except TaoError as error:
             if error.reason in DENIALS:
-                self._audit.denied(reply.peer, kind, error)
+                self._audit.denied(caller_of_request(request, reply.peer), kind, error, reply.peer)
             raise

@@ -33,6 +33,7 @@ class Request(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     SETTLE_FIRST_FIELD_NUMBER: _builtins.int
     SETTLE_SHARDS_FIRST_FIELD_NUMBER: _builtins.int
+    CALLER_FIELD_NUMBER: _builtins.int
     READ_FIELD_NUMBER: _builtins.int
     WRITE_FIELD_NUMBER: _builtins.int
     RESERVE_IDS_FIELD_NUMBER: _builtins.int
@@ -56,6 +57,8 @@ class Request(_message.Message):
     """the topology that the sender routed by"""
     traceparent: _builtins.str
     """W3C trace context, once per batch"""
+    caller: _builtins.str
+    """Of what a follower or leader passes on: on whose behalf; empty for a peer that names no caller. Absent: its own."""
     @_builtins.property
     def settle_first(self) -> _containers.RepeatedCompositeFieldContainer[Global___PendingInverse]:
         """Of a unary call: pending inverses that its token names in the list that it reads. They are settled before it reads."""
@@ -113,6 +116,7 @@ class Request(_message.Message):
         traceparent: _builtins.str = ...,
         settle_first: _abc.Iterable[Global___PendingInverse] | None = ...,
         settle_shards_first: _abc.Iterable[Global___ShardPair] | None = ...,
+        caller: _builtins.str | None = ...,
         read: Global___ReadBatch | None = ...,
         write: Global___WriteBatch | None = ...,
         reserve_ids: Global___ReserveIds | None = ...,
@@ -129,12 +133,17 @@ class Request(_message.Message):
         relay: Global___Relay | None = ...,
         touch_keys: Global___TouchKeys | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "inspect", b"inspect", "invalidate", b"invalidate", "read", b"read", "relay", b"relay", "reserve_ids", b"reserve_ids", "settle_pairs", b"settle_pairs", "subscribe", b"subscribe", "touch_keys", b"touch_keys", "watch", b"watch", "write", b"write"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_caller", b"_caller", "acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "caller", b"caller", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "inspect", b"inspect", "invalidate", b"invalidate", "read", b"read", "relay", b"relay", "reserve_ids", b"reserve_ids", "settle_pairs", b"settle_pairs", "subscribe", b"subscribe", "touch_keys", b"touch_keys", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "deadline_ms", b"deadline_ms", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "inspect", b"inspect", "invalidate", b"invalidate", "number", b"number", "read", b"read", "relay", b"relay", "reserve_ids", b"reserve_ids", "settle_first", b"settle_first", "settle_pairs", b"settle_pairs", "settle_shards_first", b"settle_shards_first", "subscribe", b"subscribe", "topology_version", b"topology_version", "touch_keys", b"touch_keys", "traceparent", b"traceparent", "watch", b"watch", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caller", b"_caller", "acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "caller", b"caller", "deadline_ms", b"deadline_ms", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "inspect", b"inspect", "invalidate", b"invalidate", "number", b"number", "read", b"read", "relay", b"relay", "reserve_ids", b"reserve_ids", "settle_first", b"settle_first", "settle_pairs", b"settle_pairs", "settle_shards_first", b"settle_shards_first", "subscribe", b"subscribe", "topology_version", b"topology_version", "touch_keys", b"touch_keys", "traceparent", b"traceparent", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__caller: _TypeAlias = _typing.Literal["caller"]  # noqa: Y015
+    _WhichOneofArgType__caller: _TypeAlias = _typing.Literal["_caller", b"_caller"]  # noqa: Y015
     _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["read", "write", "reserve_ids", "get_topology", "get_schema", "watch", "forget", "apply", "subscribe", "acknowledge", "inspect", "invalidate", "settle_pairs", "relay", "touch_keys"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__caller) -> _WhichOneofReturnType__caller | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
 Global___Request: _TypeAlias = Request  # noqa: Y015
@@ -469,11 +478,8 @@ class WriteBatch(_message.Message):
     WRITES_FIELD_NUMBER: _builtins.int
     WANT_CHANGES_FIELD_NUMBER: _builtins.int
     COORDINATOR_FIELD_NUMBER: _builtins.int
-    CALLER_FIELD_NUMBER: _builtins.int
     want_changes: _builtins.bool
     """asked by a cache server: send changes and epochs along"""
-    caller: _builtins.str
-    """from a cache server: on whose behalf it forwards the writes, for the audit log"""
     @_builtins.property
     def writes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Write]: ...
     @_builtins.property
@@ -486,11 +492,10 @@ class WriteBatch(_message.Message):
         writes: _abc.Iterable[Global___Write] | None = ...,
         want_changes: _builtins.bool = ...,
         coordinator: Global___Coordinator | None = ...,
-        caller: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator", b"coordinator"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "coordinator", b"coordinator", "want_changes", b"want_changes", "writes", b"writes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator", b"coordinator", "want_changes", b"want_changes", "writes", b"writes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -151,7 +151,7 @@ async def test_the_home_server_is_asked_first_and_a_read_leaves_time_for_another
     stage.answers["a"] = pb.Answer(write=pb.WriteAnswer(results=[pb.WriteResult(found=True)]))
     await stage.call(WRITE)
     assert 2.0 < stage.asked[0][1] <= 4.0
-    assert stage.requests[-1].write.caller == "client/stub"
+    assert stage.requests[-1].caller == "client/stub"
 
 
 @pytest.mark.parametrize("error", [Unavailable("gone"), NotMine("moved", 9), DeadlineExceeded("slow")])

@@ -49,11 +49,14 @@ async def rig(store: MemoryStore, audit: AuditRig) -> AsyncIterator[LeaderRig]:
     assert rig.tasks.errors == []
 
 
-async def write(rig: LeaderRig, *writes: Write, peer: str = "near-1", caller: str = "app/web") -> list[pb.WriteResult]:
+async def write(
+    rig: LeaderRig, *writes: Write, peer: str = "near-1", caller: str | None = "app/web"
+) -> list[pb.WriteResult]:
     """Send the writes as a follower forwards them; return their results."""
     answers: list[pb.Answer] = []
-    batch = pb.WriteBatch(writes=[write_to_pb(each) for each in writes], caller=caller)
-    rig.service.handle(pb.Request(deadline_ms=5_000, write=batch), MemoryReply(answers.append, peer=peer))
+    batch = pb.WriteBatch(writes=[write_to_pb(each) for each in writes])
+    request = pb.Request(deadline_ms=5_000, write=batch, caller=caller)
+    rig.service.handle(request, MemoryReply(answers.append, peer=peer))
     await until(lambda: answers and not answers[-1].more)
     found = [each for part in answers for each in zip(part.write.slots, part.write.results, strict=True)]
     return [result for _, result in sorted(found, key=lambda each: each[0])]
@@ -77,7 +80,7 @@ async def test_a_write_of_a_type_that_asks_for_it_is_recorded_with_its_caller_an
     assert record["unmapped"]["id"] == added.id
     assert record["unmapped"]["types"] == ["user"]
     assert record["unmapped"]["shards"] == [added.id >> SHARD_SHIFT]
-    await write(rig, ObjUpdate(added.id, USER, b""), ObjDelete(added.id, USER), caller="")
+    await write(rig, ObjUpdate(added.id, USER, b""), ObjDelete(added.id, USER), caller=None)
     assert await audit.shown() == [
         ("app/web", "obj_add", 1),
         ("follower/near-1", "obj_update", 1),

@@ -117,9 +117,11 @@ class Rig:
     def take(self, *writes: Write | pb.Write) -> list[int]:
         """Forward the writes; return the slots to execute here."""
         messages = [write if isinstance(write, pb.Write) else write_to_pb(write) for write in writes]
-        batch = pb.WriteBatch(writes=messages)
-        results = WriteResults(MemoryReply(self.answers.append), len(messages), want_changes=False)
-        return self.forwarded.forward(batch, results, self.clock.monotonic() + 5)
+        request = pb.Request(write=pb.WriteBatch(writes=messages))
+        reply = MemoryReply(self.answers.append)
+        results = WriteResults(reply, len(messages), want_changes=False)
+        slots = range(len(messages))
+        return list(self.forwarded.forward(request, slots, results, self.clock.monotonic() + 5, reply.peer))
 
     async def results(self) -> dict[int, pb.WriteResult]:
         """Return the results of the forwarded writes, by slot."""
@@ -184,9 +186,10 @@ async def test_a_forwarded_write_is_cached_and_published_before_its_writer_is_an
     order: list[str] = []
     rig.publisher.subscribe("near-2", [Position(1)], lambda _: order.append("delivered"))
     order.clear()
-    batch = pb.WriteBatch(writes=[write_to_pb(new_object(ELSEWHERE))])
+    request = pb.Request(write=pb.WriteBatch(writes=[write_to_pb(new_object(ELSEWHERE))]))
     reply = MemoryReply(lambda _: order.append("held" if rig.cache.object(ELSEWHERE) else "answered too early"))
-    assert rig.forwarded.forward(batch, WriteResults(reply, 1, want_changes=False), rig.clock.monotonic() + 5) == []
+    results = WriteResults(reply, 1, want_changes=False)
+    assert rig.forwarded.forward(request, [0], results, rig.clock.monotonic() + 5, reply.peer) == []
     await until(lambda: len(order) == 2)
     assert order == ["delivered", "held"]
     assert rig.cache.object(ELSEWHERE) == encode_object(V1, USER, b"new")

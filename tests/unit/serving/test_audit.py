@@ -12,7 +12,7 @@ import pytest
 from tao.model.errors import AuditFull, Overloaded, TaoError, Unauthorized, Unavailable
 from tao.observability.audit_records import verify
 from tao.observability.logs import logger
-from tao.serving.audit import AuditTrail, caller_of, caller_of_writes
+from tao.serving.audit import AuditTrail, caller_of, caller_of_request
 from tao.serving.configuration import Configuration
 from tao.topology.document import dump_topology
 from tao.wire.identity import PeerIdentity
@@ -60,7 +60,7 @@ async def test_equal_denials_of_a_second_are_one_record_with_a_count(rig: AuditR
 
 async def test_strangers_cannot_fill_the_disk_by_taking_many_names(rig: AuditRig) -> None:
     for number in range(1_000):
-        rig.trail.denied(PeerIdentity(f"web-{number}", "client"), "connect", WRONG)
+        rig.trail.connection_refused(PeerIdentity(f"web-{number}", "client"), WRONG)
     assert await rig.shown() == [
         ("client/web-0", "connect", 2),
         ("client/web-1", "connect", 2),
@@ -71,7 +71,7 @@ async def test_strangers_cannot_fill_the_disk_by_taking_many_names(rig: AuditRig
 
 
 async def test_denials_are_recorded_a_second_later_without_being_asked_for(rig: AuditRig) -> None:
-    rig.trail.denied(STRANGER, "connect", WRONG)
+    rig.trail.connection_refused(STRANGER, WRONG)
     timer = vars(rig.trail)["_timer"]
     assert timer.when() - timer._loop.time() <= 1.0
     timer._run()
@@ -80,7 +80,7 @@ async def test_denials_are_recorded_a_second_later_without_being_asked_for(rig: 
 
 async def test_a_denial_refuses_nothing_even_when_the_log_cannot_be_written(rig: AuditRig) -> None:
     rig.log.trouble = "the disk is full"
-    rig.trail.denied(STRANGER, "connect", WRONG)
+    rig.trail.connection_refused(STRANGER, WRONG)
     rig.trail.record_denials()
     with pytest.raises(AuditFull):
         rig.trail.begin("operator/ann", "invalidate")
@@ -199,7 +199,8 @@ async def test_without_an_audit_log_paths_are_left_as_they_are_and_nothing_is_re
 
     assert trail.of_operators("invalidate", path) is path
     assert trail.begin("operator/ann", "invalidate") is None
-    trail.denied(STRANGER, "connect", WRONG)
+    trail.connection_refused(STRANGER, WRONG)
+    trail.denied("app/web", "read", WRONG)
     trail.started(Configuration(make_topology(), SCHEMA, logger("test")).routes, SCHEMA)
     trail.changed("rights", "1", "2", "digest")
     await trail.close()
@@ -211,10 +212,11 @@ def test_a_caller_is_what_credentials_prove_or_else_what_the_peer_says() -> None
     assert caller_of(PeerIdentity("", "")) == "peer/"
 
 
-def test_only_a_cache_server_names_another_caller_of_its_writes() -> None:
-    batch = pb.WriteBatch(caller="app/web")
-    assert caller_of_writes(batch, PeerIdentity("near-1", "follower")) == "app/web"
-    assert caller_of_writes(batch, PeerIdentity("leader-2", "leader")) == "app/web"
+def test_only_a_cache_server_names_another_caller_of_its_requests() -> None:
+    passed = pb.Request(caller="app/web")
+    assert caller_of_request(passed, PeerIdentity("near-1", "follower")) == "app/web"
+    assert caller_of_request(passed, PeerIdentity("leader-2", "leader")) == "app/web"
+    assert caller_of_request(pb.Request(caller=""), PeerIdentity("near-1", "follower")) == "anonymous"
     for role in ("client", "operator", "tailer", ""):
-        assert caller_of_writes(batch, PeerIdentity("x", role)) == f"{role or 'peer'}/x"
-    assert caller_of_writes(pb.WriteBatch(), PeerIdentity("near-1", "follower")) == "follower/near-1"
+        assert caller_of_request(passed, PeerIdentity("x", role)) == f"{role or 'peer'}/x"
+    assert caller_of_request(pb.Request(), PeerIdentity("near-1", "follower")) == "follower/near-1"
