@@ -15,6 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tao.model.errors import AuditFull, OperatorError, SettingsError
+from tao.observability import audit_log
 from tao.observability.audit_log import AuditFile, AuditLog, AuditSettings
 from tao.observability.audit_records import AuditEvent, Fault, verify
 from tao.observability.logs import logger
@@ -296,6 +297,18 @@ async def test_a_log_that_is_closed_while_the_disk_is_full_says_what_it_drops(pa
     with capture_logs() as logs:
         log.close()
     assert [each["records"] for each in logs if each["event"] == "audit_records_dropped"] == [1]
+
+
+async def test_a_disk_that_hangs_does_not_hold_up_the_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_log, "_CLOSE_SECONDS", 0.01)
+    with open_log(path) as (log, file):
+        file.gate.clear()
+        log.record(event())
+        with capture_logs() as logs:
+            log.close()
+        assert [each["records"] for each in logs if each["event"] == "audit_records_dropped"] == [1]
+        file.gate.set()
+        monkeypatch.undo()
 
 
 def test_bounds_below_one_are_refused() -> None:
