@@ -323,6 +323,17 @@ class AuditLog:
         self.published = end = self._file.end
         self._log.info("audit_hash_published", seq=end.seq, hash=end.hash)
 
+    def summary(self) -> dict[str, object]:
+        """Return the numbers for `/stats`."""
+        seq, digest = self.published
+        return {
+            "written": self.written,
+            "waiting": self.waiting,
+            "lost": self.lost,
+            "trouble": self.trouble,
+            "published": {"seq": seq, "hash": digest},
+        }
+
     async def keep_publishing(self) -> None:
         """Publish the newest hash at its interval, until cancelled."""
         while True:

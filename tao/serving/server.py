@@ -359,6 +359,7 @@ class CachingServer(Generic[SettingsType]):
             "schema_hash": context.configuration.schema.version_hash,
             "links": context.links.figures(),
             "retries": context.budget.figures(),
+            **({} if context.audit.log is None else {"audit": context.audit.log.summary()}),
         }
 
     def _register_common_metrics(self, metrics: Metrics, context: ServerContext) -> None:

@@ -280,6 +280,13 @@ async def test_the_newest_hash_is_published_in_the_log_and_kept_until_the_next_t
         assert log.published.seq == 0
         log.publish()
         assert log.published.seq == 1
+        assert log.summary() == {
+            "written": 1,
+            "waiting": 0,
+            "lost": 0,
+            "trouble": "",
+            "published": {"seq": 1, "hash": log.published.hash},
+        }
         log.record(event())
     published = [each for each in logs if each["event"] == "audit_hash_published"]
     assert [each["seq"] for each in published] == [0, 1, 2], "at the start, when asked, and at the end"
