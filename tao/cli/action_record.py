@@ -24,7 +24,7 @@ from tao.observability.audit_records import AuditEvent, Outcome
 _LOCK_SECONDS: Final = 5.0
 """Longest wait for another command that writes its records."""
 _KEY: Final = "tao.action"
-_SECRETS: Final = ("token", "password")
+_SECRETS: Final = ("token", "password", "secret")
 
 
 def begin_action(question: str) -> None:
