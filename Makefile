@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed-$(shell cksum requirements.lock pyproject.toml hatch
 
 PROTOS := $(wildcard protos/tao/wire/v1/*.proto)
 
-.PHONY: help env proto proto-check format lint types layers commits check unit test thorough demo bench report reference docs wheels wheel-check lock clean
+.PHONY: help env proto proto-check format lint types layers commits check unit test thorough demo bench report reference docs wheels wheel-check sbom audit lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -91,6 +91,12 @@ wheels: $(STAMP) ## Build the compiled and the pure-Python wheel into dist
 
 wheel-check: $(STAMP) ## Build the wheels and install them in clean environments: the SDK, beside Flask, a server
 	@.ci/check-wheel "$(PYTHON)" "$(BIN)"
+
+sbom: ## Write build/sbom.json: what an image of the servers contains, in CycloneDX's form
+	@.ci/supply-chain sbom "$(PYTHON)"
+
+audit: ## Look the locked dependencies up in the Python advisory database (needs a network)
+	@.ci/supply-chain audit "$(PYTHON)"
 
 lock: ## Resolve the dependencies again into requirements.lock
 	@.ci/lock "$(PYTHON)"

@@ -324,6 +324,9 @@ def _cache_server_problems(placed: PlacedServer, answer: Answer, version: int) -
     theirs = answer.stats.get("topology_version", version)
     if theirs != version:
         yield f"{who} uses topology {theirs}, not {version}"
+    trouble = answer.stats.get("audit", {}).get("trouble", "")
+    if trouble:
+        yield f"{who} cannot write its audit log: {trouble}"
     found = answer.stats.get("consistency", {})
     since = found.get("seconds_since_inconsistency")
     if since is not None and since <= RECENT_SECONDS:

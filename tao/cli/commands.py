@@ -9,7 +9,7 @@ import click
 
 from tao import __version__
 from tao.cli.frame import Entry, TaoGroup
-from tao.cli.options import global_options, token_file_option
+from tao.cli.options import audit_log_option, global_options, token_file_option
 
 COMMANDS: Final = {
     "access": Entry("access", "Check an access document, and explain what a caller may do."),
@@ -18,6 +18,7 @@ COMMANDS: Final = {
     "arenas": Entry(
         "stats", "Show the arenas of every server: their budgets, their content, and how long entries stay."
     ),
+    "audit": Entry("audit", "Check audit logs."),
     "count": Entry("graph", "Show how many edges an association list has."),
     "delete": Entry("graph", "Delete an object or an edge."),
     "demo": Entry(
@@ -109,6 +110,7 @@ def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> 
     help="Talk to a server over frames only when its certificate names it as a server of spiffe://DOMAIN/tao/CLUSTER.",
 )
 @token_file_option
+@audit_log_option
 @global_options
 @click.pass_context
 def tao(

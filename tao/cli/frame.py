@@ -79,6 +79,20 @@ class TaoGroup(click.Group):
         self.commands.get(args[0])
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command, and record how it ends in the audit log of commands, if there is one."""
+        if not given("audit_log"):
+            return super().invoke(ctx)
+        from tao.cli.action_record import end_action
+
+        try:
+            status: object = super().invoke(ctx)
+        except BaseException as error:
+            end_action(ctx, error)
+            raise
+        end_action(ctx, status)
+        return status
+
     def main(
         self,
         args: Sequence[str] | None = None,
@@ -149,11 +163,19 @@ def show(document: object, text: Callable[[], None]) -> None:
 
 
 def ask(question: str) -> None:
-    """Ask for confirmation on standard error; return when the answer is yes or ``--yes`` is given, else exit.
+    """Ask for confirmation on standard error; return when the answer is yes or ``--yes`` is given, else exit. With an
+    audit log of commands, what was confirmed is recorded there first.
 
     click's own prompt is not used: it treats "no" and the end of the input like Ctrl-C."""
-    if given("yes"):
-        return
+    if not given("yes"):
+        _confirm(question)
+    if given("audit_log"):
+        from tao.cli.action_record import begin_action
+
+        begin_action(question)
+
+
+def _confirm(question: str) -> None:
     click.echo(f"{question} [y/N]: ", nl=False, err=True)
     sys.stderr.flush()
     answer = sys.stdin.readline()

@@ -110,6 +110,14 @@ _topology_option: Decorator = shared(
     metavar="FILE",
     help="The topology document.  [default: that of the development cluster in --state-dir]",
 )
+audit_log_option: Decorator = shared(
+    "--audit-log",
+    type=_FILE,
+    envvar="TAO_AUDIT_LOG",
+    metavar="FILE",
+    help="Record what the command changes in this audit log, before and after. Commands on one machine may share it; a "
+    "server has one of its own.",
+)
 tier_option: Decorator = click.option(
     "--tier",
     required=True,
@@ -117,7 +125,7 @@ tier_option: Decorator = click.option(
     help="The tier's name, or REGION/TIER where several regions have a tier of that name.",
 )
 global_options: Decorator = combined(_connect_option, state_dir_option, json_option)
-"""Options that `tao` itself takes for the command that follows."""
+"""Options that `tao` itself takes for the command that follows, and most commands take."""
 region_options: Decorator = combined(_connect_option, _region_option, state_dir_option, json_option)
 """Options of commands that ask the followers of one region."""
 reader_options: Decorator = combined(

@@ -24,6 +24,7 @@ from tao.observability.logs import Logger
 from tao.observability.metrics import Metrics
 from tao.routing.routes import Routes
 from tao.routing.topology_changes import AffectedShards, affected_shards
+from tao.schema.registry import Schema
 from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import WriteThrough
 from tao.serving.metrics import register_databases, register_disk_space, register_held_rows
@@ -212,6 +213,8 @@ class LeaderServer(CachingServer[LeaderSettings]):
     def _follow_configuration(self, context: ServerContext) -> None:
         context.configuration.on_routes(self._follow_routes)
         super()._follow_configuration(context)
+        self._warn_of_missing_records(context.configuration.schema)
+        context.configuration.on_schema(self._warn_of_missing_records)
 
     def _start_background_tasks(self, context: ServerContext) -> None:
         self._tasks.keep(self._ownership.take, "taking shards")
@@ -251,6 +254,10 @@ class LeaderServer(CachingServer[LeaderSettings]):
         mastered_here = {shard for shard in shards if routes.master_region(shard) == region}
         self._replica_shards.serve(shards - mastered_here, affected.led)
         self._ownership.want(mastered_here)
+
+    def _warn_of_missing_records(self, schema: Schema) -> None:
+        if schema.has_audited and not self._context.audit.is_on:
+            self._log.warning("audited_writes_not_recorded", reason="the settings name no audit.path")
 
     def _open_shard(self, row: ShardRow) -> None:
         """Start caching and publishing a shard that this leader has taken."""

@@ -8,13 +8,14 @@ import msgspec
 
 from tao.cache import GraphCache
 from tao.delivery.publisher import Publisher
+from tao.leader.audited_writes import WriteAudit
 from tao.leader.delivery_path import Subscribers
 from tao.leader.inverse_path import InversePath
 from tao.leader.ownership import Ownership
 from tao.leader.relay_path import RelayPath
 from tao.leader.remote_inverses import InverseFence
 from tao.leader.replica_shards import ForwardedWrites
-from tao.leader.write_path import WritePath
+from tao.leader.write_path import WritePath, Written
 from tao.model.errors import InternalError, InvalidArgument, OutcomeUnknown, RequestError, TaoError, Unavailable
 from tao.model.ids import MAX_RESERVED_IDS, SHARD_SHIFT
 from tao.model.relay import Touch
@@ -24,6 +25,7 @@ from tao.model.writes import ObjAdd, ObjDelete, ObjUpdate, SettleEdge, Write
 from tao.planning.coordination import names_far_side, shards_of
 from tao.routing.budgets import work_seconds
 from tao.serving.access import WriteCheck
+from tao.serving.audit import recorded_caller
 from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import WriteResults, admitted_writes, shards_of_write
 from tao.serving.read_service import ReadService
@@ -36,6 +38,7 @@ from tao.wire.convert import (
     touch_from_pb,
     write_from_pb,
 )
+from tao.wire.identity import PeerIdentity
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
 
@@ -60,6 +63,7 @@ class WriteRequests:
         self._inverses: Final = inverses
         self._inverse_fence: Final = inverse_fence
         self._forwarded: Final = forwarded
+        self._audit: Final = WriteAudit(context)
         self.apply_forwarded: Final = forwarded.apply
 
     def check_owned(self, shard: int) -> None:
@@ -83,16 +87,22 @@ class WriteRequests:
         check = self._configuration.access.writer(request, reply.peer)
         for slot in here:
             try:
-                self._spawn(self._write_one(slot, batch, deadline, results, check))
+                self._spawn(self._write_one(slot, request, deadline, results, reply.peer, check))
             except TaoError as error:
                 # The error is this write's, not the request's: the writes before it have begun.
                 results.fail(slot, error)
 
     async def _write_one(
-        self, slot: int, batch: pb.WriteBatch, deadline: float, results: WriteResults, check: WriteCheck | None
+        self,
+        slot: int,
+        request: pb.Request,
+        deadline: float,
+        results: WriteResults,
+        peer: PeerIdentity,
+        check: WriteCheck | None,
     ) -> None:
         try:
-            message = batch.writes[slot]
+            message = request.write.writes[slot]
             if not self._ownership.complete:
                 _, coordinator = shards_of_write(message, self._configuration.schema)
                 await self._ownership.wait_taken(coordinator, deadline - self._clock.monotonic())
@@ -100,7 +110,7 @@ class WriteRequests:
             if check is not None and isinstance(write, ObjUpdate | ObjDelete):
                 write = msgspec.structs.replace(write, writable=check.writable)
             if isinstance(write, SettleEdge):
-                await self._inverse_fence.admit(batch)
+                await self._inverse_fence.admit(request.write)
             self._writes.check(write)
             if isinstance(write, ObjAdd) and write.allocated:
                 allocated = await self._writes.ids.allocate(write.id >> SHARD_SHIFT, deadline=deadline)
@@ -108,9 +118,11 @@ class WriteRequests:
             self._check_far_end(write)
             if isinstance(write, ObjAdd) and not write.allocated:
                 await self._writes.ids.admit(write.id, deadline)
-            written, pending = await self._inverses.write(write, deadline, sub_write=isinstance(write, SettleEdge))
-            if check is not None and (refusal := check.judge(written.outcome.otype)) is not None:
-                raise refusal
+            if self._configuration.schema.has_audited:
+                caller = recorded_caller(request, peer)
+                written, pending = await self._execute_audited(write, deadline, check, caller)
+            else:
+                written, pending = await self._execute(write, deadline, check)
         except TaoError as error:
             results.fail(slot, error)
         except Exception as error:
@@ -127,6 +139,27 @@ class WriteRequests:
             is_left_alone = bool(written.outcome.otype) and not written.outcome.found
             result = outcome_to_pb(written.outcome, () if is_left_alone else written.messages, lists)
             results.add(slot, result, written.messages)
+
+    async def _execute(self, write: Write, deadline: float, check: WriteCheck | None) -> tuple[Written, bool]:
+        written, pending = await self._inverses.write(write, deadline, sub_write=isinstance(write, SettleEdge))
+        if check is not None and (refusal := check.judge(written.outcome.otype)) is not None:
+            raise refusal
+        return written, pending
+
+    async def _execute_audited(
+        self, write: Write, deadline: float, check: WriteCheck | None, caller: str
+    ) -> tuple[Written, bool]:
+        """Execute a write, and record how it ends if its type asks for that."""
+        record = self._audit.begin(write, caller)
+        if record is None:
+            return await self._execute(write, deadline, check)
+        try:
+            written, pending = await self._execute(write, deadline, check)
+        except BaseException as error:
+            record.failed(error)
+            raise
+        record.done(written, pending=pending)
+        return written, pending
 
     def _pending_lists(self, intent: IntentRow | None) -> list[PendingInverse]:
         assert intent is not None, "a write whose inverse is pending has an intent"

@@ -13,6 +13,7 @@ TaoError
  ├─ RetryableError            nothing was written; the same request may succeed later
  │   ├─ NotMine               the server does not host that shard (topology skew)
  │   ├─ Overloaded            a bounded queue is full, or the deadline cannot be met
+ │   │   ├─ AuditFull         the audit log cannot record what was asked, so it is not done
  │   │   ├─ ShardBlocked      a row or metadata lock of one shard was not had in time
  │   │   └─ AnswerFull        the answers of a batch are more than goes into one; the others came
  │   ├─ Unavailable           the server, leader or database needed cannot be reached
@@ -141,6 +142,13 @@ class ShardBlocked(Overloaded):
     def __init__(self, message: str, shard: int = -1) -> None:
         super().__init__(message)
         self.shard = shard
+
+
+class AuditFull(Overloaded):
+    """The audit log of the server is full or cannot be written, and its settings demand that nothing is done that it
+    does not record. Nothing was written."""
+
+    reason = "AUDIT_FULL"
 
 
 class AnswerFull(Overloaded):

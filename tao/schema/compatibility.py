@@ -32,6 +32,7 @@ class ChangeKind(StrEnum):
     REVERSE_LOOKUP_CHANGED = "reverse look-up changed"
     DEFAULT_CHANGED = "default changed"
     REQUIRED_CHANGED = "required changed"
+    AUDIT_CHANGED = "audit changed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,11 @@ def _inside(path: str, old: ObjectType | AssocType, new: ObjectType | AssocType)
     if old.arena != new.arena:
         why = f"from {old.arena} to {new.arena}: caches use the new arena for what they read from now on"
         yield Change(ChangeKind.ARENA_CHANGED, path, True, why)
+    if old.audit != new.audit:
+        why = "leaders with an audit log record its writes from now on"
+        if not new.audit:
+            why = "its writes are no longer recorded in audit logs"
+        yield Change(ChangeKind.AUDIT_CHANGED, path, True, why, warns=not new.audit)
 
 
 def _assoc_changes(path: str, old: AssocType, new: AssocType) -> Iterator[Change]:

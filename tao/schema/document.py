@@ -76,6 +76,7 @@ class ObjectEntry(_Entry):
     fields: Fields = {}
     arena: Name = DEFAULT_ARENA
     reserved: list[FieldNumber] = []
+    audit: bool = False
 
 
 class AssocEntry(_Entry):
@@ -92,6 +93,7 @@ class AssocEntry(_Entry):
         bool, pydantic.Field(validation_alias=pydantic.AliasChoices("reverse_lookup", FORMER_REVERSE_LOOKUP))
     ] = False
     reserved: list[FieldNumber] = []
+    audit: bool = False
 
 
 class ReservedEntry(_Entry):
@@ -135,7 +137,7 @@ def former_keys(parsed: Parsed) -> list[str]:
 def types_of(document: SchemaDocument) -> tuple[tuple[ObjectType, ...], tuple[AssocType, ...]]:
     """Return the object types and association types of a checked document, ascending by number."""
     objects = [
-        ObjectType(entry.number, name, _fields(entry.fields), entry.arena, frozenset(entry.reserved))
+        ObjectType(entry.number, name, _fields(entry.fields), entry.arena, frozenset(entry.reserved), entry.audit)
         for name, entry in document.objects.items()
     ]
     assocs = [
@@ -150,6 +152,7 @@ def types_of(document: SchemaDocument) -> tuple[tuple[ObjectType, ...], tuple[As
             arena=entry.arena,
             reserved=frozenset(entry.reserved),
             reverse_lookup=entry.reverse_lookup,
+            audit=entry.audit,
         )
         for name, entry in document.associations.items()
     ]
@@ -164,8 +167,8 @@ def document_of(
 ) -> dict[str, object]:
     """Return the canonical document of the types, as plain data for JSON.
 
-    Every default is written out except ``turn_gets`` (the former name of ``reverse_lookup``) and ``required``, which
-    older programs refuse."""
+    Every default is written out except ``turn_gets`` (the former name of ``reverse_lookup``), ``required`` and
+    ``audit``, which older programs refuse."""
     assocs = list(assocs)
     names = {atype.number: atype.name for atype in assocs}
     return {
@@ -197,7 +200,13 @@ def _type_document(each: ObjectType | AssocType) -> dict[str, object]:
             "default": written,
             **({"required": True} if known.required else {}),
         }
-    return {"number": each.number, "fields": fields, "arena": each.arena, "reserved": sorted(each.reserved)}
+    return {
+        "number": each.number,
+        "fields": fields,
+        "arena": each.arena,
+        "reserved": sorted(each.reserved),
+        **({"audit": True} if each.audit else {}),
+    }
 
 
 def _number(each: ObjectType | AssocType) -> int:

@@ -28,13 +28,15 @@ class Schema:
     """Look-ups of types. Made by `load_schema` from a file's text or by `Schema.from_json`.
 
     ``objects`` and ``assocs`` ascend by number; ``reserved_otypes`` and ``reserved_atypes`` are numbers of former
-    types; ``version_hash`` is the SHA-256 of the canonical document in hex, equal for equal schemas."""
+    types; ``version_hash`` is the SHA-256 of the canonical document in hex, equal for equal schemas. ``has_audited``:
+    writes of some type are recorded in the audit log."""
 
     objects: tuple[ObjectType, ...]
     assocs: tuple[AssocType, ...]
     reserved_otypes: frozenset[int]
     reserved_atypes: frozenset[int]
     version_hash: str = field(init=False)
+    has_audited: bool = field(init=False)
     _canonical: str = field(init=False)
     _objects: Mapping[int | str, ObjectType] = field(init=False)
     _assocs: Mapping[int | str, AssocType] = field(init=False)
@@ -44,6 +46,8 @@ class Schema:
         canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         object.__setattr__(self, "_canonical", canonical)
         object.__setattr__(self, "version_hash", hashlib.sha256(canonical.encode()).hexdigest())
+        has_audited = any(each.audit for each in self.objects) or any(each.audit for each in self.assocs)
+        object.__setattr__(self, "has_audited", has_audited)
         object.__setattr__(self, "_objects", _by_key(self.objects))
         object.__setattr__(self, "_assocs", _by_key(self.assocs))
 
@@ -78,6 +82,13 @@ class Schema:
     def inverse_of(self, atype: AssocType) -> AssocType | None:
         """Return the type of the inverse edge (maybe ``atype`` itself), or None when its edges have no inverse."""
         return None if atype.inverse is None else self._assocs[atype.inverse]
+
+    def is_audited(self, graph_type: GraphType) -> bool:
+        """Return whether writes of a type are recorded in the audit log. Those of an edge are those of its inverse."""
+        if graph_type.audit or isinstance(graph_type, ObjectType):
+            return graph_type.audit
+        inverse = self.inverse_of(graph_type)
+        return inverse is not None and inverse.audit
 
     def custom_tables(self) -> dict[str, int]:
         """Return the custom tables for migrations: name → the largest ``max_data_bytes`` of the types stored in it."""

@@ -180,13 +180,15 @@ class ObjectType:
     """A type of object.
 
     ``number``: 1 to 65535; ``fields``: ascending by number; ``arena``: the cache arena that holds its objects;
-    ``reserved``: numbers of former fields, which must not be used again."""
+    ``reserved``: numbers of former fields, which must not be used again; ``audit``: its writes are recorded in the
+    audit log."""
 
     number: int
     name: str
     fields: tuple[Field, ...] = ()
     arena: str = DEFAULT_ARENA
     reserved: frozenset[int] = frozenset()
+    audit: bool = False
     layout: FieldLayout = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -205,7 +207,8 @@ class AssocType:
     ``inverse``: the number of the type of the edge in the other direction (maybe its own), or None. ``limit``: edges
     per list that caches keep and one answer may hold. ``max_data_bytes``: bound on an encoded blob. ``table``: a
     custom table in each shard, or None for the default one. ``reverse_lookup``: the SDK may look for edges of a list
-    longer than ``limit`` in the inverse lists."""
+    longer than ``limit`` in the inverse lists. ``audit``: writes of its edges are recorded in the audit log, from
+    whichever end."""
 
     number: int
     name: str
@@ -217,6 +220,7 @@ class AssocType:
     arena: str = DEFAULT_ARENA
     reserved: frozenset[int] = frozenset()
     reverse_lookup: bool = False
+    audit: bool = False
     layout: FieldLayout = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -45,6 +45,10 @@ GUARDED: Final = frozenset({"watch", "reserve_ids", "settle_pairs", "inspect", "
 topology and the schema are for everybody who may connect; the rest is between servers."""
 
 
+def _ignore(*_: object) -> None:
+    pass
+
+
 def caller_of(request: pb.Request, peer: PeerIdentity) -> str | None:
     """Return the caller on whose behalf a request is made, empty for one without a name; None for what a server asks
     for itself."""
@@ -93,6 +97,15 @@ class AccessControl:
         self.would_deny: Counter[str] = Counter()
         """Number of those that were done although the rules deny them."""
         self.document_errors = 0
+        self.on_document: Callable[[AccessDocument], None] = _ignore
+        """Called with each newer document that comes into force."""
+        self.on_denied: Callable[[str, str, PermissionDenied], None] = _ignore
+        """Called for each refusal with the caller, the operation and the error."""
+
+    @property
+    def document(self) -> AccessDocument | None:
+        """Return the document in force, None without rules."""
+        return None if self._decisions is None else self._decisions.document
 
     # ---- the rules in force ----------------------------------------------------------------------------------------
 
@@ -106,6 +119,7 @@ class AccessControl:
                     self.note_error(AccessError(refused))
                 return
         self._use(Decisions(document, self._schema))
+        self.on_document(document)
         self._log.info("access_changed", access_version=document.version, mode=document.mode)
 
     def use_schema(self, schema: Schema) -> None:
@@ -213,7 +227,13 @@ class AccessControl:
             if len(self._texts) >= _MAX_KEPT:
                 self._texts.clear()
             text = self._texts[key] = self._text(*key)
-        return PermissionDenied(text)
+        return self.denial(caller, operation, text)
+
+    def denial(self, caller: str, operation: Operation, text: str) -> PermissionDenied:
+        """Return the error of a refusal, which is reported."""
+        error = PermissionDenied(text)
+        self.on_denied(caller, operation.value, error)
+        return error
 
     def count(self, operation: Operation, *, enforced: bool) -> bool:
         """Count one refusal. Returns whether the rules are enforced."""
@@ -223,7 +243,7 @@ class AccessControl:
     def _raise(self, caller: str, operation: Operation, why: str) -> None:
         assert self._decisions is not None, "only rules refuse"
         if self.count(operation, enforced=self._decisions.policy.enforced):
-            raise PermissionDenied(f"{self._decisions.who(caller)}; {operation} is denied: {why}")
+            raise self.denial(caller, operation, f"{self._decisions.who(caller)}; {operation} is denied: {why}")
 
     def _text(self, caller: str, operation: Operation, kind: TypeKind, number: int) -> str:
         decisions = self._decisions
@@ -317,9 +337,11 @@ class ReadCheck:
         """Raise `PermissionDenied` for a bound on staleness that is below the least that the caller may ask for."""
         least = self._rights.min_staleness_ms
         if 0 < max_staleness_ms < least and self._control.count(Operation.READ, enforced=self._enforced):
-            raise PermissionDenied(
+            raise self._control.denial(
+                self._caller,
+                Operation.READ,
                 f"max_staleness_ms is {max_staleness_ms}, and the roles of caller {self._caller!r} allow {least} or "
-                "more (min_staleness_ms)"
+                "more (min_staleness_ms)",
             )
 
     def leave_out(self, atypes: Sequence[int], values: list[bytes | None], first: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from tao.runtime.watched_file import WatchedFile
 from tao.schema.compatibility import compare
 from tao.schema.registry import Schema, load_schema
 from tao.serving.access import AccessControl
+from tao.serving.audit import AuditTrail
 from tao.topology.document import dump_topology, encode_region
 from tao.wire.links import Links
 from tao.wire.session import Reply
@@ -215,3 +216,6 @@ class ServerContext:
     """Bounds the requests that this server repeats, over all of its parts."""
 
     log: Logger
+
+    audit: AuditTrail = field(default_factory=AuditTrail)
+    """Records what the audit log asks for."""

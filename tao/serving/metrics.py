@@ -16,6 +16,7 @@ import msgspec
 from tao.cache import ArenaStatistics, GraphCache
 from tao.cache.packed import CORE
 from tao.model.ports import Clock
+from tao.observability.audit_log import AuditLog
 from tao.observability.metrics import Metrics
 from tao.routing.budgets import RetryBudget
 from tao.routing.failure_detector import DetectorState, Health
@@ -215,6 +216,26 @@ def register_disk_space(metrics: Metrics, full: Callable[[], Mapping[str, str]])
         "1 while writes of a database server fail because its disk is full, 0 while it has room.",
         "database_server",
         lambda: {name: float(bool(reason)) for name, reason in full().items()},
+    )
+
+
+def register_audit(metrics: Metrics, log: AuditLog) -> None:
+    """Register what the audit log has written and lost, whether it can be written, and its newest published hash."""
+    metrics.gauge_family(
+        "audit_records_total",
+        "Records of the audit log: written, and lost because it was full or could not be written.",
+        "outcome",
+        lambda: {"written": log.written, "lost": log.lost},
+    )
+    metrics.gauge("audit_queued_entries", "Records that wait to be written to the audit log.", lambda: log.waiting)
+    metrics.gauge(
+        "audit_failing_info", "1 while the audit log cannot be written, else 0.", lambda: float(bool(log.trouble))
+    )
+    metrics.gauge_family(
+        "audit_hash_info",
+        "The number of the newest record of the audit log at its last publication, by the record's hash.",
+        "hash",
+        lambda: {log.published.hash: log.published.seq},
     )
 
 

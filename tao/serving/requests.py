@@ -31,6 +31,7 @@ from tao.model.topology import CacheServer
 from tao.observability.logs import Logger
 from tao.observability.metrics import Metrics
 from tao.serving.access import GUARDED
+from tao.serving.audit import recorded_caller
 from tao.serving.configuration import ServerContext, region_asked
 from tao.serving.inspection import inspect
 from tao.serving.read_service import ReadService
@@ -269,6 +270,9 @@ LEADER_RULES: Final[Rules] = {
 }
 """The rules of a leader. ``settle_edge`` is a kind of write and is checked separately."""
 
+OPERATORS_CHANGES: Final = frozenset({"invalidate", "settle_pairs", "touch_keys"})
+"""The requests by which operators change something at a cache server."""
+
 
 _COSTLY: Final = frozenset({"write", "reserve_ids", "settle_pairs"})
 """Requests that are one item of work in their caller's share; the misses of reads are so one by one."""
@@ -300,6 +304,7 @@ class CacheService:
         """``paths`` serve the kinds of requests that the other role does not serve in the same way."""
         configuration, region = context.configuration, context.region
         self._role: Final = role
+        self._audit: Final = context.audit
         self._rules: Final = FOLLOWER_RULES if role == "follower" else LEADER_RULES
         self._paths: Final[dict[str, Callable[[pb.Request, Reply], None]]] = {
             "read": reads.handle,
@@ -318,6 +323,8 @@ class CacheService:
         # Outside of the shares: what is denied waits for nothing.
         for kind in GUARDED & self._paths.keys():
             self._paths[kind] = configuration.access.guarded(kind, self._paths[kind])
+        for kind in OPERATORS_CHANGES & self._paths.keys():
+            self._paths[kind] = context.audit.of_operators(kind, self._paths[kind])
 
     def handle(self, request: pb.Request, reply: Reply) -> None:
         """Serve one request. Whatever the cache can answer is answered before this returns.
@@ -329,5 +336,9 @@ class CacheService:
         if path is None:
             other = "leader" if self._role == "follower" else "follower"
             raise InvalidArgument(f"a {self._role} does not serve {kind!r} requests; ask a {other}")
-        check_role(self._rules, kind, reply.peer.role)
-        path(request, reply)
+        try:
+            check_role(self._rules, kind, reply.peer.role)
+            path(request, reply)
+        except Unauthorized as error:
+            self._audit.denied(recorded_caller(request, reply.peer), kind, error, reply.peer)
+            raise

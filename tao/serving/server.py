@@ -14,6 +14,7 @@ from tao.cache.settings import DEFAULT_ARENA
 from tao.model.errors import AccessError, InvalidArgument, TopologyError
 from tao.model.ports import Clock
 from tao.model.versions import FIRST_EPOCH
+from tao.observability.audit_log import AuditLog
 from tao.observability.key_history import KeyHistoryRecorder
 from tao.observability.logs import Logger, configure_logs, logger
 from tao.observability.metrics import Metrics
@@ -28,8 +29,9 @@ from tao.runtime.process import run_server
 from tao.runtime.tasks import BackgroundTasks
 from tao.schema.registry import Schema
 from tao.schema.types import DEFAULT_LIST_LIMIT
+from tao.serving.audit import AuditTrail
 from tao.serving.configuration import Configuration, SchemaFile, ServerContext
-from tao.serving.metrics import ReadMetrics, register_doorstep, register_links, register_retries
+from tao.serving.metrics import ReadMetrics, register_audit, register_doorstep, register_links, register_retries
 from tao.serving.misses import ReadPolicy
 from tao.serving.prefix_refills import PrefixRefills
 from tao.serving.read_service import ReadService
@@ -221,10 +223,26 @@ class CachingServer(Generic[SettingsType]):
             spawn_as=lambda task_name: partial(self._start_task, task_name),
             budget=RetryBudget(settings.retries, clock.monotonic()),
             log=self._log,
+            audit=await self._open_audit(configuration, clock),
         )
 
     def _note_access_error(self, error: AccessError) -> None:
         self._context.configuration.access.note_error(error)
+
+    async def _open_audit(self, configuration: Configuration, clock: Clock) -> AuditTrail:
+        """Return what makes records, with its log open if the settings name one. Raises `OperatorError` or
+        `OSError`."""
+        settings, log = self._settings, None
+        if settings.audit.path is not None:
+            log = AuditLog(settings.audit, self._log)
+            await asyncio.to_thread(log.open)
+        audit = AuditTrail(log, settings.name, clock.unix_ms)
+        audit.started(configuration.routes, configuration.schema, configuration.access.document)
+        configuration.on_routes(audit.use_routes)
+        configuration.on_schema(audit.use_schema)
+        configuration.access.on_document = audit.use_access_document
+        configuration.access.on_denied = audit.denied
+        return audit
 
     def _start_task(self, name: str, job: Coroutine[Any, Any, None]) -> object:
         return self._tasks.start(job, name)
@@ -288,7 +306,11 @@ class CachingServer(Generic[SettingsType]):
         self._listeners = Listeners(
             configuration.routes.server(context.name),
             detector,
-            ServingSettings(authenticator=self._accepted.authenticator, doorstep=settings.doorstep),
+            ServingSettings(
+                authenticator=self._accepted.authenticator,
+                doorstep=settings.doorstep,
+                on_refused=context.audit.connection_refused,
+            ),
             lambda: configuration.routes.version,
             choose_shard,
             None if unary_path is None else unary_path(detector),
@@ -325,6 +347,8 @@ class CachingServer(Generic[SettingsType]):
         self._tasks.keep(lambda: self._schema_file.watch(configuration.use_schema_text), "schema")
         self._tasks.start(self._accepted.watch(), "accepted credentials")
         self._tasks.keep(lambda: maintain_cache(self._cache, context.clock), "cache maintenance")
+        if context.audit.log is not None:
+            self._tasks.keep(context.audit.log.keep_publishing, "publication of the audit log's hash")
 
     # ---- the protocol of a running server --------------------------------------------------------------------------
 
@@ -340,6 +364,7 @@ class CachingServer(Generic[SettingsType]):
         await self._admin.close()
         await self._tasks.close()
         await self._context.links.close()
+        await self._context.audit.close()
 
     async def reload(self) -> None:
         """Read the topology, the schema and the access document now. See `tao.runtime.process.RunningServer`."""
@@ -378,6 +403,7 @@ class CachingServer(Generic[SettingsType]):
             "access": context.configuration.access.summary(),
             "links": context.links.figures(),
             "retries": context.budget.figures(),
+            **({} if context.audit.log is None else {"audit": context.audit.log.summary()}),
         }
 
     def _register_common_metrics(self, metrics: Metrics, context: ServerContext) -> None:
@@ -389,6 +415,8 @@ class CachingServer(Generic[SettingsType]):
         )
         register_links(metrics, context.links.states)
         register_retries(metrics, context.budget)
+        if context.audit.log is not None:
+            register_audit(metrics, context.audit.log)
         self._pause_detector.register(metrics)
         context.configuration.access.register(metrics)
         self._reads.shares.register(metrics)

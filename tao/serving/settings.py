@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from tao.model.settings import renamed
+from tao.observability.audit_log import AuditSettings
 from tao.observability.key_history import KeyHistorySettings
 from tao.routing.budgets import RetrySettings
 from tao.routing.fair_shares import ShareSettings
@@ -77,6 +78,7 @@ class CacheServerSettings:
 
     doorstep: DoorstepSettings = DoorstepSettings()
     shares: ShareSettings = ShareSettings()
+    audit: AuditSettings = AuditSettings()
     refills: RefillSettings = RefillSettings()
     forwarding: ForwardSettings = ForwardSettings()
     retries: RetrySettings = RetrySettings()

@@ -426,7 +426,11 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
             )
         stated = Credentials(hello.name, hello.role, hello.token)
         shown = ShownCredentials(stated, uris_of(self._transport), self.peer.address)
-        self._admission = self._settings.authenticator.admit(shown)
+        try:
+            self._admission = self._settings.authenticator.admit(shown)
+        except TaoError as error:
+            self._settings.on_refused(PeerIdentity(hello.name, hello.role, self.peer.address), error)
+            raise
         # Not sooner: closing a socket with an unread greeting would lose the answer that says why.
         if self._server.greeted >= self._settings.max_connections:
             raise Overloaded(f"{self._server.name} has {self._settings.max_connections} connections already")

@@ -72,6 +72,7 @@ class CallAdmission:
         self.doorstep: Final = Doorstep("grpc", doorstep)
         self._authenticator: Final = settings.authenticator
         self._has_tls: Final = has_tls
+        self._on_refused: Final = settings.on_refused
         self._open_calls: Final = AddressPool(doorstep.max_open_calls, doorstep.max_open_calls_per_address)
 
     def peer(self, context: Context) -> PeerIdentity:
@@ -80,13 +81,15 @@ class CallAdmission:
 
     def identify(self, context: Context) -> PeerIdentity:
         """Return who calls, and count a caller that is turned away. Raises as `tao.wire.identity.identify`."""
-        with self._counting(context):
-            return self.peer(context)
+        shown = self._shown(context)
+        with self._noting(shown):
+            return self._authenticator.identify(shown)
 
     def admit(self, context: Context) -> Admission:
         """Admit the caller of a stream that stays open; else as `identify`."""
-        with self._counting(context):
-            return self._authenticator.admit(self._shown(context))
+        shown = self._shown(context)
+        with self._noting(shown):
+            return self._authenticator.admit(shown)
 
     async def first_message(self, context: Context, peer: PeerIdentity) -> bytes:
         """Read the first message of a caller that was identified as ``peer``. Raises `DeadlineExceeded`, and
@@ -132,11 +135,12 @@ class CallAdmission:
         return ShownCredentials(stated, tuple(uri.decode() for uri in uris), context.peer())
 
     @contextmanager
-    def _counting(self, context: Context) -> Iterator[None]:
+    def _noting(self, shown: ShownCredentials) -> Iterator[None]:
         try:
             yield
         except TaoError as error:
-            self._turned_away(error.reason.lower(), context.peer(), error.message)
+            self._turned_away(error.reason.lower(), shown.address, error.message)
+            self._on_refused(PeerIdentity(shown.stated.name, shown.stated.role, shown.address), error)
             raise
 
     def _turned_away(self, reason: str, address: str, why: str) -> None:

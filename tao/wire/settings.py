@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
-from tao.model.errors import SettingsError
-from tao.wire.identity import PeerAuthenticator
+from tao.model.errors import SettingsError, TaoError
+from tao.wire.identity import PeerAuthenticator, PeerIdentity
 
 MAX_MESSAGE_BYTES = 16 << 20
 
@@ -44,6 +45,10 @@ class SessionSettings:
     """A timer that fires this late says that this process was paused (stopped, swapped out, frozen with its machine).
     The silence was its own, so it reads what has arrived before it gives up a peer. It is longer than a busy loop is
     late."""
+
+
+def _ignore(_peer: PeerIdentity, _error: TaoError) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,9 @@ class ServingSettings:
     authenticator: PeerAuthenticator = field(default_factory=PeerAuthenticator)
     """The credentials of which a peer has to show one. None: every peer that reaches the port is served under the
     identity that it states, which is right on loopback and in a network that authenticates by itself."""
+
+    on_refused: Callable[[PeerIdentity, TaoError], None] = _ignore
+    """Called with what a peer says of itself, for each connection or call that is refused for its credentials."""
 
     max_connections: int = 10_000
     """Connections at a time: a web tier of thousands of processes, and below the usual limit of open files."""

@@ -15,11 +15,19 @@ from tao.model.errors import (
     NotMine,
     OutcomeUnknown,
     Overloaded,
+    TaoError,
     TooLarge,
     Unauthorized,
     Unavailable,
 )
-from tao.wire.identity import AcceptedCredentials, AcceptedToken, Credentials, PeerAuthenticator, digest_of
+from tao.wire.identity import (
+    AcceptedCredentials,
+    AcceptedToken,
+    Credentials,
+    PeerAuthenticator,
+    PeerIdentity,
+    digest_of,
+)
 from tao.wire.session import NO_DEADLINE_MS, Reply
 from tao.wire.settings import ServingSettings, SessionSettings
 from tao.wire.v1 import session_pb2 as pb
@@ -261,6 +269,21 @@ async def test_a_connection_ends_when_its_token_runs_out_or_is_revoked(rig: Rig,
     with pytest.raises(Unauthorized):
         await rig.connect(credentials=replace(ME, token="short"))
     assert (await other.ask(read(1), PATIENT_SECONDS)).read.values
+
+
+async def test_a_peer_that_is_refused_for_its_credentials_is_reported_as_what_it_says_it_is(rig: Rig) -> None:
+    refused: list[tuple[PeerIdentity, TaoError]] = []
+    accepted = accepting("for servers", "for clients")
+    await rig.serve(replace(accepted, on_refused=lambda *each: refused.append(each)))
+    await rig.connect(credentials=replace(ME, token="for clients"))
+    for credentials in (ME, Credentials("stranger", "operator", "for clients")):
+        with pytest.raises(Unauthorized):
+            await rig.connect(credentials=credentials)
+    assert [(peer.name, peer.role, error.reason) for peer, error in refused] == [
+        (ME.name, ME.role, "UNAUTHORIZED"),
+        ("stranger", "operator", "UNAUTHORIZED"),
+    ]
+    assert all(peer.address for peer, _ in refused)
 
 
 async def test_the_clients_token_vouches_for_no_server(rig: Rig) -> None:

@@ -24,6 +24,7 @@ from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Ti
 from tao.model.writes import Coordinator, SettleEdge, Write
 from tao.observability.logs import logger
 from tao.schema.registry import load_schema
+from tao.serving.audit import AuditTrail
 from tao.serving.configuration import Configuration
 from tao.serving.forward_path import ForwardSettings, apply_messages
 from tao.serving.misses import ReadPolicy
@@ -141,6 +142,7 @@ class LeaderRig:
         topology: Topology | None = None,
         region: str = "east",
         links: Links | None = None,
+        audit: AuditTrail | None = None,
     ) -> None:
         self.name = name
         self.store = store
@@ -160,6 +162,7 @@ class LeaderRig:
             region=region,
             tier="leaders",
             clock=self.clock,
+            audit=audit,
         )
         self.ownership = Ownership(self.context, settings, store, on_taken=self._opened, on_given_up=self._closed)
         self.inverse_fence = InverseFence(store, timeout_seconds=1.0)

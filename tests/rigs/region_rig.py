@@ -18,6 +18,7 @@ from tao.model.writes import Write
 from tao.observability.logs import logger
 from tao.routing.budgets import RetryBudget, RetrySettings
 from tao.runtime.clock import LoopClock
+from tao.serving.audit import AuditTrail
 from tao.serving.configuration import Configuration
 from tao.serving.forward_path import (
     ForwardPath,
@@ -47,7 +48,14 @@ from tests.rigs.server_context import make_context
 class FollowerRig:
     """A follower. ``get_…`` and ``write`` send it requests as a client does."""
 
-    def __init__(self, name: str, topology: Topology, *, forwarding: ForwardSettings | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        topology: Topology,
+        *,
+        forwarding: ForwardSettings | None = None,
+        audit: AuditTrail | None = None,
+    ) -> None:
         self.name = name
         self.links = MemoryLinks(name)
         self.tasks = Tasks()
@@ -57,7 +65,9 @@ class FollowerRig:
         arenas = SchemaArenas(SCHEMA, ARENAS)
         self.cache = GraphCache(CacheSettings(arena_bytes=ARENAS, credit_slots=1009), arenas)
         budget = self.budget = RetryBudget(RetrySettings(), 0.0)
-        context = make_context(self.configuration, links, self.tasks, name=name, clock=clock, budget=budget)
+        context = make_context(
+            self.configuration, links, self.tasks, name=name, clock=clock, budget=budget, audit=audit
+        )
         self.source = RemoteSource(context, self._leader, RemoteSettings(first_pause_seconds=0.001))
         self.single_flight = SingleFlight(self.cache, self.source, clock, arenas.list_limit, FillSettings())
         self.refills = PrefixRefills(self.single_flight, self.tasks, RefillSettings(pause_seconds=0.001))

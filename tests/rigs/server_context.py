@@ -8,6 +8,7 @@ from tao.model.ports import Clock
 from tao.observability.logs import logger
 from tao.routing.budgets import RetryBudget, RetrySettings
 from tao.runtime.clock import LoopClock
+from tao.serving.audit import AuditTrail
 from tao.serving.configuration import Configuration, ServerContext, Spawn
 from tao.wire.links import Links, LinksPort
 
@@ -22,6 +23,7 @@ def make_context(
     tier: str = "near",
     clock: Clock | None = None,
     budget: RetryBudget | None = None,
+    audit: AuditTrail | None = None,
 ) -> ServerContext:
     """Return a context whose tasks are all started by ``spawn``, whatever their name."""
     return ServerContext(
@@ -34,4 +36,5 @@ def make_context(
         spawn_as=lambda _: spawn,
         budget=budget or RetryBudget(RetrySettings(), 0.0),
         log=logger("test"),
+        audit=audit or AuditTrail(),
     )

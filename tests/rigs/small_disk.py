@@ -37,10 +37,10 @@ class SmallDisk:
 
 
 @contextmanager
-def small_disk(folder: Path) -> Iterator[SmallDisk]:
+def small_disk(folder: Path, size_mb: int = DISK_MB) -> Iterator[SmallDisk]:
     """Mount a small file system at a new folder. Skips the test where that is not allowed."""
     folder.mkdir(parents=True)
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size_mb}m", "tmpfs", str(folder)]
     if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
         pytest.skip("a small file system can only be mounted by root")
     try:

@@ -19,7 +19,7 @@ from tao.cli.commands import tao
 from tao.client.web.metrics import METRICS as WEB_METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = ("README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")))
+DOCUMENTS = ("README.md", "SECURITY.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")))
 PAGES = pages()
 GENERATED = {str(path) for path in PAGES}
 METRICS = {f"tao_{each.name}" for each in registered_metrics()} | WEB_METRICS
@@ -82,7 +82,7 @@ def anchors(path: Path) -> set[str]:
 
 def test_every_page_stands_in_the_navigation_of_the_site() -> None:
     listed = set(re.findall(r"(?:- |: )([\w/-]+\.md)$", text_of("mkdocs.yml"), re.MULTILINE))
-    assert {f"docs/{name}" for name in listed} == set(DOCUMENTS) - {"README.md"}
+    assert {f"docs/{name}" for name in listed} == set(DOCUMENTS) - {"README.md", "SECURITY.md"}
 
 
 @pytest.mark.parametrize("name", WRITTEN)

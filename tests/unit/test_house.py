@@ -27,6 +27,7 @@ TOP_LEVEL = (
     "LICENSE",
     "Makefile",
     "README.md",
+    "SECURITY.md",
     "config",
     "docker",
     "docs/explanation/invariants.md",

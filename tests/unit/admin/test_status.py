@@ -100,6 +100,15 @@ def test_a_full_disk_of_a_master_is_named_even_if_no_leader_owns_a_shard_there()
     assert not any("disk" in problem for problem in problems(east_leader=with_write_pool("")))
 
 
+def test_an_audit_log_that_cannot_be_written_is_a_problem_of_its_server() -> None:
+    def auditing(trouble: str) -> Answer:
+        return leader({}, staleness_seconds={"db-1": 1.0}, audit={"trouble": trouble, "lost": 3})
+
+    said = "/var/log/tao/west-leader.jsonl: No space left on device"
+    assert problems(west_leader=auditing(said)) == [f"west: leader west-leader cannot write its audit log: {said}"]
+    assert problems(west_leader=auditing("")) == []
+
+
 def test_an_inconsistency_is_a_problem_for_an_hour_and_stays_in_the_figures() -> None:
     def found(seconds: float | None) -> Answer:
         figures = {"looks": 500, "inconsistencies": 2, "seconds_since_inconsistency": seconds}

@@ -47,6 +47,12 @@ async def test_a_write_that_certainly_was_not_done_is_repeated(region: RegionRig
     assert asked(region, "leader-1") == 4
 
 
+async def test_a_forwarded_write_names_the_caller_on_whose_behalf_it_is_sent(region: RegionRig) -> None:
+    await region.near.write(add())
+    sent = [each.caller for each in region.near.links["leader-1"].sent if each.HasField("write")]
+    assert sent == [""]
+
+
 async def test_a_write_is_repeated_until_its_deadline(region: RegionRig) -> None:
     """A takeover of many shards takes longer than any fixed number of attempts."""
     region.near.links["leader-1"].faults["write"] = [NotMine("no", 1)] * 7

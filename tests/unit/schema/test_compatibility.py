@@ -52,6 +52,9 @@ HOME = ", home: {number: 2, type: str}"
          "associations.friend", True),
         ("page: {number: 2", "page: {number: 2, arena: pages", ChangeKind.ARENA_CHANGED, "objects.page", False),
         ("max_data_bytes: 1000", "max_data_bytes: 2000", ChangeKind.DATA_BOUND_CHANGED, "associations.note", False),
+        ("page: {number: 2", "page: {number: 2, audit: true", ChangeKind.AUDIT_CHANGED, "objects.page", False),
+        ("number: 2, inverse: liked_by", "number: 2, inverse: liked_by, audit: true", ChangeKind.AUDIT_CHANGED,
+         "associations.likes", False),
     ],
 )  # fmt: skip
 def test_a_change_that_keeps_the_meaning_of_stored_data_is_compatible(
@@ -83,6 +86,12 @@ def test_a_change_of_the_meaning_of_stored_data_is_incompatible(
     (change,) = changes((before, after))
     assert (change.kind, change.path, change.compatible) == (kind, path, False)
     assert not change.compatible
+
+
+def test_an_audit_that_ends_is_worth_a_note() -> None:
+    audited = OLD.replace("page: {number: 2", "page: {number: 2, audit: true")
+    (change,) = compare(load_schema(audited, "old"), load_schema(OLD, "new"))
+    assert (change.kind, change.compatible, change.warns) == (ChangeKind.AUDIT_CHANGED, True, True)
 
 
 def test_a_field_may_retire_into_reserved() -> None:

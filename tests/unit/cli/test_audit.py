@@ -1,0 +1,141 @@
+"""`tao audit verify`, and the records that commands make of what they change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tao.cli.commands import tao
+from tao.observability.audit_log import AuditFile
+from tao.observability.audit_records import AuditEvent
+from tests.rigs.audit_rig import read_records
+
+EXAMPLE = Path(__file__).parents[3] / "config" / "topology.example.json"
+
+
+def call(*arguments: object, typed: str = "") -> Result:
+    return CliRunner().invoke(tao, list(map(str, arguments)), input=typed, catch_exceptions=False)
+
+
+def write(path: Path, count: int, max_bytes: int = 1 << 20) -> str:
+    file = AuditFile(path, max_bytes)
+    file.open()
+    for number in range(count):
+        file.append([AuditEvent(time_ms=number, server="s", caller="operator/ann", action="invalidate")])
+    file.close()
+    return file.end.hash
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "audit.jsonl"
+
+
+# ---- verify ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_log_in_several_files_is_checked_in_any_order_against_its_newest_hash(path: Path) -> None:
+    newest = write(path, 6, max_bytes=1_200)
+    files = sorted(path.parent.glob("audit.jsonl*"), reverse=True)
+    assert len(files) == 3
+    result = call("audit", "verify", *files, "--newest", newest)
+    assert (result.exit_code, result.stdout) == (0, f"whole: 6 records, the newest is 6 with hash {newest}\n")
+    assert "--newest" in call("audit", "verify", *files).stdout, "it says what was not checked"
+    oldest = path.with_name("audit.jsonl.000000000001")
+    rest = [each for each in files if each != oldest]
+    gone = call("audit", "verify", *rest, "--json")
+    assert (gone.exit_code, json.loads(gone.stdout)["fault"]) == (1, "gap")
+    before = read_records(oldest)[-1]["hash"]
+    assert call("audit", "verify", *rest, "--after", before, "--newest", newest).exit_code == 0
+
+
+def test_the_first_line_that_does_not_fit_is_named_with_its_file(path: Path) -> None:
+    newest = write(path, 4, max_bytes=1_200)
+    former = path.with_name("audit.jsonl.000000000001")
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + lines[1].replace(b"ann", b"bob"))
+    result = call("audit", "verify", former, path, "--newest", newest)
+    assert result.exit_code == 1
+    assert (
+        result.stdout
+        == f"not whole after 3 records: {path}:2: changed: record 4 does not have the hash that it names\n"
+    )
+    assert json.loads(call("audit", "verify", former, path, "--json").stdout) == {
+        "whole": False,
+        "records": 3,
+        "newest": {"seq": 3, "hash": json.loads(lines[0])["hash"]},
+        "fault": "changed",
+        "file": str(path),
+        "line": 2,
+        "detail": "record 4 does not have the hash that it names",
+    }
+
+
+@pytest.mark.parametrize(("cut", "fault"), [(1, "torn"), (30, "torn"), (None, "truncated")])
+def test_a_log_that_is_cut_off_is_not_whole(path: Path, cut: int | None, fault: str) -> None:
+    newest = write(path, 2)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: whole.index(b"\n") + 1] if cut is None else whole[:-cut])
+    result = call("audit", "verify", path, "--newest", newest, "--json")
+    assert (result.exit_code, json.loads(result.stdout)["fault"]) == (1, fault)
+    assert call("audit", "verify", path).exit_code == (0 if cut is None else 1)
+
+
+def test_a_wrong_hash_or_file_is_a_mistake_in_one_line(path: Path) -> None:
+    write(path, 1)
+    assert "64 hexadecimal digits" in call("audit", "verify", path, "--newest", "abc").stderr
+    missing = call("audit", "verify", path.with_name("missing.jsonl"))
+    assert (missing.exit_code, "missing.jsonl" in missing.stderr) == (2, True)
+
+
+# ---- the records of commands -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def topology(tmp_path: Path) -> Path:
+    file = tmp_path / "topology.json"
+    file.write_bytes(EXAMPLE.read_bytes())
+    return file
+
+
+def test_a_command_records_what_it_changes_before_and_after(path: Path, topology: Path) -> None:
+    mark = ("topology", "mark-down", "east-leader-1", "--topology", topology)
+    assert call("--audit-log", path, *mark, "--yes").exit_code == 0
+    assert call("--audit-log", path, *mark, typed="n\n").exit_code == 0, "nothing to change, nothing asked"
+    begun, ended = read_records(path)
+    assert begun["api"]["operation"] == ended["api"]["operation"] == "topology mark-down"
+    assert begun["actor"]["user"]["name"].startswith("operator/")
+    assert [(each["unmapped"]["phase"], each["status_id"]) for each in (begun, ended)] == [("begun", 0), ("ended", 1)]
+    assert begun["unmapped"]["name"] == "east-leader-1"
+    assert begun["unmapped"]["topology"] == str(topology)
+    assert call("audit", "verify", path, "--newest", ended["hash"]).exit_code == 0
+
+
+def test_what_is_not_confirmed_or_changes_nothing_is_not_recorded(path: Path, topology: Path) -> None:
+    mark = ("topology", "mark-down", "east-leader-1", "--topology", topology)
+    assert call("--audit-log", path, *mark, typed="n\n").exit_code == 1
+    assert call("--audit-log", path, "topology", "show", "--topology", topology).exit_code == 0
+    assert not path.exists()
+
+
+def test_a_command_that_fails_is_recorded_with_its_reason_and_no_secret(
+    path: Path, topology: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TAO_AUDIT_LOG", str(path))
+    monkeypatch.setenv("TAO_TOKEN", "a-secret")
+    monkeypatch.setenv("TAO_ADMIN_PASSWORD", "another-secret")
+    failed = call("migrate", "--topology", topology, "--schema", EXAMPLE.with_name("schema.yaml"), "--yes")
+    assert failed.exit_code != 0
+    assert [each["status_id"] for each in read_records(path)] == [0, 2]
+    assert "secret" not in path.read_text()
+
+
+def test_nothing_is_changed_that_cannot_be_recorded(path: Path, topology: Path) -> None:
+    path.mkdir()
+    before = topology.read_bytes()
+    result = call(*("--audit-log", path, "topology", "mark-down", "east-leader-1", "--topology", topology, "--yes"))
+    assert (result.exit_code, topology.read_bytes()) == (2, before)
+    assert "nothing was changed" in result.stderr

@@ -1,0 +1,222 @@
+"""What servers record: denials within a bound, operators' requests with their outcome, changes of documents."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tao.model.errors import AuditFull, Overloaded, TaoError, Unauthorized, Unavailable
+from tao.observability.audit_records import verify
+from tao.observability.logs import logger
+from tao.serving.audit import AuditTrail, recorded_caller, recorded_name
+from tao.serving.configuration import Configuration
+from tao.topology.document import dump_topology
+from tao.wire.identity import PeerIdentity
+from tao.wire.session import Reply, failure
+from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.audit_rig import UNIX_MS, AuditRig, audit_rig
+from tests.rigs.leader_rig import SCHEMA, make_topology
+from tests.rigs.links_rig import MemoryReply
+from tests.rigs.region_rig import FollowerRig
+
+STRANGER = PeerIdentity("web-1", "client", "ipv4:10.0.0.7:40001")
+WRONG = Unauthorized("the token is missing or wrong")
+SCHEMA_TEXT = (Path(__file__).parents[3] / "config/schema.yaml").read_text()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[AuditRig]:
+    with audit_rig(tmp_path, max_denials_per_second=3) as rig:
+        yield rig
+
+
+def request(**body: Any) -> pb.Request:
+    return pb.Request(deadline_ms=5_000, **body)
+
+
+INVALIDATE = request(invalidate=pb.Invalidate(shards=[1, 2], otypes=[1], atypes=[4]))
+
+
+# ---- denials ---------------------------------------------------------------------------------------------------------
+
+
+async def test_equal_denials_of_a_second_are_one_record_with_a_count(rig: AuditRig) -> None:
+    for port in (40001, 40002, 40003):
+        rig.trail.connection_refused(PeerIdentity("web-1", "client", f"ipv4:10.0.0.7:{port}"), WRONG)
+        rig.now += 100
+    rig.trail.connection_refused(PeerIdentity("web-1", "client", "('10.0.0.8', 40001)"), WRONG)
+    first, other = await rig.records()
+    assert (first["count"], first["start_time"], first["end_time"]) == (3, UNIX_MS, UNIX_MS + 200)
+    assert (first["api"]["operation"], first["status_id"], first["status_code"]) == ("connect", 2, "UNAUTHORIZED")
+    assert [each["src_endpoint"]["name"] for each in (first, other)] == ["10.0.0.7", "10.0.0.8"]
+    assert "count" not in other
+    rig.trail.connection_refused(STRANGER, WRONG)
+    assert len(await rig.records()) == 3
+
+
+async def test_strangers_cannot_fill_the_disk_by_taking_many_names(rig: AuditRig) -> None:
+    for number in range(1_000):
+        rig.trail.connection_refused(PeerIdentity(f"web-{number}", "client"), WRONG)
+    assert await rig.shown() == [
+        ("client/web-0", "connect", 2),
+        ("client/web-1", "connect", 2),
+        ("client/web-2", "connect", 2),
+        ("", "denials", 2),
+    ]
+    assert (await rig.records())[-1]["count"] == 997
+
+
+async def test_denials_are_recorded_a_second_later_without_being_asked_for(rig: AuditRig) -> None:
+    rig.trail.connection_refused(STRANGER, WRONG)
+    timer = vars(rig.trail)["_timer"]
+    assert timer.when() - timer._loop.time() <= 1.0
+    timer._run()
+    assert len(await rig.records()) == 1
+
+
+async def test_a_denial_refuses_nothing_even_when_the_log_cannot_be_written(rig: AuditRig) -> None:
+    rig.log.trouble = "the disk is full"
+    rig.trail.connection_refused(STRANGER, WRONG)
+    rig.trail.record_denials()
+    with pytest.raises(AuditFull):
+        rig.trail.begin("operator/ann", "invalidate")
+    rig.log.trouble = ""
+
+
+async def test_only_errors_that_deny_are_recorded_of_refused_connections(rig: AuditRig) -> None:
+    rig.trail.connection_refused(STRANGER, Unavailable("the topology lists no such follower"))
+    assert await rig.records() == []
+
+
+async def test_a_request_that_a_role_may_not_make_is_recorded_and_refused_as_before(rig: AuditRig) -> None:
+    follower = FollowerRig("near-1", make_topology(), audit=rig.trail)
+    for _ in range(2):
+        with pytest.raises(Unauthorized):
+            follower.service.handle(INVALIDATE, MemoryReply(lambda _: None, peer="client"))
+    with pytest.raises(TaoError):
+        follower.service.handle(request(subscribe=pb.Subscribe()), MemoryReply(lambda _: None, peer="client"))
+    (record,) = await rig.records()
+    assert (record["api"]["operation"], record["count"]) == ("invalidate", 2)
+    await follower.tasks.close()
+
+
+# ---- operators -------------------------------------------------------------------------------------------------------
+
+
+async def test_an_operators_request_is_recorded_with_what_it_asks_for_and_its_outcome(rig: AuditRig) -> None:
+    follower = FollowerRig("near-1", make_topology(), audit=rig.trail)
+    rig.trail.policy_version = "12"
+    follower.service.handle(INVALIDATE, MemoryReply(lambda _: None, peer="operator"))
+    follower.service.handle(INVALIDATE, MemoryReply(lambda _: None, peer="leader-1"))
+    (record,) = await rig.records()
+    assert record["unmapped"] == {
+        "server": "leader-1",
+        "role": "operator",
+        "policy_version": "12",
+        "shards": [1, 2],
+        "shard_count": 2,
+        "types": ["object 1", "association 4"],
+    }
+    assert await rig.shown() == [("operator/operator", "invalidate", 1)]
+    await follower.tasks.close()
+
+
+async def test_the_outcome_is_that_of_the_last_answer_or_of_the_error_raised(rig: AuditRig) -> None:
+    replies: list[Reply] = []
+
+    def path(asked: pb.Request, reply: Reply) -> None:
+        if asked.HasField("touch_keys"):
+            raise Overloaded("too many tasks")
+        replies.append(reply)
+
+    recorded = rig.trail.of_operators("settle_pairs", path)
+    answers: list[pb.Answer] = []
+    settle = request(settle_pairs=pb.SettlePairs(pairs=[pb.Pair(low_id=3 << 48 | 1, high_id=1 << 48)]))
+    for _ in range(2):
+        recorded(settle, MemoryReply(answers.append, peer="operator"))
+    assert await rig.records() == [], "no answer yet"
+    replies[0].send(pb.Answer(more=True, settled_pairs=pb.SettledPairs(settled=1)))
+    replies[0].send(pb.Answer(settled_pairs=pb.SettledPairs(settled=1)))
+    replies[1].send(failure(Unavailable("the leader is gone")))
+    with pytest.raises(Overloaded):
+        recorded(request(touch_keys=pb.TouchKeys()), MemoryReply(answers.append, peer="operator"))
+    assert len(answers) == 3
+    assert [each["status_id"] for each in await rig.records()] == [1, 2, 2]
+    assert [each.get("status_code") for each in await rig.records()] == [None, "UNAVAILABLE", "OVERLOADED"]
+
+
+async def test_an_operators_request_that_cannot_be_recorded_is_refused_before_it_is_done(rig: AuditRig) -> None:
+    follower = FollowerRig("near-1", make_topology(), audit=rig.trail)
+    rig.log.trouble = "the disk is full"
+    answers: list[pb.Answer] = []
+    with pytest.raises(AuditFull, match="the disk is full"):
+        follower.service.handle(INVALIDATE, MemoryReply(answers.append, peer="operator"))
+    assert answers == []
+    rig.log.trouble = ""
+    await follower.tasks.close()
+
+
+# ---- documents -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_newer_topology_and_schema_are_recorded_with_the_digests_of_their_documents(rig: AuditRig) -> None:
+    configuration = Configuration(make_topology(2), SCHEMA, logger("test"))
+    configuration.on_routes(rig.trail.use_routes)
+    configuration.on_schema(rig.trail.use_schema)
+    rig.trail.started(configuration.routes, configuration.schema)
+    configuration.use_topology(make_topology(5))
+    configuration.use_topology(make_topology(4))
+    grown = SCHEMA_TEXT.replace("  location:", "  robot: {number: 77}\n\n  location:")
+    assert configuration.use_schema_text(grown, "schema.yaml")
+    await rig.trail.close()
+    started, topology, schema, stopped = await rig.records()
+    digest = hashlib.sha256(dump_topology(make_topology(5)).encode()).hexdigest()
+    assert started["unmapped"]["topology_version"] == 2
+    assert topology["api"]["operation"] == "topology_changed"
+    assert {key: topology["unmapped"][key] for key in ("former_version", "version", "sha256")} == {
+        "former_version": "2",
+        "version": "5",
+        "sha256": digest,
+    }
+    assert schema["unmapped"]["former_version"] == SCHEMA.version_hash
+    assert schema["unmapped"]["sha256"] == configuration.schema.version_hash != SCHEMA.version_hash
+    assert stopped["api"]["operation"] == "server_stopped"
+    assert verify(rig.path.read_bytes().splitlines(keepends=True), newest=rig.log.published.hash).fault is None
+
+
+# ---- without a log ---------------------------------------------------------------------------------------------------
+
+
+async def test_without_an_audit_log_paths_are_left_as_they_are_and_nothing_is_recorded() -> None:
+    trail = AuditTrail()
+
+    def path(_: pb.Request, reply: Reply) -> None:
+        reply.send(pb.Answer())
+
+    assert trail.of_operators("invalidate", path) is path
+    assert trail.begin("operator/ann", "invalidate") is None
+    trail.connection_refused(STRANGER, WRONG)
+    trail.denied("app/web", "read", WRONG)
+    trail.started(Configuration(make_topology(), SCHEMA, logger("test")).routes, SCHEMA)
+    trail.changed("rights", "1", "2", "digest")
+    await trail.close()
+
+
+def test_a_caller_is_what_credentials_prove_or_else_what_the_peer_says() -> None:
+    assert recorded_name(PeerIdentity("web-1", "client", caller="app/web")) == "app/web"
+    assert recorded_name(PeerIdentity("web-1", "client")) == "client/web-1"
+    assert recorded_name(PeerIdentity("", "")) == "peer/"
+
+
+def test_only_a_cache_server_names_another_caller_of_its_requests() -> None:
+    passed = pb.Request(caller="app/web")
+    assert recorded_caller(passed, PeerIdentity("near-1", "follower")) == "app/web"
+    assert recorded_caller(passed, PeerIdentity("leader-2", "leader")) == "app/web"
+    assert recorded_caller(pb.Request(caller=""), PeerIdentity("near-1", "follower")) == "anonymous"
+    for role in ("client", "operator", "tailer", ""):
+        assert recorded_caller(passed, PeerIdentity("x", role)) == f"{role or 'peer'}/x"
+    assert recorded_caller(pb.Request(), PeerIdentity("near-1", "follower")) == "follower/near-1"
