@@ -237,10 +237,8 @@ class CachingServer(Generic[SettingsType]):
         single_flight = SingleFlight(self._cache, source, clock, self._list_limit, fills)
         self._refills = PrefixRefills(single_flight, context.spawn_as("refill"), self._settings.refills)
         schema = context.configuration.schema
-        access = context.configuration.access
-        self._reads = ReadService(
-            self._cache, single_flight, schema, policy, traffic=Traffic(clock, rates), access=access
-        )
+        policy = policy._replace(access=context.configuration.access)
+        self._reads = ReadService(self._cache, single_flight, schema, policy, traffic=Traffic(clock, rates))
 
     def _follow_configuration(self, context: ServerContext) -> None:
         configuration, cache = context.configuration, self._cache

@@ -257,13 +257,7 @@ def bounded(rig: LeaderRig, **bounds: int) -> ReadService:
     """A read service of the rig's parts with other bounds."""
     settings = BatchSettings(**bounds)
     return ReadService(
-        rig.cache,
-        rig.single_flight,
-        SCHEMA,
-        ReadPolicy(lambda _: None),
-        settings,
-        traffic=Traffic(LoopClock()),
-        access=rig.configuration.access,
+        rig.cache, rig.single_flight, SCHEMA, ReadPolicy(lambda _: None), settings, traffic=Traffic(LoopClock())
     )
 
 
