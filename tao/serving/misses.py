@@ -40,7 +40,7 @@ from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery, shard_of
 from tao.routing.budgets import work_seconds
 from tao.schema.registry import Schema
-from tao.serving.access import ReadCheck
+from tao.serving.access import AccessControl, ReadCheck
 from tao.serving.shares import ShareOfWork, WorkShares, sharer_of
 from tao.serving.single_flight import FetchWaiter, SingleFlight
 from tao.wire.convert import error_to_pb
@@ -101,6 +101,9 @@ class ReadPolicy(NamedTuple):
 
     past_floors: bool = False
     """The callers keep nothing: when no copy has what is known here, they get what is committed."""
+
+    access: AccessControl | None = None
+    """What callers may read. None: everything."""
 
     bounds: BatchSettings = BatchSettings()
 

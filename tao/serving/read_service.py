@@ -28,7 +28,7 @@ from tao.model.errors import AnswerFull, DeadlineExceeded, TooLarge
 from tao.model.graph import MAX_ID2_SET, MAX_TIME
 from tao.model.ids import MAX_ID, SHARD_SHIFT
 from tao.schema.registry import Schema
-from tao.serving.access import SERVERS, AccessControl, ReadCheck
+from tao.serving.access import SERVERS, ReadCheck
 from tao.serving.misses import TOO_MANY_BYTES, Misses, ReadPolicy
 from tao.serving.shares import WorkShares
 from tao.serving.single_flight import SingleFlight
@@ -70,17 +70,15 @@ class ReadService:
         policy: ReadPolicy,
         *,
         traffic: Traffic,
-        access: AccessControl,
         shares: WorkShares | None = None,
     ) -> None:
-        """``traffic`` samples the queries. ``access`` says what their callers may read. ``shares`` starts misses, and
-        the other costly work of this server."""
+        """``traffic`` samples the queries. ``shares`` starts misses, and the other costly work of this server."""
         self._cache: Final = cache
         self._version_epoch: Final = cache.version_epoch
         self._settings: Final = policy.bounds
         self._staleness_ms: Final = policy.staleness_ms
         self.traffic: Final = traffic
-        self._access: Final = access
+        self._access: Final = policy.access
         self.shares: Final = shares or WorkShares()
         self.misses: Final = Misses(single_flight, schema, policy, self.shares)
         self.counters: Final = ReadCounters(self.misses.failures)
@@ -105,8 +103,8 @@ class ReadService:
         traffic.left -= queries
         if traffic.left <= 0:
             traffic.sample(batch, sizes)
-        check, readers = None, access.readers
-        if readers is not None:
+        check = None
+        if access is not None and (readers := access.readers) is not None:
             peer = reply.peer
             check = access.reader(request, peer) if peer.role in SERVERS else readers[peer.caller]
         values: list[bytes | None]

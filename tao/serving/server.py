@@ -270,11 +270,9 @@ class CachingServer(Generic[SettingsType]):
         single_flight = SingleFlight(self._cache, source, clock, self._list_limit, fills)
         self._refills = PrefixRefills(single_flight, context.spawn_as("refill"), self._settings.refills)
         schema = context.configuration.schema
-        access = context.configuration.access
+        policy = policy._replace(access=context.configuration.access)
         traffic, shares = Traffic(clock, rates), WorkShares(self._settings.shares)
-        self._reads = ReadService(
-            self._cache, single_flight, schema, policy, traffic=traffic, access=access, shares=shares
-        )
+        self._reads = ReadService(self._cache, single_flight, schema, policy, traffic=traffic, shares=shares)
 
     def _follow_configuration(self, context: ServerContext) -> None:
         configuration, cache = context.configuration, self._cache

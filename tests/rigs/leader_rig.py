@@ -190,9 +190,8 @@ class LeaderRig:
             self.cache,
             self.single_flight,
             SCHEMA,
-            ReadPolicy(self._admit),
+            ReadPolicy(self._admit, access=self.configuration.access),
             traffic=Traffic(self.clock),
-            access=self.configuration.access,
         )
 
     def _make_relay_path(self) -> None:

@@ -75,9 +75,8 @@ class FollowerRig:
             self.cache,
             self.single_flight,
             SCHEMA,
-            ReadPolicy(self._admit, self._staleness_ms, past_floors=True),
+            ReadPolicy(self._admit, self._staleness_ms, past_floors=True, access=self.configuration.access),
             traffic=Traffic(clock),
-            access=self.configuration.access,
         )
         self.sibling_invalidation = SiblingInvalidation(context, SiblingInvalidationSettings(first_pause_seconds=0.001))
         settings_of_subscriptions = SubscriptionSettings(retry_seconds=0.001)

@@ -261,7 +261,6 @@ def bounded(rig: LeaderRig, **bounds: int) -> ReadService:
         SCHEMA,
         ReadPolicy(lambda _: None, bounds=BatchSettings(**bounds)),
         traffic=Traffic(LoopClock()),
-        access=rig.configuration.access,
     )
 
 
