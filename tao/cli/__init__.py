@@ -6,6 +6,7 @@ imported when the command is called, so that `tao --help` is quick.
 
 from __future__ import annotations
 
+import os
 import sys
 
 from tao.cli.extras import missing_module_text
@@ -13,6 +14,9 @@ from tao.cli.extras import missing_module_text
 
 def main() -> None:
     """Run the console script and exit with a status that `tao --help` lists."""
+    # gRPC logs every failed TLS handshake, past the log of the process: strangers must not fill a disk with lines.
+    # It reads the level when it is imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         from tao.cli.commands import tao
     except ModuleNotFoundError as missing:

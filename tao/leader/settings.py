@@ -39,7 +39,7 @@ class LeaderSettings(CacheServerSettings):
     """Bounds of fills. A leader refetches less often than a follower, because its source itself repeats a read that is
     behind."""
 
-    shares: ShareSettings = ShareSettings(max_under_way=65_536, max_under_way_per_caller=16_384)
+    shares: ShareSettings = ShareSettings(max_under_way=32_768, max_under_way_per_caller=8_192)
     """Shares of followers. Each may have more under way than its clients together, so that work waits at followers,
     which know whose it is."""
 

@@ -34,11 +34,13 @@ class ShareSettings:
     turn_cost: int = 16
     """What one caller may start before it is the next one's turn."""
 
-    max_under_way: int = 8_192
-    """Most cost under way at once. It covers the round trip to another region at some 50,000 misses a second."""
+    max_under_way: int = 4_096
+    """Most cost under way at once. It covers 10 ms at some 400,000 misses a second, or the round trip to another region
+    at 50,000."""
 
-    max_under_way_per_caller: int = 4_096
-    """Most cost under way of one caller. The rest is free for others, also while this caller's work hangs."""
+    max_under_way_per_caller: int = 1_024
+    """Most cost under way of one caller: work that has started delays the others' in the queues of databases. The rest
+    is free for others, also while this caller's work hangs."""
 
     max_waiting_per_caller: int = 40_000
     """Most cost that may wait of one caller. Further requests are refused as overload: at tens of thousands of misses a
