@@ -31,6 +31,10 @@ class ShareSettings:
     write_cost: int = 4
     """Cost of a write, and of a request that reserves ids or settles pairs: a transaction of several statements."""
 
+    max_request_cost: int = 256
+    """Most cost of one request that writes, however many writes it has: a caller with large batches has several under
+    way, so that the next is there when one ends."""
+
     turn_cost: int = 16
     """What one caller may start before it is the next one's turn."""
 
@@ -47,10 +51,11 @@ class ShareSettings:
     second, what waits longer is answered too late."""
 
     def __post_init__(self) -> None:
-        if min(self.critical_cost, self.write_cost, self.turn_cost, self.max_waiting_per_caller) < 1:
+        costs = self.critical_cost, self.write_cost, self.max_request_cost, self.turn_cost
+        if min(*costs, self.max_waiting_per_caller) < 1:
             raise SettingsError(f"costs and bounds have to be at least 1: {self}")
-        if not 1 <= self.max_under_way_per_caller <= self.max_under_way:
-            raise SettingsError(f"max_under_way_per_caller has to be between 1 and max_under_way: {self}")
+        if not self.critical_cost <= self.max_under_way_per_caller <= self.max_under_way:
+            raise SettingsError(f"max_under_way_per_caller has to be from critical_cost to max_under_way: {self}")
 
 
 class Claim:

@@ -46,7 +46,7 @@ from tao.serving.single_flight import FetchWaiter, SingleFlight
 from tao.wire.convert import error_to_pb
 from tao.wire.identity import PeerIdentity
 from tao.wire.read_batch import BatchQueries, OperationSizes, operation_at
-from tao.wire.session import Reply
+from tao.wire.session import Reply, failure
 from tao.wire.v1 import session_pb2 as pb
 
 _logger = logging.getLogger(__name__)
@@ -230,15 +230,21 @@ class _MissedBatch:
     def begin(self, seconds: float) -> None:
         """Begin, and fail what is not answered after so many seconds."""
         self._timer = self._misses.single_flight.call_later(seconds, self._expire)
-        self._ask(min(self._unasked, self._misses.settings.max_misses_at_once))
+        try:
+            self._ask(min(self._unasked, self._misses.settings.max_misses_at_once))
+        except Overloaded as refused:
+            if len(self._slots) < sum(self._sizes):
+                self._end(refused)
+                return
+            # No part of the batch is answered: one error for the whole costs a flood's server a hundredth.
+            self._is_over = True
+            self._timer.cancel()
+            self._reply.send(failure(refused))
 
     def _ask(self, items: int) -> None:
-        """Ask to begin so many misses more."""
+        """Ask to begin so many misses more. Raises `Overloaded` for the first ones only."""
         self._unasked -= items
-        try:
-            self._shares.ask(self._work, items)
-        except Overloaded as refused:
-            self._end(refused)
+        self._shares.ask(self._work, items)
 
     def _begin_some(self, items: int) -> None:
         """Begin so many misses. A miss that is answered at once only grants this loop another one, so that thousands of
@@ -690,9 +696,16 @@ class _MissAnswers:
         self._close(slot)
 
     def fail_rest(self, slots: Sequence[int], error: TaoError) -> None:
-        """Answer every slot that has no answer yet with the same error."""
-        for slot in slots:
-            self.fail(slot, error)
+        """Answer every slot that has no answer yet with the same error. Thousands of slots must not hold the loop."""
+        unanswered = [slot for slot in slots if slot not in self._answered]
+        if not unanswered:
+            return
+        read = self._collected("").answer.read
+        read.failed_slots.extend(unanswered)
+        read.errors.extend([error_to_pb(error)] * len(unanswered))
+        self._answered.update(unanswered)
+        self._open = 0
+        self._flush()
 
     def _collected(self, origin: str) -> _Collected:
         collected = self._by_origin.get(origin)

@@ -134,9 +134,10 @@ class WorkShares:
         return handle
 
     def cost_of(self, request: pb.Request) -> int:
-        """Return the cost of a request that writes, at most what one caller may have under way."""
-        writes = len(request.write.writes) if request.HasField("write") else 1
-        return min(max(1, writes) * self.settings.write_cost, self.settings.max_under_way_per_caller)
+        """Return the cost of a request that writes."""
+        settings = self.settings
+        writes = max(1, len(request.write.writes)) if request.HasField("write") else 1
+        return min(writes * settings.write_cost, settings.max_request_cost, settings.max_under_way_per_caller)
 
 
 class _SharedRequest:

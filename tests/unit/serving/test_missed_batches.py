@@ -217,8 +217,8 @@ async def test_a_batch_beyond_what_its_caller_may_have_waiting_is_refused_as_a_w
     shares = WorkShares(ShareSettings(max_under_way_per_caller=2, max_waiting_per_caller=10))
     Asked(2, shares=shares).begin()
     refused = Asked(11, shares=shares).begin()
-    await until(lambda: refused.reply.is_whole)
-    assert refused.reply.reasons == dict.fromkeys(range(11), "OVERLOADED")
+    (answer,) = refused.reply.answers
+    assert (answer.more, answer.error.reason) == (False, "OVERLOADED")
     assert refused.begun == []
 
 
@@ -235,8 +235,7 @@ async def test_a_batch_that_has_begun_goes_on_though_its_caller_may_have_nothing
     begun = Asked(5, at_once=2, shares=shares).begin()
     Asked(3, now=lambda _: VALUE, shares=shares).begin()
     refused = Asked(1, shares=shares).begin()
-    await until(lambda: refused.reply.is_whole)
-    assert refused.reply.reasons == {0: "OVERLOADED"}
+    assert refused.reply.answers[0].error.reason == "OVERLOADED"
     for slot in range(5):
         await until(lambda slot=slot: slot in begun.begun)  # type: ignore[misc]
         begun.waiting[slot](VALUE)

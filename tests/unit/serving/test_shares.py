@@ -191,3 +191,12 @@ def test_an_error_of_overload_says_what_to_do() -> None:
         error = refused
     assert error is not None
     assert error.message.endswith("the bound is 24: send less at a time")
+
+
+async def test_a_caller_has_several_large_batches_under_way() -> None:
+    writes = Writes()
+    writes.shares = WorkShares(ShareSettings(max_request_cost=4, max_under_way_per_caller=12))
+    writes._handle = writes.shares.sharing(writes._path)
+    for _ in range(5):
+        writes.send(HOG, writes=100)
+    assert len(writes.begun) == 3
