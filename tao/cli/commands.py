@@ -12,7 +12,7 @@ from tao.cli.frame import Entry, TaoGroup
 from tao.cli.options import global_options, token_file_option
 
 COMMANDS: Final = {
-    "accounts": Entry("databases", "Create the four accounts on every database server, or set their passwords."),
+    "accounts": Entry("databases", "Create the accounts on every database server, or set their passwords."),
     "add": Entry("graph", "Add an object or an edge."),
     "arenas": Entry(
         "stats", "Show the arenas of every server: their budgets, their content, and how long entries stay."
