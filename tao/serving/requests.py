@@ -41,7 +41,7 @@ from tao.wire.tls import ServerTls, TlsFiles
 from tao.wire.v1 import session_pb2 as pb
 
 CERTIFICATES_SECONDS: Final = 1.0
-"""Interval between two checks whether the certificate files have changed: three `stat` calls."""
+"""Interval between two checks whether the certificate files have changed, which reads them."""
 
 
 class Listeners:
