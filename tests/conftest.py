@@ -42,6 +42,7 @@ def database_accounts() -> ServiceAccounts:
         leader=Account("tao_leader", "leader-secret"),
         reader=Account("tao_reader", "reader-secret"),
         replicator=Account("tao_replicator", "replicator-secret"),
+        watcher=Account("tao_watcher", "watcher-secret"),
     )
 
 

@@ -13,7 +13,7 @@ from tao.cli.options import audit_log_option, global_options, token_file_option
 
 COMMANDS: Final = {
     "access": Entry("access", "Check an access document, and explain what a caller may do."),
-    "accounts": Entry("databases", "Create the four accounts on every database server, or set their passwords."),
+    "accounts": Entry("databases", "Create the accounts on every database server, or set their passwords."),
     "add": Entry("graph", "Add an object or an edge."),
     "arenas": Entry(
         "stats", "Show the arenas of every server: their budgets, their content, and how long entries stay."

@@ -67,22 +67,25 @@ _administrator_option = click.option(
 @yes_option
 @json_option
 def accounts(topology_file: Path, as_user: str, hosts: tuple[str, ...]) -> None:
-    """Create the four accounts on every database server, or set their passwords.
+    """Create the accounts on every database server, or set their passwords.
 
-    tao_admin (migrations), tao_leader (reads and writes), tao_reader (reads), tao_replicator (reads the binlog). Their
-    passwords are taken from TAO_ADMIN_PASSWORD, TAO_LEADER_PASSWORD, TAO_READER_PASSWORD and TAO_REPLICATOR_PASSWORD.
+    tao_admin (migrations), tao_leader (reads and writes), tao_reader (reads), tao_replicator (reads the binlog),
+    tao_watcher (leases and promotions). Their passwords are taken from TAO_ADMIN_PASSWORD, TAO_LEADER_PASSWORD,
+    TAO_READER_PASSWORD, TAO_REPLICATOR_PASSWORD and TAO_WATCHER_PASSWORD; without the last there is no tao_watcher.
     """
+    watcher_password = os.environ.get("TAO_WATCHER_PASSWORD", "")
     wanted = ServiceAccounts(
         administrator=Account(_ADMINISTRATOR, password_of("TAO_ADMIN_PASSWORD")),
         leader=Account("tao_leader", password_of("TAO_LEADER_PASSWORD")),
         reader=Account("tao_reader", password_of("TAO_READER_PASSWORD")),
         replicator=Account("tao_replicator", password_of("TAO_REPLICATOR_PASSWORD")),
+        watcher=Account("tao_watcher", watcher_password) if watcher_password else None,
     )
     password = os.environ.get("TAO_ROOT_PASSWORD", "")  # through a socket root often needs none
     hosts = hosts or LOOPBACK_HOSTS
     servers = [each.server for each in load_topology(topology_file).database_servers]
     names = [server.name for server in servers]
-    ask(f"Create the four accounts, for connections from {', '.join(hosts)}, on {', '.join(names)}?")
+    ask(f"Create the accounts, for connections from {', '.join(hosts)}, on {', '.join(names)}?")
 
     async def work() -> None:
         for server in servers:

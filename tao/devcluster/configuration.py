@@ -205,8 +205,10 @@ def settings_text(
     if member.role in (Role.TAILER, Role.WATCHER):
         found |= {"region": member.region, "admin": admin(member)}
     if member.role is Role.WATCHER:
+        account = accounts.watcher or accounts.administrator
         found |= {
-            "administrator_password": accounts.administrator.password,
+            "administrator_user": account.user,
+            "administrator_password": account.password,
             "replicator_password": accounts.replicator.password,
         }
     else:

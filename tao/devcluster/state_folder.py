@@ -48,7 +48,8 @@ class ClusterRecord(msgspec.Struct, frozen=True, kw_only=True):
 def new_passwords() -> dict[str, str]:
     """Return a new random password for each service account."""
     return {
-        role: secrets.token_urlsafe(_PASSWORD_BYTES) for role in ("administrator", "leader", "reader", "replicator")
+        role: secrets.token_urlsafe(_PASSWORD_BYTES)
+        for role in ("administrator", "leader", "reader", "replicator", "watcher")
     }
 
 
@@ -59,6 +60,8 @@ def service_accounts(passwords: dict[str, str]) -> ServiceAccounts:
         leader=Account("tao_leader", passwords["leader"]),
         reader=Account("tao_reader", passwords["reader"]),
         replicator=Account("tao_replicator", passwords["replicator"]),
+        # Folders of earlier versions have none.
+        watcher=Account("tao_watcher", passwords["watcher"]) if "watcher" in passwords else None,
     )
 
 

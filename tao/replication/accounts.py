@@ -15,6 +15,7 @@ import aiomysql
 import pymysql.err
 
 from tao.model.errors import OperatorError
+from tao.storage.dialect import Dialect, dialect_of
 from tao.storage.failures import translate
 from tao.storage.session import ServerAccount
 
@@ -35,13 +36,34 @@ _READS_LEASE = ("SELECT", "tao.*")
 here."""
 
 _PRIVILEGES: Mapping[str, tuple[tuple[str, str], ...]] = {
-    # Migrations create schemas and tables, and promotion changes replication. Only operators and watchers use this
-    # account.
+    # Migrations create schemas and tables, and operators do what nobody foresaw.
     "administrator": (("ALL PRIVILEGES", "*.*"),),
     "leader": (("SELECT, INSERT, UPDATE, DELETE", f"`{SHARD_SCHEMAS}`.*"), _READS_LEASE),
     "reader": (("SELECT", f"`{SHARD_SCHEMAS}`.*"), _READS_LEASE),
     # MariaDB calls REPLICATION CLIENT "BINLOG MONITOR" since 10.5 and still accepts the old name.
     "replicator": (("REPLICATION SLAVE, REPLICATION CLIENT", "*.*"),),
+}
+
+
+_WATCHES_SHARDS = (
+    # Leases and their event are in the schema `tao`; a promotion raises the version epochs in those of the shards.
+    ("ALL PRIVILEGES", "tao.*"),
+    ("SELECT, INSERT, UPDATE", f"`{SHARD_SCHEMAS}`.*"),
+)
+_WATCHER_PRIVILEGES: Mapping[Dialect, tuple[tuple[str, str], ...]] = {
+    # To attach, detach and position replicas, to open and close servers and to write to closed ones, to set
+    # semi-synchronous replication, to keep a lease out of the binlog, and to end connections of a lost master. Without
+    # RELOAD a replica cannot forget its master.
+    Dialect.MARIADB: (
+        ("REPLICATION SLAVE ADMIN, REPLICATION MASTER ADMIN, REPLICATION CLIENT, SLAVE MONITOR", "*.*"),
+        ("READ_ONLY ADMIN, BINLOG ADMIN, CONNECTION ADMIN, PROCESS, RELOAD", "*.*"),
+        *_WATCHES_SHARDS,
+    ),
+    Dialect.MYSQL: (
+        ("REPLICATION CLIENT, PROCESS, RELOAD", "*.*"),
+        ("REPLICATION_SLAVE_ADMIN, SYSTEM_VARIABLES_ADMIN, SESSION_VARIABLES_ADMIN, CONNECTION_ADMIN", "*.*"),
+        *_WATCHES_SHARDS,
+    ),
 }
 
 
@@ -71,6 +93,9 @@ class ServiceAccounts:
     """Reads the shards' rows, and the lease."""
     replicator: Account
     """Reads the binlog, for replicas and tailers."""
+    watcher: Account | None = None
+    """Renews leases and promotes, for watchers, and can neither drop nor read anything else. None: there is none, and
+    watchers use the administrator's."""
 
 
 class Connection(Protocol):
@@ -93,9 +118,13 @@ async def create_accounts(
         # account of localhost on a server that resolves no names.
         await cursor.execute("SET SESSION sql_log_bin = 0, max_error_count = 0")
         try:
-            for role, grants in _PRIVILEGES.items():
-                account: Account = getattr(accounts, role)
-                for host in hosts:
+            await cursor.execute("SELECT VERSION()")
+            ((version,),) = await cursor.fetchall()
+            privileges_of = {**_PRIVILEGES, "watcher": _WATCHER_PRIVILEGES[dialect_of(version)]}
+            for role, grants in privileges_of.items():
+                account: Account | None = getattr(accounts, role)
+                for host in hosts if account is not None else ():
+                    assert account is not None
                     who = (account.user, host)
                     await cursor.execute("CREATE USER IF NOT EXISTS %s@%s IDENTIFIED BY %s", (*who, account.password))
                     await cursor.execute("ALTER USER %s@%s IDENTIFIED BY %s", (*who, account.password))

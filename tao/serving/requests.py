@@ -45,7 +45,7 @@ from tao.wire.tls import ServerTls, TlsFiles
 from tao.wire.v1 import session_pb2 as pb
 
 CERTIFICATES_SECONDS: Final = 1.0
-"""Interval between two checks whether the certificate files have changed: three `stat` calls."""
+"""Interval between two checks whether the certificate files have changed, which reads them."""
 
 
 def check_exposure(server: CacheServer, tls: TlsFiles, *, has_credentials: bool) -> None:

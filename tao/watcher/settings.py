@@ -84,7 +84,8 @@ class WatcherSettings:
     be healthy."""
 
     administrator_user: str = "tao_admin"
-    """A database account that may do everything."""
+    """A database account that may renew leases and promote: ``tao_watcher``, which may do that and little else. The
+    default, which may do everything, is that of earlier versions."""
 
     administrator_password: str = field(repr=False)
     """Its password."""

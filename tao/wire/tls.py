@@ -15,6 +15,7 @@ import logging
 import ssl
 from asyncio import BaseTransport
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
@@ -25,8 +26,9 @@ from tao.wire.identity import SpiffeCluster
 
 _logger = logging.getLogger(__name__)
 
-Stamp = tuple[tuple[int, int, int] | None, ...]
-"""What tells one state of some files from another: inode, size and time of each; None for one that is not there."""
+Stamp = tuple[bytes | None, ...]
+"""What tells one state of some files from another: a digest of each; None for one that cannot be read. The times of
+files are too coarse for it: two changes within some milliseconds would be taken for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,18 +152,16 @@ class ServerTls:
         try:
             self._read()
         except SettingsError as error:
-            self._stamp = self._files.stamp()
             _logger.warning("the changed certificate files are not used: %s", error.message)
             return False
         _logger.warning("the changed certificate files are used for new connections")
         return True
 
     def _read(self) -> None:
-        stamp = self._files.stamp()  # before the files: a change meanwhile is read the next time
+        self._stamp = self._files.stamp()  # before the files: a change meanwhile is read the next time
         # The context checks that the key belongs to the certificate, which gRPC does at a handshake.
         self.context = self._files.server_context()
         self._configuration = self._files.server_configuration()
-        self._stamp = stamp
 
     def _changed_configuration(self) -> grpc.ServerCertificateConfiguration | None:
         """Return the configuration for the next handshake; None: that of the one before. gRPC calls it in a thread of
@@ -191,7 +191,6 @@ class ClientTls:
         try:
             self._read()
         except SettingsError as error:
-            self._stamp = self._files.stamp()
             _logger.warning("the changed certificate files are not used: %s", error.message)
 
     def _read(self) -> None:
@@ -225,9 +224,8 @@ def _read(path: Path) -> bytes:
         raise SettingsError(f"TLS file {path} cannot be read: {error}") from error
 
 
-def _stamp_of(path: Path) -> tuple[int, int, int] | None:
+def _stamp_of(path: Path) -> bytes | None:
     try:
-        found = path.stat()
+        return sha256(path.read_bytes()).digest()
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -18,7 +18,7 @@ from tao.model.topology import CacheServer
 from tao.serving.requests import Listeners
 from tao.wire.identity import AcceptedCredentials, Credentials, PeerAuthenticator, PeerIdentity, SpiffeCluster
 from tao.wire.links import Links, LinkSettings
-from tao.wire.settings import ServingSettings
+from tao.wire.settings import ServingSettings, SessionSettings
 from tao.wire.tls import TlsFiles
 from tests.conformance.transport_rig import ME, PATIENT_SECONDS, Handler, read, until
 from tests.rigs.certificates import TestAuthority
@@ -31,6 +31,11 @@ PEER = Credentials("leader-1", "leader", "secret")
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> TestAuthority:
     return TestAuthority(tmp_path_factory.mktemp("tls"))
+
+
+def patient(transport: str) -> LinkSettings:
+    session = SessionSettings(connect_timeout_seconds=PATIENT_SECONDS)
+    return LinkSettings(transport="grpc" if transport == "grpc" else "frames", session=session)
 
 
 class Served:
@@ -47,7 +52,7 @@ class Served:
     async def ask(
         self, transport: str, tls: TlsFiles | None, credentials: Credentials = PEER, name: str = "follower-1"
     ) -> list[bytes]:
-        links = Links(LinkSettings(transport="grpc" if transport == "grpc" else "frames"), credentials, tls)
+        links = Links(patient(transport), credentials, tls)
         try:
             server = msgspec.structs.replace(self.server, name=name)
             return list((await links.to(server).ask(read(1), PATIENT_SECONDS)).read.values)
@@ -56,7 +61,7 @@ class Served:
 
     async def peer(self, transport: str, tls: TlsFiles, credentials: Credentials) -> PeerIdentity:
         """Return who the server takes a peer for."""
-        links = Links(LinkSettings(transport="grpc" if transport == "grpc" else "frames"), credentials, tls)
+        links = Links(patient(transport), credentials, tls)
         asked = asyncio.ensure_future(links.to(self.server).ask(read(1, critical=True), PATIENT_SECONDS))
         await until(lambda: bool(self.handler.held) or asked.done())
         if asked.done():
@@ -172,7 +177,7 @@ async def test_changed_files_are_used_for_new_connections_and_wrong_ones_are_not
     peer = replace(old.issue("leader-1"), authorities=tmp_path / "trusted.pem")
     trusted = tmp_path / "trusted.pem"
     trusted.write_bytes(old.file.read_bytes() + new.file.read_bytes())
-    links = Links(LinkSettings(transport="grpc" if transport == "grpc" else "frames"), PEER, peer)
+    links = Links(patient(transport), PEER, peer)
     link = links.to(served.server)
     assert (await link.ask(read(1), PATIENT_SECONDS)).read.values
 

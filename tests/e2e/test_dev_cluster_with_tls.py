@@ -18,12 +18,14 @@ from tao.devcluster.certificates import APPLICATION, OPERATOR, tls_files
 from tao.devcluster.inspection import stop_cluster
 from tao.devcluster.state_folder import StateFolder
 from tao.model.topology import CacheServer
+from tao.runtime.admin_client import admin_get
 from tao.topology.document import parse_topology
 from tao.wire.links import Links, LinkSettings
 from tao.wire.v1 import session_pb2 as pb
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.unhurried]
 
+PATIENT_SECONDS = 30.0
 TAO = [sys.executable, "-P", "-m", "tao.cli"]
 SHAPE = ["--tiers", "1", "--followers", "2", "--leaders", "2", "--shards", "4", "--durability", "relaxed"]
 
@@ -87,6 +89,29 @@ async def test_commands_and_applications_work_by_certificates_and_nobody_else_do
     assert (await ask(operator, "operator")).HasField("inspection")
     with pytest.raises(Unauthorized, match="not of leader-9"):
         await ask(operator, "operator", msgspec.structs.replace(leader, name="leader-9"))
+
+
+async def test_watchers_of_two_regions_know_each_other_by_their_certificates(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    small = ["--regions", "2", "--tiers", "1", "--followers", "1", "--leaders", "1", "--shards", "4"]
+    try:
+        await tao(path, "dev", "up", "--tls", "--detach", "--state-dir", str(path), "--durability", "relaxed", *small)
+        folder = StateFolder(path)
+        topology = parse_topology(folder.topology.read_bytes(), "topology")
+        east, west = (region.watchers[0] for region in topology.regions)
+        async with asyncio.timeout(PATIENT_SECONDS):
+            for watcher, other in ((east, "west"), (west, "east")):
+                while not json.loads((await admin_get(watcher.admin, "/stats"))[1])["peers"][other]:  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+        server = CacheServer(name=west.name, grpc="", frames=west.frames)
+        for name, role in ((APPLICATION, "client"), ("east-leader-1", "leader")):
+            links = Links(LinkSettings(), Credentials(name, role), tls_files(folder, name))
+            with pytest.raises((Unauthorized, Unavailable), match=r"watchers|lists no leader"):
+                await links.to(server).ask(pb.Request(get_watcher_report=pb.GetWatcherReport()), PATIENT_SECONDS)
+            await links.close()
+    finally:
+        if StateFolder(path).read() is not None:
+            await stop_cluster(path, lambda _: None)
 
 
 async def test_both_ports_speak_tls_1_3_only(folder: StateFolder) -> None:

@@ -132,7 +132,11 @@ async def test_each_account_may_do_its_own_work_and_nothing_else(make_instance: 
     mariadb = instance.binary.flavour is Flavour.MARIADB
     position = "SHOW BINLOG STATUS" if mariadb or instance.binary.version < (8, 2, 0) else "SHOW BINARY LOG STATUS"
 
+    assert accounts.watcher is not None
     await fetch(instance, accounts.leader, "DELETE FROM tao_00001.objects WHERE id = 2")
+    await fetch(instance, accounts.watcher, "SET GLOBAL read_only = 1")
+    await fetch(instance, accounts.watcher, "UPDATE tao_00001.objects SET id = id")
+    await fetch(instance, accounts.watcher, "SET GLOBAL read_only = 0")
     await fetch(instance, accounts.reader, "SELECT * FROM tao_00001.objects")
     assert await fetch(instance, accounts.replicator, position)
 
@@ -141,6 +145,10 @@ async def test_each_account_may_do_its_own_work_and_nothing_else(make_instance: 
         (accounts.leader, "CREATE DATABASE taox00001"),
         (accounts.reader, "DELETE FROM tao_00001.objects"),
         (accounts.replicator, "SELECT * FROM tao_00001.objects"),
+        (accounts.watcher, "DROP TABLE tao_00001.objects"),
+        (accounts.watcher, "DELETE FROM tao_00001.objects"),
+        (accounts.watcher, "SELECT * FROM mysql.global_priv" if mariadb else "SELECT * FROM mysql.user"),
+        (accounts.watcher, "CREATE USER x@localhost"),
     ):
         with pytest.raises((pymysql.err.OperationalError, pymysql.err.ProgrammingError), match="denied"):
             await fetch(instance, account, forbidden)

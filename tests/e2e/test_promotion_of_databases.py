@@ -127,11 +127,13 @@ async def test_a_lost_master_is_replaced_and_comes_back_by_one_command(rig: Repl
 async def test_a_paused_master_is_replaced_by_a_watcher_and_is_closed_when_it_resumes(
     rig: ReplicationRig,
 ) -> None:
+    assert rig.accounts.watcher is not None
     settings = WatcherSettings(
         name="watcher",
         region=WEST,
         topology_file=rig.topology_path,
-        administrator_password=rig.accounts.administrator.password,
+        administrator_user=rig.accounts.watcher.user,
+        administrator_password=rig.accounts.watcher.password,
         replicator_password=rig.accounts.replicator.password,
         probes=ProbeSettings(interval_seconds=0.2, master_gone_seconds=2.0),
         lease=LeaseSettings(seconds=3.0),

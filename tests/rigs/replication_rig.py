@@ -14,7 +14,7 @@ from tao.devcluster.database import DatabaseInstance, InstanceSettings, default_
 from tao.devcluster.database_program import Durability, ServerOptions, find_server_binary
 from tao.model.errors import TopologyError
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
-from tao.replication.accounts import ServiceAccounts
+from tao.replication.accounts import Account, ServiceAccounts
 from tao.replication.locks import FileLocks
 from tao.replication.promotion import OnStep, Promoter, PromotionSettings
 from tao.replication.replica_seed import Reseeder, SeedStep
@@ -51,14 +51,14 @@ class ReplicationRig:
     def promoter(self, on_step: OnStep | None = None, *, file: type[TopologyFile] = TopologyFile) -> Promoter:
         """Return a promoter with bounds that suit tests on one machine."""
 
-        return Promoter(*self._parts(file), on_step=on_step)
+        return Promoter(*self._parts(file, self.accounts.watcher), on_step=on_step)
 
     def reseeder(self, on_step: Callable[[SeedStep], Awaitable[None]] | None = None) -> Reseeder:
         """Return what makes replica seeds, with the same bounds."""
         return Reseeder(*self._parts(), self.promoter(), on_step=on_step)
 
     def _parts(
-        self, file: type[TopologyFile] = TopologyFile
+        self, file: type[TopologyFile] = TopologyFile, account: Account | None = None
     ) -> tuple[TopologyFile, FileLocks, SetAccounts, PromotionSettings]:
         def fail(error: TopologyError) -> None:
             raise error
@@ -66,7 +66,7 @@ class ReplicationRig:
         return (
             file(self.topology_path, on_error=fail),
             FileLocks(self.topology_path),
-            SetAccounts(self.accounts.administrator, self.accounts.replicator),
+            SetAccounts(account or self.accounts.administrator, self.accounts.replicator),
             PromotionSettings(lock_seconds=0.0, settle_seconds=0.0, acknowledging_seconds=10.0),
         )
 

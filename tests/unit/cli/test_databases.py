@@ -90,6 +90,7 @@ def private_shards(database_server: DatabaseInstance, tmp_path: Path) -> Iterato
         "TAO_LEADER_PASSWORD": accounts.leader.password,
         "TAO_READER_PASSWORD": accounts.reader.password,
         "TAO_REPLICATOR_PASSWORD": accounts.replicator.password,
+        "TAO_WATCHER_PASSWORD": accounts.watcher.password if accounts.watcher is not None else "",
     }
     by_socket = tmp_path / "by-socket.json"
     by_socket.write_text(topology_of(DatabaseServer(name="db-here", socket=str(database_server.socket_path))))

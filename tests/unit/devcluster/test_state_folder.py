@@ -42,8 +42,10 @@ def test_passwords_lie_in_files_for_this_user_alone(folder: StateFolder) -> None
 
 def test_every_account_has_a_password_of_its_own() -> None:
     accounts = service_accounts(new_passwords())
-    found = {accounts.administrator, accounts.leader, accounts.reader, accounts.replicator}
-    assert len({account.password for account in found}) == 4
+    found = {accounts.administrator, accounts.leader, accounts.reader, accounts.replicator, accounts.watcher}
+    assert len({account.password for account in found if account is not None}) == 5
+    former = {role: password for role, password in new_passwords().items() if role != "watcher"}
+    assert service_accounts(former).watcher is None, "a folder of an earlier version starts all the same"
 
 
 def test_a_folder_without_a_cluster_says_how_to_make_one(folder: StateFolder) -> None:

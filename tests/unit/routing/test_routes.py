@@ -93,6 +93,12 @@ def test_leaders_servers_and_locations_are_found_by_name() -> None:
     assert [found.tier for found in routes.follower_tiers("east")] == ["f", "g"]
     assert routes.server("g-1").name == "g-1"
     assert routes.locate("g-1") == ServerLocation("east", "g", "follower")
+    assert routes.lists("follower", "g-1", "east")
+    assert routes.lists("follower", "g-1")
+    assert not routes.lists("leader", "g-1", "east")
+    assert not routes.lists("follower", "g-1", "west")
+    assert not routes.lists("watcher", "g-1")
+    assert not routes.lists("operator", "zzz")
     assert routes.locate("lead-0") == ServerLocation("east", "lead", "leader")
 
 
