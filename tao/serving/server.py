@@ -296,6 +296,7 @@ class CachingServer(Generic[SettingsType]):
 
         configuration.on_schema(use_schema)
         configuration.on_routes(TopologyEpochs(cache).follow_routes)
+        configuration.on_routes(lambda _: self._accepted.authenticator.listing_changed())
         configuration.on_routes(lambda routes: context.links.keep_only(routes.server_names()))
 
     def _make_listeners(

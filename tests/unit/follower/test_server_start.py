@@ -12,10 +12,16 @@ from structlog.testing import capture_logs
 
 from tao.follower.server import FollowerServer
 from tao.follower.settings import FollowerSettings
+from tao.model.errors import Unavailable
 from tao.model.topology import CacheServer, Tier, Topology
 from tao.observability.logs import logger
+from tao.runtime.token_file import dump_tokens, entry_for
 from tao.topology.document import dump_topology
+from tao.wire.frames_client import connect_frames
+from tao.wire.identity import Credentials
+from tao.wire.settings import SessionSettings
 from tests.rigs.leader_rig import make_topology
+from tests.rigs.pacing import until
 from tests.rigs.ports import free_ports
 
 ACCESS = "format: 1\nversion: 1\nmode: count\n"
@@ -58,3 +64,20 @@ async def test_an_access_document_without_credentials_is_noted(tmp_path: Path, t
         async with started(tmp_path, token=token):
             pass
     assert sum(each["event"] == "access_without_credentials" for each in logs) == expected
+
+
+async def test_the_connection_of_a_server_ends_when_the_topology_lists_it_no_more(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.yaml"
+    tokens.write_text(dump_tokens((entry_for("of leaders", "", "leader", None, []),)))
+    async with started(tmp_path, accepted_tokens_file=tokens) as (server, own):
+        kept, removed = [
+            await connect_frames(own.frames, SessionSettings(), Credentials(name, "leader", "of leaders"))
+            for name in ("leader-1", "leader-2")
+        ]
+        (tmp_path / "topology.json").write_text(dump_topology(topology_of(own, 2, ("leader-1",))))
+        await server.reload()
+        await until(lambda: not removed.is_open)
+        with pytest.raises(Unavailable, match="lists no leader 'leader-2'"):
+            await connect_frames(own.frames, SessionSettings(), Credentials("leader-2", "leader", "of leaders"))
+        assert kept.is_open
+        await kept.close()
