@@ -138,6 +138,24 @@ async def test_a_server_follows_the_file_and_keeps_what_it_accepts_when_the_file
         files.authenticator.identify(shown("new"))
 
 
+async def test_a_file_that_is_missing_changes_nothing_and_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "tokens.yaml"
+    files = AcceptedCredentialFiles(CredentialSources(accepted_tokens_file=path), LOG)
+    text = dump_tokens((entry_for("secret", "web", "client", None, []),))
+    path.write_text(text)
+    await files.load(lambda *_: False)
+    for times in (1, 2):
+        path.unlink()
+        for _ in range(3):
+            await files.look()
+        assert files.authenticator.identify(shown("secret")).caller == "web"
+        assert sum("what it said before stays in use" in each for each in caplog.messages) == times
+        path.write_text(text)
+        await files.look()
+
+
 async def test_the_shared_secret_is_accepted_where_no_file_is_named(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("shared\n")
