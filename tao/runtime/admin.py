@@ -22,6 +22,7 @@ import msgspec
 
 from tao import __version__
 from tao.observability.logs import Logger
+from tao.wire.address import TcpAddress, is_loopback
 from tao.wire.doorstep import AddressPool, Doorstep, address_of
 from tao.wire.http2_refusal import PREFACE, Http2Refusal
 from tao.wire.settings import DoorstepSettings
@@ -80,6 +81,12 @@ class AdminServer:
     async def start(self) -> str:
         """Listen. Returns the address, ``host:port``. Raises `OSError` when the port is taken."""
         settings = self._settings
+        if not is_loopback(TcpAddress(settings.host, settings.port)):
+            self._log.warning(
+                "admin_port_exposed",
+                address=f"{settings.host}:{settings.port}",
+                reason="it has no authentication; let only what scrapes and probes reach it",
+            )
         self._server = await asyncio.start_server(
             self._accept, settings.host, settings.port, limit=settings.request_bytes
         )

@@ -6,7 +6,9 @@ an end, an audience and a subject, which is the caller. It vouches for applicati
 
 from __future__ import annotations
 
+import math
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,13 +18,17 @@ import msgspec
 from jwt.exceptions import PyJWTError
 
 from tao.model.errors import SettingsError, Unauthorized
-from tao.wire.identity import SERVER_ROLES, SignedToken
+from tao.wire.identity import CLIENT, SERVER_ROLES, SignedToken, digest_of
 
 ALGORITHMS: Final = frozenset({"ES256", "EdDSA"})
 
+MAX_REMEMBERED: Final = 10_000
+"""Verified tokens that are remembered, some 300 bytes each: as many as a server takes connections."""
+
 _SUBJECT: Final = re.compile(r"[A-Za-z0-9._:@|/-]{1,255}")
-_RESERVED: Final = SERVER_ROLES | {"app"}
-"""Names before a slash that callers with certificates have."""
+_RESERVED: Final = SERVER_ROLES | {"app", CLIENT}
+"""Names, also before a slash, of callers that show other credentials: certificates, servers' tokens, the secret that
+all applications share."""
 _CHECKS: Final = {
     "require": ["exp", "aud", "sub"],
     # `tao.wire.identity` compares the times with the clock that it is given.
@@ -68,12 +74,30 @@ class SignedTokenVerifier:
             raise SettingsError(f"{source}: is not a JSON Web Key Set: {error}") from error
         if any("d" in each or each.get("kty") == "oct" for each in documents):
             raise SettingsError(f"{source}: holds a secret key; servers need the public keys only")
+        self._remembered: Final[dict[bytes, SignedToken]] = {}  # by digest; the oldest first
         self._keys: Final = [key for each in documents if (key := _key_in(each, source)) is not None]
         if not self._keys:
             raise SettingsError(f"{source}: has no key for {' or '.join(sorted(ALGORITHMS))}")
 
+    @property
+    def remembered(self) -> int:
+        """Return the number of tokens that are remembered."""
+        return len(self._remembered)
+
     def verify(self, token: str) -> SignedToken:
-        """Return what the token says, whose times are not checked here. Raises `Unauthorized`."""
+        """Return what the token says, whose times are not checked here. Raises `Unauthorized`.
+
+        What was verified is remembered, which a token's end does not change; strangers cannot fill that memory."""
+        digest = digest_of(token)
+        found = self._remembered.get(digest)
+        if found is None:
+            found = self._verified(token)
+            if len(self._remembered) >= MAX_REMEMBERED:
+                del self._remembered[next(iter(self._remembered))]
+            self._remembered[digest] = found
+        return found
+
+    def _verified(self, token: str) -> SignedToken:
         try:
             wanted = jwt.get_unverified_header(token).get("kid")
             keys = [key for key in self._keys if wanted is None or key.key_id in (None, wanted)]
@@ -118,6 +142,8 @@ def _key_in(document: dict[str, object], source: str) -> jwt.PyJWK | None:
 
 def _time(claims: dict[str, object], name: str) -> float:
     value = claims.get(name, 0)
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise Unauthorized(f"the signed token's {name} is not a time in seconds; have another issued")
-    return float(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        with suppress(OverflowError):
+            if math.isfinite(seconds := float(value)):
+                return seconds
+    raise Unauthorized(f"the signed token's {name} is not a time in seconds; have another issued")

@@ -61,14 +61,16 @@ class TokenEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    tokens: tuple[TokenEntry, ...] = ()
+    tokens: tuple[TokenEntry, ...]
 
 
 def parse_tokens(text: str, source: str) -> tuple[TokenEntry, ...]:
-    """Return the entries of a file. Raises `SettingsError`, which names the entry and what is wrong with it."""
+    """Return the entries of a file. Raises `SettingsError`, which names the entry and what is wrong with it. An empty
+    text is wrong, because a file is empty for a moment while it is copied; a file without tokens says so."""
+    if not text.strip():
+        raise SettingsError(f"{source}: is empty; a file that accepts no token has `tokens: []`")
     try:
-        found = yaml.safe_load(text)
-        tokens = msgspec.convert({} if found is None else found, _Document).tokens
+        tokens = msgspec.convert(yaml.safe_load(text), _Document).tokens
     except yaml.YAMLError as error:
         raise SettingsError(f"{source}: is not YAML: {' '.join(str(error).split())}") from error
     except msgspec.ValidationError as error:

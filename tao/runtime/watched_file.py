@@ -27,6 +27,7 @@ class WatchedFile:
         self._error: Final = error
         self._poll_seconds: Final = poll_seconds
         self._text = ""
+        self._is_missing = False
 
     async def read(self) -> str:
         """Return the text of the file. Raises ``error``."""
@@ -44,11 +45,16 @@ class WatchedFile:
                 _logger.exception("a change of %s could not be applied; the file is still watched", self.path)
 
     async def look(self, on_change: Callable[[str, str], object]) -> None:
-        """Check the file once. If it is missing for a moment, the next check finds it."""
+        """Check the file once. If it is missing for a moment, the next check finds it; until then the log has one
+        line."""
         try:
             text = await asyncio.to_thread(self._read)
-        except OperatorError:
+        except OperatorError as error:
+            if not self._is_missing:
+                _logger.warning("%s; what it said before stays in use", error.message)
+            self._is_missing = True
             return
+        self._is_missing = False
         if text != self._text:
             self._text = text
             on_change(text, str(self.path))

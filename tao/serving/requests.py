@@ -50,15 +50,15 @@ CERTIFICATES_SECONDS: Final = 1.0
 
 def check_exposure(server: CacheServer, tls: TlsFiles, *, has_credentials: bool) -> None:
     """Raise `SettingsError` when other machines can reach the server, and it asks for no credentials, or takes them
-    unencrypted."""
+    unencrypted. Certificates without `tls.cluster` are none: they say who may connect, and not who it is."""
     exposed = [each for each in (server.grpc, server.frames) if each and not is_loopback(parse_address(each))]
     if not exposed:
         return
     lacks = []
     if tls.if_set is None:
         lacks.append("TLS (`tls`)")
-    if not has_credentials and not tls.demands_certificates:
-        lacks.append("credentials (`accepted_tokens_file`, or `tls.authorities` for certificates)")
+    if not has_credentials:
+        lacks.append("credentials (`accepted_tokens_file`, or `tls.cluster` for certificates with ids)")
     if lacks:
         raise SettingsError(
             f"{server.name} would serve at {' and '.join(exposed)}, where other machines reach it, without "

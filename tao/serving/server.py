@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar, Final, Generic, Literal, Self, TypeVar
 
+from tao.access.document import AccessDocument
 from tao.cache import CacheSettings, GraphCache
 from tao.cache.settings import DEFAULT_ARENA
 from tao.model.errors import AccessError, InvalidArgument, TopologyError
@@ -29,6 +30,7 @@ from tao.runtime.process import run_server
 from tao.runtime.tasks import BackgroundTasks
 from tao.schema.registry import Schema
 from tao.schema.types import DEFAULT_LIST_LIMIT
+from tao.serving.access import AccessControl
 from tao.serving.audit import AuditTrail
 from tao.serving.configuration import Configuration, SchemaFile, ServerContext
 from tao.serving.metrics import ReadMetrics, register_audit, register_doorstep, register_links, register_retries
@@ -202,13 +204,13 @@ class CachingServer(Generic[SettingsType]):
         settings, name = self._settings, self._settings.name
         schema = await self._schema_file.load()
         configuration = Configuration(await self._topology_file.load(), schema, self._log, self._topology_file.load)
+        await self._accepted.load(configuration.lists)
         document = await self._access_file.load_if_there()
         if document is not None:
-            configuration.access.use_document(document)
+            self._use_access_document(configuration.access, document)
         place = configuration.routes.locate(name)
         if place.role != self.role:
             raise TopologyError(f"{name} is a {place.role} in {settings.topology_file}; run it with: tao {place.role}")
-        await self._accepted.load(configuration.lists)
         if not settings.insecure:
             has_credentials = self._accepted.authenticator.accepted.are_in_use
             check_exposure(configuration.routes.server(name), settings.tls, has_credentials=has_credentials)
@@ -225,6 +227,16 @@ class CachingServer(Generic[SettingsType]):
             log=self._log,
             audit=await self._open_audit(configuration, clock),
         )
+
+    def _use_access_document(self, access: AccessControl, document: AccessDocument) -> None:
+        """Use a newer access document, and say so when it has nothing to go by."""
+        access.use_document(document)
+        if not self._accepted.authenticator.accepted.are_in_use:
+            self._log.warning(
+                "access_without_credentials",
+                reason="peers are believed what they say of themselves, and every application is anonymous",
+                instead="set accepted_tokens_file, or tls.cluster for certificates with ids",
+            )
 
     def _note_access_error(self, error: AccessError) -> None:
         self._context.configuration.access.note_error(error)
@@ -284,6 +296,7 @@ class CachingServer(Generic[SettingsType]):
 
         configuration.on_schema(use_schema)
         configuration.on_routes(TopologyEpochs(cache).follow_routes)
+        configuration.on_routes(lambda _: self._accepted.authenticator.listing_changed())
         configuration.on_routes(lambda routes: context.links.keep_only(routes.server_names()))
 
     def _make_listeners(
@@ -339,7 +352,7 @@ class CachingServer(Generic[SettingsType]):
         configuration = context.configuration
         self._stop_watching = (
             self._topology_file.watch(configuration.use_topology),
-            self._access_file.watch(configuration.access.use_document),
+            self._access_file.watch(partial(self._use_access_document, configuration.access)),
         )
         self._tasks.keep(self._pause_detector.keep, "signs of life")
         self._tasks.keep(lambda: self._schema_file.watch(configuration.use_schema_text), "schema")
@@ -371,7 +384,7 @@ class CachingServer(Generic[SettingsType]):
         await self._schema_file.look(configuration.use_schema_text)
         document = await self._access_file.load_if_there()
         if document is not None:
-            configuration.access.use_document(document)
+            self._use_access_document(configuration.access, document)
 
     def _no_such_shard(self, shard: int) -> InvalidArgument | None:
         """Return the error of a shard that the topology does not have, or None."""

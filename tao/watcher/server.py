@@ -142,6 +142,7 @@ class WatcherServer:
             cluster=settings.tls.spiffe_cluster,
         )
         accepted = AcceptedCredentialFiles(sources, self._log)
+        self._authenticator = accepted.authenticator
         await accepted.load(self._lists)
         own = [each for region in self._topology.regions for each in watcher_servers(region)]
         servers = [each for each in own if each.name == settings.name]
@@ -225,6 +226,7 @@ class WatcherServer:
             }
             names |= {watcher.name for region in topology.regions for watcher in region.watchers}
             self._links.keep_only(names)
+            self._authenticator.listing_changed()
 
     async def _run_as_active(self) -> None:
         """Wait for the lock of the active watcher, and act while this process holds it."""

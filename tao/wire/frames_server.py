@@ -29,7 +29,7 @@ from tao.wire.convert import error_to_pb
 from tao.wire.doorstep import Doorstep, Place, address_of
 from tao.wire.framing import FrameDecoder, pack_header
 from tao.wire.http2_refusal import PREFACE, Http2Refusal
-from tao.wire.identity import Admission, Credentials, PeerIdentity, ShownCredentials
+from tao.wire.identity import Admission, Credentials, PeerIdentity, ShownCredentials, readmit
 from tao.wire.server_session import ServedConnection
 from tao.wire.session import RequestHandler
 from tao.wire.settings import ServingSettings
@@ -136,6 +136,8 @@ class FrameServer:
             self.doorstep.sweep()
             for connection in tuple(self.connections):
                 connection.check_timeouts(now)
+            outdated = [connection for connection in self.connections if not connection.admission_is_current]
+            readmit(outdated, FrameConnection.check_admission)
         self._schedule_sweep(loop)
 
 
@@ -324,12 +326,18 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         if late:
             _logger.warning("%s does not read, or is silent; its connection is dropped", self.peer)
             self.abort()
-        elif self._admission is not None and (refusal := self._admission.refusal()) is not None:
-            self._end_admission(refusal)
 
-    def _end_admission(self, refusal: TaoError) -> None:
-        """Send the peer away, and close its connection at the next check: it has the time of one sweep to connect anew
-        with a credential that is accepted, and requests under way to end."""
+    @property
+    def admission_is_current(self) -> bool:
+        """Whether `check_admission` has nothing to do."""
+        return self._admission is None or self._closing or self._admission.is_current
+
+    def check_admission(self) -> None:
+        """Send a peer away whose credential is no longer accepted, and close its connection at the next check: it has
+        the time of one sweep to connect anew with a credential that is accepted, and requests under way to end."""
+        refusal = None if self._admission is None else self._admission.refusal()
+        if refusal is None:
+            return
         if self._sent_away:
             self._fatal(refusal)
         else:

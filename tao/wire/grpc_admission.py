@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final, Self, TypeAlias, TypeVar
 
 import grpc
@@ -169,8 +169,10 @@ class _HeldPlace:
         self._pool.leave(self._place)
 
     def _displace(self, reason: str) -> None:
-        self.lost = reason
-        self._time_limit.reschedule(0.0)
+        # Raised where the time limit has passed already: the call ends by it, and its task has not run yet.
+        with suppress(RuntimeError):
+            self._time_limit.reschedule(0.0)
+            self.lost = reason
 
 
 class OpenServices:

@@ -81,6 +81,11 @@ class _Outgoing(ServedConnection):
     def go_away(self) -> None:
         """Ask the peer to send new requests on a new stream. A stream of one series has none."""
 
+    @property
+    def admission_is_current(self) -> bool:
+        """Whether `check_admission` has nothing to do."""
+        return self._ending or self._admission.is_current
+
     def check_admission(self) -> None:
         """Send a peer away whose credential is no longer accepted, and end its stream at the next check."""
         refusal = self._admission.refusal()

@@ -17,6 +17,7 @@ from tao.wire.address import TcpAddress, parse_address
 from tao.wire.grpc_admission import CallAdmission, Context, Handlers, OpenServices, abort, encoded, parsed
 from tao.wire.grpc_calls import SessionStream, UnaryCall, WatchStream
 from tao.wire.grpc_client import SERVER_NAME_KEY
+from tao.wire.identity import readmit
 from tao.wire.session import RequestHandler
 from tao.wire.settings import ServingSettings
 from tao.wire.status import TOPOLOGY_VERSION_KEY
@@ -108,8 +109,8 @@ class GrpcServer:
             self._server = None
 
     def _sweep(self) -> None:
-        for stream in (*self._streams, *self._watches):
-            stream.check_admission()
+        outdated = [each for each in (*self._streams, *self._watches) if not each.admission_is_current]
+        readmit(outdated, lambda stream: stream.check_admission())
         self.doorstep.report_left_out()
         seconds = self._settings.sweep_interval_seconds
         self._sweeper = asyncio.get_running_loop().call_later(seconds, self._sweep)

@@ -14,15 +14,14 @@ a server.
 
 from __future__ import annotations
 
-import hmac
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from tao.model.errors import SettingsError, TaoError, Unauthorized, Unavailable
 
@@ -35,8 +34,11 @@ LISTED_ROLES: Final = frozenset({"leader", "follower"})
 SERVING_ROLES: Final = LISTED_ROLES | {"watcher"}
 """Roles of processes that others connect to."""
 ANY_ROLE: Final = ""
-MAX_SIGNED_LENGTH: Final = 8192
-"""Longest signed token, in characters: eight times what issuers make."""
+MAX_TOKEN_BYTES: Final = 3584
+"""Longest token: several times what issuers make. It fits into a greeting over frames beside name and role."""
+READMISSION_SECONDS: Final = 0.02
+"""Time of one sweep for identifying open connections again: thousands by tokens from a file, a dozen by signed ones
+that were not seen before. The others wait for the next sweep, and requests for none."""
 CLOCK_SECONDS: Final = 30.0
 """How far the clock of an issuer may be ahead of the server's."""
 
@@ -82,8 +84,14 @@ class Credentials:
     token_file: Path | None = None
 
     def with_token(self) -> Credentials:
-        """Return these credentials with the token that the file has now. Raises `SettingsError`."""
-        return self if self.token_file is None else replace(self, token=read_secret(self.token_file), token_file=None)
+        """Return these credentials with the token that the file has now. Raises `SettingsError`, also for a token that
+        is longer than servers take."""
+        found = self
+        if self.token_file is not None:
+            found = replace(self, token=read_secret(self.token_file), token_file=None)
+        if (length := len(found.token.encode())) > MAX_TOKEN_BYTES:
+            raise SettingsError(f"a token of {length} bytes; servers take at most {MAX_TOKEN_BYTES}: name fewer claims")
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +167,15 @@ class AcceptedCredentials:
 
     is_listed: Callable[[str, str, str], bool] = field(default=_lists_nobody, compare=False)
     """Return whether the topology lists a server, by role, name and region; an empty region means any."""
+
+    by_digest: dict[bytes, list[AcceptedToken]] = field(init=False, repr=False, compare=False)
+    """The tokens by digest. One secret may be listed for several roles."""
+
+    def __post_init__(self) -> None:
+        by_digest: dict[bytes, list[AcceptedToken]] = {}
+        for token in self.tokens or ():
+            by_digest.setdefault(token.digest, []).append(token)
+        object.__setattr__(self, "by_digest", by_digest)
 
     @property
     def are_in_use(self) -> bool:
@@ -275,9 +292,9 @@ def _certificate_proof(uris: tuple[str, ...], cluster: SpiffeCluster | None) -> 
 
 def _token_proof(shown: str, stated_role: str, accepted: AcceptedCredentials, now: float) -> _Proof:
     """Return what the shown token proves. Raises `Unauthorized`."""
-    digest = digest_of(shown)
-    # Every digest is compared, each in constant time: the time says nothing about which one is nearly right.
-    found = [token for token in accepted.tokens or () if hmac.compare_digest(token.digest, digest)]
+    # The time of this look-up may say how much of a digest is right. That helps nobody: a digest nearer to it cannot be
+    # aimed at, and none leads back to the secret, which is random.
+    found = accepted.by_digest.get(digest_of(shown), [])
     valid = [token for token in found if now < token.expires_at]
     if not found and accepted.verify_signed is not None and _looks_signed(shown):
         return _signed_proof(accepted.verify_signed(shown), now)
@@ -293,7 +310,7 @@ def _token_proof(shown: str, stated_role: str, accepted: AcceptedCredentials, no
 
 
 def _looks_signed(shown: str) -> bool:
-    return shown.count(".") == 2 and len(shown) <= MAX_SIGNED_LENGTH
+    return shown.count(".") == 2 and len(shown) <= MAX_TOKEN_BYTES
 
 
 def _signed_proof(token: SignedToken, now: float) -> _Proof:
@@ -311,11 +328,18 @@ class PeerAuthenticator:
         self, accepted: AcceptedCredentials | None = None, unix_seconds: Callable[[], float] = time.time
     ) -> None:
         self.accepted = accepted or AcceptedCredentials()
+        self.listing = 0
+        """The number of times that what the topology lists has changed."""
         self._unix_seconds: Final = unix_seconds
 
     def identify(self, shown: ShownCredentials) -> PeerIdentity:
         """Return who the peer is. Raises as `identify`."""
         return identify(shown, self.accepted, self._unix_seconds())
+
+    def listing_changed(self) -> None:
+        """Have the servers among the peers of open connections identified again: the topology may list others now. It
+        says nothing about applications, so their connections cost nothing."""
+        self.listing += 1
 
     def admit(self, shown: ShownCredentials) -> Admission:
         """Return the admission of a peer whose connection stays open. Raises as `identify`."""
@@ -329,25 +353,46 @@ class PeerAuthenticator:
 class Admission:
     """The peer of an open connection, and what it has shown. Made by `PeerAuthenticator.admit`."""
 
-    __slots__ = ("_accepted", "_authenticator", "_shown", "peer")
+    __slots__ = ("_accepted", "_authenticator", "_listing", "_shown", "peer")
 
     def __init__(self, authenticator: PeerAuthenticator, shown: ShownCredentials) -> None:
         self._authenticator = authenticator
         self._shown = shown
         self._accepted = authenticator.accepted
+        self._listing = authenticator.listing
         self.peer = authenticator.identify(shown)
 
+    @property
+    def is_current(self) -> bool:
+        """Whether nothing has changed since the peer was identified. Cheap."""
+        authenticator = self._authenticator
+        return (
+            self._accepted is authenticator.accepted
+            and (self._listing == authenticator.listing or self.peer.role == CLIENT)
+            and authenticator.still_valid(self.peer)
+        )
+
     def refusal(self) -> TaoError | None:
-        """Return why the peer is not admitted any more: its credential has run out or is no longer accepted. Cheap
-        while nothing has changed."""
-        authenticator, accepted = self._authenticator, self._authenticator.accepted
-        if self._accepted is accepted and authenticator.still_valid(self.peer):
-            return None
+        """Identify the peer again. Returns why it is not admitted any more: its credential has run out, or what is
+        accepted or listed has changed."""
+        accepted, listing = self._authenticator.accepted, self._authenticator.listing
         try:
-            found = authenticator.identify(self._shown)
+            found = self._authenticator.identify(self._shown)
         except TaoError as error:
             return error
         if replace(found, expires_at=self.peer.expires_at) != self.peer:
             return Unauthorized(f"this credential is that of {found.role} {found.caller} now; connect again")
-        self.peer, self._accepted = found, accepted
+        self.peer, self._accepted, self._listing = found, accepted, listing
         return None
+
+
+Connection = TypeVar("Connection")
+
+
+def readmit(connections: Iterable[Connection], check: Callable[[Connection], None]) -> None:
+    """Call ``check`` with connections whose admission is not current, one at least, for `READMISSION_SECONDS`."""
+    until = time.monotonic() + READMISSION_SECONDS
+    for connection in connections:
+        check(connection)
+        if time.monotonic() >= until:
+            return

@@ -98,6 +98,17 @@ async def test_a_page_that_fails_is_logged_and_the_others_still_work(port: Port)
     assert (await port.get("/health"))[0] == 200
 
 
+@pytest.mark.parametrize(("host", "expected"), [("127.0.0.1", 0), ("localhost", 0), ("192.0.2.1", 1)])
+async def test_an_address_that_others_may_reach_is_noted(host: str, expected: int) -> None:
+    figures = Figures()
+    pages = AdminPages(metrics=lambda: figures.metrics, stats=figures.stats, not_ready=lambda: figures.why_not)
+    server = AdminServer(AdminSettings(host), pages, logger("test"))
+    with capture_logs() as logs, suppress(OSError):  # the last address is no machine's
+        await server.start()
+    await server.close()
+    assert sum(each["event"] == "admin_port_exposed" for each in logs) == expected
+
+
 async def test_an_oversized_request_is_refused(port: Port) -> None:
     assert b" 431 " in await port.raw(b"GET /health HTTP/1.1\r\nX: " + b"x" * 3_000)
 

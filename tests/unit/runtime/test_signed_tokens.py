@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
 from tao.model.errors import SettingsError, Unauthorized
 from tao.observability.logs import logger
+from tao.runtime import signed_tokens
 from tao.runtime.credentials import AcceptedCredentialFiles, CredentialSources
 from tao.runtime.signed_tokens import JwtSettings, SignedTokenVerifier
 from tao.wire.identity import AcceptedCredentials, Credentials, PeerIdentity, ShownCredentials, SignedToken, identify
@@ -62,6 +65,10 @@ def test_a_token_of_the_issuer_names_the_caller(token: str) -> None:
     assert VERIFIER.verify(token) == SignedToken("team/web", 900.0, 1_060.0)
 
 
+NESTED = b64encode(b"[" * 2_400).decode() + ".e30.eA"
+"""A token whose header is deeper than Python's stack, and within the bound of a token's length."""
+
+
 @pytest.mark.parametrize(
     ("token", "says"),
     [
@@ -80,14 +87,40 @@ def test_a_token_of_the_issuer_names_the_caller(token: str) -> None:
         (signed(sub="operator/alice"), "cannot be a caller's name"),
         (signed(sub="leader"), "cannot be a caller's name"),
         (signed(sub="app/web"), "cannot be a caller's name"),
+        (signed(sub="client"), "cannot be a caller's name"),
+        (signed(exp=math.nan), "exp is not a time"),
+        (signed(exp=math.inf), "exp is not a time"),
+        (signed(exp=10**400), "exp is not a time"),
+        (signed(nbf=math.nan), "nbf is not a time"),
         (signed(sub="two words"), "cannot be a caller's name"),
         ("not.a.token", "not accepted"),
+        (NESTED, "not accepted"),
         (signed()[:-4] + "AAAA", "Signature"),
     ],
 )
 def test_any_other_token_is_refused(token: str, says: str) -> None:
     with pytest.raises(Unauthorized, match=says):
         VERIFIER.verify(token)
+
+
+def test_a_verified_token_is_not_verified_again_and_few_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    verifier, decoded = SignedTokenVerifier(KEYS, "keys.json", SETTINGS), []
+    decode = jwt.decode
+
+    def counting(token: str, *args: Any, **options: Any) -> Any:
+        decoded.append(token)
+        return decode(token, *args, **options)
+
+    monkeypatch.setattr(jwt, "decode", counting)
+    monkeypatch.setattr(signed_tokens, "MAX_REMEMBERED", 2)
+    first, second, third = (signed(sub=name) for name in ("a", "b", "c"))
+    for token in (first, first, second, first, third, third, first):
+        verifier.verify(token)
+    assert decoded == [first, second, third, first]
+    for _ in range(2):
+        with pytest.raises(Unauthorized):
+            verifier.verify(signed(OTHER_KEY))
+    assert verifier.remembered == 2
 
 
 @pytest.mark.parametrize(

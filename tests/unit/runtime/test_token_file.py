@@ -44,7 +44,7 @@ def test_an_entry_becomes_an_accepted_token() -> None:
     assert entry.accepted() == AcceptedToken("web-1", "client", digest_of("secret"), "web", expires.timestamp())
     (endless,) = parse_tokens(entry_text(role="leader", caller=""), "tokens.yaml")
     assert (endless.role, endless.caller, endless.expires_at) == ("leader", "", math.inf)
-    assert parse_tokens("", "tokens.yaml") == ()
+    assert parse_tokens("tokens: []", "tokens.yaml") == ()
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,10 @@ def test_an_entry_becomes_an_accepted_token() -> None:
         (entry_text(expires="2027-01-31"), "datetime"),
         (entry_text(expirse="2027-01-31T00:00:00Z"), "expirse"),
         (entry_text() + entry_text().removeprefix("tokens:\n"), "two tokens have the id 'web-1'"),
+        ("", "is empty"),
+        ("\n", "is empty"),
+        ("{}", "tokens"),
+        ("# nothing", "object"),
         ("tokens: 3", "tokens"),
         ("a: b: c", "is not YAML"),
         ("- 1", "object"),
@@ -120,8 +124,9 @@ async def test_a_server_follows_the_file_and_keeps_what_it_accepts_when_the_file
         path.write_text(text)
         await files.look()
 
-    await changed("tokens: [")
-    assert admission.refusal() is None
+    for wrong in ("tokens: [", ""):
+        await changed(wrong)
+        assert admission.refusal() is None
     await changed(dump_tokens((old, TokenEntry(id="web-2", caller="web", sha256=new.sha256))))
     assert admission.refusal() is None
     assert files.authenticator.identify(shown("new")).caller == "web"
@@ -131,6 +136,24 @@ async def test_a_server_follows_the_file_and_keeps_what_it_accepts_when_the_file
     await changed(dump_tokens(()))
     with pytest.raises(Unauthorized):  # not: open to everyone
         files.authenticator.identify(shown("new"))
+
+
+async def test_a_file_that_is_missing_changes_nothing_and_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "tokens.yaml"
+    files = AcceptedCredentialFiles(CredentialSources(accepted_tokens_file=path), LOG)
+    text = dump_tokens((entry_for("secret", "web", "client", None, []),))
+    path.write_text(text)
+    await files.load(lambda *_: False)
+    for times in (1, 2):
+        path.unlink()
+        for _ in range(3):
+            await files.look()
+        assert files.authenticator.identify(shown("secret")).caller == "web"
+        assert sum("what it said before stays in use" in each for each in caplog.messages) == times
+        path.write_text(text)
+        await files.look()
 
 
 async def test_the_shared_secret_is_accepted_where_no_file_is_named(tmp_path: Path) -> None:

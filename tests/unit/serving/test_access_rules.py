@@ -95,8 +95,8 @@ def test_a_server_that_only_its_machine_reaches_needs_no_credentials(address: st
         (TlsFiles(), True, ["TLS"]),
         (TLS, False, ["credentials"]),
         (replace(DEMANDING, demand_certificates=False), False, ["credentials"]),
+        (DEMANDING, False, ["credentials"]),
         (TLS, True, []),
-        (DEMANDING, False, []),
     ],
 )
 def test_a_server_that_others_reach_needs_tls_and_credentials(

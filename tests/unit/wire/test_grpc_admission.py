@@ -3,6 +3,7 @@ a time for its first one."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +14,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc  # type: ignore[import-untyped]
 
+from tao.wire.doorstep import AddressPool, Place
+from tao.wire.grpc_admission import _HeldPlace
 from tao.wire.grpc_client import greeting_metadata
 from tao.wire.grpc_server import SERVICE, GrpcServer
 from tao.wire.identity import AcceptedCredentials, Credentials, PeerAuthenticator
@@ -107,6 +110,26 @@ async def test_calls_without_a_message_displace_each_other_and_no_whole_call(por
     await pending.write(OBJECT)
     await pending.done_writing()
     assert await pending.code() is grpc.StatusCode.OK
+
+
+async def test_a_call_whose_time_has_just_passed_can_be_displaced() -> None:
+    loop, pool, entered, lost = asyncio.get_running_loop(), AddressPool(1, 1), list[Place](), list[str]()
+
+    async def call() -> None:
+        async with asyncio.timeout(None) as time_limit:
+            with _HeldPlace(pool, "ipv4:192.0.2.1:5", time_limit) as held:
+                time_limit.reschedule(0.0)
+                # Runs after the time limit has passed, and before this task.
+                loop.call_soon(lambda: entered.append(pool.enter("192.0.2.1", lambda _: None)))
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    lost.append(held.lost)
+
+    with pytest.raises(TimeoutError):
+        await call()
+    assert len(entered) == 1
+    assert lost == [""]
 
 
 async def test_a_stranger_learns_the_health_of_the_server_and_its_message_is_not_read(port: Port) -> None:

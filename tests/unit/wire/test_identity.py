@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from tao.model.errors import SettingsError, TaoError, Unauthorized, Unavailable
+from tao.wire import framing, identity
 from tao.wire.identity import (
+    MAX_TOKEN_BYTES,
     AcceptedCredentials,
     AcceptedToken,
     Credentials,
@@ -19,6 +21,7 @@ from tao.wire.identity import (
     digest_of,
     identify,
 )
+from tao.wire.v1 import frames_pb2
 
 NOW = 1_000.0
 CLUSTER = SpiffeCluster("example.org", "main")
@@ -182,6 +185,49 @@ def test_an_authenticator_follows_its_clock_and_what_is_accepted() -> None:
     authenticator.accepted = AcceptedCredentials()
     times.append(NOW)
     assert authenticator.identify(shown) == PeerIdentity("x", "client")
+
+
+def test_a_change_of_the_topology_concerns_the_servers_among_the_peers() -> None:
+    listed = {"east-leader-1"}
+    accepted = replace(TOKENS, is_listed=lambda _role, name, _region: name in listed)
+    authenticator = PeerAuthenticator(accepted, lambda: NOW)
+    client = authenticator.admit(ShownCredentials(Credentials("x", "client", "of web")))
+    leader = authenticator.admit(ShownCredentials(Credentials("east-leader-1", "leader", "of leaders")))
+
+    def current() -> list[bool]:
+        return [client.is_current, leader.is_current]
+
+    authenticator.listing_changed()
+    assert current() == [True, False]
+    assert leader.refusal() is None
+    assert current() == [True, True]
+    listed.clear()
+    authenticator.listing_changed()
+    assert isinstance(leader.refusal(), Unavailable)
+    assert current() == [True, False]
+    authenticator.accepted = replace(accepted)
+    assert client.refusal() is None
+    assert current() == [True, False]
+
+
+def test_connections_are_identified_again_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[int] = []
+    monkeypatch.setattr(identity, "READMISSION_SECONDS", 0.0)
+    identity.readmit(range(3), checked.append)
+    assert checked == [0]
+    monkeypatch.setattr(identity, "READMISSION_SECONDS", math.inf)
+    identity.readmit(range(3), checked.append)
+    assert checked == [0, 0, 1, 2]
+
+
+def test_a_token_that_no_server_takes_is_not_sent() -> None:
+    longest = Credentials("x", "client", "t" * MAX_TOKEN_BYTES)
+    assert longest.with_token() == longest
+    hello = frames_pb2.Hello(protocol_version=framing.PROTOCOL_VERSION, name="n" * 255, role="follower")
+    hello.token = longest.token
+    assert hello.ByteSize() <= framing.MAX_CONTROL_BYTES
+    with pytest.raises(SettingsError, match="3585 bytes; servers take at most 3584"):
+        replace(longest, token=longest.token + "t").with_token()
 
 
 def test_a_client_token_without_a_server_token_is_rejected_as_a_mistake() -> None:
