@@ -30,9 +30,10 @@ from tao.wire.identity import PeerIdentity
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
 
-_PASSING_ON: Final = frozenset({"follower", "leader"})
+PASSING_ON: Final = frozenset({"follower", "leader"})
+"""Roles of servers that pass the requests of callers on."""
 _OPERATOR: Final = "operator"
-SERVERS: Final = _PASSING_ON | {"tailer", "watcher", _OPERATOR}
+SERVERS: Final = PASSING_ON | {"tailer", "watcher", _OPERATOR}
 """Roles that only the credentials of a server or operator prove."""
 
 _NEVER_WRITTEN: Final = encode_object(NEVER_WRITTEN, ABSENT, b"")
@@ -52,7 +53,7 @@ def _ignore(*_: object) -> None:
 def caller_of(request: pb.Request, peer: PeerIdentity) -> str | None:
     """Return the caller on whose behalf a request is made, empty for one without a name; None for what a server asks
     for itself."""
-    if peer.role in _PASSING_ON:
+    if peer.role in PASSING_ON:
         return request.caller if request.HasField("caller") else None
     return None if peer.role in SERVERS else peer.caller
 

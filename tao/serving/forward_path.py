@@ -37,7 +37,7 @@ from tao.model.topology import CacheServer
 from tao.planning.coordination import coordinating_shard
 from tao.routing.budgets import MIN_MARGIN_SECONDS, MIN_WORK_SECONDS, work_seconds
 from tao.schema.registry import Schema
-from tao.serving.access import AccessControl, caller_of, pass_caller
+from tao.serving.access import PASSING_ON, AccessControl, caller_of, pass_caller
 from tao.serving.configuration import ServerContext
 from tao.serving.sources import TickBatcher
 from tao.wire.convert import (
@@ -138,7 +138,9 @@ class ForwardPath:
         if not writes.writes:
             reply.send(pb.Answer(write=pb.WriteAnswer()))
             return
-        results = WriteResults(reply, len(writes.writes), want_changes=writes.want_changes)
+        # Changes are for caches: they tell of every write of their transaction, whoever may read it.
+        want_changes = writes.want_changes and reply.peer.role in PASSING_ON
+        results = WriteResults(reply, len(writes.writes), want_changes=want_changes)
         deadline = self._clock.monotonic() + work_seconds(request.deadline_ms)
         slots = admitted_writes(self._configuration.access, request, reply.peer, results)
         self.forward(request, slots, results, deadline, reply.peer)

@@ -275,6 +275,30 @@ callers: {mixed: [mixed]}
     assert "none of its roles grants write of the object type 'checkin'" in error
 
 
+def writing(*writes: Write, caller: str | None = None) -> pb.Request:
+    batch_ = pb.WriteBatch(writes=[write_to_pb(write) for write in writes], want_changes=True)
+    return pb.Request(write=batch_, caller=caller)
+
+
+async def test_changes_are_told_to_servers_only(region: RegionRig) -> None:
+    use_rules(region.near.configuration, region.leader.configuration)
+    edge = AssocAdd(USER_ID, NOTE, OTHER, 1, b"")
+    assert not (await ask(region.near.service, writing(edge), "writer")).write.changes
+    assert not (await ask(region.near.service, writing(edge), peer="operator")).write.changes
+    edge = AssocAdd(USER_ID, NOTE, OTHER, 2, b"")
+    assert (await ask(region.near.service, writing(edge, caller="writer"), peer="near-2")).write.changes
+
+
+async def test_a_write_that_is_left_alone_tells_no_changes_of_the_writes_committed_with_it(region: RegionRig) -> None:
+    use_rules(region.leader.configuration)
+    left_alone, other = await asyncio.gather(
+        ask(region.leader.service, writing(ObjDelete(CHECKIN_ID), caller="writer"), peer="near-1"),
+        ask(region.leader.service, writing(AssocAdd(USER_ID, NOTE, OTHER, 1, b""), caller="root"), peer="near-1"),
+    )
+    assert other.write.changes
+    assert not left_alone.write.changes
+
+
 # ---- the way to the leader -----------------------------------------------------------------------------------------
 
 
