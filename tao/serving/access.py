@@ -2,8 +2,9 @@
 
 A request is checked by the caller on whose behalf it is made. An application is the caller of its own requests. A
 follower or leader passes the caller of a request on with it, and is believed, because only a server's credentials prove
-that role; what it asks for itself, such as the fill of its cache, is checked nowhere. Other servers are bound by their
-role alone, and so is an operator, unless the document names it: then it needs the right to administer.
+that role; what it asks for itself, such as the fill of its cache, is checked nowhere. Tailers and watchers ask for
+nothing that rights are for (`tao.serving.requests`). An operator is bound by its role alone, unless the document names
+it: then it needs the right to administer.
 
 Without rules every check is a test of `AccessControl.policy` for None. With rules, a batch is checked once for each
 type that it names, and only for a caller who may not read everything. The type of an object is known when it has been
@@ -33,8 +34,11 @@ from tao.wire.v1 import session_pb2 as pb
 PASSING_ON: Final = frozenset({"follower", "leader"})
 """Roles of servers that pass the requests of callers on."""
 _OPERATOR: Final = "operator"
-SERVERS: Final = PASSING_ON | {"tailer", "watcher", _OPERATOR}
-"""Roles that only the credentials of a server or operator prove."""
+SERVERS: Final = PASSING_ON | {_OPERATOR}
+"""Roles that are not bound by the rights of their own name as applications are."""
+OBSERVERS: Final = frozenset({"tailer", "watcher"})
+"""Roles that serve no requests, and read nothing. What the rules deny applications is denied to them, too, but for the
+changes of topology and schema."""
 
 _NEVER_WRITTEN: Final = encode_object(NEVER_WRITTEN, ABSENT, b"")
 _ABSENT_HEADER: Final = ABSENT.to_bytes(4, "little")
@@ -55,7 +59,7 @@ def caller_of(request: pb.Request, peer: PeerIdentity) -> str | None:
     for itself."""
     if peer.role in PASSING_ON:
         return request.caller if request.HasField("caller") else None
-    return None if peer.role in SERVERS else peer.caller
+    return None if peer.role == _OPERATOR else peer.caller
 
 
 def pass_caller(passed: pb.Request, caller: str | None) -> None:
@@ -193,15 +197,31 @@ class AccessControl:
         assert self.policy is not None, "asked only with rules"
         self._check_operator(peer, request.invalidate if kind == "invalidate" else None)
         caller = caller_of(request, peer)
-        if caller is None:
+        if caller is None or peer.role in OBSERVERS:
             return
         rights = self.policy.rights(caller)
         if kind == "watch" and not rights.watch.covers_all:
             self._raise(caller, Operation.WATCH, "it needs the right on all types")
         elif kind == "reserve_ids" and rights.write.objects == NO_TYPES:
             self._raise(caller, Operation.WRITE, "ids are reserved for objects, and it may write no type of object")
-        elif kind == "settle_pairs" and rights.read.associations == NO_TYPES:
+        elif kind == "settle_pairs":
+            self._check_pairs(caller, rights.read.associations, request.settle_pairs)
+
+    def _check_pairs(self, caller: str, readable: int, asked: pb.SettlePairs) -> None:
+        """Raise `PermissionDenied` unless a caller may read both lists of each edge that is to be settled."""
+        if readable == NO_TYPES:
             self._raise(caller, Operation.READ, "pairs are settled for readers, and it may read no type of association")
+            return
+        for atype in {atype for pair in asked.pairs for atype in pair.atypes}:
+            inverse = self._schema.atype(atype).inverse if self._schema.knows_atype(atype) else None
+            for each in (atype,) if inverse is None else (atype, inverse):
+                if not readable >> each & 1 and self.count(Operation.READ, enforced=self._is_enforced):
+                    raise self.refuse(caller, Operation.READ, TypeKind.ASSOCIATION, each)
+
+    def readable_lists(self, caller: str) -> int:
+        """Return the types of the lists that a caller may read."""
+        policy = self.policy
+        return ALL_TYPES if policy is None or not policy.enforced else policy.rights(caller).read.associations
 
     def _check_operator(self, peer: PeerIdentity, invalidate: pb.Invalidate | None) -> None:
         """Raise `PermissionDenied` for an operator whom the document names, and who may not administer what the request
@@ -241,9 +261,13 @@ class AccessControl:
         (self.denied if enforced else self.would_deny)[operation.value] += 1
         return enforced
 
+    @property
+    def _is_enforced(self) -> bool:
+        return self.policy is not None and self.policy.enforced
+
     def _raise(self, caller: str, operation: Operation, why: str) -> None:
         assert self._decisions is not None, "only rules refuse"
-        if self.count(operation, enforced=self._decisions.policy.enforced):
+        if self.count(operation, enforced=self._is_enforced):
             raise self.denial(caller, operation, f"{self._decisions.who(caller)}; {operation} is denied: {why}")
 
     def _text(self, caller: str, operation: Operation, kind: TypeKind, number: int) -> str:

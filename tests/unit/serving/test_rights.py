@@ -15,8 +15,8 @@ from tao.model.graph import decode_object
 from tao.model.writes import AssocAdd, ObjAdd, ObjDelete, ObjUpdate, Write
 from tao.serving.configuration import Configuration
 from tao.wire.client_session import Waiter
-from tao.wire.convert import error_from_pb, write_to_pb
-from tao.wire.session import RequestHandler, failure
+from tao.wire.convert import error_from_pb, reached_versions, shard_messages_from_pb, write_to_pb
+from tao.wire.session import Reply, RequestHandler, failure
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import COMMENT, FOLLOWS, FRIEND, LIKES, NOTE, SCHEMA, USER, make_id
 from tests.rigs.links_rig import MemoryReply
@@ -334,6 +334,40 @@ async def test_nobody_but_a_server_is_believed_to_pass_on_a_caller(region: Regio
     request = counts_of(NOTE)
     request.caller = "reader"
     assert (await ask(region.near.service, request, peer="near-2")).read.failed_slots == [0]
+
+
+def settling(*atypes: int) -> pb.Request:
+    return pb.Request(settle_pairs=pb.SettlePairs(pairs=[pb.Pair(low_id=USER_ID, high_id=CHECKIN_ID, atypes=atypes)]))
+
+
+async def test_pairs_are_settled_for_those_who_may_read_both_ends(region: RegionRig) -> None:
+    use_rules(region.near.configuration)
+    assert (await ask(region.near.service, settling(LIKES), "reader")).settled_pairs.settled
+    for atypes in ((FOLLOWS,), (LIKES, FOLLOWS)):
+        with pytest.raises(PermissionDenied, match="read of the association type 'follow"):
+            await ask(region.near.service, settling(*atypes), "reader")
+    assert region.near.configuration.access.denied == {"read": 2}
+
+
+async def test_who_has_pairs_settled_learns_the_versions_of_lists_that_it_may_read_and_no_edges(
+    region: RegionRig,
+) -> None:
+    change = pb.Message(list_change=pb.ListChange(id1=OTHER, atype=LIKES, before=1, after=2, put_id2s=[1]))
+    hidden = pb.Message(list_change=pb.ListChange(id1=OTHER, atype=NOTE, before=1, after=2, put_id2s=[1]))
+    changes = [pb.ShardMessages(shard=1, messages=[change, hidden])]
+
+    class Leader:
+        def handle(self, _: pb.Request, reply: Reply) -> None:
+            reply.send(pb.Answer(settled_pairs=pb.SettledPairs(settled=1, changes=changes)))
+
+    region.near.links["leader-1"].handler = Leader()
+    request = pb.Request(settle_pairs=pb.SettlePairs(shards=[pb.ShardPair(low_shard=0, high_shard=1)]))
+    for rules, atypes in ((False, {LIKES, NOTE}), (True, {LIKES})):
+        if rules:
+            use_rules(region.near.configuration)
+        (told,) = (await ask(region.near.service, request, "reader")).settled_pairs.changes
+        assert reached_versions([shard_messages_from_pb(told)]) == {(OTHER, atype): 2 for atype in atypes}
+        assert {message.WhichOneof("kind") for message in told.messages} == {"list_invalidation"}
 
 
 # ---- the mode, and changes of the document and the schema ----------------------------------------------------------
