@@ -14,7 +14,7 @@ read: one of another type is answered as if it had never been there.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from tao.access.decisions import Decisions, TypeKind
@@ -380,11 +380,25 @@ class ReadCheck:
                 else:
                     self._control.count(Operation.READ, enforced=False)
 
-    def hide(self, values: list[bytes | None]) -> None:
-        """Turn objects of types that the caller may not read into absent ones."""
+    def hide(self, values: list[bytes | None], minimums: Mapping[int, int]) -> None:
+        """Turn objects of types that the caller may not read into absent ones; into misses where the caller asks for a
+        version, which one that never was does not have."""
         for slot, value in enumerate(values):
-            if value and self._is_hidden(value[8:12]) and self._control.count(Operation.READ, enforced=self._enforced):
+            if not value or not self._is_hidden(value[8:12]):
+                continue
+            if self._enforced and minimums.get(slot, 0):
+                values[slot] = None
+            elif self._control.count(Operation.READ, enforced=self._enforced):
                 values[slot] = _NEVER_WRITTEN
+
+    def may_ask_for(self, atype: int) -> bool:
+        """Return whether a query of an association type is answered; of objects, which have type 0, every one is."""
+        return not self._enforced or not atype or bool(self._rights.read.associations >> atype & 1)
+
+    @staticmethod
+    def is_shown(value: bytes | None) -> bool:
+        """Return whether a value tells the caller of something that is there."""
+        return value is not None and value != _NEVER_WRITTEN
 
     def _is_hidden(self, header: bytes) -> bool:
         return header != _ABSENT_HEADER and not self._rights.read.objects >> int.from_bytes(header, "little") & 1

@@ -185,7 +185,42 @@ async def test_a_denied_object_that_the_caller_holds_is_not_confirmed(region: Re
     known = batch(obj_ids=[CHECKIN_ID], minimum_slots=[0], minimum_versions=[version], known_slots=[0])
     assert (await read(server, known, "reader")).values == {0: b""}
     use_rules(region.near.configuration)
-    assert decode_object((await read(server, known, "reader")).values[0])[:2] == (0, 0)
+    assert await read(server, known, "reader") == ({}, {0: "WRITE_LOST"})
+
+
+@pytest.mark.parametrize("cached", [False, True])
+async def test_a_minimum_tells_nothing_of_a_denied_object(region: RegionRig, cached: bool) -> None:
+    server = region.near.service
+    request = batch(obj_ids=[CHECKIN_ID, NOBODY], minimum_slots=[0, 1], minimum_versions=[1, 1])
+    if cached:
+        assert (await read(server, request, "reader")).reasons == {1: "WRITE_LOST"}
+    use_rules(region.near.configuration)
+    assert await read(server, request, "reader") == ({}, {0: "WRITE_LOST", 1: "WRITE_LOST"})
+
+
+async def test_denied_queries_are_no_hot_items_and_make_none(region: RegionRig) -> None:
+    region.near.reads.traffic.rates.hot.update({(CHECKIN_ID, 0): 9e8, (USER_ID, NOTE): 9e8, (USER_ID, FRIEND): 9e8})
+    request = batch(obj_ids=[CHECKIN_ID], count_id1s=[USER_ID] * 2, count_atypes=[NOTE, FRIEND])
+    for rules, hot in ((False, [0, 1, 2]), (True, [2])):
+        if rules:
+            use_rules(region.near.configuration)
+        else:
+            await read(region.near.service, request, "reader")
+        assert (await ask(region.near.service, request, "reader")).read.hot_slots == hot
+    for atype in (FOLLOWS, COMMENT):
+        region.near.reads.traffic.left = 1
+        await read(region.near.service, counts_of(atype), "reader")
+    counted = region.near.reads.traffic.most_read(9).key_atypes
+    assert COMMENT in counted
+    assert FOLLOWS not in counted
+
+
+async def test_a_stale_shard_is_read_from_the_master_for_those_who_may(region: RegionRig) -> None:
+    use_rules(region.near.configuration)
+    server = region.near.service
+    request = batch(obj_ids=[USER_ID], count_id1s=[USER_ID] * 2, count_atypes=[FRIEND, COMMENT], max_staleness_ms=3_000)
+    found = await read(server, request, "reader")
+    assert (set(found.values), found.reasons) == ({0, 1}, {2: "STALE_READ"})
 
 
 async def test_critical_reads_need_a_right_of_their_own(region: RegionRig) -> None:
