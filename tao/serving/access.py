@@ -127,6 +127,12 @@ class AccessControl:
         self.on_document(document)
         self._log.info("access_changed", access_version=document.version, mode=document.mode)
 
+    def warn_if_open(self) -> None:
+        """Warn when there is no document although callers show credentials, which suggests that it is missing."""
+        if self._decisions is None:
+            why = "there is no access document: every caller may do everything (access_file makes servers require one)"
+            self._log.warning("no_access_document", reason=why)
+
     def use_schema(self, schema: Schema) -> None:
         """Use the types of this schema from now on."""
         self._schema = schema
@@ -292,7 +298,7 @@ class AccessControl:
             metrics.gauge_family(
                 "access_denials_total",
                 "Requests, queries and writes that the access document denies, by operation: refused, or done because "
-                "its mode is to count.",
+                "its mode is to count. A write that a follower lets pass is judged and counted again at its leader.",
                 "operation",
                 counter.copy,
                 outcome=outcome,

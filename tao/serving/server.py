@@ -209,8 +209,10 @@ class CachingServer(Generic[SettingsType]):
         if place.role != self.role:
             raise TopologyError(f"{name} is a {place.role} in {settings.topology_file}; run it with: tao {place.role}")
         await self._accepted.load(configuration.lists)
+        has_credentials = self._accepted.authenticator.accepted.are_in_use
+        if has_credentials:
+            configuration.access.warn_if_open()
         if not settings.insecure:
-            has_credentials = self._accepted.authenticator.accepted.are_in_use
             check_exposure(configuration.routes.server(name), settings.tls, has_credentials=has_credentials)
         clock, credentials = LoopClock(), Credentials(name, self.role, settings.token, settings.token_file)
         return ServerContext(

@@ -83,7 +83,7 @@ async def test_a_read_of_the_master_that_only_the_token_demands_is_not_denied(
 
     monkeypatch.setattr(FakeLink, "answer", deny)
     token = WriteToken(shards=[HIGH >> SHARD_SHIFT])
-    with pytest.raises(StaleRead, match="the token demands a read of the master.*grants critical"):
+    with pytest.raises(StaleRead, match=r"the token demands a read of the master.*grants critical"):
         await graph.assoc_count(HIGH, "liked_by", after=token)
     with pytest.raises(SomeFailed) as caught:
         await graph.assoc_count_many([(HIGH, "liked_by")], after=token)

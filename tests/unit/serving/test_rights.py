@@ -443,6 +443,15 @@ async def test_a_document_is_replaced_by_one_of_a_higher_version_only(region: Re
         assert (configuration.access.document_errors, policy.version) == (errors, in_force)
 
 
+async def test_a_server_warns_when_it_has_no_document(region: RegionRig, capsys: pytest.CaptureFixture[str]) -> None:
+    access = region.near.configuration.access
+    access.warn_if_open()
+    assert "every caller may do everything" in capsys.readouterr().out
+    use_rules(region.near.configuration)
+    access.warn_if_open()
+    assert "every caller may do everything" not in capsys.readouterr().out
+
+
 async def test_a_type_that_the_schema_gets_is_granted_from_then_on(region: RegionRig) -> None:
     configuration = region.near.configuration
     text = "format: 1\nversion: 1\nroles: {one: {read: {objects: [planet]}}}\nothers: [one]\n"
