@@ -27,8 +27,8 @@ class TypeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer to one question. ``granted_by``: the roles that grant it; ``why``: what is missing, if it is denied;
-    ``who``: the caller and the roles that it has."""
+    """The answer to one question. ``granted_by``: the roles that grant it; ``why``: what is missing, if it is denied,
+    or why it needs no role; ``who``: the caller and the roles that it has."""
 
     kind: TypeKind
     type_name: str
@@ -58,6 +58,8 @@ class Decisions:
     def verdict(self, caller: str, operation: Operation, kind: TypeKind, type_name: str) -> Verdict:
         """Return whether a caller may do an operation with a type. A type that the schema does not have is denied,
         unless a role has the right on all types."""
+        if is_operator(caller) and (caller not in self.document.callers or operation is not Operation.ADMINISTER):
+            return self._verdict_on_operator(caller, kind, type_name)
         grant = self.policy.rights(caller).of(operation)
         found = self._find(kind, type_name)
         granted = grant.objects if kind is TypeKind.OBJECT else grant.associations
@@ -66,8 +68,23 @@ class Decisions:
         why = "" if allowed else self._missing(caller, operation, kind, type_name, granting)
         return Verdict(kind, type_name, allowed, granting if allowed else (), self.who(caller), why)
 
+    def _verdict_on_operator(self, caller: str, kind: TypeKind, type_name: str) -> Verdict:
+        """Return whether an operator may send requests other than for the types that it administers."""
+        who = self.who(caller)
+        if caller not in self.document.callers:
+            why = "an operator that `callers` does not name may do everything that operators may"
+            return Verdict(kind, type_name, True, (), who, why)
+        if not self.policy.rights(caller).administer.covers_all:
+            why = f"an operator needs {Operation.ADMINISTER} of all types for it, which none of its roles grants"
+            return Verdict(kind, type_name, False, (), who, why)
+        roles = dict.fromkeys(self.document.roles_of(caller))
+        granting = (role for role in roles if self._types(role, Operation.ADMINISTER, kind) == ALL)
+        return Verdict(kind, type_name, True, tuple(granting), who, "")
+
     def who(self, caller: str) -> str:
         """Return a caller and its roles in words."""
+        if is_operator(caller) and caller not in self.document.callers:
+            return f"operator {caller!r} is not named"
         roles = self.document.roles_of(caller)
         has = f"has the {'role' if len(roles) == 1 else 'roles'} {', '.join(roles)}" if roles else "has no role"
         if not caller:
@@ -108,6 +125,11 @@ class Decisions:
         return f"the schema has no {kind} type {type_name!r}"
 
 
+def is_operator(caller: str) -> bool:
+    """Return whether a caller is an operator, by its name."""
+    return caller == "operator" or caller.startswith("operator/")
+
+
 class Oddity(NamedTuple):
     """Something in a document that is allowed and probably not meant."""
 
@@ -116,8 +138,8 @@ class Oddity(NamedTuple):
 
 
 def oddities(document: AccessDocument, schema: Schema) -> list[Oddity]:
-    """Return what is odd about a document: unknown types, callers without roles, roles without callers or rights, and
-    rights that have no effect without others."""
+    """Return what is odd about a document: unknown types, callers without roles, or without rights that the SDK asks
+    for, roles without callers or rights, and rights that have no effect without others."""
     return [*_odd_roles(document, schema), *_odd_callers(document, schema)]
 
 
@@ -159,6 +181,7 @@ def _odd_callers(document: AccessDocument, schema: Schema) -> Iterator[Oddity]:
                 verdict = decisions.verdict(caller, operation, kind, name)
                 if not verdict.allowed and decisions.is_named(caller, operation, kind, name):
                     yield Oddity(path, f"{operation} of {name!r} has no effect: {verdict.why}")
+        yield from (Oddity(path, what) for what in _lacks(decisions, caller, roles))
         reads = decisions.policy.rights(caller).read.associations
         for atype in schema.assocs:
             if atype.reverse_lookup and atype.inverse is not None and reads >> atype.number & 1:
@@ -166,6 +189,20 @@ def _odd_callers(document: AccessDocument, schema: Schema) -> Iterator[Oddity]:
                 if not reads >> inverse.number & 1:
                     why = f"the SDK looks edges of {atype.name!r} up in reverse, and it may not read {inverse.name!r}"
                     yield Oddity(path, why)
+
+
+def _lacks(decisions: Decisions, caller: str, roles: Sequence[str]) -> Iterator[str]:
+    """Yield what a caller with roles can do badly without."""
+    if not roles or is_operator(caller):
+        return
+    rights = decisions.policy.rights(caller)
+    if not rights.watch.covers_all:
+        yield "may not watch all types: the SDK learns of a new topology or schema later"
+    uncertain = rights.write.associations & rights.read.associations & ~rights.critical.associations
+    names = [each.name for each in decisions.schema.assocs if each.inverse is not None and uncertain >> each.number & 1]
+    if names:
+        listed = ", ".join(names)
+        yield f"writes edges with an inverse ({listed}) that it may not read critically: reading them may fail as stale"
 
 
 def _unnamed(document: AccessDocument) -> str:

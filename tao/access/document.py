@@ -31,7 +31,7 @@ class Operation(StrEnum):
     CRITICAL = "critical"
     """To read the master; the types have to be among those of ``read``, too."""
     WATCH = "watch"
-    """To be told of changes, in a series."""
+    """To be told of changes of topology and schema, in a series; it needs all types."""
     ADMINISTER = "administer"
     """What the commands of operators do to servers."""
 
@@ -68,8 +68,8 @@ GrantedTypes = Annotated[TypesEntry, pydantic.BeforeValidator(_both_kinds)]
 
 
 class RoleEntry(_Entry):
-    """What a role grants. ``min_staleness_ms``: the least ``max_staleness_ms`` that its callers may ask for.
-    ``budget``: cost units a second, for each of its callers."""
+    """What a role grants. ``min_staleness_ms``: the least ``max_staleness_ms`` that its callers may ask for; it has an
+    effect on callers all of whose roles that grant reads have one."""
 
     read: GrantedTypes = TypesEntry()
     write: GrantedTypes = TypesEntry()
@@ -77,7 +77,6 @@ class RoleEntry(_Entry):
     watch: GrantedTypes = TypesEntry()
     administer: GrantedTypes = TypesEntry()
     min_staleness_ms: Annotated[int, pydantic.Field(ge=0, le=(1 << 32) - 1)] | None = None
-    budget: Annotated[int, pydantic.Field(ge=1)] | None = None
 
     def types(self, operation: Operation) -> TypesEntry:
         """Return the types for which the role grants the operation."""

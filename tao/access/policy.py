@@ -35,7 +35,7 @@ class Grant(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Rights:
     """What one caller may do. An association type is in ``write`` only together with its inverse, and a type in
-    ``critical`` only together with ``read``. ``budget``: cost units a second, None for any number."""
+    ``critical`` only together with ``read``."""
 
     read: Grant
     write: Grant
@@ -43,7 +43,6 @@ class Rights:
     watch: Grant
     administer: Grant
     min_staleness_ms: int
-    budget: int | None
     reads_all: bool
     """No read of this caller has to be looked at."""
 
@@ -66,10 +65,6 @@ class Policy:
     def rights(self, caller: str) -> Rights:
         """Return the rights of a caller; an empty name is that of a peer that names none."""
         return self.named.get(caller, self.others) if caller else self.anonymous
-
-    def budget(self, caller: str) -> int | None:
-        """Return the cost units a second that a caller may use; None for any number."""
-        return self.rights(caller).budget
 
 
 def compile_policy(document: AccessDocument, schema: Schema) -> Policy:
@@ -113,9 +108,9 @@ def _rights(roles: Sequence[RoleEntry], granted: Sequence[_Grants], schema: Sche
 
     read, write, critical = union(Operation.READ), union(Operation.WRITE), union(Operation.CRITICAL)
     critical = Grant(critical.objects & read.objects, critical.associations & read.associations)
-    floors = [role.min_staleness_ms for role in roles if role.min_staleness_ms is not None]
-    budgets = [role.budget for role in roles if role.budget is not None]
-    min_staleness_ms = min(floors, default=0)
+    # A role that grants reads with any bound takes nothing away by that, and another role's bound takes none of it.
+    reading = [role for role, grants in zip(roles, granted, strict=True) if any(grants[Operation.READ])]
+    min_staleness_ms = min((role.min_staleness_ms or 0 for role in reading), default=0)
     return Rights(
         read=read,
         write=Grant(write.objects, _with_inverses(write.associations, schema)),
@@ -123,7 +118,6 @@ def _rights(roles: Sequence[RoleEntry], granted: Sequence[_Grants], schema: Sche
         watch=union(Operation.WATCH),
         administer=union(Operation.ADMINISTER),
         min_staleness_ms=min_staleness_ms,
-        budget=max(budgets, default=None),
         reads_all=read.covers_all and critical.covers_all and not min_staleness_ms,
     )
 

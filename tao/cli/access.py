@@ -40,8 +40,9 @@ def access() -> None:
 def check(file: Path) -> int:
     """Check the access document in FILE against the schema, and list what is odd about it.
 
-    Odd are unknown types, callers without roles, roles without callers or rights, and rights without an effect. A
-    document with faults is refused with exit status 2, one with oddities is usable and has exit status 1."""
+    Odd are unknown types, callers without roles or without rights that the SDK asks for, roles without callers or
+    rights, and rights without an effect. A document with faults is refused with exit status 2, one with oddities is
+    usable and has exit status 1."""
     document = read_access(file)
     found = oddities(document, _schema())
 
@@ -84,7 +85,7 @@ def explain(caller: str, operation: str, type_name: str, access_file: Path | Non
 
     def text() -> None:
         for each in verdicts:
-            why = f"granted by {', '.join(each.granted_by)}" if each.allowed else each.why
+            why = each.why or f"granted by {', '.join(each.granted_by)}"
             click.echo(f"{'allowed' if each.allowed else 'denied'}: {operation} of the {each.kind} type {type_name!r}")
             click.echo(f"  {each.who}; {why}")
         if document.mode == "count":

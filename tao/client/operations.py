@@ -25,7 +25,7 @@ from tao.client.reverse_lookup import ReverseLookup
 from tao.client.server_queues import JoinedFuture, Waiter, WriteRow
 from tao.client.settings import ClientSettings
 from tao.client.values import ObjectReader
-from tao.model.errors import InvalidArgument, TaoError, UnknownType, WriteLost
+from tao.model.errors import InvalidArgument, PermissionDenied, StaleRead, TaoError, UnknownType, WriteLost
 from tao.model.ids import SHARD_SHIFT
 from tao.model.tokens import WriteToken
 from tao.model.topology import Topology
@@ -35,6 +35,12 @@ from tao.wire.read_batch import QueryRow
 from tao.wire.v1 import session_pb2 as pb
 
 Result = TypeVar("Result")
+
+
+def _stale_for_token(denied: PermissionDenied) -> StaleRead:
+    """Return the error of a read whose token, and not its caller, asks for the master, which the caller may not read.
+    It succeeds once the token has run out, or the write has come through."""
+    return StaleRead(f"the token demands a read of the master; try again later, or without it: {denied.message}")
 
 
 class Operations:
@@ -134,6 +140,7 @@ class Operations:
             consistency, failed = await self._pending_inverses.settle((row,), consistency, self._own_pending)
             if failed:
                 raise failed[row[:2]]
+        by_token = False
         if consistency is CACHED:
             if self._hot_rows and row in self._hot_rows:
                 return await self._read_hot(row)
@@ -142,6 +149,7 @@ class Operations:
         else:
             minimum = MinimumVersions(self._demand_of(consistency).token, self._attached).of(row)
             queue = self._router.reader(row[0] >> SHARD_SHIFT).reads_with(consistency, minimum == CRITICAL)
+            by_token = minimum == CRITICAL and not consistency.critical
             # The master is new enough for any token, but a lost write is reported only to a read that names a version.
             minimum = max(minimum, 0)
         future: asyncio.Future[bytes] = self._create_future()
@@ -150,6 +158,10 @@ class Operations:
             return await future
         except asyncio.CancelledError:
             self._dispatcher.note_cancelled()
+            raise
+        except PermissionDenied as denied:
+            if by_token:
+                raise _stale_for_token(denied) from denied
             raise
         except WriteLost:
             self._own_writes.forget(row[:2], minimum)
@@ -199,9 +211,11 @@ class Operations:
             rows, waiters = list(compress(rows, rest)), list(compress(waiters, rest))
         self._add_without_minimums(operation, rows, waiters, consistency)
         values = await self._all_results(joined)
-        for row, minimum, value in zip(all_rows, all_minimums, values, strict=False):
+        for place, (row, minimum, value) in enumerate(zip(all_rows, all_minimums, values, strict=False)):
             if isinstance(value, WriteLost):
                 self._own_writes.forget(row[:2], minimum)
+            elif isinstance(value, PermissionDenied) and minimum == CRITICAL and not consistency.critical:
+                values[place] = _stale_for_token(value)
         return values
 
     def _demand_of(self, consistency: Consistency | None) -> Consistency:

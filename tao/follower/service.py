@@ -37,10 +37,12 @@ from tao.serving.requests import CacheService
 from tao.wire.convert import (
     error_from_pb,
     pending_of,
+    reached_versions,
     settle_request,
     settle_shards_request,
     shard_messages_from_pb,
 )
+from tao.wire.read_batch import BatchQueries, operation_sizes
 from tao.wire.session import Reply, RequestHandler, failure
 from tao.wire.v1 import session_pb2 as pb
 
@@ -153,27 +155,61 @@ class UnaryPath:
         return self._clock.monotonic() + work_seconds(request.deadline_ms)
 
     async def _settle_and_handle(self, request: pb.Request, reply: Reply, until: float) -> None:
-        """Have the inverses written that the token names as pending in the list, then read it from the master."""
+        """Have the inverses written that the token names as pending in the list, then read it at the versions that have
+        them; from the master where these are not known."""
         task = asyncio.current_task()
         assert task is not None, "run by the spawner, as a task"
         reply.on_close(lambda: _stop(task))
         try:
+            caller = caller_of(request, reply.peer)
+            self._check_list(request, caller, critical=False)
+            minimum, is_known = 0, not request.settle_shards_first
             for pending in pending_of(request.settle_first):
                 settle = settle_request((pending,), self._configuration.schema)
-                await self._settle(pending.coordinator_id >> SHARD_SHIFT, settle, until - self._clock.monotonic())
+                left = until - self._clock.monotonic()
+                settled = await self._settle(pending.coordinator_id >> SHARD_SHIFT, settle, left, caller)
+                reached = reached_versions(map(shard_messages_from_pb, settled.changes))
+                version = reached.get((pending.id1, pending.atype), 0)
+                minimum, is_known = max(minimum, version), is_known and version > 0
             for each in request.settle_shards_first:
                 shards = PendingShard(each.high_shard, each.low_shard).coordinator_shards()
                 left = until - self._clock.monotonic()
                 settles = ((shard, settle_shards_request(shard, each.high_shard)) for shard in shards)
-                await asyncio.gather(*(self._settle(shard, settle, left) for shard, settle in settles))
+                await asyncio.gather(*(self._settle(shard, settle, left, caller) for shard, settle in settles))
             del request.settle_first[:], request.settle_shards_first[:]
-            request.read.critical = True
+            if is_known:
+                minimum = max(minimum, *request.read.minimum_versions, 0)
+                del request.read.minimum_slots[:], request.read.minimum_versions[:]
+                request.read.minimum_slots.append(0)
+                request.read.minimum_versions.append(minimum)
+            else:
+                self._check_list(request, caller, critical=True)
+                request.read.critical = True
             request.deadline_ms = max(1, round((until - self._clock.monotonic()) * 1000))
             self.handle(request, reply)
         except TaoError as error:
             reply.send(failure(error))
 
-    async def _settle(self, coordinator_shard: int, settle: pb.Request, timeout_seconds: float) -> None:
+    def _check_list(self, request: pb.Request, caller: str | None, *, critical: bool) -> None:
+        """Raise `PermissionDenied` unless the caller may read the list of the call's one query; `StaleRead` when it may
+        not read it from the master, which the token and not the caller asks for."""
+        readers = self._configuration.access.readers
+        check = None if caller is None or readers is None else readers[caller]
+        if check is None:
+            return
+        denied = check.refuse(BatchQueries(request.read, operation_sizes(request.read)).query(0), critical=critical)
+        if denied is not None and critical:
+            raise StaleRead(
+                "a write that the token names is not known here, and its caller may not read the master; try again "
+                f"later: {denied.message}"
+            )
+        if denied is not None:
+            raise denied
+
+    async def _settle(
+        self, coordinator_shard: int, settle: pb.Request, timeout_seconds: float, caller: str | None
+    ) -> pb.SettledPairs:
+        pass_caller(settle, caller)
         routes = self._configuration.routes
         settle.topology_version = routes.version
         leader = routes.leaders(self._region).home(coordinator_shard)
@@ -183,6 +219,7 @@ class UnaryPath:
             raise StaleRead(error.message) from error
         if not answer.settled_pairs.settled:
             raise StaleRead("the pair of a pending inverse could not be settled; try again")
+        return answer.settled_pairs
 
     def _candidates(self, shard: int) -> tuple[CacheServer, ...]:
         """Return the servers of the shard, best first; none when this follower hosts the shard or the shard does not

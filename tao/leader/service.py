@@ -137,8 +137,8 @@ class WriteRequests:
             lists = self._pending_lists(written.intent) if pending else ()
             # Of an object that was left alone, the caller learns no version either.
             is_left_alone = bool(written.outcome.otype) and not written.outcome.found
-            result = outcome_to_pb(written.outcome, () if is_left_alone else written.messages, lists)
-            results.add(slot, result, written.messages)
+            messages = () if is_left_alone else written.messages
+            results.add(slot, outcome_to_pb(written.outcome, messages, lists), messages)
 
     async def _execute(self, write: Write, deadline: float, check: WriteCheck | None) -> tuple[Written, bool]:
         written, pending = await self._inverses.write(write, deadline, sub_write=isinstance(write, SettleEdge))

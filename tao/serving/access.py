@@ -2,8 +2,9 @@
 
 A request is checked by the caller on whose behalf it is made. An application is the caller of its own requests. A
 follower or leader passes the caller of a request on with it, and is believed, because only a server's credentials prove
-that role; what it asks for itself, such as the fill of its cache, is checked nowhere. Other servers are bound by their
-role alone, and so is an operator, unless the document names it: then it needs the right to administer.
+that role; what it asks for itself, such as the fill of its cache, is checked nowhere. Tailers and watchers ask for
+nothing that rights are for (`tao.serving.requests`). An operator is bound by its role alone, unless the document names
+it: then it needs the right to administer.
 
 Without rules every check is a test of `AccessControl.policy` for None. With rules, a batch is checked once for each
 type that it names, and only for a caller who may not read everything. The type of an object is known when it has been
@@ -13,7 +14,7 @@ read: one of another type is answered as if it had never been there.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from tao.access.decisions import Decisions, TypeKind
@@ -30,10 +31,14 @@ from tao.wire.identity import PeerIdentity
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
 
-_PASSING_ON: Final = frozenset({"follower", "leader"})
+PASSING_ON: Final = frozenset({"follower", "leader"})
+"""Roles of servers that pass the requests of callers on."""
 _OPERATOR: Final = "operator"
-SERVERS: Final = _PASSING_ON | {"tailer", "watcher", _OPERATOR}
-"""Roles that only the credentials of a server or operator prove."""
+SERVERS: Final = PASSING_ON | {_OPERATOR}
+"""Roles that are not bound by the rights of their own name as applications are."""
+OBSERVERS: Final = frozenset({"tailer", "watcher"})
+"""Roles that serve no requests, and read nothing. What the rules deny applications is denied to them, too, but for the
+changes of topology and schema."""
 
 _NEVER_WRITTEN: Final = encode_object(NEVER_WRITTEN, ABSENT, b"")
 _ABSENT_HEADER: Final = ABSENT.to_bytes(4, "little")
@@ -52,9 +57,9 @@ def _ignore(*_: object) -> None:
 def caller_of(request: pb.Request, peer: PeerIdentity) -> str | None:
     """Return the caller on whose behalf a request is made, empty for one without a name; None for what a server asks
     for itself."""
-    if peer.role in _PASSING_ON:
+    if peer.role in PASSING_ON:
         return request.caller if request.HasField("caller") else None
-    return None if peer.role in SERVERS else peer.caller
+    return None if peer.role == _OPERATOR else peer.caller
 
 
 def pass_caller(passed: pb.Request, caller: str | None) -> None:
@@ -121,6 +126,12 @@ class AccessControl:
         self._use(Decisions(document, self._schema))
         self.on_document(document)
         self._log.info("access_changed", access_version=document.version, mode=document.mode)
+
+    def warn_if_open(self) -> None:
+        """Warn when there is no document although callers show credentials, which suggests that it is missing."""
+        if self._decisions is None:
+            why = "there is no access document: every caller may do everything (access_file makes servers require one)"
+            self._log.warning("no_access_document", reason=why)
 
     def use_schema(self, schema: Schema) -> None:
         """Use the types of this schema from now on."""
@@ -192,15 +203,31 @@ class AccessControl:
         assert self.policy is not None, "asked only with rules"
         self._check_operator(peer, request.invalidate if kind == "invalidate" else None)
         caller = caller_of(request, peer)
-        if caller is None:
+        if caller is None or peer.role in OBSERVERS:
             return
         rights = self.policy.rights(caller)
         if kind == "watch" and not rights.watch.covers_all:
             self._raise(caller, Operation.WATCH, "it needs the right on all types")
         elif kind == "reserve_ids" and rights.write.objects == NO_TYPES:
             self._raise(caller, Operation.WRITE, "ids are reserved for objects, and it may write no type of object")
-        elif kind == "settle_pairs" and rights.read.associations == NO_TYPES:
+        elif kind == "settle_pairs":
+            self._check_pairs(caller, rights.read.associations, request.settle_pairs)
+
+    def _check_pairs(self, caller: str, readable: int, asked: pb.SettlePairs) -> None:
+        """Raise `PermissionDenied` unless a caller may read both lists of each edge that is to be settled."""
+        if readable == NO_TYPES:
             self._raise(caller, Operation.READ, "pairs are settled for readers, and it may read no type of association")
+            return
+        for atype in {atype for pair in asked.pairs for atype in pair.atypes}:
+            inverse = self._schema.atype(atype).inverse if self._schema.knows_atype(atype) else None
+            for each in (atype,) if inverse is None else (atype, inverse):
+                if not readable >> each & 1 and self.count(Operation.READ, enforced=self._is_enforced):
+                    raise self.refuse(caller, Operation.READ, TypeKind.ASSOCIATION, each)
+
+    def readable_lists(self, caller: str) -> int:
+        """Return the types of the lists that a caller may read."""
+        policy = self.policy
+        return ALL_TYPES if policy is None or not policy.enforced else policy.rights(caller).read.associations
 
     def _check_operator(self, peer: PeerIdentity, invalidate: pb.Invalidate | None) -> None:
         """Raise `PermissionDenied` for an operator whom the document names, and who may not administer what the request
@@ -240,9 +267,13 @@ class AccessControl:
         (self.denied if enforced else self.would_deny)[operation.value] += 1
         return enforced
 
+    @property
+    def _is_enforced(self) -> bool:
+        return self.policy is not None and self.policy.enforced
+
     def _raise(self, caller: str, operation: Operation, why: str) -> None:
         assert self._decisions is not None, "only rules refuse"
-        if self.count(operation, enforced=self._decisions.policy.enforced):
+        if self.count(operation, enforced=self._is_enforced):
             raise self.denial(caller, operation, f"{self._decisions.who(caller)}; {operation} is denied: {why}")
 
     def _text(self, caller: str, operation: Operation, kind: TypeKind, number: int) -> str:
@@ -267,7 +298,7 @@ class AccessControl:
             metrics.gauge_family(
                 "access_denials_total",
                 "Requests, queries and writes that the access document denies, by operation: refused, or done because "
-                "its mode is to count.",
+                "its mode is to count. A write that a follower lets pass is judged and counted again at its leader.",
                 "operation",
                 counter.copy,
                 outcome=outcome,
@@ -355,11 +386,25 @@ class ReadCheck:
                 else:
                     self._control.count(Operation.READ, enforced=False)
 
-    def hide(self, values: list[bytes | None]) -> None:
-        """Turn objects of types that the caller may not read into absent ones."""
+    def hide(self, values: list[bytes | None], minimums: Mapping[int, int]) -> None:
+        """Turn objects of types that the caller may not read into absent ones; into misses where the caller asks for a
+        version, which one that never was does not have."""
         for slot, value in enumerate(values):
-            if value and self._is_hidden(value[8:12]) and self._control.count(Operation.READ, enforced=self._enforced):
+            if not value or not self._is_hidden(value[8:12]):
+                continue
+            if self._enforced and minimums.get(slot, 0):
+                values[slot] = None
+            elif self._control.count(Operation.READ, enforced=self._enforced):
                 values[slot] = _NEVER_WRITTEN
+
+    def may_ask_for(self, atype: int) -> bool:
+        """Return whether a query of an association type is answered; of objects, which have type 0, every one is."""
+        return not self._enforced or not atype or bool(self._rights.read.associations >> atype & 1)
+
+    @staticmethod
+    def is_shown(value: bytes | None) -> bool:
+        """Return whether a value tells the caller of something that is there."""
+        return value is not None and value != _NEVER_WRITTEN
 
     def _is_hidden(self, header: bytes) -> bool:
         return header != _ABSENT_HEADER and not self._rights.read.objects >> int.from_bytes(header, "little") & 1

@@ -37,7 +37,7 @@ from tao.model.topology import CacheServer
 from tao.planning.coordination import coordinating_shard
 from tao.routing.budgets import MIN_MARGIN_SECONDS, MIN_WORK_SECONDS, work_seconds
 from tao.schema.registry import Schema
-from tao.serving.access import AccessControl, caller_of, pass_caller
+from tao.serving.access import PASSING_ON, SERVERS, AccessControl, caller_of, pass_caller
 from tao.serving.configuration import ServerContext
 from tao.serving.sources import TickBatcher
 from tao.wire.convert import (
@@ -138,7 +138,9 @@ class ForwardPath:
         if not writes.writes:
             reply.send(pb.Answer(write=pb.WriteAnswer()))
             return
-        results = WriteResults(reply, len(writes.writes), want_changes=writes.want_changes)
+        # Changes are for caches: they tell of every write of their transaction, whoever may read it.
+        want_changes = writes.want_changes and reply.peer.role in PASSING_ON
+        results = WriteResults(reply, len(writes.writes), want_changes=want_changes)
         deadline = self._clock.monotonic() + work_seconds(request.deadline_ms)
         slots = admitted_writes(self._configuration.access, request, reply.peer, results)
         self.forward(request, slots, results, deadline, reply.peer)
@@ -152,7 +154,7 @@ class ForwardPath:
 
     def reserve_ids(self, request: pb.Request, reply: Reply) -> None:
         """Forward a reservation of ids. Raises `InvalidArgument` and `DeadlineExceeded`."""
-        self._pass_on(request.reserve_ids.shard, request, reply)
+        self._pass_on(request.reserve_ids.shard, request, reply.peer, reply.send)
 
     def settle_pairs(self, request: pb.Request, reply: Reply) -> None:
         """Forward a request to settle pairs of one coordinating shard. Raises `InvalidArgument` and
@@ -160,14 +162,22 @@ class ForwardPath:
         shards = coordinating_shards(request.settle_pairs)
         if len(shards) != 1:
             raise InvalidArgument(f"a request settles pairs of one coordinating shard, not of {len(shards)}")
-        self._pass_on(shards.pop(), request, reply)
+        peer, send = reply.peer, reply.send
+        if peer.role not in SERVERS:
+            readable = self._configuration.access.readable_lists(peer.caller)
 
-    def _pass_on(self, shard: int, request: pb.Request, reply: Reply) -> None:
+            def send_versions(answer: pb.Answer) -> None:
+                reply.send(_without_edges(answer, readable))
+
+            send = send_versions
+        self._pass_on(shards.pop(), request, peer, send)
+
+    def _pass_on(self, shard: int, request: pb.Request, peer: PeerIdentity, send: Callable[[pb.Answer], None]) -> None:
         passed = pb.Request()
         passed.CopyFrom(request)
         passed.topology_version = self._configuration.routes.version
-        pass_caller(passed, caller_of(request, reply.peer))
-        self._links.to(self._next_hop(shard)).send(passed, work_seconds(request.deadline_ms), reply.send)
+        pass_caller(passed, caller_of(request, peer))
+        self._links.to(self._next_hop(shard)).send(passed, work_seconds(request.deadline_ms), send)
 
     def _send(self, forwarded: _Forwarded, slots: Iterable[int], attempt: int) -> None:
         routes = self._configuration.routes
@@ -372,6 +382,19 @@ def admitted_writes(
     for slot, error in refused.items():
         results.fail(slot, error)
     return [slot for slot in slots if slot not in refused] if refused else slots
+
+
+def _without_edges(answer: pb.Answer, readable: int) -> pb.Answer:
+    """Return an answer to an application that had pairs settled: the versions of its lists are all that it needs."""
+    for each in answer.settled_pairs.changes:
+        versions = [
+            pb.Message(list_invalidation=pb.ListInvalidation(id1=change.id1, atype=change.atype, version=change.after))
+            for change in (message.list_change for message in each.messages if message.HasField("list_change"))
+            if readable >> change.atype & 1
+        ]
+        del each.messages[:]
+        each.messages.extend(versions)
+    return answer
 
 
 def shards_of_write(message: pb.Write, schema: Schema) -> tuple[int, int]:

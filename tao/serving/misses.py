@@ -300,6 +300,8 @@ class _MissedBatch:
             staleness_ms = misses.staleness_ms(shard)
             if staleness_ms > self._max_staleness_ms:
                 misses.too_stale += 1
+                if check is not None and (denied := check.refuse(query, critical=True)) is not None:
+                    raise self._too_stale(shard, staleness_ms, denied)
                 critical = True
             else:
                 staleness_ms = 0.0
@@ -320,13 +322,15 @@ class _MissedBatch:
     def _put(self, miss: Miss, answer: Fetched | TaoError) -> None:
         if isinstance(answer, TaoError):
             if miss.staleness_ms and isinstance(answer, Unavailable | DeadlineExceeded):
-                answer = self._too_stale(miss, answer)
-        # A cache that asks checks what its own readers asked for: its minimum is not a reader's write token.
-        elif miss.minimum and not self._for_fill and version_of(answer.value) < miss.minimum:
-            answer = WriteLost(_WRITE_LOST)
+                answer = self._too_stale(shard_of(miss.query), miss.staleness_ms, answer)
         else:
             try:
-                self._answers.add(miss.slot, miss.query, self._shown(miss, answer))
+                answer = self._shown(miss, answer)
+                # Compared once it is hidden: what the caller may not see is older than any minimum, as if it never was.
+                # A cache that asks checks what its own readers asked for: its minimum is not a reader's write token.
+                if miss.minimum and not self._for_fill and version_of(answer.value) < miss.minimum:
+                    raise WriteLost(_WRITE_LOST)
+                self._answers.add(miss.slot, miss.query, answer)
             except TaoError as refused:
                 answer = refused
         self._finish_slot(miss.slot, answer)
@@ -337,9 +341,9 @@ class _MissedBatch:
         if miss.is_cut:
             value = mark_cut(value)
         elif check is not None and isinstance(miss.query, ObjectQuery):
-            shown = check.shown(value, critical=self._critical)
+            shown = check.shown(value, critical=self._critical or miss.staleness_ms > 0)
             if isinstance(shown, TaoError):
-                raise shown
+                raise shown if self._critical else self._too_stale(shard_of(miss.query), miss.staleness_ms, shown)
             value = shown
         return answer if value is answer.value else Fetched(value, answer.version_epoch, answer.origin)
 
@@ -360,10 +364,10 @@ class _MissedBatch:
         self._shares.withdraw(self._work)
         self._answers.fail_rest(self._slots, error)
 
-    def _too_stale(self, miss: Miss, error: TaoError) -> StaleRead:
-        behind = "an unknown time" if miss.staleness_ms == inf else f"up to {miss.staleness_ms / 1000:.1f} s"
+    def _too_stale(self, shard: int, staleness_ms: float, error: TaoError) -> StaleRead:
+        behind = "an unknown time" if staleness_ms == inf else f"up to {staleness_ms / 1000:.1f} s"
         return StaleRead(
-            f"shard {shard_of(miss.query)} is behind its master by {behind} here, max_staleness_ms is "
+            f"shard {shard} is behind its master by {behind} here, max_staleness_ms is "
             f"{self._max_staleness_ms}, and the master could not be read: {error.message}"
         )
 

@@ -99,14 +99,14 @@ class ReadService:
         settings, access = self._settings, self._access
         if queries > settings.max_queries:
             raise TooLarge(f"{queries} queries in one batch; send at most {settings.max_queries} at a time")
-        traffic = self.traffic
-        traffic.left -= queries
-        if traffic.left <= 0:
-            traffic.sample(batch, sizes)
         check = None
         if access is not None and (readers := access.readers) is not None:
             peer = reply.peer
             check = access.reader(request, peer) if peer.role in SERVERS else readers[peer.caller]
+        traffic = self.traffic
+        traffic.left -= queries
+        if traffic.left <= 0:
+            traffic.sample(batch, sizes, check)
         values: list[bytes | None]
         if batch.critical:
             values = [None] * queries
@@ -126,7 +126,7 @@ class ReadService:
                 if batch.for_fill:
                     self._add_epochs(answer.read, shards_in(batch))
                 elif traffic.rates.hot:
-                    traffic.add_hot_items(batch, sizes, answer.read)
+                    traffic.add_hot_items(batch, sizes, answer.read, values, check)
                 reply.send(answer)
                 self._count(self.counters.hits, sizes)
                 return
@@ -160,7 +160,7 @@ class ReadService:
             answer.read.values.extend(hits[start:end])
             self._add_epochs(answer.read, shards)
             if start == 0 and self.traffic.rates.hot and not batch.for_fill:
-                self.traffic.add_hot_items(batch, sizes, answer.read)
+                self.traffic.add_hot_items(batch, sizes, answer.read, values, check)
             reply.send(answer)
         if beyond:
             answer = pb.Answer(more=bool(missed))
@@ -221,7 +221,7 @@ def answer_hits(
         else:
             values.extend(cache.objects(batch.obj_ids[:]))
         if check is not None and check.otypes is not None and has_foreign_type(values, check.otypes):
-            check.hide(values)
+            check.hide(values, minimums)
     if counts:
         count = cache.count
         atypes = batch.count_atypes[:]

@@ -30,7 +30,7 @@ from tao.model.settings import renamed
 from tao.model.topology import CacheServer
 from tao.observability.logs import Logger
 from tao.observability.metrics import Metrics
-from tao.serving.access import GUARDED
+from tao.serving.access import GUARDED, OBSERVERS
 from tao.serving.audit import recorded_caller
 from tao.serving.configuration import ServerContext, region_asked
 from tao.serving.inspection import inspect
@@ -39,6 +39,7 @@ from tao.wire.address import is_loopback, parse_address
 from tao.wire.doorstep import Doorstep
 from tao.wire.frames_server import FrameServer
 from tao.wire.grpc_server import GrpcServer
+from tao.wire.identity import CLIENT, SERVER_ROLES
 from tao.wire.session import Reply, RequestHandler, failure
 from tao.wire.settings import ServingSettings
 from tao.wire.tls import ServerTls, TlsFiles
@@ -245,22 +246,31 @@ Rules = Mapping[str, frozenset[str]]
 
 _CACHES: Final = frozenset({"follower", "leader"})
 _CACHES_AND_OPERATOR: Final = _CACHES | {"operator"}
-_OBSERVERS: Final = _CACHES_AND_OPERATOR | {"watcher"}
-"""Roles that may ask a server how it does: a watcher probes with an empty read, and asks for hot shards."""
+_WATCHER: Final = frozenset({"watcher"})
+_ASKING: Final = frozenset({CLIENT, "follower", "operator"})
+"""Roles that read and write at followers. A follower asks another one for what an application has called it for."""
 
 FOLLOWER_RULES: Final[Rules] = {
+    "read": _ASKING,
+    "probe": _WATCHER,
+    "write": _ASKING,
+    "reserve_ids": _ASKING,
+    "settle_pairs": _ASKING,
     "apply": frozenset({"follower"}),
-    "inspect": _OBSERVERS,
+    "inspect": _CACHES_AND_OPERATOR,
+    "most_read": _WATCHER,
     "invalidate": _CACHES_AND_OPERATOR,
 }
 
 LEADER_RULES: Final[Rules] = {
-    "read": _OBSERVERS,
+    "read": _CACHES_AND_OPERATOR,
+    "probe": _WATCHER,
     "write": _CACHES_AND_OPERATOR,
     "reserve_ids": _CACHES_AND_OPERATOR,
     "subscribe": frozenset({"follower"}),
     "acknowledge": frozenset({"follower"}),
-    "inspect": _OBSERVERS,
+    "inspect": _CACHES_AND_OPERATOR,
+    "most_read": _WATCHER,
     "invalidate": _CACHES_AND_OPERATOR,
     "settle_pairs": _CACHES_AND_OPERATOR,
     "touch_keys": frozenset({"operator"}),
@@ -268,7 +278,8 @@ LEADER_RULES: Final[Rules] = {
     "relay": frozenset({"tailer"}),
     "apply": frozenset({"leader"}),
 }
-"""The rules of a leader. ``settle_edge`` is a kind of write and is checked separately."""
+"""The rules of a leader. ``settle_edge`` is a kind of write and is checked separately; ``probe`` and ``most_read`` are
+what observers may read and inspect (`_kind_for_observer`)."""
 
 OPERATORS_CHANGES: Final = frozenset({"invalidate", "settle_pairs", "touch_keys"})
 """The requests by which operators change something at a cache server."""
@@ -281,13 +292,23 @@ _COSTLY: Final = frozenset({"write", "reserve_ids", "settle_pairs"})
 def check_role(rules: Rules, kind: str, role: str) -> None:
     """Raise `Unauthorized` unless a peer of ``role`` may send requests of ``kind``."""
     allowed = rules.get(kind)
-    if allowed is None or role in allowed:
+    if allowed is None or role in allowed or (CLIENT in allowed and role not in SERVER_ROLES):
         return
     whose = " and ".join(f"{each}s" for each in sorted(allowed))
     raise Unauthorized(
         f"{kind!r} requests are for {whose}, and this peer is taken for a {role or 'peer without a role'}: "
         "applications ask followers to read and write; operators use the tao command, with the servers' token"
     )
+
+
+def _kind_for_observer(kind: str, request: pb.Request) -> str:
+    """Return the kind of an observer's request: an empty read is a probe, and an inspection that names no key asks what
+    is most read."""
+    if kind == "read" and request.read == pb.ReadBatch():
+        return "probe"
+    if kind == "inspect" and request.inspect == pb.Inspect(hot_limit=request.inspect.hot_limit):
+        return "most_read"
+    return kind
 
 
 class CacheService:
@@ -337,7 +358,8 @@ class CacheService:
             other = "leader" if self._role == "follower" else "follower"
             raise InvalidArgument(f"a {self._role} does not serve {kind!r} requests; ask a {other}")
         try:
-            check_role(self._rules, kind, reply.peer.role)
+            role = reply.peer.role
+            check_role(self._rules, _kind_for_observer(kind, request) if role in OBSERVERS else kind, role)
             path(request, reply)
         except Unauthorized as error:
             self._audit.denied(recorded_caller(request, reply.peer), kind, error, reply.peer)

@@ -211,8 +211,10 @@ class CachingServer(Generic[SettingsType]):
         place = configuration.routes.locate(name)
         if place.role != self.role:
             raise TopologyError(f"{name} is a {place.role} in {settings.topology_file}; run it with: tao {place.role}")
+        has_credentials = self._accepted.authenticator.accepted.are_in_use
+        if has_credentials:
+            configuration.access.warn_if_open()
         if not settings.insecure:
-            has_credentials = self._accepted.authenticator.accepted.are_in_use
             check_exposure(configuration.routes.server(name), settings.tls, has_credentials=has_credentials)
         clock, credentials = LoopClock(), Credentials(name, self.role, settings.token, settings.token_file)
         return ServerContext(

@@ -14,6 +14,7 @@ from typing import Final
 from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import Clock
 from tao.routing.read_rates import Key, RateSettings, ReadRates
+from tao.serving.access import ReadCheck
 from tao.wire.read_batch import OperationSizes
 from tao.wire.v1 import session_pb2 as pb
 
@@ -56,12 +57,14 @@ class Traffic:
         self._samples = self._reads = 0
         self._gap = self.left = self._draw_gap()
 
-    def sample(self, batch: pb.ReadBatch, sizes: OperationSizes) -> None:
-        """Sample the query at which ``left`` came to 0 within this batch, and each further one that is due."""
+    def sample(self, batch: pb.ReadBatch, sizes: OperationSizes, check: ReadCheck | None = None) -> None:
+        """Sample the query at which ``left`` came to 0 within this batch, and each further one that is due. Those that
+        ``check`` refuses make nothing hot."""
         total = sum(sizes)
         while self.left <= 0:
             key = key_at(batch, sizes, total - 1 + self.left)
-            self.rates.count(key, key[0] >> SHARD_SHIFT, self._gap)
+            if check is None or check.may_ask_for(key[1]):
+                self.rates.count(key, key[0] >> SHARD_SHIFT, self._gap)
             self._reads += self._gap
             self._samples += 1
             if self._samples > _SAMPLES_WANTED:  # a burst: what is sampled until the interval ends is bounded
@@ -70,8 +73,16 @@ class Traffic:
             self.left += self._gap
         self._refresh(self._clock.monotonic())
 
-    def add_hot_items(self, batch: pb.ReadBatch, sizes: OperationSizes, answer: pb.ReadAnswer) -> None:
-        """Add the batch's queries for hot items to the answer. Call this only when there are hot items."""
+    def add_hot_items(
+        self,
+        batch: pb.ReadBatch,
+        sizes: OperationSizes,
+        answer: pb.ReadAnswer,
+        values: Sequence[bytes | None] = (),
+        check: ReadCheck | None = None,
+    ) -> None:
+        """Add the batch's queries for hot items to the answer: to a caller with a ``check``, those of which ``values``
+        show something. Call this only when there are hot items."""
         hot, slot = self.rates.hot, 0
         for operation, (size, ids) in enumerate(zip(sizes, _ids(batch), strict=True)):
             if size:
@@ -80,6 +91,8 @@ class Traffic:
                 # Most batches ask for no hot item: one set operation in C finds that out.
                 if not hot.keys().isdisjoint(keys):
                     for place in (place for place, key in enumerate(keys, slot) if key in hot):
+                        if check is not None and not (place < len(values) and check.is_shown(values[place])):
+                            continue
                         rate = hot[keys[place - slot]]
                         answer.hot_slots.append(place)
                         answer.hot_rates.append(round(rate))

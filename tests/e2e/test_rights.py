@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from tao.admin.server_stats import server_stats
-from tao.client import Consistency, Graph, PermissionDenied, connect
+from tao.client import Consistency, Graph, PermissionDenied, WriteLost, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import Shape
 from tests.e2e.cluster_access import PATIENT_SECONDS, bystander_of, running_cluster
@@ -120,6 +120,8 @@ async def test_what_is_granted_is_done_and_the_rest_is_denied(cluster: DevCluste
     assert {what: await denied(request) for what, (request, _) in table.items()} == {
         what: expected for what, (_, expected) in table.items()
     }
+    with pytest.raises(WriteLost):  # the graph asks for the version of its own write, which an absent object lacks
+        await graph.obj_get(page)
     assert await graph.obj_get(page) is None
     assert await graph.obj_delete(page) is False
     await use_rules(cluster, ALL)

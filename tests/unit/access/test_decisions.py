@@ -30,14 +30,19 @@ roles:
   reader: {read: {objects: [user], associations: all}}
   fan: {write: {associations: [likes]}}
   master: {critical: all}
+  dropper: {administer: {objects: [user]}}
+  chief: {administer: all}
 callers:
   web: [reader, fan, master]
+  operator/ann: [dropper]
+  operator/root: [chief, dropper]
 anonymous: [reader]
 """,
     "access.yaml",
 )
 DECISIONS = Decisions(DOCUMENT, SCHEMA)
 NO_INVERSE = "none of its roles grants write of 'liked_by', the inverse type of 'likes'"
+NOT_ALL = "an operator needs administer of all types for it, which none of its roles grants"
 NO_READ = "none of its roles grants read of the object type 'user', which critical needs too"
 
 
@@ -50,6 +55,11 @@ NO_READ = "none of its roles grants read of the object type 'user', which critic
         ("web", Operation.WRITE, "user", False, "none of its roles grants write of the object type 'user'"),
         ("web", Operation.WRITE, "likes", False, NO_INVERSE),
         ("", Operation.READ, "user", True, ("reader",)),
+        ("operator/ann", Operation.ADMINISTER, "user", True, ("dropper",)),
+        ("operator/ann", Operation.READ, "user", False, NOT_ALL),
+        ("operator/root", Operation.READ, "user", True, ("chief",)),
+        ("operator/new", Operation.ADMINISTER, "user", True, ()),
+        ("operator", Operation.READ, "user", True, ()),
         ("other", Operation.READ, "user", False, "none of its roles grants read of the object type 'user'"),
     ],
 )
@@ -71,6 +81,7 @@ def test_a_verdict_says_who_the_caller_is() -> None:
     who = {caller: DECISIONS.who(caller) for caller in ("web", "other", "")}
     assert who["web"] == "caller 'web' has the roles reader, fan, master"
     assert who["other"] == "caller 'other' has no role (others)"
+    assert DECISIONS.who("operator/new") == "operator 'operator/new' is not named"
     assert who[""] == "a peer that names no caller has the role reader (anonymous)"
 
 
@@ -100,7 +111,13 @@ callers:
         "roles.empty: no caller has this role",
         f"callers.web: write of 'likes' has no effect: {NO_INVERSE}",
         f"callers.web: critical of 'user' has no effect: {NO_READ}",
+        "callers.web: may not watch all types: the SDK learns of a new topology or schema later",
         "callers.web: the SDK looks edges of 'liked_by' up in reverse, and it may not read 'likes'",
         "callers.idle: has no role: it may do nothing",
     ]
+    writer = "{read: all, write: {associations: [likes, liked_by, note]}, watch: all}"
+    document = load_access(f"format: 1\nversion: 1\nroles: {{it: {writer}}}\ncallers: {{web: [it]}}\n", "access.yaml")
+    (odd,) = oddities(document, SCHEMA)
+    assert odd.path == "callers.web"
+    assert odd.what.startswith("writes edges with an inverse (likes, liked_by) that it may not read critically: ")
     assert oddities(load_access("format: 1\nversion: 1\n", "access.yaml"), SCHEMA) == []

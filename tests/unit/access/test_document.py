@@ -19,7 +19,6 @@ roles:
     read: {objects: [user], associations: all}
     write:
       objects: [user, page]
-    budget: 500
 callers:
   web: [reader, writer]
   "spiffe://tao/jobs": [reader]
@@ -34,7 +33,7 @@ def test_a_document_is_read() -> None:
     writer = document.roles["writer"]
     assert (writer.read.objects, writer.read.associations) == (("user",), ALL)
     assert (writer.write.objects, writer.write.associations) == (("user", "page"), ())
-    assert (writer.budget, writer.min_staleness_ms) == (500, None)
+    assert writer.min_staleness_ms is None
 
 
 def test_a_caller_has_the_roles_of_its_name_else_those_of_others_and_nobody_those_of_anonymous() -> None:

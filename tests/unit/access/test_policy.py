@@ -81,21 +81,22 @@ def test_a_caller_may_skip_the_checks_of_reads_only_with_every_right_to_read() -
     assert not rights("{read: all, critical: all, min_staleness_ms: 1}").reads_all
 
 
-def test_the_rights_of_several_roles_are_added_and_the_least_bound_and_the_largest_budget_count() -> None:
+def test_the_rights_of_several_roles_are_added_and_the_least_bound_counts() -> None:
     text = """
 format: 1
 version: 3
 roles:
-  a: {write: {associations: [likes]}, min_staleness_ms: 5000, budget: 10}
-  b: {write: {associations: [liked_by]}, min_staleness_ms: 3000}
-  c: {read: {objects: [user]}, budget: 70}
-callers: {web: [a, b, c]}
+  a: {write: {associations: [likes]}, read: {objects: [user]}, min_staleness_ms: 5000}
+  b: {write: {associations: [liked_by]}, read: {objects: [user]}, min_staleness_ms: 3000}
+  c: {write: {objects: [user]}}
+  d: {read: {objects: [page]}}
+callers: {web: [a, b, c], free: [a, d]}
 others: [b]
 """
     policy = compile_policy(load_access(text, "access.yaml"), SCHEMA)
     web = policy.rights("web")
     assert types(web.write.associations) == {LIKES, LIKED_BY}
-    assert (web.min_staleness_ms, policy.budget("web")) == (3000, 70)
-    assert (policy.rights("other").min_staleness_ms, policy.budget("other")) == (3000, None)
+    assert web.min_staleness_ms == policy.rights("other").min_staleness_ms == 3000
+    assert policy.rights("free").min_staleness_ms == 0, "one of its roles grants reads with any bound"
     assert policy.rights("other").write.associations == 0
     assert (policy.version, policy.enforced) == (3, True)

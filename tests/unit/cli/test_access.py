@@ -15,7 +15,7 @@ GOOD = """
 format: 1
 version: 4
 roles:
-  reader: {read: all, watch: all}
+  reader: {read: all, critical: all, watch: all}
   fan: {write: {associations: [likes, liked_by]}}
 callers:
   web: [reader, fan]

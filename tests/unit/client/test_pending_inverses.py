@@ -8,11 +8,11 @@ import pytest
 
 from tao.client import EdgeWrite, Graph, SomeFailed, StaleRead, WriteToken
 from tao.model.changes import ListChange, ShardMessages
-from tao.model.errors import Unavailable
+from tao.model.errors import PermissionDenied, Unavailable
 from tao.model.graph import ListKey
 from tao.model.ids import SHARD_SHIFT
 from tao.model.tokens import MAX_PENDING, PendingInverse
-from tao.wire.convert import shard_messages_to_pb
+from tao.wire.convert import error_to_pb, shard_messages_to_pb
 from tao.wire.v1 import session_pb2 as pb
 from tests.unit.client.fakes import SCHEMA, FakeCluster, FakeLink, make_id
 
@@ -71,6 +71,25 @@ async def write_pending(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> EdgeWr
 
 def last_read(cluster: FakeCluster) -> pb.ReadBatch:
     return [request.read for request in cluster.batches() if request.HasField("read")][-1]
+
+
+async def test_a_read_of_the_master_that_only_the_token_demands_is_not_denied(
+    cluster: FakeCluster, graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deny(_: FakeLink, request: pb.Request) -> pb.Answer:
+        size = len(request.read.count_id1s)
+        error = error_to_pb(PermissionDenied("grants critical"))
+        return pb.Answer(read=pb.ReadAnswer(failed_slots=range(size), errors=[error] * size))
+
+    monkeypatch.setattr(FakeLink, "answer", deny)
+    token = WriteToken(shards=[HIGH >> SHARD_SHIFT])
+    with pytest.raises(StaleRead, match=r"the token demands a read of the master.*grants critical"):
+        await graph.assoc_count(HIGH, "liked_by", after=token)
+    with pytest.raises(SomeFailed) as caught:
+        await graph.assoc_count_many([(HIGH, "liked_by")], after=token)
+    assert isinstance(caught.value.errors[0], StaleRead)
+    with pytest.raises(PermissionDenied):
+        await graph.assoc_count(HIGH, "liked_by", critical=True)
 
 
 async def test_a_read_after_an_own_pending_write_settles_the_pair_once_and_asks_for_its_version(

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from tao.access.document import load_access
 from tao.follower.service import UnaryPath, UnarySettings, home_shard
 from tao.model.errors import (
     DeadlineExceeded,
@@ -22,12 +23,15 @@ from tao.model.errors import (
 from tao.model.ids import make_id
 from tao.model.tokens import ANY_SHARD
 from tao.model.topology import CacheServer
+from tao.observability.logs import logger
+from tao.serving.access import AccessControl
 from tao.serving.configuration import Configuration
 from tao.wire.convert import error_to_pb
 from tao.wire.identity import PeerIdentity
 from tao.wire.links import Links
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.leader_rig import LIKES, SCHEMA
 from tests.rigs.pacing import until
 from tests.rigs.server_context import make_context
 
@@ -82,12 +86,13 @@ class Stage:
         leaders = SimpleNamespace(home=lambda _: CacheServer(name="leader", grpc=""))
         routes = SimpleNamespace(shards=8, version=4, follower_tiers=lambda _: tiers, leaders=lambda _: leaders)
         self.requests: list[pb.Request] = []
+        self.access = AccessControl(SCHEMA, logger("test"))
         for tier in tiers:
             tier.hosts = lambda _, name=tier.tier: self.hosts(name)
         self.tasks: list[asyncio.Task[None]] = []
         self.path = UnaryPath(
             make_context(
-                cast(Configuration, SimpleNamespace(routes=routes)),
+                cast(Configuration, SimpleNamespace(routes=routes, access=self.access, schema=SCHEMA)),
                 cast(Links, SimpleNamespace(to=self.link, is_down=lambda server: server.name in self.found_down)),
                 self.spawn,
                 region="r",
@@ -217,6 +222,36 @@ async def test_what_a_token_cannot_name_is_settled_before_the_master_is_read(low
     stage.path.handle(read, reply := FakeReply())  # type: ignore[arg-type]
     await until(lambda: reply.answers)
     assert reply.answers[0].error.reason == "STALE_READ"
+
+
+RULES = """
+format: 1
+version: 1
+roles: {reader: {read: {associations: [likes, liked_by]}}}
+callers: {web: [reader]}
+"""
+
+
+async def test_a_call_that_settles_is_checked_first_and_reads_the_version_that_was_settled() -> None:
+    stage = Stage()
+    stage.access.use_document(load_access(RULES, "access.yaml"))
+    change = pb.Message(list_change=pb.ListChange(id1=ID, atype=LIKES, before=1, after=7))
+    stage.answers["a"] = FOUND
+
+    async def call(caller: str, *changes: pb.Message) -> pb.Answer:
+        settled = pb.SettledPairs(settled=1, changes=[pb.ShardMessages(shard=3, messages=changes)])
+        stage.answers["leader"] = pb.Answer(settled_pairs=settled)
+        read = pb.Request(deadline_ms=4000, read=pb.ReadBatch(count_id1s=[ID], count_atypes=[LIKES]))
+        read.settle_first.add(id1=ID, atype=LIKES, coordinator_id=1)
+        return await stage.call(read, caller)
+
+    assert (await call("other")).error.reason == "PERMISSION_DENIED"
+    assert not stage.requests
+    assert await call("web", change) == FOUND
+    settle, read = stage.requests
+    assert settle.caller == read.caller == "web"
+    assert (read.read.minimum_slots[:], read.read.minimum_versions[:], read.read.critical) == ([0], [7], False)
+    assert (await call("web")).error.reason == "STALE_READ"
 
 
 async def test_relayed_calls_are_bounded_and_end_with_their_callers() -> None:

@@ -20,13 +20,15 @@ from tests.rigs.region_rig import RegionRig
 SETTLE = pb.WriteBatch(writes=[pb.Write(settle_edge=pb.SettleEdge(id1=1, atype=1, id2=2))])
 EVERYONE = {"follower", "leader", "operator", "watcher", "client"}
 AT_LEADERS = {
-    "read": (pb.Request(read=pb.ReadBatch(obj_ids=[1])), {"follower", "leader", "operator", "watcher"}),
+    "read": (pb.Request(read=pb.ReadBatch(obj_ids=[1])), {"follower", "leader", "operator"}),
+    "probe": (pb.Request(read=pb.ReadBatch()), {"follower", "leader", "operator", "watcher"}),
     "write": (pb.Request(write=pb.WriteBatch()), {"follower", "leader", "operator"}),
     "settle_edge": (pb.Request(write=SETTLE), {"leader"}),
     "reserve_ids": (pb.Request(reserve_ids=pb.ReserveIds(shard=0, count=1)), {"follower", "leader", "operator"}),
     "subscribe": (pb.Request(subscribe=pb.Subscribe(subscriber="x")), {"follower"}),
     "acknowledge": (pb.Request(acknowledge=pb.Acknowledge(subscribe_number=99)), {"follower"}),
-    "inspect": (pb.Request(inspect=pb.Inspect(obj_ids=[1])), {"follower", "leader", "operator", "watcher"}),
+    "inspect": (pb.Request(inspect=pb.Inspect(obj_ids=[1])), {"follower", "leader", "operator"}),
+    "most_read": (pb.Request(inspect=pb.Inspect(hot_limit=9)), {"follower", "leader", "operator", "watcher"}),
     "invalidate": (pb.Request(invalidate=pb.Invalidate(shards=[0])), {"follower", "leader", "operator"}),
     "settle_pairs": (pb.Request(settle_pairs=pb.SettlePairs()), {"follower", "leader", "operator"}),
     "get_topology": (
@@ -36,10 +38,12 @@ AT_LEADERS = {
 }
 AT_FOLLOWERS = {
     "apply": (pb.Request(apply=pb.ApplyChanges()), {"follower"}),
-    "inspect": (pb.Request(inspect=pb.Inspect(obj_ids=[1])), {"follower", "leader", "operator", "watcher"}),
+    "inspect": (pb.Request(inspect=pb.Inspect(obj_ids=[1])), {"follower", "leader", "operator"}),
+    "most_read": (pb.Request(inspect=pb.Inspect(hot_limit=9)), {"follower", "leader", "operator", "watcher"}),
     "invalidate": (pb.Request(invalidate=pb.Invalidate(shards=[0])), {"follower", "leader", "operator"}),
-    "read": (pb.Request(read=pb.ReadBatch(obj_ids=[1])), EVERYONE),
-    "write": (pb.Request(write=pb.WriteBatch()), EVERYONE),
+    "read": (pb.Request(read=pb.ReadBatch(obj_ids=[1])), {"client", "follower", "operator"}),
+    "probe": (pb.Request(read=pb.ReadBatch()), {"client", "follower", "operator", "watcher"}),
+    "write": (pb.Request(write=pb.WriteBatch()), {"client", "follower", "operator"}),
     "watch": (pb.Request(watch=pb.Watch()), EVERYONE),
 }
 

@@ -15,8 +15,8 @@ from tao.model.graph import decode_object
 from tao.model.writes import AssocAdd, ObjAdd, ObjDelete, ObjUpdate, Write
 from tao.serving.configuration import Configuration
 from tao.wire.client_session import Waiter
-from tao.wire.convert import error_from_pb, write_to_pb
-from tao.wire.session import RequestHandler, failure
+from tao.wire.convert import error_from_pb, reached_versions, shard_messages_from_pb, write_to_pb
+from tao.wire.session import Reply, RequestHandler, failure
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import COMMENT, FOLLOWS, FRIEND, LIKES, NOTE, SCHEMA, USER, make_id
 from tests.rigs.links_rig import MemoryReply
@@ -185,7 +185,42 @@ async def test_a_denied_object_that_the_caller_holds_is_not_confirmed(region: Re
     known = batch(obj_ids=[CHECKIN_ID], minimum_slots=[0], minimum_versions=[version], known_slots=[0])
     assert (await read(server, known, "reader")).values == {0: b""}
     use_rules(region.near.configuration)
-    assert decode_object((await read(server, known, "reader")).values[0])[:2] == (0, 0)
+    assert await read(server, known, "reader") == ({}, {0: "WRITE_LOST"})
+
+
+@pytest.mark.parametrize("cached", [False, True])
+async def test_a_minimum_tells_nothing_of_a_denied_object(region: RegionRig, cached: bool) -> None:
+    server = region.near.service
+    request = batch(obj_ids=[CHECKIN_ID, NOBODY], minimum_slots=[0, 1], minimum_versions=[1, 1])
+    if cached:
+        assert (await read(server, request, "reader")).reasons == {1: "WRITE_LOST"}
+    use_rules(region.near.configuration)
+    assert await read(server, request, "reader") == ({}, {0: "WRITE_LOST", 1: "WRITE_LOST"})
+
+
+async def test_denied_queries_are_no_hot_items_and_make_none(region: RegionRig) -> None:
+    region.near.reads.traffic.rates.hot.update({(CHECKIN_ID, 0): 9e8, (USER_ID, NOTE): 9e8, (USER_ID, FRIEND): 9e8})
+    request = batch(obj_ids=[CHECKIN_ID], count_id1s=[USER_ID] * 2, count_atypes=[NOTE, FRIEND])
+    for rules, hot in ((False, [0, 1, 2]), (True, [2])):
+        if rules:
+            use_rules(region.near.configuration)
+        else:
+            await read(region.near.service, request, "reader")
+        assert (await ask(region.near.service, request, "reader")).read.hot_slots == hot
+    for atype in (FOLLOWS, COMMENT):
+        region.near.reads.traffic.left = 1
+        await read(region.near.service, counts_of(atype), "reader")
+    counted = region.near.reads.traffic.most_read(9).key_atypes
+    assert COMMENT in counted
+    assert FOLLOWS not in counted
+
+
+async def test_a_stale_shard_is_read_from_the_master_for_those_who_may(region: RegionRig) -> None:
+    use_rules(region.near.configuration)
+    server = region.near.service
+    request = batch(obj_ids=[USER_ID], count_id1s=[USER_ID] * 2, count_atypes=[FRIEND, COMMENT], max_staleness_ms=3_000)
+    found = await read(server, request, "reader")
+    assert (set(found.values), found.reasons) == ({0, 1}, {2: "STALE_READ"})
 
 
 async def test_critical_reads_need_a_right_of_their_own(region: RegionRig) -> None:
@@ -275,6 +310,30 @@ callers: {mixed: [mixed]}
     assert "none of its roles grants write of the object type 'checkin'" in error
 
 
+def writing(*writes: Write, caller: str | None = None) -> pb.Request:
+    batch_ = pb.WriteBatch(writes=[write_to_pb(write) for write in writes], want_changes=True)
+    return pb.Request(write=batch_, caller=caller)
+
+
+async def test_changes_are_told_to_servers_only(region: RegionRig) -> None:
+    use_rules(region.near.configuration, region.leader.configuration)
+    edge = AssocAdd(USER_ID, NOTE, OTHER, 1, b"")
+    assert not (await ask(region.near.service, writing(edge), "writer")).write.changes
+    assert not (await ask(region.near.service, writing(edge), peer="operator")).write.changes
+    edge = AssocAdd(USER_ID, NOTE, OTHER, 2, b"")
+    assert (await ask(region.near.service, writing(edge, caller="writer"), peer="near-2")).write.changes
+
+
+async def test_a_write_that_is_left_alone_tells_no_changes_of_the_writes_committed_with_it(region: RegionRig) -> None:
+    use_rules(region.leader.configuration)
+    left_alone, other = await asyncio.gather(
+        ask(region.leader.service, writing(ObjDelete(CHECKIN_ID), caller="writer"), peer="near-1"),
+        ask(region.leader.service, writing(AssocAdd(USER_ID, NOTE, OTHER, 1, b""), caller="root"), peer="near-1"),
+    )
+    assert other.write.changes
+    assert not left_alone.write.changes
+
+
 # ---- the way to the leader -----------------------------------------------------------------------------------------
 
 
@@ -310,6 +369,40 @@ async def test_nobody_but_a_server_is_believed_to_pass_on_a_caller(region: Regio
     request = counts_of(NOTE)
     request.caller = "reader"
     assert (await ask(region.near.service, request, peer="near-2")).read.failed_slots == [0]
+
+
+def settling(*atypes: int) -> pb.Request:
+    return pb.Request(settle_pairs=pb.SettlePairs(pairs=[pb.Pair(low_id=USER_ID, high_id=CHECKIN_ID, atypes=atypes)]))
+
+
+async def test_pairs_are_settled_for_those_who_may_read_both_ends(region: RegionRig) -> None:
+    use_rules(region.near.configuration)
+    assert (await ask(region.near.service, settling(LIKES), "reader")).settled_pairs.settled
+    for atypes in ((FOLLOWS,), (LIKES, FOLLOWS)):
+        with pytest.raises(PermissionDenied, match="read of the association type 'follow"):
+            await ask(region.near.service, settling(*atypes), "reader")
+    assert region.near.configuration.access.denied == {"read": 2}
+
+
+async def test_who_has_pairs_settled_learns_the_versions_of_lists_that_it_may_read_and_no_edges(
+    region: RegionRig,
+) -> None:
+    change = pb.Message(list_change=pb.ListChange(id1=OTHER, atype=LIKES, before=1, after=2, put_id2s=[1]))
+    hidden = pb.Message(list_change=pb.ListChange(id1=OTHER, atype=NOTE, before=1, after=2, put_id2s=[1]))
+    changes = [pb.ShardMessages(shard=1, messages=[change, hidden])]
+
+    class Leader:
+        def handle(self, _: pb.Request, reply: Reply) -> None:
+            reply.send(pb.Answer(settled_pairs=pb.SettledPairs(settled=1, changes=changes)))
+
+    region.near.links["leader-1"].handler = Leader()
+    request = pb.Request(settle_pairs=pb.SettlePairs(shards=[pb.ShardPair(low_shard=0, high_shard=1)]))
+    for rules, atypes in ((False, {LIKES, NOTE}), (True, {LIKES})):
+        if rules:
+            use_rules(region.near.configuration)
+        (told,) = (await ask(region.near.service, request, "reader")).settled_pairs.changes
+        assert reached_versions([shard_messages_from_pb(told)]) == {(OTHER, atype): 2 for atype in atypes}
+        assert {message.WhichOneof("kind") for message in told.messages} == {"list_invalidation"}
 
 
 # ---- the mode, and changes of the document and the schema ----------------------------------------------------------
@@ -348,6 +441,15 @@ async def test_a_document_is_replaced_by_one_of_a_higher_version_only(region: Re
         policy = configuration.access.policy
         assert policy is not None
         assert (configuration.access.document_errors, policy.version) == (errors, in_force)
+
+
+async def test_a_server_warns_when_it_has_no_document(region: RegionRig, capsys: pytest.CaptureFixture[str]) -> None:
+    access = region.near.configuration.access
+    access.warn_if_open()
+    assert "every caller may do everything" in capsys.readouterr().out
+    use_rules(region.near.configuration)
+    access.warn_if_open()
+    assert "every caller may do everything" not in capsys.readouterr().out
 
 
 async def test_a_type_that_the_schema_gets_is_granted_from_then_on(region: RegionRig) -> None:

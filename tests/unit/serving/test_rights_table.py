@@ -21,6 +21,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "reference" / "access.md"
 USER_ID = make_id(64)
 REQUESTS = {
     "read": pb.Request(read=pb.ReadBatch(count_id1s=[USER_ID], count_atypes=[FRIEND])),
+    "probe": pb.Request(read=pb.ReadBatch()),
     "write": pb.Request(write=pb.WriteBatch(writes=[pb.Write(obj_delete=pb.ObjDelete(id=USER_ID, otype=USER))])),
     "settle_edge": pb.Request(
         write=pb.WriteBatch(writes=[pb.Write(settle_edge=pb.SettleEdge(id1=1, atype=FRIEND, id2=2))])
@@ -33,6 +34,7 @@ REQUESTS = {
     "get_schema": pb.Request(get_schema=pb.GetSchema()),
     "watch": pb.Request(watch=pb.Watch()),
     "inspect": pb.Request(inspect=pb.Inspect(obj_ids=[USER_ID])),
+    "most_read": pb.Request(inspect=pb.Inspect(hot_limit=9)),
     "invalidate": pb.Request(invalidate=pb.Invalidate(shards=[0])),
     "touch_keys": pb.Request(touch_keys=pb.TouchKeys()),
     "subscribe": pb.Request(subscribe=pb.Subscribe(subscriber="x")),
@@ -46,6 +48,7 @@ PEERS = {
     "follower": ("near-2", "follower/near-2"),
     "leader": ("leader-2", "leader/leader-2"),
     "tailer": ("tailer", "tailer/t-1"),
+    "watcher": ("watcher", "watcher/w-1"),
     "passed on": ("near-2", "follower/near-2"),
 }
 CALLERS = "callers: {app: [it], operator/op: [it]}\n"
