@@ -161,7 +161,7 @@ async def test_an_operators_invalidation_and_a_changed_topology_are_recorded_whe
     for server in ("leader-1", "follower-1a"):
         (record,) = await audited.recorded(server, "invalidate")
         assert (record["unmapped"]["shards"], record["status_id"]) == ([1], 1)
-        assert record["actor"]["user"]["name"] == "operator/operator"
+        assert record["actor"]["user"]["name"] == "operator"
     topology = str(audited.cluster.topology_path)
     await audited.run("topology", "move-shard", "1", "follower-1a", "--tier", "tier-1", "--topology", topology, "--yes")
     for server in ("leader-1", "follower-1a"):
