@@ -46,9 +46,9 @@ class ShareSettings:
     """Most cost under way of one caller: work that has started delays the others' in the queues of databases. The rest
     is free for others, also while this caller's work hangs."""
 
-    max_waiting_per_caller: int = 40_000
-    """Most cost that may wait of one caller. Further requests are refused as overload: at tens of thousands of misses a
-    second, what waits longer is answered too late."""
+    max_waiting_per_caller: int = 20_000
+    """Most cost that may wait of one caller: one message of 10,000 critical reads. Further requests are refused as
+    overload: at some thousands of critical reads a second, what waits longer is answered too late."""
 
     def __post_init__(self) -> None:
         costs = self.critical_cost, self.write_cost, self.max_request_cost, self.turn_cost

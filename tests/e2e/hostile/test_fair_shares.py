@@ -77,6 +77,6 @@ async def test_a_flood_of_critical_reads_delays_its_own_client_alone(rig: Rig, g
         outcomes = Counter(await asyncio.gather(*flooding))
     # The client has more than may wait; what was refused was refused at once.
     assert outcomes["OVERLOADED"] > 50
-    assert outcomes["answered"] > 20
+    assert outcomes["answered"] > 10
     times = f"{alone * 1000:.1f} ms alone, {beside * 1000:.1f} ms beside the flood"
     sys.stdout.write(f"\np99 of misses: {times}; {outcomes}\n")

@@ -43,6 +43,8 @@ def test_the_first_signal_stops_a_run_and_those_after_it_leave_the_clean_up_alon
     both = [Scenario(name="first", summary="", run=endless), Scenario(name="second", summary="", run=never)]
     monkeypatch.setattr("loadtest.__main__.bench_scenarios", lambda: {each.name: each for each in both})
     before = [signal.getsignal(each) for each in SIGNALS]
+    if signal.getsignal(number) is signal.SIG_IGN:  # as under nohup
+        signal.signal(number, signal.SIG_DFL)
     try:
         outcome = CliRunner().invoke(main, ["bench"])
         afterwards = [signal.getsignal(each) for each in SIGNALS]
