@@ -47,7 +47,7 @@ LOCK_WAIT_MILLISECONDS: Final = 300
 (other lanes, a takeover) take a few milliseconds."""
 PROBE_MILLISECONDS: Final = 20
 """Per shard, to find the shard that blocks after a lock was not acquired. Free locks take well under a millisecond."""
-SHARDS_PER_STATEMENT: Final = 128
+SHARDS_PER_STATEMENT: Final = 64
 """Most shards that a statement reads ownership or intents of. Each shard is a table of its own: the server opens them
 all before the first row, and a statement over a thousand takes long enough to delay the transactions beside it."""
 ROLLBACK_SECONDS: Final = 1.0
