@@ -38,7 +38,7 @@ from tao.model.errors import (
     TaoError,
     Unavailable,
 )
-from tao.model.graph import Edge, EdgeKey
+from tao.model.graph import MAX_TIME, Edge, EdgeKey
 from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import IntentReads, WriteStore
 from tao.model.queries import EdgesQuery
@@ -77,7 +77,8 @@ class InverseSettings:
     this time of the link's recovery."""
 
     repair_seconds: float = 2.0
-    """Interval between two looks for intents that no leader remembers, as after the death of one."""
+    """Interval between two looks for intents that no leader remembers, as those whose removal failed. Those of a shard
+    are looked for at once when a leader takes it."""
 
     repair_age_seconds: float = 10.0
     """Age above which an intent counts as left over. It exceeds the deadlines of all steps of a write, so a younger
@@ -121,6 +122,7 @@ class InversePath:
         self._settlements: Final[dict[IntentKey, Settlement]] = {}
         self._searched: Final[dict[int, int]] = {}
         """Of the shards whose intents were all looked for: the generation under which that was done."""
+        self._shards_taken: Final = asyncio.Event()
         self.settled_later = 0
         self.left_pending = 0
 
@@ -356,9 +358,7 @@ class InversePath:
         if coordinator not in (None, present):
             raise Deposed(f"another leader owns shard {present.shard} now and settles the intent")
         if settles is None:
-            settles = tuple(
-                settle_writes(intent, await self._read_edges(coordinator_edges_of(intent)), self._configuration.schema)
-            )
+            settles = await self._settles(intent)
         hold.copy = PairCopy(intent, settles, present)
         return await self._settle_there(intent.high_id >> SHARD_SHIFT, settles, present, hold)
 
@@ -409,6 +409,11 @@ class InversePath:
         except TaoError as error:
             # Harmless: repair settles the intent once more.
             self._log.info("intent_not_forgotten", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
+
+    async def _settles(self, intent: IntentRow) -> tuple[SettleEdge, ...]:
+        """Return the writes that make the far side equal to the rows as they are now."""
+        edges = await self._read_edges(coordinator_edges_of(intent))
+        return tuple(settle_writes(intent, edges, self._configuration.schema))
 
     async def _read_edges(self, keys: Sequence[EdgeKey]) -> dict[EdgeKey, Edge]:
         """Read the current rows of these edges from the master database."""
@@ -502,11 +507,19 @@ class InversePath:
         return pending.messages
 
     async def _copy_again(self, pair: IntentKey, hold: PairHold, copy: PairCopy) -> list[ShardMessages]:
-        """Send the copy of a pair that is still held for it once more: the same copy twice does no harm."""
+        """Send the copy of a pair that is still held for it once more: the same copy twice does no harm. That holds,
+        too, when this leader has given the shard up and taken it again, as after a commit of unknown outcome, and the
+        rows are what they were."""
         written = Written(WriteOutcome(), intent=copy.intent, settles=copy.settles)
         hold.attempts += 1
         try:
-            await self._settle_or_raise(written, hold, copy.coordinator, hands_over=False)
+            coordinator = self._coordinator(pair)
+            if coordinator != copy.coordinator and await self._settles(copy.intent) != copy.settles:
+                raise Unavailable(
+                    f"an earlier copy of the edges between {pair.low_id} and {pair.high_id} may still be written; "
+                    "try again"
+                )
+            await self._settle_or_raise(written, hold, coordinator, hands_over=False)
         finally:
             hold.attempts -= 1
             self._release(pair, hold)
@@ -561,19 +574,34 @@ class InversePath:
             return False
         return True
 
-    async def repair(self) -> None:
-        """Look for intents that no leader remembers, until cancelled."""
+    def shard_taken(self) -> None:
+        """Look for the intents of a shard that this leader owns from now on: nobody else settles them."""
+        self._shards_taken.set()
+
+    async def search_taken(self) -> None:
+        """Look for the intents of shards as soon as they are taken, until cancelled."""
         while True:
-            owned = self._ownership.owned
-            for shard in self._searched.keys() - owned.keys():
+            await self._shards_taken.wait()
+            self._shards_taken.clear()
+            await asyncio.gather(*self._searches(are_searched=False))
+
+    async def repair(self) -> None:
+        """Look for intents that no leader remembers, until cancelled; also for those of shards that could not be
+        searched when they were taken."""
+        while True:
+            for shard in self._searched.keys() - self._ownership.owned.keys():
                 del self._searched[shard]
-            by_server: dict[tuple[str, bool], list[ShardRow]] = {}
-            for row in owned.values():
-                is_searched = self._searched.get(row.shard) == row.generation
-                by_server.setdefault((row.master_server, is_searched), []).append(row)
-            # Databases are asked concurrently: one that is unavailable must not delay the intents of the others.
-            searches = (self._search(rows, is_searched) for (_, is_searched), rows in by_server.items())
+            searches = (*self._searches(are_searched=False), *self._searches(are_searched=True))
             await asyncio.gather(asyncio.sleep(self._settings.repair_seconds), *searches)
+
+    def _searches(self, *, are_searched: bool) -> list[Coroutine[Any, Any, None]]:
+        """Return a search for each database, of those owned shards that were searched before, or were not. Databases
+        are asked concurrently: one that is unavailable must not delay the intents of the others."""
+        by_server: dict[str, list[ShardRow]] = {}
+        for row in self._ownership.owned.values():
+            if (self._searched.get(row.shard) == row.generation) is are_searched:
+                by_server.setdefault(row.master_server, []).append(row)
+        return [self._search(rows, are_searched) for rows in by_server.values()]
 
     async def _search(self, rows: list[ShardRow], are_searched: bool) -> None:
         """Find the intents of these shards of one database, a bounded number of shards at a time. Shards that were
@@ -587,8 +615,8 @@ class InversePath:
 
     async def _find_intents(self, rows: list[ShardRow], are_searched: bool) -> None:
         """Remember the intents of these shards: the old ones, or all of shards that this leader has just taken."""
-        age_seconds = self._settings.repair_age_seconds if are_searched else 0.0
-        before = self._clock.unix_ms() - int(age_seconds * 1000)
+        # Whoever owned a shard before may have had a clock that is ahead.
+        before = self._clock.unix_ms() - int(self._settings.repair_age_seconds * 1000) if are_searched else MAX_TIME
         shards = [row.shard for row in rows]
         is_full = True
         while is_full:

@@ -220,6 +220,7 @@ class LeaderServer(CachingServer[LeaderSettings]):
         self._tasks.keep(self._ownership.take, "taking shards")
         self._tasks.keep(self._ownership.check, "ownership check")
         self._tasks.keep(self._inverses.repair, "repair")
+        self._tasks.keep(self._inverses.search_taken, "intents of taken shards")
         self._tasks.keep(self._inverses.settle_pending, "pending inverses")
         self._tasks.keep(self._heartbeats.run, "heartbeats")
         self._tasks.keep(self._checker.run, "consistency checker")
@@ -265,6 +266,7 @@ class LeaderServer(CachingServer[LeaderSettings]):
         self._cache.close_shard(row.shard)
         self._cache.open_shard(row.shard, row.version_epoch)
         self._publisher.open_shard(row.shard, row.generation, row.version_epoch)
+        self._inverses.shard_taken()
 
     def _close_shard(self, shard: int) -> None:
         self._cache.close_shard(shard)

@@ -245,6 +245,7 @@ class LeaderRig:
         self.cache.close_shard(row.shard)
         self.cache.open_shard(row.shard, row.version_epoch)
         self.publisher.open_shard(row.shard, row.generation, row.version_epoch)
+        self.inverses.shard_taken()
 
     def _closed(self, shard: int) -> None:
         self.cache.close_shard(shard)

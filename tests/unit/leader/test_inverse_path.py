@@ -340,6 +340,47 @@ async def test_a_pair_that_a_lost_copy_keeps_held_is_settled_by_sending_the_same
     await two.settled()
 
 
+async def test_the_same_copy_is_sent_again_after_the_shard_was_taken_again(two: TwoLeaders) -> None:
+    """At the end of a cut many commits have an unknown outcome, for which the leader takes its shards again."""
+    two.others.faults.append(OutcomeUnknown("cut"))
+    await two.coordinator.write(add(7))
+    intent = next(iter(two.store.rows.intents.values()))
+    two.coordinator.ownership.retake(0)
+    await two.coordinator.take(0)
+    await two.coordinator.inverses.settle_pair(intent, 5.0)
+    assert two.times() == ([7], [7])
+    assert two.coordinator.inverses.pairs_held == 1, "the lost copy may still be executed"
+
+
+async def test_no_other_copy_is_sent_while_one_of_before_the_shard_was_taken_again_may_be_executed(
+    two: TwoLeaders,
+) -> None:
+    two.others.faults.append(OutcomeUnknown("cut"))
+    await two.coordinator.write(add(7))
+    intent = next(iter(two.store.rows.intents.values()))
+    two.coordinator.ownership.retake(0)
+    successor = LeaderRig(two.store, two.store, name="leader-3", others=two.others)
+    await successor.take(0)
+    two.others.faults.append(Unavailable("away"))
+    await successor.write(add(8))
+    await two.coordinator.take(0)
+    with pytest.raises(Unavailable, match="an earlier copy"):
+        await two.coordinator.inverses.settle_pair(intent, 5.0)
+    assert two.times() == ([8], [])
+    await successor.close()
+
+
+async def test_the_intents_of_a_shard_are_looked_for_as_soon_as_it_is_taken(two: TwoLeaders) -> None:
+    """The next regular look may be as far away as a reader of the far end waits."""
+    two.others.faults.append(Unavailable("away"))
+    await two.coordinator.write(add(7))
+    successor = LeaderRig(two.store, two.store, name="leader-3", others=two.others)
+    successor.tasks(successor.inverses.search_taken())
+    await successor.take(0)
+    await until(lambda: successor.inverses.pairs_pending == 1)
+    await successor.close()
+
+
 async def test_all_pairs_between_two_shards_are_settled_and_no_others(two: TwoLeaders) -> None:
     others = [AssocAdd(LOW, FRIEND, make_id(64 + number, shard), 7, b"") for number in (1, 2) for shard in (1, 2)]
     two.others.faults += [Unavailable("away")] * 5
