@@ -173,7 +173,8 @@ class FrameSession(NumberedSession, asyncio.Protocol):
         self._write()
 
     def _write(self) -> None:
-        if self._out and self._transport is not None:
+        # A connection that has just been lost reports so in a moment, and then all requests fail.
+        if self._out and self._transport is not None and not self._transport.is_closing():
             self._transport.write(b"".join(self._out))
         self._out.clear()
         self._out_bytes = 0

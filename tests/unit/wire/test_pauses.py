@@ -55,7 +55,10 @@ class Wire(asyncio.Transport):
         self.is_cut = False
 
     def write(self, data: object) -> None:
-        pass
+        assert not self.is_cut, "uvloop raises RuntimeError"
+
+    def is_closing(self) -> bool:
+        return self.is_cut
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         pass
@@ -88,6 +91,17 @@ async def test_a_server_that_stays_silent_is_given_up(clock: SlowClock) -> None:
     assert session.is_open
     clock.fire()
     assert (session.is_open, wire.is_cut) == (False, True)
+
+
+async def test_a_request_on_a_connection_that_is_being_lost_fails_as_unavailable(clock: SlowClock) -> None:
+    session, wire = a_session(clock)
+    taken: list[pb.Answer] = []
+    session.send(pb.Request(read=pb.ReadBatch()), 5.0, taken.append)
+    wire.is_cut = True
+    session._flush()
+    assert not taken
+    session.connection_lost(None)
+    assert [answer.error.reason for answer in taken] == ["UNAVAILABLE"]
 
 
 async def test_after_a_pause_of_its_own_a_client_reads_before_it_gives_up(clock: SlowClock) -> None:
