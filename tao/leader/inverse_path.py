@@ -532,23 +532,26 @@ class InversePath:
             self._pending.keep_only(self._ownership.owned.__contains__)
             if not self._pending:
                 continue
-            due = self._pending.due(self._others.leader_name, self._is_busy, self._clock.monotonic())
-            for leader, pair in due.items():
+            due = self._pending.due(self._others.leader_name, self._is_being_settled, self._clock.monotonic())
+            for leader, pairs in due.items():
                 if leader not in self._contacts:
-                    self._spawn_optional(self._settle_at(leader, pair))
+                    for pair in pairs:
+                        self._spawn_optional(self._settle_at(leader, pair))
 
     def _is_busy(self, pair: IntentKey) -> bool:
         """Return whether a write of the pair is in progress, which settles it."""
         return self._pairs.holds(pair) and pair not in self._lingering
 
+    def _is_being_settled(self, pair: IntentKey) -> bool:
+        return pair in self._settlements or self._is_busy(pair)
+
     async def _settle_at(self, leader: str, first: IntentKey) -> None:
-        """Settle the pending pairs at one leader, beginning with this one. Stop when none of a batch succeeds."""
-        if leader in self._contacts:
+        """Settle a pair, and then the other pending pairs at its leader, unless they are being settled. Stop when none
+        of a batch succeeds."""
+        if not await self._settle_pending_pair(first) or leader in self._contacts:
             return
         self._contacts.add(leader)
         try:
-            if not await self._settle_pending_pair(first):
-                return
             pairs = self._pending.others(leader, self._others.leader_name, self._is_busy)
             size = self._settings.repair_batch
             for start in range(0, len(pairs), size):
@@ -629,7 +632,7 @@ class InversePath:
                 return
             known = len(self._pending)
             for intent in intents:
-                if not self._pairs.holds(IntentKey(intent.low_id, intent.high_id)):
+                if not self._is_busy(IntentKey(intent.low_id, intent.high_id)):
                     self._pending.add(intent, self._clock.monotonic())
             is_full = len(intents) == limit and len(self._pending) > known
         self._searched.update((row.shard, row.generation) for row in rows)

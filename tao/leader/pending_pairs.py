@@ -1,7 +1,8 @@
 """Decide which pairs with a pending inverse are tried next.
 
-A leader remembers every pair whose far side it could not write, in a queue for each far shard. At each look it tries
-one pair of each leader of such shards. When that pair is settled there is contact again, and the others follow at once.
+A leader remembers every pair whose far side it could not write, in a queue for each far shard. At each look it tries a
+few pairs of each leader of such shards, of as many shards: one of them may still be changing hands. When one pair is
+settled there is contact again, and the others follow at once.
 A pair that was not answered in time is left alone for longer each time, since it may be held up by more than its
 leader. A refusal costs little, so it leads to a try at the next look.
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heappop, heappush, nsmallest
 from math import inf
 from typing import Final
 
@@ -22,6 +23,9 @@ from tao.model.rows import IntentKey, IntentRow
 
 MAX_PENDING_PAIRS: Final = 10_000
 """Pairs remembered, at about 500 bytes. Further ones are settled after the scan of intents finds them."""
+
+MAX_FIRST_TRIES: Final = 8
+"""Pairs of one leader that are tried at a look: they show whether there is contact, at little cost when there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,16 +132,16 @@ class PendingPairs:
 
     def due(
         self, leader_of: Callable[[int], str], is_busy: Callable[[IntentKey], bool], now: float
-    ) -> dict[str, IntentKey]:
-        """Return, by leader of the far side, the pair that is due for longest and not busy. ``leader_of`` returns the
-        leader of a shard. A leader none of whose pairs is due is left out."""
-        found: dict[str, tuple[float, IntentKey]] = {}
+    ) -> dict[str, list[IntentKey]]:
+        """Return, by leader of the far side, the pairs that are due for longest and not busy, at most one of each shard
+        and `MAX_FIRST_TRIES`. ``leader_of`` returns the leader of a shard. A leader none of whose pairs is due is left
+        out."""
+        found: dict[str, list[tuple[float, IntentKey]]] = {}
         for shard in list(self._queues):
             first = self._first_due(shard, is_busy, now)
             if first is not None:
-                leader = leader_of(shard)
-                found[leader] = min(first, found.get(leader, first))
-        return {leader: pair for leader, (_, pair) in found.items()}
+                found.setdefault(leader_of(shard), []).append(first)
+        return {leader: [pair for _, pair in nsmallest(MAX_FIRST_TRIES, firsts)] for leader, firsts in found.items()}
 
     def _first_due(
         self, shard: int, is_busy: Callable[[IntentKey], bool], now: float

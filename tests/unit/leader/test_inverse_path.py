@@ -381,6 +381,18 @@ async def test_the_intents_of_a_shard_are_looked_for_as_soon_as_it_is_taken(two:
     await successor.close()
 
 
+async def test_the_intent_of_a_lost_copy_is_found_when_the_shard_is_taken_again(two: TwoLeaders) -> None:
+    """The pair is still held for the copy, but nobody is at work on it."""
+    two.others.faults.append(OutcomeUnknown("cut"))
+    await two.coordinator.write(add(7))
+    inverses = two.coordinator.inverses
+    two.coordinator.ownership.retake(0)
+    inverses._pending.keep_only(lambda _: False)
+    two.coordinator.tasks(inverses.search_taken())
+    await two.coordinator.take(0)
+    await until(lambda: inverses.pairs_pending == 1)
+
+
 async def test_all_pairs_between_two_shards_are_settled_and_no_others(two: TwoLeaders) -> None:
     others = [AssocAdd(LOW, FRIEND, make_id(64 + number, shard), 7, b"") for number in (1, 2) for shard in (1, 2)]
     two.others.faults += [Unavailable("away")] * 5

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tao.leader.pending_pairs import MAX_PENDING_PAIRS, PendingPairs, RetryTimes
+from tao.leader.pending_pairs import MAX_FIRST_TRIES, MAX_PENDING_PAIRS, PendingPairs, RetryTimes
 from tao.model.ids import SHARD_SHIFT
 from tao.model.rows import IntentKey, IntentRow
 
@@ -30,7 +32,7 @@ def groups(pairs: PendingPairs, now: float) -> dict[str, list[IntentKey]]:
     """Return the pairs of each leader with which contact is tried; the first of each is the one that is due."""
     due = pairs.due(leader_of, lambda _: False, now)
     found = {leader: pairs.others(leader, leader_of, lambda _: False) for leader in due}
-    assert {leader: group[0] for leader, group in found.items()} == due
+    assert {leader: group[:1] for leader, group in found.items()} == due
     return found
 
 
@@ -52,7 +54,7 @@ def test_a_busy_pair_is_left_out() -> None:
     def is_busy(each: IntentKey) -> bool:
         return each == pair(intent(1))
 
-    assert pairs.due(leader_of, is_busy, 1.0) == {"leader-1": pair(intent(2))}
+    assert pairs.due(leader_of, is_busy, 1.0) == {"leader-1": [pair(intent(2))]}
     assert pairs.others("leader-1", leader_of, is_busy) == [pair(intent(2))]
     assert groups(pairs, 1.0) == {"leader-1": [pair(intent(1)), pair(intent(2))]}, "it was left out, not forgotten"
 
@@ -74,7 +76,7 @@ def test_a_look_costs_the_same_however_many_pairs_are_remembered(number: int) ->
 
     for look in range(1, 6):
         pairs.keep_only(count_owned)
-        for due in pairs.due(leader_of, is_busy, float(look)).values():
+        for due in chain.from_iterable(pairs.due(leader_of, is_busy, float(look)).values()):
             pairs.unanswered(due, float(look))
     assert len(asked) == 5 * (1 + 2)
 
@@ -84,8 +86,17 @@ def test_the_leader_of_a_far_shard_may_change() -> None:
     first, second = intent(1, far_shard=1), intent(2, far_shard=2)
     pairs.add(first, 1.0)
     pairs.add(second, 0.0)
-    assert pairs.due(lambda _: "only", lambda _: False, 2.0) == {"only": pair(second)}
+    assert pairs.due(lambda _: "only", lambda _: False, 2.0) == {"only": [pair(second), pair(first)]}
     assert pairs.others("only", lambda _: "only", lambda _: False) == [pair(second), pair(first)]
+
+
+def test_contact_is_tried_with_few_pairs_of_as_many_shards() -> None:
+    """A shard that is changing hands just then must not keep the pairs of the others waiting."""
+    pairs = PendingPairs(TIMES)
+    for number in range(4 * MAX_FIRST_TRIES):
+        pairs.add(intent(number, far_shard=1 + number // 2), float(number))
+    tried = pairs.due(lambda _: "only", lambda _: False, 100.0)["only"]
+    assert tried == [pair(intent(number, far_shard=1 + number // 2)) for number in range(0, 2 * MAX_FIRST_TRIES, 2)]
 
 
 def test_nothing_is_left_in_the_queues_of_pairs_that_are_settled() -> None:
