@@ -54,12 +54,13 @@ check: lint types layers proto-check commits ## Run all checks that need no data
 unit: $(STAMP) ## Run the tests that start no process and no database
 	$(BIN)/pytest -m 'not database and not e2e' tests/unit tests/properties $(wildcard tests/paper)
 
-# Debian's memcached starts a daemon, which a developer may not want: without CI=true, tests that need a missing memcached are skipped.
+# Debian's memcached starts a daemon, which a developer may not want: without CI=true, tests that need a missing memcached or
+# kubectl are skipped.
 # The check of types takes longest, and runs beside the tests.
 test: lint layers proto-check commits ## Run the checks and every test, on a real database
 	@.ci/ensure-database
 	@.ci/ensure-redis build/bin
-	@$(if $(CI),.ci/ensure-memcached)
+	@$(if $(CI),.ci/ensure-memcached && .ci/ensure-kubectl)
 	@PATH="$(CURDIR)/build/bin:$$PATH" .ci/run-tests $(BIN)
 
 thorough: ## Run every test with sixteen times as many examples and simulated clusters

@@ -87,7 +87,7 @@ def replicas(topology: Topology) -> list[Replica]:
 
 async def member(server: DatabaseServer, administrator: Account) -> MemberState:
     """Return which transactions a server has and which server it follows. Raises a `TaoError`."""
-    async with _session(server, administrator) as session:
+    async with administrator_session(server, administrator) as session:
         return await member_state(session, deadline=_soon())
 
 
@@ -96,7 +96,7 @@ async def lead(master: DatabaseServer, administrator: Account, *, keeps_lease: b
 
     ``keeps_lease``: a server that needs a lease gets one that is long enough for a watcher to start and renew it; False
     removes the lease."""
-    async with _session(master, administrator) as session:
+    async with administrator_session(master, administrator) as session:
         await detach(session, deadline=_soon())
         if not keeps_lease:
             await remove_lease(session, deadline=_soon())
@@ -122,7 +122,7 @@ async def resume(topology: Topology, name: str, accounts: ServiceAccounts, *, wa
 async def wait_for_replicas(master: DatabaseServer, administrator: Account) -> None:
     """Have each commit of the master wait for a replica. Raises `OperatorError` when no replica acknowledges."""
     deadline = _soon()
-    async with _session(master, administrator) as session:
+    async with administrator_session(master, administrator) as session:
         while not await acknowledging_replicas(session, deadline=deadline):
             if asyncio.get_running_loop().time() > deadline - 1.0:
                 raise OperatorError(f"no replica of {master.name} acknowledges: is semi-synchronous replication on?")
@@ -134,13 +134,13 @@ async def follow(replica: Replica, administrator: Account, replicator: Account) 
     """Have a replica follow its master, at the master's address for the replica's region. Raises a `TaoError`."""
     there = replica.master.seen_from(replica.region)
     source = ReplicationSource(there.host, there.port, replicator.user, replicator.password)
-    async with _session(replica.server, administrator) as session:
+    async with administrator_session(replica.server, administrator) as session:
         await attach(session, source, deadline=_soon())
 
 
 async def hold(replica: Replica, administrator: Account) -> None:
     """Stop a replica from following its master, until `follow` is called. Raises a `TaoError`."""
-    async with _session(replica.server, administrator) as session:
+    async with administrator_session(replica.server, administrator) as session:
         await detach(session, deadline=_soon())
 
 
@@ -148,10 +148,10 @@ async def catch_up(replica: Replica, administrator: Account, timeout_seconds: fl
     """Return once the replica has every transaction that its master has now.
 
     Raises `OperatorError` when that takes longer than ``timeout_seconds``."""
-    async with _session(replica.master, administrator) as session:
+    async with administrator_session(replica.master, administrator) as session:
         position = await executed_position(session, deadline=_soon())
     deadline = asyncio.get_running_loop().time() + timeout_seconds
-    async with _session(replica.server, administrator) as session:
+    async with administrator_session(replica.server, administrator) as session:
         try:
             await wait_for_position(session, position, deadline=deadline)
         except TaoError as error:
@@ -165,7 +165,7 @@ async def replication_states(topology: Topology, administrator: Account) -> dict
 
     async def one(server: DatabaseServer) -> ReplicaState:
         try:
-            async with _session(server, administrator) as session:
+            async with administrator_session(server, administrator) as session:
                 status = await replication_status(session, deadline=_soon())
                 if status is None:
                     return ReplicaState(part="master", position=await executed_position(session, deadline=_soon()))
@@ -287,10 +287,17 @@ def _soon() -> float:
 
 
 @asynccontextmanager
-async def _session(server: DatabaseServer, administrator: Account) -> AsyncIterator[DatabaseSession]:
-    account = ServerAccount(server.host, server.port, administrator.user, administrator.password, server.socket)
-    session = await open_session(account, server.name, SessionSetup(writes=True), deadline=_soon())
+async def administrator_session(server: DatabaseServer, administrator: Account) -> AsyncIterator[DatabaseSession]:
+    """Open an administrator's session at a server, and close it at the end. Raises a `TaoError`."""
+    session = await open_session(
+        login_of(server, administrator), server.name, SessionSetup(writes=True), deadline=_soon()
+    )
     try:
         yield session
     finally:
         session.quit()
+
+
+def login_of(server: DatabaseServer, account: Account) -> ServerAccount:
+    """Return the address of a server with an account."""
+    return ServerAccount(server.host, server.port, account.user, account.password, server.socket)

@@ -19,6 +19,7 @@ COMMANDS: Final = {
         "stats", "Show the arenas of every server: their budgets, their content, and how long entries stay."
     ),
     "audit": Entry("audit", "Check audit logs."),
+    "backup": Entry("backup", "Make, check and restore backups of all databases."),
     "count": Entry("graph", "Show how many edges an association list has."),
     "delete": Entry("graph", "Delete an object or an edge."),
     "demo": Entry(

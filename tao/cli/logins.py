@@ -44,7 +44,7 @@ def mastership_login() -> tuple[Path, SetAccounts]:
     Those of the development cluster when no file or its file is named, else the passwords in the environment. Raises
     `OperatorError` when they are not set."""
     file: Path | None = given("file")
-    if file is None or file.absolute() == (given("state_dir") / "topology.json").absolute():
+    if file is None or _is_development(file):
         from tao.devcluster.state_folder import service_accounts
 
         folder = state_folder()
@@ -52,6 +52,21 @@ def mastership_login() -> tuple[Path, SetAccounts]:
         return folder.topology, SetAccounts(known.administrator, known.replicator)
     accounts = (("tao_admin", "TAO_ADMIN_PASSWORD"), ("tao_replicator", "TAO_REPLICATOR_PASSWORD"))
     return file, SetAccounts(*(Account(user, password_of(variable)) for user, variable in accounts))
+
+
+def administrator_login() -> Account:
+    """Return the administrator's account of the databases that the topology names, as `mastership_login` does."""
+    file: Path | None = given("file")
+    if _is_development(file):
+        from tao.devcluster.state_folder import service_accounts
+
+        return service_accounts(state_folder().require().passwords).administrator
+    return Account("tao_admin", password_of("TAO_ADMIN_PASSWORD"))
+
+
+def _is_development(file: Path | None) -> bool:
+    """Return whether the topology is that of the development cluster, whose passwords are known."""
+    return file is None or file.absolute() == (given("state_dir") / "topology.json").absolute()
 
 
 def password_of(variable: str) -> str:

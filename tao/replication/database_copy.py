@@ -1,61 +1,28 @@
-"""Copies shards between servers with the database's own dump and client programs.
-
-The programs already handle what our own copy would have to reimplement: snapshots with their position, every type of
-value, quoting, and the order of statements. Neither is started through a shell. Passwords are not visible to other
-users of the machine: accounts are passed in an unnamed file in memory, which both programs inherit.
-"""
+"""Copies shards between servers, or into a file and back, with the database's own dump and client programs."""
 
 from __future__ import annotations
 
-import asyncio
-import os
 import re
-import shutil
-import signal
-from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from tao.model.errors import OperatorError, RetryableError
+from tao.replication.database_tools import CopyFailed, DatabaseTools, Program, Read, Write, carry, running
 from tao.storage.dialect import Dialect
 from tao.storage.names import schema_name
 from tao.storage.session import ServerAccount
 
-_NAMES: Final = {
-    Dialect.MARIADB: (("mariadb-dump", "mysqldump"), ("mariadb", "mysql")),
-    Dialect.MYSQL: (("mysqldump",), ("mysql",)),
-}
-_PACKAGES: Final = {Dialect.MARIADB: "mariadb-client", Dialect.MYSQL: "mysql-client"}
-_CHUNK_BYTES: Final = 256 << 10
-_HEAD_BYTES: Final = 1 << 20
-"""The position is within this many bytes from the start of the dump, even when a MySQL GTID set is long."""
+_EDGE_BYTES: Final = 1 << 20
+"""The position is within this many bytes from the start of a dump or from its end, even when a MySQL GTID set is long.
+Newer versions of MariaDB write it behind the data."""
 _POSITION: Final = {
     Dialect.MARIADB: re.compile(rb"SET GLOBAL gtid_slave_pos='([^']*)'"),
     Dialect.MYSQL: re.compile(rb"GTID_PURGED=\s*(?:/\*!80000 '\+'\*/)?\s*'\+?([^']*)'"),
 }
 _END: Final = b"-- Dump completed"
 _NEXT_SCHEMA: Final = b"\nUSE `"
-_TAIL_BYTES: Final = 256
-_KEPT_LINES: Final = 5
-
-
-class CopyFailed(RetryableError):
-    """One of the two programs failed or stalled. The message has its last lines. The copy has to start again."""
-
-    reason = "COPY_FAILED"
-
-
-@dataclass(frozen=True, slots=True)
-class DatabaseTools:
-    """The dump and client programs that belong to one kind of server."""
-
-    dialect: Dialect
-    dump: Path
-    client: Path
+_UNLOGGED: Final = "--init-command=SET SESSION sql_log_bin = 0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,29 +34,7 @@ class CopyProgress:
     position: str = ""
 
 
-async def find_tools(dialect: Dialect, env: Mapping[str, str]) -> DatabaseTools:
-    """Find the programs on ``PATH`` that belong to this kind of server; MySQL and MariaDB use the same names. Raises
-    `OperatorError` with the command that installs them."""
-    found = [await _find(names, dialect, env) for names in _NAMES[dialect]]
-    if None in found:
-        wanted = " and ".join(names[0] for names in _NAMES[dialect])
-        raise OperatorError(
-            f"{wanted} of {dialect.value} are needed here and not on PATH: apt-get install {_PACKAGES[dialect]}"
-        )
-    dump, client = (Path(str(path)) for path in found)
-    return DatabaseTools(dialect, dump, client)
-
-
-async def _find(names: Sequence[str], dialect: Dialect, env: Mapping[str, str]) -> str | None:
-    for name in names:
-        path = shutil.which(name, path=env.get("PATH", ""))
-        if path is None:
-            continue
-        process = await asyncio.create_subprocess_exec(path, "--version", stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL)
-        said, _ = await process.communicate()
-        if (b"mariadb" in said.lower()) == (dialect is Dialect.MARIADB):
-            return path
-    return None
+OnProgress = Callable[[CopyProgress], None]
 
 
 async def copy_shards(
@@ -99,46 +44,58 @@ async def copy_shards(
     shards: Sequence[int],
     *,
     stall_seconds: float,
-    on_progress: Callable[[CopyProgress], None],
+    on_progress: OnProgress,
 ) -> CopyProgress:
     """Copy the schemas of the shards from one snapshot of ``source`` to a server that has none of them.
 
     The target writes nothing of the copy to its binlog. ``stall_seconds``: fail when no byte moves for this long.
     Raises `CopyFailed`; the target may then hold any part of the schemas.
     """
-    with _option_file(source, tools.dialect) as source_options, _option_file(target, tools.dialect) as target_options:
-        dump = await asyncio.create_subprocess_exec(
-            tools.dump,
-            f"--defaults-file=/dev/fd/{source_options}",
-            *_dump_options(tools.dialect),
-            "--databases",
-            *map(schema_name, shards),
-            stdin=DEVNULL,
-            stdout=PIPE,
-            stderr=PIPE,
-            pass_fds=(source_options,),
-            env=_environment(),
-        )
-        load: Process | None = None
-        try:
-            load = await asyncio.create_subprocess_exec(
-                tools.client,
-                f"--defaults-file=/dev/fd/{target_options}",
-                "--batch",
-                "--init-command=SET SESSION sql_log_bin = 0",
-                stdin=PIPE,
-                stdout=DEVNULL,
-                stderr=PIPE,
-                pass_fds=(target_options,),
-                env=_environment(),
-            )
-            return await _Pipe(tools, dump, load, stall_seconds, on_progress).run()
-        finally:
-            for process in (dump, load):
-                if process is not None:
-                    with suppress(ProcessLookupError):
-                        process.kill()
-                    await process.wait()
+    async with _dumping(tools, source, shards) as dump, loading(tools, target, _UNLOGGED) as load:
+        reader = _DumpReader(dump.read, tools.dialect, on_progress)
+        await carry(reader.read, load.write, dump, load, stall_seconds=stall_seconds)
+        return reader.result(dump.name)
+
+
+async def dump_shards(
+    tools: DatabaseTools,
+    source: ServerAccount,
+    shards: Sequence[int],
+    write: Write,
+    *,
+    stall_seconds: float,
+    on_progress: OnProgress,
+) -> CopyProgress:
+    """Write the statements that make the schemas of the shards, from one snapshot of ``source``. Raises `CopyFailed`,
+    and what ``write`` raises."""
+    async with _dumping(tools, source, shards) as dump:
+        reader = _DumpReader(dump.read, tools.dialect, on_progress)
+        await carry(reader.read, write, dump, stall_seconds=stall_seconds)
+        return reader.result(dump.name)
+
+
+async def load_dump(
+    tools: DatabaseTools, target: ServerAccount, read: Read, *, stall_seconds: float, on_progress: OnProgress
+) -> CopyProgress:
+    """Run the statements of a dump at a server, which writes them to its binlog, for its replicas. Raises
+    `CopyFailed`; the target may then hold any part of the schemas."""
+    async with loading(tools, target) as load:
+        reader = _DumpReader(read, tools.dialect, on_progress)
+        await carry(reader.read, load.write, load, stall_seconds=stall_seconds)
+        return reader.result("the dump")
+
+
+def _dumping(
+    tools: DatabaseTools, source: ServerAccount, shards: Sequence[int]
+) -> AbstractAsyncContextManager[Program]:
+    names = map(schema_name, shards)
+    options = _dump_options(tools.dialect)
+    return running(tools.dump, *options, "--databases", *names, dialect=tools.dialect, account=source)
+
+
+def loading(tools: DatabaseTools, target: ServerAccount, *options: str) -> AbstractAsyncContextManager[Program]:
+    """Start a client that runs the statements that it is given, and stops at the first that fails."""
+    return running(tools.client, "--batch", *options, dialect=tools.dialect, account=target, takes_input=True)
 
 
 def _dump_options(dialect: Dialect) -> list[str]:
@@ -152,121 +109,39 @@ def _dump_options(dialect: Dialect) -> list[str]:
     return [*common, "--set-gtid-purged=COMMENTED", "--source-data=2", "--no-tablespaces"]
 
 
-class _Pipe:
-    """Pipes the output of the dump into the client, and watches both."""
+class _DumpReader:
+    """Reads a dump, and notes its progress and its position."""
 
-    def __init__(
-        self,
-        tools: DatabaseTools,
-        dump: Process,
-        load: Process,
-        stall_seconds: float,
-        on_progress: Callable[[CopyProgress], None],
-    ) -> None:
-        self._tools: Final = tools
-        self._dump: Final = dump
-        self._load: Final = load
-        self._stall_seconds: Final = stall_seconds
+    def __init__(self, read: Read, dialect: Dialect, on_progress: OnProgress) -> None:
+        self._read: Final = read
+        self._dialect: Final = dialect
         self._on_progress: Final = on_progress
         self._bytes = 0
         self._schemas = 0
         self._head = bytearray()
-        self._tail = b""
+        self._tail = bytearray()
 
-    async def run(self) -> CopyProgress:
-        words = [asyncio.ensure_future(_last_lines(each)) for each in (self._dump, self._load)]
-        try:
-            try:
-                async with asyncio.timeout(None) as patience:
-                    await self._carry(patience)
-                    statuses = [await self._dump.wait(), await self._load.wait()]
-            except TimeoutError:
-                raise CopyFailed(f"nothing moved for {self._stall_seconds:g} s: is a lock held?") from None
-            failed = [
-                f"{tool.name}: {await said or f'exit status {status}'}"
-                for tool, status, said in zip((self._tools.dump, self._tools.client), statuses, words, strict=True)
-                if status and status != -signal.SIGTERM
-            ]
-            if failed:
-                raise CopyFailed("; ".join(failed))
-        finally:
-            for each in words:
-                each.cancel()
-        if _END not in self._tail:
-            raise CopyFailed(f"{self._tools.dump.name} ended before its end")
-        position = _POSITION[self._tools.dialect].search(self._head)
-        if position is None:
-            raise CopyFailed(f"{self._tools.dump.name} names no position: is the binlog of the master on, with GTIDs?")
-        text = position[1].decode().replace("\n", "")
-        return CopyProgress(self._bytes, self._schemas, text)
-
-    async def _carry(self, patience: asyncio.Timeout) -> None:
-        reader, writer, loop = self._dump.stdout, self._load.stdin, asyncio.get_running_loop()
-        assert reader is not None, "it is a pipe"
-        assert writer is not None, "it is a pipe"
-        try:
-            while True:
-                patience.reschedule(loop.time() + self._stall_seconds)
-                chunk = await reader.read(_CHUNK_BYTES)
-                if not chunk:
-                    break
-                self._note(chunk)
-                writer.write(chunk)
-                await writer.drain()
-            patience.reschedule(loop.time() + self._stall_seconds)
-            writer.close()
-            await writer.wait_closed()
-        except (BrokenPipeError, ConnectionResetError):
-            # The client has failed and reports why. The dump need not go on.
-            with suppress(ProcessLookupError):
-                self._dump.terminate()
-
-    def _note(self, chunk: bytes) -> None:
+    async def read(self) -> bytes:
+        """Return the next bytes of the dump, and nothing at its end."""
+        chunk = await self._read()
         self._bytes += len(chunk)
-        if len(self._head) < _HEAD_BYTES:
+        if len(self._head) < _EDGE_BYTES:
             self._head += chunk
         # No value contains such a line, because line ends within values are escaped.
         self._schemas += (self._tail[1 - len(_NEXT_SCHEMA) :] + chunk).count(_NEXT_SCHEMA)
-        self._tail = (self._tail + chunk)[-_TAIL_BYTES:]
-        self._on_progress(CopyProgress(self._bytes, self._schemas))
+        self._tail += chunk
+        if len(self._tail) > 2 * _EDGE_BYTES:
+            del self._tail[:-_EDGE_BYTES]
+        if chunk:
+            self._on_progress(CopyProgress(self._bytes, self._schemas))
+        return chunk
 
-
-async def _last_lines(process: Process) -> str:
-    assert process.stderr is not None, "it is a pipe"
-    lines: deque[str] = deque(maxlen=_KEPT_LINES)
-    while line := await process.stderr.readline():
-        lines.append(line.decode(errors="replace").strip())
-    return "; ".join(lines)
-
-
-@contextmanager
-def _option_file(account: ServerAccount, dialect: Dialect) -> Iterator[int]:
-    """Yield the descriptor of an option file in memory with the server's address and the account. The file disappears
-    with its last user."""
-    options = {"user": account.user, "password": account.password}
-    options |= {"socket": account.socket} if account.socket else {"host": account.host, "port": str(account.port)}
-    options["protocol"] = "socket" if account.socket else "tcp"
-    if dialect is Dialect.MYSQL:
-        # The key lets the password pass without TLS, as in replication. The network has to provide the encryption.
-        options["get-server-public-key"] = "1"
-    text = "[client]\n" + "".join(f"{name}={_quoted(value)}\n" for name, value in options.items())
-    descriptor = os.memfd_create("tao-options")
-    try:
-        # The programs ignore an option file that is writable by everybody.
-        os.fchmod(descriptor, 0o600)
-        os.write(descriptor, text.encode())
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _quoted(value: str) -> str:
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment without variables that override the option file: passwords, hosts, and MySQL's login
-    file."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MYSQL_", "MARIADB_"))}
-    return {**kept, "MYSQL_TEST_LOGIN_FILE": os.devnull}
+    def result(self, name: str) -> CopyProgress:
+        """Return what was read. Raises `CopyFailed` for a dump that is cut off or names no position."""
+        if _END not in self._tail:
+            raise CopyFailed(f"{name} ended before its end")
+        pattern = _POSITION[self._dialect]
+        position = pattern.search(self._head) or pattern.search(self._tail)
+        if position is None:
+            raise CopyFailed(f"{name} names no position: is the binlog of the master on, with GTIDs?")
+        return CopyProgress(self._bytes, self._schemas, position[1].decode().replace("\n", ""))

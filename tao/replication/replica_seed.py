@@ -36,7 +36,8 @@ from tao.model.errors import (
 from tao.model.ports import TopologyStore
 from tao.model.topology import Database, Topology
 from tao.replication.accounts import SERVICES
-from tao.replication.database_copy import CopyProgress, DatabaseTools, copy_shards, find_tools
+from tao.replication.database_copy import CopyProgress, copy_shards
+from tao.replication.database_tools import DatabaseTools, find_tools
 from tao.replication.gtid import binlog_state_at
 from tao.replication.locks import Locks, hold_exclusively, mastership_lock
 from tao.replication.promotion import Promoter, PromotionSettings

@@ -7,7 +7,7 @@ rule.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -87,6 +87,15 @@ def promote(topology: Topology, database: str, region: str, version_epoch: int, 
     databases = tuple(changed if each is found else each for each in topology.databases)
     marked = (*topology.marked_by_watcher, lost) if lost else topology.marked_by_watcher
     return _next(topology, databases=databases, marked_by_watcher=tuple(dict.fromkeys(marked)))
+
+
+def raise_epochs(topology: Topology, version_epochs: Mapping[str, int]) -> Topology:
+    """Raise the version epochs of these databases, as a restore does in their rows. None becomes lower."""
+    databases = tuple(
+        _with(each, version_epoch=max(each.version_epoch, version_epochs.get(each.name, 0)))
+        for each in topology.databases
+    )
+    return _next(topology, databases=databases)
 
 
 def move_shard(topology: Topology, region: str, tier: str, shard: int, *servers: str) -> Topology:

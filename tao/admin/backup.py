@@ -1,0 +1,356 @@
+"""Makes a backup of all databases (`tao backup create`), and keeps their binlogs since (`tao backup binlogs`).
+
+Each database is dumped from one snapshot of one server, a replica where there is one. The dumps run at the same time,
+but their snapshots are not one: what is written to two databases meanwhile may be in one of them alone. A restore
+repairs such pairs. A replica is dumped once it has everything that its master had when the backup began, so that every
+write that was acknowledged before is in the backup.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from tao import __version__
+from tao.admin.backup_files import (
+    BINLOG_INDEX,
+    MANIFEST,
+    BackupUnusable,
+    BinlogCopy,
+    BinlogIndex,
+    DatabaseDump,
+    FileEntry,
+    FileFault,
+    GzipWriter,
+    Manifest,
+    entries,
+    entry_of,
+    fault_of,
+    make_folder,
+    read_index,
+    read_manifest,
+    sync_folder,
+    write_document,
+    write_file,
+    writing,
+)
+from tao.admin.replication import administrator_session, login_of
+from tao.model.errors import OperatorError
+from tao.model.topology import Database, DatabaseServer, Topology
+from tao.replication.accounts import Account
+from tao.replication.binlog_copy import BinlogsMissing, close_binlog, copy_files, files_since, next_file
+from tao.replication.database_copy import CopyProgress, dump_shards
+from tao.replication.database_tools import find_binlog_reader, find_tools
+from tao.replication.server_statements import executed_position, wait_for_position
+from tao.storage.dialect import Dialect
+
+STALL_SECONDS: Final = 300.0
+"""Longest time without a byte moving, as when a replica is seeded."""
+CATCH_UP_SECONDS: Final = 60.0
+"""Longest wait for a replica to have what its master had at first."""
+_STATEMENT_SECONDS: Final = 30.0
+
+OnProgress = Callable[[str, str], None]
+"""Receives the name of a database, and what was done so far."""
+
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The server that a database is backed up from."""
+
+    database: Database
+    region: str
+
+    @property
+    def server(self) -> DatabaseServer:
+        """The server."""
+        return self.database.servers[self.region]
+
+    @property
+    def master(self) -> DatabaseServer:
+        """The master of its database."""
+        return self.database.servers[self.database.master_region]
+
+
+def choose_sources(topology: Topology, region: str | None = None) -> list[Source]:
+    """Choose for each database a replica that is in use, or else the master. ``region``: choose that region's servers.
+
+    Raises `OperatorError` when the region has no server of a database that is in use."""
+    return [Source(database, _choose_region(database, region)) for database in topology.databases]
+
+
+def _choose_region(database: Database, wanted: str | None) -> str:
+    if wanted is None:
+        replicas = [region for region in database.servers if region != database.master_region]
+        return next((each for each in replicas if not database.servers[each].down), database.master_region)
+    if wanted not in database.servers:
+        raise OperatorError(f"{database.name} has no server in {wanted!r}; there are {', '.join(database.servers)}")
+    if database.servers[wanted].down:
+        raise OperatorError(f"{database.servers[wanted].name} is marked down: name another region")
+    return wanted
+
+
+async def create_backup(
+    folder: Path,
+    topology: Topology,
+    documents: Mapping[str, bytes],
+    administrator: Account,
+    *,
+    region: str | None = None,
+    on_progress: OnProgress,
+) -> Manifest:
+    """Back all databases up into a new folder.
+
+    ``documents``: the files to keep by name, such as the topology. The manifest is written last: a folder without one
+    is no backup. Raises `OperatorError`, `CopyFailed`, and what the servers raise."""
+    sources = choose_sources(topology, region)
+    with writing(folder):
+        await asyncio.to_thread(make_folder, folder)
+        begun = unix_ms()
+        kept = tuple(write_file(folder / name, text) for name, text in documents.items())
+        dumps = await together(_dump(each, folder, administrator, on_progress) for each in sources)
+        manifest = Manifest(
+            tao_version=__version__,
+            begun_unix_ms=begun,
+            ended_unix_ms=unix_ms(),
+            shards=topology.shards,
+            documents=kept,
+            databases=tuple(dumps),
+        )
+        sync_folder(folder)
+        write_document(folder / MANIFEST, manifest)
+    return manifest
+
+
+async def _dump(source: Source, folder: Path, administrator: Account, on_progress: OnProgress) -> DatabaseDump:
+    database = source.database
+    dialect = await _catch_up(source, administrator)
+    tools = await find_tools(dialect, os.environ)
+    shards = shards_of(database)
+    snapshot_unix_ms = 0
+
+    def progress(copied: CopyProgress) -> None:
+        nonlocal snapshot_unix_ms
+        if copied.schemas and not snapshot_unix_ms:
+            snapshot_unix_ms = unix_ms()  # The dump takes its snapshot before its first schema.
+        on_progress(database.name, dump_progress(copied, len(shards)))
+
+    with GzipWriter(folder / f"{database.name}.sql.gz") as file:
+
+        async def write(chunk: bytes) -> None:
+            await asyncio.to_thread(file.write, chunk)
+
+        copied = await dump_shards(
+            tools,
+            login_of(source.server, administrator),
+            shards,
+            write,
+            stall_seconds=STALL_SECONDS,
+            on_progress=progress,
+        )
+        entry = file.entry
+    return DatabaseDump(
+        name=database.name,
+        server=source.server.name,
+        region=source.region,
+        dialect=dialect.value,
+        position=copied.position,
+        version_epoch=database.version_epoch,
+        shards=database.shards,
+        snapshot_unix_ms=snapshot_unix_ms,
+        statement_bytes=copied.statement_bytes,
+        file=entry,
+    )
+
+
+async def _catch_up(source: Source, administrator: Account) -> Dialect:
+    """Return the dialect of the server, once it has everything that its master has now."""
+    async with AsyncExitStack() as stack:
+        session = await stack.enter_async_context(administrator_session(source.server, administrator))
+        if source.server is not source.master:
+            master = await stack.enter_async_context(administrator_session(source.master, administrator))
+            position = await executed_position(master, deadline=soon())
+            await wait_for_position(session, position, deadline=soon(CATCH_UP_SECONDS))
+        return session.dialect
+
+
+async def archive_binlogs(
+    folder: Path, topology: Topology, administrator: Account, *, region: str | None = None, on_progress: OnProgress
+) -> BinlogIndex:
+    """Copy the binlog files since the backup, or since the last copy, that are closed now.
+
+    A database's binlog is taken from the server that it was taken from before, or was dumped from, while that is in
+    use; another server's is copied from the dump's position on. Raises `BackupUnusable`, `BinlogsMissing`, `CopyFailed`
+    and what the servers raise."""
+    manifest, index = read_manifest(folder), read_index(folder)
+    databases = {database.name: database for database in topology.databases}
+    missing = [dump.name for dump in manifest.databases if dump.name not in databases]
+    if missing:
+        raise OperatorError(f"the topology has no {', '.join(missing)}: is it that of the cluster of this backup?")
+    sources = [_continued(databases[dump.name], dump, index, region) for dump in manifest.databases]
+    with writing(folder):
+        new = await together(
+            _archive(source, dump, index, folder, administrator, on_progress)
+            for source, dump in zip(sources, manifest.databases, strict=True)
+        )
+        replaced = {(each.database, each.server) for each in new}
+        kept = [each for each in index.copies if (each.database, each.server) not in replaced]
+        index = BinlogIndex(copies=(*kept, *new))
+        write_document(folder / BINLOG_INDEX, index)
+    return index
+
+
+def _continued(database: Database, dump: DatabaseDump, index: BinlogIndex, region: str | None) -> Source:
+    """Choose the server whose binlog continues the backup of a database."""
+    before = index.of(database.name)
+    wanted = dump.server if before is None else before.server
+    for at, server in database.servers.items():
+        if region is None and server.name == wanted and not server.down:
+            return Source(database, at)
+    return Source(database, _choose_region(database, region))
+
+
+async def _archive(
+    source: Source,
+    dump: DatabaseDump,
+    index: BinlogIndex,
+    folder: Path,
+    administrator: Account,
+    on_progress: OnProgress,
+) -> BinlogCopy:
+    name, server = source.database.name, source.server.name
+    known = next((each for each in index.copies if (each.database, each.server) == (name, server)), None)
+    before = known.files if known is not None else ()
+    covers_until = unix_ms()
+    dialect = await _catch_up(source, administrator)
+    reader = await find_binlog_reader(dialect, os.environ)
+    async with administrator_session(source.server, administrator) as session:
+        closed = await close_binlog(session, deadline=soon())
+        if before:
+            wanted = names_after(before[-1], closed, server)
+        else:
+            wanted = list(await files_since(session, list(closed), dump.position, deadline=soon()))
+    place = folder / "binlogs" / name / server
+    incoming = place / ".incoming"
+    shutil.rmtree(incoming, ignore_errors=True)
+    incoming.mkdir(parents=True, mode=0o700)
+    on_progress(name, f"copying {len(wanted)} binlog files of {server}")
+    sizes = {each: closed[each] for each in wanted}
+    login = login_of(source.server, administrator)
+    await copy_files(reader, dialect, login, sizes, incoming, stall_seconds=STALL_SECONDS)
+    added = [await asyncio.to_thread(_admit, incoming / each, place, folder) for each in wanted]
+    incoming.rmdir()
+    sync_folder(place)
+    return BinlogCopy(database=name, server=server, covers_until_unix_ms=covers_until, files=(*before, *added))
+
+
+def names_after(last: FileEntry, closed: Mapping[str, int], server: str) -> list[str]:
+    """Return the closed files behind the last one that was copied. Raises `BinlogsMissing` when there is a gap."""
+    name, names = Path(last.name).name, list(closed)
+    if name in closed and closed[name] == last.size_bytes:
+        return names[names.index(name) + 1 :]
+    if name not in closed and next_file(name) in closed:
+        return names[names.index(next_file(name)) :]
+    raise BinlogsMissing(
+        f"{server} has removed binlog files behind {name}, or begun new ones: make a new backup, and copy its binlogs "
+        "more often than the server removes them"
+    )
+
+
+def _admit(path: Path, place: Path, folder: Path) -> FileEntry:
+    """Make a copied file durable, and move it to its place."""
+    path.chmod(0o600)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    return entry_of(path.rename(place / path.name), folder)
+
+
+class BackupReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of checking a backup. ``restorable``: from when to when it can be restored, by database."""
+
+    files: int
+    size_bytes: int
+    faults: tuple[FileFault, ...]
+    begun_unix_ms: int
+    from_unix_ms: int
+    until_unix_ms: int
+
+
+async def verify_backup(folder: Path, on_progress: OnProgress = lambda _name, _done: None) -> BackupReport:
+    """Compare every file of a backup with the size and the hash that it was written with. Raises `BackupUnusable` when
+    there is no manifest to compare with."""
+    manifest, index = read_manifest(folder), read_index(folder)
+    found = list(entries(manifest, index))
+    faults = []
+    for entry in found:
+        on_progress(entry.name, "being read")
+        fault = await asyncio.to_thread(fault_of, entry, folder)
+        if fault is not None:
+            faults.append(fault)
+    first, last = restorable(manifest, index)
+    return BackupReport(
+        files=len(found),
+        size_bytes=sum(entry.size_bytes for entry in found),
+        faults=tuple(faults),
+        begun_unix_ms=manifest.begun_unix_ms,
+        from_unix_ms=first,
+        until_unix_ms=last,
+    )
+
+
+async def check_backup(folder: Path) -> None:
+    """Raise `BackupUnusable` unless every file of the backup is as it was written."""
+    report = await verify_backup(folder)
+    if report.faults:
+        faults = "; ".join(f"{each.file}: {each.fault}" for each in report.faults)
+        raise BackupUnusable(f"{folder} is damaged: {faults}")
+
+
+def restorable(manifest: Manifest, index: BinlogIndex) -> tuple[int, int]:
+    """Return the times between which every database can be restored to one moment, in milliseconds since 1970; both
+    are the time of the backup when no binlog was copied."""
+    first = max(dump.snapshot_unix_ms for dump in manifest.databases)
+    copies = [index.of(dump.name) for dump in manifest.databases]
+    return first, max(first, min(first if each is None else each.covers_until_unix_ms for each in copies))
+
+
+async def together(jobs: Iterable[Coroutine[Any, Any, _Result]]) -> list[_Result]:
+    """Do jobs side by side and return their results in order. The first that fails ends the others, and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(job) for job in jobs]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+def shards_of(database: Database) -> list[int]:
+    """Return all shards of a database."""
+    return [shard for first, last in database.shards for shard in range(first, last + 1)]
+
+
+def dump_progress(copied: CopyProgress, shards: int) -> str:
+    """Return the progress of a dump as text for people."""
+    return f"{copied.statement_bytes / 1e6:,.0f} MB of statements, shard {copied.schemas:,} of {shards:,}"
+
+
+def unix_ms() -> int:
+    """Return the time in milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+def soon(seconds: float = _STATEMENT_SECONDS) -> float:
+    """Return a deadline in the loop's time."""
+    return asyncio.get_running_loop().time() + seconds

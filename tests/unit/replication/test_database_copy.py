@@ -1,0 +1,93 @@
+"""Copies with programs that stand for the database's own: what is noted of a dump, and how failures are reported."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tao.replication.database_copy import CopyProgress, copy_shards, dump_shards, load_dump
+from tao.replication.database_tools import CopyFailed, DatabaseTools
+from tao.storage.dialect import Dialect
+from tao.storage.session import ServerAccount
+
+SERVER = ServerAccount("127.0.0.1", 1, "user", "secret")
+POSITION = "-- SET GLOBAL gtid_slave_pos='0-1-4711';"
+END = "-- Dump completed on 2026-11-25 13:51:26"
+BEYOND_THE_EDGES = 5 << 20
+
+
+def program(path: Path, body: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def tools(folder: Path, dump: str, client: str = "exec cat >client.out") -> DatabaseTools:
+    return DatabaseTools(
+        Dialect.MARIADB, program(folder / "dump", dump), program(folder / "client", f"cd {folder}; {client}")
+    )
+
+
+def dump_of(*parts: str) -> str:
+    return "; ".join(f"printf %s\\\\n {shlex.quote(part)}" for part in parts)
+
+
+def rows(size: int) -> str:
+    return f"head -c {size} /dev/zero | tr '\\0' x; echo"
+
+
+async def copied(found: DatabaseTools) -> CopyProgress:
+    return await copy_shards(found, SERVER, SERVER, [0, 1], stall_seconds=30, on_progress=lambda _: None)
+
+
+@pytest.mark.parametrize("place", ["before the data", "behind the data"])
+async def test_the_position_of_a_large_dump_is_found_before_its_data_and_behind(place: str, tmp_path: Path) -> None:
+    data = f"{dump_of('', 'USE `tao_00000`;')}; {rows(BEYOND_THE_EDGES)}; {dump_of('USE `tao_00001`;')}"
+    position = dump_of(POSITION)
+    body = f"{position}; {data}" if place == "before the data" else f"{data}; {position}"
+    done = await copied(tools(tmp_path, f"{body}; {dump_of(END)}"))
+    assert (done.position, done.schemas) == ("0-1-4711", 2)
+    assert done.statement_bytes == (tmp_path / "client.out").stat().st_size > BEYOND_THE_EDGES
+
+
+async def test_a_dump_that_is_cut_off_or_names_no_position_is_no_copy(tmp_path: Path) -> None:
+    with pytest.raises(CopyFailed, match="ended before its end"):
+        await copied(tools(tmp_path, dump_of(POSITION)))
+    with pytest.raises(CopyFailed, match="names no position"):
+        await copied(tools(tmp_path, dump_of(END)))
+
+
+async def test_a_failure_is_reported_with_the_last_lines_of_the_program(tmp_path: Path) -> None:
+    with pytest.raises(CopyFailed, match="dump: no such table"):
+        await copied(tools(tmp_path, "echo no such table >&2; exit 2"))
+    endless = tools(tmp_path, "exec yes", client="echo duplicate entry >&2; exit 1")
+    with pytest.raises(CopyFailed, match=r"^client: duplicate entry$"):
+        await copied(endless)
+
+
+async def test_a_copy_of_which_no_byte_moves_fails(tmp_path: Path) -> None:
+    with pytest.raises(CopyFailed, match=r"nothing moved for 0.1 s"):
+        await copy_shards(
+            tools(tmp_path, "exec sleep 60"), SERVER, SERVER, [0], stall_seconds=0.1, on_progress=lambda _: None
+        )
+
+
+async def test_a_dump_in_a_file_is_loaded_as_it_was(tmp_path: Path) -> None:
+    found = tools(tmp_path, dump_of("", "USE `tao_00000`;", POSITION, END))
+    chunks: list[bytes] = []
+
+    async def write(chunk: bytes) -> None:
+        chunks.append(chunk)
+
+    async def read() -> bytes:
+        return chunks.pop(0)
+
+    shown: list[CopyProgress] = []
+    dumped = await dump_shards(found, SERVER, [0], write, stall_seconds=30, on_progress=shown.append)
+    text = b"".join(chunks)
+    assert chunks[-1] == b""
+    assert shown[-1].statement_bytes == dumped.statement_bytes == len(text)
+    assert dumped == await load_dump(found, SERVER, read, stall_seconds=30, on_progress=shown.append)
+    assert (tmp_path / "client.out").read_bytes() == text
