@@ -23,8 +23,8 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -81,15 +81,18 @@ class LockHold(Protocol):
     def check(self) -> None:
         """Raise `LockLost` when the lock is not held any more. Call this before each step."""
 
-    def touch(self) -> None:
+    async def touch(self) -> None:
         """Show that the holder is alive. Raises `LockLost`."""
 
 
 class Locks(Protocol):
     """Locks by name. Each one is released when the process that holds it ends."""
 
-    def held(self, name: str, *, exclusive: bool, terms: LockTerms | None = None) -> AbstractContextManager[LockHold]:
-        """Hold the lock, exclusively or shared. Raises `LockTaken` at once when it is not free.
+    def held(
+        self, name: str, *, exclusive: bool, terms: LockTerms | None = None
+    ) -> AbstractAsyncContextManager[LockHold]:
+        """Hold the lock, exclusively or shared. Raises `LockTaken` at once when it is not free, and another `TaoError`
+        when it cannot be seen whether it is.
 
         ``terms``: take the lock over from a holder that has been silent for ``takeover_seconds``, as observed by
         repeated attempts of this process, and give signs of life at these intervals from now on.
@@ -101,12 +104,12 @@ def mastership_lock(database: str) -> str:
     return f"master-of-{database}"
 
 
-def databases_being_changed(locks: Locks, databases: Iterable[str]) -> frozenset[str]:
+async def databases_being_changed(locks: Locks, databases: Iterable[str]) -> frozenset[str]:
     """Return the databases whose mastership is being changed by any process, including this one."""
     changing: set[str] = set()
     for database in databases:
         try:
-            with locks.held(mastership_lock(database), exclusive=False):
+            async with locks.held(mastership_lock(database), exclusive=False):
                 continue
         except LockTaken:
             changing.add(database)
@@ -122,10 +125,10 @@ async def hold_exclusively(locks: Locks, name: str, timeout_seconds: float) -> A
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_seconds
     hold: LockHold | None = None
-    with ExitStack() as stack:
+    async with AsyncExitStack() as stack:
         while hold is None:
             try:
-                hold = stack.enter_context(locks.held(name, exclusive=True, terms=MASTERSHIP))
+                hold = await stack.enter_async_context(locks.held(name, exclusive=True, terms=MASTERSHIP))
             except LockTaken:
                 if loop.time() >= deadline:
                     raise
@@ -142,7 +145,7 @@ async def keep_alive(hold: LockHold, terms: LockTerms) -> AsyncIterator[None]:
         with suppress(LockLost):  # the holder finds out before its next step
             while True:
                 await asyncio.sleep(terms.touch_seconds)
-                hold.touch()
+                await hold.touch()
 
     task = asyncio.create_task(touch(), name="signs of life")
     try:
@@ -231,8 +234,8 @@ class FileLocks:
         self._clock: Final = clock
         self._silent: Final[dict[str, _Silence]] = {}
 
-    @contextmanager
-    def held(self, name: str, *, exclusive: bool, terms: LockTerms | None = None) -> Iterator[LockHold]:
+    @asynccontextmanager
+    async def held(self, name: str, *, exclusive: bool, terms: LockTerms | None = None) -> AsyncIterator[LockHold]:
         """See `Locks.held`. Raises `OperatorError` when the folder cannot be used."""
         files, number = self._files, self._files.newest(name)
         descriptor = files.open(name, number, exclusive=exclusive)
@@ -248,7 +251,7 @@ class FileLocks:
                 raise LockTaken(f"{name} was taken over by another process")
             hold = _FileHold(self._clock, files, (name, number, descriptor), terms)
             if terms is not None:
-                hold.touch()
+                await hold.touch()
             yield hold
         finally:
             files.close(descriptor)
@@ -317,7 +320,7 @@ class _FileHold:
         if not self.is_held():
             raise LockLost("this process stood still, and another one may have its place: look again")
 
-    def touch(self) -> None:
+    async def touch(self) -> None:
         self.check()
         try:
             self._files.touch(self._descriptor)

@@ -343,17 +343,19 @@ class Mastership:
         if not lasts:
             return
         try:
-            with self._locks.held(mastership_lock(database.name), exclusive=False) as hold:
-                async with replicas.session(database.master_region) as session:
-                    now = await server_unix_ms(session, deadline=replicas.statement_deadline())
-                    # Whatever happens to the renewal, the lease ends at most its length after this moment.
-                    self._renewed_at[database.name] = self._clock.monotonic()
-                    # Check the lock after that moment: whoever has replaced the master since then counts with this
-                    # renewal.
-                    hold.check()
-                    if not self._renews_lease_of(replicas):
-                        return
-                    renewed = await renew_lease(session, now, deadline=replicas.statement_deadline())
+            async with (
+                self._locks.held(mastership_lock(database.name), exclusive=False) as hold,
+                replicas.session(database.master_region) as session,
+            ):
+                now = await server_unix_ms(session, deadline=replicas.statement_deadline())
+                # Whatever happens to the renewal, the lease ends at most its length after this moment.
+                self._renewed_at[database.name] = self._clock.monotonic()
+                # Check the lock after that moment: whoever has replaced the master since then counts with this
+                # renewal.
+                hold.check()
+                if not self._renews_lease_of(replicas):
+                    return
+                renewed = await renew_lease(session, now, deadline=replicas.statement_deadline())
         except LockTaken:
             return  # its master is being changed
         except TaoError as error:

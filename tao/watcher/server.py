@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from functools import partial
 from typing import Final
 
-from tao.model.errors import OperatorError, TaoError, TopologyConflict
+from tao.model.errors import TaoError, TopologyConflict
 from tao.model.topology import Topology
 from tao.observability.logs import Logger, configure_logs, logger
 from tao.observability.metrics import Metrics
@@ -16,7 +15,6 @@ from tao.replication.locks import (
     ACTIVITY,
     FileLocks,
     LockHold,
-    LockLost,
     LockTaken,
     databases_being_changed,
     keep_alive,
@@ -33,7 +31,7 @@ from tao.runtime.process import run_server
 from tao.runtime.tasks import BackgroundTasks
 from tao.serving.requests import Listeners
 from tao.topology.file_store import TopologyFile
-from tao.watcher.marks import ServerVerdict, WatcherReport, wanted_marks, with_marks
+from tao.watcher.marks import ServerVerdict, WatcherReport, marks_by_database, wanted_marks, with_marks
 from tao.watcher.mastership import Mastership
 from tao.watcher.probes import (
     CacheProbes,
@@ -233,14 +231,13 @@ class WatcherServer:
         answers = ""
         while True:
             try:
-                with self._locks.held(ACTIVE_LOCK, exclusive=True, terms=ACTIVITY) as hold:
+                async with self._locks.held(ACTIVE_LOCK, exclusive=True, terms=ACTIVITY) as hold:
                     answers = ""
                     async with keep_alive(hold, ACTIVITY):
                         await self._act(hold)
             except LockTaken:
                 pass
-            # OperatorError: the folder is unavailable, perhaps only for a while
-            except (LockLost, OperatorError) as error:
+            except TaoError as error:  # the lock is lost, or cannot be seen, perhaps only for a while
                 if answers != error.message:
                     answers = error.message
                     self._log.error("activation_failed", reason=answers)
@@ -263,14 +260,17 @@ class WatcherServer:
 
     async def _change_marks(self) -> None:
         report = WatcherReport(self._settings.region, self._verdicts())
-        marks = wanted_marks(self._topology, report, self._peers.reports, partial(databases_being_changed, self._locks))
+        before = self._topology
+        marks = wanted_marks(before, report, self._peers.reports)
+        of_databases = marks_by_database(before, marks)
+        for busy in await databases_being_changed(self._locks, of_databases):
+            marks = [mark for mark in marks if mark not in of_databases[busy]]
         if not marks:
             return
         for mark in marks:
             self._log.warning("mark_changed", target=mark.server, down=mark.down, dry_run=self._settings.dry_run)
         if self._settings.dry_run:
             return
-        before = self._topology
         try:
             self._use_topology(await self._topology_file.change(before.version, with_marks(before, marks)))
             self._marks_set += len(marks)
