@@ -1,8 +1,8 @@
 """Locks that let one process act alone: one active watcher, and one process that changes a database's mastership.
 
-On one machine these are file locks beside the topology document. The operating system releases them when their process
-ends, whatever ends it. `Locks` is the port: nothing else depends on files, so a topology in etcd could keep locks as
-keys with leases, compared in the same transaction as every change of the document.
+`Locks` is the port. On one machine these are file locks beside the topology document: the operating system releases
+them when their process ends, whatever ends it. Beside a topology in etcd they are keys with leases
+(`tao.replication.etcd_locks`).
 
 A database's mastership lock is shared by watchers while they renew the master's lease, and held exclusively by whoever
 changes the master. So a promotion that holds it can rely on no lease being renewed meanwhile, and has to wait only
@@ -39,6 +39,12 @@ class LockTaken(RetryableError):
     """Another process holds the lock."""
 
     reason = "LOCK_TAKEN"
+
+
+class LocksAway(RetryableError):
+    """The service that keeps the locks does not answer, so it cannot be seen who holds one."""
+
+    reason = "LOCKS_AWAY"
 
 
 class LockLost(RetryableError):
@@ -87,6 +93,9 @@ class LockHold(Protocol):
 
 class Locks(Protocol):
     """Locks by name. Each one is released when the process that holds it ends."""
+
+    can_be_away: bool
+    """Whether they are kept by a service, from which one process may be cut off while another one is not."""
 
     def held(
         self, name: str, *, exclusive: bool, terms: LockTerms | None = None
@@ -227,6 +236,8 @@ class LockFiles:
 
 class FileLocks:
     """Implements `Locks` with files in the folder of the topology document."""
+
+    can_be_away = False
 
     def __init__(self, topology_file: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         """``clock``: returns seconds, and keeps counting while the process is paused."""
