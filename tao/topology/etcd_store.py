@@ -1,9 +1,9 @@
 """The topology in etcd, one key for each section of the document (`tao.topology.sections`), changed by compare-and-set.
 
-``PREFIX/topology/head`` is the section that every change rewrites. It also names the generation under which the others
-are stored, ``PREFIX/topology/sections/GENERATION/…``, and has a mark of who wrote it. A change is one transaction: it
+``PREFIX/topology/head`` is the section that every change rewrites. It also names the edition under which the others
+are stored, ``PREFIX/topology/sections/EDITION/…``, and has a mark of who wrote it. A change is one transaction: it
 compares what was read and stores the sections that differ. A whole document may be more than a transaction holds, so it
-is stored under a new generation first, in several steps, and the last one exchanges the head.
+is stored under a new edition first, in several steps, and the last one exchanges the head.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tao.topology.document import check_topology
 from tao.topology.etcd_document import EtcdDocument, Keys, Snapshot, read_snapshot
 from tao.topology.sections import HEAD, sections_of, topology_of
 
-_GENERATION: Final = "generation"
+_EDITION: Final = "edition"
 _WRITER: Final = "writer"
 _ATTEMPTS: Final = 3
 """Attempts of a change whose comparison fails although the version is the expected one: somebody edits keys by hand."""
@@ -59,7 +59,7 @@ class EtcdTopology(EtcdDocument[Topology, TopologyError]):
         head = self._head_of(snapshot)
         if head is None:
             raise TopologyError(f"{self._place}: there is no topology; store one with `tao topology import`")
-        folder = self._folder(str(head.pop(_GENERATION, "")))
+        folder = self._folder(str(head.pop(_EDITION, "")))
         head.pop(_WRITER, None)
         sections = {
             key.removeprefix(folder).decode(errors="replace"): value
@@ -111,26 +111,26 @@ class EtcdTopology(EtcdDocument[Topology, TopologyError]):
             stored = record_change(before, wanted)
             head = self._head_of(snapshot)
             assert head is not None, "a snapshot with a document has a head"
-            generation = str(head[_GENERATION])
-            values = self._keyed(sections_of(stored), generation, writer)
-            operations = list(_difference(snapshot.values, values, self._folder(generation)))
+            edition = str(head[_EDITION])
+            values = self._keyed(sections_of(stored), edition, writer)
+            operations = list(_difference(snapshot.values, values, self._folder(edition)))
             _check_size(operations)
-            answer = await self._transact(self._unchanged(snapshot, generation), operations, writer)
+            answer = await self._transact(self._unchanged(snapshot, edition), operations, writer)
             if answer is not None:
-                self._state = self._after(snapshot, values, answer, generation), stored
+                self._state = self._after(snapshot, values, answer, edition), stored
                 return stored
             state = await self._take(await read_snapshot(self._client, self._keys))
         raise TopologyConflict(f"{self._place}: keys of the document are being changed by somebody else; try again")
 
     async def _replace(self, expected_version: int, document: Topology) -> Topology:
-        """Store all sections under a new generation, then exchange the head, and remove the former generations."""
+        """Store all sections under a new edition, then exchange the head, and remove the former editions."""
         snapshot = await read_snapshot(self._client, self._keys)
         found = 0 if self._head_of(snapshot) is None else self._version_of(snapshot)
         self._check_version(found, expected_version)
         writer = secrets.token_hex(8)
-        generation = f"{document.version}-{writer}"
-        folder = self._folder(generation)
-        values = self._keyed(sections_of(document), generation, writer)
+        edition = f"{document.version}-{writer}"
+        folder = self._folder(edition)
+        values = self._keyed(sections_of(document), edition, writer)
         head = values.pop(self._keys.head)
         for batch in _batches([put(key, value) for key, value in values.items()]):
             await self._client.transact((), batch)
@@ -155,9 +155,9 @@ class EtcdTopology(EtcdDocument[Topology, TopologyError]):
         is_own = bool(found) and _head(found[0].value, self._place).get(_WRITER) == writer
         return answer if is_own else None
 
-    def _unchanged(self, snapshot: Snapshot, generation: str) -> list[pb.Compare]:
+    def _unchanged(self, snapshot: Snapshot, edition: str) -> list[pb.Compare]:
         """Return the comparisons that the document is still that of the snapshot."""
-        folder = self._folder(generation)
+        folder = self._folder(edition)
         return [
             is_at(self._keys.head, snapshot.head_revision),
             has_value(self._keys.head, snapshot.values[self._keys.head]),
@@ -165,10 +165,10 @@ class EtcdTopology(EtcdDocument[Topology, TopologyError]):
         ]
 
     def _after(
-        self, snapshot: Snapshot, values: Mapping[bytes, bytes], answer: pb.TxnResponse, generation: str
+        self, snapshot: Snapshot, values: Mapping[bytes, bytes], answer: pb.TxnResponse, edition: str
     ) -> Snapshot:
         """Return what etcd has after a change. A repeated transaction was not the last one for certain."""
-        folder = self._folder(generation)
+        folder = self._folder(edition)
         others = {key: value for key, value in snapshot.values.items() if not key.startswith(folder)}
         revision = answer.header.revision if answer.succeeded else snapshot.revision
         return Snapshot(revision, revision, {**others, **values})
@@ -193,15 +193,15 @@ class EtcdTopology(EtcdDocument[Topology, TopologyError]):
         value = snapshot.values.get(self._keys.head)
         return None if value is None else _head(value, self._place)
 
-    def _keyed(self, sections: Mapping[str, bytes], generation: str, writer: str) -> dict[bytes, bytes]:
+    def _keyed(self, sections: Mapping[str, bytes], edition: str, writer: str) -> dict[bytes, bytes]:
         """Return the sections of a document by their keys in etcd."""
-        folder = self._folder(generation)
-        head = {**_head(sections[HEAD], self._place), _GENERATION: generation, _WRITER: writer}
+        folder = self._folder(edition)
+        head = {**_head(sections[HEAD], self._place), _EDITION: edition, _WRITER: writer}
         values = {folder + name.encode(): value for name, value in sections.items() if name != HEAD}
         return {self._keys.head: msgspec.json.encode(head), **values}
 
-    def _folder(self, generation: str) -> bytes:
-        return self._sections + generation.encode() + b"/"
+    def _folder(self, edition: str) -> bytes:
+        return self._sections + edition.encode() + b"/"
 
 
 def _head(value: bytes, place: str) -> dict[str, Any]:  # Any: the fields of the head
