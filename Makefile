@@ -12,8 +12,6 @@ BIN := $(VENV)/bin
 # Named after the content of the lock and of the compiled modules, so that switching branches reinstalls only when they differ.
 STAMP := $(VENV)/.installed-$(shell cksum requirements.lock pyproject.toml hatch_build.py tao/cache/*.pyx 2>/dev/null | cksum | cut -d' ' -f1)
 
-PROTOS := $(wildcard protos/tao/wire/v1/*.proto)
-
 .PHONY: help env proto proto-check format lint types layers commits check unit test thorough demo bench report reference docs wheels wheel-check sbom audit lock clean
 
 help: ## List the targets
@@ -26,7 +24,7 @@ $(STAMP):
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 
-proto: $(STAMP) ## Regenerate tao/wire/v1 from protos/
+proto: $(STAMP) ## Regenerate tao/wire/v1 and tao/etcd/v3 from protos/
 	@.ci/generate-code "$(BIN)" .
 
 proto-check: $(STAMP) ## Check that the generated code is up to date with protos/
@@ -60,6 +58,7 @@ unit: $(STAMP) ## Run the tests that start no process and no database
 test: lint layers proto-check commits ## Run the checks and every test, on a real database
 	@.ci/ensure-database
 	@.ci/ensure-redis build/bin
+	@.ci/ensure-etcd build/bin
 	@$(if $(CI),.ci/ensure-memcached && .ci/ensure-kubectl)
 	@PATH="$(CURDIR)/build/bin:$$PATH" .ci/run-tests $(BIN)
 

@@ -25,10 +25,10 @@ class ClusterTarget:
     """Where a cluster is reached, and with which credentials."""
 
     address: str
-    """A follower's ``host:port``, or the path of a topology file."""
+    """A follower's ``host:port``, or where the topology is: the path of a file, or the URL of etcd."""
     region: str | None = None
     """The region whose followers are asked. None: the region of the follower at ``address``, or else the first one of
-    the topology file."""
+    the topology."""
     tls: TlsFiles | None = None
     """Certificates; None connects without TLS."""
     secret: str = field(default="", repr=False)
@@ -43,7 +43,7 @@ async def open_graph(target: ClusterTarget, settings: ClientSettings | None = No
     is_open = False
     try:
         async with connect(
-            target.address, region=region_of(target), settings=settings, credentials=credentials
+            target.address, region=await region_of(target), settings=settings, credentials=credentials
         ) as graph:
             is_open = True
             yield graph
@@ -53,13 +53,13 @@ async def open_graph(target: ClusterTarget, settings: ClientSettings | None = No
         raise
 
 
-def region_of(target: ClusterTarget) -> str | None:
+async def region_of(target: ClusterTarget) -> str | None:
     """Return the region whose followers are asked; None: the region of the follower at the address.
 
     Raises a `TaoError` for a file that cannot be read and for an address that is none."""
     if target.region is not None:
         return target.region
-    found = read_target(target.address)
+    found = await read_target(target.address)
     return found.regions[0].name if isinstance(found, Topology) else None
 
 
@@ -75,7 +75,7 @@ async def operator_links(secret: str, tls: TlsFiles | None = None) -> AsyncItera
 
 async def current_topology(target: ClusterTarget) -> Topology:
     """Return the topology: from the file, for which no server has to run, or as the follower at the address has it."""
-    found = read_target(target.address)
+    found = await read_target(target.address)
     if isinstance(found, Topology):
         return found
     async with open_graph(target) as graph:

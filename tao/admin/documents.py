@@ -1,4 +1,4 @@
-"""Reads and changes the files that describe a cluster: the topology document, the schema and the access document.
+"""Reads and changes the documents that describe a cluster: the topology, the schema and the access document.
 
 A change of the topology is stored by compare-and-set, so that two operators, or an operator and a watcher, never
 overwrite each other's change.
@@ -6,6 +6,7 @@ overwrite each other's change.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -14,34 +15,58 @@ import msgspec
 
 import tao
 from tao.access.document import AccessDocument, load_access
+from tao.etcd.location import EtcdLocation, EtcdSettings, Location
 from tao.model.errors import AccessError, OperatorError, SchemaError, TopologyConflict, TopologyError
+from tao.model.ports import TopologyStore
 from tao.model.topology import Database, Topology
+from tao.replication.locks import Locks
 from tao.routing.routes import Routes
 from tao.schema.registry import Schema, load_schema
 from tao.topology import edits
-from tao.topology.document import parse_topology
-from tao.topology.file_store import TopologyFile
+from tao.topology.document import dump_topology, parse_topology
+from tao.topology.stores import ACCESS_KEY, SCHEMA_KEY, EtcdConnections, TextDocuments, open_topology
 
 _MAX_LISTED_SHARDS: Final = 20
 """Moved shards of one tier that are listed one by one; beyond that only their number is shown."""
 
 
-def load_topology(path: Path) -> Topology:
-    """Return the topology document in a file. Raises `OperatorError` when it cannot be read or is wrong."""
+def load_topology(place: Location) -> Topology:
+    """Return the topology document in a file, or in etcd. Raises `OperatorError` when it cannot be read or is wrong.
+
+    Not for code that runs in an event loop."""
+    if isinstance(place, EtcdLocation):
+        return asyncio.run(topology_file(place).load())
     try:
-        text = path.read_bytes()
+        text = place.read_bytes()
     except OSError as error:
-        raise OperatorError(f"cannot read the topology file {path}: {error.strerror}") from error
-    return parse_topology(text, str(path))
+        raise OperatorError(f"cannot read the topology file {place}: {error.strerror}") from error
+    return parse_topology(text, str(place))
 
 
-def topology_file(path: Path) -> TopologyFile:
-    """Return the store of a topology file; errors of the file are raised and not logged."""
+def topology_file(place: Location) -> TopologyStore:
+    """Return the store of a topology, in a file or in etcd; its errors are raised and not logged."""
 
     def fail(error: TopologyError) -> None:
         raise error
 
-    return TopologyFile(path, on_error=fail)
+    return open_topology(place, _connections(), fail)
+
+
+def text_documents(place: EtcdLocation) -> TextDocuments:
+    """Return the schema and the access document beside a topology in etcd."""
+    return TextDocuments(_connections().to(place), place)
+
+
+def topology_locks(place: Location) -> Locks:
+    """Return the locks beside a topology."""
+    from tao.replication.etcd_locks import open_locks  # it needs gRPC, and most commands need no locks
+
+    return open_locks(place, _connections())
+
+
+def _connections() -> EtcdConnections:
+    """Return connections with the settings of a command's environment. They end with the command."""
+    return EtcdConnections(EtcdSettings.from_environment())
 
 
 def example_schema_file() -> Path:
@@ -51,28 +76,33 @@ def example_schema_file() -> Path:
     return installed if installed.exists() else package.parent / "config" / "schema.yaml"
 
 
-def read_schema(path: Path) -> tuple[Schema, str]:
-    """Return the schema in a file and the file's text.
+def read_schema(place: Location) -> tuple[Schema, str]:
+    """Return the schema in a file or in etcd, and its text. With etcd not for code that runs in an event loop.
 
     Raises `OperatorError` when the file cannot be read, `SchemaError` when the schema is wrong."""
-    text = _read_text(path, "schema file", SchemaError)
-    return load_schema(text, str(path)), text
+    text = _read_text(place, SCHEMA_KEY, "schema file", SchemaError)
+    return load_schema(text, str(place)), text
 
 
-def read_access(path: Path) -> AccessDocument:
-    """Return the access document in a file.
+def read_access(place: Location) -> AccessDocument:
+    """Return the access document in a file or in etcd. With etcd not for code that runs in an event loop.
 
     Raises `OperatorError` when the file cannot be read, `AccessError` when the document is wrong."""
-    return load_access(_read_text(path, "access document", AccessError), str(path))
+    return load_access(_read_text(place, ACCESS_KEY, "access document", AccessError), str(place))
 
 
-def _read_text(path: Path, what: str, failure: type[OperatorError]) -> str:
+def _read_text(place: Location, key: str, what: str, failure: type[OperatorError]) -> str:
+    if isinstance(place, EtcdLocation):
+        text = asyncio.run(text_documents(place).read(key))
+        if text is None:
+            raise failure(f"{place} has no {key}: store one with `tao topology import`")
+        return text
     try:
-        return path.read_text(encoding="utf-8")
+        return place.read_text(encoding="utf-8")
     except OSError as error:
-        raise OperatorError(f"cannot read the {what} {path}: {error.strerror}") from error
+        raise OperatorError(f"cannot read the {what} {place}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise failure(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from error
+        raise failure(f"{place}: not UTF-8 text: {error.reason} at byte {error.start}") from error
 
 
 def type_name(schema: Schema, atype: int) -> str:
@@ -104,7 +134,7 @@ def database_of_server(topology: Topology, name: str) -> Database:
 
 
 async def mark_in_file(
-    file: Path, name: str, *, down: bool, check: Callable[[Topology, str], None] | None = None
+    file: Location, name: str, *, down: bool, check: Callable[[Topology, str], None] | None = None
 ) -> Topology:
     """Mark a server down or up in a topology file and return the document, unchanged when it was marked so already.
 
@@ -121,6 +151,53 @@ async def mark_in_file(
             return await store.change(before.version, after)
         except TopologyConflict:
             continue  # a watcher stored a mark of its own in between
+
+
+class ClusterTexts(NamedTuple):
+    """The documents of a cluster as text; None for one that there is not, or that is not meant."""
+
+    topology: str
+    schema: str | None
+    access: str | None
+
+
+async def import_documents(place: Location, texts: ClusterTexts, above: int) -> Topology:
+    """Store whole documents where a cluster's are, whatever was there, and return the topology.
+
+    It is stored under its own version, or a higher one where that is not above ``above`` and the version that is there.
+    Servers that skip versions cannot rely on the record of changes of another document, so it begins anew. Raises
+    `TopologyError`, and what is wrong with another document."""
+    document = parse_topology(texts.topology, "the topology to import")
+    if texts.schema is not None:
+        load_schema(texts.schema, "the schema to import")
+    if texts.access is not None:
+        load_access(texts.access, "the access document to import")
+    store = topology_file(place)
+    try:
+        found = (await store.load()).version
+    except TopologyError:
+        found = 0  # there is none; another reason is found when it is stored
+    stored = msgspec.structs.replace(
+        document,
+        version=max(document.version, found + 1, above + 1),
+        changes=None if document.changes is None else (),
+    )
+    for key, text in ((SCHEMA_KEY, texts.schema), (ACCESS_KEY, texts.access)):
+        if text is None:
+            continue
+        if isinstance(place, Path):
+            raise TopologyError(f"{place} is a file: the {key} beside it is a file, too; copy it there")
+        await text_documents(place).write(key, text)
+    return await store.replace(found, stored)
+
+
+async def export_documents(place: Location) -> ClusterTexts:
+    """Return the documents that are at a place: of a file the topology alone. Raises `TopologyError`."""
+    topology = dump_topology(await topology_file(place).load())
+    if isinstance(place, Path):
+        return ClusterTexts(topology, None, None)
+    others = text_documents(place)
+    return ClusterTexts(topology, await others.read(SCHEMA_KEY), await others.read(ACCESS_KEY))
 
 
 class TopologyChange(NamedTuple):

@@ -14,18 +14,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from tao.admin.connection import ask_each
-from tao.admin.documents import database_of_server, mark_in_file, topology_file
+from tao.admin.documents import database_of_server, mark_in_file, topology_file, topology_locks
 from tao.admin.server_stats import Stats, admin_addresses, server_stats, unreadiness
+from tao.etcd.location import Location
 from tao.model.errors import OperatorError, TaoError, TopologyError
 from tao.model.topology import Topology
 from tao.replication.accounts import SERVICES
-from tao.replication.locks import FileLocks, hold_exclusively, mastership_lock
+from tao.replication.locks import hold_exclusively, mastership_lock
 from tao.replication.promotion import Promoter, PromotionSettings
 from tao.replication.replication_set import NotCaughtUp, ReplicationSet, SetAccounts
 from tao.replication.server_statements import server_processes
@@ -67,7 +67,7 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.server}: in use"
 
 
-async def drain_cache_server(file: Path, name: str, timeout_seconds: float, show: Show) -> Drained:
+async def drain_cache_server(file: Location, name: str, timeout_seconds: float, show: Show) -> Drained:
     """Mark a leader or follower down and wait until no server or client uses it.
 
     Raises `TopologyError` when no other server could replace it, and `OperatorError` when a server has no admin address
@@ -96,7 +96,7 @@ async def drain_cache_server(file: Path, name: str, timeout_seconds: float, show
     )
 
 
-async def undrain_cache_server(file: Path, name: str, timeout_seconds: float, show: Show) -> Drained:
+async def undrain_cache_server(file: Location, name: str, timeout_seconds: float, show: Show) -> Drained:
     """Wait until a server is ready, mark it up, and wait until it has taken its shards back."""
     deadline = asyncio.get_running_loop().time() + timeout_seconds
     before = await topology_file(file).load()
@@ -249,7 +249,9 @@ def _check_stand_in(topology: Topology, name: str) -> None:
         )
 
 
-async def drain_replica(file: Path, accounts: SetAccounts, name: str, timeout_seconds: float, show: Show) -> Drained:
+async def drain_replica(
+    file: Location, accounts: SetAccounts, name: str, timeout_seconds: float, show: Show
+) -> Drained:
     """Mark a replica down and wait until nobody reads from it.
 
     Raises `TopologyError` for a master, and `OperatorError` when a server has no admin address to ask."""
@@ -257,7 +259,7 @@ async def drain_replica(file: Path, accounts: SetAccounts, name: str, timeout_se
     database = database_of_server(topology, name)
     region = next(region for region, server in database.servers.items() if server.name == name)
     replicas = ReplicationSet(database, accounts, seen_from="", statement_seconds=_STATEMENT_SECONDS)
-    async with hold_exclusively(FileLocks(file), mastership_lock(database.name), PromotionSettings().lock_seconds):
+    async with hold_exclusively(topology_locks(file), mastership_lock(database.name), PromotionSettings().lock_seconds):
         let_go = await replicas.let_master_go()
     quiet = Quiet()
 
@@ -286,7 +288,7 @@ async def drain_replica(file: Path, accounts: SetAccounts, name: str, timeout_se
     )
 
 
-async def undrain_replica(file: Path, promoter: Promoter, name: str) -> Drained:
+async def undrain_replica(file: Location, promoter: Promoter, name: str) -> Drained:
     """Have a replica follow its master, wait until it has caught up, and mark it up.
 
     The promoter's settings say how long to wait; a replica that takes longer is reported in the result. Raises what

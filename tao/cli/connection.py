@@ -17,6 +17,7 @@ from tao.admin.connection import ClusterTarget, open_graph, operator_links
 from tao.cli.frame import run
 from tao.cli.options import given
 from tao.client import Graph
+from tao.etcd.location import Location
 from tao.model.errors import OperatorError, RetryableError
 from tao.wire.identity import read_secret
 from tao.wire.links import Links
@@ -55,7 +56,7 @@ def _development_topology() -> str:
             f"no cluster runs in {given('state_dir')}: start one with `tao dev up`, or name one with --connect or "
             "TAO_CONNECT"
         )
-    return str(folder.topology)
+    return str(folder.place_of_topology())
 
 
 def tls_of_command() -> TlsFiles | None:
@@ -107,12 +108,14 @@ async def links_of_command() -> AsyncIterator[Links]:
         yield links
 
 
-def topology_path() -> Path:
-    """Return the topology file that ``--topology`` names, else the development cluster's. Raises `OperatorError`."""
-    file: Path | None = given("file")
+def topology_path() -> Location:
+    """Return the place of the topology that ``--topology`` names, else the development cluster's.
+
+    Raises `OperatorError` when there is none."""
+    file: Location | None = given("file")
     if file is None:
-        file = state_folder().topology
-        if not file.exists():
+        file = state_folder().place_of_topology()
+        if isinstance(file, Path) and not file.exists():
             raise OperatorError(
                 f"there is no cluster in {given('state_dir')}: name a document with --topology or TAO_TOPOLOGY"
             )

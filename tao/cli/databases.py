@@ -8,7 +8,6 @@ from the environment only, because an option would show them to everybody who ca
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Final
 
 import click
@@ -24,7 +23,8 @@ from tao.admin.replication import (
 )
 from tao.cli.frame import ask, run, show
 from tao.cli.logins import password_of
-from tao.cli.options import FloatRange, given, json_option, yes_option
+from tao.cli.options import PLACE_METAVAR, FloatRange, Place, given, json_option, yes_option
+from tao.etcd.location import Location
 from tao.model.topology import Database, DatabaseServer, Topology
 from tao.replication.accounts import LOOPBACK_HOSTS, Account, ServiceAccounts, ensure_accounts
 from tao.storage.migrations import migrate as migrate_shards
@@ -36,9 +36,9 @@ _topology_option = click.option(
     "--topology",
     "topology_file",
     required=True,
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="The topology document, which names the database servers.",
+    type=Place(),
+    metavar=PLACE_METAVAR,
+    help="The topology, which names the database servers: a file, or etcd://HOST:PORT,…/PREFIX.",
 )
 _administrator_option = click.option(
     "--as-user",
@@ -66,7 +66,7 @@ _administrator_option = click.option(
 )
 @yes_option
 @json_option
-def accounts(topology_file: Path, as_user: str, hosts: tuple[str, ...]) -> None:
+def accounts(topology_file: Location, as_user: str, hosts: tuple[str, ...]) -> None:
     """Create the accounts on every database server, or set their passwords.
 
     tao_admin (migrations), tao_leader (reads and writes), tao_reader (reads), tao_replicator (reads the binlog),
@@ -101,13 +101,14 @@ def accounts(topology_file: Path, as_user: str, hosts: tuple[str, ...]) -> None:
     "--schema",
     "schema_file",
     required=True,
-    type=click.Path(path_type=Path),
-    help="The schema file, which names custom tables.",
+    type=Place(),
+    metavar=PLACE_METAVAR,
+    help="The schema, which names custom tables: a file, or etcd://HOST:PORT,…/PREFIX.",
 )
 @_administrator_option
 @yes_option
 @json_option
-def migrate(topology_file: Path, schema_file: Path, as_user: str) -> None:
+def migrate(topology_file: Location, schema_file: Location, as_user: str) -> None:
     """Create the tables of every shard, or bring them up to date.
 
     It works on each database's master; replicas follow by replication. Run it before the first start, after an upgrade,
@@ -164,7 +165,7 @@ def _login(server: DatabaseServer, user: str, password: str) -> ServerAccount:
 )
 @yes_option
 @json_option
-def replicate(topology_file: Path, as_user: str, anew: bool, wait_seconds: float) -> None:
+def replicate(topology_file: Location, as_user: str, anew: bool, wait_seconds: float) -> None:
     """Have every replica follow its master, as the topology names it.
 
     Replicas that follow already are left alone. It refuses, before it changes anything, where the topology's master

@@ -51,6 +51,13 @@ _up_options = combined(
     click.option("--followers", type=int, help="The number of followers in each tier.  [default: 2]"),
     click.option("--tiers", type=int, help="The number of follower tiers in each region.  [default: 2]"),
     click.option("--leaders", type=int, help="The number of leaders in each region.  [default: 2]"),
+    click.option(
+        "--etcd",
+        is_flag=True,
+        default=None,
+        help="Start an etcd, and keep the topology, the schema, the access document and the locks there; fixed once "
+        "there are data.",
+    ),
     click.option("--databases", type=int, help="The number of databases; fixed once there are data.  [default: 1]"),
     click.option("--shards", type=int, help="The number of shards; fixed once there are data.  [default: 16]"),
     click.option(

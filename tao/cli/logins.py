@@ -11,6 +11,7 @@ from tao.admin.access import Access, ReaderLogin, access_of
 from tao.admin.documents import load_topology, read_schema
 from tao.cli.connection import secret_of_command, state_folder, tls_of_command
 from tao.cli.options import given
+from tao.etcd.location import Location, location_of
 from tao.model.errors import OperatorError
 from tao.replication.accounts import Account
 from tao.replication.replication_set import SetAccounts
@@ -20,43 +21,43 @@ def reader_login() -> ReaderLogin:
     """Return the read-only account of the databases, from the options or from the development cluster's records.
 
     Raises `OperatorError` that names what is missing."""
-    schema_file: Path | None = given("schema_file")
+    schema_file: Location | None = given("schema_file")
     if given("connect") is None:
         from tao.devcluster.state_folder import service_accounts
 
         folder = state_folder()
         reader = service_accounts(folder.require().passwords).reader
-        topology_file, schema_file = folder.topology, schema_file or folder.schema
+        topology_file, schema_file = folder.place_of_topology(), schema_file or folder.place_of_schema()
     else:
-        topology_file = Path(given("connect").removeprefix("file:"))
+        topology_file = location_of(given("connect"))
         password = os.environ.get("TAO_READER_PASSWORD", "")
         if schema_file is None or not password:
             raise OperatorError(
-                "reading the databases needs --schema FILE, and the reader's password in TAO_READER_PASSWORD"
+                "reading the databases needs --schema FILE or URL, and the reader's password in TAO_READER_PASSWORD"
             )
         reader = Account(given("reader_user"), password)
     return ReaderLogin(load_topology(topology_file), read_schema(schema_file)[0], reader.user, reader.password)
 
 
-def mastership_login() -> tuple[Path, SetAccounts]:
-    """Return the topology file and the accounts that change replication.
+def mastership_login() -> tuple[Location, SetAccounts]:
+    """Return the place of the topology and the accounts that change replication.
 
     Those of the development cluster when no file or its file is named, else the passwords in the environment. Raises
     `OperatorError` when they are not set."""
-    file: Path | None = given("file")
-    if file is None or _is_development(file):
+    file: Location | None = given("file")
+    if _is_development(file):
         from tao.devcluster.state_folder import service_accounts
 
         folder = state_folder()
         known = service_accounts(folder.require().passwords)
-        return folder.topology, SetAccounts(known.administrator, known.replicator)
+        return folder.place_of_topology(), SetAccounts(known.administrator, known.replicator)
     accounts = (("tao_admin", "TAO_ADMIN_PASSWORD"), ("tao_replicator", "TAO_REPLICATOR_PASSWORD"))
     return file, SetAccounts(*(Account(user, password_of(variable)) for user, variable in accounts))
 
 
 def administrator_login() -> Account:
     """Return the administrator's account of the databases that the topology names, as `mastership_login` does."""
-    file: Path | None = given("file")
+    file: Location | None = given("file")
     if _is_development(file):
         from tao.devcluster.state_folder import service_accounts
 
@@ -64,9 +65,11 @@ def administrator_login() -> Account:
     return Account("tao_admin", password_of("TAO_ADMIN_PASSWORD"))
 
 
-def _is_development(file: Path | None) -> bool:
+def _is_development(file: Location | None) -> bool:
     """Return whether the topology is that of the development cluster, whose passwords are known."""
-    return file is None or file.absolute() == (given("state_dir") / "topology.json").absolute()
+    return file is None or (
+        isinstance(file, Path) and file.absolute() == (given("state_dir") / "topology.json").absolute()
+    )
 
 
 def password_of(variable: str) -> str:

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 from typing import Final
 
 import click
 
-from tao.admin.documents import database_of_server, load_topology, topology_file
+from tao.admin.documents import database_of_server, load_topology, topology_file, topology_locks
 from tao.cli.frame import INCOMPLETE_STATUS, ask, run, show
 from tao.cli.logins import mastership_login
 from tao.cli.options import changing_options, given
+from tao.etcd.location import Location
 from tao.replication.database_copy import CopyProgress
-from tao.replication.locks import FileLocks
 from tao.replication.promotion import Promoter, PromotionSettings, PromotionStep
 from tao.replication.promotion_plan import PromotionRequest, SetMember, check_before
 from tao.replication.replica_seed import Reseeder, SeedPlan, SeedStep
@@ -114,7 +113,7 @@ def reseed(server: str, dry_run: bool) -> None:
     path, accounts = mastership_login()
     database_of_server(load_topology(path), server)
     progress = _SeedProgress()
-    store, locks, settings = topology_file(path), FileLocks(path), PromotionSettings()
+    store, locks, settings = topology_file(path), topology_locks(path), PromotionSettings()
     promoter = Promoter(store, locks, accounts, settings)
     reseeder = Reseeder(store, locks, accounts, settings, promoter, on_step=progress.step, on_copied=progress.copied)
     plan = run(reseeder.plan(server))
@@ -129,13 +128,15 @@ def reseed(server: str, dry_run: bool) -> None:
     show(done, lambda: click.echo(seeded))
 
 
-def shown_promoter(path: Path, accounts: SetAccounts, settings: PromotionSettings | None = None) -> Promoter:
+def shown_promoter(path: Location, accounts: SetAccounts, settings: PromotionSettings | None = None) -> Promoter:
     """Return a promoter of the databases in a topology file, which prints its steps unless the output is JSON."""
 
     async def on_step(step: PromotionStep) -> None:
         _print_step(step.value)
 
-    return Promoter(topology_file(path), FileLocks(path), accounts, settings or PromotionSettings(), on_step=on_step)
+    return Promoter(
+        topology_file(path), topology_locks(path), accounts, settings or PromotionSettings(), on_step=on_step
+    )
 
 
 def _print_step(text: str) -> None:

@@ -15,11 +15,15 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
+from tao.etcd.location import EtcdLocation, Location, location_of
+from tao.model.errors import SettingsError
+
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Adds options to a command. (`Any`: a command's parameters are its own.)"""
 
 DEFAULT_STATE_DIR: Final = Path(".tao-dev")
 _FILE: Final = click.Path(path_type=Path)
+PLACE_METAVAR: Final = "FILE|URL"
 
 
 def given(name: str) -> Any:  # Any: each option has its own type
@@ -70,6 +74,21 @@ class FloatRange(click.FloatRange):
     name = "float"
 
 
+class Place(click.ParamType[Location]):
+    """The path of a file, or the URL of a prefix in etcd."""
+
+    name = "file|url"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Location:
+        """Return the place. Fails for a wrong URL."""
+        if isinstance(value, Path | EtcdLocation):
+            return value
+        try:
+            return location_of(str(value))
+        except SettingsError as error:
+            self.fail(error.message, param, ctx)
+
+
 json_option: Decorator = shared("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 yes_option: Decorator = shared("--yes", is_flag=True, help="Do it without asking for confirmation.")
 token_file_option: Decorator = shared(
@@ -88,14 +107,16 @@ state_dir_option: Decorator = shared(
 _connect_option: Decorator = shared(
     "--connect",
     envvar="TAO_CONNECT",
-    metavar="ADDRESS|FILE",
-    help="A follower's host:port, or a topology file.  [default: the development cluster in --state-dir]",
+    metavar="ADDRESS|FILE|URL",
+    help="A follower's host:port, or the topology: a file, or etcd://HOST:PORT,…/PREFIX.  [default: the development "
+    "cluster in --state-dir]",
 )
 _document_option: Decorator = shared(
     "--connect",
     envvar="TAO_CONNECT",
-    metavar="FILE",
-    help="The topology file, which names the databases.  [default: the development cluster in --state-dir]",
+    metavar=PLACE_METAVAR,
+    help="The topology, which names the databases: a file, or etcd://HOST:PORT,…/PREFIX.  [default: the development "
+    "cluster in --state-dir]",
 )
 _region_option: Decorator = shared(
     "--region",
@@ -106,9 +127,10 @@ _topology_option: Decorator = shared(
     "--topology",
     "file",
     envvar="TAO_TOPOLOGY",
-    type=_FILE,
-    metavar="FILE",
-    help="The topology document.  [default: that of the development cluster in --state-dir]",
+    type=Place(),
+    metavar=PLACE_METAVAR,
+    help="The topology document: a file, or etcd://HOST:PORT,…/PREFIX (etcds:// with TLS).  [default: that of the "
+    "development cluster in --state-dir]",
 )
 audit_log_option: Decorator = shared(
     "--audit-log",
@@ -129,7 +151,13 @@ global_options: Decorator = combined(_connect_option, state_dir_option, json_opt
 region_options: Decorator = combined(_connect_option, _region_option, state_dir_option, json_option)
 """Options of commands that ask the followers of one region."""
 reader_options: Decorator = combined(
-    shared("--schema", "schema_file", type=_FILE, help="The schema file of the cluster."),
+    shared(
+        "--schema",
+        "schema_file",
+        type=Place(),
+        metavar=PLACE_METAVAR,
+        help="The schema of the cluster: a file, or etcd://HOST:PORT,…/PREFIX.",
+    ),
     shared(
         "--reader-user",
         default="tao_reader",

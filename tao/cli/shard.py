@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import click
@@ -23,6 +22,7 @@ from tao.cli.options import (
     global_options,
     tier_option,
 )
+from tao.etcd.location import Location
 from tao.model.errors import OperatorError, TaoError
 from tao.routing.cloning_policy import CloningPolicy
 from tao.routing.read_rates import RateSettings
@@ -48,7 +48,7 @@ def _clone_options(least: int, copies_help: str) -> Decorator:
 
 
 class _Plan(NamedTuple):
-    file: Path
+    file: Location
     version: int
     cloning: Cloning
 
@@ -114,7 +114,7 @@ def _set_copies(plan: _Plan, wait_seconds: float) -> None:
     show({"shard": cloning.shard, "tier": tier, "version": version, **names}, lambda: click.echo(done))
 
 
-async def _carry_out(path: Path, cloning: Cloning, wait_seconds: float) -> int:
+async def _carry_out(path: Location, cloning: Cloning, wait_seconds: float) -> int:
     settings = CloningSettings(timeout_seconds=wait_seconds)
     with WaitDisplay() as display:
         async with links_of_command() as links:

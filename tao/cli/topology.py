@@ -1,7 +1,7 @@
 """`tao topology`: show the topology document, and change it by compare-and-set.
 
 A change is shown first, and stored only if nobody else changed the document meanwhile; servers and clients use it
-within a second. The document is a file: change it on every machine that has a copy, or copy it there.
+within a second. Where the document is a file, change it on every machine that has a copy, or copy it there.
 """
 
 from __future__ import annotations
@@ -9,14 +9,24 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
-from tao.admin.documents import find_tier, load_topology, topology_changes, topology_file
+from tao.admin.documents import (
+    ClusterTexts,
+    export_documents,
+    find_tier,
+    import_documents,
+    load_topology,
+    topology_changes,
+    topology_file,
+)
 from tao.cli.connection import topology_path
 from tao.cli.frame import ask, run, show
 from tao.cli.options import IntRange, changing_options, given, tier_option, topology_options
+from tao.model.errors import OperatorError
 from tao.model.topology import CacheServer, Topology
 from tao.routing.routes import Routes
 from tao.terminal import fields_of, print_records
@@ -156,6 +166,67 @@ def record_changes() -> None:
     Run it once, when every server, every tao command, and every application that connects to the file uses this
     version: earlier versions refuse the document."""
     _change(edits.begin_record)
+
+
+_document_argument = click.argument("document", type=click.Path(path_type=Path, dir_okay=False))
+
+
+@topology.command("export")
+@_document_argument
+@click.option("--schema", type=click.Path(path_type=Path), help="Write the schema that lies beside it to this file.")
+@click.option("--access", type=click.Path(path_type=Path), help="Write the access document to this file.")
+@topology_options
+def export(document: Path, schema: Path | None, access: Path | None) -> None:
+    """Write the topology, and what lies beside it in etcd, to files.
+
+    `tao topology import` stores them where they came from, or elsewhere."""
+    place = topology_path()
+    found = run(export_documents(place))
+    written = {}
+    for what, text, path in (
+        ("topology", found.topology, document),
+        ("schema", found.schema, schema),
+        ("access document", found.access, access),
+    ):
+        if path is not None:
+            if text is None:
+                raise OperatorError(f"there is no {what} in {place}")
+            path.write_text(text, encoding="utf-8")
+            written[what] = str(path)
+    show(written, lambda: click.echo("\n".join(f"{what}: {path}" for what, path in written.items())))
+
+
+@topology.command("import")
+@_document_argument
+@click.option("--schema", type=click.Path(path_type=Path), help="Store this schema file beside it, in etcd.")
+@click.option("--access", type=click.Path(path_type=Path), help="Store this access document beside it, in etcd.")
+@click.option(
+    "--above",
+    type=IntRange(min=0),
+    default=0,
+    metavar="VERSION",
+    help="Store it under a version above this one: the highest that a server has, after etcd was restored.",
+)
+@changing_options
+def import_(document: Path, schema: Path | None, access: Path | None, above: int) -> None:
+    """Store a whole topology document from a file, in place of the one that is there.
+
+    To move a cluster's documents into etcd, or back to a file, and after etcd was restored from a snapshot. It gets a
+    version above the one that is there."""
+    place = topology_path()
+    others = (None if path is None else _text_of(path) for path in (schema, access))
+    texts = ClusterTexts(_text_of(document), *others)
+    parts = [name for name, text in zip(("topology", "schema", "access document"), texts, strict=True) if text]
+    ask(f"Store the {' and the '.join(parts)} in {place}?")
+    stored = run(import_documents(place, texts, above))
+    show({"version": stored.version}, lambda: click.echo(f"version {stored.version} is stored in {place}"))
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OperatorError(f"{path}: cannot be read: {error}") from error
 
 
 def _change(edit: Callable[[Topology], Topology]) -> None:

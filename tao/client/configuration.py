@@ -21,11 +21,13 @@ from typing import Final, ParamSpec, Protocol, TypeVar
 
 from tao.client.server_queues import ServerLink, ServerQueue
 from tao.client.settings import ClientSettings
+from tao.etcd.location import EtcdSettings, is_etcd_url, location_of
 from tao.model.errors import InvalidArgument, OperatorError, PermissionDenied, TaoError, TopologyError, Unavailable
 from tao.model.topology import CacheServer, Region, Topology
 from tao.routing.routes import Routes
 from tao.schema.registry import Schema
 from tao.topology.document import decode_topology, parse_topology
+from tao.topology.stores import EtcdConnections, open_topology
 from tao.wire.address import parse_address
 from tao.wire.convert import error_from_pb
 from tao.wire.v1 import session_pb2 as pb
@@ -73,19 +75,25 @@ async def _run_off_loop_if_large(
     return work(*arguments, **named)
 
 
-def read_target(target: str) -> Topology | CacheServer:
-    """Read the target of `tao.client.connect`: a topology file (``file:…``, a path with a slash, or ``….json``) or one
-    follower's address (``host:port`` of its gRPC port, or ``frames:host:port``).
+async def read_target(target: str) -> Topology | CacheServer:
+    """Read the target of `tao.client.connect`: a topology file (``file:…``, a path with a slash, or ``….json``; a large
+    one in a thread), the URL of etcd where the topology is, or one follower's address (``host:port`` of its gRPC port,
+    or ``frames:host:port``).
 
-    Raises `InvalidArgument` when it is neither, `TopologyError` for a file that cannot be read or used."""
-    found = _parse_target(target)
-    return _read_topology(found) if isinstance(found, Path) else found
-
-
-async def read_target_async(target: str) -> Topology | CacheServer:
-    """Read a target as `read_target` does, a large file in a thread. Raises as that."""
+    Raises `InvalidArgument` when it is none of these, `TopologyError` for a topology that cannot be read or used."""
+    if is_etcd_url(target):
+        return await _read_from_etcd(target)
     found = _parse_target(target)
     return await _run_off_loop_if_large(_size_bytes(found), _read_topology, found) if isinstance(found, Path) else found
+
+
+async def _read_from_etcd(url: str) -> Topology:
+    """Return the topology in etcd, with the credentials in the environment (`EtcdSettings.from_environment`)."""
+    etcd = EtcdConnections(EtcdSettings.from_environment())
+    try:
+        return await open_topology(location_of(url), etcd, lambda error: None).load()
+    finally:
+        await etcd.close()
 
 
 def _parse_target(target: str) -> Path | CacheServer:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from tao.client.configuration import ClientConfiguration, LinkPool, read_target_async
+from tao.client.configuration import ClientConfiguration, LinkPool, read_target
 from tao.client.dispatcher import Dispatcher
 from tao.client.settings import ClientSettings
 from tao.client.writes import WriteOperations
@@ -109,7 +109,7 @@ class PendingGraph:
             """Exist, so that ``with`` reaches `__enter__`, which raises."""
 
     async def _open(self) -> Graph:
-        source = await read_target_async(self._target)
+        source = await read_target(self._target)
         links = Links(self._settings.links, self._credentials, self._settings.tls)
         try:
             configuration = await ClientConfiguration.fetch(source, self._region, links, self._settings)

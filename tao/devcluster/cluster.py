@@ -1,10 +1,10 @@
 """Starts and stops a whole cluster on this machine, with one region or several.
 
-The start goes in the order of dependency: databases, then (with several regions) the delay line and replication, the
-tables of the shards, leaders, tailers, followers, watchers. Each step waits until the servers of the one before are
-ready. The stop goes in the opposite order. Everything that is needed to find a process again is written to the state
-folder before the process starts, so that a crash at any moment leaves a folder that the next start, `tao dev status`
-and `tao dev down` understand.
+The start goes in the order of dependency: etcd, if it has one, databases, then (with several regions) the delay line
+and replication, the tables of the shards, leaders, tailers, followers, watchers. Each step waits until the servers of
+the one before are ready. The stop goes in the opposite order. Everything that is needed to find a process again is
+written to the state folder before the process starts, so that a crash at any moment leaves a folder that the next
+start, `tao dev status` and `tao dev down` understand.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Coroutine, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -34,6 +34,7 @@ from tao.devcluster.certificates import issue_certificates
 from tao.devcluster.configuration import build_topology, crossings, instance_settings, settings_text
 from tao.devcluster.database import DatabaseInstance
 from tao.devcluster.database_program import ServerBinary, find_server_binary
+from tao.devcluster.etcd import etcd_command, find_etcd, wait_until_etcd_answers
 from tao.devcluster.inspection import (
     STOP_SECONDS,
     ClusterStatus,
@@ -53,13 +54,24 @@ from tao.devcluster.processes import (
     stop_process,
     to_the_end,
 )
-from tao.devcluster.state_folder import ClusterRecord, StateFolder, choose_schema, new_passwords, service_accounts
-from tao.model.errors import OperatorError
-from tao.model.topology import DatabaseServer
+from tao.devcluster.state_folder import (
+    ClusterRecord,
+    StateFolder,
+    TopologyOutline,
+    choose_schema,
+    etcd_location,
+    new_passwords,
+    outline_of,
+    service_accounts,
+)
+from tao.etcd.location import EtcdSettings, Location
+from tao.model.errors import OperatorError, TopologyError
+from tao.model.topology import DatabaseServer, Topology
 from tao.schema.registry import Schema
 from tao.storage.migrations import migrate
 from tao.storage.session import ServerAccount
-from tao.topology.document import dump_topology, parse_topology
+from tao.topology.document import dump_topology
+from tao.topology.stores import SCHEMA_KEY, EtcdConnections, TextDocuments, open_topology
 
 _OPERATOR_ERROR_STATUS = 2
 
@@ -113,8 +125,21 @@ class DevCluster:
 
     @property
     def topology_path(self) -> Path:
-        """The topology document, which `tao.client.connect` takes too."""
+        """The topology document, which `tao.client.connect` takes too, of a cluster without etcd."""
         return self._folder.topology
+
+    @property
+    def topology_place(self) -> Location:
+        """Where the topology document is, with etcd or without it."""
+        return etcd_location(self.record) or self._folder.topology
+
+    async def topology(self) -> Topology:
+        """Return the topology that the servers go by. Raises `TopologyError`."""
+        etcd = EtcdConnections(EtcdSettings())
+        try:
+            return await open_topology(self.topology_place, etcd, lambda error: None).load()
+        finally:
+            await etcd.close()
 
     @property
     def schema_path(self) -> Path:
@@ -236,7 +261,7 @@ class DevCluster:
         await self._reap(name)
         await self._start_one(member)
         if member.role is Role.DATABASE and self.record.shape.is_distributed:
-            topology = parse_topology(await asyncio.to_thread(self._folder.topology.read_bytes), "topology")
+            topology = await self.topology()
             watched = self.record.shape.watchers > 0
             await resume(topology, name, service_accounts(self.record.passwords), watched=watched)
 
@@ -341,7 +366,9 @@ class DevCluster:
     async def _start(self, binary: ServerBinary, schema: Schema) -> None:
         record, shape = self.record, self.record.shape
         self._folder.write(record)
-        self._write_documents(schema)
+        await self._start_role(Role.ETCD)
+        await self._store_documents()
+        self._write_settings(schema)
         self._define_databases(binary)
         await self._start_role(Role.DATABASE)
         await self._start_role(Role.LINE)
@@ -377,11 +404,9 @@ class DevCluster:
         if role is Role.DATABASE:
             await self._databases[name].start()
             return
-        command = ["tao.devcluster.delay_line"] if role is Role.LINE else ["tao.cli", str(role), "--settings"]
         process = self._servers[name] = ManagedProcess(
             name,
-            # -P: modules in the folder where it starts must not replace installed ones.
-            [sys.executable, "-P", "-m", *command, str(self._folder.settings_file(name))],
+            self._command(name, role),
             {**os.environ, **self._settings.environment},
             self._folder.log(name, role),
             ProcessOptions(
@@ -397,9 +422,24 @@ class DevCluster:
             await process.kill()
             raise
 
+    def _command(self, name: str, role: Role) -> list[str]:
+        if role is Role.ETCD:
+            ports = self.record.ports[name]
+            return etcd_command(find_etcd(os.environ), self.etcd_data, ports["client"], ports["peer"])
+        module = ["tao.devcluster.delay_line"] if role is Role.LINE else ["tao.cli", str(role), "--settings"]
+        # -P: modules in the folder where it starts must not replace installed ones.
+        return [sys.executable, "-P", "-m", *module, str(self._folder.settings_file(name))]
+
+    @property
+    def etcd_data(self) -> Path:
+        """The folder of etcd's data."""
+        return self._folder.path / "servers" / "etcd"
+
     async def _wait(self, process: ManagedProcess, role: Role) -> None:
         seconds = self._settings.start_seconds
-        if role is Role.LINE:
+        if role is Role.ETCD:
+            ready = wait_until_etcd_answers(self.record.ports[process.name]["client"], seconds)
+        elif role is Role.LINE:
             ready = wait_until_line_answers(self._folder.line_control, seconds)
         else:
             ready = wait_until_ready(self.admin(process.name), seconds)
@@ -414,16 +454,39 @@ class DevCluster:
                 f"{process.name} ended with status {status} instead of starting: {tail} (log: {process.log_path})"
             )
 
-    def _write_documents(self, schema: Schema) -> None:
-        """Write the topology and the settings files. The record is written first, so that it is never behind them."""
+    async def _store_documents(self) -> None:
+        """Store the topology, and in etcd the schema beside it. The record is written first, so that it is never behind
+        the file."""
+        folder, place, semi_sync = self._folder, self.topology_place, self._settings.semi_sync
+        if isinstance(place, Path):
+            self._topology = build_topology(self.record, folder.former_topology(), semi_sync=semi_sync)
+            folder.write_file(folder.topology, dump_topology(self._topology).encode())
+            return
+        etcd = EtcdConnections(EtcdSettings())
+        try:
+            store = open_topology(place, etcd, lambda error: None)
+            former, found = TopologyOutline(), 0
+            with suppress(TopologyError):  # there is none yet, or a mistake in it must not keep the cluster down
+                topology = await store.load()
+                former, found = outline_of(topology), topology.version
+            version = max(self.record.topology_version, found + 1)
+            self._record = msgspec.structs.replace(self.record, topology_version=version)
+            folder.write(self.record)
+            built = build_topology(self.record, former, semi_sync=semi_sync)
+            self._topology = await store.replace(found, built)
+            text = await asyncio.to_thread(folder.schema.read_text)
+            await TextDocuments(etcd.to(place), place).write(SCHEMA_KEY, text)
+        finally:
+            await etcd.close()
+
+    def _write_settings(self, schema: Schema) -> None:
+        """Write the settings files of the servers."""
         folder, record = self._folder, self.record
-        self._topology = build_topology(record, folder.former_topology(), semi_sync=self._settings.semi_sync)
-        folder.write_file(folder.topology, dump_topology(self._topology).encode())
         if self._settings.tls:
             issue_certificates(folder, record.shape)
         arenas = {otype.arena for otype in schema.objects} | {atype.arena for atype in schema.assocs}
         for member in record.shape.members:
-            if member.role is not Role.DATABASE:
+            if member.role not in (Role.DATABASE, Role.ETCD):
                 text = settings_text(member, record, folder, self._settings, arenas)
                 folder.write_file(folder.settings_file(member.name), text)
 
@@ -464,6 +527,11 @@ def _checked_shape(shape: Shape, former: ClusterRecord | None, folder: Path) -> 
         raise OperatorError(
             f"{folder} has data of {old.shards} shards on {old.databases} database server(s), which cannot be changed: "
             "leave --shards and --databases out, or choose another --state-dir"
+        )
+    if shape.etcd is not old.etcd:
+        raise OperatorError(
+            f"{folder} has its topology in {'etcd' if old.etcd else 'a file'}, which cannot be changed: "
+            f"{'repeat' if old.etcd else 'leave out'} --etcd, or choose another --state-dir"
         )
     if (shape.regions, shape.mixed_mastership) != (old.regions, old.mixed_mastership):
         raise OperatorError(

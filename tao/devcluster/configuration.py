@@ -20,7 +20,7 @@ from tao.devcluster.database_program import ServerOptions
 from tao.devcluster.layout import LINE, PORT_KINDS, ClusterSettings, Member, Ports, Role, Shape
 from tao.devcluster.line_control import LineSettings, Route
 from tao.devcluster.ports import LOOPBACK
-from tao.devcluster.state_folder import ClusterRecord, StateFolder, TopologyOutline, service_accounts
+from tao.devcluster.state_folder import ClusterRecord, StateFolder, TopologyOutline, etcd_location, service_accounts
 from tao.model.topology import (
     CacheServer,
     Database,
@@ -41,7 +41,8 @@ _ARENA_MB = 64
 
 
 class Crossing(NamedTuple):
-    """A connection between regions: from ``source`` to ``server`` in ``target``. ``kind``: grpc, frames or mysql."""
+    """A connection between regions: from ``source`` to ``server`` in ``target``. ``kind``: grpc, frames, mysql or
+    client."""
 
     source: str
     target: str
@@ -56,7 +57,7 @@ class Crossing(NamedTuple):
 
 def crossings(shape: Shape) -> list[Crossing]:
     """List the connections between regions; there are none in a cluster of one region."""
-    kinds = {Role.DATABASE: ("mysql",), Role.LEADER: ("grpc", "frames")}
+    kinds = {Role.ETCD: ("client",), Role.DATABASE: ("mysql",), Role.LEADER: ("grpc", "frames")}
     return [
         Crossing(source, member.region, member.name, kind)
         for member in shape.members
@@ -191,9 +192,10 @@ def settings_text(
     def admin(one: Member) -> str:
         return f"{LOOPBACK}:{ports[one.name]['admin']}"
 
+    etcd = etcd_location(record, member.region)
     found: dict[str, object] = {
         "name": member.name,
-        "topology_file": str(folder.topology),
+        "topology_file": str(etcd or folder.topology),
         "log_level": settings.log_level,
     }
     if settings.tls:
@@ -212,7 +214,7 @@ def settings_text(
             "replicator_password": accounts.replicator.password,
         }
     else:
-        found["schema_file"] = str(folder.schema)
+        found["schema_file"] = str(etcd or folder.schema)
     if member.role is Role.TAILER:
         found |= {
             "database_server": shape.database_server(member.region, member.database),

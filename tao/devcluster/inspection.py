@@ -29,9 +29,11 @@ STOP_SECONDS = {
     Role.LEADER: 20.0,
     Role.DATABASE: 30.0,
     Role.LINE: 5.0,
+    Role.ETCD: 10.0,
 }
 """The time limit of a stop on SIGTERM, by role in stopping order. Watchers stop first: they would take the stopping
-servers for an outage. The delay line stops last: a replica that loses its master while it stops reports an error."""
+servers for an outage. The delay line stops late: a replica that loses its master while it stops reports an error. So
+does etcd, which all ask."""
 _OWNER_STOP_SECONDS = 90.0
 
 

@@ -29,6 +29,7 @@ _MAX_PER_TIER = len(ascii_lowercase)
 class Role(StrEnum):
     """The role of a process of the cluster, in starting order."""
 
+    ETCD = "etcd"
     DATABASE = "database"
     LINE = "line"
     LEADER = "leader"
@@ -73,6 +74,9 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     watchers: int = 0
     """The watchers of each region: of all watchers one is active, the others are ready to replace it. With 0 no server
     is marked down or promoted automatically."""
+    etcd: bool = False
+    """Whether an etcd in the first region holds the topology, the schema, the access document and the locks; otherwise
+    they are in files."""
     databases: int = 1
     """The number of databases. Each has a server in every region, of some 90 MB resident memory."""
     shards: int = 16
@@ -133,6 +137,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     def members(self) -> list[Member]:
         """Every process in starting order; within a role, region by region."""
         found = [member for region in self.region_names for member in self._members_of(region)]
+        if self.etcd:
+            found.append(Member(name="etcd", role=Role.ETCD, region=self.region_names[0]))
         if self.is_distributed:
             found.append(Member(name=LINE, role=Role.LINE, region=""))
         return sorted(found, key=lambda member: _STARTING_ORDER.index(member.role))
@@ -191,6 +197,7 @@ Ports = Mapping[str, Mapping[str, int]]
 each `tao.devcluster.configuration.Crossing.key`."""
 
 PORT_KINDS: Mapping[Role, tuple[str, ...]] = {
+    Role.ETCD: ("client", "peer"),
     Role.DATABASE: ("mysql",),
     Role.LEADER: ("grpc", "frames", "admin"),
     Role.FOLLOWER: ("grpc", "frames", "admin"),

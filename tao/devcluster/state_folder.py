@@ -16,9 +16,12 @@ from pathlib import Path
 import msgspec
 
 from tao.admin.documents import example_schema_file, read_schema
-from tao.devcluster.layout import DEFAULT_RTT_MS, Role, Shape, StartOptions
+from tao.devcluster.layout import DEFAULT_RTT_MS, LINE, Role, Shape, StartOptions
+from tao.devcluster.ports import LOOPBACK
 from tao.devcluster.processes import ProcessIdentity, read_record
+from tao.etcd.location import EtcdLocation, Location
 from tao.model.errors import OperatorError, SchemaError
+from tao.model.topology import Topology
 from tao.model.versions import FIRST_EPOCH
 from tao.replication.accounts import Account, ServiceAccounts
 from tao.schema.compatibility import compare
@@ -43,6 +46,19 @@ class ClusterRecord(msgspec.Struct, frozen=True, kw_only=True):
     topology_version: int = 0
     options: StartOptions = StartOptions()
     ready: bool = False
+
+
+def etcd_location(record: ClusterRecord, region: str = "") -> EtcdLocation | None:
+    """Return where the documents are in the cluster's etcd, seen from a region or from the outside; None without
+    one."""
+    members = record.shape.select(Role.ETCD)
+    if not members:
+        return None
+    (member,) = members
+    port = record.ports[member.name]["client"]
+    if region not in ("", member.region):
+        port = record.ports[LINE][f"{region}>{member.name}/client"]
+    return EtcdLocation((f"{LOOPBACK}:{port}",), "/tao")
 
 
 def new_passwords() -> dict[str, str]:
@@ -89,6 +105,12 @@ class TopologyOutline(msgspec.Struct, frozen=True):
         return {database.name: database.version_epoch for database in self.databases}
 
 
+def outline_of(topology: Topology) -> TopologyOutline:
+    """Return the outline of a whole document."""
+    databases = (_DatabaseOutline(each.name, each.master_region, each.version_epoch) for each in topology.databases)
+    return TopologyOutline(topology.version, tuple(databases))
+
+
 class StateFolder:
     """The paths, the record and the lock of one folder. Nothing is created before `create` is called."""
 
@@ -106,6 +128,18 @@ class StateFolder:
         self.line_control = self.path / "line.sock"
         self._record = self.path / "cluster.json"
         self._lock = -1
+
+    def place_of_topology(self) -> Location:
+        """Return where the servers' topology is: the file of this folder, or the cluster's own etcd."""
+        return self._etcd() or self.topology
+
+    def place_of_schema(self) -> Location:
+        """Return where the servers' schema is."""
+        return self._etcd() or self.schema
+
+    def _etcd(self) -> EtcdLocation | None:
+        record = self.read()
+        return None if record is None else etcd_location(record)
 
     def settings_file(self, name: str) -> Path:
         """Return the path of a server's settings file."""

@@ -32,7 +32,8 @@ TaoError
  │   ├─ SettingsError         a settings file is wrong
  │   ├─ AccessError           the access document is wrong
  │   └─ TopologyError         the topology document is wrong
- │       └─ TopologyConflict  someone else changed the document first (compare-and-set)
+ │       ├─ TopologyConflict  someone else changed the document first (compare-and-set)
+ │       └─ TopologyTooLarge  one change has more than one transaction of etcd holds
  └─ InternalError             a bug here: an invariant did not hold
 
 Every class has a stable, machine-readable ``reason``, which travels on the wire, and says in ``retryable`` whether
@@ -259,6 +260,12 @@ class TopologyConflict(TopologyError):
     """The topology changed since it was read; read it again and repeat the change."""
 
     reason = "TOPOLOGY_CONFLICT"
+
+
+class TopologyTooLarge(TopologyError):
+    """One change of the topology has more than one transaction of etcd holds; make several changes."""
+
+    reason = "TOPOLOGY_TOO_LARGE"
 
 
 class InternalError(TaoError):

@@ -159,6 +159,9 @@ class TopologyStore(DocumentStore[Topology], Protocol):
     async def change(self, expected_version: int, changed: Topology) -> Topology:
         """Compare-and-set: store ``changed`` as version ``expected_version + 1``. Raises `TopologyConflict`."""
 
+    async def replace(self, expected_version: int, document: Topology) -> Topology:
+        """Compare-and-set: store a whole document of a higher version as it is. Raises `TopologyConflict`."""
+
 
 class Spool(Protocol):
     """Guaranteed messages on disk, behind a leader's memory. Nothing here blocks; jobs are done in the order in which

@@ -1,8 +1,8 @@
 """Locks that let one process act alone: one active watcher, and one process that changes a database's mastership.
 
-On one machine these are file locks beside the topology document. The operating system releases them when their process
-ends, whatever ends it. `Locks` is the port: nothing else depends on files, so a topology in etcd could keep locks as
-keys with leases, compared in the same transaction as every change of the document.
+`Locks` is the port. On one machine these are file locks beside the topology document: the operating system releases
+them when their process ends, whatever ends it. Beside a topology in etcd they are keys with leases
+(`tao.replication.etcd_locks`).
 
 A database's mastership lock is shared by watchers while they renew the master's lease, and held exclusively by whoever
 changes the master. So a promotion that holds it can rely on no lease being renewed meanwhile, and has to wait only
@@ -23,8 +23,8 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -39,6 +39,12 @@ class LockTaken(RetryableError):
     """Another process holds the lock."""
 
     reason = "LOCK_TAKEN"
+
+
+class LocksAway(RetryableError):
+    """The service that keeps the locks does not answer, so it cannot be seen who holds one."""
+
+    reason = "LOCKS_AWAY"
 
 
 class LockLost(RetryableError):
@@ -81,15 +87,21 @@ class LockHold(Protocol):
     def check(self) -> None:
         """Raise `LockLost` when the lock is not held any more. Call this before each step."""
 
-    def touch(self) -> None:
+    async def touch(self) -> None:
         """Show that the holder is alive. Raises `LockLost`."""
 
 
 class Locks(Protocol):
     """Locks by name. Each one is released when the process that holds it ends."""
 
-    def held(self, name: str, *, exclusive: bool, terms: LockTerms | None = None) -> AbstractContextManager[LockHold]:
-        """Hold the lock, exclusively or shared. Raises `LockTaken` at once when it is not free.
+    can_be_away: bool
+    """Whether they are kept by a service, from which one process may be cut off while another one is not."""
+
+    def held(
+        self, name: str, *, exclusive: bool, terms: LockTerms | None = None
+    ) -> AbstractAsyncContextManager[LockHold]:
+        """Hold the lock, exclusively or shared. Raises `LockTaken` at once when it is not free, and another `TaoError`
+        when it cannot be seen whether it is.
 
         ``terms``: take the lock over from a holder that has been silent for ``takeover_seconds``, as observed by
         repeated attempts of this process, and give signs of life at these intervals from now on.
@@ -101,12 +113,12 @@ def mastership_lock(database: str) -> str:
     return f"master-of-{database}"
 
 
-def databases_being_changed(locks: Locks, databases: Iterable[str]) -> frozenset[str]:
+async def databases_being_changed(locks: Locks, databases: Iterable[str]) -> frozenset[str]:
     """Return the databases whose mastership is being changed by any process, including this one."""
     changing: set[str] = set()
     for database in databases:
         try:
-            with locks.held(mastership_lock(database), exclusive=False):
+            async with locks.held(mastership_lock(database), exclusive=False):
                 continue
         except LockTaken:
             changing.add(database)
@@ -122,10 +134,10 @@ async def hold_exclusively(locks: Locks, name: str, timeout_seconds: float) -> A
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_seconds
     hold: LockHold | None = None
-    with ExitStack() as stack:
+    async with AsyncExitStack() as stack:
         while hold is None:
             try:
-                hold = stack.enter_context(locks.held(name, exclusive=True, terms=MASTERSHIP))
+                hold = await stack.enter_async_context(locks.held(name, exclusive=True, terms=MASTERSHIP))
             except LockTaken:
                 if loop.time() >= deadline:
                     raise
@@ -142,7 +154,7 @@ async def keep_alive(hold: LockHold, terms: LockTerms) -> AsyncIterator[None]:
         with suppress(LockLost):  # the holder finds out before its next step
             while True:
                 await asyncio.sleep(terms.touch_seconds)
-                hold.touch()
+                await hold.touch()
 
     task = asyncio.create_task(touch(), name="signs of life")
     try:
@@ -225,14 +237,16 @@ class LockFiles:
 class FileLocks:
     """Implements `Locks` with files in the folder of the topology document."""
 
+    can_be_away = False
+
     def __init__(self, topology_file: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         """``clock``: returns seconds, and keeps counting while the process is paused."""
         self._files: Final = LockFiles(topology_file)
         self._clock: Final = clock
         self._silent: Final[dict[str, _Silence]] = {}
 
-    @contextmanager
-    def held(self, name: str, *, exclusive: bool, terms: LockTerms | None = None) -> Iterator[LockHold]:
+    @asynccontextmanager
+    async def held(self, name: str, *, exclusive: bool, terms: LockTerms | None = None) -> AsyncIterator[LockHold]:
         """See `Locks.held`. Raises `OperatorError` when the folder cannot be used."""
         files, number = self._files, self._files.newest(name)
         descriptor = files.open(name, number, exclusive=exclusive)
@@ -248,7 +262,7 @@ class FileLocks:
                 raise LockTaken(f"{name} was taken over by another process")
             hold = _FileHold(self._clock, files, (name, number, descriptor), terms)
             if terms is not None:
-                hold.touch()
+                await hold.touch()
             yield hold
         finally:
             files.close(descriptor)
@@ -317,7 +331,7 @@ class _FileHold:
         if not self.is_held():
             raise LockLost("this process stood still, and another one may have its place: look again")
 
-    def touch(self) -> None:
+    async def touch(self) -> None:
         self.check()
         try:
             self._files.touch(self._descriptor)

@@ -236,6 +236,9 @@ class Promoter:
             await replicas.catch_up(choose_catch_up_target(others, request), self._settings.catch_up_seconds)
         await self._begin(replicas, PromotionStep.STOP_RECEIVING)
         await asyncio.gather(*(replicas.stop_receiving(member.region) for member in others))
+        if request.master_lost and self._locks.can_be_away and replicas.database.semi_sync:
+            # A watcher that is cut off from the locks may have renewed the lease until now (`is_followed_by_all`).
+            await self._wait_for_lease(replicas, others, last_renewal)
         await self._begin(replicas, PromotionStep.COMPARE)
         return choose(await replicas.members(), request)
 

@@ -137,7 +137,7 @@ class Reseeder:
         Raises `SeedingRefused` with nothing changed, or another `TaoError` when a step failed: the server is then out
         of use, and the next run starts again. Raises `LockTaken` while another run is under way.
         """
-        with self._locks.held(f"seeding-of-{server}", exclusive=True):
+        async with self._locks.held(f"seeding-of-{server}", exclusive=True):
             replicas = await self._set(server)
             async with replicas.session(replicas.database.master_region) as session:
                 tools = await find_tools(session.dialect, os.environ)

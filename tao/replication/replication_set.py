@@ -170,6 +170,22 @@ class ReplicationSet:
             and self.follows(member, self.database.master_region)
         ]
 
+    def is_followed_by_all(self, members: Iterable[SetMember]) -> bool:
+        """Return whether commits of the master wait for a replica, and every other server receives from it.
+
+        Then no promotion has gone beyond the point where it stops the server that it chooses from receiving, and one
+        that goes beyond it counts with renewals of the lease until then. So the lease may be renewed by a watcher that
+        cannot see who holds the lock.
+        """
+        found = {member.region: member for member in members}
+        master = found[self.database.master_region]
+        others = [found[region] for region in self.database.servers if region != master.region]
+        return (
+            master.state is not None
+            and master.state.waits_for_replica
+            and all(member.receives and self.follows(member, master.region) for member in others)
+        )
+
     async def let_master_go(self) -> bool:
         """Make commits of the master wait for no replica when no replica in use acknowledges. Returns whether that was
         so.

@@ -10,10 +10,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from tao.etcd.location import Location
 from tao.model.errors import SchemaError, TaoError
 from tao.model.ports import Clock
 from tao.model.topology import Topology
@@ -26,9 +27,13 @@ from tao.schema.registry import Schema, load_schema
 from tao.serving.access import AccessControl
 from tao.serving.audit import AuditTrail
 from tao.topology.document import dump_topology, encode_region
+from tao.topology.stores import SCHEMA_KEY, EtcdConnections
 from tao.wire.links import Links
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
+
+if TYPE_CHECKING:
+    from tao.topology.etcd_document import EtcdSchema
 
 
 class Configuration:
@@ -184,6 +189,15 @@ class SchemaFile(WatchedFile):
     async def load(self) -> Schema:
         """Return the schema in the file. Raises `SchemaError`."""
         return load_schema(await self.read(), str(self.path))
+
+
+def open_schema(place: Location, etcd: EtcdConnections) -> SchemaFile | EtcdSchema:
+    """Return the schema in a file, or under a prefix in etcd."""
+    if isinstance(place, Path):
+        return SchemaFile(place)
+    from tao.topology.etcd_document import EtcdSchema  # gRPC is heavy, and most servers need none of etcd's code
+
+    return EtcdSchema(etcd.to(place), place.key(SCHEMA_KEY), f"{place}/{SCHEMA_KEY}")
 
 
 Spawn = Callable[[Coroutine[Any, Any, None]], object]

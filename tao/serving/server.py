@@ -32,7 +32,7 @@ from tao.schema.registry import Schema
 from tao.schema.types import DEFAULT_LIST_LIMIT
 from tao.serving.access import AccessControl
 from tao.serving.audit import AuditTrail
-from tao.serving.configuration import Configuration, SchemaFile, ServerContext
+from tao.serving.configuration import Configuration, ServerContext, open_schema
 from tao.serving.metrics import ReadMetrics, register_audit, register_doorstep, register_links, register_retries
 from tao.serving.misses import ReadPolicy
 from tao.serving.prefix_refills import PrefixRefills
@@ -43,7 +43,7 @@ from tao.serving.shares import WorkShares
 from tao.serving.single_flight import FillSettings, SingleFlight
 from tao.serving.sources import FetchSource
 from tao.serving.traffic import Traffic
-from tao.topology.file_store import ACCESS_FILE_NAME, AccessFile, TopologyFile
+from tao.topology.stores import EtcdConnections, open_access, open_topology
 from tao.wire.identity import Credentials
 from tao.wire.links import Links, LinkSettings
 from tao.wire.session import RequestHandler
@@ -150,10 +150,11 @@ class CachingServer(Generic[SettingsType]):
         self._settings: Final = settings
         self._log: Final = log
         self._tasks: Final = BackgroundTasks(settings.name, log, limit=MAX_TASKS)
-        self._topology_file: Final = TopologyFile(
-            settings.topology_file, on_error=lambda error: log.error("topology_unusable", reason=error.message)
+        self._etcd: Final = EtcdConnections(settings.etcd)
+        self._topology_store: Final = open_topology(
+            settings.topology_file, self._etcd, lambda error: log.error("topology_unusable", reason=error.message)
         )
-        self._schema_file: Final = SchemaFile(settings.schema_file)
+        self._schema_source: Final = open_schema(settings.schema_file, self._etcd)
         sources = CredentialSources(
             accepted_tokens_file=settings.accepted_tokens_file,
             token=settings.token,
@@ -163,10 +164,8 @@ class CachingServer(Generic[SettingsType]):
             jwt=settings.jwt,
         )
         self._accepted: Final = AcceptedCredentialFiles(sources, log)
-        self._access_file: Final = AccessFile(
-            settings.access_file or settings.topology_file.with_name(ACCESS_FILE_NAME),
-            required=settings.access_file is not None,
-            on_error=self._note_access_error,
+        self._access_store: Final = open_access(
+            settings.access_file, settings.topology_file, self._etcd, self._note_access_error
         )
 
     @classmethod
@@ -202,10 +201,10 @@ class CachingServer(Generic[SettingsType]):
 
     async def _make_context(self) -> ServerContext:
         settings, name = self._settings, self._settings.name
-        schema = await self._schema_file.load()
-        configuration = Configuration(await self._topology_file.load(), schema, self._log, self._topology_file.load)
+        schema = await self._schema_source.load()
+        configuration = Configuration(await self._topology_store.load(), schema, self._log, self._topology_store.load)
         await self._accepted.load(configuration.lists)
-        document = await self._access_file.load_if_there()
+        document = await self._access_store.load_if_there()
         if document is not None:
             self._use_access_document(configuration.access, document)
         place = configuration.routes.locate(name)
@@ -353,11 +352,11 @@ class CachingServer(Generic[SettingsType]):
     def _start_common_tasks(self, context: ServerContext) -> None:
         configuration = context.configuration
         self._stop_watching = (
-            self._topology_file.watch(configuration.use_topology),
-            self._access_file.watch(partial(self._use_access_document, configuration.access)),
+            self._topology_store.watch(configuration.use_topology),
+            self._access_store.watch(partial(self._use_access_document, configuration.access)),
         )
         self._tasks.keep(self._pause_detector.keep, "signs of life")
-        self._tasks.keep(lambda: self._schema_file.watch(configuration.use_schema_text), "schema")
+        self._tasks.keep(lambda: self._schema_source.watch(configuration.use_schema_text), "schema")
         self._tasks.start(self._accepted.watch(), "accepted credentials")
         self._tasks.keep(lambda: maintain_cache(self._cache, context.clock), "cache maintenance")
         if context.audit.log is not None:
@@ -378,13 +377,14 @@ class CachingServer(Generic[SettingsType]):
         await self._tasks.close()
         await self._context.links.close()
         await self._context.audit.close()
+        await self._etcd.close()
 
     async def reload(self) -> None:
         """Read the topology, the schema and the access document now. See `tao.runtime.process.RunningServer`."""
         configuration = self._context.configuration
-        configuration.use_topology(await self._topology_file.load())
-        await self._schema_file.look(configuration.use_schema_text)
-        document = await self._access_file.load_if_there()
+        configuration.use_topology(await self._topology_store.load())
+        await self._schema_source.look(configuration.use_schema_text)
+        document = await self._access_store.load_if_there()
         if document is not None:
             self._use_access_document(configuration.access, document)
 

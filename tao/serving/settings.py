@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from tao.etcd.location import EtcdSettings, Location
 from tao.model.settings import renamed
 from tao.observability.audit_log import AuditSettings
 from tao.observability.key_history import KeyHistorySettings
@@ -27,15 +28,19 @@ class CacheServerSettings:
     name: str
     """The server's name in the topology."""
 
-    topology_file: Path
-    """The topology document. Changes are applied while serving."""
+    topology_file: Location
+    """The topology document: a file, or ``etcd://HOST:PORT,…/PREFIX`` (``etcds://`` with TLS). Changes are applied
+    while serving."""
 
-    schema_file: Path
-    """The schema. A compatible change is in use within a second."""
+    schema_file: Location
+    """The schema: a file, or the URL of etcd as in ``topology_file``. A compatible change is in use within a second."""
 
-    access_file: Path | None = None
-    """The access document, which says what callers may do. A change is in use within a second. None: ``access.yaml``
-    beside the topology document; without such a file every caller may do everything."""
+    access_file: Location | None = None
+    """The access document, which says what callers may do: a file, or the URL of etcd as in ``topology_file``. A change
+    is in use within a second. None: ``access.yaml`` beside the topology file, or what etcd has beside the topology;
+    without such a document every caller may do everything."""
+
+    etcd: EtcdSettings = EtcdSettings()
 
     cache_mb: float = 256
     """Memory for the default arena, in MiB; fractions are allowed. Give it as much as the machine can spare."""

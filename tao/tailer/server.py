@@ -17,7 +17,7 @@ from tao.runtime.admin import AdminPages, AdminServer, AdminSettings
 from tao.runtime.clock import LoopClock
 from tao.runtime.process import run_server
 from tao.runtime.tasks import BackgroundTasks
-from tao.serving.configuration import Configuration, SchemaFile
+from tao.serving.configuration import Configuration, open_schema
 from tao.storage.session import ServerAccount
 from tao.tailer.continuity import Continuity, Rewind
 from tao.tailer.delivery_path import DeliveryPath, LinkedLeaders, RelayScope
@@ -25,7 +25,7 @@ from tao.tailer.leader_outbox import contents_of
 from tao.tailer.reader import BinlogReader
 from tao.tailer.settings import TailerSettings
 from tao.tailer.tail_path import Checkpoint, Lag, TailPath, Translator
-from tao.topology.file_store import TopologyFile
+from tao.topology.stores import EtcdConnections, open_topology
 from tao.wire.identity import Credentials
 from tao.wire.links import Links, LinkSettings
 
@@ -39,17 +39,20 @@ class TailerServer:
         self._settings: Final = settings
         self._log: Final = log
         self._tasks: Final = BackgroundTasks(settings.name, log)
-        self._topology_file: Final = TopologyFile(
-            settings.topology_file, on_error=lambda error: log.error("topology_unusable", reason=error.message)
+        self._etcd: Final = EtcdConnections(settings.etcd)
+        self._topology_store: Final = open_topology(
+            settings.topology_file, self._etcd, lambda error: log.error("topology_unusable", reason=error.message)
         )
-        self._schema_file: Final = SchemaFile(settings.schema_file)
+        self._schema_source: Final = open_schema(settings.schema_file, self._etcd)
 
     async def start(self) -> TailerServer:
         """Begin to follow the binlog, waiting for a database server that is away.
 
         Raises `OperatorError` or `OSError` when a file or the admin port cannot be used."""
         settings = self._settings
-        self._configuration = Configuration(await self._topology_file.load(), await self._schema_file.load(), self._log)
+        self._configuration = Configuration(
+            await self._topology_store.load(), await self._schema_source.load(), self._log
+        )
         database, server = self._database(), self._binlog_server(self._configuration.routes)
         self._connect_leaders()
         self._open_readers(server)
@@ -57,8 +60,8 @@ class TailerServer:
         await self._start_admin()
         self._tasks.start(self._tail.run(self._delivery), "tail")
         self._tasks.keep(self._rewind.run, "rewind")
-        self._tasks.start(self._schema_file.watch(self._configuration.use_schema_text), "schema")
-        self._stop_watching = self._topology_file.watch(self._configuration.use_topology)
+        self._tasks.start(self._schema_source.watch(self._configuration.use_schema_text), "schema")
+        self._stop_watching = self._topology_store.watch(self._configuration.use_topology)
         self._log.info("tailer_started", database=database.name, database_server=server.name, region=settings.region)
         return self
 
@@ -124,14 +127,15 @@ class TailerServer:
         await self._tasks.close()
         await self._admin.close()
         await self._links.close()
+        await self._etcd.close()
 
     async def reload(self) -> None:
         """See `tao.runtime.process.RunningServer`. Reads the topology and the schema again."""
         await self._refresh_routes()
-        await self._schema_file.look(self._configuration.use_schema_text)
+        await self._schema_source.look(self._configuration.use_schema_text)
 
     async def _refresh_routes(self) -> None:
-        self._configuration.use_topology(await self._topology_file.load())
+        self._configuration.use_topology(await self._topology_store.load())
 
     def _derived_server_id(self, purpose: str = "") -> int:
         """Derive a reader's server_id from the tailer's name: it must be unique in the replication set."""

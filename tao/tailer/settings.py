@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from tao.etcd.location import EtcdSettings, Location
 from tao.model.errors import SettingsError
 from tao.model.settings import renamed
 from tao.planning.row_events import MAX_TOUCHES_PER_SHARD
@@ -147,11 +148,14 @@ class TailerSettings:
     database_server: str
     """The name in the topology of the database server whose binlog is read; it must be in the region."""
 
-    topology_file: Path
-    """The topology document; changes are noticed."""
+    topology_file: Location
+    """The topology document: a file, or ``etcd://HOST:PORT,…/PREFIX`` (``etcds://`` with TLS). Changes are noticed."""
 
-    schema_file: Path
-    """The schema, which says which table holds the edges of a type; changes are noticed."""
+    schema_file: Location
+    """The schema, which says which table holds the edges of a type: a file, or the URL of etcd as in ``topology_file``.
+    Changes are noticed."""
+
+    etcd: EtcdSettings = EtcdSettings()
 
     state_folder: Path
     """Folder for the position between runs, created when it is missing. It must be on a disk that survives a restart,

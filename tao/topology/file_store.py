@@ -24,7 +24,8 @@ from tao.model.errors import AccessError, TopologyConflict, TopologyError
 from tao.model.topology import Topology
 from tao.routing.topology_changes import record_change
 from tao.topology.document import check_topology, dump_topology, parse_topology
-from tao.topology.document_file import DocumentFile, NoDocument
+from tao.topology.document_file import DocumentFile
+from tao.topology.watched_document import NoDocument
 
 ACCESS_FILE_NAME: Final = "access.yaml"
 """The access document's name, beside the topology document."""
@@ -62,9 +63,17 @@ class TopologyFile(DocumentFile[Topology, TopologyError]):
         """
         stored = msgspec.structs.replace(changed, version=expected_version + 1)
         check_topology(stored)
-        return await asyncio.to_thread(self._compare_and_replace, expected_version, stored)
+        return await asyncio.to_thread(self._compare_and_replace, expected_version, stored, records=True)
 
-    def _compare_and_replace(self, expected_version: int, changed: Topology) -> Topology:
+    async def replace(self, expected_version: int, document: Topology) -> Topology:
+        """Store a whole document of a version above ``expected_version`` (0: there is none yet), and return it. Raises
+        as `change`."""
+        check_topology(document)
+        if document.version <= expected_version:
+            raise TopologyError(f"{self._path}: version {document.version} is not above {expected_version}")
+        return await asyncio.to_thread(self._compare_and_replace, expected_version, document, records=False)
+
+    def _compare_and_replace(self, expected_version: int, changed: Topology, *, records: bool) -> Topology:
         try:
             with self._locked():
                 before = self._read() if self._path.exists() else None
@@ -74,7 +83,7 @@ class TopologyFile(DocumentFile[Topology, TopologyError]):
                         f"{self._path}: is at version {found}, not {expected_version}: it was changed meanwhile; "
                         "read it again and repeat the change"
                     )
-                stored = changed if before is None else record_change(before, changed)
+                stored = record_change(before, changed) if records and before is not None else changed
                 _replace_file(self._path, dump_topology(stored).encode())
                 return stored
         except OSError as error:

@@ -9,7 +9,7 @@ servers changes its mark: the next master follows no server for a while, and is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -42,27 +42,29 @@ class WatcherReport:
     verdicts: Mapping[str, ServerVerdict]
 
 
-def wanted_marks(
-    topology: Topology,
-    own: WatcherReport,
-    peers: Mapping[str, WatcherReport | None],
-    in_change: Callable[[Iterable[str]], Collection[str]],
-) -> list[Mark]:
-    """Return the marks to change. ``peers``: region → the report of its watcher, or None while that does not answer;
-    regions without a watcher are missing. ``in_change``: returns those of the databases whose master is being changed.
-    """
+def wanted_marks(topology: Topology, own: WatcherReport, peers: Mapping[str, WatcherReport | None]) -> list[Mark]:
+    """Return the marks to change, while no master is being changed. ``peers``: region → the report of its watcher, or
+    None while that does not answer; regions without a watcher are missing."""
     marks: list[Mark] = []
     for region in topology.regions:
         for tier in (region.leaders, *region.followers):
             marks += _tier_marks(tier, region.name, own, peers)
         marks += _tailer_marks(region, own, peers)
-    of_databases = {database.name: _database_marks(database, own, peers) for database in topology.databases}
-    busy = in_change([name for name, wanted in of_databases.items() if wanted])
-    for name, wanted in of_databases.items():
-        if name not in busy:
-            marks += wanted
+    for database in topology.databases:
+        marks += _database_marks(database, own, peers)
     # An operator sets a mark for reasons that no probe can see, such as a restart that is about to come.
     return [mark for mark in marks if mark.down or mark.server in topology.marked_by_watcher]
+
+
+def marks_by_database(topology: Topology, marks: Sequence[Mark]) -> dict[str, list[Mark]]:
+    """Return database → those of the marks that concern its servers, for databases with any: they wait while the
+    database's master is being changed."""
+    found: dict[str, list[Mark]] = {}
+    names = {each.server.name: each.database.name for each in topology.database_servers}
+    for mark in marks:
+        if mark.server in names:
+            found.setdefault(names[mark.server], []).append(mark)
+    return found
 
 
 def with_marks(topology: Topology, marks: Sequence[Mark]) -> Topology:

@@ -20,7 +20,7 @@ from tao.replication.lease import (
     renew_lease,
     server_unix_ms,
 )
-from tao.replication.locks import LockHold, Locks, LockTaken, mastership_lock
+from tao.replication.locks import LockHold, Locks, LocksAway, LockTaken, mastership_lock
 from tao.replication.promotion import Promoter, PromotionResult
 from tao.replication.promotion_plan import PromotionRequest, SetMember
 from tao.replication.replication_set import ReplicationSet
@@ -311,6 +311,8 @@ class Mastership:
     async def _last_renewal(self, database: str, region: str) -> float:
         """Return the latest renewal by any watcher that may have renewed: this one, and the one of the master's
         region."""
+        if self._locks.can_be_away and region == self._settings.region and self._peers.has_others_here():
+            return self._clock.monotonic()  # another watcher of this region may renew without the lock, until now
         renewed_at = max(self._renewed_at.get(database, self._began), self.active_since)
         if region in self._peers.reports:
             asked_at = self._clock.monotonic()
@@ -343,27 +345,48 @@ class Mastership:
         if not lasts:
             return
         try:
-            with self._locks.held(mastership_lock(database.name), exclusive=False) as hold:
-                async with replicas.session(database.master_region) as session:
-                    now = await server_unix_ms(session, deadline=replicas.statement_deadline())
-                    # Whatever happens to the renewal, the lease ends at most its length after this moment.
-                    self._renewed_at[database.name] = self._clock.monotonic()
-                    # Check the lock after that moment: whoever has replaced the master since then counts with this
-                    # renewal.
-                    hold.check()
-                    if not self._renews_lease_of(replicas):
-                        return
-                    renewed = await renew_lease(session, now, deadline=replicas.statement_deadline())
+            async with (
+                self._locks.held(mastership_lock(database.name), exclusive=False) as hold,
+                replicas.session(database.master_region) as session,
+            ):
+                now = await server_unix_ms(session, deadline=replicas.statement_deadline())
+                # Whatever happens to the renewal, the lease ends at most its length after this moment.
+                self._renewed_at[database.name] = self._clock.monotonic()
+                # Check the lock after that moment: whoever has replaced the master since then counts with this
+                # renewal.
+                hold.check()
+                if not self._renews_lease_of(replicas):
+                    return
+                renewed = await renew_lease(session, now, deadline=replicas.statement_deadline())
         except LockTaken:
             return  # its master is being changed
+        except LocksAway as error:
+            renewed = await self._renew_without_lock(replicas, error)
         except TaoError as error:
-            self.missed_renewals += 1
             self._log.warning("lease_not_renewed", database=database.name, reason=error.message)
-            return
+            renewed = False
         if renewed:
             self.renewals += 1
         else:
             self.missed_renewals += 1
+
+    async def _renew_without_lock(self, replicas: ReplicationSet, away: LocksAway) -> bool:
+        """Renew the lease of a master of the own region although nobody can tell who holds its lock, if all other
+        servers follow it (`ReplicationSet.is_followed_by_all`). Returns whether it was renewed."""
+        database = replicas.database
+        reason = away.message
+        if database.semi_sync and database.master_region == self._settings.region:
+            try:
+                async with replicas.session(database.master_region) as session:
+                    now = await server_unix_ms(session, deadline=replicas.statement_deadline())
+                    # Before the servers are asked: a promotion that stops one of them later counts with this renewal.
+                    self._renewed_at[database.name] = self._clock.monotonic()
+                    if replicas.is_followed_by_all(await replicas.members()):
+                        return await renew_lease(session, now, deadline=replicas.statement_deadline())
+            except TaoError as error:
+                reason = error.message
+        self._log.warning("lease_not_renewed", database=database.name, reason=reason)
+        return False
 
     async def _prepare(self, replicas: ReplicationSet, region: str, name: str, lasts: float) -> bool:
         """Have a server keep a lease of ``lasts`` seconds, or none for 0. Return whether it does so now."""

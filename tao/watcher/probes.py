@@ -264,6 +264,10 @@ class PeerReports:
         agos = [0.0 if report is None else report.renewed_seconds_ago.get(database, 0.0) for report in reports]
         return min(agos, default=0.0)
 
+    def has_others_here(self) -> bool:
+        """Return whether this watcher's own region has another one."""
+        return any(len(region.watchers) > 1 for region in self._topology().regions if region.name == self._region)
+
     def _watchers(self) -> dict[str, list[CacheServer]]:
         """Return the watchers of each other region that has any; those without an address of frames are silent."""
         return {

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from functools import partial
 from typing import Final
 
-from tao.model.errors import OperatorError, TaoError, TopologyConflict
+from tao.model.errors import TaoError, TopologyConflict
 from tao.model.topology import Topology
 from tao.observability.logs import Logger, configure_logs, logger
 from tao.observability.metrics import Metrics
 from tao.replication.accounts import Account
+from tao.replication.etcd_locks import open_locks
 from tao.replication.locks import (
     ACTIVITY,
-    FileLocks,
     LockHold,
-    LockLost,
     LockTaken,
     databases_being_changed,
     keep_alive,
@@ -32,8 +30,8 @@ from tao.runtime.credentials import AcceptedCredentialFiles, CredentialSources
 from tao.runtime.process import run_server
 from tao.runtime.tasks import BackgroundTasks
 from tao.serving.requests import Listeners
-from tao.topology.file_store import TopologyFile
-from tao.watcher.marks import ServerVerdict, WatcherReport, wanted_marks, with_marks
+from tao.topology.stores import EtcdConnections, open_topology
+from tao.watcher.marks import ServerVerdict, WatcherReport, marks_by_database, wanted_marks, with_marks
 from tao.watcher.mastership import Mastership
 from tao.watcher.probes import (
     CacheProbes,
@@ -61,16 +59,17 @@ class WatcherServer:
         self._settings: Final = settings
         self._log: Final = log
         self._tasks: Final = BackgroundTasks(settings.name, log)
-        self._topology_file: Final = TopologyFile(
-            settings.topology_file, on_error=lambda error: log.error("topology_unusable", reason=error.message)
+        self._etcd: Final = EtcdConnections(settings.etcd)
+        self._topology_store: Final = open_topology(
+            settings.topology_file, self._etcd, lambda error: log.error("topology_unusable", reason=error.message)
         )
-        self._locks: Final = FileLocks(settings.topology_file, clock=LoopClock().monotonic)
+        self._locks: Final = open_locks(settings.topology_file, self._etcd, LoopClock().monotonic)
         self._marks_set = 0
 
     async def start(self) -> WatcherServer:
         """Start probing. Raises `OperatorError` or `OSError` when files or the admin port are not available."""
         settings, probes = self._settings, self._settings.probes
-        self._topology = await self._topology_file.load()
+        self._topology = await self._topology_store.load()
         Routes(self._topology).region(settings.region)  # raises here when the region is unknown
         accounts = SetAccounts(
             Account(settings.administrator_user, settings.administrator_password),
@@ -89,7 +88,7 @@ class WatcherServer:
             LinkSettings(detector=detector), credentials, settings.tls.if_set, region=settings.region
         )
         promoter = Promoter(
-            self._topology_file,
+            self._topology_store,
             self._locks,
             accounts,
             settings.promotion,
@@ -128,7 +127,7 @@ class WatcherServer:
         self._tasks.keep(self._run_as_active, "activity")
         if settings.clone_hot_shards:
             self._tasks.keep(hot_shards.run, "hot shards")
-        self._stop_watching = self._topology_file.watch(self._use_topology)
+        self._stop_watching = self._topology_store.watch(self._use_topology)
         self._log.info("watcher_started", region=settings.region, dry_run=settings.dry_run)
         return self
 
@@ -185,17 +184,18 @@ class WatcherServer:
             await listeners.close()
         await self._admin.close()
         await self._links.close()
+        await self._etcd.close()
 
     async def reload(self) -> None:
         """See `tao.runtime.process.RunningServer`. Read the topology now."""
-        self._use_topology(await self._topology_file.load())
+        self._use_topology(await self._topology_store.load())
 
     def _build_hot_shards(self, links: Links) -> HotShards:
         def tell(step: str) -> None:
             self._log.info("clone_step_started", step=step)
 
         settings, cloning = self._settings, CloningSettings()
-        cloner = Cloner(self._topology_file, topology_version_of(links, cloning), cloning, tell)
+        cloner = Cloner(self._topology_store, topology_version_of(links, cloning), cloning, tell)
         return HotShards(
             self._current,
             lambda: self._mastership.is_active,
@@ -233,14 +233,13 @@ class WatcherServer:
         answers = ""
         while True:
             try:
-                with self._locks.held(ACTIVE_LOCK, exclusive=True, terms=ACTIVITY) as hold:
+                async with self._locks.held(ACTIVE_LOCK, exclusive=True, terms=ACTIVITY) as hold:
                     answers = ""
                     async with keep_alive(hold, ACTIVITY):
                         await self._act(hold)
             except LockTaken:
                 pass
-            # OperatorError: the folder is unavailable, perhaps only for a while
-            except (LockLost, OperatorError) as error:
+            except TaoError as error:  # the lock is lost, or cannot be seen, perhaps only for a while
                 if answers != error.message:
                     answers = error.message
                     self._log.error("activation_failed", reason=answers)
@@ -263,20 +262,23 @@ class WatcherServer:
 
     async def _change_marks(self) -> None:
         report = WatcherReport(self._settings.region, self._verdicts())
-        marks = wanted_marks(self._topology, report, self._peers.reports, partial(databases_being_changed, self._locks))
+        before = self._topology
+        marks = wanted_marks(before, report, self._peers.reports)
+        of_databases = marks_by_database(before, marks)
+        for busy in await databases_being_changed(self._locks, of_databases):
+            marks = [mark for mark in marks if mark not in of_databases[busy]]
         if not marks:
             return
         for mark in marks:
             self._log.warning("mark_changed", target=mark.server, down=mark.down, dry_run=self._settings.dry_run)
         if self._settings.dry_run:
             return
-        before = self._topology
         try:
-            self._use_topology(await self._topology_file.change(before.version, with_marks(before, marks)))
+            self._use_topology(await self._topology_store.change(before.version, with_marks(before, marks)))
             self._marks_set += len(marks)
         except TopologyConflict:
             # Another process changed the document. The next round uses the new one.
-            self._use_topology(await self._topology_file.load())
+            self._use_topology(await self._topology_store.load())
         except TaoError as error:
             self._log.error("marks_not_stored", reason=error.message)
 

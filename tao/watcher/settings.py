@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from tao.etcd.location import EtcdSettings, Location
 from tao.model.errors import SettingsError
 from tao.replication.lease import EVENT_SECONDS
 from tao.replication.promotion import PromotionSettings
@@ -75,8 +76,11 @@ class WatcherSettings:
     region: str
     """The watcher's region, whose addresses of the servers it uses."""
 
-    topology_file: Path
-    """The topology document, watched and changed. Its folder holds the locks."""
+    topology_file: Location
+    """The topology document, watched and changed: a file, or ``etcd://HOST:PORT,…/PREFIX`` (``etcds://`` with TLS). The
+    locks are beside it."""
+
+    etcd: EtcdSettings = EtcdSettings()
 
     peers: dict[str, str] = field(default_factory=dict)
     """Not used any more, and refused by the next release: the topology has the ``frames`` addresses of the watchers of

@@ -25,11 +25,15 @@ from tests.rigs.replication_rig import EAST, WEST, ReplicationRig, assert_is_mas
 pytestmark = [pytest.mark.database, pytest.mark.e2e]
 
 RENEWING = """
-import os, signal, sys
+import asyncio, os, signal, sys
 from pathlib import Path
 from tao.replication.locks import FileLocks, mastership_lock
-with FileLocks(Path(sys.argv[1])).held(mastership_lock("db"), exclusive=False):
-    os.kill(os.getpid(), signal.SIGSTOP)
+
+async def renew():
+    async with FileLocks(Path(sys.argv[1])).held(mastership_lock("db"), exclusive=False):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+asyncio.run(renew())
 """
 
 

@@ -42,7 +42,7 @@ from tao.storage.writes import MySqlWriteStore
 from tao.tailer.binlog import BinlogLost, BinlogMoved, BinlogTransaction
 from tao.tailer.reader import BinlogReader
 from tao.tailer.tail_path import Checkpoint
-from tao.topology import file_store
+from tao.topology import stores
 from tao.topology.document import check_topology
 from tao.topology.file_store import AccessFile, TopologyFile
 from tao.wire.doorstep import Doorstep
@@ -62,7 +62,7 @@ _PACKAGES: Final = (
     *("tao.follower", "tao.leader", "tao.tailer", "tao.watcher", "tao.replication"),
     *("tao.serving", "tao.wire.links", "tao.client"),
     *("tao.routing.routes", "tao.topology.clones", "tao.topology.edits", "tao.topology.document", "tao.admin"),
-    *(file_store.__name__, admin_client.__name__),
+    *(stores.__name__, admin_client.__name__),
 )
 """The last packages belong to the operator's commands: modules first loaded during a run would keep the substitutes for
 ever."""

@@ -174,6 +174,7 @@ def settings_of(name: str, model: type[Any]) -> Any:
 
 
 def assert_schema(parsed: LeaderSettings | FollowerSettings | TailerSettings) -> None:
+    assert isinstance(parsed.schema_file, Path)
     assert (ROOT / "config" / parsed.schema_file.relative_to("/etc/tao")).is_file()
 
 

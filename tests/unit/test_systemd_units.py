@@ -73,8 +73,9 @@ def test_a_leader_may_write_where_its_example_keeps_the_spool() -> None:
 
 
 def test_a_watcher_may_write_where_its_example_has_the_topology() -> None:
-    folder = load_settings(CONFIG / "watcher.yaml", WatcherSettings).topology_file.parent
-    assert folder == Path(service("watcher")["ReadWritePaths"])
+    place = load_settings(CONFIG / "watcher.yaml", WatcherSettings).topology_file
+    assert isinstance(place, Path)
+    assert place.parent == Path(service("watcher")["ReadWritePaths"])
 
 
 def test_a_tailer_may_write_where_its_example_keeps_the_position() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import click
@@ -27,7 +28,7 @@ def region_with(target: str, *arguments: str, environment: str | None = None) ->
     @click.command()
     @region_options
     def command() -> None:
-        click.echo(region_of(target_of()) or "its own")
+        click.echo(asyncio.run(region_of(target_of())) or "its own")
 
     result = CliRunner().invoke(
         command, ["--connect", target, *arguments], env={"TAO_REGION": environment}, catch_exceptions=False
@@ -50,10 +51,10 @@ def test_a_named_region_wins_and_the_option_over_the_environment(document: str) 
     assert region_with("127.0.0.1:7000", "--region", "west") == "west"
 
 
-def test_outside_of_a_command_it_is_the_first_region(document: str) -> None:
-    assert region_of(ClusterTarget(document)) == "east"
+async def test_outside_of_a_command_it_is_the_first_region(document: str) -> None:
+    assert await region_of(ClusterTarget(document)) == "east"
 
 
-def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
+async def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     with pytest.raises(TopologyError, match="cannot be read"):
-        region_of(ClusterTarget(str(tmp_path / "none.json")))
+        await region_of(ClusterTarget(str(tmp_path / "none.json")))

@@ -15,6 +15,7 @@ from tao.topology import edits
 from tao.topology.document import dump_topology, parse_topology
 
 SHARDS = 8
+SCHEMA = Path(__file__).parents[3] / "config" / "schema.yaml"
 
 
 def servers(*names: str) -> tuple[CacheServer, ...]:
@@ -161,3 +162,28 @@ def test_a_record_of_changes_begins_once_and_has_every_later_change(file: Path) 
     recorded = stored(file).changes or ()
     assert [(each.version, list(each.leaders)) for each in recorded] == [(3, []), (4, ["east"]), (5, [])]
     assert changed(file, "record-changes")["changes"] == []
+
+
+def test_a_document_is_exported_and_imported_under_a_higher_version(file: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.json"
+    assert call(file, "export", str(copy), "--json").stdout == json.dumps({"topology": str(copy)}, indent=2) + "\n"
+    assert copy.read_text() == file.read_text()
+    changed(file, "mark-down", "e-1a")
+    assert changed(file, "import", str(copy)) == {"version": 3}
+    assert not stored(file).tiers[1].tier.servers[0].down
+    assert changed(file, "import", str(copy), "--above", "57") == {"version": 58}
+    elsewhere = tmp_path / "elsewhere.json"
+    assert changed(elsewhere, "import", str(file)) == {"version": 58}
+    assert elsewhere.read_text() == file.read_text()
+
+
+def test_what_lies_beside_a_topology_file_is_not_imported_or_exported(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "wrong.json").write_text("{}")
+    for arguments, why in (
+        (("import", str(file), "--schema", str(SCHEMA), "--yes"), "the schema beside it is a file"),
+        (("export", str(tmp_path / "t.json"), "--schema", str(tmp_path / "s.yaml")), "there is no schema in"),
+        (("import", str(tmp_path / "wrong.json"), "--yes"), "the topology to import"),
+    ):
+        result = call(file, *arguments)
+        assert result.exit_code == 2
+        assert why in result.stderr

@@ -240,7 +240,7 @@ async def test_an_application_asks_for_its_region_s_part_of_the_topology(cluster
     sent = [request for link in cluster.links.values() for request in link.sent]
     assert [each.get_topology.region for each in sent if each.HasField("get_topology")] == ["east"]
     assert [each.watch.region for each in sent if each.HasField("watch")] == ["east"]
-    await ClientConfiguration.fetch(read_target("near-1:7000"), None, cluster, ClientSettings())
+    await ClientConfiguration.fetch(await read_target("near-1:7000"), None, cluster, ClientSettings())
     (first,) = [each for each in cluster.links["near-1:7000"].sent if each.HasField("get_topology")]
     assert first.get_topology.HasField("region"), "that of the server which is asked"
     assert first.get_topology.region == ""
@@ -276,7 +276,7 @@ async def test_the_address_of_a_follower_decides_the_region(cluster: FakeCluster
     settings = ClientSettings()
 
     async def region_by(target: str, wanted: str | None = None) -> str:
-        return (await ClientConfiguration.fetch(read_target(target), wanted, cluster, settings)).region
+        return (await ClientConfiguration.fetch(await read_target(target), wanted, cluster, settings)).region
 
     assert await region_by("near-1:7000") == "east"
     assert await region_by("frames:w2:7001") == "west"

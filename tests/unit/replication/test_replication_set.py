@@ -40,13 +40,13 @@ async def test_a_replica_that_follows_all_along_is_not_taken_for_one_that_has_di
     check_rejoin(*await replication_set_of("east", "west").beside_master("west"))
 
 
-def replication_set_of(*regions: str, marked: str = "") -> ReplicationSet:
+def replication_set_of(*regions: str, marked: str = "", semi_sync: bool = False) -> ReplicationSet:
     """The first region has the master, at the port that `following` says."""
     servers = {
         region: DatabaseServer(name=f"{region}-db", host="127.0.0.1", port=port, down=region == marked)
         for port, region in enumerate(regions, start=1)
     }
-    database = Database(name="db", master_region=regions[0], servers=servers, shards=((0, 1),))
+    database = Database(name="db", master_region=regions[0], servers=servers, shards=((0, 1),), semi_sync=semi_sync)
     account = Account("tao_admin", "secret")
     return ReplicationSet(database, SetAccounts(account, account), seen_from="", statement_seconds=1.0)
 
@@ -66,3 +66,15 @@ def test_commits_may_wait_for_a_replica_that_acknowledges_is_whole_and_in_use() 
     moved = replication_set_of("east", "west")
     moved.database.servers["east"] = DatabaseServer(name="east-db", host="127.0.0.1", port=7)
     assert moved.acknowledging([master("1-1-1"), well]) == [], "it follows another one"
+
+
+def test_a_lease_needs_no_lock_while_all_other_servers_receive_from_a_master_that_waits() -> None:
+    west = replica("west", "1-1-1", receiving=True, acknowledges=True)
+    north = replica("north", "1-1-1", receiving=True)
+    waiting = master("1-1-1", waits=True)
+    of_set = replication_set_of("east", "west", "north")
+    assert of_set.is_followed_by_all([waiting, west, north])
+    assert not of_set.is_followed_by_all([master("1-1-1"), west, north]), "it may acknowledge writes by itself"
+    assert not of_set.is_followed_by_all([master(None), west, north])
+    for promoted in (replica("north", None), replica("north", "1-1-1"), replica("north", "1-1-1", alone=True)):
+        assert not of_set.is_followed_by_all([waiting, west, promoted]), "it may be the next master"

@@ -13,6 +13,7 @@ from tao.watcher.marks import (
     ServerVerdict,
     WatcherReport,
     lag_verdict,
+    marks_by_database,
     steady_verdict,
     wanted_marks,
     with_marks,
@@ -64,9 +65,10 @@ def marks_of(
     peers: Mapping[str, WatcherReport | None],
     databases_being_changed: Collection[str] = (),
 ) -> list[Mark]:
-    return wanted_marks(
-        topology, own, peers, lambda databases: [name for name in databases if name in databases_being_changed]
-    )
+    marks = wanted_marks(topology, own, peers)
+    by_database = marks_by_database(topology, marks)
+    waiting = [mark for database in databases_being_changed for mark in by_database.get(database, ())]
+    return [mark for mark in marks if mark not in waiting]
 
 
 def test_a_server_that_is_gone_is_marked_and_one_that_is_back_is_not_marked_any_more() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -16,7 +17,7 @@ from tao.model.ports import Clock
 from tao.model.topology import Database, DatabaseServer, Topology
 from tao.observability.logs import logger
 from tao.replication.accounts import Account
-from tao.replication.locks import FileLocks
+from tao.replication.locks import FileLocks, LockHold, Locks, LocksAway, LockTerms
 from tao.replication.promotion import Promoter, PromotionResult
 from tao.replication.promotion_plan import SetMember
 from tao.replication.replication_set import ReplicationSet, SetAccounts
@@ -127,7 +128,7 @@ class HeldLock:
 
     def check(self) -> None: ...
 
-    def touch(self) -> None: ...
+    async def touch(self) -> None: ...
 
 
 def mastership_of(
@@ -138,6 +139,7 @@ def mastership_of(
     silent_seconds: Callable[[str], float] = lambda server: 0.0,
     *,
     leases: bool = True,
+    locks: Locks | None = None,
 ) -> Mastership:
     settings = WatcherSettings(
         name="watcher",
@@ -150,7 +152,7 @@ def mastership_of(
     mastership = Mastership(
         settings,
         promoter,
-        FileLocks(settings.topology_file),
+        locks or FileLocks(folder / "t"),
         PeerReports(
             Links(LinkSettings(), Credentials("watcher", "watcher")),
             lambda: Topology(version=1, shards=1, regions=(), databases=()),
@@ -327,4 +329,67 @@ async def test_servers_are_prepared_anew_when_their_number_changes_and_the_maste
     assert steps == ["install east", "install west"]
     await mastership._renew(one)
     assert steps[2:] == ["remove east"]
+    await tasks.close()
+
+
+class AwayLocks:
+    """Locks in a service that does not answer."""
+
+    can_be_away = True
+
+    @asynccontextmanager
+    async def held(self, name: str, *, exclusive: bool, terms: LockTerms | None = None) -> AsyncIterator[LockHold]:
+        if name:
+            raise LocksAway("etcd did not answer")
+        yield HeldLock()
+
+
+@pytest.mark.parametrize(
+    ("semi_sync", "region", "followed", "renewed"),
+    [
+        (True, "east", True, True),
+        (True, "east", False, False),
+        (False, "east", True, False),
+        (True, "west", True, False),
+    ],
+)
+async def test_while_the_locks_are_away_the_lease_of_a_master_is_renewed_that_all_others_of_its_set_follow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, semi_sync: bool, region: str, followed: bool, renewed: bool
+) -> None:
+    steps: list[str] = []
+
+    class Replicas(ReplicationSet):
+        @asynccontextmanager
+        async def session(self, region: str) -> AsyncIterator[str]:  # type: ignore[override]
+            yield region
+
+        async def members(self) -> list[SetMember]:
+            steps.append("look")
+            return []
+
+        def is_followed_by_all(self, members: Iterable[SetMember]) -> bool:
+            return followed
+
+    async def lease_seconds(region: str, **_: object) -> float:
+        return 5.0
+
+    async def server_unix_ms(*_: object, **__: object) -> float:
+        return 7.0
+
+    async def renew_lease(server: str, since: float, **_: object) -> bool:
+        steps.append(f"renew {server} from {since:g}")
+        return True
+
+    for each in (lease_seconds, server_unix_ms, renew_lease):
+        monkeypatch.setattr(mastership_module, each.__name__, each)
+    tasks = BackgroundTasks("watcher", logger("watcher"))
+    mastership = mastership_of(tmp_path, Broken(), tasks, LoopClock(), locks=AwayLocks())
+    replicas = Replicas.__new__(Replicas)
+    replicas.__dict__.update(east_and_west(semi_sync=semi_sync).__dict__)
+    replicas.database = msgspec.structs.replace(replicas.database, master_region=region)  # type: ignore[misc]
+    await mastership._renew(replicas)
+    assert ("renew east from 7" in steps) is renewed
+    assert (mastership.renewals, mastership.missed_renewals) == (int(renewed), int(not renewed))
+    if renewed:
+        assert steps == ["look", "renew east from 7"]
     await tasks.close()

@@ -1,0 +1,139 @@
+"""An etcd for tests, a way to it that can be cut, and raw access to its keys."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tao.devcluster.etcd import etcd_command, find_etcd, wait_until_etcd_answers
+from tao.devcluster.processes import ManagedProcess
+from tao.etcd.client import EtcdClient, delete, end_of, put
+from tao.etcd.location import EtcdLocation, EtcdSettings, location_of
+from tao.etcd.v3 import rpc_pb2 as pb
+from tao.model.errors import OperatorError
+from tests.rigs.ports import free_ports
+
+START_SECONDS = 30.0
+
+
+class EtcdRig:
+    """One member with its data in a folder."""
+
+    def __init__(self, folder: Path, more: Sequence[str] = ()) -> None:
+        """``more``: further options of its command line, with ``{port}`` for the port of clients."""
+        try:
+            self._program = find_etcd(os.environ)
+        except OperatorError as error:
+            pytest.skip(error.message)
+        self.port, self._peer_port = free_ports(2)
+        self._folder = folder
+        self._more = more
+        self._process: ManagedProcess | None = None
+
+    def url(self, prefix: str = "tao", *, port: int = 0) -> EtcdLocation:
+        """Return a prefix, at the member or at a port that leads there."""
+        found = location_of(f"etcd://127.0.0.1:{port or self.port}/{prefix}")
+        assert isinstance(found, EtcdLocation)
+        return found
+
+    def client(self) -> EtcdClient:
+        return EtcdClient(self.url(), EtcdSettings(timeout_seconds=2.0))
+
+    async def start(self, *, waits: bool = True) -> None:
+        command = [
+            *etcd_command(self._program, self.data, self.port, self._peer_port),
+            *(each.replace("{port}", str(self.port)) for each in self._more),
+        ]
+        self._process = ManagedProcess("etcd", command, dict(os.environ), self._folder / "etcd.log")
+        if waits:
+            await wait_until_etcd_answers(self.port, START_SECONDS)
+
+    async def kill(self) -> None:
+        if self._process is not None:
+            await self._process.kill()
+
+    @property
+    def data(self) -> Path:
+        return self._folder / "etcd"
+
+    async def keep_data(self) -> Path:
+        """Keep what it has as a snapshot, which `restore` brings back. It must not run."""
+        kept = self._folder / "kept"
+        await asyncio.to_thread(shutil.copytree, self.data, kept)
+        return kept
+
+    async def restore(self, kept: Path) -> None:
+        """Bring back a snapshot. It must not run."""
+        await asyncio.to_thread(shutil.rmtree, self.data)
+        await asyncio.to_thread(shutil.copytree, kept, self.data)
+
+    async def compact(self) -> None:
+        """Forget all but the present revision."""
+        client = self.client()
+        revision = (await client.read(b"/")).header.revision
+        await client.call(lambda each: each.kv.Compact, pb.CompactionRequest(revision=revision, physical=True))
+        await client.close()
+
+
+async def keys_under(client: EtcdClient, location: EtcdLocation) -> dict[bytes, bytes]:
+    prefix = location.key("")
+    found = await client.read(prefix, end_of(prefix))
+    return {each.key: each.value for each in found.kvs}
+
+
+async def set_keys(client: EtcdClient, location: EtcdLocation, keys: dict[bytes, bytes]) -> None:
+    """Make the keys of a prefix what they were, as a restored snapshot does."""
+    prefix = location.key("")
+    await client.transact((), [delete(prefix, end_of(prefix))])
+    await client.transact((), [put(key, value) for key, value in keys.items()])
+
+
+class Cut:
+    """A way to a port that can be cut."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        (self.port,) = free_ports(1)
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def heal(self) -> None:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+
+    async def cut(self) -> None:
+        """Close all connections, and accept no more."""
+        if self._server is not None:
+            self._server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            there, back = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._writers.add(back)
+        for pair in ((reader, back), (there, writer)):
+            task = asyncio.ensure_future(_pass_on(*pair))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    writer.transport.abort()
