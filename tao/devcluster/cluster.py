@@ -34,6 +34,7 @@ from tao.devcluster.certificates import issue_certificates
 from tao.devcluster.configuration import build_topology, crossings, instance_settings, settings_text
 from tao.devcluster.database import DatabaseInstance
 from tao.devcluster.database_program import ServerBinary, find_server_binary
+from tao.devcluster.fork_server import tao_fork_server
 from tao.devcluster.inspection import (
     STOP_SECONDS,
     ClusterStatus,
@@ -343,6 +344,8 @@ class DevCluster:
         self._folder.write(record)
         self._write_documents(schema)
         self._define_databases(binary)
+        if self._settings.roles - {Role.DATABASE, Role.LINE}:
+            tao_fork_server()  # it imports modules while the databases start
         await self._start_role(Role.DATABASE)
         await self._start_role(Role.LINE)
         if shape.is_distributed:
@@ -370,25 +373,27 @@ class DevCluster:
     async def _start_one(self, member: Member) -> None:
         """Start a process and wait until it is ready.
 
-        A server is run by its command, as an operator runs it (``tao leader --settings FILE``); the delay line, which
-        is no server of the product, is run as a module. Raises `OperatorError`, with nothing left running, when it ends
-        instead or takes too long."""
+        A server is run by its command, as an operator runs it (``tao leader --settings FILE``), in a fork; the delay
+        line, which is no server of the product, is executed as a module. Raises `OperatorError`, with nothing left
+        running, when it ends instead or takes too long."""
         name, role = member.name, member.role
         if role is Role.DATABASE:
             await self._databases[name].start()
             return
         command = ["tao.devcluster.delay_line"] if role is Role.LINE else ["tao.cli", str(role), "--settings"]
+        fork_server = None if role is Role.LINE else await tao_fork_server().ready()
         process = self._servers[name] = ManagedProcess(
             name,
             # -P: modules in the folder where it starts must not replace installed ones.
             [sys.executable, "-P", "-m", *command, str(self._folder.settings_file(name))],
-            {**os.environ, **self._settings.environment},
+            os.environ,
             self._folder.log(name, role),
             ProcessOptions(
                 folder=self._folder.path,
                 record_path=self._folder.process_record(name, role),
                 detached=self._settings.detached,
                 stop_seconds=STOP_SECONDS[role],
+                fork_server=fork_server,
             ),
         )
         try:
