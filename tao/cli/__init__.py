@@ -14,9 +14,7 @@ from tao.cli.extras import missing_module_text
 
 def main() -> None:
     """Run the console script and exit with a status that `tao --help` lists."""
-    # gRPC logs every failed TLS handshake, past the log of the process: strangers must not fill a disk with lines.
-    # It reads the level when it is imported.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    _limit_grpc_log()
     try:
         from tao.cli.commands import tao
     except ModuleNotFoundError as missing:
@@ -26,3 +24,17 @@ def main() -> None:
         sys.stderr.write(f"tao: {text}\n")
         sys.exit(2)
     tao(prog_name="tao")
+
+
+def import_servers() -> None:
+    """Import what the servers of all roles need, before a fork of this process runs `main`."""
+    _limit_grpc_log()
+    from tao.cli import commands, servers  # noqa: F401
+
+    servers.import_roles()
+
+
+def _limit_grpc_log() -> None:
+    # gRPC logs every failed TLS handshake, past the log of the process: strangers must not fill a disk with lines.
+    # It reads the level when it is imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from pathlib import Path
 
 import click
@@ -70,6 +71,13 @@ def watcher(settings_file: Path) -> int:
     from tao.watcher.settings import WatcherSettings
 
     return run_watcher(load_settings(settings_file, WatcherSettings))
+
+
+def import_roles() -> None:
+    """Import the servers of all roles, as their commands do."""
+    _allow_only_tls_1_3()
+    for role in ("follower", "leader", "tailer", "watcher"):
+        import_module(f"tao.{role}.server")
 
 
 def _allow_only_tls_1_3() -> None:

@@ -35,6 +35,7 @@ from tao.devcluster.configuration import build_topology, crossings, instance_set
 from tao.devcluster.database import DatabaseInstance
 from tao.devcluster.database_program import ServerBinary, find_server_binary
 from tao.devcluster.etcd import etcd_command, find_etcd, wait_until_etcd_answers
+from tao.devcluster.fork_server import tao_fork_server
 from tao.devcluster.inspection import (
     STOP_SECONDS,
     ClusterStatus,
@@ -370,6 +371,8 @@ class DevCluster:
         await self._store_documents()
         self._write_settings(schema)
         self._define_databases(binary)
+        if self._settings.roles - {Role.DATABASE, Role.LINE, Role.ETCD}:
+            tao_fork_server()  # it imports modules while the databases start
         await self._start_role(Role.DATABASE)
         await self._start_role(Role.LINE)
         if shape.is_distributed:
@@ -397,13 +400,14 @@ class DevCluster:
     async def _start_one(self, member: Member) -> None:
         """Start a process and wait until it is ready.
 
-        A server is run by its command, as an operator runs it (``tao leader --settings FILE``); the delay line, which
-        is no server of the product, is run as a module. Raises `OperatorError`, with nothing left running, when it ends
-        instead or takes too long."""
+        A server is run by its command, as an operator runs it (``tao leader --settings FILE``), in a fork. Raises `OperatorError`, with nothing left
+        running, when it ends instead or takes too long."""
         name, role = member.name, member.role
         if role is Role.DATABASE:
             await self._databases[name].start()
             return
+        # The delay line and etcd are no servers of the product: they are executed.
+        fork_server = None if role in (Role.LINE, Role.ETCD) else await tao_fork_server().ready()
         process = self._servers[name] = ManagedProcess(
             name,
             self._command(name, role),
@@ -414,6 +418,7 @@ class DevCluster:
                 record_path=self._folder.process_record(name, role),
                 detached=self._settings.detached,
                 stop_seconds=STOP_SECONDS[role],
+                fork_server=fork_server,
             ),
         )
         try:

@@ -6,7 +6,7 @@ Everything here is computed from numbers, so that it can be tested without start
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from string import ascii_lowercase
@@ -249,5 +249,3 @@ class ClusterSettings:
     """The time limit for the start of one process: normally a second or two, but the machine may be busy."""
     detached: bool = False
     """True when the processes may outlive the one that starts them."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables that servers get besides those of this process."""

@@ -1,8 +1,9 @@
 """Starts, watches and stops processes without leaving orphans, and without signalling the wrong process.
 
-A child is killed by the kernel when the thread that started it ends, so that even a parent killed with SIGKILL leaves
-nothing behind. A *detached* child survives its parent, and a later command stops it by its record. The process objects
-of asyncio are not used: they kill a child that outlives them. A pidfd reports the end of any process to the event loop.
+A child is killed by the kernel when the thread that started it ends (a forked one: when the process ends that started
+it), so that even a parent killed with SIGKILL leaves nothing behind. A *detached* child survives its parent, and a
+later command stops it by its record. The process objects of asyncio are not used: they kill a child that outlives them.
+A pidfd reports the end of any process to the event loop.
 
 A state folder outlives its processes, and the kernel gives the pid of a record to another process later. So a process
 is identified by pid, start time and boot, and it is signalled through a pidfd that was opened before the identity was
@@ -24,6 +25,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from tao.devcluster.fork_server import ForkServer
 from tao.model.errors import OperatorError
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -187,6 +189,8 @@ class ProcessOptions:
     """How long it may take to end after SIGTERM."""
     log_max_bytes: int = 16 * 1024 * 1024
     """A longer log is renamed to ``….1`` when the process starts, so that a folder has at most two."""
+    fork_server: ForkServer | None = None
+    """What forks the program, once it is ready; None: the program is executed."""
 
 
 class ManagedProcess:
@@ -207,25 +211,18 @@ class ManagedProcess:
         self.name = name
         self.log_path = log_path
         self._options = options
-        parent = () if options.detached else (*_WITH_PARENT, str(os.getpid()))
         try:
             self._log_start = _prepare_log(log_path, options.log_max_bytes)
             with log_path.open("ab") as log:
-                self._child = subprocess.Popen(
-                    [*parent, *argv],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=env,
-                    cwd=options.folder or log_path.parent,
-                    start_new_session=True,
-                )
+                start = _execute if options.fork_server is None else options.fork_server.fork
+                folder = options.folder or log_path.parent
+                pid = start(argv, env, folder, log.fileno(), detached=options.detached)
         except OSError as error:
             raise OperatorError(f"cannot start {name} with the log {log_path}: {error}") from error
         loop = asyncio.get_running_loop()
         # It has not been reaped, so the pid is still this child's even if it has ended by now.
-        self.identity = ProcessIdentity.of(self._child.pid)
-        self._pidfd = os.pidfd_open(self._child.pid)
+        self.identity = ProcessIdentity.of(pid)
+        self._pidfd = os.pidfd_open(pid)
         self._exit: asyncio.Future[int] = loop.create_future()
         loop.add_reader(self._pidfd, self._reap)
         if options.record_path is not None:
@@ -286,7 +283,6 @@ class ManagedProcess:
         if not self._exit.done():
             self._close_pidfd()
             self._exit.cancel()
-            self._child.returncode = 0  # so that nothing warns about a child that goes on running
 
     def log_tail(self, lines: int = 12) -> str:
         """Return the last lines that this run wrote to its log, at most 16 KiB."""
@@ -301,19 +297,35 @@ class ManagedProcess:
 
     def _reap(self) -> None:
         """Take the exit status, once the pidfd is readable because the process has ended."""
-        status = self._child.poll()
-        if status is None:
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        if pid == 0:
             return
         self._close_pidfd()
         path = self._options.record_path
         # Another command may have started the process again, and written the record of the new one.
         if path is not None and read_record(path) == self.identity:
             path.unlink(missing_ok=True)
-        self._exit.set_result(status)
+        self._exit.set_result(os.waitstatus_to_exitcode(status))
 
     def _close_pidfd(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
+
+
+def _execute(argv: Sequence[str], env: Mapping[str, str], folder: Path, log: int, *, detached: bool) -> int:
+    """Execute a program as `ForkServer.fork` forks one."""
+    parent = () if detached else (*_WITH_PARENT, str(os.getpid()))
+    child = subprocess.Popen(
+        [*parent, *argv],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=env,
+        cwd=folder,
+        start_new_session=True,
+    )
+    child.returncode = 0  # nothing but this module waits for it, and nothing warns that it goes on running
+    return child.pid
 
 
 def _prepare_log(path: Path, max_bytes: int) -> int:
