@@ -228,6 +228,11 @@ class DatabaseReadSettings:
     little."""
 
 
+def not_there_yet(query: Query, minimum: int) -> StaleRead:
+    """Return the error of a read whose database stays below the version that it asks for."""
+    return StaleRead(f"the database of shard {shard_of(query)} does not have version {minimum} yet; try again")
+
+
 class _DatabaseQuery(msgspec.Struct):
     query: Query
     minimum: int
@@ -300,9 +305,7 @@ class DatabaseSource:
         elif asked.reads < self._settings.max_rereads:
             self._ask_again(asked)
         else:
-            shard = shard_of(asked.query)
-            message = f"the database of shard {shard} does not have version {asked.minimum} yet; try again"
-            deliver(asked.take, StaleRead(message))
+            deliver(asked.take, not_there_yet(asked.query, asked.minimum))
 
     def _ask_again(self, asked: _DatabaseQuery) -> None:
         again = msgspec.structs.replace(asked, reads=asked.reads + 1, is_answered=False)
