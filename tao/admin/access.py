@@ -70,7 +70,7 @@ async def access_of(login: ReaderLogin, token: str, tls: TlsFiles | None = None)
     tables = edge_tables_of(lambda: login.schema)
     pools = Pools(account, READ_SETUP)
     try:
-        async with operator_links(token, tls) as links:
+        async with operator_links(login.topology, token, tls) as links:
             yield Access(
                 routes=routes,
                 links=links,

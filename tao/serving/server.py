@@ -299,7 +299,8 @@ class CachingServer(Generic[SettingsType]):
         configuration.on_schema(use_schema)
         configuration.on_routes(TopologyEpochs(cache).follow_routes)
         configuration.on_routes(lambda _: self._accepted.authenticator.listing_changed())
-        configuration.on_routes(lambda routes: context.links.keep_only(routes.server_names()))
+        configuration.on_routes(lambda routes: context.links.keep_only(routes.topology.server_places))
+        context.links.keep_only(configuration.routes.topology.server_places)
 
     def _make_listeners(
         self,

@@ -67,7 +67,8 @@ class TailerServer:
         settings = self._settings
         credentials = Credentials(settings.name, "tailer", settings.token, settings.token_file)
         links = self._links = Links(LinkSettings(), credentials, settings.tls.if_set)
-        self._configuration.on_routes(lambda routes: links.keep_only(routes.server_names()))
+        self._configuration.on_routes(lambda routes: links.keep_only(routes.topology.server_places))
+        links.keep_only(self._configuration.routes.topology.server_places)
 
     def _open_readers(self, server: DatabaseServer) -> None:
         """Create the reader that follows the binlog, and a second one that reads parts of it again for `Rewind`."""

@@ -88,6 +88,7 @@ class WatcherServer:
         links = self._links = Links(
             LinkSettings(detector=detector), credentials, settings.tls.if_set, region=settings.region
         )
+        links.keep_only(self._topology.server_places)
         promoter = Promoter(
             self._topology_file,
             self._locks,
@@ -218,14 +219,7 @@ class WatcherServer:
     def _use_topology(self, topology: Topology) -> None:
         if topology.version > self._topology.version:
             self._topology = topology
-            names = {
-                server.name
-                for region in topology.regions
-                for tier in (region.leaders, *region.followers)
-                for server in tier.servers
-            }
-            names |= {watcher.name for region in topology.regions for watcher in region.watchers}
-            self._links.keep_only(names)
+            self._links.keep_only(topology.server_places)
             self._authenticator.listing_changed()
 
     async def _run_as_active(self) -> None:
