@@ -41,6 +41,7 @@ from tao.model.topology import CacheServer, DatabaseServer
 from tao.model.versions import answers
 from tao.serving.configuration import Configuration, ServerContext, Spawn
 from tao.storage.session import ServerAccount
+from tao.storage.tls import DatabaseTls
 from tao.wire.convert import error_from_pb
 from tao.wire.links import LinksPort
 from tao.wire.read_batch import encode_queries
@@ -186,13 +187,13 @@ class Databases:
         replicas = [region for region in database.servers if region != self._region]
         return min(replicas, key=lambda region: database.servers[region].down, default=None)
 
-    def login(self, user: str, password: str) -> Callable[[str], ServerAccount]:
+    def login(self, user: str, password: str, tls: DatabaseTls | None) -> Callable[[str], ServerAccount]:
         """Return a function from a server's name to its address, as this region reaches it, with the account to use.
         The function raises `TopologyError` for an unknown name."""
 
         def account(name: str) -> ServerAccount:
             server = self._server(name)
-            return ServerAccount(server.host, server.port, user, password, server.socket)
+            return ServerAccount(server.host, server.port, user, password, server.socket, tls)
 
         return account
 

@@ -19,6 +19,7 @@ from tao.runtime.process import run_server
 from tao.runtime.tasks import BackgroundTasks
 from tao.serving.configuration import Configuration, SchemaFile
 from tao.storage.session import ServerAccount
+from tao.storage.tls import DatabaseTls
 from tao.tailer.continuity import Continuity, Rewind
 from tao.tailer.delivery_path import DeliveryPath, LinkedLeaders, RelayScope
 from tao.tailer.leader_outbox import contents_of
@@ -43,12 +44,14 @@ class TailerServer:
             settings.topology_file, on_error=lambda error: log.error("topology_unusable", reason=error.message)
         )
         self._schema_file: Final = SchemaFile(settings.schema_file)
+        self._tls: DatabaseTls | None = None
 
     async def start(self) -> TailerServer:
         """Begin to follow the binlog, waiting for a database server that is away.
 
         Raises `OperatorError` or `OSError` when a file or the admin port cannot be used."""
         settings = self._settings
+        self._tls = settings.database_tls.if_set
         self._configuration = Configuration(await self._topology_file.load(), await self._schema_file.load(), self._log)
         database, server = self._database(), self._binlog_server(self._configuration.routes)
         self._connect_leaders()
@@ -163,7 +166,7 @@ class TailerServer:
 
     def _login(self, server: DatabaseServer) -> ServerAccount:
         settings = self._settings
-        return ServerAccount(server.host, server.port, settings.user, settings.password, server.socket)
+        return ServerAccount(server.host, server.port, settings.user, settings.password, server.socket, self._tls)
 
     def _shards(self) -> Iterable[int]:
         for first, last in self._database().shards:
