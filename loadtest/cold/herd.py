@@ -163,7 +163,7 @@ async def drop_everywhere(graph: Graph, ids: Iterable[int], types: Sequence[str]
     """
     shards = sorted({each >> SHARD_SHIFT for each in ids})
     plan = plan_invalidation(Routes(graph.topology), shards, ())
-    async with operator_links(os.environ.get("TAO_TOKEN", "")) as links:
+    async with operator_links(graph.topology, os.environ.get("TAO_TOKEN", "")) as links:
         results = await invalidate(plan, links, types_named(graph.schema, types))
     failed = [f"{each.server} ({each.error})" for each in results if each.error]
     if failed:

@@ -16,6 +16,7 @@ from tao.storage.pools import Pools
 from tao.storage.reads import READ_SETUP, MySqlReadStore
 from tao.storage.scans import Scans
 from tao.storage.session import ServerAccount
+from tao.storage.tls import DatabaseTls
 from tao.storage.writes import MySqlWriteStore
 from tao.wire.links import Links
 from tao.wire.tls import TlsFiles
@@ -32,6 +33,8 @@ class ReaderLogin:
     schema: Schema
     user: str
     password: str = field(repr=False)
+    tls: DatabaseTls | None = None
+    """How connections to the databases are encrypted; None: they are plain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ async def access_of(login: ReaderLogin, token: str, tls: TlsFiles | None = None)
 
     def account(name: str) -> ServerAccount:
         server = servers[name]
-        return ServerAccount(server.host, server.port, login.user, login.password, server.socket)
+        return ServerAccount(server.host, server.port, login.user, login.password, server.socket, login.tls)
 
     def master(shard: int) -> str:
         return routes.database_server(shard, routes.master_region(shard)).name
@@ -70,7 +73,7 @@ async def access_of(login: ReaderLogin, token: str, tls: TlsFiles | None = None)
     tables = edge_tables_of(lambda: login.schema)
     pools = Pools(account, READ_SETUP)
     try:
-        async with operator_links(token, tls) as links:
+        async with operator_links(login.topology, token, tls) as links:
             yield Access(
                 routes=routes,
                 links=links,

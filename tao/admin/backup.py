@@ -43,7 +43,7 @@ from tao.admin.backup_files import (
     write_file,
     writing,
 )
-from tao.admin.replication import administrator_session, login_of
+from tao.admin.replication import administrator_session
 from tao.model.errors import OperatorError
 from tao.model.topology import Database, DatabaseServer, Topology
 from tao.replication.accounts import Account
@@ -154,7 +154,7 @@ async def _dump(source: Source, folder: Path, administrator: Account, on_progres
 
         copied = await dump_shards(
             tools,
-            login_of(source.server, administrator),
+            administrator.at(source.server),
             shards,
             write,
             stall_seconds=STALL_SECONDS,
@@ -248,7 +248,7 @@ async def _archive(
     incoming.mkdir(parents=True, mode=0o700)
     on_progress(name, f"copying {len(wanted)} binlog files of {server}")
     sizes = {each: closed[each] for each in wanted}
-    login = login_of(source.server, administrator)
+    login = administrator.at(source.server)
     await copy_files(reader, dialect, login, sizes, incoming, stall_seconds=STALL_SECONDS)
     added = [await asyncio.to_thread(_admit, incoming / each, place, folder) for each in wanted]
     incoming.rmdir()

@@ -64,9 +64,10 @@ async def region_of(target: ClusterTarget) -> str | None:
 
 
 @asynccontextmanager
-async def operator_links(secret: str, tls: TlsFiles | None = None) -> AsyncIterator[Links]:
-    """Give links to cache servers with an operator's rights; each opens when it is first used."""
+async def operator_links(topology: Topology, secret: str, tls: TlsFiles | None = None) -> AsyncIterator[Links]:
+    """Give links to the cache servers of a topology with an operator's rights; each opens when it is first used."""
     links = Links(LinkSettings(), Credentials("operator", "operator", secret), tls)
+    links.keep_only(topology.server_places)
     try:
         yield links
     finally:

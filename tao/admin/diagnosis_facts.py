@@ -20,7 +20,7 @@ from tao.model.topology import PlacedDatabaseServer, Topology
 from tao.replication import lease
 from tao.replication.accounts import Account
 from tao.storage.dialect import SessionSetup
-from tao.storage.session import ServerAccount, open_session
+from tao.storage.session import open_session
 
 _SECONDS: Final = 5.0
 _VERSION: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)")
@@ -88,12 +88,13 @@ async def _connect_error(address: str) -> str:
 
 async def _database(placed: PlacedDatabaseServer, administrator: Account) -> DatabaseFacts:
     server, database = placed.server, placed.database.name
-    account = ServerAccount(server.host, server.port, administrator.user, administrator.password, server.socket)
     deadline = asyncio.get_running_loop().time() + _SECONDS
     wanted = {"server_id", "version", *(name for table in REQUIRED_OPTIONS.values() for name in table)}
     names = ", ".join(f"'{name}'" for name in sorted(wanted))
     try:
-        session = await open_session(account, server.name, SessionSetup(writes=False), deadline=deadline)
+        session = await open_session(
+            administrator.at(server), server.name, SessionSetup(writes=False), deadline=deadline
+        )
         try:
             rows = await session.named(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})", deadline=deadline)
             began = time.time()

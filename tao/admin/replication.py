@@ -24,6 +24,7 @@ from tao.replication.lease import grant_lease, lease_seconds, remove_lease, serv
 from tao.replication.server_statements import (
     MemberState,
     ReplicationSource,
+    SourceTls,
     acknowledging_replicas,
     attach,
     detach,
@@ -35,7 +36,7 @@ from tao.replication.server_statements import (
     wait_for_position,
 )
 from tao.storage.dialect import SessionSetup
-from tao.storage.session import DatabaseSession, ServerAccount, open_session
+from tao.storage.session import DatabaseSession, open_session
 
 _STATEMENT_SECONDS = 10.0
 _WATCHER_START_SECONDS = 60.0
@@ -133,7 +134,8 @@ async def wait_for_replicas(master: DatabaseServer, administrator: Account) -> N
 async def follow(replica: Replica, administrator: Account, replicator: Account) -> None:
     """Have a replica follow its master, at the master's address for the replica's region. Raises a `TaoError`."""
     there = replica.master.seen_from(replica.region)
-    source = ReplicationSource(there.host, there.port, replicator.user, replicator.password)
+    tls = SourceTls.of(replicator.tls)
+    source = ReplicationSource(there.host, there.port, replicator.user, replicator.password, tls)
     async with administrator_session(replica.server, administrator) as session:
         await attach(session, source, deadline=_soon())
 
@@ -289,15 +291,8 @@ def _soon() -> float:
 @asynccontextmanager
 async def administrator_session(server: DatabaseServer, administrator: Account) -> AsyncIterator[DatabaseSession]:
     """Open an administrator's session at a server, and close it at the end. Raises a `TaoError`."""
-    session = await open_session(
-        login_of(server, administrator), server.name, SessionSetup(writes=True), deadline=_soon()
-    )
+    session = await open_session(administrator.at(server), server.name, SessionSetup(writes=True), deadline=_soon())
     try:
         yield session
     finally:
         session.quit()
-
-
-def login_of(server: DatabaseServer, account: Account) -> ServerAccount:
-    """Return the address of a server with an account."""
-    return ServerAccount(server.host, server.port, account.user, account.password, server.socket)

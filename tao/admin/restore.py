@@ -36,7 +36,7 @@ from tao.admin.backup import (
 from tao.admin.backup_files import BinlogIndex, DatabaseDump, Manifest, open_dump
 from tao.admin.documents import topology_file
 from tao.admin.repair import find_faults, repair_faults, total_repaired
-from tao.admin.replication import administrator_session, login_of
+from tao.admin.replication import administrator_session
 from tao.admin.server_stats import unreadiness, wait_until_ready
 from tao.model.errors import OperatorError, TaoError, TopologyConflict
 from tao.model.ids import PROMOTION_AHEAD_MS
@@ -293,7 +293,7 @@ async def _fill(
             tools,
             await find_binlog_reader(dialect, os.environ),
             [folder / each for each in plan.binlogs],
-            login_of(master, administrator),
+            administrator.at(master),
             after=plan.dump.position,
             until_unix_seconds=plan.until_unix_seconds,
             stall_seconds=STALL_SECONDS,
@@ -335,7 +335,7 @@ async def _load(
             return await asyncio.to_thread(file.read, CHUNK_BYTES)
 
         return await load_dump(
-            tools, login_of(plan.master, administrator), read, stall_seconds=STALL_SECONDS, on_progress=progress
+            tools, administrator.at(plan.master), read, stall_seconds=STALL_SECONDS, on_progress=progress
         )
 
 

@@ -132,7 +132,7 @@ async def follower_traffic(target: ClusterTarget, limit: int, tier: str | None) 
         for place, server in topology.cache_servers
         if place.role == "follower" and wanted in (None, (place.region.name, place.tier.name))
     ]
-    async with operator_links(target.secret, target.tls) as links:
+    async with operator_links(topology, target.secret, target.tls) as links:
 
         async def ask(server: CacheServer) -> pb.Traffic:
             request = pb.Request(inspect=pb.Inspect(hot_limit=_LIMIT_FACTOR * limit))

@@ -19,6 +19,7 @@ from tao.cli.options import given
 from tao.client import Graph
 from tao.etcd.location import Location
 from tao.model.errors import OperatorError, RetryableError
+from tao.model.topology import Topology
 from tao.wire.identity import read_secret
 from tao.wire.links import Links
 from tao.wire.tls import TlsFiles
@@ -102,9 +103,9 @@ def on_graph(work: Callable[[Graph], Awaitable[_Result]]) -> _Result:
 
 
 @asynccontextmanager
-async def links_of_command() -> AsyncIterator[Links]:
-    """Give links to cache servers with an operator's rights, and close them at the end."""
-    async with operator_links(secret_of_command(), tls_of_command()) as links:
+async def links_of_command(topology: Topology) -> AsyncIterator[Links]:
+    """Give links to the cache servers of a topology with an operator's rights, and close them at the end."""
+    async with operator_links(topology, secret_of_command(), tls_of_command()) as links:
         yield links
 
 

@@ -22,11 +22,11 @@ from tao.admin.replication import (
     plan_replication,
 )
 from tao.cli.frame import ask, run, show
-from tao.cli.logins import password_of
+from tao.cli.logins import database_tls, password_of
 from tao.cli.options import PLACE_METAVAR, FloatRange, Place, given, json_option, yes_option
 from tao.etcd.location import Location
 from tao.model.topology import Database, DatabaseServer, Topology
-from tao.replication.accounts import LOOPBACK_HOSTS, Account, ServiceAccounts, ensure_accounts
+from tao.replication.accounts import LOOPBACK_HOSTS, Account, ServiceAccounts, TlsDemand, ensure_accounts
 from tao.storage.migrations import migrate as migrate_shards
 from tao.storage.session import ServerAccount
 from tao.terminal import Counting, WaitDisplay, counted, print_records
@@ -64,9 +64,16 @@ _administrator_option = click.option(
     help="A host that the accounts may connect from, as the database writes it: 10.0.%. May be repeated.  "
     "[default: loopback]",
 )
+@click.option(
+    "--require",
+    "demand",
+    type=click.Choice([*TlsDemand]),
+    help="What servers demand of connections with these accounts: TLS, or TLS and a certificate of theirs (x509).  "
+    "[default: what they demanded before; nothing of new accounts]",
+)
 @yes_option
 @json_option
-def accounts(topology_file: Location, as_user: str, hosts: tuple[str, ...]) -> None:
+def accounts(topology_file: Location, as_user: str, hosts: tuple[str, ...], demand: str | None) -> None:
     """Create the accounts on every database server, or set their passwords.
 
     tao_admin (migrations), tao_leader (reads and writes), tao_reader (reads), tao_replicator (reads the binlog),
@@ -81,6 +88,7 @@ def accounts(topology_file: Location, as_user: str, hosts: tuple[str, ...]) -> N
         replicator=Account("tao_replicator", password_of("TAO_REPLICATOR_PASSWORD")),
         watcher=Account("tao_watcher", watcher_password) if watcher_password else None,
     )
+    tls = database_tls()
     password = os.environ.get("TAO_ROOT_PASSWORD", "")  # through a socket root often needs none
     hosts = hosts or LOOPBACK_HOSTS
     servers = [each.server for each in load_topology(topology_file).database_servers]
@@ -89,7 +97,8 @@ def accounts(topology_file: Location, as_user: str, hosts: tuple[str, ...]) -> N
 
     async def work() -> None:
         for server in servers:
-            await ensure_accounts(_login(server, as_user, password), server.name, wanted, hosts)
+            login = ServerAccount(server.host, server.port, as_user, password, server.socket, tls)
+            await ensure_accounts(login, server.name, wanted, hosts, None if demand is None else TlsDemand(demand))
 
     run(work())
     show({"servers": names, "hosts": hosts}, lambda: click.echo(f"accounts are ready on {', '.join(names)}"))
@@ -116,12 +125,12 @@ def migrate(topology_file: Location, schema_file: Location, as_user: str) -> Non
     """
     topology = load_topology(topology_file)
     tables = read_schema(schema_file)[0].custom_tables()
-    password = password_of("TAO_ADMIN_PASSWORD")
+    administrator = Account(as_user, password_of("TAO_ADMIN_PASSWORD"), database_tls())
     names = ", ".join(_master(database).name for database in topology.databases)
     shards = counted(topology.shards, "shard")
     ask(f"Bring {shards} on {names} up to date?")
     changed = {
-        database.name: run(_migrate(database, tables, _login(_master(database), as_user, password)))
+        database.name: run(_migrate(database, tables, administrator.at(_master(database))))
         for database in topology.databases
     }
     show(
@@ -144,10 +153,6 @@ async def _migrate(database: Database, tables: dict[str, int], login: ServerAcco
 
 def _master(database: Database) -> DatabaseServer:
     return database.servers[database.master_region]
-
-
-def _login(server: DatabaseServer, user: str, password: str) -> ServerAccount:
-    return ServerAccount(server.host, server.port, user, password, server.socket)
 
 
 @click.command()
@@ -173,9 +178,10 @@ def replicate(topology_file: Location, as_user: str, anew: bool, wait_seconds: f
     replicas log in is taken from TAO_REPLICATOR_PASSWORD.
     """
     topology = load_topology(topology_file)
+    tls = database_tls()
     accounts = ReplicationAccounts(
-        Account(as_user, password_of("TAO_ADMIN_PASSWORD")),
-        Account("tao_replicator", password_of("TAO_REPLICATOR_PASSWORD")),
+        Account(as_user, password_of("TAO_ADMIN_PASSWORD"), tls),
+        Account("tao_replicator", password_of("TAO_REPLICATOR_PASSWORD"), tls),
     )
     steps = plan_replication(topology, run(member_states(topology, accounts.administrator)), anew=anew)
     if not given("as_json"):

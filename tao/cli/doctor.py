@@ -12,6 +12,7 @@ from tao.admin.diagnosis import Finding, diagnose
 from tao.admin.diagnosis_facts import gather_facts
 from tao.cli.connection import state_folder, target_of
 from tao.cli.frame import run, show
+from tao.cli.logins import database_tls
 from tao.cli.options import given, region_options
 from tao.replication.accounts import Account
 from tao.terminal import counted, text_of
@@ -36,13 +37,13 @@ def doctor(settings_files: tuple[Path, ...]) -> int:
     what is wrong at this moment. Exit status 1 when something is wrong.
     """
     password = os.environ.get("TAO_ADMIN_PASSWORD", "")
-    administrator = Account("tao_admin", password) if password else None
+    administrator = Account("tao_admin", password, database_tls()) if password else None
     target = target_of()
     if given("connect") is None:
-        from tao.devcluster.state_folder import service_accounts
+        from tao.devcluster.certificates import cluster_accounts
 
         folder = state_folder()
-        administrator = service_accounts(folder.require().passwords).administrator
+        administrator = cluster_accounts(folder, folder.require()).administrator
         settings_files = settings_files or tuple(sorted((folder.path / "servers").glob("*.yaml")))
 
     async def work() -> list[Finding]:

@@ -53,12 +53,12 @@ story = click.Command("story", params=history.params, callback=_story, help=hist
 
 async def _collect(key: int, atype: str | None) -> KeyTimeline:
     target = target_of()
-    routes = Routes(await current_topology(target))
+    topology = await current_topology(target)
     number = 0
     if atype is not None:
         number = int(atype) if atype.isdecimal() else (await current_schema(target)).atype(atype).number
-    async with links_of_command() as links:
-        return await key_timeline(routes, links, key, number)
+    async with links_of_command(topology) as links:
+        return await key_timeline(Routes(topology), links, key, number)
 
 
 def _print(name: str, found: KeyTimeline, stale: list[str]) -> None:

@@ -10,6 +10,7 @@ from tao.admin.invalidation import invalidate as invalidate_all
 from tao.cli.connection import links_of_command, target_of
 from tao.cli.frame import ask, run, show
 from tao.cli.options import IntRange, given, global_options, yes_option
+from tao.model.topology import Topology
 from tao.routing.routes import Routes
 from tao.terminal import Counting, counted, fields_of, print_records
 
@@ -74,14 +75,15 @@ def invalidate(
         raise click.UsageError("name what to drop: --shard, --range, --server or --type")
     wanted = {*shards, *(shard for first, last in ranges for shard in range(first, last + 1))}
     target = target_of()
-    plan = plan_invalidation(Routes(run(current_topology(target))), sorted(wanted), servers)
+    topology = run(current_topology(target))
+    plan = plan_invalidation(Routes(topology), sorted(wanted), servers)
     numbers = types_named(run(current_schema(target)), types) if types else Types()
     what = f"everything of type {', '.join(types)}" if types else "everything"
     if not given("as_json"):
         click.echo(f"{what} in {_shards_text(plan)}:")
         print_records(plan.results.values(), "server", "role", "region", "has")
     ask(f"Drop {what} at {counted(len(plan.results), 'server')}?")
-    results = run(_invalidate(plan, numbers))
+    results = run(_invalidate(topology, plan, numbers))
     failed = [each.server for each in results if each.error]
 
     def text() -> None:
@@ -106,7 +108,7 @@ def _shards_text(plan: Plan) -> str:
     return counted(len(plan.shards), "shard")
 
 
-async def _invalidate(plan: Plan, types: Types) -> list[ServerResult]:
+async def _invalidate(topology: Topology, plan: Plan, types: Types) -> list[ServerResult]:
     with Counting("shards invalidated") as counting:
-        async with links_of_command() as links:
+        async with links_of_command(topology) as links:
             return await invalidate_all(plan, links, types, counting.show)

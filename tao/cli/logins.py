@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Final
 
 from tao.admin.access import Access, ReaderLogin, access_of
 from tao.admin.documents import load_topology, read_schema
@@ -15,6 +16,13 @@ from tao.etcd.location import Location, location_of
 from tao.model.errors import OperatorError
 from tao.replication.accounts import Account
 from tao.replication.replication_set import SetAccounts
+from tao.storage.tls import DatabaseTls, DatabaseTlsFiles
+
+_TLS_VARIABLES: Final = {
+    "authorities": "TAO_DATABASE_CA",
+    "certificate": "TAO_DATABASE_CERTIFICATE",
+    "private_key": "TAO_DATABASE_PRIVATE_KEY",
+}
 
 
 def reader_login() -> ReaderLogin:
@@ -23,10 +31,10 @@ def reader_login() -> ReaderLogin:
     Raises `OperatorError` that names what is missing."""
     schema_file: Location | None = given("schema_file")
     if given("connect") is None:
-        from tao.devcluster.state_folder import service_accounts
+        from tao.devcluster.certificates import cluster_accounts
 
         folder = state_folder()
-        reader = service_accounts(folder.require().passwords).reader
+        reader = cluster_accounts(folder, folder.require()).reader
         topology_file, schema_file = folder.place_of_topology(), schema_file or folder.place_of_schema()
     else:
         topology_file = location_of(given("connect"))
@@ -35,8 +43,9 @@ def reader_login() -> ReaderLogin:
             raise OperatorError(
                 "reading the databases needs --schema FILE or URL, and the reader's password in TAO_READER_PASSWORD"
             )
-        reader = Account(given("reader_user"), password)
-    return ReaderLogin(load_topology(topology_file), read_schema(schema_file)[0], reader.user, reader.password)
+        reader = Account(given("reader_user"), password, database_tls())
+    topology, (schema, _) = load_topology(topology_file), read_schema(schema_file)
+    return ReaderLogin(topology, schema, reader.user, reader.password, reader.tls)
 
 
 def mastership_login() -> tuple[Location, SetAccounts]:
@@ -46,23 +55,33 @@ def mastership_login() -> tuple[Location, SetAccounts]:
     `OperatorError` when they are not set."""
     file: Location | None = given("file")
     if _is_development(file):
-        from tao.devcluster.state_folder import service_accounts
+        from tao.devcluster.certificates import cluster_accounts
 
         folder = state_folder()
-        known = service_accounts(folder.require().passwords)
+        known = cluster_accounts(folder, folder.require())
         return folder.place_of_topology(), SetAccounts(known.administrator, known.replicator)
     accounts = (("tao_admin", "TAO_ADMIN_PASSWORD"), ("tao_replicator", "TAO_REPLICATOR_PASSWORD"))
-    return file, SetAccounts(*(Account(user, password_of(variable)) for user, variable in accounts))
+    tls = database_tls()
+    return file, SetAccounts(*(Account(user, password_of(variable), tls) for user, variable in accounts))
+
+
+def database_tls() -> DatabaseTls | None:
+    """Return how connections to databases are encrypted, by the files that the environment names. Raises
+    `SettingsError` for files that cannot be used."""
+    named = {field: os.environ.get(variable, "") for field, variable in _TLS_VARIABLES.items()}
+    files = {field: Path(file) for field, file in named.items() if file}
+    return DatabaseTlsFiles(**files, verify_host=os.environ.get("TAO_DATABASE_VERIFY_HOST") != "0").if_set
 
 
 def administrator_login() -> Account:
     """Return the administrator's account of the databases that the topology names, as `mastership_login` does."""
     file: Location | None = given("file")
     if _is_development(file):
-        from tao.devcluster.state_folder import service_accounts
+        from tao.devcluster.certificates import cluster_accounts
 
-        return service_accounts(state_folder().require().passwords).administrator
-    return Account("tao_admin", password_of("TAO_ADMIN_PASSWORD"))
+        folder = state_folder()
+        return cluster_accounts(folder, folder.require()).administrator
+    return Account("tao_admin", password_of("TAO_ADMIN_PASSWORD"), database_tls())
 
 
 def _is_development(file: Location | None) -> bool:

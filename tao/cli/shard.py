@@ -117,7 +117,7 @@ def _set_copies(plan: _Plan, wait_seconds: float) -> None:
 async def _carry_out(path: Location, cloning: Cloning, wait_seconds: float) -> int:
     settings = CloningSettings(timeout_seconds=wait_seconds)
     with WaitDisplay() as display:
-        async with links_of_command() as links:
+        async with links_of_command(load_topology(path)) as links:
             on_step = _show_nothing if given("as_json") else display.show
             cloner = Cloner(topology_file(path), topology_version_of(links, settings), settings, on_step)
             return (await cloner.run(cloning)).version

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, ParamSpec, Protocol, TypeVar
 
@@ -23,7 +23,7 @@ from tao.client.server_queues import ServerLink, ServerQueue
 from tao.client.settings import ClientSettings
 from tao.etcd.location import EtcdSettings, is_etcd_url, location_of
 from tao.model.errors import InvalidArgument, OperatorError, PermissionDenied, TaoError, TopologyError, Unavailable
-from tao.model.topology import CacheServer, Region, Topology
+from tao.model.topology import CacheServer, Region, ServerPlace, Topology
 from tao.routing.routes import Routes
 from tao.schema.registry import Schema
 from tao.topology.document import decode_topology, parse_topology
@@ -42,7 +42,7 @@ class LinkPool(Protocol):
 
     def to(self, server: CacheServer) -> ServerLink: ...
 
-    def keep_only(self, names: set[str]) -> None: ...
+    def keep_only(self, places: Mapping[str, ServerPlace]) -> None: ...
 
     def figures(self) -> dict[str, dict[str, object]]: ...
 
@@ -151,6 +151,7 @@ class ClientConfiguration:
         if isinstance(source, Topology):
             region = _region_of(source, region, None)
             servers = _followers(source, region)
+            links.keep_only(_places(source))
             random.shuffle(servers)  # spreads a thousand processes that start together
         else:
             servers = [source]
@@ -185,7 +186,7 @@ class ClientConfiguration:
         self._listener = listener
         listener.use_routes(self.routes)
         listener.use_schema(self.schema)
-        self._links.keep_only(_names(self.topology))
+        self._links.keep_only(_places(self.topology))
         self._watch_task = asyncio.get_running_loop().create_task(self._watch())
 
     async def close(self) -> None:
@@ -293,7 +294,7 @@ class ClientConfiguration:
             )
             return
         self.routes = routes
-        self._links.keep_only(_names(topology))
+        self._links.keep_only(_places(topology))
 
     def _take_schema(self, document: pb.SchemaDocument, server: str) -> None:
         if document.hash == self.schema.version_hash:
@@ -344,5 +345,6 @@ def _followers(topology: Topology, region: str) -> list[CacheServer]:
     return [server for server in servers if not server.down] or servers
 
 
-def _names(topology: Topology) -> set[str]:
-    return {server.name for region in topology.regions for server in _servers(region)}
+def _places(topology: Topology) -> dict[str, ServerPlace]:
+    """Return the places of the followers, which alone are asked."""
+    return {name: place for name, place in topology.server_places.items() if place.role == "follower"}

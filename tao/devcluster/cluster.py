@@ -30,7 +30,7 @@ from tao.admin.replication import (
     wait_for_replicas,
 )
 from tao.admin.server_stats import wait_until_ready
-from tao.devcluster.certificates import issue_certificates
+from tao.devcluster.certificates import certificate_ids, cluster_accounts, issue_certificates
 from tao.devcluster.configuration import build_topology, crossings, instance_settings, settings_text
 from tao.devcluster.database import DatabaseInstance
 from tao.devcluster.database_program import ServerBinary, find_server_binary
@@ -63,14 +63,12 @@ from tao.devcluster.state_folder import (
     etcd_location,
     new_passwords,
     outline_of,
-    service_accounts,
 )
 from tao.etcd.location import EtcdSettings, Location
 from tao.model.errors import OperatorError, TopologyError
 from tao.model.topology import DatabaseServer, Topology
 from tao.schema.registry import Schema
 from tao.storage.migrations import migrate
-from tao.storage.session import ServerAccount
 from tao.topology.document import dump_topology
 from tao.topology.stores import SCHEMA_KEY, EtcdConnections, TextDocuments, open_topology
 
@@ -264,7 +262,7 @@ class DevCluster:
         if member.role is Role.DATABASE and self.record.shape.is_distributed:
             topology = await self.topology()
             watched = self.record.shape.watchers > 0
-            await resume(topology, name, service_accounts(self.record.passwords), watched=watched)
+            await resume(topology, name, cluster_accounts(self._folder, self.record), watched=watched)
 
     async def start_stopped(self) -> list[str]:
         """Start the processes that do not run, in starting order; return their names when they are ready."""
@@ -400,8 +398,8 @@ class DevCluster:
     async def _start_one(self, member: Member) -> None:
         """Start a process and wait until it is ready.
 
-        A server is run by its command, as an operator runs it (``tao leader --settings FILE``), in a fork. Raises `OperatorError`, with nothing left
-        running, when it ends instead or takes too long."""
+        A server is run by its command, as an operator runs it (``tao leader --settings FILE``), in a fork. Raises
+        `OperatorError`, with nothing left running, when it ends instead or takes too long."""
         name, role = member.name, member.role
         if role is Role.DATABASE:
             await self._databases[name].start()
@@ -488,7 +486,7 @@ class DevCluster:
         """Write the settings files of the servers."""
         folder, record = self._folder, self.record
         if self._settings.tls:
-            issue_certificates(folder, record.shape)
+            issue_certificates(folder, certificate_ids(record.shape))
         arenas = {otype.arena for otype in schema.objects} | {atype.arena for atype in schema.assocs}
         for member in record.shape.members:
             if member.role not in (Role.DATABASE, Role.ETCD):
@@ -496,7 +494,7 @@ class DevCluster:
                 folder.write_file(folder.settings_file(member.name), text)
 
     async def _replicate(self) -> None:
-        accounts = service_accounts(self.record.passwords)
+        accounts = cluster_accounts(self._folder, self.record)
         self._on_progress("attaching replicas")
         watched = self.record.shape.watchers > 0 and Role.WATCHER in self._settings.roles
         await _together(lead(master, accounts.administrator, keeps_lease=watched) for master in masters(self._topology))
@@ -505,7 +503,7 @@ class DevCluster:
         )
 
     async def _catch_up(self) -> None:
-        administrator = service_accounts(self.record.passwords).administrator
+        administrator = cluster_accounts(self._folder, self.record).administrator
         self._on_progress("waiting for replicas to catch up")
         await _together(
             catch_up(replica, administrator, self._settings.start_seconds) for replica in replicas(self._topology)
@@ -514,12 +512,11 @@ class DevCluster:
             await _together(wait_for_replicas(master, administrator) for master in masters(self._topology))
 
     async def _migrate(self, schema: Schema) -> None:
-        administrator = service_accounts(self.record.passwords).administrator
+        administrator = cluster_accounts(self._folder, self.record).administrator
         tables = schema.custom_tables()
 
         async def one(master: DatabaseServer, first: int, last: int) -> None:
-            account = ServerAccount(master.host, master.port, administrator.user, administrator.password)
-            await migrate(account, range(first, last + 1), tables, master.name)
+            await migrate(administrator.at(master), range(first, last + 1), tables, master.name)
 
         ranges = self.record.shape.shard_ranges.values()
         await _together(one(master, *shards) for master, shards in zip(masters(self._topology), ranges, strict=True))

@@ -14,13 +14,13 @@ from typing import NamedTuple
 import msgspec
 import yaml
 
-from tao.devcluster.certificates import tls_files
+from tao.devcluster.certificates import cluster_accounts, tls_files
 from tao.devcluster.database import InstanceSettings, default_cache_folder
 from tao.devcluster.database_program import ServerOptions
 from tao.devcluster.layout import LINE, PORT_KINDS, ClusterSettings, Member, Ports, Role, Shape
 from tao.devcluster.line_control import LineSettings, Route
 from tao.devcluster.ports import LOOPBACK
-from tao.devcluster.state_folder import ClusterRecord, StateFolder, TopologyOutline, etcd_location, service_accounts
+from tao.devcluster.state_folder import ClusterRecord, StateFolder, TopologyOutline, etcd_location
 from tao.model.topology import (
     CacheServer,
     Database,
@@ -34,6 +34,7 @@ from tao.model.topology import (
     WatcherProcess,
 )
 from tao.model.versions import FIRST_EPOCH
+from tao.replication.accounts import TlsDemand
 from tao.schema.types import DEFAULT_ARENA
 
 _SERVER_IDS_PER_REGION = 1_000
@@ -156,7 +157,7 @@ def instance_settings(
     number = shape.database_names.index(member.database) + 1
     return InstanceSettings(
         folder=folder.database(member.name),
-        accounts=service_accounts(record.passwords),
+        accounts=cluster_accounts(folder, record),
         cache_folder=default_cache_folder(os.environ),
         port=record.ports[member.name]["mysql"],
         options=ServerOptions(
@@ -168,7 +169,9 @@ def instance_settings(
             read_only=shape.is_distributed,
             durability=settings.durability,
             buffer_pool_mb=settings.buffer_pool_mb,
+            tls=tls_files(folder, member.name) if settings.tls else None,
         ),
+        demand=TlsDemand.CERTIFICATE if settings.tls else TlsDemand.NONE,
         detached=settings.detached,
         start_seconds=settings.start_seconds,
     )
@@ -186,7 +189,7 @@ def settings_text(
         routes = line_routes(shape, ports)
         line = LineSettings(control=str(folder.line_control), routes=routes, rtt_ms=record.rtt_ms)
         return msgspec.json.format(msgspec.json.encode(line))
-    accounts = service_accounts(record.passwords)
+    accounts = cluster_accounts(folder, record)
     own_folder = str(folder.path / "servers" / member.name)
 
     def admin(one: Member) -> str:
@@ -200,10 +203,8 @@ def settings_text(
     }
     if settings.tls:
         files = tls_files(folder, member.name)
-        found["tls"] = {
-            field: getattr(files, field) if field == "cluster" else str(getattr(files, field))
-            for field in ("certificate", "private_key", "authorities", "cluster")
-        }
+        named = {field: str(getattr(files, field)) for field in ("certificate", "private_key", "authorities")}
+        found |= {"tls": {**named, "cluster": files.cluster}, "database_tls": named}
     if member.role in (Role.TAILER, Role.WATCHER):
         found |= {"region": member.region, "admin": admin(member)}
     if member.role is Role.WATCHER:

@@ -38,7 +38,7 @@ from tao.devcluster.database_program import (
 from tao.devcluster.ports import LOOPBACK, reserve_port
 from tao.devcluster.processes import ManagedProcess, ProcessOptions, read_record
 from tao.model.errors import OperatorError
-from tao.replication.accounts import ServiceAccounts, confine_root, create_accounts
+from tao.replication.accounts import ServiceAccounts, TlsDemand, confine_root, create_accounts
 
 _PROBE_PAUSE_SECONDS = 0.02
 _CONNECT_SECONDS = 5.0
@@ -68,6 +68,8 @@ class InstanceSettings:
     """The port on 127.0.0.1; 0 picks a free one, which `DatabaseInstance.port` returns."""
     options: ServerOptions = field(default_factory=ServerOptions)
     """The options of the server program."""
+    demand: TlsDemand | None = None
+    """What the server demands of connections with the accounts, if that is to change at the next start."""
     detached: bool = False
     """True when it may outlive the process that starts it."""
     start_seconds: float = 60.0
@@ -210,7 +212,7 @@ class DatabaseInstance:
         connection = await self._connect_as_root()
         try:
             await confine_root(connection)
-            await create_accounts(connection, self._settings.accounts)
+            await create_accounts(connection, self._settings.accounts, demand=self._settings.demand)
         finally:
             connection.close()
 

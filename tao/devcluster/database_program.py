@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tao.devcluster.ports import LOOPBACK
 from tao.model.errors import OperatorError, SettingsError
+from tao.wire.tls import TlsFiles
 
 ENVIRONMENT_VARIABLE = "TAO_MYSQLD"
 _NAMES = ("mariadbd", "mysqld")
@@ -160,6 +161,9 @@ class ServerOptions:
     buffer_pool_mb: int = 64
     """The buffer pool in MiB: enough for development, at 86 MB resident; benchmarks of writes need 512 or more."""
 
+    tls: TlsFiles | None = None
+    """The certificate that the server shows, to its own master too, and whose certificates it takes; None: none."""
+
     def __post_init__(self) -> None:
         if not 1 <= self.server_id < 2**32 or not 0 <= self.gtid_domain < 2**32:
             raise SettingsError(
@@ -276,6 +280,9 @@ def server_argv(
         chosen += _SEMI_SYNC_OPTIONS[flavour]
     if options.read_only:
         chosen.append("read-only=1")
+    if options.tls is not None:
+        tls = options.tls
+        chosen += [f"ssl-ca={tls.authorities}", f"ssl-cert={tls.certificate}", f"ssl-key={tls.private_key}"]
     return _argv(binary.path, chosen, as_root)
 
 

@@ -14,11 +14,12 @@ import msgspec
 
 from tao.admin.replication import ReplicaState, replication_states
 from tao.admin.server_stats import is_ready
+from tao.devcluster.certificates import cluster_accounts
 from tao.devcluster.layout import Member, Role
 from tao.devcluster.line_control import AskStatus, LineStatus, ask_line
 from tao.devcluster.ports import LOOPBACK
 from tao.devcluster.processes import ProcessIdentity, read_record, stop_process
-from tao.devcluster.state_folder import ClusterRecord, StateFolder, service_accounts
+from tao.devcluster.state_folder import ClusterRecord, StateFolder
 from tao.model.errors import TaoError
 from tao.topology.document import parse_topology
 
@@ -134,7 +135,7 @@ async def _replication(folder: StateFolder, record: ClusterRecord) -> dict[str, 
         topology = parse_topology(await asyncio.to_thread(folder.topology.read_bytes), str(folder.topology))
     except (OSError, TaoError):
         return {}  # an interrupted start has not written it yet
-    return await replication_states(topology, service_accounts(record.passwords).administrator)
+    return await replication_states(topology, cluster_accounts(folder, record).administrator)
 
 
 async def stop_cluster(state_dir: Path, on_progress: Callable[[str], None]) -> list[str]:

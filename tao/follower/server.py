@@ -73,7 +73,7 @@ class FollowerServer(CachingServer[FollowerSettings]):
             return RemoteSource(context, leader, settings.misses)
         databases = Databases(region, configuration)
         pools = self._read_pools = Pools(
-            databases.login(settings.reader_user, settings.reader_password),
+            databases.login(settings.reader_user, settings.reader_password, settings.database_tls.if_set),
             READ_SETUP,
             PoolSettings(max_connections=settings.direct_reads.max_connections),
         )

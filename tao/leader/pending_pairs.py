@@ -25,7 +25,7 @@ MAX_PENDING_PAIRS: Final = 10_000
 """Pairs remembered, at about 500 bytes. Further ones are settled after the scan of intents finds them."""
 
 MAX_FIRST_TRIES: Final = 8
-"""Pairs of one leader that are tried at a look: they show whether there is contact, at little cost when there is none."""
+"""Pairs of one leader that are tried at a look: they show whether there is contact, cheaply when there is none."""
 
 
 @dataclass(frozen=True, slots=True)

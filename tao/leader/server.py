@@ -82,8 +82,9 @@ class LeaderServer(CachingServer[LeaderSettings]):
         settings, configuration = self._settings, context.configuration
         databases = self._databases = Databases(context.region, configuration)
         tables = edge_tables_of(lambda: configuration.schema)
-        self._read_pools = Pools(databases.login(settings.reader_user, settings.reader_password), READ_SETUP)
-        self._write_pools = Pools(databases.login(settings.leader_user, settings.leader_password), WRITE_SETUP)
+        tls = settings.database_tls.if_set
+        self._read_pools = Pools(databases.login(settings.reader_user, settings.reader_password, tls), READ_SETUP)
+        self._write_pools = Pools(databases.login(settings.leader_user, settings.leader_password, tls), WRITE_SETUP)
         self._read_store = MySqlReadStore(
             databases.local,
             databases.master,

@@ -17,7 +17,8 @@ from tao.model.ids import SHARD_SHIFT
 
 
 class ObjectChange(msgspec.Struct, frozen=True, tag="object"):
-    """The object is now ``(otype, data)`` at version ``after``; ``otype=ABSENT``: it does not exist any more.
+    """The object is now ``(otype, data)`` at version ``after``; ``otype=ABSENT``: it does not exist any more, and the
+    data is `tao.model.graph.deleted_data`.
     ``data=None`` says that the new value is not carried (too large to send along): drop the entry and read it again."""
 
     id: int

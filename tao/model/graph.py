@@ -54,8 +54,21 @@ class EdgeKey(msgspec.Struct, frozen=True, gc=False, order=True):
 
 
 def encode_object(version: int, otype: int, data: bytes) -> bytes:
-    """Return the value of an object, ready to send; ``otype=ABSENT`` with empty data for one that does not exist."""
+    """Return the value of an object, ready to send; ``otype=ABSENT`` with `deleted_data` for one that does not
+    exist."""
     return _OBJECT_HEADER.pack(version, otype) + data
+
+
+def deleted_data(otype: int) -> bytes:
+    """Return the data in the value of a deleted object: the type that it had, by which servers tell who may know of it.
+    Clients ignore it. Empty for `ABSENT`, the type of an object that never was."""
+    return otype.to_bytes(2, "little") if otype else b""
+
+
+def deleted_otype(value: bytes) -> int:
+    """Return the type that the object had, of the value of one that does not exist; `ABSENT` for one that never was,
+    and where a server of an earlier version made the value."""
+    return int.from_bytes(value[OBJECT_HEADER_BYTES : OBJECT_HEADER_BYTES + 2], "little")
 
 
 def decode_object(value: bytes) -> tuple[int, int, bytes]:

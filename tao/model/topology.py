@@ -185,6 +185,14 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
         raise TopologyError(f"there is no cache server {name!r} in the topology: `tao status` lists them")
 
     @property
+    def server_places(self) -> dict[str, ServerPlace]:
+        """The role and region of each cache server and watcher, by name."""
+        found = {server.name: ServerPlace(place.role, place.region.name) for place, server in self.cache_servers}
+        for region in self.regions:
+            found |= {each.name: ServerPlace("watcher", region.name) for each in region.watchers}
+        return found
+
+    @property
     def database_servers(self) -> list[PlacedDatabaseServer]:
         """The servers of all databases."""
         return [
@@ -209,6 +217,13 @@ class PlacedTier(NamedTuple):
     def role(self) -> Role:
         """What the servers of the tier are."""
         return "leader" if self.tier is self.region.leaders else "follower"
+
+
+class ServerPlace(NamedTuple):
+    """What the topology says of a process that others connect to. Its certificate must say the same."""
+
+    role: str
+    region: str
 
 
 class PlacedServer(NamedTuple):

@@ -12,7 +12,7 @@ from operator import attrgetter
 import msgspec
 
 from tao.model.changes import Change, GoneEdge, ListChange, ObjectChange, sort_edges
-from tao.model.graph import ABSENT, Edge, ListKey
+from tao.model.graph import ABSENT, Edge, ListKey, deleted_data
 from tao.model.rows import ListRow, ObjectRow
 from tao.model.versions import NEVER_WRITTEN
 
@@ -44,7 +44,7 @@ def object_change(images: ObjectImages) -> ObjectChange:
     before, after = images.before, images.after
     version_before = NEVER_WRITTEN if before is None else before.version
     if after.deleted:
-        return ObjectChange(after.id, version_before, after.version, ABSENT, b"")
+        return ObjectChange(after.id, version_before, after.version, ABSENT, deleted_data(after.otype))
     return ObjectChange(after.id, version_before, after.version, after.otype, after.data)
 
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Final, Protocol
 
-import aiomysql
 import pymysql.err
 
 from tao.model.errors import OperatorError
+from tao.model.topology import DatabaseServer
 from tao.storage.dialect import Dialect, dialect_of
 from tao.storage.failures import translate
-from tao.storage.session import ServerAccount
+from tao.storage.session import ServerAccount, connect
+from tao.storage.tls import DatabaseTls
 
 LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1")
 """The hosts that accounts may connect from on a machine whose database serves only local processes."""
@@ -73,12 +75,28 @@ class Account:
 
     user: str
     password: str = field(repr=False)
+    tls: DatabaseTls | None = field(default=None, compare=False)
+    """How connections with this account are encrypted; None: they are plain. Replicas that connect with it use the
+    files of their own servers."""
+
+    def at(self, server: DatabaseServer) -> ServerAccount:
+        """Return the account at a server, by the address that ``server`` has."""
+        return ServerAccount(server.host, server.port, self.user, self.password, server.socket, self.tls)
 
     def __post_init__(self) -> None:
         if not _NAME.match(self.user):
             raise OperatorError(f"{self.user!r} is no account name: use 1 to 32 letters, digits and underscores")
         if not self.password:
             raise OperatorError(f"the account {self.user} has no password: give it one")
+
+
+class TlsDemand(StrEnum):
+    """What a server demands of the connections of an account: the words behind REQUIRE."""
+
+    NONE = "none"
+    TLS = "ssl"
+    CERTIFICATE = "x509"
+    """A certificate that the authorities of the server's ``ssl_ca`` have signed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +124,16 @@ class Connection(Protocol):
 
 
 async def create_accounts(
-    connection: Connection, accounts: ServiceAccounts, hosts: Sequence[str] = LOOPBACK_HOSTS
+    connection: Connection,
+    accounts: ServiceAccounts,
+    hosts: Sequence[str] = LOOPBACK_HOSTS,
+    demand: TlsDemand | None = None,
 ) -> None:
     """Create the accounts through ``connection``, whose own account must be allowed to. Idempotent.
 
-    ``hosts``: the hosts they may connect from, in the database's notation (``10.0.%``, or ``%`` for any host). The
-    binlog is off only for these statements of the session. Raises `pymysql.err.MySQLError`.
+    ``hosts``: the hosts they may connect from, in the database's notation (``10.0.%``, or ``%`` for any host).
+    ``demand``: what the server demands of their connections; None leaves that as it is, and a new account demands
+    nothing. The binlog is off only for these statements of the session. Raises `pymysql.err.MySQLError`.
     """
     async with connection.cursor() as cursor:
         # Diagnostics are off as well: repeating this always reports that accounts exist, and MySQL warns about any
@@ -128,6 +150,8 @@ async def create_accounts(
                     who = (account.user, host)
                     await cursor.execute("CREATE USER IF NOT EXISTS %s@%s IDENTIFIED BY %s", (*who, account.password))
                     await cursor.execute("ALTER USER %s@%s IDENTIFIED BY %s", (*who, account.password))
+                    if demand is not None:
+                        await cursor.execute(f"ALTER USER %s@%s REQUIRE {demand}", who)
                     for privileges, target in grants:
                         # Privileges and target come from the table above. The driver wants percent signs doubled.
                         await cursor.execute(f"GRANT {privileges} ON {target.replace('%', '%%')} TO %s@%s", who)
@@ -136,25 +160,20 @@ async def create_accounts(
 
 
 async def ensure_accounts(
-    login: ServerAccount, server: str, accounts: ServiceAccounts, hosts: Sequence[str] = LOOPBACK_HOSTS
+    login: ServerAccount,
+    server: str,
+    accounts: ServiceAccounts,
+    hosts: Sequence[str] = LOOPBACK_HOSTS,
+    demand: TlsDemand | None = None,
 ) -> None:
     """Run `create_accounts` at a server that ``login`` may administer. ``server`` is its name for error messages.
 
     Raises `OperatorError` when the server refuses, `Unavailable` when it cannot be reached.
     """
     try:
-        connection = await aiomysql.connect(
-            host=login.host,
-            port=login.port,
-            unix_socket=login.socket or None,
-            user=login.user,
-            password=login.password,
-            connect_timeout=_CONNECT_SECONDS,
-            charset="utf8mb4",
-            program_name="tao",
-        )
+        connection = await connect(login, connect_timeout=_CONNECT_SECONDS)
         try:
-            await create_accounts(connection, accounts, hosts)
+            await create_accounts(connection, accounts, hosts, demand)
         finally:
             connection.close()
     except (pymysql.err.MySQLError, OSError) as error:

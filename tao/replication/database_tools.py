@@ -205,8 +205,9 @@ def _option_file(account: ServerAccount | None, dialect: Dialect) -> Iterator[in
         options = {"user": account.user, "password": account.password}
         options |= {"socket": account.socket} if account.socket else {"host": account.host, "port": str(account.port)}
         options["protocol"] = "socket" if account.socket else "tcp"
+        options |= _encryption(account, dialect)
         if dialect is Dialect.MYSQL:
-            # The key lets the password pass without TLS, as in replication. The network has to provide the encryption.
+            # The key lets the password pass without TLS, as in replication.
             options["get-server-public-key"] = "1"
     text = "[client]\n" + "".join(f"{name}={_quoted(value)}\n" for name, value in options.items())
     descriptor = os.memfd_create("tao-options")
@@ -217,6 +218,18 @@ def _option_file(account: ServerAccount | None, dialect: Dialect) -> Iterator[in
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _encryption(account: ServerAccount, dialect: Dialect) -> dict[str, str]:
+    """Return the options of TLS. Without any, the programs of either kind may encrypt, and verify nothing."""
+    if account.tls is None or account.socket:
+        return {}
+    files = account.tls.files
+    named = {"ssl-ca": files.authorities, "ssl-cert": files.certificate, "ssl-key": files.private_key}
+    options = {option: str(file.absolute()) for option, file in named.items() if file is not None}
+    if dialect is Dialect.MYSQL:
+        return {**options, "ssl-mode": "VERIFY_IDENTITY" if files.verify_host else "VERIFY_CA"}
+    return {**options, "ssl": "1", "ssl-verify-server-cert": f"{files.verify_host:d}"}
 
 
 def _quoted(value: str) -> str:

@@ -16,6 +16,7 @@ from tao.replication.locks import SESSION_IDLE_SECONDS, LockHold, LockLost
 from tao.replication.promotion_plan import PromotionRefused, SetMember
 from tao.replication.server_statements import (
     ReplicationSource,
+    SourceTls,
     acknowledge_as_replica,
     attach,
     executed_position,
@@ -96,8 +97,7 @@ class ReplicationSet:
     def login(self, region: str) -> ServerAccount:
         """Return the address of a region's server with an administrator's account."""
         server = self.database.servers[region].seen_from(self._seen_from)
-        administrator = self._accounts.administrator
-        return ServerAccount(server.host, server.port, administrator.user, administrator.password, server.socket)
+        return self._accounts.administrator.at(server)
 
     @asynccontextmanager
     async def session(self, region: str, *, deadline: float | None = None) -> AsyncIterator[DatabaseSession]:
@@ -253,7 +253,8 @@ class ReplicationSet:
         """Make a server a replica of another, whatever it was before. Raises `TaoError`."""
         master = self.database.servers[master_region].seen_from(region)
         replicator = self._accounts.replicator
-        source = ReplicationSource(master.host, master.port, replicator.user, replicator.password)
+        tls = SourceTls.of(replicator.tls)
+        source = ReplicationSource(master.host, master.port, replicator.user, replicator.password, tls)
         async with self.session(region) as session:
             if self.database.semi_sync:
                 await acknowledge_as_replica(session, deadline=self.statement_deadline())

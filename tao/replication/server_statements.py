@@ -20,7 +20,8 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from enum import StrEnum
+from typing import Any, Final, NamedTuple, Self
 
 from tao.model.errors import DeadlineExceeded, InternalError, OperatorError
 from tao.model.ids import RESERVED_AHEAD_MS
@@ -29,6 +30,7 @@ from tao.storage.dialect import SEMI_SYNC_PREFIXES, SEMI_SYNC_STATUS, Dialect, s
 from tao.storage.names import schema_name
 from tao.storage.result_packets import Columns, Row
 from tao.storage.session import DatabaseSession
+from tao.storage.tls import DatabaseTls
 
 RETRY_SECONDS: Final = 1
 """Pause between a replica's attempts to connect. Short, so that replication resumes as soon as an outage between
@@ -40,6 +42,24 @@ _RUNNING: Final = "Yes"
 _STOPPED: Final = "No"
 
 
+class SourceTls(StrEnum):
+    """How a replica connects to its master. Over TLS it shows its server's own certificate."""
+
+    NONE = "none"
+    """In plain text."""
+    AUTHORITY = "authority"
+    """Over TLS; the master's certificate must be signed by an authority of the replica's ``ssl_ca``."""
+    HOST = "host"
+    """That, and the certificate must name the host by which the replica reaches the master."""
+
+    @classmethod
+    def of(cls, tls: DatabaseTls | None) -> Self:
+        """Return the same for a replica as a process of ours has for its own connections."""
+        if tls is None:
+            return cls("none")
+        return cls("host" if tls.files.verify_host else "authority")
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicationSource:
     """The address and account by which a replica reaches its master."""
@@ -49,6 +69,7 @@ class ReplicationSource:
     user: str
     """An account that may only read the binlog (`ServiceAccounts.replicator`)."""
     password: str = field(repr=False)
+    tls: SourceTls = SourceTls.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,30 +102,56 @@ async def attach(session: DatabaseSession, source: ReplicationSource, *, deadlin
     """
     where = (source.host, source.port, source.user, source.password)
     timing = (RETRY_SECONDS, HEARTBEAT_SECONDS)
+    mariadb = session.dialect is Dialect.MARIADB
+    encryption = await _encryption(session, source.tls, "master" if mariadb else "source", deadline)
     await set_read_only(session, True, deadline=deadline)
-    if session.dialect is Dialect.MARIADB:
+    if mariadb:
         await session.run("STOP SLAVE", deadline=deadline)
         # The replica's position does not include what the server wrote while it was a master.
         await session.run("SET GLOBAL gtid_slave_pos = @@GLOBAL.gtid_current_pos", deadline=deadline)
         await session.run(
             "CHANGE MASTER TO master_host = %s, master_port = %s, master_user = %s, master_password = %s, "
-            "master_use_gtid = slave_pos, master_connect_retry = %s, master_heartbeat_period = %s",
-            (*where, *timing),
+            f"master_use_gtid = slave_pos, master_connect_retry = %s, master_heartbeat_period = %s, {encryption.sql}",
+            (*where, *timing, *encryption.files),
             deadline=deadline,
         )
         await session.run("START SLAVE", deadline=deadline)
         return
     await session.run("STOP REPLICA", deadline=deadline)
     # Retry without a limit (0): the default of 10 would give up during any real outage. The public key lets the
-    # password pass without TLS; the network between the regions has to provide the encryption.
+    # password pass without TLS.
     await session.run(
         "CHANGE REPLICATION SOURCE TO source_host = %s, source_port = %s, source_user = %s, source_password = %s, "
         "source_auto_position = 1, source_connect_retry = %s, source_heartbeat_period = %s, source_retry_count = 0, "
-        "get_source_public_key = 1",
-        (*where, *timing),
+        f"get_source_public_key = 1, {encryption.sql}",
+        (*where, *timing, *encryption.files),
         deadline=deadline,
     )
     await session.run("START REPLICA", deadline=deadline)
+
+
+class _Encryption(NamedTuple):
+    sql: str
+    files: tuple[str, ...] = ()
+
+
+async def _encryption(session: DatabaseSession, tls: SourceTls, source: str, deadline: float) -> _Encryption:
+    """Return the options of CHANGE MASTER for ``tls``. The files are those of the replica's own server, on its machine,
+    whose certificate is also that of a client. Raises `OperatorError` for a replica without them.
+
+    They are always stated, because a server keeps what it was told before."""
+    if tls is SourceTls.NONE:
+        return _Encryption(f"{source}_ssl = 0, {source}_ssl_verify_server_cert = 0")
+    files = "SELECT @@GLOBAL.ssl_ca, @@GLOBAL.ssl_cert, @@GLOBAL.ssl_key"
+    ((row,),) = await session.run(files, deadline=deadline)
+    if not all(row):
+        raise OperatorError(
+            "the server has no ssl_ca, ssl_cert and ssl_key, with which it would follow its master over TLS: set them "
+            "in its options"
+        )
+    named = ", ".join(f"{source}_ssl_{file} = %s" for file in ("ca", "cert", "key"))
+    verifies = f"{source}_ssl_verify_server_cert = {tls is SourceTls.HOST:d}"
+    return _Encryption(f"{source}_ssl = 1, {verifies}, {named}", tuple(str(file) for file in row))
 
 
 async def detach(session: DatabaseSession, *, deadline: float) -> None:

@@ -165,10 +165,6 @@ class Routes:
             raise TopologyError(f"there is no cache server {name!r} in topology version {self.version}")
         return found
 
-    def server_names(self) -> set[str]:
-        """Return the names of the cache servers of all regions."""
-        return set(self._servers)
-
     def locate(self, server_name: str) -> ServerLocation:
         """Return the region, tier and role of a cache server. Raises as `server`."""
         self.server(server_name)

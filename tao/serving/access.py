@@ -21,7 +21,7 @@ from tao.access.decisions import Decisions, TypeKind
 from tao.access.document import AccessDocument, Operation
 from tao.access.policy import ALL_TYPES, NO_TYPES, Grant, Policy, Rights
 from tao.model.errors import AccessError, PermissionDenied, UnknownType
-from tao.model.graph import ABSENT, encode_object
+from tao.model.graph import ABSENT, deleted_otype, encode_object
 from tao.model.queries import ObjectQuery, Query
 from tao.model.versions import NEVER_WRITTEN
 from tao.observability.logs import Logger
@@ -41,7 +41,6 @@ OBSERVERS: Final = frozenset({"tailer", "watcher"})
 changes of topology and schema."""
 
 _NEVER_WRITTEN: Final = encode_object(NEVER_WRITTEN, ABSENT, b"")
-_ABSENT_HEADER: Final = ABSENT.to_bytes(4, "little")
 _MAX_KEPT: Final = 10_000
 """Callers whose checks, and denials whose texts, are kept: names are chosen elsewhere and must not fill the memory."""
 
@@ -359,8 +358,9 @@ class ReadCheck:
         self._rights: Final = rights
         self._enforced: Final = control.policy.enforced
         objects, associations = rights.read
-        self.otypes: Final = None if objects == ALL_TYPES else _bytes_of(objects | 1 << ABSENT)
-        """The types of the objects that the caller may read, as a bit set in bytes; None: all."""
+        self.otypes: Final = None if objects == ALL_TYPES else _bytes_of(objects & ~(1 << ABSENT))
+        """The types of the objects that the caller may read, as a bit set in bytes; None: all. `ABSENT` is not among
+        them, since a deleted object has had a type."""
         self.atypes: Final = None if associations == ALL_TYPES else _bytes_of(associations)
         """The association types that it may read."""
 
@@ -390,7 +390,7 @@ class ReadCheck:
         """Turn objects of types that the caller may not read into absent ones; into misses where the caller asks for a
         version, which one that never was does not have."""
         for slot, value in enumerate(values):
-            if not value or not self._is_hidden(value[8:12]):
+            if not value or not self._is_hidden(value):
                 continue
             if self._enforced and minimums.get(slot, 0):
                 values[slot] = None
@@ -406,8 +406,10 @@ class ReadCheck:
         """Return whether a value tells the caller of something that is there."""
         return value is not None and value != _NEVER_WRITTEN
 
-    def _is_hidden(self, header: bytes) -> bool:
-        return header != _ABSENT_HEADER and not self._rights.read.objects >> int.from_bytes(header, "little") & 1
+    def _is_hidden(self, value: bytes) -> bool:
+        """Return whether an object is, or was until it was deleted, of a type that the caller may not read."""
+        otype = int.from_bytes(value[8:12], "little") or deleted_otype(value)
+        return otype != ABSENT and not self._rights.read.objects >> otype & 1
 
     def refuse(self, query: Query, *, critical: bool) -> PermissionDenied | None:
         """Return why the caller may not have this query answered, or None. Objects are compared by `shown`, too."""
@@ -425,10 +427,9 @@ class ReadCheck:
 
     def shown(self, value: bytes, *, critical: bool) -> bytes | PermissionDenied:
         """Return an object's value as the caller may see it, or why it may not be read critically."""
-        header = value[8:12]
-        if self._is_hidden(header):
+        if self._is_hidden(value):
             return _NEVER_WRITTEN if self._control.count(Operation.READ, enforced=self._enforced) else value
-        otype = int.from_bytes(header, "little")
+        otype = int.from_bytes(value[8:12], "little")
         if critical and otype != ABSENT and not self._rights.critical.objects >> otype & 1:
             return self._refuse(Operation.CRITICAL, TypeKind.OBJECT, otype) or value
         return value

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 import msgspec
 
@@ -19,9 +19,9 @@ from tao.access.document import AccessDocument
 from tao.model.errors import OutcomeUnknown, TaoError, Unauthorized
 from tao.model.ids import SHARD_SHIFT
 from tao.model.topology import Topology
-from tao.observability.audit_log import AuditLog
+from tao.observability.audit_log import AuditLog, AuditSettings
 from tao.observability.audit_records import Activity, AuditEvent, Outcome
-from tao.routing.routes import Routes
+from tao.observability.logs import Logger
 from tao.schema.registry import Schema
 from tao.topology.document import dump_topology
 from tao.wire.identity import PeerIdentity
@@ -57,10 +57,8 @@ class AuditEntry:
         if event is None:
             return
         if error is not None:
-            is_unknown = isinstance(error, OutcomeUnknown) or not isinstance(error, TaoError)
-            reason = error.reason if isinstance(error, TaoError) else type(error).__name__
-            learned |= {"outcome": Outcome.UNKNOWN if is_unknown else Outcome.FAILURE}
-            learned |= {"reason": reason, "message": str(error)}
+            outcome, reason, message = _failure_of(error)
+            learned |= {"outcome": outcome, "reason": reason, "message": message}
         self._log.record(msgspec.structs.replace(event, **learned), reserved=True)
 
     def give_up(self) -> None:
@@ -83,6 +81,16 @@ class AuditTrail:
         self._timer: asyncio.TimerHandle | None = None
         self._topology_version = 0
         self._schema_hash = ""
+
+    @classmethod
+    async def open(cls, settings: AuditSettings, server: str, unix_ms: Callable[[], int], log: Logger) -> Self:
+        """Return what makes the records of a server, with its log open if the settings name one. Raises
+        `OperatorError` or `OSError`."""
+        if settings.path is None:
+            return cls(None, server, unix_ms)
+        found = AuditLog(settings, log)
+        await asyncio.to_thread(found.open)
+        return cls(found, server, unix_ms)
 
     @property
     def is_on(self) -> bool:
@@ -143,26 +151,25 @@ class AuditTrail:
         if isinstance(error, Unauthorized):
             self.denied(recorded_name(peer), "connect", error, peer)
 
-    def started(self, routes: Routes, schema: Schema, access: AccessDocument | None = None) -> None:
+    def started(self, topology: Topology, schema: Schema | None = None, access: AccessDocument | None = None) -> None:
         """Record the start of this server, and the documents that it goes by."""
-        self._topology_version, self._schema_hash = routes.version, schema.version_hash
+        self._topology_version = topology.version
+        self._schema_hash = "" if schema is None else schema.version_hash
         self.policy_version = "" if access is None else str(access.version)
         if self.log is None:
             return
-        details: dict[str, object] = {
-            "topology_version": routes.version,
-            "topology_sha256": _digest(routes.topology),
-            "schema_sha256": schema.version_hash,
-        }
+        details: dict[str, object] = {"topology_version": topology.version, "topology_sha256": _digest(topology)}
+        if schema is not None:
+            details["schema_sha256"] = schema.version_hash
         if self.log.torn_bytes:
             details["torn_bytes"] = self.log.torn_bytes
         self._note("server_started", details)
 
-    def use_routes(self, routes: Routes) -> None:
+    def use_topology(self, topology: Topology) -> None:
         """Record a newer topology. Its digest is that of the file which the commands of operators write."""
-        former, self._topology_version = self._topology_version, routes.version
+        former, self._topology_version = self._topology_version, topology.version
         if self.log is not None:
-            self.changed("topology", str(former), str(routes.version), _digest(routes.topology))
+            self.changed("topology", str(former), str(topology.version), _digest(topology))
 
     def use_schema(self, schema: Schema) -> None:
         """Record a newer schema. Its version is the digest of its canonical document."""
@@ -180,6 +187,16 @@ class AuditTrail:
         """Record that this server goes by another version of a document from now on."""
         details = {"former_version": former, "version": version, "sha256": sha256}
         self._note(f"{what}_changed", details, Activity.UPDATE)
+
+    def acted(self, action: str, error: BaseException | None = None, **details: object) -> None:
+        """Record what this server has done of its own accord, or failed to do. It is done while the log is full, too:
+        the record counts as lost then."""
+        outcome, reason, message = Outcome.SUCCESS, "", ""
+        if error is not None:
+            outcome, reason, message = _failure_of(error)
+        if self.log is not None:
+            event = self._event(f"server/{self._server}", action, outcome=outcome, reason=reason, message=message)
+            self.log.record(msgspec.structs.replace(event, activity=Activity.UPDATE, details=details))
 
     async def close(self) -> None:
         """Record the end of this server, and close the log."""
@@ -266,6 +283,13 @@ class _RecordedReply:
                 message=answer.error.message,
             )
         self._reply.send(answer)
+
+
+def _failure_of(error: BaseException) -> tuple[Outcome, str, str]:
+    """Return outcome, reason and message of what has failed, or may have been done."""
+    is_unknown = isinstance(error, OutcomeUnknown) or not isinstance(error, TaoError)
+    reason = error.reason if isinstance(error, TaoError) else type(error).__name__
+    return Outcome.UNKNOWN if is_unknown else Outcome.FAILURE, reason, str(error)
 
 
 def recorded_name(peer: PeerIdentity) -> str:

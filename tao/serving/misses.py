@@ -38,11 +38,13 @@ from tao.model.errors import (
 from tao.model.graph import version_of
 from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery, shard_of
+from tao.model.versions import answers
 from tao.routing.budgets import work_seconds
 from tao.schema.registry import Schema
 from tao.serving.access import AccessControl, ReadCheck
 from tao.serving.shares import ShareOfWork, WorkShares, sharer_of
 from tao.serving.single_flight import FetchWaiter, SingleFlight
+from tao.serving.sources import not_there_yet
 from tao.wire.convert import error_to_pb
 from tao.wire.identity import PeerIdentity
 from tao.wire.read_batch import BatchQueries, OperationSizes, operation_at
@@ -328,8 +330,10 @@ class _MissedBatch:
                 answer = self._shown(miss, answer)
                 # Compared once it is hidden: what the caller may not see is older than any minimum, as if it never was.
                 # A cache that asks checks what its own readers asked for: its minimum is not a reader's write token.
-                if miss.minimum and not self._for_fill and version_of(answer.value) < miss.minimum:
-                    raise WriteLost(_WRITE_LOST)
+                if miss.minimum and not self._for_fill and (version := version_of(answer.value)) < miss.minimum:
+                    if answers(version, miss.minimum, answer.version_epoch):
+                        raise WriteLost(_WRITE_LOST)
+                    raise not_there_yet(miss.query, miss.minimum)
                 self._answers.add(miss.slot, miss.query, answer)
             except TaoError as refused:
                 answer = refused

@@ -15,7 +15,6 @@ from tao.cache.settings import DEFAULT_ARENA
 from tao.model.errors import AccessError, InvalidArgument, TopologyError
 from tao.model.ports import Clock
 from tao.model.versions import FIRST_EPOCH
-from tao.observability.audit_log import AuditLog
 from tao.observability.key_history import KeyHistoryRecorder
 from tao.observability.logs import Logger, configure_logs, logger
 from tao.observability.metrics import Metrics
@@ -245,13 +244,10 @@ class CachingServer(Generic[SettingsType]):
     async def _open_audit(self, configuration: Configuration, clock: Clock) -> AuditTrail:
         """Return what makes records, with its log open if the settings name one. Raises `OperatorError` or
         `OSError`."""
-        settings, log = self._settings, None
-        if settings.audit.path is not None:
-            log = AuditLog(settings.audit, self._log)
-            await asyncio.to_thread(log.open)
-        audit = AuditTrail(log, settings.name, clock.unix_ms)
-        audit.started(configuration.routes, configuration.schema, configuration.access.document)
-        configuration.on_routes(audit.use_routes)
+        settings = self._settings
+        audit = await AuditTrail.open(settings.audit, settings.name, clock.unix_ms, self._log)
+        audit.started(configuration.routes.topology, configuration.schema, configuration.access.document)
+        configuration.on_routes(lambda routes: audit.use_topology(routes.topology))
         configuration.on_schema(audit.use_schema)
         configuration.access.on_document = audit.use_access_document
         configuration.access.on_denied = audit.denied
@@ -298,7 +294,8 @@ class CachingServer(Generic[SettingsType]):
         configuration.on_schema(use_schema)
         configuration.on_routes(TopologyEpochs(cache).follow_routes)
         configuration.on_routes(lambda _: self._accepted.authenticator.listing_changed())
-        configuration.on_routes(lambda routes: context.links.keep_only(routes.server_names()))
+        configuration.on_routes(lambda routes: context.links.keep_only(routes.topology.server_places))
+        context.links.keep_only(configuration.routes.topology.server_places)
 
     def _make_listeners(
         self,

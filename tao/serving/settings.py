@@ -17,6 +17,7 @@ from tao.runtime.signed_tokens import JwtSettings
 from tao.serving.forward_path import ForwardSettings
 from tao.serving.prefix_refills import RefillSettings
 from tao.serving.requests import PauseSettings
+from tao.storage.tls import DatabaseTlsFiles
 from tao.wire.settings import DoorstepSettings
 from tao.wire.tls import TlsFiles
 
@@ -69,6 +70,7 @@ class CacheServerSettings:
     tls: TlsFiles = TlsFiles()
     """Certificates for all connections, with clients and among servers. None: plain connections."""
 
+    database_tls: DatabaseTlsFiles = DatabaseTlsFiles()
     jwt: JwtSettings = JwtSettings()
 
     insecure: bool = False

@@ -41,6 +41,7 @@ from tao.model.topology import CacheServer, DatabaseServer
 from tao.model.versions import answers
 from tao.serving.configuration import Configuration, ServerContext, Spawn
 from tao.storage.session import ServerAccount
+from tao.storage.tls import DatabaseTls
 from tao.wire.convert import error_from_pb
 from tao.wire.links import LinksPort
 from tao.wire.read_batch import encode_queries
@@ -186,13 +187,13 @@ class Databases:
         replicas = [region for region in database.servers if region != self._region]
         return min(replicas, key=lambda region: database.servers[region].down, default=None)
 
-    def login(self, user: str, password: str) -> Callable[[str], ServerAccount]:
+    def login(self, user: str, password: str, tls: DatabaseTls | None) -> Callable[[str], ServerAccount]:
         """Return a function from a server's name to its address, as this region reaches it, with the account to use.
         The function raises `TopologyError` for an unknown name."""
 
         def account(name: str) -> ServerAccount:
             server = self._server(name)
-            return ServerAccount(server.host, server.port, user, password, server.socket)
+            return ServerAccount(server.host, server.port, user, password, server.socket, tls)
 
         return account
 
@@ -226,6 +227,11 @@ class DatabaseReadSettings:
     max_gathered: int = 32
     """Collected queries that are read at once, beside the read that is under way: more queries in one statement save
     little."""
+
+
+def not_there_yet(query: Query, minimum: int) -> StaleRead:
+    """Return the error of a read whose database stays below the version that it asks for."""
+    return StaleRead(f"the database of shard {shard_of(query)} does not have version {minimum} yet; try again")
 
 
 class _DatabaseQuery(msgspec.Struct):
@@ -300,9 +306,7 @@ class DatabaseSource:
         elif asked.reads < self._settings.max_rereads:
             self._ask_again(asked)
         else:
-            shard = shard_of(asked.query)
-            message = f"the database of shard {shard} does not have version {asked.minimum} yet; try again"
-            deliver(asked.take, StaleRead(message))
+            deliver(asked.take, not_there_yet(asked.query, asked.minimum))
 
     def _ask_again(self, asked: _DatabaseQuery) -> None:
         again = msgspec.structs.replace(asked, reads=asked.reads + 1, is_answered=False)

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from tao.model.edge_block import COMPLETE, PREFIX, pack_columns
-from tao.model.graph import ABSENT, MAX_TIME, encode_count, encode_object
+from tao.model.graph import ABSENT, MAX_TIME, deleted_data, encode_count, encode_object
 from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import CountQuery, EdgesQuery, ObjectQuery, Query, RangeQuery, TimeRangeQuery
 from tao.storage.master_check import MasterState, master_check, master_states
@@ -55,6 +55,8 @@ _WHOLE_LIMITS: Final = range(100, 1001)
 hold for a smaller page, and for a larger one the edges would have to be sorted for a millisecond."""
 
 _ABSENT_OBJECT: Final = encode_object(0, ABSENT, b"")
+_DELETED: Final = 1 << 16
+"""Added to the type of a deleted object, beyond every type."""
 _NO_COUNT: Final = encode_count(0, 0)
 
 _ListQuery = RangeQuery | TimeRangeQuery | EdgesQuery
@@ -136,7 +138,12 @@ class ReadPlan:
             if kind >= _LIST:
                 edges.append((a, b, data))
             elif kind == _OBJECTS:
-                self._objects[a] = encode_object(version, b, data if b else b"")
+                is_there = b < _DELETED
+                self._objects[a] = (
+                    encode_object(version, b, data)
+                    if is_there
+                    else encode_object(version, ABSENT, deleted_data(b - _DELETED))
+                )
             else:
                 self._counts[a, index] = encode_count(version, count)
 
@@ -210,7 +217,7 @@ class ReadPlan:
                 self._plan_list(index, query)
         for shard, ids in objects.items():
             for some in _split(ids):
-                columns = "o.id, o.otype * (1 - o.deleted), o.version, s.only_row, o.data"
+                columns = f"o.id, o.otype + {_DELETED} * o.deleted, o.version, s.only_row, o.data"
                 found = "objects AS o FORCE INDEX (PRIMARY) ON o.id IN %s"
                 self._add(self._room(len(some), 1), _OBJECTS, shard, 0, columns, found, some)
         for (shard, atype), id1s in counts.items():

@@ -7,19 +7,19 @@ match what the server would still send. A statement that the server refuses leav
 from __future__ import annotations
 
 import asyncio
+import ssl
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final
 
-import aiomysql
-
 from tao.model.errors import DeadlineExceeded, TaoError
 from tao.storage.dialect import Dialect, SessionSetup, dialect_of
 from tao.storage.failures import ConnectionLost, translate
 from tao.storage.result_packets import Columns, Row
 from tao.storage.server_connection import ServerConnection
+from tao.storage.tls import DatabaseTls, SessionConnection
 
 _ROWS_PER_TURN: Final = 256
 """Rows converted before the loop runs other tasks: about a millisecond (6,000 at once block it for 17 ms)."""
@@ -34,6 +34,12 @@ class ServerAccount:
     user: str
     password: str = field(repr=False)
     socket: str = ""
+    tls: DatabaseTls | None = None
+    """How connections are encrypted; None: they are plain, as those by a Unix socket always are."""
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """Return the context of a new connection; None: it is plain."""
+        return None if self.tls is None or self.socket else self.tls.context()
 
     @property
     def address(self) -> str:
@@ -177,21 +183,29 @@ class DatabaseSession:
                 is_at_end = await connection.rows(rows, _ROWS_PER_TURN, deadline)
 
 
+async def connect(account: ServerAccount, **options: Any) -> Any:
+    """Return a connection of aiomysql, with further options of it. Raises what it does. `Any`: it has no types."""
+    connection = SessionConnection(
+        host=account.host,
+        port=account.port,
+        unix_socket=account.socket or None,
+        user=account.user,
+        password=account.password,
+        charset="utf8mb4",
+        program_name="tao",
+        ssl=account.ssl_context(),
+        **options,
+    )
+    await connection._connect()
+    return connection
+
+
 async def open_session(account: ServerAccount, server: str, setup: SessionSetup, *, deadline: float) -> DatabaseSession:
     """Connect and set up. Raises `ConnectionLost` (also when it takes too long), or `OperatorError` when refused."""
     connection: Any = None
     try:
         async with asyncio.timeout_at(deadline):
-            connection = await aiomysql.connect(
-                host=account.host,
-                port=account.port,
-                unix_socket=account.socket or None,
-                user=account.user,
-                password=account.password,
-                charset="utf8mb4",
-                autocommit=None,
-                program_name="tao",
-            )
+            connection = await connect(account, autocommit=None)
             session = DatabaseSession(ServerConnection(connection), server, setup.writes)
             await session.run(setup.statements(session.dialect), deadline=deadline)
             return session

@@ -17,7 +17,6 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Final
 
-import pymysql
 import pymysql.err
 from pymysql.constants import CR
 from pymysqlreplication import BinLogStreamReader
@@ -29,6 +28,7 @@ from tao.replication.gtid import GtidPosition, parse_position
 from tao.storage.dialect import Dialect, dialect_of
 from tao.storage.failures import number_of, translate
 from tao.storage.session import ServerAccount
+from tao.storage.tls import BinlogConnection
 from tao.tailer.binlog import BinlogLost, BinlogMoved, BinlogTransaction, BinlogUnusable, ServerIdTaken
 from tao.tailer.settings import ReaderSettings
 from tao.tailer.transactions import EVENTS, ShardSchemas, Transactions, boundary_of
@@ -67,12 +67,13 @@ def connection_settings(account: ServerAccount, settings: ReaderSettings) -> dic
         "read_timeout": settings.silence_seconds,
         "write_timeout": settings.silence_seconds,
         "program_name": "tao tailer",
+        "ssl": account.ssl_context(),
     }
 
 
 def connect(account: ServerAccount, settings: ReaderSettings) -> Any:
     """Open a connection for queries. Raises `pymysql.err.MySQLError`."""
-    return pymysql.connect(autocommit=True, **connection_settings(account, settings))
+    return BinlogConnection(autocommit=True, **connection_settings(account, settings))
 
 
 def current_gtids(connection: Any, dialect: Dialect) -> str:
@@ -318,7 +319,7 @@ class BinlogReader:
             # The stream has one connection for events and one for queries: a third would be the library's reconnection.
             if len(opened) == 2:
                 raise pymysql.err.OperationalError(CR.CR_SERVER_LOST, "the connection broke while reading the binlog")
-            opened.append(pymysql.connect(**settings))
+            opened.append(BinlogConnection(**settings))
             return opened[-1]
 
         mariadb = self._dialect is Dialect.MARIADB

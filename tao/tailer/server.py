@@ -19,6 +19,7 @@ from tao.runtime.process import run_server
 from tao.runtime.tasks import BackgroundTasks
 from tao.serving.configuration import Configuration, open_schema
 from tao.storage.session import ServerAccount
+from tao.storage.tls import DatabaseTls
 from tao.tailer.continuity import Continuity, Rewind
 from tao.tailer.delivery_path import DeliveryPath, LinkedLeaders, RelayScope
 from tao.tailer.leader_outbox import contents_of
@@ -44,12 +45,14 @@ class TailerServer:
             settings.topology_file, self._etcd, lambda error: log.error("topology_unusable", reason=error.message)
         )
         self._schema_source: Final = open_schema(settings.schema_file, self._etcd)
+        self._tls: DatabaseTls | None = None
 
     async def start(self) -> TailerServer:
         """Begin to follow the binlog, waiting for a database server that is away.
 
         Raises `OperatorError` or `OSError` when a file or the admin port cannot be used."""
         settings = self._settings
+        self._tls = settings.database_tls.if_set
         self._configuration = Configuration(
             await self._topology_store.load(), await self._schema_source.load(), self._log
         )
@@ -70,7 +73,8 @@ class TailerServer:
         settings = self._settings
         credentials = Credentials(settings.name, "tailer", settings.token, settings.token_file)
         links = self._links = Links(LinkSettings(), credentials, settings.tls.if_set)
-        self._configuration.on_routes(lambda routes: links.keep_only(routes.server_names()))
+        self._configuration.on_routes(lambda routes: links.keep_only(routes.topology.server_places))
+        links.keep_only(self._configuration.routes.topology.server_places)
 
     def _open_readers(self, server: DatabaseServer) -> None:
         """Create the reader that follows the binlog, and a second one that reads parts of it again for `Rewind`."""
@@ -166,7 +170,7 @@ class TailerServer:
 
     def _login(self, server: DatabaseServer) -> ServerAccount:
         settings = self._settings
-        return ServerAccount(server.host, server.port, settings.user, settings.password, server.socket)
+        return ServerAccount(server.host, server.port, settings.user, settings.password, server.socket, self._tls)
 
     def _shards(self) -> Iterable[int]:
         for first, last in self._database().shards:

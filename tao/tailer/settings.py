@@ -11,6 +11,7 @@ from tao.model.errors import SettingsError
 from tao.model.settings import renamed
 from tao.planning.row_events import MAX_TOUCHES_PER_SHARD
 from tao.routing.budgets import RetrySettings
+from tao.storage.tls import DatabaseTlsFiles
 from tao.wire.tls import TlsFiles
 
 
@@ -183,6 +184,8 @@ class TailerSettings:
 
     tls: TlsFiles = TlsFiles()
     """Certificates for connections with leaders. None: connections are not encrypted."""
+
+    database_tls: DatabaseTlsFiles = DatabaseTlsFiles()
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level that is logged."""

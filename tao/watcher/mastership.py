@@ -116,6 +116,7 @@ class Mastership:
         self._tasks: Final = context.tasks
         self._clock: Final = context.clock
         self._log: Final = context.log
+        self._audit: Final = context.audit
         self._sets: Final[dict[str, ReplicationSet]] = {}
         self._closed_observations: Final[dict[str, int]] = {}
         self._renewed_at: Final[dict[str, float]] = {}
@@ -267,12 +268,14 @@ class Mastership:
             return  # an operator or another watcher is changing it
         except TaoError as error:
             self.failed_actions += 1
-            if self._refusals.get(name) != error.message:  # log each different reason once
-                self._refusals[name] = error.message
+            if self._is_new_failure(name, error.message):
                 self._log.error("action_failed", database=name, action=action.value, reason=error.message)
+                self._audit.acted(action.value, error, database=name, target=server)
             return
-        except Exception:
+        except Exception as error:
             self.failed_actions += 1
+            if self._is_new_failure(name, repr(error)):
+                self._audit.acted(action.value, error, database=name, target=server)
             raise  # the task's owner logs it
         finally:
             self._acting.discard(name)
@@ -290,17 +293,25 @@ class Mastership:
                 "promoted_within_seconds": round(seconds, 3),
                 "waits_for_replica": done.waits_for_replica,
             }
+        master = done.master if done else ""
+        self._audit.acted(action.value, database=name, master=master, target=server)
         self._log.warning(
             "action_completed",
             database=name,
             action=action.value,
             seconds=round(seconds, 3),
-            master=done.master if done else "",
+            master=master,
             target=server,
             left=done.left if done else {},
             without_tables=done.without_tables if done else {},
             waits_for_replica=done.waits_for_replica if done else None,
         )
+
+    def _is_new_failure(self, database: str, reason: str) -> bool:
+        """Return whether the last action on a database has not failed for the same reason: each is reported once."""
+        is_new = self._refusals.get(database) != reason
+        self._refusals[database] = reason
+        return is_new
 
     def renewed_seconds_ago(self) -> dict[str, float]:
         """Return, for other watchers, how long ago this one renewed each master's lease. Without a renewal it counts

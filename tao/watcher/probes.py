@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
-from tao.model.errors import InvalidArgument, TaoError
+from tao.model.errors import InvalidArgument, TaoError, Unauthorized
 from tao.model.ports import Clock
 from tao.model.topology import CacheServer, Database, Region, Topology
 from tao.observability.logs import Logger
@@ -21,6 +21,7 @@ from tao.replication.promotion_plan import SetMember
 from tao.replication.replication_set import ReplicationSet, SetAccounts
 from tao.runtime.admin_client import admin_get
 from tao.runtime.tasks import BackgroundTasks
+from tao.serving.audit import AuditTrail, recorded_name
 from tao.serving.requests import Rules, check_role
 from tao.watcher.marks import ServerVerdict, WatcherReport, lag_verdict, steady_verdict
 from tao.watcher.settings import ProbeSettings
@@ -31,11 +32,12 @@ from tao.wire.v1 import session_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class WatcherContext:
-    """What the parts of one watcher process share: its background tasks, clock and log."""
+    """What the parts of one watcher process share: its background tasks, clock, log and audit log."""
 
     tasks: BackgroundTasks
     clock: Clock
     log: Logger
+    audit: AuditTrail = field(default_factory=AuditTrail)
 
 
 class DatabaseProbes:
@@ -312,14 +314,19 @@ REPORT_RULES: Final[Rules] = {"get_watcher_report": frozenset({"watcher", "opera
 class ReportService:
     """The `RequestHandler` of a watcher's port."""
 
-    def __init__(self, report: Callable[[], pb.WatcherReport]) -> None:
+    def __init__(self, report: Callable[[], pb.WatcherReport], audit: AuditTrail | None = None) -> None:
         self._report: Final = report
+        self._audit: Final = audit or AuditTrail()
 
     def handle(self, request: pb.Request, reply: Reply) -> None:
         """Report what this watcher sees. Raises `Unauthorized` for a peer that is no watcher, `InvalidArgument` for any
         other request."""
         kind = request.WhichOneof("body") or "nothing"
-        check_role(REPORT_RULES, kind, reply.peer.role)
+        try:
+            check_role(REPORT_RULES, kind, reply.peer.role)
+        except Unauthorized as error:
+            self._audit.denied(recorded_name(reply.peer), kind, error, reply.peer)
+            raise
         if kind != "get_watcher_report":
             raise InvalidArgument(f"a watcher does not serve {kind!r} requests; ask a follower")
         reply.send(pb.Answer(watcher_report=self._report()))

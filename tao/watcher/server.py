@@ -7,7 +7,7 @@ import sys
 from typing import Final
 
 from tao.model.errors import TaoError, TopologyConflict
-from tao.model.topology import Topology
+from tao.model.topology import CacheServer, Topology
 from tao.observability.logs import Logger, configure_logs, logger
 from tao.observability.metrics import Metrics
 from tao.replication.accounts import Account
@@ -29,7 +29,9 @@ from tao.runtime.clock import LoopClock
 from tao.runtime.credentials import AcceptedCredentialFiles, CredentialSources
 from tao.runtime.process import run_server
 from tao.runtime.tasks import BackgroundTasks
-from tao.serving.requests import Listeners
+from tao.serving.audit import AuditTrail
+from tao.serving.metrics import register_audit
+from tao.serving.requests import Listeners, check_exposure
 from tao.topology.stores import EtcdConnections, open_topology
 from tao.watcher.marks import ServerVerdict, WatcherReport, marks_by_database, wanted_marks, with_marks
 from tao.watcher.mastership import Mastership
@@ -71,22 +73,16 @@ class WatcherServer:
         settings, probes = self._settings, self._settings.probes
         self._topology = await self._topology_store.load()
         Routes(self._topology).region(settings.region)  # raises here when the region is unknown
+        accepted = await self._load_credentials()
+        tls = settings.database_tls.if_set
         accounts = SetAccounts(
-            Account(settings.administrator_user, settings.administrator_password),
-            Account(settings.replicator_user, settings.replicator_password),
+            Account(settings.administrator_user, settings.administrator_password, tls),
+            Account(settings.replicator_user, settings.replicator_password, tls),
         )
-        context = WatcherContext(self._tasks, LoopClock(), self._log)
-        detector = DetectorSettings(
-            failures_until_down=probes.cache_failures,
-            answers_until_up=probes.answers_until_up,
-            first_probe_seconds=probes.retry_seconds,
-            max_probe_seconds=2 * probes.interval_seconds,
-            probe_timeout_seconds=probes.timeout_seconds,
-        )
-        credentials = Credentials(settings.name, "watcher", settings.token, settings.token_file)
-        links = self._links = Links(
-            LinkSettings(detector=detector), credentials, settings.tls.if_set, region=settings.region
-        )
+        audit = self._audit = await AuditTrail.open(settings.audit, settings.name, LoopClock().unix_ms, self._log)
+        audit.started(self._topology)
+        context = WatcherContext(self._tasks, LoopClock(), self._log, audit)
+        links = self._links = self._open_links()
         promoter = Promoter(
             self._topology_store,
             self._locks,
@@ -111,28 +107,46 @@ class WatcherServer:
         mastership = self._mastership = Mastership(
             settings, promoter, self._locks, peers, self._databases.silent_seconds, context
         )
-        hot_shards = self._hot_shards = self._build_hot_shards(links)
+        hot_shards = self._hot_shards = self._build_hot_shards(links, context)
         metrics = Metrics(role="watcher", server=settings.name)
         self._register(metrics)
         pages = AdminPages(metrics=metrics.render, stats=self._stats, not_ready=lambda: "")
         host, _, port = settings.admin.rpartition(":")
         self._admin = AdminServer(AdminSettings(host=host or "127.0.0.1", port=int(port or 0)), pages, self._log)
         await self._admin.start()
-        await self._start_reporting()
+        await self._start_reporting(accepted)
         self._tasks.keep(self._caches.run, "cache servers")
         self._tasks.keep(self._tailers.run, "tailers")
         self._tasks.keep(self._databases.run, "database servers")
         self._tasks.keep(self._peers.run, "other watchers")
         self._tasks.keep(mastership.keep_leases, "leases")
         self._tasks.keep(self._run_as_active, "activity")
+        if audit.log is not None:
+            self._tasks.keep(audit.log.keep_publishing, "publication of the audit log's hash")
         if settings.clone_hot_shards:
             self._tasks.keep(hot_shards.run, "hot shards")
         self._stop_watching = self._topology_store.watch(self._use_topology)
         self._log.info("watcher_started", region=settings.region, dry_run=settings.dry_run)
         return self
 
-    async def _start_reporting(self) -> None:
-        """Report to the watchers of other regions at the address that the topology has for this one."""
+    def _open_links(self) -> Links:
+        """Return links to the servers of the topology, which open when they are first used."""
+        settings, probes = self._settings, self._settings.probes
+        detector = DetectorSettings(
+            failures_until_down=probes.cache_failures,
+            answers_until_up=probes.answers_until_up,
+            first_probe_seconds=probes.retry_seconds,
+            max_probe_seconds=2 * probes.interval_seconds,
+            probe_timeout_seconds=probes.timeout_seconds,
+        )
+        credentials = Credentials(settings.name, "watcher", settings.token, settings.token_file)
+        links = Links(LinkSettings(detector=detector), credentials, settings.tls.if_set, region=settings.region)
+        links.keep_only(self._topology.server_places)
+        return links
+
+    async def _load_credentials(self) -> AcceptedCredentialFiles:
+        """Return what other watchers may show here. Raises `SettingsError` when others reach this one, and it asks for
+        no credentials or takes them unencrypted."""
         settings = self._settings
         sources = CredentialSources(
             accepted_tokens_file=settings.accepted_tokens_file,
@@ -143,13 +157,23 @@ class WatcherServer:
         accepted = AcceptedCredentialFiles(sources, self._log)
         self._authenticator = accepted.authenticator
         await accepted.load(self._lists)
-        own = [each for region in self._topology.regions for each in watcher_servers(region)]
-        servers = [each for each in own if each.name == settings.name]
+        for server in () if settings.insecure else self._own_servers():
+            check_exposure(server, settings.tls, has_credentials=accepted.authenticator.accepted.are_in_use)
+        return accepted
+
+    def _own_servers(self) -> list[CacheServer]:
+        """Return the address that the topology has for this watcher, if it has any."""
+        listed = [each for region in self._topology.regions for each in watcher_servers(region)]
+        return [each for each in listed if each.name == self._settings.name]
+
+    async def _start_reporting(self, accepted: AcceptedCredentialFiles) -> None:
+        """Report to the watchers of other regions at the address that the topology has for this one."""
+        settings, servers = self._settings, self._own_servers()
         self._listeners = [
             Listeners(
                 server,
-                ReportService(self._report),
-                ServingSettings(authenticator=accepted.authenticator),
+                ReportService(self._report, self._audit),
+                ServingSettings(authenticator=accepted.authenticator, on_refused=self._audit.connection_refused),
                 lambda: self._topology.version,
                 lambda: 0,
                 tls=settings.tls.if_set,
@@ -185,12 +209,13 @@ class WatcherServer:
         await self._admin.close()
         await self._links.close()
         await self._etcd.close()
+        await self._audit.close()
 
     async def reload(self) -> None:
         """See `tao.runtime.process.RunningServer`. Read the topology now."""
         self._use_topology(await self._topology_store.load())
 
-    def _build_hot_shards(self, links: Links) -> HotShards:
+    def _build_hot_shards(self, links: Links, context: WatcherContext) -> HotShards:
         def tell(step: str) -> None:
             self._log.info("clone_step_started", step=step)
 
@@ -202,7 +227,7 @@ class WatcherServer:
             links,
             cloner,
             settings.cloning,
-            self._log,
+            context,
             dry_run=settings.dry_run,
         )
 
@@ -218,14 +243,8 @@ class WatcherServer:
     def _use_topology(self, topology: Topology) -> None:
         if topology.version > self._topology.version:
             self._topology = topology
-            names = {
-                server.name
-                for region in topology.regions
-                for tier in (region.leaders, *region.followers)
-                for server in tier.servers
-            }
-            names |= {watcher.name for region in topology.regions for watcher in region.watchers}
-            self._links.keep_only(names)
+            self._audit.use_topology(topology)
+            self._links.keep_only(topology.server_places)
             self._authenticator.listing_changed()
 
     async def _run_as_active(self) -> None:
@@ -276,6 +295,8 @@ class WatcherServer:
         try:
             self._use_topology(await self._topology_store.change(before.version, with_marks(before, marks)))
             self._marks_set += len(marks)
+            for mark in marks:
+                self._audit.acted("mark_changed", target=mark.server, down=mark.down)
         except TopologyConflict:
             # Another process changed the document. The next round uses the new one.
             self._use_topology(await self._topology_store.load())
@@ -306,10 +327,13 @@ class WatcherServer:
             "renewed_leases": mastership.renewals,
             "missed_renewals": mastership.missed_renewals,
             "last_promotion": mastership.last_promotion,
+            **({} if self._audit.log is None else {"audit": self._audit.log.summary()}),
         }
 
     def _register(self, metrics: Metrics) -> None:
         mastership = self._mastership
+        if self._audit.log is not None:
+            register_audit(metrics, self._audit.log)
         metrics.gauge("active_info", "1 at the watcher that acts.", lambda: float(mastership.is_active))
         for name, label, help_text in (
             (

@@ -8,9 +8,11 @@ from typing import Literal
 
 from tao.etcd.location import EtcdSettings, Location
 from tao.model.errors import SettingsError
+from tao.observability.audit_log import AuditSettings
 from tao.replication.lease import EVENT_SECONDS
 from tao.replication.promotion import PromotionSettings
 from tao.routing.cloning_policy import CloningPolicy
+from tao.storage.tls import DatabaseTlsFiles
 from tao.wire.tls import TlsFiles
 
 
@@ -137,12 +139,20 @@ class WatcherSettings:
     """Certificates for connections to cache servers and with other watchers. Without them the connections are
     plain."""
 
+    database_tls: DatabaseTlsFiles = DatabaseTlsFiles()
+
+    insecure: bool = False
+    """Listen for other watchers also where other machines reach this one without TLS, or without credentials. Otherwise
+    it does not start there. Only for networks that nobody else can reach, or that encrypt and authenticate by
+    themselves."""
+
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The lowest level that is logged."""
 
     log_form: Literal["json", "console"] = "json"
     """``json`` for machines, ``console`` for a person at a terminal."""
 
+    audit: AuditSettings = AuditSettings()
     cloning: CloningPolicy = CloningPolicy()
     probes: ProbeSettings = ProbeSettings()
     lease: LeaseSettings = LeaseSettings()

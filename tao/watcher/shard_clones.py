@@ -14,9 +14,9 @@ from typing import Final, Protocol
 
 from tao.model.errors import TaoError, TopologyConflict, TopologyError, Unavailable
 from tao.model.topology import CacheServer, Tier, Topology
-from tao.observability.logs import Logger
 from tao.routing.cloning_policy import NO_ROUNDS, Advice, CloningPolicy, Rounds, ShardLoad, advise
 from tao.topology.clones import Cloning, hosts_of, plan_copies, tier_of
+from tao.watcher.probes import WatcherContext
 from tao.wire.links import Links
 from tao.wire.v1 import session_pb2 as pb
 
@@ -169,7 +169,7 @@ class HotShards:
         links: Links,
         cloner: Cloner,
         policy: CloningPolicy,
-        log: Logger,
+        context: WatcherContext,
         *,
         dry_run: bool,
     ) -> None:
@@ -178,7 +178,8 @@ class HotShards:
         self._links: Final = links
         self._cloner: Final = cloner
         self._build_hot_shards: Final = policy
-        self._log: Final = log
+        self._log: Final = context.log
+        self._audit: Final = context.audit
         self._dry_run: Final = dry_run
         self._rounds: Final[dict[tuple[str, str], Rounds]] = {}
         self.done: Final = {"cloned": 0, "given_back": 0, "failed": 0, "would": 0}
@@ -225,8 +226,10 @@ class HotShards:
         except TaoError as error:
             self.done["failed"] += 1
             self._log.error("shard_not_cloned", **where, reason=error.message)
+            self._audit.acted(event, error, **where, copies=advice.copies)
         else:
             self.done["cloned" if more else "given_back"] += 1
+            self._audit.acted(event, None, **where, copies=advice.copies)
 
     async def _ask(self, server: CacheServer) -> pb.Traffic:
         request = pb.Request(inspect=pb.Inspect(hot_limit=_SHARDS_ASKED_FOR))

@@ -19,10 +19,10 @@ from tao.wire.address import TcpAddress, parse_address
 from tao.wire.client_session import NumberedSession
 from tao.wire.convert import error_from_pb
 from tao.wire.framing import FrameDecoder, pack_header
-from tao.wire.identity import Credentials, check_server
+from tao.wire.identity import Credentials
 from tao.wire.session import Session
 from tao.wire.settings import SessionSettings
-from tao.wire.tls import ServerCheck, uris_of
+from tao.wire.tls import ServerCheck
 from tao.wire.v1 import frames_pb2, session_pb2
 
 _GATHERED_BYTES: Final = 4096
@@ -114,8 +114,8 @@ class FrameSession(NumberedSession, asyncio.Protocol):
         # This class batches what is worth batching; the loop must not hold data back for the rest of its iteration.
         self._transport.set_write_buffer_limits(high=0)
         try:
-            if self._tls is not None and self._tls.cluster is not None:
-                check_server(uris_of(transport), self._tls.cluster, self._tls.server_name)
+            if self._tls is not None:
+                self._tls.check(transport)
         except TaoError as error:
             self._fail(error)  # before the greeting, which has the token
             return

@@ -257,17 +257,31 @@ def identify(shown: ShownCredentials, accepted: AcceptedCredentials, now: float)
     return PeerIdentity(name, role, address, caller, proof.expires_at)
 
 
-def check_server(uris: tuple[str, ...], cluster: SpiffeCluster, name: str) -> None:
-    """Raise `Unauthorized` unless the certificate of a server that was connected to is that of the server ``name`` of
-    the cluster. An empty name, where the topology is not known yet, stands for any of its servers."""
+@dataclass(frozen=True, slots=True)
+class ExpectedServer:
+    """Whose certificate must be at the address of a server. An empty text stands for any: where only an address is
+    known yet, that is all of them."""
+
+    name: str = ""
+    role: str = ""
+    region: str = ""
+
+    def __str__(self) -> str:
+        where = f" of region {self.region}" if self.region else ""
+        return f"{self.role} {self.name}{where}".strip() or "a server"
+
+
+def check_server(uris: tuple[str, ...], cluster: SpiffeCluster, expected: ExpectedServer) -> None:
+    """Raise `Unauthorized` unless the certificate of a server that was connected to is that of the expected one of the
+    cluster."""
     proof = _certificate_proof(uris, cluster)
     if proof is None:
         raise Unauthorized(f"the server's certificate has no SPIFFE id; issue one of cluster {cluster.cluster} to it")
-    if proof.role not in SERVING_ROLES or name not in ("", proof.name):
-        found = f"{proof.role} {proof.name}" if proof.name else proof.caller
+    wanted = ((expected.name, proof.name), (expected.role, proof.role), (expected.region, proof.region))
+    if proof.role not in SERVING_ROLES or any(one not in ("", shown) for one, shown in wanted):
+        found = ExpectedServer(proof.name, proof.role, proof.region) if proof.name else proof.caller
         raise Unauthorized(
-            f"the certificate at this address is that of {found}, not of {name or 'a server'}; check the address in "
-            "the topology"
+            f"the certificate at this address is that of {found}, not of {expected}; check the address in the topology"
         )
 
 

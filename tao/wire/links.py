@@ -13,17 +13,18 @@ import asyncio
 import logging
 import math
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from tao.model.errors import DeadlineExceeded, InternalError, Overloaded, TaoError, Unavailable
-from tao.model.topology import CacheServer
+from tao.model.topology import CacheServer, ServerPlace
 from tao.routing.failure_detector import DetectorSettings, DetectorState, FailureDetector, FailureDetectors
 from tao.wire.client_session import Waiter
 from tao.wire.deadlines import DeadlineWheel
 from tao.wire.frames_client import connect_frames
 from tao.wire.grpc_client import connect_grpc
-from tao.wire.identity import Credentials
+from tao.wire.identity import Credentials, ExpectedServer
 from tao.wire.session import UNANSWERED_KINDS, AnswerHandler, Session, failure
 from tao.wire.settings import SessionSettings
 from tao.wire.tls import ClientTls, ServerCheck, TlsFiles
@@ -98,9 +99,11 @@ class Links:
         link = self._links[server.name] = Link(server, self._settings, self._connector, detector)
         return link
 
-    def keep_only(self, names: set[str]) -> None:
-        """Close the links to all servers other than ``names``: the topology does not name them any more."""
-        for name in [name for name in self._links if name not in names]:
+    def keep_only(self, places: Mapping[str, ServerPlace]) -> None:
+        """Close the links to all servers other than those named: the topology does not name them any more. The
+        certificates of servers, where they have ids, must say the role and region that ``places`` has."""
+        self._connector.places = places
+        for name in [name for name in self._links if name not in places]:
             self._retire(self._links.pop(name))
             self._detectors.forget(name)
 
@@ -395,6 +398,7 @@ class _Connector:
         self._settings = settings
         self._credentials = credentials
         self._tls = None if tls is None else ClientTls(tls)
+        self.places: Mapping[str, ServerPlace] = {}
 
     async def connect(self, server: CacheServer) -> Session:
         """Open a session to ``server``. Raises `TaoError` when none can be opened."""
@@ -402,13 +406,39 @@ class _Connector:
         if tls is not None:
             tls.refresh()
         if settings.transport == "grpc" or (settings.transport == "auto" and not server.frames):
-            channel_credentials = None if tls is None else tls.channel_credentials
-            return await connect_grpc(server.grpc, settings.session, self._credentials, channel_credentials)
+            return await self._connect_grpc(server)
         if not server.frames:
             raise Unavailable(
                 f"{server.name} has no frames address in the topology; set transport to auto, or give it one"
             )
-        # A server that is known by its address alone has that for a name.
-        name = "" if server.name in (server.grpc, f"frames:{server.frames}") else server.name
-        check = None if tls is None else ServerCheck(tls.context, tls.cluster, name)
+        check = None if tls is None else ServerCheck(tls.context, tls.cluster, self._expected(server))
         return await connect_frames(server.frames, settings.session, self._credentials, check)
+
+    async def _connect_grpc(self, server: CacheServer) -> Session:
+        settings, tls, expected = self._settings.session, self._tls, self._expected(server)
+        if tls is None:
+            return await connect_grpc(server.grpc, settings, self._credentials)
+        shown = await self._look(tls, server, expected)
+        # Behind an address alone there may be several servers, any of which will do.
+        trusted = shown if expected.name else b""
+        try:
+            return await connect_grpc(server.grpc, settings, self._credentials, tls.channel_credentials(trusted))
+        except Unavailable:
+            again = await self._look(tls, server, expected) if trusted else trusted
+            if again == trusted:
+                raise
+        # It has got a new certificate since the first look.
+        return await connect_grpc(server.grpc, settings, self._credentials, tls.channel_credentials(again))
+
+    async def _look(self, tls: ClientTls, server: CacheServer, expected: ExpectedServer) -> bytes:
+        try:
+            async with asyncio.timeout(self._settings.session.connect_timeout_seconds):
+                return await tls.look(server.grpc, expected)
+        except OSError as error:  # among them TimeoutError
+            raise Unavailable(f"the certificate at {server.grpc} cannot be looked at: {error!r}") from error
+
+    def _expected(self, server: CacheServer) -> ExpectedServer:
+        # A server that is known by its address alone has that for a name.
+        if server.name in (server.grpc, f"frames:{server.frames}"):
+            return ExpectedServer()
+        return ExpectedServer(server.name, *self.places.get(server.name, ()))

@@ -11,10 +11,11 @@ commands that run servers (`tao.cli.servers`) set the variable before gRPC is lo
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import ssl
 from asyncio import BaseTransport
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -22,7 +23,8 @@ from typing import Final
 import grpc
 
 from tao.model.errors import SettingsError
-from tao.wire.identity import SpiffeCluster
+from tao.wire.address import TcpAddress, parse_address
+from tao.wire.identity import ExpectedServer, SpiffeCluster, check_server
 
 _logger = logging.getLogger(__name__)
 
@@ -98,10 +100,15 @@ class TlsFiles:
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """Return the client's credentials for gRPC. Raises `SettingsError` when a file cannot be read."""
-        authorities = None if self.authorities is None else _read(self.authorities)
-        private_key = None if self.private_key is None else _read(self.private_key)
-        certificate = None if self.certificate is None else _read(self.certificate)
-        return grpc.ssl_channel_credentials(authorities, private_key, certificate)
+        return grpc.ssl_channel_credentials(*self.contents())
+
+    def contents(self) -> tuple[bytes | None, bytes | None, bytes | None]:
+        """Return what the files of the authorities, the private key and the certificate contain. Raises
+        `SettingsError`."""
+        authorities, key, certificate = (
+            None if file is None else _read(file) for file in (self.authorities, self.private_key, self.certificate)
+        )
+        return authorities, key, certificate
 
     @property
     def demands_certificates(self) -> bool:
@@ -196,7 +203,35 @@ class ClientTls:
     def _read(self) -> None:
         self._stamp = self._files.stamp()
         self.context = self._files.client_context()
-        self.channel_credentials = self._files.channel_credentials()
+        self._contents = self._files.contents()
+        self._http2_context = self._files.client_context()
+        self._http2_context.set_alpn_protocols(["h2"])
+
+    async def look(self, address: str, expected: ExpectedServer) -> bytes:
+        """Return the certificate (PEM) of the expected server at a gRPC port; empty without a cluster.
+
+        gRPC's client checks the host of a certificate and shows it to nobody. So it is looked at over a connection of
+        our own, and the channel then trusts that one certificate alone. Raises `Unauthorized` for another server's, and
+        `OSError` when none can be looked at."""
+        if self.cluster is None:
+            return b""
+        where, context = parse_address(address), self._http2_context
+        if isinstance(where, TcpAddress):
+            _, writer = await asyncio.open_connection(where.host, where.port, ssl=context)
+        else:
+            _, writer = await asyncio.open_unix_connection(where.path, ssl=context, server_hostname="localhost")
+        try:
+            check_server(uris_of(writer.transport), self.cluster, expected)
+            shown: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        finally:
+            writer.transport.abort()
+        return ssl.DER_cert_to_PEM_cert(shown).encode()
+
+    def channel_credentials(self, shown: bytes = b"") -> grpc.ChannelCredentials:
+        """Return the credentials for a gRPC channel to the server that has ``shown`` this certificate, and to no other;
+        empty: to any that the authorities vouch for."""
+        authorities, key, certificate = self._contents
+        return grpc.ssl_channel_credentials(shown or authorities, key, certificate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +240,12 @@ class ServerCheck:
 
     context: ssl.SSLContext
     cluster: SpiffeCluster | None = None
-    server_name: str = ""
-    """The name of the server in the topology; empty: any server of the cluster."""
+    expected: ExpectedServer = field(default_factory=ExpectedServer)
+
+    def check(self, transport: BaseTransport) -> None:
+        """Raise `Unauthorized` when another server's certificate is at the other end."""
+        if self.cluster is not None:
+            check_server(uris_of(transport), self.cluster, self.expected)
 
 
 def uris_of(transport: BaseTransport) -> tuple[str, ...]:

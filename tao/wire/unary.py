@@ -161,7 +161,7 @@ def _value(answer: pb.Answer) -> bytes:
 
 def _object_reply(answer: pb.Answer) -> graph.ObjGetReply:
     _, otype, data = decode_object(_value(answer))
-    return graph.ObjGetReply(found=otype != ABSENT, otype=otype, data=data)
+    return graph.ObjGetReply(found=True, otype=otype, data=data) if otype != ABSENT else graph.ObjGetReply()
 
 
 def _count_reply(answer: pb.Answer) -> graph.AssocCountReply:

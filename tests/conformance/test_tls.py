@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from tao.model.errors import SettingsError, Unauthorized, Unavailable
-from tao.model.topology import CacheServer
+from tao.model.topology import CacheServer, ServerPlace
 from tao.serving.requests import Listeners
 from tao.wire.identity import AcceptedCredentials, Credentials, PeerAuthenticator, PeerIdentity, SpiffeCluster
 from tao.wire.links import Links, LinkSettings
@@ -50,9 +50,15 @@ class Served:
         self.faces = Listeners(self.server, self.handler, settings, lambda: 1, lambda: 0, tls=tls)
 
     async def ask(
-        self, transport: str, tls: TlsFiles | None, credentials: Credentials = PEER, name: str = "follower-1"
+        self,
+        transport: str,
+        tls: TlsFiles | None,
+        credentials: Credentials = PEER,
+        name: str = "follower-1",
+        place: ServerPlace | None = None,
     ) -> list[bytes]:
         links = Links(patient(transport), credentials, tls)
+        links.keep_only({} if place is None else {name: place})
         try:
             server = msgspec.structs.replace(self.server, name=name)
             return list((await links.to(server).ask(read(1), PATIENT_SECONDS)).read.values)
@@ -151,18 +157,41 @@ async def test_a_peer_is_known_by_the_id_in_its_certificate(
         await by_ids.ask(transport, authority.issue("nobody", "", CLUSTER), Credentials("web", "client"))
 
 
+@pytest.mark.parametrize("transport", ["frames", "grpc"])
 async def test_a_client_asks_no_server_but_the_one_that_the_topology_names(
-    by_ids: Served, authority: TestAuthority
+    transport: str, by_ids: Served, authority: TestAuthority
 ) -> None:
     web, credentials = authority.issue("web", "spiffe://example.org/app/web", CLUSTER), Credentials("web", "client")
-    with pytest.raises(Unauthorized, match="that of follower follower-1, not of follower-2"):
-        await by_ids.ask("frames", web, credentials, "follower-2")
-    assert await by_ids.ask("frames", web, credentials, f"frames:{by_ids.server.frames}") == [b"v1"]
+    with pytest.raises(Unauthorized, match="that of follower follower-1 of region east, not of follower-2"):
+        await by_ids.ask(transport, web, credentials, "follower-2")
+    address = by_ids.server.grpc if transport == "grpc" else f"frames:{by_ids.server.frames}"
+    assert await by_ids.ask(transport, web, credentials, address) == [b"v1"]
     posing = Served(authority.issue("web", "spiffe://example.org/app/web", CLUSTER))
     await posing.faces.start()
     with pytest.raises(Unauthorized, match="that of app/web, not of follower-1"):
-        await posing.ask("frames", web, credentials)
+        await posing.ask(transport, web, credentials)
     await posing.faces.close()
+
+
+@pytest.mark.parametrize("transport", ["frames", "grpc"])
+async def test_a_server_answers_only_in_the_role_region_and_cluster_of_its_certificate(
+    transport: str, by_ids: Served, authority: TestAuthority
+) -> None:
+    peers = [
+        (authority.issue("web", "spiffe://example.org/app/web", CLUSTER), Credentials("web", "client")),
+        (authority.issue("leader-1", uri_of("leader", "leader-1"), CLUSTER), Credentials("leader-1", "leader")),
+    ]
+    for files, credentials in peers:
+        for role, region in (("leader", "east"), ("follower", "west"), ("watcher", "east")):
+            with pytest.raises(
+                Unauthorized, match=f"follower-1 of region east, not of {role} follower-1 of .* {region}"
+            ):
+                await by_ids.ask(transport, files, credentials, place=ServerPlace(role, region))
+        place = ServerPlace("follower", "east")
+        assert await by_ids.ask(transport, files, credentials, place=place) == [b"v1"]
+        elsewhere = replace(files, cluster="spiffe://example.org/tao/other")
+        with pytest.raises(Unauthorized, match="not one of this cluster"):
+            await by_ids.ask(transport, elsewhere, credentials, place=place)
 
 
 @pytest.mark.parametrize("transport", ["frames", "grpc"])

@@ -14,7 +14,7 @@ from typing import Self
 from tao.model.changes import sort_edges
 from tao.model.edge_block import COMPLETE, PREFIX, encode_block
 from tao.model.errors import OperatorError, TaoError
-from tao.model.graph import ABSENT, Edge, ListKey, encode_count, encode_object
+from tao.model.graph import ABSENT, Edge, ListKey, deleted_data, encode_count, encode_object
 from tao.model.ids import MAX_ID, SHARD_SHIFT
 from tao.model.ports import OnRead, ReadStore
 from tao.model.queries import CountQuery, FillRead, ObjectQuery, Query, RangeQuery, TimeRangeQuery
@@ -136,7 +136,7 @@ class MemoryStore(ReadStore):
         if isinstance(query, ObjectQuery):
             row = self.rows.objects.get(query.id)
             if row is None or row.deleted:
-                return encode_object(row.version if row else 0, ABSENT, b"")
+                return encode_object(row.version if row else 0, ABSENT, deleted_data(row.otype) if row else b"")
             return encode_object(row.version, row.otype, row.data)
         listed = self.rows.lists.get(ListKey(query.id1, query.atype), ListRow(0, 0))
         edges = self.edges(query.id1, query.atype)

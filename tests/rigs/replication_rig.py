@@ -14,7 +14,7 @@ from tao.devcluster.database import DatabaseInstance, InstanceSettings, default_
 from tao.devcluster.database_program import Durability, ServerOptions, find_server_binary
 from tao.model.errors import TopologyError
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
-from tao.replication.accounts import Account, ServiceAccounts
+from tao.replication.accounts import Account, ServiceAccounts, TlsDemand
 from tao.replication.locks import FileLocks
 from tao.replication.promotion import OnStep, Promoter, PromotionSettings
 from tao.replication.replica_seed import Reseeder, SeedStep
@@ -23,9 +23,10 @@ from tao.replication.server_statements import fence, member_state
 from tao.storage.dialect import SessionSetup
 from tao.storage.migrations import migrate
 from tao.storage.result_packets import Row
-from tao.storage.session import DatabaseSession, ServerAccount, open_session
+from tao.storage.session import DatabaseSession, open_session
 from tao.topology.document import dump_topology, parse_topology
 from tao.topology.file_store import TopologyFile
+from tao.wire.tls import TlsFiles
 
 SHARDS = 2
 EAST, WEST = "east", "west"
@@ -73,8 +74,10 @@ class ReplicationRig:
     @asynccontextmanager
     async def session(self, region: str, *, as_leader: bool = False) -> AsyncIterator[DatabaseSession]:
         account = self.accounts.leader if as_leader else self.accounts.administrator
-        login = ServerAccount("127.0.0.1", self.servers[region].port, account.user, account.password)
-        session = await open_session(login, region, SessionSetup(writes=True), deadline=statement_deadline())
+        server = DatabaseServer(name=region, port=self.servers[region].port)
+        session = await open_session(
+            account.at(server), region, SessionSetup(writes=True), deadline=statement_deadline()
+        )
         try:
             yield session
         finally:
@@ -124,9 +127,10 @@ def _topology(ports: dict[str, int], *, semi_sync: bool) -> Topology:
 
 @asynccontextmanager
 async def replication_rig(
-    folder: Path, accounts: ServiceAccounts, *, semi_sync: bool = False
+    folder: Path, accounts: ServiceAccounts, *, semi_sync: bool = False, tls: TlsFiles | None = None
 ) -> AsyncIterator[ReplicationRig]:
-    """Start east as master and west as its replica, which has caught up with the tables of the shards."""
+    """Start east as master and west as its replica, which has caught up with the tables of the shards. ``tls``: the
+    certificate that both show, and then demand of everybody."""
     servers = {
         region: DatabaseInstance(
             find_server_binary(os.environ),
@@ -134,6 +138,7 @@ async def replication_rig(
                 folder=folder / region,
                 accounts=accounts,
                 cache_folder=default_cache_folder(os.environ),
+                demand=None if tls is None else TlsDemand.CERTIFICATE,
                 options=ServerOptions(
                     server_id=number,
                     gtid_domain=1,
@@ -141,6 +146,7 @@ async def replication_rig(
                     read_only=True,
                     semi_sync=True,
                     durability=Durability.RELAXED,
+                    tls=tls,
                 ),
             ),
         )
@@ -156,8 +162,7 @@ async def replication_rig(
         (replica,) = replicas(topology)
         await follow(replica, accounts.administrator, accounts.replicator)
         administrator = accounts.administrator
-        login = ServerAccount(master.host, master.port, administrator.user, administrator.password)
-        await migrate(login, range(SHARDS), {}, master.name)
+        await migrate(administrator.at(master), range(SHARDS), {}, master.name)
         await catch_up(replica, administrator, PATIENT_SECONDS)
         yield ReplicationRig(servers, accounts, path)
     finally:

@@ -19,7 +19,7 @@ from tao.cache import GraphCache
 from tao.cache.shard import CachedShard
 from tao.client.own_writes import CRITICAL
 from tao.model.edge_block import COMPLETE, decode_block, header
-from tao.model.graph import ABSENT, Edge, EdgeKey, ListKey, decode_count, decode_object, version_of
+from tao.model.graph import ABSENT, Edge, EdgeKey, ListKey, decode_count, decode_object, deleted_data, version_of
 from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import EdgesQuery, Query, RangeQuery, TimeRangeQuery
 from tao.model.rows import IntentKey, ListRow, RowChanges
@@ -420,7 +420,10 @@ class Checks:
                 found = rows.objects.get(entry.id)
                 there: object = (0, ABSENT, b"")
                 if found is not None:
-                    there = (found.version, *((ABSENT, b"") if found.deleted else (found.otype, found.data)))
+                    there = (
+                        found.version,
+                        *((ABSENT, deleted_data(found.otype)) if found.deleted else (found.otype, found.data)),
+                    )
                 here: object = decode_object(value) if value else there
             else:
                 key = ListKey(entry.id, entry.atype)

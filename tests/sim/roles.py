@@ -127,6 +127,7 @@ def watcher_settings(name: str, region: str) -> WatcherSettings:
     Its intervals are those of leases and locks, which go on at any pace.
     """
     return WatcherSettings(
+        insecure=True,  # the simulated network has names, and nobody else reaches it
         name=name,
         region=region,
         topology_file=_NOWHERE,

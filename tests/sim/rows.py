@@ -11,7 +11,7 @@ import msgspec
 
 from tao.model.changes import sort_edges
 from tao.model.edge_block import COMPLETE, PREFIX, encode_block
-from tao.model.graph import ABSENT, Edge, EdgeKey, ListKey, encode_count, encode_object
+from tao.model.graph import ABSENT, Edge, EdgeKey, ListKey, deleted_data, encode_count, encode_object
 from tao.model.queries import CountQuery, ObjectQuery, Query, RangeQuery, TimeRangeQuery
 from tao.model.rows import IntentKey, IntentRow, ListRow, ObjectRow, RowChanges, ShardRow
 from tao.planning.row_events import RowEvent
@@ -72,7 +72,7 @@ class Rows:
         if isinstance(query, ObjectQuery):
             row = self.objects.get(query.id)
             if row is None or row.deleted:
-                return encode_object(row.version if row else 0, ABSENT, b"")
+                return encode_object(row.version if row else 0, ABSENT, deleted_data(row.otype) if row else b"")
             return encode_object(row.version, row.otype, row.data)
         key = ListKey(query.id1, query.atype)
         listed = self.lists.get(key, ListRow(0, 0))
@@ -157,7 +157,7 @@ class Past:
         """Record the committed contents of these objects and lists."""
         for key in objects:
             row = rows.objects[key]
-            content = (ABSENT, b"") if row.deleted else (row.otype, row.data)
+            content = (ABSENT, deleted_data(row.otype)) if row.deleted else (row.otype, row.data)
             contents = self.objects[key].setdefault(row.version, [])
             self.lost[key, 0].pop(row.version, None)
             self.committed[key, 0].append((now, row.version))

@@ -13,10 +13,12 @@ import yaml
 from tao.cli.commands import tao
 from tao.follower.settings import FollowerSettings
 from tao.leader.settings import LeaderSettings
+from tao.model.errors import SettingsError
 from tao.model.topology import CacheServer, TailerProcess, Topology
 from tao.routing.routes import Routes
 from tao.runtime.process import ProcessSettings
 from tao.runtime.settings import parse_settings
+from tao.serving.requests import check_exposure
 from tao.tailer.settings import TailerSettings
 from tao.topology.document import parse_topology
 from tao.watcher.settings import WatcherSettings
@@ -145,7 +147,7 @@ def test_accounts_come_before_tables_before_replication_before_servers() -> None
         "document": "service_completed_successfully",
     }
     assert waits_for("migrate") == {"accounts": "service_completed_successfully"}
-    assert waits_for("replicate") == {"migrate": "service_completed_successfully"}
+    assert waits_for("replicate") == dict.fromkeys(("migrate", "tokens"), "service_completed_successfully")
     topology = example_topology()
     for region in topology.regions:
         leaders = [server.name for server in region.leaders.servers]
@@ -171,6 +173,70 @@ def settings_of(name: str, model: type[Any]) -> Any:
     assert {"../config:/etc/tao:ro", f"topology:{DOCUMENT.parent}{mode}"} <= set(service["volumes"])
     assert parsed.topology_file == DOCUMENT
     return parsed
+
+
+def mounts_of(service: dict[str, Any]) -> dict[str, str]:
+    """The volumes by the folder where each is mounted, with ``:ro`` behind those that cannot be written."""
+    parts = (volume.split(":") for volume in service.get("volumes", ()))
+    return {folder: ":".join((source, *mode)) for source, folder, *mode in parts}
+
+
+def test_a_server_shows_the_token_of_its_role_and_sees_no_other_nor_may_it_change_what_is_accepted() -> None:
+    roles = {
+        "leader": LeaderSettings,
+        "follower": FollowerSettings,
+        "tailer": TailerSettings,
+        "watcher": WatcherSettings,
+    }
+    seen = set()
+    for name, service in OURS.items():
+        role = service.get("command", [""])[0]
+        if role not in roles:
+            continue
+        seen.add(role)
+        parsed, mounts = settings_of(name, roles[role]), mounts_of(service)
+        assert (parsed.token, mounts[str(parsed.token_file.parent)]) == ("", f"{role}-token:ro")
+        assert [each for each in mounts.values() if each.split(":")[0].endswith("-token")] == [f"{role}-token:ro"]
+        if role != "tailer":
+            assert mounts[str(parsed.accepted_tokens_file.parent)] == "accepted-tokens:ro"
+            with pytest.raises(SettingsError, match=r"without TLS \(`tls`\)\. Set"):
+                check_exposure(CacheServer(name=name, grpc=f"{name}:7000"), parsed.tls, has_credentials=True)
+            assert parsed.insecure, "plain connections, which the settings have to say"
+    assert seen == set(roles)
+
+
+def test_tokens_are_made_once_for_each_role_and_an_operator_who_may_make_those_of_applications() -> None:
+    task, tools = SERVICES["tokens"], SERVICES["tools"]
+    group = tao.commands["token"]
+    assert isinstance(group, click.Group)
+    new = group.commands["new"]
+    shell, option, script = task["entrypoint"]
+    assert (shell, option) == ("sh", "-ec")
+    roles = re.search(r"for role in ([\w ]+);", script)
+    assert roles is not None
+    commands = [command.split() for command in re.findall(r"\|\| tao (.+)", script)]
+    accepted = task["environment"]["TAO_ACCEPTED_TOKENS"]
+    made = set()
+    for role in (*roles[1].split(), "operator"):
+        (command,) = (each for each in commands if ("operator" in each) is (role == "operator"))
+        words = [word.replace("$$role", role) for word in command]
+        new.make_context("new", [*words[2:], "--file", accepted])
+        made.add(Path(words[words.index("--out") + 1]))
+    owned = {source: folder for folder, source in mounts_of(task).items()}
+    assert made == {Path(folder) / "token" for source, folder in owned.items() if source.endswith("-token")}
+    assert owned["accepted-tokens"] == str(Path(accepted).parent)
+    assert mounts_of(tools)[str(Path(tools["environment"]["TAO_TOKEN_FILE"]).parent)] == "operator-token:ro"
+    assert tools["environment"]["TAO_ACCEPTED_TOKENS"] == accepted
+    assert mounts_of(tools)[str(Path(accepted).parent)] == "accepted-tokens"
+    # A new volume takes its owner from the image: the account without which no token could be written there.
+    (folders,) = (line.split() for line in instructions("RUN") if "/var/lib/tao/accepted" in line)
+    assert "--owner=tao" in folders
+    assert {*owned.values(), "/var/lib/tao/tokens"} <= {*folders}
+
+
+def test_the_document_is_writable_only_for_those_who_change_it() -> None:
+    changing = {name for name, service in OURS.items() if mounts_of(service).get(str(DOCUMENT.parent)) == "topology"}
+    assert changing == {"document", "tools", *WATCHERS}
 
 
 def assert_schema(parsed: LeaderSettings | FollowerSettings | TailerSettings) -> None:
@@ -244,6 +310,6 @@ def test_images_are_named_by_arguments() -> None:
 def test_every_secret_has_an_example_and_none_stands_in_a_file() -> None:
     text = (ROOT / "docker" / "compose.yaml").read_text()
     assert set(re.findall(r"\$\{(\w+):\?", text)) == set(secrets())
-    given = re.findall(r"(?im)^\s*\S*(?:password|token):\s*(.+)$", text)
+    given = re.findall(r"(?im)^ *\S*(?:password|token): *(\S.*)$", text)
     assert given
     assert [value for value in given if not re.fullmatch(r'"?\$\{\w+:\?see docker/example.env\}"?', value)] == []

@@ -66,6 +66,12 @@ def test_each_role_has_an_account_of_its_own_and_reads_what_all_read_by_a_group(
     assert (unit["User"], unit["Group"], unit["SupplementaryGroups"]) == (f"tao-{role}", f"tao-{role}", "tao")
 
 
+def test_each_role_that_keeps_an_audit_log_has_a_folder_of_its_own_for_it() -> None:
+    # systemd gives a folder to the account of the unit that started last, so no two roles may share one.
+    folders = {role: service(role).get("LogsDirectory") for role in MODELS}
+    assert folders == {role: f"tao/{role}" if hasattr(MODELS[role], "audit") else None for role in MODELS}
+
+
 def test_a_leader_may_write_where_its_example_keeps_the_spool() -> None:
     folder = load_settings(CONFIG / "leader.yaml", LeaderSettings).spool.folder
     assert folder is not None

@@ -123,7 +123,8 @@ CHANGING = (
     "accounts", "backup restore", "delete edge", "delete object", "dev reset", "drain", "invalidate", "migrate",
     "promote", "rejoin", "repair",
     "replicate", "reseed", "shard clone", "shard unclone", "topology add-server", "topology import",
-    "topology mark-down", "topology mark-up", "topology move-shard", "topology record-changes", "topology remove-server",
+    "topology mark-down", "topology mark-up", "topology move-shard", "topology record-changes",
+    "topology remove-server",
     "token revoke", "topology unmove-shard", "undrain",
 )  # fmt: skip
 

@@ -132,6 +132,25 @@ def test_accounts_may_be_made_again_and_for_other_hosts(private_shards: dict[str
 
 
 @pytest.mark.database
+def test_accounts_demand_certificates_until_they_are_said_not_to(private_shards: dict[str, Any]) -> None:
+    command = ("accounts", "--topology", private_shards["by_socket"], "--from", "10.8.%", "--yes")
+
+    async def demanded() -> str:
+        deadline = asyncio.get_running_loop().time() + 10
+        session = await open_session(private_shards["login"], "db", SessionSetup(writes=True), deadline=deadline)
+        query = "SELECT ssl_type FROM mysql.user WHERE user = 'tao_reader' AND host = '10.8.%%'"
+        (((kind,),),) = await session.run(query, deadline=deadline)
+        session.quit()
+        return kind.decode() if isinstance(kind, bytes) else str(kind)
+
+    found = []
+    for require in ((), ("--require", "x509"), (), ("--require", "ssl"), ("--require", "none")):
+        assert call(*command, *require, **private_shards["environment"]).exit_code == 0
+        found.append(asyncio.run(demanded()))
+    assert found == ["", "X509", "X509", "ANY", ""]
+
+
+@pytest.mark.database
 def test_an_account_without_the_right_to_create_accounts_is_refused(private_shards: dict[str, Any]) -> None:
     environment = private_shards["environment"]
     result = call(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tao.client.configuration import ClientConfiguration
@@ -14,7 +14,7 @@ from tao.model.errors import TaoError
 from tao.model.graph import ABSENT, Edge, encode_count, encode_object
 from tao.model.ids import MAX_ID, SHARD_SHIFT
 from tao.model.queries import TimeRangeQuery
-from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
+from tao.model.topology import CacheServer, Database, DatabaseServer, Region, ServerPlace, Tier, Topology
 from tao.schema.registry import Schema, load_schema
 from tao.topology.document import dump_topology
 from tao.wire.convert import error_to_pb
@@ -80,8 +80,8 @@ class FakeCluster:
     def link(self, name: str) -> FakeLink:
         return self.links.setdefault(name, FakeLink(name, self))
 
-    def keep_only(self, names: set[str]) -> None:
-        self.kept = names
+    def keep_only(self, places: Mapping[str, ServerPlace]) -> None:
+        self.kept = set(places)
 
     def figures(self) -> dict[str, dict[str, object]]:
         return {name: {"health": "down" if link.is_down else "up"} for name, link in self.links.items()}

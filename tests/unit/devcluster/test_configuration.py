@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from cryptography import x509
 
-from tao.devcluster.certificates import issue_certificates, tls_files
+from tao.devcluster.certificates import certificate_ids, issue_certificates, tls_files
 from tao.devcluster.configuration import crossings, instance_settings, settings_text
 from tao.devcluster.layout import LINE, PORT_KINDS, ClusterSettings, Role, Shape
 from tao.devcluster.line_control import LineSettings
@@ -48,7 +48,7 @@ def test_the_file_of_each_server_loads_and_names_it(tmp_path: Path, role: Role, 
 
 def test_with_tls_every_server_has_a_certificate_with_its_id(tmp_path: Path) -> None:
     folder = StateFolder(tmp_path)
-    issue_certificates(folder, SHAPE)
+    issue_certificates(folder, certificate_ids(SHAPE))
     authority = (tmp_path / "certificates" / "ca.pem").read_bytes()
     (leader,) = (member for member in SHAPE.members if member.name == "west-leader-2")
     text = settings_text(leader, RECORD, folder, ClusterSettings(tls=True), {"default"})
@@ -62,7 +62,7 @@ def test_with_tls_every_server_has_a_certificate_with_its_id(tmp_path: Path) -> 
     assert names.get_values_for_type(x509.UniformResourceIdentifier) == [
         "spiffe://localhost/tao/dev/west/leader/west-leader-2"
     ]
-    issue_certificates(folder, SHAPE)
+    issue_certificates(folder, certificate_ids(SHAPE))
     assert (tmp_path / "certificates" / "ca.pem").read_bytes() == authority, "clients may have its file"
     for name in ("operator", "app", "east-watcher-1"):
         tls_files(folder, name).client_context()

@@ -1,7 +1,7 @@
 """Changesets of row images, as leader and tailer compute them."""
 
 from tao.model.changes import GoneEdge, ListChange, ObjectChange
-from tao.model.graph import Edge, ListKey
+from tao.model.graph import ABSENT, Edge, ListKey, deleted_data, deleted_otype, encode_object
 from tao.model.rows import ListRow, ObjectRow
 from tao.planning.net_changes import ListImages, ObjectImages, net_changes
 
@@ -35,6 +35,9 @@ def test_edges_are_gone_with_their_old_time_and_put_with_the_new_in_list_order()
     )
 
 
-def test_a_deleted_object_is_absent() -> None:
+def test_a_deleted_object_is_absent_and_says_what_type_it_had() -> None:
     images = ObjectImages(ObjectRow(1, 2, 3, False, b"x"), ObjectRow(1, 2, 4, True, b""))
-    assert net_changes([images], []) == (ObjectChange(1, 3, 4, 0, b""),)
+    (change,) = net_changes([images], [])
+    assert change == ObjectChange(1, 3, 4, ABSENT, deleted_data(2))
+    assert isinstance(change, ObjectChange)
+    assert deleted_otype(encode_object(change.after, change.otype, change.data or b"")) == 2

@@ -4,6 +4,7 @@ import pytest
 
 from tao.model.changes import ObjectChange, ObjectInvalidation
 from tao.model.errors import InvalidArgument, InvalidField, TooLarge, WrongType
+from tao.model.graph import deleted_data
 from tao.model.writes import ObjAdd, ObjDelete, ObjUpdate
 from tao.planning.draft import IdTaken
 from tao.schema.codec import encode_fields, encode_patch
@@ -127,7 +128,7 @@ def test_a_delete_that_names_another_type_is_refused_and_one_that_names_the_type
 def test_deleting_leaves_a_tombstone_with_the_next_version(ann: StoredRows) -> None:
     plan = ann.run(ObjDelete(LOW))
     assert plan.outcomes[0].found
-    assert plan.changes == (ObjectChange(LOW, version(1), version(2), 0, b""),)
+    assert plan.changes == (ObjectChange(LOW, version(1), version(2), 0, deleted_data(USER)),)
     assert ann.rows.objects[LOW].deleted
     assert ann.rows.objects[LOW].data == b""
     again = ann.run(ObjDelete(LOW), ObjUpdate(LOW, USER, b""))
@@ -137,7 +138,7 @@ def test_deleting_leaves_a_tombstone_with_the_next_version(ann: StoredRows) -> N
 
 def test_an_object_added_and_deleted_in_one_batch_leaves_a_tombstone(stored: StoredRows) -> None:
     plan = stored.run(ObjAdd(LOW, USER, ANN, False), ObjDelete(LOW))
-    assert plan.changes == (ObjectChange(LOW, 0, version(1), 0, b""),)
+    assert plan.changes == (ObjectChange(LOW, 0, version(1), 0, deleted_data(USER)),)
     assert stored.rows.objects[LOW].deleted
 
 

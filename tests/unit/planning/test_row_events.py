@@ -70,7 +70,9 @@ def message_line(message: Message) -> str:
     match message:
         case ObjectChange():
             head = f"object {an_id(message.id)} {a_version(message.before)} -> {a_version(message.after)}"
-            return f"{head} otype {message.otype} {(message.data or b'').decode()}".rstrip()
+            data = message.data or b""
+            shown = f"was {int.from_bytes(data, 'little')}" if message.deleted else data.decode()
+            return f"{head} otype {message.otype} {shown}".rstrip()
         case ListChange():
             versions = f"{a_version(message.before)} -> {a_version(message.after)}"
             words = [f"list {an_id(message.id1)}/{message.atype} {versions} count {message.count}"]

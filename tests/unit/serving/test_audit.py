@@ -165,9 +165,9 @@ async def test_an_operators_request_that_cannot_be_recorded_is_refused_before_it
 
 async def test_a_newer_topology_and_schema_are_recorded_with_the_digests_of_their_documents(rig: AuditRig) -> None:
     configuration = Configuration(make_topology(2), SCHEMA, logger("test"))
-    configuration.on_routes(rig.trail.use_routes)
+    configuration.on_routes(lambda routes: rig.trail.use_topology(routes.topology))
     configuration.on_schema(rig.trail.use_schema)
-    rig.trail.started(configuration.routes, configuration.schema)
+    rig.trail.started(configuration.routes.topology, configuration.schema)
     configuration.use_topology(make_topology(5))
     configuration.use_topology(make_topology(4))
     grown = SCHEMA_TEXT.replace("  location:", "  robot: {number: 77}\n\n  location:")
@@ -201,7 +201,7 @@ async def test_without_an_audit_log_paths_are_left_as_they_are_and_nothing_is_re
     assert trail.begin("operator/ann", "invalidate") is None
     trail.connection_refused(STRANGER, WRONG)
     trail.denied("app/web", "read", WRONG)
-    trail.started(Configuration(make_topology(), SCHEMA, logger("test")).routes, SCHEMA)
+    trail.started(make_topology(), SCHEMA)
     trail.changed("rights", "1", "2", "digest")
     await trail.close()
 

@@ -11,7 +11,8 @@ import pytest
 from tao.access.document import load_access
 from tao.model.edge_block import decode_block
 from tao.model.errors import PermissionDenied, TaoError
-from tao.model.graph import decode_object
+from tao.model.graph import decode_object, version_of
+from tao.model.ids import SHARD_SHIFT
 from tao.model.writes import AssocAdd, ObjAdd, ObjDelete, ObjUpdate, Write
 from tao.serving.configuration import Configuration
 from tao.wire.client_session import Waiter
@@ -185,7 +186,29 @@ async def test_a_denied_object_that_the_caller_holds_is_not_confirmed(region: Re
     known = batch(obj_ids=[CHECKIN_ID], minimum_slots=[0], minimum_versions=[version], known_slots=[0])
     assert (await read(server, known, "reader")).values == {0: b""}
     use_rules(region.near.configuration)
-    assert await read(server, known, "reader") == ({}, {0: "WRITE_LOST"})
+    assert await read(server, known, "reader") == ({}, {0: "STALE_READ"})
+
+
+@pytest.mark.parametrize("cached", [False, True])
+async def test_a_deleted_object_of_a_denied_type_is_answered_as_one_that_never_was(
+    region: RegionRig, cached: bool
+) -> None:
+    server = region.near.service
+    assert await errors_of(server, "root", ObjDelete(CHECKIN_ID), ObjDelete(USER_ID)) == ["", ""]
+    request = batch(obj_ids=[USER_ID, CHECKIN_ID, NOBODY])
+    if not cached:
+        region.near.cache.invalidate_types(USER_ID >> SHARD_SHIFT, [USER, CHECKIN], [])
+    of_user, of_checkin, _ = [version_of((await read(server, request, "root")).values[each]) for each in range(3)]
+    assert min(of_user, of_checkin) > 0
+    use_rules(region.near.configuration)
+    found = (await read(server, request, "reader")).values
+    assert found[1] == found[2]
+    assert version_of(found[0]) == of_user, "tokens of a deletion ask for it"
+    for minimum in (1, of_checkin):
+        of_both = batch(obj_ids=[CHECKIN_ID, NOBODY], minimum_slots=[0, 1], minimum_versions=[minimum] * 2)
+        hidden, never = (await ask(server, of_both, "reader")).read.errors
+        assert (hidden.reason, hidden.message) == (never.reason, never.message)
+    assert version_of((await read(server, request, "root")).values[1]) == of_checkin
 
 
 @pytest.mark.parametrize("cached", [False, True])
@@ -194,8 +217,11 @@ async def test_a_minimum_tells_nothing_of_a_denied_object(region: RegionRig, cac
     request = batch(obj_ids=[CHECKIN_ID, NOBODY], minimum_slots=[0, 1], minimum_versions=[1, 1])
     if cached:
         assert (await read(server, request, "reader")).reasons == {1: "WRITE_LOST"}
+    version = version_of((await read(server, batch(obj_ids=[CHECKIN_ID]), "reader")).values[0])
     use_rules(region.near.configuration)
     assert await read(server, request, "reader") == ({}, {0: "WRITE_LOST", 1: "WRITE_LOST"})
+    newer = batch(obj_ids=[CHECKIN_ID, NOBODY], minimum_slots=[0, 1], minimum_versions=[version] * 2)
+    assert await read(server, newer, "reader") == ({}, {0: "STALE_READ", 1: "STALE_READ"})
 
 
 async def test_denied_queries_are_no_hot_items_and_make_none(region: RegionRig) -> None:

@@ -23,11 +23,13 @@ from tao.replication.promotion_plan import SetMember
 from tao.replication.replication_set import ReplicationSet, SetAccounts
 from tao.runtime.clock import LoopClock
 from tao.runtime.tasks import BackgroundTasks
+from tao.serving.audit import AuditTrail
 from tao.watcher.mastership import Action, Mastership, Observation, next_action
 from tao.watcher.probes import PeerReports, WatcherContext
 from tao.watcher.settings import WatcherSettings
 from tao.wire.identity import Credentials
 from tao.wire.links import Links, LinkSettings
+from tests.rigs.audit_rig import audit_rig
 from tests.rigs.pacing import ManualClock
 from tests.unit.replication.members import master, replica
 
@@ -140,6 +142,7 @@ def mastership_of(
     *,
     leases: bool = True,
     locks: Locks | None = None,
+    audit: AuditTrail | None = None,
 ) -> Mastership:
     settings = WatcherSettings(
         name="watcher",
@@ -160,7 +163,7 @@ def mastership_of(
             settings.probes,
         ),
         silent_seconds,
-        WatcherContext(tasks, clock, logger("watcher")),
+        WatcherContext(tasks, clock, logger("watcher"), audit or AuditTrail()),
     )
     mastership.activity = HeldLock()
     return mastership
@@ -194,6 +197,30 @@ async def test_an_action_that_fails_unexpectedly_is_logged_counted_and_retried(t
         await tasks.close()
     assert len([each for each in logs if each["event"] == "background task failed"]) >= 2
     assert tasks.failed == mastership.failed_actions
+
+
+async def test_actions_are_audited_with_their_outcome_and_a_failure_that_repeats_once(tmp_path: Path) -> None:
+    class Refusing(Broken):
+        async def restore(self, database: str) -> PromotionResult:
+            raise Unavailable("not yet")
+
+        async def wait_for_replicas(self, database: str) -> None: ...
+
+    tasks, clock = BackgroundTasks("watcher", logger("watcher")), ManualClock()
+    with audit_rig(tmp_path) as audit:
+        mastership = mastership_of(tmp_path, Refusing(), tasks, clock, audit=audit.trail)
+        west = replica("west", "1-1-1", receiving=True, acknowledges=True)
+        for _ in range(4):
+            mastership.observe(east_and_west(), [master("1-1-1", closed=True), west], clock.monotonic())
+            await turns()
+        mastership.observe(east_and_west(semi_sync=True), [master("1-1-1"), west], clock.monotonic())
+        await turns()
+        assert mastership.failed_actions > 1
+        assert await audit.shown() == [("server/leader-1", "restore", 2), ("server/leader-1", "wait", 1)]
+        failed, done = await audit.records()
+        assert (failed["status_code"], failed["unmapped"]["database"]) == ("UNAVAILABLE", "db")
+        assert done["unmapped"]["database"] == "db"
+    await tasks.close()
 
 
 async def test_what_was_seen_before_a_deed_was_done_is_no_reason_for_another(tmp_path: Path) -> None:

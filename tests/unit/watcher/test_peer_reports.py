@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
+import msgspec
 import pytest
 
-from tao.model.errors import InvalidArgument, Unauthorized
+from tao.model.errors import InvalidArgument, SettingsError, Unauthorized
 from tao.model.topology import Region, Tier, Topology, WatcherProcess
+from tao.observability.logs import logger
+from tao.serving.requests import Listeners
+from tao.topology.document import dump_topology
 from tao.watcher.marks import ServerVerdict, WatcherReport
 from tao.watcher.probes import PeerReports, ReportService
-from tao.watcher.settings import ProbeSettings
+from tao.watcher.server import WatcherServer
+from tao.watcher.settings import ProbeSettings, WatcherSettings
 from tao.wire.frames_server import FrameServer
 from tao.wire.identity import (
     AcceptedCredentials,
@@ -22,7 +28,9 @@ from tao.wire.identity import (
 from tao.wire.links import Links, LinkSettings
 from tao.wire.settings import ServingSettings
 from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.audit_rig import audit_rig
 from tests.rigs.links_rig import MemoryReply
+from tests.unit.client.fakes import make_topology
 
 PROBES = ProbeSettings(timeout_seconds=20.0)
 REPORT = pb.WatcherReport(
@@ -110,3 +118,48 @@ async def test_an_application_gets_no_report(watcher: str) -> None:
             )
     with pytest.raises(InvalidArgument, match="does not serve 'read'"):
         ReportService(lambda: REPORT).handle(pb.Request(read=pb.ReadBatch()), MemoryReply(lambda _: None))
+
+
+async def test_who_was_denied_a_report_is_in_the_audit_log(tmp_path: Path) -> None:
+    with audit_rig(tmp_path) as audit:
+        service = ReportService(lambda: REPORT, audit.trail)
+        with pytest.raises(Unauthorized):
+            service.handle(
+                pb.Request(get_watcher_report=pb.GetWatcherReport()), MemoryReply(lambda _: None, peer="leader")
+            )
+        ((_, action, outcome),) = await audit.shown()
+        assert (action, outcome) == ("get_watcher_report", 2)
+
+
+@pytest.mark.parametrize(("insecure", "tokens"), [(False, True), (False, False), (True, False)])
+async def test_a_watcher_that_others_reach_needs_tls_and_credentials_unless_it_is_said_to_be_insecure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, insecure: bool, tokens: bool
+) -> None:
+    topology = make_topology()
+    watched = msgspec.structs.replace(
+        topology.regions[0], watchers=(WatcherProcess(name="watcher-1", frames="tao.example.org:7001"),)
+    )
+    path, accepted = tmp_path / "topology.json", tmp_path / "tokens.yaml"
+    path.write_text(dump_topology(msgspec.structs.replace(topology, regions=(watched, *topology.regions[1:]))))
+    accepted.write_text("tokens: []")
+    settings = WatcherSettings(
+        name="watcher-1",
+        region=watched.name,
+        topology_file=path,
+        administrator_password="a",
+        replicator_password="b",
+        accepted_tokens_file=accepted if tokens else None,
+        insecure=insecure,
+    )
+
+    async def start(self: Listeners) -> None:
+        raise OSError("it would listen")
+
+    monkeypatch.setattr(Listeners, "start", start)
+    server = WatcherServer(settings, logger("test"))
+    expected = "it would listen" if insecure else r"watcher-1 would serve at tao.example.org:7001.* without TLS"
+    with pytest.raises(OSError if insecure else SettingsError, match=expected) as raised:
+        await server.start()
+    assert ("and credentials" in str(raised.value)) is not (tokens or insecure)
+    if insecure:
+        await server._admin.close()

@@ -10,11 +10,14 @@ from tao.model.errors import TaoError, Unavailable
 from tao.model.topology import CacheServer, Topology
 from tao.observability.logs import logger
 from tao.routing.cloning_policy import CloningPolicy
+from tao.runtime.tasks import BackgroundTasks
 from tao.topology import edits
 from tao.topology.clones import hosts_of
+from tao.watcher.probes import WatcherContext
 from tao.watcher.shard_clones import Cloner, CloningSettings, HotShards
 from tao.wire.links import Links
 from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.pacing import ManualClock
 from tests.unit.client.fakes import make_topology
 
 POLICY = CloningPolicy(clone_above=100.0, give_back_below=50.0, rounds_above=2, rounds_below=2, max_copies=1)
@@ -45,9 +48,9 @@ class Followers:
     def policy(self, *, dry_run: bool = False, is_active: bool = True) -> HotShards:
         cloner = Cloner(self, self.version_at, CloningSettings(), lambda _: None)
         links = cast("Links", self)
-        return HotShards(
-            lambda: self.topology, lambda: is_active, links, cloner, POLICY, logger("test"), dry_run=dry_run
-        )
+        log = logger("test")
+        context = WatcherContext(BackgroundTasks("test", log), ManualClock(), log)
+        return HotShards(lambda: self.topology, lambda: is_active, links, cloner, POLICY, context, dry_run=dry_run)
 
     def hosts(self, shard: int) -> tuple[str, ...]:
         return hosts_of(self.topology.regions[0].followers[0], shard)

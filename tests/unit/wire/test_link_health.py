@@ -146,6 +146,6 @@ async def test_short_timeouts_do_not_take_down_a_server_that_answers_probes() ->
 async def test_a_removed_link_stops_probing(links: Links) -> None:
     link = links.to(at("127.0.0.1:1"))
     await until_down(link)
-    links.keep_only(set())
+    links.keep_only({})
     assert links.states() == {}
     await links.close()
