@@ -40,8 +40,8 @@ from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery, shard_of
 from tao.routing.budgets import work_seconds
 from tao.schema.registry import Schema
-from tao.serving.access import AccessControl, ReadCheck
-from tao.serving.shares import ShareOfWork, WorkShares, sharer_of
+from tao.serving.access import AccessControl, ReadCheck, caller_of
+from tao.serving.shares import WorkShares
 from tao.serving.single_flight import FetchWaiter, SingleFlight
 from tao.wire.convert import error_to_pb
 from tao.wire.identity import PeerIdentity
@@ -153,7 +153,7 @@ class Misses:
         except DeadlineExceeded as refused:
             answers.fail_rest(slots, refused)
         else:
-            _MissedBatch(self, batch, sizes, slots, reply, answers, check).begin(seconds)
+            _MissedBatch(self, request, sizes, slots, reply, answers, check).begin(seconds)
 
 
 class MissReceiver(Protocol):
@@ -162,6 +162,10 @@ class MissReceiver(Protocol):
     @property
     def gone(self) -> bool:
         """True when the answer is not needed any more."""
+
+    @property
+    def caller(self) -> str | None:
+        """The caller for whom the query is read; None: a cache, for itself."""
 
     def take(self, miss: Miss, answer: Fetched | TaoError) -> None:
         """Take the answer. It is called at most once for each miss."""
@@ -190,18 +194,20 @@ class _MissedBatch:
         "_unasked",
         "_waiting",
         "_work",
+        "caller",
     )
 
     def __init__(
         self,
         misses: Misses,
-        batch: pb.ReadBatch,
+        request: pb.Request,
         sizes: OperationSizes,
         slots: Sequence[int],
         reply: Reply,
         answers: _MissAnswers,
         check: ReadCheck | None,
     ) -> None:
+        batch = request.read
         self._misses: Final = misses
         self._check: Final = check
         self._queries: Final = BatchQueries(batch, sizes)
@@ -220,8 +226,8 @@ class _MissedBatch:
         self._is_over = False
         self._timer: asyncio.TimerHandle
         self._shares: Final = misses.shares
-        cost = misses.shares.settings.critical_cost if batch.critical else 1
-        self._work: Final = ShareOfWork(sharer_of(reply.peer), cost, self._begin_some)
+        self._work: Final = misses.shares.reads(request, reply.peer, self._begin_some)
+        self.caller: Final = caller_of(request, reply.peer)
 
     @property
     def gone(self) -> bool:
@@ -313,6 +319,7 @@ class _MissedBatch:
 
     def take(self, miss: Miss, answer: Fetched | TaoError) -> None:
         """Put the answer of one miss into the batch's answer."""
+        self._shares.note_read(self._work, 0 if isinstance(answer, TaoError) else len(answer.value))
         try:
             if not self._is_over:
                 self._put(miss, answer)
@@ -575,9 +582,10 @@ class Miss(FetchWaiter):
         single_flight.waiting += 1
         self._is_reading = True
         seconds = single_flight.settings.timeout_seconds
+        caller = None if self._receiver is None else self._receiver.caller
         try:
             single_flight.source.fetch(
-                self.query, self.minimum, self._take_critically, critical=True, timeout_seconds=seconds
+                self.query, self.minimum, self._take_critically, critical=True, timeout_seconds=seconds, caller=caller
             )
         except Exception as error:
             # A bug must not leave a read that is counted for ever.
