@@ -134,6 +134,7 @@ class FairShares:
         self.under_way = 0
         """Cost under way."""
         self._now: Final = now
+        self._others_seconds: Final = settings.others_seconds
         self._callers: dict[str, _Caller] = {}
         self._idle: dict[str, _Caller] = {}  # those without work, in the order in which they ended it
         self._turns: deque[_Caller] = deque()
@@ -153,11 +154,12 @@ class FairShares:
 
         Raises `Overloaded` when the caller waits with too much already, unless the claim has items under way: what has
         begun goes on."""
-        self._forget_idle()
+        if self._idle:
+            self._forget_idle()
+            self._idle.pop(claim.caller, None)
         caller = self._callers.get(claim.caller)
         if caller is None:
             caller = self._callers[claim.caller] = _Caller(claim.caller)
-        self._idle.pop(claim.caller, None)
         caller.max_under_way = claim.max_under_way
         cost = items * claim.cost
         settings = self.settings
@@ -201,20 +203,22 @@ class FairShares:
                 return claim
         return None
 
-    def end(self, claim: Claim, items: int = 1) -> None:
-        """Note that items of a claim have ended."""
-        self._forget_idle()
+    def end(self, claim: Claim, items: int = 1, read_units: int = 0) -> None:
+        """Note that items of a claim have ended. ``read_units``: what a read turned out to cost, before the factor for
+        its kind; 0 when nothing was read."""
+        if self._idle:
+            self._forget_idle()
         caller = self._callers[claim.caller]
+        cost = items * claim.cost
         claim.under_way -= items
-        caller.under_way -= items * claim.cost
-        self.under_way -= items * claim.cost
-        self._take_turns(caller)
-        self._note_idle(caller)
-
-    def note_read(self, claim: Claim, units: int) -> None:
-        """Note what a read under way turned out to cost, before the factor for its kind."""
-        caller = self._callers[claim.caller]
-        caller.read_units += (units - caller.read_units) / READS_OF_MEAN
+        caller.under_way -= cost
+        self.under_way -= cost
+        if read_units:
+            caller.read_units += (read_units - caller.read_units) / READS_OF_MEAN
+        if caller.claims:
+            self._take_turns(caller)
+        elif not caller.under_way:
+            self._note_idle(caller)
 
     def read_units(self, caller: str) -> int:
         """Return what one more read of a caller is taken to cost, before the factor for its kind."""
@@ -275,10 +279,9 @@ class FairShares:
 
     def _forget_idle(self) -> None:
         """Forget the callers whose work ended long enough ago."""
-        if self._idle:
-            since = self._now() - self.settings.others_seconds
-            while self._idle and (first := next(iter(self._idle.values()))).idle_since <= since:
-                del self._idle[first.name], self._callers[first.name]
+        since = self._now() - self._others_seconds
+        while self._idle and (first := next(iter(self._idle.values()))).idle_since <= since:
+            del self._idle[first.name], self._callers[first.name]
 
 
 class SpendingRates:

@@ -266,7 +266,8 @@ class _MissedBatch:
                     self._begin_slot(slot)
                 except TaoError as refused:
                     self._finish_slot(slot, refused)
-                    self._end_item()
+                    self._ask_for_next()
+                    self._shares.end(self._work)
                 self._granted -= 1  # a miss that has begun ends its item itself
         except Exception as error:
             self._end(InternalError(f"{type(error).__name__} while reading; see the server's log"))
@@ -276,12 +277,10 @@ class _MissedBatch:
             unused, self._granted = self._granted, 0
             self._shares.end(self._work, unused)
 
-    def _end_item(self) -> None:
-        """Ask to begin another miss, and note that one has ended; in this order, because what has begun is not
-        refused."""
+    def _ask_for_next(self) -> None:
+        """Ask to begin another miss, before it is noted that one has ended: what has begun is not refused."""
         if self._unasked and not self._is_over:
             self._ask(1)
-        self._shares.end(self._work)
 
     def _begin_slot(self, slot: int) -> None:
         misses = self._misses
@@ -319,12 +318,12 @@ class _MissedBatch:
 
     def take(self, miss: Miss, answer: Fetched | TaoError) -> None:
         """Put the answer of one miss into the batch's answer."""
-        self._shares.note_read(self._work, 0 if isinstance(answer, TaoError) else len(answer.value))
         try:
             if not self._is_over:
                 self._put(miss, answer)
         finally:
-            self._end_item()
+            self._ask_for_next()
+            self._shares.end_read(self._work, 0 if isinstance(answer, TaoError) else len(answer.value))
 
     def _put(self, miss: Miss, answer: Fetched | TaoError) -> None:
         if isinstance(answer, TaoError):

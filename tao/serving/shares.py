@@ -43,34 +43,38 @@ def sharer_of(request: pb.Request, peer: PeerIdentity) -> str | None:
     return caller or peer.caller or f"{peer.role}/{peer.name}"
 
 
-class Spender(NamedTuple):
-    """A caller with a budget of cost per second."""
+class Terms(NamedTuple):
+    """What bounds the work of one caller besides the settings."""
 
-    caller: str
+    max_under_way: int | None
+    spender: str
+    """The caller whose budget it spends."""
     units_per_second: int
+    """That budget; 0 for none."""
+
+
+_NO_TERMS: Final = Terms(None, "", 0)
 
 
 class ShareOfWork(Claim):
     """The claim of one request, and what starts its items. ``start(items)`` must not raise."""
 
-    __slots__ = ("factor", "has_share", "spender", "start")
+    __slots__ = ("factor", "has_share", "start", "terms")
 
     def __init__(
         self,
         caller: str | None,
         cost: int,
         start: Callable[[int], None],
-        *,
         factor: int = 1,
-        max_under_way: int | None = None,
-        spender: Spender | None = None,
+        terms: Terms = _NO_TERMS,
     ) -> None:
         """``factor``: what a unit of a read costs, by its kind."""
-        super().__init__(caller or "", cost, max_under_way)
+        super().__init__(caller or "", cost, terms.max_under_way)
         self.has_share: Final = caller is None
         self.start: Final = start
         self.factor: Final = factor
-        self.spender: Final = spender
+        self.terms: Final = terms
 
 
 class WorkShares:
@@ -87,6 +91,9 @@ class WorkShares:
         self._budgets: Final = budgets
         self._shares: Final = FairShares(self.settings, now)
         self._rates: Final = SpendingRates(now)
+        # What a server asks for itself, it has shared among its callers.
+        self._terms_of_servers: Final = Terms(self.settings.max_under_way_per_caller, "", 0)
+        self._always_fits: Final = self.settings.critical_cost
         self._is_starting = False
         self.outcomes: Final = {"started": 0, "waited": 0, "refused": 0}
         """Number of times that work was asked for, by what became of it."""
@@ -113,41 +120,35 @@ class WorkShares:
 
     def reads(self, request: pb.Request, peer: PeerIdentity, start: Callable[[int], None]) -> ShareOfWork:
         """Return the work of a request whose items are misses or critical reads."""
-        factor = self.settings.critical_cost if request.read.critical else 1
         caller = sharer_of(request, peer)
-        units = 1 if caller is None else self._shares.read_units(caller)
-        return self._work(caller, units * factor, start, request, peer, factor)
+        if caller is None:
+            return ShareOfWork(None, 1, start)
+        factor = self.settings.critical_cost if request.read.critical else 1
+        return self._work(caller, self._shares.read_units(caller) * factor, start, factor, self._terms(request, peer))
 
     def writes(self, request: pb.Request, peer: PeerIdentity, start: Callable[[int], None]) -> ShareOfWork:
         """Return the work of a request that writes, which is one item."""
-        settings = self.settings
+        caller, settings = sharer_of(request, peer), self.settings
+        if caller is None:
+            return ShareOfWork(None, 1, start)
         writes = max(1, len(request.write.writes)) if request.HasField("write") else 1
         cost = min(writes * settings.write_cost, settings.max_request_cost)
-        return self._work(sharer_of(request, peer), cost, start, request, peer, 1)
+        return self._work(caller, cost, start, 1, self._terms(request, peer))
 
-    def _work(
-        self,
-        caller: str | None,
-        cost: int,
-        start: Callable[[int], None],
-        request: pb.Request,
-        peer: PeerIdentity,
-        factor: int,
-    ) -> ShareOfWork:
-        settings = self.settings
-        bound = spender = None
+    def _work(self, caller: str, cost: int, start: Callable[[int], None], factor: int, terms: Terms) -> ShareOfWork:
+        if cost > self._always_fits:
+            most = terms.max_under_way or self.settings.max_beside_others
+            cost = min(cost, most, self.settings.max_under_way)
+        return ShareOfWork(caller, cost, start, factor, terms)
+
+    def _terms(self, request: pb.Request, peer: PeerIdentity) -> Terms:
         if peer.role in PASSING_ON and not request.caller:
-            bound = settings.max_under_way_per_caller  # a server's own: it has shared that among its callers
-        elif self._budgets is not None and (named := caller_of(request, peer)) is not None:
-            budget = self._budgets.budget_of(named)
-            if budget is not None:
-                bound = budget.units_under_way
-                if budget.units_per_second is not None:
-                    spender = Spender(named, budget.units_per_second)
-        most = bound or settings.max_beside_others
-        return ShareOfWork(
-            caller, min(cost, most, settings.max_under_way), start, factor=factor, max_under_way=bound, spender=spender
-        )
+            return self._terms_of_servers
+        budgets = self._budgets
+        if budgets is None or budgets.policy is None or (caller := caller_of(request, peer)) is None:
+            return _NO_TERMS
+        budget = budgets.budget_of(caller)
+        return _NO_TERMS if budget is None else Terms(budget.units_under_way, caller, budget.units_per_second or 0)
 
     def ask(self, work: ShareOfWork, items: int) -> None:
         """Start so many items, now or when it is their turn. Raises `Overloaded`, and then nothing starts."""
@@ -155,8 +156,8 @@ class WorkShares:
             work.start(items)
             return
         try:
-            if work.spender is not None and not work.under_way and not work.waiting:
-                self._check_budget(work.spender)
+            if work.terms.units_per_second and not work.under_way and not work.waiting:
+                self._check_budget(work.terms)
             starts_now = self._shares.add(work, items)
         except Overloaded:
             self.outcomes["refused"] += 1
@@ -168,25 +169,28 @@ class WorkShares:
             self.outcomes["waited"] += 1
             self._start_waiting()
 
-    def _check_budget(self, spender: Spender) -> None:
+    def _check_budget(self, terms: Terms) -> None:
         """Raise `BudgetExceeded` for a caller that has spent what it may."""
         assert self._budgets is not None, "only the rules give budgets"
-        seconds = self._rates.seconds_to_wait(spender.caller)
-        if seconds and (error := self._budgets.over_budget(*spender, seconds)) is not None:
+        seconds = self._rates.seconds_to_wait(terms.spender)
+        if seconds and (error := self._budgets.over_budget(terms.spender, terms.units_per_second, seconds)) is not None:
             raise error
 
-    def note_read(self, work: ShareOfWork, size_bytes: int) -> None:
-        """Note the size of the answer of a read under way, which says what the read has cost."""
+    def _spend(self, terms: Terms, cost: int) -> None:
+        if terms.units_per_second:
+            self._rates.spend(terms.spender, cost, terms.units_per_second)
+
+    def end_read(self, work: ShareOfWork, size_bytes: int) -> None:
+        """Note that a read has ended, and the size of its answer, which says what it has cost."""
         if not work.has_share:
             units = 1 + size_bytes // self.settings.bytes_per_unit
-            self._shares.note_read(work, units)
-            if work.spender is not None:
-                self._rates.spend(work.spender.caller, units * work.factor, work.spender.units_per_second)
+            self._spend(work.terms, units * work.factor)
+            self._shares.end(work, 1, units)
+            self._start_waiting()
 
     def note_write(self, work: ShareOfWork) -> None:
         """Note that a request that writes has been handled."""
-        if work.spender is not None:
-            self._rates.spend(work.spender.caller, work.cost, work.spender.units_per_second)
+        self._spend(work.terms, work.cost)
 
     def end(self, work: ShareOfWork, items: int = 1) -> None:
         """Note that items have ended, and start what waited for them."""

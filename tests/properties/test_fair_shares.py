@@ -231,12 +231,11 @@ def test_reads_are_taken_to_cost_what_the_latest_of_their_caller_have_cost() -> 
     pages = Claim("pages", 1)
     shares.add(pages, 1)
     assert shares.read_units("pages") == 1
-    for _ in range(200):
-        shares.note_read(pages, 40)
-    assert shares.read_units("pages") == 40
-    for _ in range(200):
-        shares.note_read(pages, 1)
-    assert shares.read_units("pages") == 1
+    for units in (40, 1):
+        for _ in range(200):
+            shares.end(pages, read_units=units)
+            shares.add(pages, 1)
+        assert shares.read_units("pages") == units
     assert shares.read_units("others") == 1
 
 

@@ -179,8 +179,7 @@ def test_reads_with_long_answers_take_more_of_the_share_of_their_caller() -> Non
     for _ in range(200):
         work = shares.reads(read_of(critical=False), HOG, lambda _: None)
         shares.ask(work, 1)
-        shares.note_read(work, 5 * 4_096)
-        shares.end(work)
+        shares.end_read(work, 5 * 4_096)
         costs.append(work.cost)
     assert (costs[0], costs[-1]) == (1, 6)
     assert shares.reads(read_of(), HOG, lambda _: None).cost == 12
