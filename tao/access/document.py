@@ -67,9 +67,22 @@ class TypesEntry(_Entry):
 GrantedTypes = Annotated[TypesEntry, pydantic.BeforeValidator(_both_kinds)]
 
 
+Units = Annotated[int, pydantic.Field(ge=1, le=1_000_000_000)]
+
+
+class BudgetEntry(_Entry):
+    """What the misses, critical reads and writes of each caller may cost one follower, in units of cost."""
+
+    units_under_way: Units | None = None
+    """At once; what is more waits."""
+    units_per_second: Units | None = None
+    """Requests of a caller that has spent more are refused."""
+
+
 class RoleEntry(_Entry):
     """What a role grants. ``min_staleness_ms``: the least ``max_staleness_ms`` that its callers may ask for; it has an
-    effect on callers all of whose roles that grant reads have one."""
+    effect on callers all of whose roles that grant reads have one. ``budget`` has one on callers all of whose roles
+    that grant reads or writes have one."""
 
     read: GrantedTypes = TypesEntry()
     write: GrantedTypes = TypesEntry()
@@ -77,6 +90,7 @@ class RoleEntry(_Entry):
     watch: GrantedTypes = TypesEntry()
     administer: GrantedTypes = TypesEntry()
     min_staleness_ms: Annotated[int, pydantic.Field(ge=0, le=(1 << 32) - 1)] | None = None
+    budget: BudgetEntry | None = None
 
     def types(self, operation: Operation) -> TypesEntry:
         """Return the types for which the role grants the operation."""

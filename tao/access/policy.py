@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from tao.access.document import ALL, AccessDocument, Operation, RoleEntry
+from tao.access.document import ALL, AccessDocument, BudgetEntry, Operation, RoleEntry
 from tao.schema.registry import Schema
 from tao.schema.types import GraphType
 
@@ -32,6 +32,13 @@ class Grant(NamedTuple):
         return self == (ALL_TYPES, ALL_TYPES)
 
 
+class Budget(NamedTuple):
+    """What the costly work of a caller may cost one follower, in units; None: no bound of its own."""
+
+    units_under_way: int | None
+    units_per_second: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class Rights:
     """What one caller may do. An association type is in ``write`` only together with its inverse, and a type in
@@ -43,6 +50,7 @@ class Rights:
     watch: Grant
     administer: Grant
     min_staleness_ms: int
+    budget: Budget | None
     reads_all: bool
     """No read of this caller has to be looked at."""
 
@@ -118,8 +126,28 @@ def _rights(roles: Sequence[RoleEntry], granted: Sequence[_Grants], schema: Sche
         watch=union(Operation.WATCH),
         administer=union(Operation.ADMINISTER),
         min_staleness_ms=min_staleness_ms,
+        budget=_budget([role for role, grants in zip(roles, granted, strict=True) if _grants_work(grants)]),
         reads_all=read.covers_all and critical.covers_all and not min_staleness_ms,
     )
+
+
+def _grants_work(grants: _Grants) -> bool:
+    return any(any(grants[operation]) for operation in (Operation.READ, Operation.WRITE))
+
+
+def _budget(roles: Sequence[RoleEntry]) -> Budget | None:
+    """Return the budget of a caller with these roles, which grant reads or writes. As everywhere a role only gives: the
+    largest bound counts, and a role without one takes the others' away."""
+    entries = [role.budget or BudgetEntry() for role in roles]
+    under_way = [entry.units_under_way for entry in entries]
+    per_second = [entry.units_per_second for entry in entries]
+    found = Budget(_largest(under_way), _largest(per_second))
+    return None if found == (None, None) else found
+
+
+def _largest(bounds: Sequence[int | None]) -> int | None:
+    known = [bound for bound in bounds if bound is not None]
+    return max(known) if known and len(known) == len(bounds) else None
 
 
 def _bits(names: Iterable[str] | Literal["all"], types: Iterable[GraphType]) -> int:

@@ -64,6 +64,7 @@ class _Miss(msgspec.Struct):
     critical: bool
     until: float
     take: Take
+    caller: str | None
 
 
 class FollowerSources(NamedTuple):
@@ -106,10 +107,12 @@ class MissPath:
         self.direct_reads = 0
         """Number of queries that went past the leader."""
 
-    def fetch(self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float) -> None:
+    def fetch(
+        self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float, caller: str | None
+    ) -> None:
         """Fetch one query. The answer is `StaleRead` when the database lacks what this follower was sent, and
         `Unavailable` when the database cannot serve either. See `tao.serving.sources.FetchSource`."""
-        miss = _Miss(query, shard_of(query), minimum, critical, self._now() + timeout_seconds, take)
+        miss = _Miss(query, shard_of(query), minimum, critical, self._now() + timeout_seconds, take, caller)
         if self._leader_is_down(miss.shard):
             self._go_past(miss, "it has not answered recently")
             return
@@ -117,7 +120,7 @@ class MissPath:
         fallback_seconds = settings.critical_seconds if critical else settings.leader_seconds
         seconds = min(fallback_seconds, timeout_seconds)
         take = partial(self._take_from_leader, miss)
-        self._leaders.fetch(query, minimum, take, critical=critical, timeout_seconds=seconds)
+        self._leaders.fetch(query, minimum, take, critical=critical, timeout_seconds=seconds, caller=caller)
 
     def _take_from_leader(self, miss: _Miss, answer: Fetched | TaoError) -> None:
         if not isinstance(answer, NotMine | Unavailable | DeadlineExceeded):
@@ -152,7 +155,12 @@ class MissPath:
         source = self._database if self._databases.is_mastered_here(miss.shard) else self._other_region
         try:
             return await fetch_and_wait(
-                source, miss.query, miss.minimum, critical=True, timeout_seconds=timeout_seconds
+                source,
+                miss.query,
+                miss.minimum,
+                critical=True,
+                timeout_seconds=timeout_seconds,
+                caller=miss.caller,
             )
         except Unavailable as failure:
             raise type(failure)(

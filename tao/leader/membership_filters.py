@@ -86,11 +86,13 @@ class MembershipFilters:
         self.built = 0
         self.given_up = 0
 
-    def fetch(self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float) -> None:
+    def fetch(
+        self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float, caller: str | None
+    ) -> None:
         """See `tao.serving.sources.FetchSource`."""
         if isinstance(query, EdgesQuery) and not critical:
             take = partial(self._take_edges, query, take)
-        self._source.fetch(query, minimum, take, critical=critical, timeout_seconds=timeout_seconds)
+        self._source.fetch(query, minimum, take, critical=critical, timeout_seconds=timeout_seconds, caller=caller)
 
     def _take_edges(self, query: EdgesQuery, take: Take, answer: Fetched | TaoError) -> None:
         if not isinstance(answer, TaoError):

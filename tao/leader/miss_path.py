@@ -74,11 +74,13 @@ class RegionSource:
         self._diverted = 0
         self.sent_to_master_region = 0
 
-    def fetch(self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float) -> None:
+    def fetch(
+        self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float, caller: str | None
+    ) -> None:
         """See `tao.serving.sources.FetchSource`."""
         shard = shard_of(query)
         if self._is_mastered_here(shard):
-            self._master.fetch(query, minimum, take, critical=critical, timeout_seconds=timeout_seconds)
+            self._master.fetch(query, minimum, take, critical=critical, timeout_seconds=timeout_seconds, caller=caller)
             return
         until = self._now() + timeout_seconds
         if critical:
@@ -89,7 +91,9 @@ class RegionSource:
             # The master region is an alternative, so a replica that hangs must leave time for it.
             seconds = min(self._settings.fallback_seconds, timeout_seconds)
             take_from_replica = partial(self._take_from_replica, query, minimum, until, take)
-            self._replica.fetch(query, minimum, take_from_replica, critical=False, timeout_seconds=seconds)
+            self._replica.fetch(
+                query, minimum, take_from_replica, critical=False, timeout_seconds=seconds, caller=caller
+            )
 
     def _take_from_replica(
         self, query: Query, minimum: int, until: float, take: Take, answer: Fetched | TaoError

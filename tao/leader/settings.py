@@ -39,9 +39,11 @@ class LeaderSettings(CacheServerSettings):
     """Bounds of fills. A leader refetches less often than a follower, because its source itself repeats a read that is
     behind."""
 
-    shares: ShareSettings = ShareSettings(max_under_way=32_768, max_under_way_per_caller=8_192)
-    """Shares of followers. Each may have more under way than its clients together, so that work waits at followers,
-    which know whose it is."""
+    shares: ShareSettings = ShareSettings(
+        max_under_way=32_768, max_under_way_per_caller=8_192, max_under_way_beside_others=1_024
+    )
+    """Shares of followers, and of the callers that they name. A follower may have more under way than its clients
+    together, so that work waits at followers, which know whose it is; a caller as much as eight of them let it."""
 
     misses: DatabaseReadSettings = DatabaseReadSettings()
     replica: ReplicaSettings = ReplicaSettings()

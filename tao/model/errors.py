@@ -14,6 +14,7 @@ TaoError
  │   ├─ NotMine               the server does not host that shard (topology skew)
  │   ├─ Overloaded            a bounded queue is full, or the deadline cannot be met
  │   │   ├─ AuditFull         the audit log cannot record what was asked, so it is not done
+ │   │   ├─ BudgetExceeded    the caller has spent what the access document lets it cost a server
  │   │   ├─ ShardBlocked      a row or metadata lock of one shard was not had in time
  │   │   └─ AnswerFull        the answers of a batch are more than goes into one; the others came
  │   ├─ Unavailable           the server, leader or database needed cannot be reached
@@ -150,6 +151,14 @@ class AuditFull(Overloaded):
     does not record. Nothing was written."""
 
     reason = "AUDIT_FULL"
+
+
+class BudgetExceeded(Overloaded):
+    """The misses, critical reads and writes of the caller have cost this server as much as the access document allows
+    it (``budget``). Cache hits go on. Send less, or repeat the request when the message says; a larger budget is the
+    operator's to give."""
+
+    reason = "BUDGET_EXCEEDED"
 
 
 class AnswerFull(Overloaded):

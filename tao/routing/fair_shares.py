@@ -6,8 +6,12 @@ bounded, in all and for each caller, and what does not fit waits with its caller
 turns: in its turn a caller starts work of a certain cost, what is left of that counts for its next turn, and within a
 caller the requests take turns as well. A caller that waits with too much is refused.
 
-While there is room, work starts at once. What no other caller wants, one caller may have, up to its own bound: the rest
-stays free for the next caller, however long the first one's work takes.
+While there is room, work starts at once. A caller that is alone may have much under way, so that nothing lies idle. As
+soon as others have work, too, it may have little: work that has started stands before theirs in every queue of the
+loop, of the leader and of the database, where no turns are taken. The rest stays free, however long its work takes.
+
+What a read costs is known when it has been answered, by the size of its answer. The next reads of a caller are taken to
+cost what its latest have cost.
 
 Source: M. Shreedhar, G. Varghese, "Efficient Fair Queueing using Deficit Round Robin", SIGCOMM 1995.
 """
@@ -15,21 +19,33 @@ Source: M. Shreedhar, G. Varghese, "Efficient Fair Queueing using Deficit Round 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from tao.model.errors import Overloaded, SettingsError
 
+READS_OF_MEAN: Final = 32
+"""Reads of which a caller's mean cost is: one long list among many short ones makes no difference, many of them do at
+once."""
+
+MAX_SPENDERS: Final = 10_000
+"""Callers whose spending is kept: their names are chosen elsewhere and must not fill the memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class ShareSettings:
-    """Bounds on costly work, in units of cost: a miss is one unit."""
+    """Bounds on costly work, in units of cost: a miss with a short answer is one unit."""
 
     critical_cost: int = 2
     """Cost of a critical read: it shares its fetch with nobody, and may go to another region."""
 
     write_cost: int = 4
     """Cost of a write, and of a request that reserves ids or settles pairs: a transaction of several statements."""
+
+    bytes_per_unit: int = 4_096
+    """Bytes of an answer for which a read costs another unit: an object or a first page is below, a page of 6,000 edges
+    costs some forty."""
 
     max_request_cost: int = 256
     """Most cost of one request that writes, however many writes it has: a caller with large batches has several under
@@ -43,29 +59,48 @@ class ShareSettings:
     at 50,000."""
 
     max_under_way_per_caller: int = 1_024
-    """Most cost under way of one caller: work that has started delays the others' in the queues of databases. The rest
-    is free for others, also while this caller's work hangs."""
+    """Most cost under way of one caller while no other has work. The rest is free for others, also while this caller's
+    work hangs."""
+
+    max_under_way_beside_others: int = 128
+    """Most cost under way of one caller while others have work: theirs queues behind it. It covers 3 ms at some 40,000
+    misses a second, or 60 critical reads on their way to another region. A role's budget may say another number."""
+
+    others_seconds: float = 1.0
+    """Time after its work during which a caller still counts as one of the others: the pause of a client that sends one
+    request after the other must not let another caller's thousand start."""
 
     max_waiting_per_caller: int = 20_000
     """Most cost that may wait of one caller: one message of 10,000 critical reads. Further requests are refused as
     overload: at some thousands of critical reads a second, what waits longer is answered too late."""
 
     def __post_init__(self) -> None:
-        costs = self.critical_cost, self.write_cost, self.max_request_cost, self.turn_cost
+        costs = self.critical_cost, self.write_cost, self.bytes_per_unit, self.max_request_cost, self.turn_cost
         if min(*costs, self.max_waiting_per_caller) < 1:
             raise SettingsError(f"costs and bounds have to be at least 1: {self}")
-        if not self.critical_cost <= self.max_under_way_per_caller <= self.max_under_way:
-            raise SettingsError(f"max_under_way_per_caller has to be from critical_cost to max_under_way: {self}")
+        alone = self.max_under_way_per_caller
+        if not self.critical_cost <= self.max_beside_others <= alone <= self.max_under_way:
+            raise SettingsError(
+                "max_under_way_per_caller has to be from critical_cost to max_under_way, and "
+                f"max_under_way_beside_others at least critical_cost: {self}"
+            )
+
+    @property
+    def max_beside_others(self) -> int:
+        """Return what one caller may have under way while others have work: never more than alone."""
+        return min(self.max_under_way_beside_others, self.max_under_way_per_caller)
 
 
 class Claim:
     """The costly work of one request: items of the same cost, at most what one caller may have under way."""
 
-    __slots__ = ("caller", "cost", "under_way", "waiting")
+    __slots__ = ("caller", "cost", "max_under_way", "under_way", "waiting")
 
-    def __init__(self, caller: str, cost: int) -> None:
+    def __init__(self, caller: str, cost: int, max_under_way: int | None = None) -> None:
+        """``max_under_way``: the bound of its caller, alone or not; None: those of the settings."""
         self.caller: Final = caller
         self.cost: Final = cost
+        self.max_under_way: Final = max_under_way
         self.waiting = 0
         """Items that may not start yet."""
         self.under_way = 0
@@ -73,33 +108,41 @@ class Claim:
 
 
 class _Caller:
-    """One caller with work. It is in the queue of turns while it waits with claims and may start more."""
+    """One caller with work, or that had some lately. It is in the queue of turns while it waits with claims and may
+    start more."""
 
-    __slots__ = ("claims", "deficit", "in_turn", "name", "under_way", "waiting")
+    __slots__ = ("claims", "deficit", "idle_since", "in_turn", "max_under_way", "name", "read_units", "under_way",
+                 "waiting")  # fmt: skip
 
     def __init__(self, name: str) -> None:
         self.name: Final = name
         self.claims: Final[deque[Claim]] = deque()  # those that wait with items
         self.deficit = 0
+        self.idle_since = 0.0
         self.in_turn = False
+        self.max_under_way: int | None = None
+        self.read_units = 1.0  # the mean of its latest reads
         self.under_way = 0
         self.waiting = 0
 
 
 class FairShares:
-    """Decides which claims may start items now."""
+    """Decides which claims may start items now. ``now`` returns the time in seconds."""
 
-    def __init__(self, settings: ShareSettings) -> None:
+    def __init__(self, settings: ShareSettings, now: Callable[[], float]) -> None:
         self.settings: Final = settings
         self.under_way = 0
         """Cost under way."""
+        self._now: Final = now
+        self._others_seconds: Final = settings.others_seconds
         self._callers: dict[str, _Caller] = {}
+        self._idle: dict[str, _Caller] = {}  # those without work, in the order in which they ended it
         self._turns: deque[_Caller] = deque()
 
     @property
     def callers(self) -> int:
         """Return the number of callers with work."""
-        return len(self._callers)
+        return len(self._callers) - len(self._idle)
 
     @property
     def waiting(self) -> int:
@@ -111,21 +154,25 @@ class FairShares:
 
         Raises `Overloaded` when the caller waits with too much already, unless the claim has items under way: what has
         begun goes on."""
+        if self._idle:
+            self._forget_idle()
+            self._idle.pop(claim.caller, None)
         caller = self._callers.get(claim.caller)
         if caller is None:
             caller = self._callers[claim.caller] = _Caller(claim.caller)
+        caller.max_under_way = claim.max_under_way
         cost = items * claim.cost
         settings = self.settings
         if (
             not self._turns
             and not caller.claims
             and self.under_way + cost <= settings.max_under_way
-            and caller.under_way + cost <= settings.max_under_way_per_caller
+            and caller.under_way + cost <= self._bound(caller)
         ):
             self._start(caller, claim, items)
             return True
         if not claim.under_way and caller.waiting + cost > settings.max_waiting_per_caller:
-            self._forget_idle(caller)
+            self._note_idle(caller)
             raise Overloaded(
                 f"this caller waits with work of cost {caller.waiting} already; the bound is "
                 f"{settings.max_waiting_per_caller}: send less at a time"
@@ -143,7 +190,8 @@ class FairShares:
         while self._turns:
             caller = self._turns[0]
             claim = caller.claims[0]
-            if caller.under_way + claim.cost > settings.max_under_way_per_caller:
+            # One item always: the bound may have become smaller than what it costs.
+            if caller.under_way and caller.under_way + claim.cost > self._bound(caller):
                 self._leave_turns(caller)
             elif caller.deficit < claim.cost:
                 caller.deficit += settings.turn_cost
@@ -155,14 +203,27 @@ class FairShares:
                 return claim
         return None
 
-    def end(self, claim: Claim, items: int = 1) -> None:
-        """Note that items of a claim have ended."""
+    def end(self, claim: Claim, items: int = 1, read_units: int = 0) -> None:
+        """Note that items of a claim have ended. ``read_units``: what a read turned out to cost, before the factor for
+        its kind; 0 when nothing was read."""
+        if self._idle:
+            self._forget_idle()
         caller = self._callers[claim.caller]
+        cost = items * claim.cost
         claim.under_way -= items
-        caller.under_way -= items * claim.cost
-        self.under_way -= items * claim.cost
-        self._take_turns(caller)
-        self._forget_idle(caller)
+        caller.under_way -= cost
+        self.under_way -= cost
+        if read_units:
+            caller.read_units += (read_units - caller.read_units) / READS_OF_MEAN
+        if caller.claims:
+            self._take_turns(caller)
+        elif not caller.under_way:
+            self._note_idle(caller)
+
+    def read_units(self, caller: str) -> int:
+        """Return what one more read of a caller is taken to cost, before the factor for its kind."""
+        known = self._callers.get(caller)
+        return 1 if known is None else round(known.read_units)
 
     def withdraw(self, claim: Claim) -> None:
         """Forget the items of a claim that wait."""
@@ -174,7 +235,14 @@ class FairShares:
         caller.claims.remove(claim)
         if not caller.claims:
             self._leave_turns(caller)
-        self._forget_idle(caller)
+        self._note_idle(caller)
+
+    def _bound(self, caller: _Caller) -> int:
+        """Return the most cost that the caller may have under way now."""
+        if caller.max_under_way is not None:
+            return caller.max_under_way
+        settings = self.settings
+        return settings.max_under_way_per_caller if len(self._callers) == 1 else settings.max_beside_others
 
     def _start(self, caller: _Caller, claim: Claim, items: int) -> None:
         claim.under_way += items
@@ -204,6 +272,39 @@ class FairShares:
             self._turns.remove(caller)
         caller.deficit = 0
 
-    def _forget_idle(self, caller: _Caller) -> None:
+    def _note_idle(self, caller: _Caller) -> None:
         if not caller.claims and not caller.under_way:
-            del self._callers[caller.name]
+            caller.idle_since = self._now()
+            self._idle[caller.name] = caller
+
+    def _forget_idle(self) -> None:
+        """Forget the callers whose work ended long enough ago."""
+        since = self._now() - self._others_seconds
+        while self._idle and (first := next(iter(self._idle.values()))).idle_since <= since:
+            del self._idle[first.name], self._callers[first.name]
+
+
+class SpendingRates:
+    """What callers with a budget of cost per second have spent. A second's worth may be spent at once, and the last
+    request of that second may exceed it: what it costs is known afterwards, and later requests wait for that."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now: Final = now
+        self._paid_at: dict[str, float] = {}
+        """The time at which what a caller has spent is paid for; absent: it is."""
+
+    def __len__(self) -> int:
+        return len(self._paid_at)
+
+    def seconds_to_wait(self, caller: str) -> float:
+        """Return the time until the caller may spend again; 0 for now."""
+        return max(0.0, self._paid_at.get(caller, 0.0) - self._now() - 1.0)
+
+    def spend(self, caller: str, cost: int, per_second: int) -> None:
+        """Note that the caller has spent so much."""
+        now = self._now()
+        if caller not in self._paid_at and len(self._paid_at) >= MAX_SPENDERS:
+            self._paid_at = {name: paid_at for name, paid_at in self._paid_at.items() if paid_at > now}
+            if len(self._paid_at) >= MAX_SPENDERS:  # forget the one that is the next to have paid
+                del self._paid_at[min(self._paid_at, key=self._paid_at.__getitem__)]
+        self._paid_at[caller] = max(self._paid_at.get(caller, now), now) + cost / per_second

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, Literal
 
 from tao.access.decisions import Decisions, TypeKind
 from tao.access.document import AccessDocument, Operation
-from tao.access.policy import ALL_TYPES, NO_TYPES, Grant, Policy, Rights
-from tao.model.errors import AccessError, PermissionDenied, UnknownType
+from tao.access.policy import ALL_TYPES, NO_TYPES, Budget, Grant, Policy, Rights
+from tao.model.errors import AccessError, BudgetExceeded, PermissionDenied, UnknownType
 from tao.model.graph import ABSENT, deleted_otype, encode_object
 from tao.model.queries import ObjectQuery, Query
 from tao.model.versions import NEVER_WRITTEN
@@ -156,6 +156,8 @@ class AccessControl:
         `PermissionDenied`."""
         assert self.readers is not None, "asked only with rules"
         self._check_operator(peer, None)
+        if request.read.for_fill and peer.role in PASSING_ON:
+            return None  # for a cache, which checks what it answers; the caller is named for the share alone
         caller = caller_of(request, peer)
         return None if caller is None else self.readers[caller]
 
@@ -223,6 +225,25 @@ class AccessControl:
                 if not readable >> each & 1 and self.count(Operation.READ, enforced=self._is_enforced):
                     raise self.refuse(caller, Operation.READ, TypeKind.ASSOCIATION, each)
 
+    def budget_of(self, caller: str) -> Budget | None:
+        """Return the budget of a caller, None when it has none. While denials are only counted, it bounds the cost per
+        second alone, which `over_budget` counts."""
+        policy = self.policy
+        budget = None if policy is None else policy.rights(caller).budget
+        return budget if budget is None or self._is_enforced else budget._replace(units_under_way=None)
+
+    def over_budget(self, caller: str, units_per_second: int, seconds: float) -> BudgetExceeded | None:
+        """Count a request of a caller that has spent its budget, and return its error; None while denials are only
+        counted. ``seconds``: until it may spend again."""
+        assert self._decisions is not None, "only rules give budgets"
+        if not self.count("budget", enforced=self._is_enforced):
+            return None
+        return BudgetExceeded(
+            f"{self._decisions.who(caller)}, which may cost this server {units_per_second} units a second (`budget` in "
+            f"the access document; a miss costs 1, more with a long answer, a critical read or a write several): send "
+            f"less, or again in {seconds:.1f} s"
+        )
+
     def readable_lists(self, caller: str) -> int:
         """Return the types of the lists that a caller may read."""
         policy = self.policy
@@ -261,9 +282,9 @@ class AccessControl:
         self.on_denied(caller, operation.value, error)
         return error
 
-    def count(self, operation: Operation, *, enforced: bool) -> bool:
+    def count(self, operation: Operation | Literal["budget"], *, enforced: bool) -> bool:
         """Count one refusal. Returns whether the rules are enforced."""
-        (self.denied if enforced else self.would_deny)[operation.value] += 1
+        (self.denied if enforced else self.would_deny)[str(operation)] += 1
         return enforced
 
     @property
@@ -297,7 +318,8 @@ class AccessControl:
             metrics.gauge_family(
                 "access_denials_total",
                 "Requests, queries and writes that the access document denies, by operation: refused, or done because "
-                "its mode is to count. A write that a follower lets pass is judged and counted again at its leader.",
+                "its mode is to count; or whose caller has spent its budget. A write that a follower lets pass is "
+                "judged and counted again at its leader.",
                 "operation",
                 counter.copy,
                 outcome=outcome,

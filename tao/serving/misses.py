@@ -41,8 +41,8 @@ from tao.model.queries import EdgesQuery, Fetched, ObjectQuery, Query, RangeQuer
 from tao.model.versions import answers
 from tao.routing.budgets import work_seconds
 from tao.schema.registry import Schema
-from tao.serving.access import AccessControl, ReadCheck
-from tao.serving.shares import ShareOfWork, WorkShares, sharer_of
+from tao.serving.access import AccessControl, ReadCheck, caller_of
+from tao.serving.shares import WorkShares
 from tao.serving.single_flight import FetchWaiter, SingleFlight
 from tao.serving.sources import not_there_yet
 from tao.wire.convert import error_to_pb
@@ -155,7 +155,7 @@ class Misses:
         except DeadlineExceeded as refused:
             answers.fail_rest(slots, refused)
         else:
-            _MissedBatch(self, batch, sizes, slots, reply, answers, check).begin(seconds)
+            _MissedBatch(self, request, sizes, slots, reply, answers, check).begin(seconds)
 
 
 class MissReceiver(Protocol):
@@ -164,6 +164,10 @@ class MissReceiver(Protocol):
     @property
     def gone(self) -> bool:
         """True when the answer is not needed any more."""
+
+    @property
+    def caller(self) -> str | None:
+        """The caller for whom the query is read; None: a cache, for itself."""
 
     def take(self, miss: Miss, answer: Fetched | TaoError) -> None:
         """Take the answer. It is called at most once for each miss."""
@@ -192,18 +196,20 @@ class _MissedBatch:
         "_unasked",
         "_waiting",
         "_work",
+        "caller",
     )
 
     def __init__(
         self,
         misses: Misses,
-        batch: pb.ReadBatch,
+        request: pb.Request,
         sizes: OperationSizes,
         slots: Sequence[int],
         reply: Reply,
         answers: _MissAnswers,
         check: ReadCheck | None,
     ) -> None:
+        batch = request.read
         self._misses: Final = misses
         self._check: Final = check
         self._queries: Final = BatchQueries(batch, sizes)
@@ -222,8 +228,8 @@ class _MissedBatch:
         self._is_over = False
         self._timer: asyncio.TimerHandle
         self._shares: Final = misses.shares
-        cost = misses.shares.settings.critical_cost if batch.critical else 1
-        self._work: Final = ShareOfWork(sharer_of(reply.peer), cost, self._begin_some)
+        self._work: Final = misses.shares.reads(request, reply.peer, self._begin_some)
+        self.caller: Final = caller_of(request, reply.peer)
 
     @property
     def gone(self) -> bool:
@@ -262,7 +268,8 @@ class _MissedBatch:
                     self._begin_slot(slot)
                 except TaoError as refused:
                     self._finish_slot(slot, refused)
-                    self._end_item()
+                    self._ask_for_next()
+                    self._shares.end(self._work)
                 self._granted -= 1  # a miss that has begun ends its item itself
         except Exception as error:
             self._end(InternalError(f"{type(error).__name__} while reading; see the server's log"))
@@ -272,12 +279,10 @@ class _MissedBatch:
             unused, self._granted = self._granted, 0
             self._shares.end(self._work, unused)
 
-    def _end_item(self) -> None:
-        """Ask to begin another miss, and note that one has ended; in this order, because what has begun is not
-        refused."""
+    def _ask_for_next(self) -> None:
+        """Ask to begin another miss, before it is noted that one has ended: what has begun is not refused."""
         if self._unasked and not self._is_over:
             self._ask(1)
-        self._shares.end(self._work)
 
     def _begin_slot(self, slot: int) -> None:
         misses = self._misses
@@ -319,7 +324,8 @@ class _MissedBatch:
             if not self._is_over:
                 self._put(miss, answer)
         finally:
-            self._end_item()
+            self._ask_for_next()
+            self._shares.end_read(self._work, 0 if isinstance(answer, TaoError) else len(answer.value))
 
     def _put(self, miss: Miss, answer: Fetched | TaoError) -> None:
         if isinstance(answer, TaoError):
@@ -579,9 +585,10 @@ class Miss(FetchWaiter):
         single_flight.waiting += 1
         self._is_reading = True
         seconds = single_flight.settings.timeout_seconds
+        caller = None if self._receiver is None else self._receiver.caller
         try:
             single_flight.source.fetch(
-                self.query, self.minimum, self._take_critically, critical=True, timeout_seconds=seconds
+                self.query, self.minimum, self._take_critically, critical=True, timeout_seconds=seconds, caller=caller
             )
         except Exception as error:
             # A bug must not leave a read that is counted for ever.

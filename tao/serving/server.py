@@ -280,7 +280,9 @@ class CachingServer(Generic[SettingsType]):
         self._refills = PrefixRefills(single_flight, context.spawn_as("refill"), self._settings.refills)
         schema = context.configuration.schema
         policy = policy._replace(access=context.configuration.access)
-        traffic, shares = Traffic(clock, rates), WorkShares(self._settings.shares)
+        # A leader's callers are held to their budgets by the followers that they ask.
+        budgets = context.configuration.access if self.role == "follower" else None
+        traffic, shares = Traffic(clock, rates), WorkShares(self._settings.shares, budgets, clock.monotonic)
         self._reads = ReadService(self._cache, single_flight, schema, policy, traffic=traffic, shares=shares)
 
     def _follow_configuration(self, context: ServerContext) -> None:

@@ -1,22 +1,27 @@
 """Starts the costly work of requests in fair shares: the misses and critical reads of batches, and writes.
 
 `tao.routing.fair_shares` decides; here the work is started, and what waits too long is answered. Followers queue the
-work of their clients. A leader shares among followers, of which each has queued its clients' work already, so its
+work of their clients. A leader shares among the callers that followers name with critical reads and writes, and among
+the followers themselves, which fill their caches; each of them has queued its clients' work already, so a leader's
 bounds are wider. The requests of leaders and tailers are parts of work that has its share: they never wait, because
 work under way at two leaders could then wait for each other.
+
+The access document may give a role a budget, which a follower holds its callers to.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from tao.model.errors import DeadlineExceeded, InternalError, Overloaded, TaoError
 from tao.observability.metrics import Metrics
 from tao.routing.budgets import work_seconds
-from tao.routing.fair_shares import Claim, FairShares, ShareSettings
+from tao.routing.fair_shares import Claim, FairShares, ShareSettings, SpendingRates
+from tao.serving.access import PASSING_ON, AccessControl, caller_of
 from tao.wire.identity import PeerIdentity
 from tao.wire.session import Reply, failure
 from tao.wire.v1 import session_pb2 as pb
@@ -29,29 +34,66 @@ _WITH_A_SHARE: Final = frozenset({"leader", "tailer"})
 """Roles whose requests are parts of work that has its share already."""
 
 
-def sharer_of(peer: PeerIdentity) -> str | None:
-    """Return the name under which a peer's work is counted, or None when it has its share already. Where no credentials
-    are in use, that is what the peer says of itself."""
-    return None if peer.role in _WITH_A_SHARE else peer.caller or f"{peer.role}/{peer.name}"
+def sharer_of(request: pb.Request, peer: PeerIdentity) -> str | None:
+    """Return the name under which the work of a peer's request is counted, or None when it has its share already. Where
+    no credentials are in use, that is what the peer says of itself."""
+    if peer.role in _WITH_A_SHARE:
+        return None
+    caller = request.caller if peer.role in PASSING_ON else ""
+    return caller or peer.caller or f"{peer.role}/{peer.name}"
+
+
+class Terms(NamedTuple):
+    """What bounds the work of one caller besides the settings."""
+
+    max_under_way: int | None
+    spender: str
+    """The caller whose budget it spends."""
+    units_per_second: int
+    """That budget; 0 for none."""
+
+
+_NO_TERMS: Final = Terms(None, "", 0)
 
 
 class ShareOfWork(Claim):
     """The claim of one request, and what starts its items. ``start(items)`` must not raise."""
 
-    __slots__ = ("has_share", "start")
+    __slots__ = ("factor", "has_share", "start", "terms")
 
-    def __init__(self, caller: str | None, cost: int, start: Callable[[int], None]) -> None:
-        super().__init__(caller or "", cost)
+    def __init__(
+        self,
+        caller: str | None,
+        cost: int,
+        start: Callable[[int], None],
+        factor: int = 1,
+        terms: Terms = _NO_TERMS,
+    ) -> None:
+        """``factor``: what a unit of a read costs, by its kind."""
+        super().__init__(caller or "", cost, terms.max_under_way)
         self.has_share: Final = caller is None
         self.start: Final = start
+        self.factor: Final = factor
+        self.terms: Final = terms
 
 
 class WorkShares:
     """Starts the costly work of one server."""
 
-    def __init__(self, settings: ShareSettings | None = None) -> None:
+    def __init__(
+        self,
+        settings: ShareSettings | None = None,
+        budgets: AccessControl | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``budgets``: the rules whose budgets callers are held to; None: no budgets."""
         self.settings: Final = settings or ShareSettings()
-        self._shares: Final = FairShares(self.settings)
+        self._budgets: Final = budgets
+        self._shares: Final = FairShares(self.settings, now)
+        self._rates: Final = SpendingRates(now)
+        # What a server asks for itself, it has shared among its callers.
+        self._terms_of_servers: Final = Terms(self.settings.max_under_way_per_caller, "", 0)
+        self._always_fits: Final = self.settings.critical_cost
         self._is_starting = False
         self.outcomes: Final = {"started": 0, "waited": 0, "refused": 0}
         """Number of times that work was asked for, by what became of it."""
@@ -76,12 +118,46 @@ class WorkShares:
             },
         )
 
+    def reads(self, request: pb.Request, peer: PeerIdentity, start: Callable[[int], None]) -> ShareOfWork:
+        """Return the work of a request whose items are misses or critical reads."""
+        caller = sharer_of(request, peer)
+        if caller is None:
+            return ShareOfWork(None, 1, start)
+        factor = self.settings.critical_cost if request.read.critical else 1
+        return self._work(caller, self._shares.read_units(caller) * factor, start, factor, self._terms(request, peer))
+
+    def writes(self, request: pb.Request, peer: PeerIdentity, start: Callable[[int], None]) -> ShareOfWork:
+        """Return the work of a request that writes, which is one item."""
+        caller, settings = sharer_of(request, peer), self.settings
+        if caller is None:
+            return ShareOfWork(None, 1, start)
+        writes = max(1, len(request.write.writes)) if request.HasField("write") else 1
+        cost = min(writes * settings.write_cost, settings.max_request_cost)
+        return self._work(caller, cost, start, 1, self._terms(request, peer))
+
+    def _work(self, caller: str, cost: int, start: Callable[[int], None], factor: int, terms: Terms) -> ShareOfWork:
+        if cost > self._always_fits:
+            most = terms.max_under_way or self.settings.max_beside_others
+            cost = min(cost, most, self.settings.max_under_way)
+        return ShareOfWork(caller, cost, start, factor, terms)
+
+    def _terms(self, request: pb.Request, peer: PeerIdentity) -> Terms:
+        if peer.role in PASSING_ON and not request.caller:
+            return self._terms_of_servers
+        budgets = self._budgets
+        if budgets is None or budgets.policy is None or (caller := caller_of(request, peer)) is None:
+            return _NO_TERMS
+        budget = budgets.budget_of(caller)
+        return _NO_TERMS if budget is None else Terms(budget.units_under_way, caller, budget.units_per_second or 0)
+
     def ask(self, work: ShareOfWork, items: int) -> None:
         """Start so many items, now or when it is their turn. Raises `Overloaded`, and then nothing starts."""
         if work.has_share:
             work.start(items)
             return
         try:
+            if work.terms.units_per_second and not work.under_way and not work.waiting:
+                self._check_budget(work.terms)
             starts_now = self._shares.add(work, items)
         except Overloaded:
             self.outcomes["refused"] += 1
@@ -92,6 +168,29 @@ class WorkShares:
         else:
             self.outcomes["waited"] += 1
             self._start_waiting()
+
+    def _check_budget(self, terms: Terms) -> None:
+        """Raise `BudgetExceeded` for a caller that has spent what it may."""
+        assert self._budgets is not None, "only the rules give budgets"
+        seconds = self._rates.seconds_to_wait(terms.spender)
+        if seconds and (error := self._budgets.over_budget(terms.spender, terms.units_per_second, seconds)) is not None:
+            raise error
+
+    def _spend(self, terms: Terms, cost: int) -> None:
+        if terms.units_per_second:
+            self._rates.spend(terms.spender, cost, terms.units_per_second)
+
+    def end_read(self, work: ShareOfWork, size_bytes: int) -> None:
+        """Note that a read has ended, and the size of its answer, which says what it has cost."""
+        if not work.has_share:
+            units = 1 + size_bytes // self.settings.bytes_per_unit
+            self._spend(work.terms, units * work.factor)
+            self._shares.end(work, 1, units)
+            self._start_waiting()
+
+    def note_write(self, work: ShareOfWork) -> None:
+        """Note that a request that writes has been handled."""
+        self._spend(work.terms, work.cost)
 
     def end(self, work: ShareOfWork, items: int = 1) -> None:
         """Note that items have ended, and start what waited for them."""
@@ -125,19 +224,12 @@ class WorkShares:
         """Return a path that handles requests as ``path`` does, each as one item of work in its caller's share."""
 
         def handle(request: pb.Request, reply: Reply) -> None:
-            caller = sharer_of(reply.peer)
-            if caller is None:
+            if reply.peer.role in _WITH_A_SHARE:
                 path(request, reply)
             else:
-                _SharedRequest(self, path, request, reply).begin(caller)
+                _SharedRequest(self, path, request, reply).begin()
 
         return handle
-
-    def cost_of(self, request: pb.Request) -> int:
-        """Return the cost of a request that writes."""
-        settings = self.settings
-        writes = max(1, len(request.write.writes)) if request.HasField("write") else 1
-        return min(writes * settings.write_cost, settings.max_request_cost, settings.max_under_way_per_caller)
 
 
 class _SharedRequest:
@@ -153,7 +245,7 @@ class _SharedRequest:
         self._has_ended = False
         self._timer: asyncio.TimerHandle | None = None
         self._until = 0.0
-        self._work: ShareOfWork
+        self._work: Final = shares.writes(request, reply.peer, self._start)
 
     @property
     def peer(self) -> PeerIdentity:
@@ -174,10 +266,9 @@ class _SharedRequest:
         if is_last:
             self._end()
 
-    def begin(self, caller: str) -> None:
+    def begin(self) -> None:
         """Handle the request now, or when it is its turn. Raises what the path raises, `Overloaded`, and
         `DeadlineExceeded` for a request that has no time to wait."""
-        self._work = ShareOfWork(caller, self._shares.cost_of(self._request), self._start)
         self._shares.ask(self._work, 1)
         if self._is_granted:
             self._run()
@@ -208,6 +299,7 @@ class _SharedRequest:
             raise
 
     def _run(self) -> None:
+        self._shares.note_write(self._work)
         try:
             self._path(self._request, self)
         except BaseException:

@@ -310,6 +310,7 @@ class Fetch:
                 self._take,
                 critical=self._attempt == settings.max_refetches,
                 timeout_seconds=settings.timeout_seconds,
+                caller=None,  # what fills the cache is nobody's
             )
         except Exception as error:
             # A bug must not leave a fetch that others join and that never finishes.

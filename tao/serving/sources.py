@@ -39,6 +39,7 @@ from tao.model.ports import ReadStore
 from tao.model.queries import CountQuery, Fetched, FillRead, ObjectQuery, Query, shard_of
 from tao.model.topology import CacheServer, DatabaseServer
 from tao.model.versions import answers
+from tao.serving.access import pass_caller
 from tao.serving.configuration import Configuration, ServerContext, Spawn
 from tao.storage.session import ServerAccount
 from tao.storage.tls import DatabaseTls
@@ -56,11 +57,14 @@ Take = Callable[[Fetched | TaoError], None]
 class FetchSource(Protocol):
     """A place to fetch queries from: the leaders for a follower, the region's database for a leader."""
 
-    def fetch(self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float) -> None:
+    def fetch(
+        self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float, caller: str | None
+    ) -> None:
         """Fetch one query at version ``minimum`` or later; queries of one tick of the loop travel together.
 
         ``critical``: read the master database, by a read that begins after this call. ``take`` is called within about
-        ``timeout_seconds``, and perhaps before this method returns. Nothing is raised.
+        ``timeout_seconds``, and perhaps before this method returns. ``caller``: in whose share another server should
+        do it; None: in this server's. Nothing is raised.
         """
 
 
@@ -76,7 +80,13 @@ def deliver(take: Take, answer: Fetched | TaoError) -> None:
 
 
 async def fetch_and_wait(
-    source: FetchSource, query: Query, minimum: int, *, critical: bool, timeout_seconds: float
+    source: FetchSource,
+    query: Query,
+    minimum: int,
+    *,
+    critical: bool,
+    timeout_seconds: float,
+    caller: str | None = None,
 ) -> Fetched:
     """Call `FetchSource.fetch` and return the answer. Raises the `TaoError`."""
     waiter: asyncio.Future[Fetched | TaoError] = asyncio.get_running_loop().create_future()
@@ -86,6 +96,7 @@ async def fetch_and_wait(
         lambda answer: None if waiter.done() else waiter.set_result(answer),
         critical=critical,
         timeout_seconds=timeout_seconds,
+        caller=caller,
     )
     answer = await waiter
     if isinstance(answer, TaoError):
@@ -286,7 +297,9 @@ class DatabaseSource:
         self._lines: dict[tuple[str, bool], _Line] = {}
         self.read_seconds: Callable[[float], None] = lambda _: None
 
-    def fetch(self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float) -> None:
+    def fetch(
+        self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float, caller: str | None
+    ) -> None:
         """Read one query. ``timeout_seconds`` is the limit of each read. The answer is `StaleRead` when the database
         stays below ``minimum``. See `FetchSource`."""
         self._ask(_DatabaseQuery(query, minimum, critical, timeout_seconds, take))
@@ -431,6 +444,7 @@ class _RemoteQuery(msgspec.Struct):
     critical: bool
     until: float
     take: Take
+    caller: str | None
     attempt: int = 1
     is_answered: bool = False  # this attempt; the next one is another `_RemoteQuery`
 
@@ -456,14 +470,16 @@ class RemoteSource:
         self._budget: Final = context.budget
         self._gives_up: Final = gives_up
         self._now: Final = asyncio.get_running_loop().time
-        self._gathering: TickBatcher[tuple[CacheServer, bool], _RemoteQuery] = TickBatcher(
+        self._gathering: TickBatcher[tuple[CacheServer, bool, str | None], _RemoteQuery] = TickBatcher(
             self._ask_leader, settings.max_batch_queries
         )
 
-    def fetch(self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float) -> None:
+    def fetch(
+        self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float, caller: str | None
+    ) -> None:
         """Fetch one query; all attempts together take at most ``timeout_seconds``. See
         `FetchSource`."""
-        self._ask(_RemoteQuery(query, shard_of(query), minimum, critical, self._now() + timeout_seconds, take))
+        self._ask(_RemoteQuery(query, shard_of(query), minimum, critical, self._now() + timeout_seconds, take, caller))
 
     def _ask(self, asked: _RemoteQuery) -> None:
         try:
@@ -471,15 +487,16 @@ class RemoteSource:
         except TaoError as error:
             deliver(asked.take, error)
         else:
-            self._gathering.add((leader, asked.critical), asked)
+            self._gathering.add((leader, asked.critical, asked.caller), asked)
 
-    def _ask_leader(self, to: tuple[CacheServer, bool], asked: list[_RemoteQuery]) -> None:
-        leader, critical = to
+    def _ask_leader(self, to: tuple[CacheServer, bool, str | None], asked: list[_RemoteQuery]) -> None:
+        leader, critical, caller = to
         # The request's batch is filled in place, because protobuf copies a message that is assigned to a field.
         request = pb.Request(topology_version=self._configuration.routes.version)
         order = encode_queries([(one.query, one.minimum) for one in asked], request.read)
         if critical:
             request.read.critical = True
+        pass_caller(request, caller)
         by_slot = [asked[index] for index in order]
         timeout_seconds = max(one.until for one in asked) - self._now()
         self._links.to(leader).send(request, timeout_seconds, lambda answer: self._take(by_slot, answer))

@@ -5,6 +5,9 @@ as long as the client likes. So every method here is declared with a stream of r
 its handler is called when the metadata has arrived, and reads by itself. Of a caller without a credential no message is
 read at all. One with a credential has a time for its first message, and a place at the doorstep until then.
 
+Nothing can be served before the calls that have arrived earlier, and Python cannot close the connection of a stranger.
+So a crowd of refused calls is answered slowly: a connection whose calls are all held can send no more of them.
+
 Health checks answer everyone, because a load balancer has no credential. A stranger gets the state of the server,
 whatever service its unread message names; its calls are bounded per address.
 """
@@ -13,8 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Final, Self, TypeAlias, TypeVar
 
 import grpc
@@ -74,22 +78,46 @@ class CallAdmission:
         self._has_tls: Final = has_tls
         self._on_refused: Final = settings.on_refused
         self._open_calls: Final = AddressPool(doorstep.max_open_calls, doorstep.max_open_calls_per_address)
+        self._held = 0
+        self._prompt_until = 0.0
+        """The time for which prompt refusals have been made, each for its part of a second."""
 
     def peer(self, context: Context) -> PeerIdentity:
         """Return who calls. Raises as `tao.wire.identity.identify`."""
         return self._authenticator.identify(self._shown(context))
 
-    def identify(self, context: Context) -> PeerIdentity:
-        """Return who calls, and count a caller that is turned away. Raises as `tao.wire.identity.identify`."""
+    async def identify(self, context: Context) -> PeerIdentity:
+        """Return who calls. A caller that is turned away is counted, and held for a while if there are many. Raises as
+        `tao.wire.identity.identify`."""
         shown = self._shown(context)
-        with self._noting(shown):
+        try:
             return self._authenticator.identify(shown)
+        except TaoError as error:
+            await self._refuse(shown, error)
+            raise
 
-    def admit(self, context: Context) -> Admission:
+    async def admit(self, context: Context) -> Admission:
         """Admit the caller of a stream that stays open; else as `identify`."""
         shown = self._shown(context)
-        with self._noting(shown):
+        try:
             return self._authenticator.admit(shown)
+        except TaoError as error:
+            await self._refuse(shown, error)
+            raise
+
+    async def _refuse(self, shown: ShownCredentials, error: TaoError) -> None:
+        """Count a caller that is turned away, and hold it while there are many of them."""
+        self._turned_away(error.reason.lower(), shown.address, error.message)
+        self._on_refused(PeerIdentity(shown.stated.name, shown.stated.role, shown.address), error)
+        doorstep, now = self.doorstep.settings, time.monotonic()
+        if self._prompt_until <= now + 1.0:
+            self._prompt_until = max(self._prompt_until, now) + 1 / doorstep.refusals_per_second
+        elif self._held < doorstep.max_held_refusals:
+            self._held += 1
+            try:
+                await asyncio.sleep(doorstep.held_refusal_seconds + self._held / 1_000)
+            finally:
+                self._held -= 1
 
     async def first_message(self, context: Context, peer: PeerIdentity) -> bytes:
         """Read the first message of a caller that was identified as ``peer``. Raises `DeadlineExceeded`, and
@@ -133,15 +161,6 @@ class CallAdmission:
         stated = Credentials(metadata.get(NAME_KEY, ""), metadata.get(ROLE_KEY, CLIENT), token)
         uris = context.auth_context().get(_PEER_URI_KEY, ()) if self._has_tls else ()
         return ShownCredentials(stated, tuple(uri.decode() for uri in uris), context.peer())
-
-    @contextmanager
-    def _noting(self, shown: ShownCredentials) -> Iterator[None]:
-        try:
-            yield
-        except TaoError as error:
-            self._turned_away(error.reason.lower(), shown.address, error.message)
-            self._on_refused(PeerIdentity(shown.stated.name, shown.stated.role, shown.address), error)
-            raise
 
     def _turned_away(self, reason: str, address: str, why: str) -> None:
         if self.doorstep.turn_away(reason):
@@ -233,7 +252,7 @@ class OpenServices:
 
     async def _reflect(self, _: object, context: Context) -> None:
         try:
-            self._admission.identify(context)
+            await self._admission.identify(context)
             async with self._admission.open_call(context):
                 async for reply in self._reflection.ServerReflectionInfo(_reflection_requests(context), context):
                     await context.write(reply)

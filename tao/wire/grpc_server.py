@@ -127,7 +127,7 @@ class GrpcServer:
     def _unary(self, method: UnaryMethod) -> Callable[[object, Context], Awaitable[Message | None]]:
         async def call(_: object, context: Context) -> Message | None:
             try:
-                peer = self._admission.identify(context)
+                peer = await self._admission.identify(context)
                 self._check_room(self._calls)
                 asked = await self._admission.first_message(context, peer)
                 request = method.to_request(parsed(method.asked, asked))
@@ -157,7 +157,7 @@ class GrpcServer:
 
     async def _watch(self, _: object, context: Context) -> None:
         try:
-            admission = self._admission.admit(context)
+            admission = await self._admission.admit(context)
             self._check_room(self._watches)
             asked = parsed(pb.Watch, await self._admission.first_message(context, admission.peer))
             stream = WatchStream(self._handler, self._settings, admission, context)
@@ -171,7 +171,7 @@ class GrpcServer:
 
     async def _session(self, _: object, context: Context) -> None:
         try:
-            stream = SessionStream(self._handler, self._settings, self._admission.admit(context), context)
+            stream = SessionStream(self._handler, self._settings, await self._admission.admit(context), context)
             self._check_room(self._streams)
         except TaoError as error:
             await abort(context, error)
@@ -198,6 +198,8 @@ def server_options(settings: ServingSettings) -> list[tuple[str, int]]:
     return [
         ("grpc.max_allowed_incoming_connections", doorstep.max_grpc_connections),
         ("grpc.max_concurrent_streams", doorstep.max_streams_per_connection),
+        # It would fail calls of clients that keep the bound: an ended one is counted until Python has let go of it.
+        ("grpc.http.overload_protection", 0),
         ("grpc.max_connection_idle_ms", int(doorstep.idle_connection_seconds * 1000)),
         # TLS, and after it the client's first bytes of HTTP/2.
         ("grpc.server_handshake_timeout_ms", greeting_ms),

@@ -73,9 +73,20 @@ class DoorstepSettings:
     max_open_calls_per_address: int = 32
     """Those of one address. A load balancer needs one for each server that it watches."""
 
-    max_streams_per_connection: int = 100
-    """Calls under way on one gRPC connection, as HTTP/2 recommends. A client with more waits with the rest, or opens
-    another connection; a stranger's are refused before they reach Python."""
+    max_streams_per_connection: int = 32
+    """Calls under way on one gRPC connection. A client with more waits with the rest, or opens another connection; a
+    stranger's are refused before they reach Python. More would let a few connections keep the port busy for long: each
+    call that arrives costs a third of a millisecond, and nothing can be served before it."""
+
+    refusals_per_second: float = 10
+    """gRPC calls that are refused at once for their credential, in each second. Further ones are held first: meanwhile
+    they take the places of their connections, whose next calls are refused before they reach Python."""
+
+    held_refusal_seconds: float = 1.0
+    """How long they are held at least. They are let go one in a millisecond."""
+
+    max_held_refusals: int = 2_048
+    """Most of them held at a time, at some 20 KB each; further ones are refused at once."""
 
     max_grpc_connections: int = 4_096
     """gRPC connections at a time, of everybody. Each costs 17 KB, or 42 KB with TLS, and the library that serves them

@@ -1,4 +1,4 @@
-"""Fair shares against a naive model of deficit round robin: lists of single items that are searched."""
+"""Fair shares and budgets against naive models: lists of single items, and of payments, that are searched."""
 
 from __future__ import annotations
 
@@ -9,11 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tao.model.errors import Overloaded, SettingsError
-from tao.routing.fair_shares import Claim, FairShares, ShareSettings
+from tao.routing import fair_shares
+from tao.routing.fair_shares import Claim, FairShares, ShareSettings, SpendingRates
 
 SETTINGS = ShareSettings(
-    turn_cost=3, max_under_way=12, max_under_way_per_caller=8, max_waiting_per_caller=30, critical_cost=2
+    turn_cost=3,
+    max_under_way=12,
+    max_under_way_per_caller=8,
+    max_under_way_beside_others=6,
+    others_seconds=2.0,
+    max_waiting_per_caller=30,
+    critical_cost=2,
 )
+BUDGETED = "c"
+"""The caller whose claims say how much it may have under way."""
+
+
+def claim_of(caller: str, cost: int) -> Claim:
+    return Claim(caller, cost, 7 if caller == BUDGETED else None)
 
 
 @dataclass
@@ -25,15 +38,31 @@ class Naive:
     waiting: dict[str, list[Claim]] = field(default_factory=dict)
     turns: list[str] = field(default_factory=list)
     deficits: dict[str, int] = field(default_factory=dict)
+    worked_at: dict[str, float] = field(default_factory=dict)
+    """When each caller has asked for work, or ended some."""
+    time: float = 0.0
 
     def under_way(self, caller: str | None = None) -> int:
         return sum(claim.cost for claim in self.started if caller in (None, claim.caller))
 
+    def works(self, caller: str) -> bool:
+        recently = self.worked_at.get(caller, -99.0) > self.time - self.settings.others_seconds
+        return recently or self.under_way(caller) > 0 or bool(self.waiting.get(caller))
+
+    def bound(self, caller: str) -> int:
+        if caller == BUDGETED:
+            return 7
+        others = any(self.works(each) for each in "abc" if each != caller)
+        return self.settings.max_under_way_beside_others if others else self.settings.max_under_way_per_caller
+
     def has_room(self, caller: str, cost: int) -> bool:
-        total, own = self.under_way() + cost, self.under_way(caller) + cost
-        return total <= self.settings.max_under_way and own <= self.settings.max_under_way_per_caller
+        return self.under_way() + cost <= self.settings.max_under_way and self.may_have(caller, cost)
+
+    def may_have(self, caller: str, cost: int) -> bool:
+        return self.under_way(caller) + cost <= self.bound(caller)
 
     def add(self, claim: Claim, items: int) -> bool:
+        self.worked_at[claim.caller] = self.time
         waiting = self.waiting.setdefault(claim.caller, [])
         if not self.turns and not waiting and self.has_room(claim.caller, claim.cost * items):
             self.started += [claim] * items
@@ -58,7 +87,7 @@ class Naive:
         while self.turns:
             caller = self.turns[0]
             claim = self.waiting[caller][0]
-            if self.under_way(caller) + claim.cost > self.settings.max_under_way_per_caller:
+            if self.under_way(caller) and not self.may_have(caller, claim.cost):
                 self.leave(caller)
             elif self.deficits.get(caller, 0) < claim.cost:
                 self.deficits[caller] = self.deficits.get(caller, 0) + self.settings.turn_cost
@@ -77,11 +106,13 @@ class Naive:
         return None
 
     def end(self, claim: Claim) -> None:
+        self.worked_at[claim.caller] = self.time
         self.started.remove(claim)
         self.enter(claim.caller)
 
     def withdraw(self, claim: Claim) -> None:
         if claim in self.waiting.get(claim.caller, ()):
+            self.worked_at[claim.caller] = self.time
             self.waiting[claim.caller] = [each for each in self.waiting[claim.caller] if each is not claim]
             if not self.waiting[claim.caller]:
                 self.leave(claim.caller)
@@ -91,15 +122,17 @@ ADD = st.tuples(st.just("add"), st.sampled_from("abc"), st.tuples(st.integers(1,
 ADD_MORE = st.tuples(st.just("add more"), st.just(""), st.tuples(st.integers(1, 30), st.integers(1, 3)))
 END = st.tuples(st.just("end"), st.just(""), st.tuples(st.integers(0, 30), st.just(0)))
 WITHDRAW = st.tuples(st.just("withdraw"), st.just(""), st.tuples(st.integers(0, 30), st.just(0)))
+PASS_TIME = st.tuples(st.just("pass time"), st.just(""), st.tuples(st.integers(1, 3), st.just(0)))
 
 
-@given(st.lists(st.one_of(ADD, ADD_MORE, END, END, WITHDRAW), max_size=80))
+@given(st.lists(st.one_of(ADD, ADD_MORE, END, END, WITHDRAW, PASS_TIME), max_size=80))
 def test_fair_shares_decide_as_lists_of_items_would(steps: list[tuple[str, str, tuple[int, int]]]) -> None:
-    shares, naive, claims = FairShares(SETTINGS), Naive(SETTINGS), list[Claim]()
+    naive, claims = Naive(SETTINGS), list[Claim]()
+    shares = FairShares(SETTINGS, lambda: naive.time)
     for step, caller, (first, second) in steps:
         if step in ("add", "add more"):
             more = step == "add more" and claims
-            claim = claims[first % len(claims)] if more else Claim(caller or "a", min(first, 6))
+            claim = claims[first % len(claims)] if more else claim_of(caller or "a", min(first, 6))
             outcomes: list[bool | None] = []
             for decider in (shares, naive):
                 try:
@@ -112,6 +145,8 @@ def test_fair_shares_decide_as_lists_of_items_would(steps: list[tuple[str, str, 
             ended = naive.started[first % len(naive.started)]
             shares.end(ended)
             naive.end(ended)
+        elif step == "pass time":
+            naive.time += first
         elif step == "withdraw" and claims:
             shares.withdraw(claims[first % len(claims)])
             naive.withdraw(claims[first % len(claims)])
@@ -133,7 +168,9 @@ def started_now(shares: FairShares) -> list[Claim]:
 
 @given(st.integers(1, 6), st.integers(1, 6))
 def test_callers_that_wait_are_served_the_same_cost_to_within_a_turn_and_two_items(first: int, second: int) -> None:
-    shares = FairShares(replace(SETTINGS, max_under_way_per_caller=SETTINGS.max_under_way))
+    most = SETTINGS.max_under_way
+    settings = replace(SETTINGS, max_under_way_per_caller=most, max_under_way_beside_others=most)
+    shares = FairShares(settings, lambda: 0.0)
     filler, a, b = Claim("other", 12), Claim("a", first), Claim("b", second)
     assert shares.add(filler, 1)
     for claim in (a, b):
@@ -153,7 +190,7 @@ def test_callers_that_wait_are_served_the_same_cost_to_within_a_turn_and_two_ite
 
 
 def test_a_caller_whose_work_hangs_leaves_room_for_the_others() -> None:
-    shares = FairShares(SETTINGS)
+    shares = FairShares(SETTINGS, lambda: 0.0)
     hanging = Claim("hog", 1)
     assert not shares.add(hanging, 30)
     assert started_now(shares) == [hanging] * 8
@@ -162,8 +199,48 @@ def test_a_caller_whose_work_hangs_leaves_room_for_the_others() -> None:
         shares.add(Claim("hog", 1), 9)
 
 
+def test_a_caller_has_less_under_way_beside_others_until_they_have_been_idle_for_long_enough() -> None:
+    time = 0.0
+    shares = FairShares(SETTINGS, lambda: time)
+    hog, honest = Claim("hog", 1), Claim("honest", 1)
+    assert shares.add(honest, 1)
+    assert not shares.add(hog, 30)
+    assert len(started_now(shares)) == 6
+    shares.end(honest)
+    time = 1.9
+    shares.end(hog)
+    assert len(started_now(shares)) == 1
+    time = 2.0
+    shares.end(hog)
+    assert len(started_now(shares)) == 3
+    assert hog.under_way == 8
+
+
+def test_a_caller_whose_bound_has_become_less_than_one_item_costs_does_one_at_a_time() -> None:
+    shares = FairShares(SETTINGS, lambda: 0.0)
+    earlier, costly = Claim("a", 6), Claim("a", 6)
+    assert shares.add(earlier, 1)
+    assert not shares.add(costly, 2)
+    assert not shares.add(Claim("a", 1, 3), 1)
+    shares.end(earlier)
+    assert started_now(shares) == [costly]
+
+
+def test_reads_are_taken_to_cost_what_the_latest_of_their_caller_have_cost() -> None:
+    shares = FairShares(SETTINGS, lambda: 0.0)
+    pages = Claim("pages", 1)
+    shares.add(pages, 1)
+    assert shares.read_units("pages") == 1
+    for units in (40, 1):
+        for _ in range(200):
+            shares.end(pages, read_units=units)
+            shares.add(pages, 1)
+        assert shares.read_units("pages") == units
+    assert shares.read_units("others") == 1
+
+
 def test_the_requests_of_one_caller_take_turns() -> None:
-    shares = FairShares(SETTINGS)
+    shares = FairShares(SETTINGS, lambda: 0.0)
     earlier, large, small = (Claim("a", cost) for cost in (8, 1, 1))
     assert shares.add(earlier, 1)
     assert not shares.add(large, 20)
@@ -172,7 +249,47 @@ def test_the_requests_of_one_caller_take_turns() -> None:
     assert [claim is small for claim in started_now(shares)] == [False, True, False, True, False, False, False, False]
 
 
-@pytest.mark.parametrize("wrong", [{"turn_cost": 0}, {"max_under_way_per_caller": 9_000}, {"max_under_way": 0}])
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 30), st.integers(0, 20)), max_size=60))
+def test_a_budget_lets_a_caller_spend_again_when_all_but_one_second_s_worth_is_paid(
+    steps: list[tuple[str, int, int]],
+) -> None:
+    """The naive model pays a unit of the oldest debt in each tick of a tenth of a second."""
+    ticks, owed = 0, {"a": 0, "b": 0}
+    rates = SpendingRates(lambda: ticks / 10)
+    for caller, cost, pause in steps:
+        allowed = owed[caller] <= 10
+        assert (rates.seconds_to_wait(caller) < 1e-9) == allowed
+        if allowed:
+            rates.spend(caller, cost, per_second=10)
+            owed[caller] += cost
+        ticks += pause
+        owed = {name: max(0, left - pause) for name, left in owed.items()}
+
+
+def test_what_callers_have_spent_is_kept_for_a_bounded_number_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair_shares, "MAX_SPENDERS", 3)
+    time = 0.0
+    rates = SpendingRates(lambda: time)
+    for cost, name in enumerate("abcd", 20):
+        rates.spend(name, cost, per_second=10)
+    assert len(rates) == 3
+    assert [rates.seconds_to_wait(name) > 0 for name in "abcd"] == [False, True, True, True]
+    time = 2.2
+    rates.spend("e", 1, per_second=10)
+    assert len(rates) == 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"turn_cost": 0},
+        {"max_under_way_per_caller": 9_000},
+        {"max_under_way": 0},
+        {"max_under_way_beside_others": 1},
+        {"critical_cost": 200},
+        {"bytes_per_unit": 0},
+    ],
+)
 def test_bounds_that_nothing_could_start_under_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(SettingsError):
         ShareSettings(**wrong)

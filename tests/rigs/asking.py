@@ -17,6 +17,8 @@ from tests.rigs.leader_rig import SCHEMA
 class Awaited:
     """A `MissReceiver` that a test awaits; it no longer wants the answer once it is cancelled."""
 
+    caller: str | None = None
+
     def __init__(self) -> None:
         self._answer: asyncio.Future[Fetched | TaoError] = asyncio.get_running_loop().create_future()
 
@@ -60,7 +62,9 @@ async def answer(misses: Misses, query: Query, minimum: int, *, critical: bool) 
 class WaitingSource(ABC):
     """A `FetchSource` whose subclasses implement the coroutine `read`."""
 
-    def fetch(self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float) -> None:
+    def fetch(
+        self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float, caller: str | None
+    ) -> None:
         """See `FetchSource.fetch`."""
         reading = self.read(query, minimum, critical=critical, timeout_seconds=timeout_seconds)
         deliver_from_task(asyncio.ensure_future, reading, take)

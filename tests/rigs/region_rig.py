@@ -31,6 +31,7 @@ from tao.serving.misses import ReadPolicy
 from tao.serving.prefix_refills import PrefixRefills, RefillSettings
 from tao.serving.read_service import ReadService
 from tao.serving.server import SchemaArenas
+from tao.serving.shares import WorkShares
 from tao.serving.single_flight import FillSettings, SingleFlight
 from tao.serving.sources import RemoteSettings, RemoteSource
 from tao.serving.traffic import Traffic
@@ -77,6 +78,7 @@ class FollowerRig:
             SCHEMA,
             ReadPolicy(self._admit, self._staleness_ms, past_floors=True, access=self.configuration.access),
             traffic=Traffic(clock),
+            shares=WorkShares(budgets=self.configuration.access),
         )
         self.sibling_invalidation = SiblingInvalidation(context, SiblingInvalidationSettings(first_pause_seconds=0.001))
         settings_of_subscriptions = SubscriptionSettings(retry_seconds=0.001)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tao.access.document import Operation, load_access
-from tao.access.policy import ALL_TYPES, Rights, compile_policy
+from tao.access.policy import ALL_TYPES, Budget, Rights, compile_policy
 from tao.schema.registry import load_schema
 
 SCHEMA = load_schema(
@@ -79,6 +79,33 @@ def test_a_caller_may_skip_the_checks_of_reads_only_with_every_right_to_read() -
     assert rights("{read: all, critical: all}").reads_all
     assert not rights("{read: all}").reads_all
     assert not rights("{read: all, critical: all, min_staleness_ms: 1}").reads_all
+
+
+@pytest.mark.parametrize(
+    ("granted", "budget"),
+    [
+        ("[small]", Budget(64, 500)),
+        ("[small, large]", Budget(256, None)),
+        ("[small, watcher]", Budget(64, 500)),
+        ("[small, free]", None),
+        ("[watcher]", None),
+        ("[]", None),
+    ],
+)
+def test_the_largest_budget_of_all_roles_that_grant_work_counts_and_one_without_bounds_nothing(
+    granted: str, budget: Budget | None
+) -> None:
+    text = f"""
+format: 1
+version: 1
+roles:
+  small: {{read: all, budget: {{units_under_way: 64, units_per_second: 500}}}}
+  large: {{write: {{objects: [user]}}, budget: {{units_under_way: 256}}}}
+  free: {{read: {{objects: [page]}}}}
+  watcher: {{watch: all}}
+callers: {{web: {granted}}}
+"""
+    assert compile_policy(load_access(text, "access.yaml"), SCHEMA).rights("web").budget == budget
 
 
 def test_the_rights_of_several_roles_are_added_and_the_least_bound_counts() -> None:

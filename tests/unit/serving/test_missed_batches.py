@@ -107,7 +107,9 @@ class Asked:
         (waiter,) = self.single_flight._by_key[ObjectQuery(slot + 1)].waiters
         return waiter.gone
 
-    def fetch(self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float) -> None:
+    def fetch(
+        self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float, caller: str | None
+    ) -> None:
         """See `FetchSource`."""
         slot = cast(Any, query).id - 1
         self.begun.append(slot)

@@ -52,7 +52,9 @@ class ManualSource:
         self.manual = False
         self.fault: Exception | None = None
 
-    def fetch(self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float) -> None:
+    def fetch(
+        self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float, caller: str | None
+    ) -> None:
         if self.fault is not None:
             raise self.fault
         call = Call(query, minimum, critical, take)

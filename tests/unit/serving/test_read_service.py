@@ -332,8 +332,10 @@ async def test_a_slow_miss_delays_no_other(rig: LeaderRig) -> None:
     held: list[Callable[[], None]] = []
     fetch = rig.source.fetch
 
-    def fetch_later(query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float) -> None:
-        begin = partial(fetch, query, minimum, take, critical=critical, timeout_seconds=timeout_seconds)
+    def fetch_later(
+        query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float, caller: str | None
+    ) -> None:
+        begin = partial(fetch, query, minimum, take, critical=critical, timeout_seconds=timeout_seconds, caller=caller)
         if query == ObjectQuery(A):
             held.append(begin)
         else:

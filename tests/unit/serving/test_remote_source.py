@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -35,16 +36,18 @@ class Links:
         self.faults = list(faults)
         self.value = value
         self.times: list[float] = []
+        self.requests: list[pb.Request] = []
 
     def to(self, _: CacheServer) -> Links:
         return self
 
     def send(self, request: pb.Request, timeout_seconds: float, on_answer: AnswerHandler) -> None:
         self.times.append(timeout_seconds)
+        self.requests.append(request)
         if self.faults:
             on_answer(failure(self.faults.pop(0)))
         else:
-            on_answer(pb.Answer(read=pb.ReadAnswer(values=[self.value])))
+            on_answer(pb.Answer(read=pb.ReadAnswer(values=[self.value] * max(1, len(request.read.obj_ids)))))
 
 
 def source(
@@ -126,3 +129,15 @@ async def test_an_invalid_value_is_rejected_before_it_is_cached(query: Query, va
     assert await fetch(source(Links(value=value)), query=query) == value
     with pytest.raises(ProtocolError):
         await fetch(source(Links(value=value[:-1])), query=query)
+
+
+async def test_critical_reads_of_different_callers_travel_in_messages_that_name_them() -> None:
+    links = Links()
+    found = source(links)
+    asked = [
+        fetch_and_wait(found, ObjectQuery(make_id(64 + number)), 0, critical=critical, timeout_seconds=5, caller=caller)
+        for number, (critical, caller) in enumerate([(True, "a"), (False, None), (True, "b"), (True, "a")])
+    ]
+    await asyncio.gather(*asked)
+    sent = [(each.read.critical, each.caller or None, len(each.read.obj_ids)) for each in links.requests]
+    assert sorted(sent, key=str) == [(False, None, 1), (True, "a", 2), (True, "b", 1)]

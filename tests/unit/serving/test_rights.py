@@ -10,7 +10,7 @@ import pytest
 
 from tao.access.document import load_access
 from tao.model.edge_block import decode_block
-from tao.model.errors import PermissionDenied, TaoError
+from tao.model.errors import BudgetExceeded, PermissionDenied, TaoError
 from tao.model.graph import decode_object, version_of
 from tao.model.ids import SHARD_SHIFT
 from tao.model.writes import AssocAdd, ObjAdd, ObjDelete, ObjUpdate, Write
@@ -40,10 +40,12 @@ roles:
   watcher: {{watch: all}}
   everything: {{read: all, write: all, critical: all, watch: all, administer: all}}
   dropper: {{administer: {{objects: [user]}}}}
+  batch: {{read: all, write: all, critical: all, budget: {{units_per_second: 10, units_under_way: 4}}}}
 callers:
   reader: [reader]
   writer: [reader, writer]
   root: [everything, watcher]
+  batch: [batch]
   operator/ann: [dropper]
   operator/root: [everything]
 anonymous: [watcher]
@@ -112,6 +114,46 @@ async def errors_of(server: RequestHandler, caller: str, *writes: Write, peer: s
     slots = answer.slots or range(len(writes))
     found = {slot: result.error.message for slot, result in zip(slots, answer.results, strict=True)}
     return [found[slot] for slot in range(len(writes))]
+
+
+# ---- budgets -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_caller_that_has_spent_its_budget_is_refused_and_still_has_its_hits(region: RegionRig) -> None:
+    server = region.near.service
+    use_rules(region.near.configuration)
+    cached = batch(obj_ids=[USER_ID])
+    assert not (await read(server, cached, "batch")).reasons
+    flood = batch(obj_ids=[make_id(1000 + number) for number in range(40)])
+    assert not (await read(server, flood, "batch")).reasons, "what a batch costs is known when it is answered"
+    missed = batch(obj_ids=[USER_ID, NOBODY])
+    assert (await read(server, missed, "batch")).reasons == {1: "BUDGET_EXCEEDED"}
+    with pytest.raises(BudgetExceeded, match=r"the role batch, which may cost this server 10 units .* again in \d"):
+        await ask(server, batch(obj_ids=[USER_ID], critical=True), "batch")
+    with pytest.raises(BudgetExceeded):
+        await errors_of(server, "batch", ObjUpdate(USER_ID, USER, b"\x80"))
+    assert not (await read(server, cached, "batch")).reasons
+    assert not (await read(server, missed, "root")).reasons
+    assert region.near.configuration.access.denied == {"budget": 3}
+    assert BudgetExceeded.retryable
+
+
+async def test_budgets_that_are_only_counted_refuse_nothing(region: RegionRig) -> None:
+    server, access = region.near.service, region.near.configuration.access
+    use_rules(region.near.configuration, mode="count")
+    for first in (1000, 2000, 3000):
+        flood = batch(obj_ids=[make_id(first + number) for number in range(40)])
+        assert not (await read(server, flood, "batch")).reasons
+    assert (access.denied, access.would_deny) == ({}, {"budget": 2})
+
+
+async def test_a_leader_gives_a_follower_what_it_asks_for_in_the_share_of_a_caller(region: RegionRig) -> None:
+    """The follower checks what it answers: here the caller may not read critically."""
+    leader = region.leader
+    use_rules(leader.configuration)
+    for_fill = pb.ReadBatch(obj_ids=[USER_ID], critical=True, for_fill=True)
+    answer = await ask(leader.service, pb.Request(read=for_fill, caller="writer-of-nothing"), peer="follower")
+    assert [len(value) > 0 for value in answer.read.values] == [True]
 
 
 # ---- reads ---------------------------------------------------------------------------------------------------------

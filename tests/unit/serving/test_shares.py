@@ -151,8 +151,43 @@ async def test_a_path_that_raises_after_a_wait_is_answered_by_its_error(failure:
     assert [each.reasons for each in waited] == [[reason], [reason]]
 
 
+def read_of(caller: str = "", *, critical: bool = True) -> pb.Request:
+    return pb.Request(read=pb.ReadBatch(obj_ids=[1], critical=critical), caller=caller)
+
+
+def test_a_leader_shares_among_the_callers_that_followers_name_whichever_follower_they_ask() -> None:
+    first, second = (PeerIdentity(name, "follower", caller=f"follower/{name}") for name in ("a", "b"))
+    shares = WorkShares(SETTINGS)
+    begun: list[str] = []
+
+    def ask(peer: PeerIdentity, caller: str) -> None:
+        work = shares.reads(read_of(caller), peer, lambda items: begun.extend([caller] * items))
+        shares.ask(work, 3)
+
+    for peer in (first, second, first):
+        ask(peer, "hog")
+    assert begun == ["hog"] * 6, "each read costs two, and one caller may have twelve"
+    ask(second, "honest")
+    assert begun[6:] == ["honest"] * 3
+    assert sharer_of(read_of(), first) == "follower/a"
+    assert sharer_of(read_of("another"), HOG) == "client/hog", "a client names nobody"
+
+
+def test_reads_with_long_answers_take_more_of_the_share_of_their_caller() -> None:
+    shares = WorkShares(SETTINGS)
+    costs: list[int] = []
+    for _ in range(200):
+        work = shares.reads(read_of(critical=False), HOG, lambda _: None)
+        shares.ask(work, 1)
+        shares.end_read(work, 5 * 4_096)
+        costs.append(work.cost)
+    assert (costs[0], costs[-1]) == (1, 6)
+    assert shares.reads(read_of(), HOG, lambda _: None).cost == 12
+    assert shares.reads(read_of(critical=False), HONEST, lambda _: None).cost == 1
+
+
 async def test_what_leaders_ask_of_each_other_never_waits() -> None:
-    assert sharer_of(LEADER) is None
+    assert sharer_of(pb.Request(caller="web"), LEADER) is None
     writes = Writes()
     for _ in range(30):
         writes.send(LEADER)

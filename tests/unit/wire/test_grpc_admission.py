@@ -46,9 +46,16 @@ Open = grpc.aio.StreamUnaryCall[bytes, bytes]
 class Port:
     """A server that asks for a token, and calls of it whose messages a test sends itself."""
 
-    def __init__(self, server: GrpcServer, channel: grpc.aio.Channel) -> None:
+    def __init__(self, server: GrpcServer, address: str, channel: grpc.aio.Channel) -> None:
         self.server = server
         self.channel = channel
+        self._address = address
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Port]:
+        """Open a connection of its own to the same server."""
+        async with grpc.aio.insecure_channel(self._address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+            yield Port(self.server, self._address, channel)
 
     def open(self, method: str, metadata: tuple[tuple[str, str], ...] = CREDENTIAL, service: str = SERVICE) -> Open:
         """Open a call without sending a message."""
@@ -68,7 +75,7 @@ async def serving(doorstep: DoorstepSettings) -> AsyncIterator[Port]:
     server = GrpcServer(Objects(), settings, name="srv", topology_version=lambda: 1, choose_shard=lambda: 0)
     address = await server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(address, options=[("grpc.max_send_message_length", -1)]) as channel:
-        yield Port(server, channel)
+        yield Port(server, address, channel)
     await server.close()
 
 
@@ -174,11 +181,42 @@ async def test_a_message_that_is_too_large_when_decompressed_is_refused(port: Po
 
 async def test_a_crowd_of_strangers_is_counted_and_not_all_logged(port: Port, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        calls = [port.open("ObjGet", WRONG) for _ in range(50)]
-        for call in calls[:25]:
+        calls = [port.open("ObjGet", WRONG) for _ in range(30)]
+        for call in calls[:10]:
             assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
-        for call in calls[25:]:
+        for call in calls[10:]:
             call.cancel()  # whoever is gone before its refusal leaves no traceback either
         assert await port.get() is grpc.StatusCode.OK
     assert len(caplog.messages) == 3
     assert all("is turned away: the token is missing or wrong" in each for each in caplog.messages)
+
+
+async def test_a_client_with_more_calls_than_a_connection_may_have_waits_with_the_rest(port: Port) -> None:
+    async with port.connection() as connection:
+        codes = await asyncio.gather(*(connection.get() for _ in range(200)))
+    assert set(codes) == {grpc.StatusCode.OK}
+
+
+async def test_a_crowd_of_refused_calls_is_held_and_fills_its_own_connections() -> None:
+    doorstep = replace(
+        DOORSTEP,
+        refusals_per_second=0.001,
+        held_refusal_seconds=SECONDS,
+        max_held_refusals=5,
+        max_streams_per_connection=4,
+    )
+    async with serving(doorstep) as port, port.connection() as stranger:
+        # The one that goes beyond what a second has, and those that then fill the connection.
+        assert await stranger.open("ObjGet", WRONG).code() is grpc.StatusCode.UNAUTHENTICATED
+        held = [stranger.open("ObjGet", WRONG) for _ in range(8)]
+        await until(lambda: port.server.doorstep.turned_away["unauthorized"] == 5)
+        assert await port.get() is grpc.StatusCode.OK
+        assert not any(call.done() for call in held)
+        # Beyond the bound on all held calls, another connection's are refused at once again, all but one.
+        async with port.connection() as another:
+            first, second = another.open("Session", WRONG), another.open("WatchConfiguration", WRONG)
+            await until(lambda: first.done() or second.done())
+            assert port.server.doorstep.turned_away["unauthorized"] == 7
+        for call in held:
+            call.cancel()
+        await until(lambda: port.server._admission._held == 0)
