@@ -38,6 +38,7 @@ from tao.admin.documents import topology_file
 from tao.admin.repair import find_faults, repair_faults, total_repaired
 from tao.admin.replication import administrator_session
 from tao.admin.server_stats import unreadiness, wait_until_ready
+from tao.etcd.location import Location
 from tao.model.errors import OperatorError, TaoError, TopologyConflict
 from tao.model.ids import PROMOTION_AHEAD_MS
 from tao.model.topology import Database, DatabaseServer, Topology
@@ -242,7 +243,11 @@ async def _observe(server: DatabaseServer, is_master: bool, administrator: Accou
 
 
 async def restore_backup(
-    folder: Path, topology_path: Path, plan: Sequence[DatabaseRestore], administrator: Account, on_progress: OnProgress
+    folder: Path,
+    topology_path: Location,
+    plan: Sequence[DatabaseRestore],
+    administrator: Account,
+    on_progress: OnProgress,
 ) -> RestoreResult:
     """Carry out a plan.
 

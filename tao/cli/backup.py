@@ -12,7 +12,7 @@ import click
 from tao.admin.access import ReaderLogin
 from tao.admin.backup import BackupReport, archive_binlogs, create_backup, restorable, verify_backup
 from tao.admin.backup_files import BinlogIndex, Manifest, read_index, read_manifest
-from tao.admin.documents import load_topology, read_access, read_schema
+from tao.admin.documents import export_documents, load_topology, read_access, read_schema
 from tao.admin.restore import (
     DatabaseRestore,
     RestoreRepair,
@@ -27,6 +27,7 @@ from tao.cli.connection import secret_of_command, state_folder, tls_of_command, 
 from tao.cli.frame import INCOMPLETE_STATUS, ask, run, show
 from tao.cli.logins import administrator_login
 from tao.cli.options import changing_options, given, json_option, topology_options
+from tao.etcd.location import EtcdLocation, Location
 from tao.model.errors import OperatorError
 from tao.terminal import LINE_SECONDS, WaitDisplay, counted, fields_of, print_records
 from tao.topology.document import dump_topology
@@ -72,7 +73,7 @@ def create(folder: Path, schema_file: Path | None, access_file: Path | None, reg
     topology = load_topology(path)
     documents = {
         "topology.json": dump_topology(topology).encode(),
-        "schema.yaml": _schema_text(schema_file),
+        "schema.yaml": _schema_text(path, schema_file),
         **_access_text(path, access_file),
     }
     with _Progress() as progress:
@@ -93,18 +94,24 @@ def create(folder: Path, schema_file: Path | None, access_file: Path | None, reg
     show(done, text)
 
 
-def _schema_text(file: Path | None) -> bytes:
+def _schema_text(topology: Location, file: Path | None) -> bytes:
     """Return the schema, which is checked: a backup of an unusable one would be of no use."""
-    if file is None and given("file") is not None:
+    place: Location | None = file
+    if place is None and isinstance(topology, EtcdLocation):
+        place = topology
+    if place is None and given("file") is not None:
         raise OperatorError("name the schema with --schema FILE: a backup keeps it")
-    _, text = read_schema(file or state_folder().schema)
+    _, text = read_schema(place or state_folder().schema)
     return text.encode()
 
 
-def _access_text(topology: Path, file: Path | None) -> dict[str, bytes]:
+def _access_text(topology: Location, file: Path | None) -> dict[str, bytes]:
     """Return the access document by its name, if there is one."""
-    found = file or topology.with_name(_ACCESS_FILE)
-    if file is None and not found.exists():
+    if file is None and isinstance(topology, EtcdLocation):
+        text = run(export_documents(topology)).access
+        return {} if text is None else {_ACCESS_FILE: text.encode()}
+    found = file or (topology.with_name(_ACCESS_FILE) if isinstance(topology, Path) else None)
+    if found is None or (file is None and not found.exists()):
         return {}
     read_access(found)
     return {_ACCESS_FILE: found.read_bytes()}

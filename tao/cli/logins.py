@@ -54,7 +54,7 @@ def mastership_login() -> tuple[Location, SetAccounts]:
     Those of the development cluster when no file or its file is named, else the passwords in the environment. Raises
     `OperatorError` when they are not set."""
     file: Location | None = given("file")
-    if _is_development(file):
+    if file is None or _is_development(file):
         from tao.devcluster.certificates import cluster_accounts
 
         folder = state_folder()

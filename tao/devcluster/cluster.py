@@ -409,7 +409,7 @@ class DevCluster:
         process = self._servers[name] = ManagedProcess(
             name,
             self._command(name, role),
-            {**os.environ, **self._settings.environment},
+            os.environ,
             self._folder.log(name, role),
             ProcessOptions(
                 folder=self._folder.path,
