@@ -62,6 +62,7 @@ from tao.devcluster.state_folder import (
     etcd_location,
     new_passwords,
     outline_of,
+    read_topology,
     service_accounts,
 )
 from tao.etcd.location import EtcdSettings, Location
@@ -135,11 +136,7 @@ class DevCluster:
 
     async def topology(self) -> Topology:
         """Return the topology that the servers go by. Raises `TopologyError`."""
-        etcd = EtcdConnections(EtcdSettings())
-        try:
-            return await open_topology(self.topology_place, etcd, lambda error: None).load()
-        finally:
-            await etcd.close()
+        return await read_topology(self.topology_place)
 
     @property
     def schema_path(self) -> Path:
