@@ -15,6 +15,7 @@ import yaml
 
 from tao.admin.diagnosis import REQUIRED_OPTIONS, DatabaseFacts, Facts, FileFacts, ServerFacts
 from tao.admin.server_stats import server_stats
+from tao.etcd.location import is_etcd_url
 from tao.model.errors import TaoError
 from tao.model.topology import PlacedDatabaseServer, Topology
 from tao.replication import lease
@@ -132,10 +133,14 @@ def files_of(settings_file: Path) -> list[FileFacts]:
     except (OSError, yaml.YAMLError) as error:
         return [FileFacts(str(settings_file), "secret", f"it cannot be read: {str(error).splitlines()[0]}")]
     settings = found if isinstance(found, dict) else {}
-    tls, spool = _section(settings, "tls"), _section(settings, "spool")
+    tls, spool, etcd = (_section(settings, name) for name in ("tls", "spool", "etcd"))
+    documents = [settings.get("topology_file"), settings.get("schema_file")]
     named = [
-        (settings.get("topology_file"), "document"),
-        (settings.get("schema_file"), "document"),
+        *((each, "document") for each in documents if not is_etcd_url(str(each))),
+        (etcd.get("password_file"), "secret"),
+        (etcd.get("private_key"), "secret"),
+        (etcd.get("certificate"), "document"),
+        (etcd.get("authorities"), "document"),
         (tls.get("private_key"), "secret"),
         (tls.get("certificate"), "document"),
         (tls.get("authorities"), "document"),

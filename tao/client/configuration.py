@@ -27,7 +27,6 @@ from tao.model.topology import CacheServer, Region, ServerPlace, Topology
 from tao.routing.routes import Routes
 from tao.schema.registry import Schema
 from tao.topology.document import decode_topology, parse_topology
-from tao.topology.stores import EtcdConnections, open_topology
 from tao.wire.address import parse_address
 from tao.wire.convert import error_from_pb
 from tao.wire.v1 import session_pb2 as pb
@@ -89,6 +88,8 @@ async def read_target(target: str) -> Topology | CacheServer:
 
 async def _read_from_etcd(url: str) -> Topology:
     """Return the topology in etcd, with the credentials in the environment (`EtcdSettings.from_environment`)."""
+    from tao.topology.stores import EtcdConnections, open_topology  # hardly any application needs it
+
     etcd = EtcdConnections(EtcdSettings.from_environment())
     try:
         return await open_topology(location_of(url), etcd, lambda error: None).load()

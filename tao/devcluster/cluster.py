@@ -63,6 +63,7 @@ from tao.devcluster.state_folder import (
     etcd_location,
     new_passwords,
     outline_of,
+    read_topology,
 )
 from tao.etcd.location import EtcdSettings, Location
 from tao.model.errors import OperatorError, TopologyError
@@ -134,11 +135,7 @@ class DevCluster:
 
     async def topology(self) -> Topology:
         """Return the topology that the servers go by. Raises `TopologyError`."""
-        etcd = EtcdConnections(EtcdSettings())
-        try:
-            return await open_topology(self.topology_place, etcd, lambda error: None).load()
-        finally:
-            await etcd.close()
+        return await read_topology(self.topology_place)
 
     @property
     def schema_path(self) -> Path:

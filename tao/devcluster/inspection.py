@@ -19,9 +19,8 @@ from tao.devcluster.layout import Member, Role
 from tao.devcluster.line_control import AskStatus, LineStatus, ask_line
 from tao.devcluster.ports import LOOPBACK
 from tao.devcluster.processes import ProcessIdentity, read_record, stop_process
-from tao.devcluster.state_folder import ClusterRecord, StateFolder
+from tao.devcluster.state_folder import ClusterRecord, StateFolder, read_topology
 from tao.model.errors import TaoError
-from tao.topology.document import parse_topology
 
 STOP_SECONDS = {
     Role.WATCHER: 10.0,
@@ -91,7 +90,7 @@ async def cluster_status(state_dir: Path) -> ClusterStatus:
         # The delay line has dozens of ports; the topology explains them.
         ports = {} if member.role is Role.LINE else record.ports.get(name, {})
         admin = f"{LOOPBACK}:{ports['admin']}" if "admin" in ports else ""
-        if member.role is Role.DATABASE:
+        if member.role in (Role.DATABASE, Role.ETCD):
             serves = True
         elif member.role is Role.LINE:
             serves = line is not None
@@ -113,8 +112,8 @@ async def cluster_status(state_dir: Path) -> ClusterStatus:
     return ClusterStatus(
         client=client_address(record),
         clients={region: client_address(record, region) for region in record.shape.region_names},
-        topology=str(folder.topology),
-        schema=str(folder.schema),
+        topology=str(folder.place_of_topology()),
+        schema=str(folder.place_of_schema()),
         state_dir=str(folder.path),
         running=bool(running),
         processes=processes,
@@ -132,7 +131,7 @@ async def _line_status(folder: StateFolder) -> LineStatus | None:
 
 async def _replication(folder: StateFolder, record: ClusterRecord) -> dict[str, ReplicaState]:
     try:
-        topology = parse_topology(await asyncio.to_thread(folder.topology.read_bytes), str(folder.topology))
+        topology = await read_topology(folder.place_of_topology())
     except (OSError, TaoError):
         return {}  # an interrupted start has not written it yet
     return await replication_states(topology, cluster_accounts(folder, record).administrator)

@@ -19,13 +19,14 @@ from tao.admin.documents import example_schema_file, read_schema
 from tao.devcluster.layout import DEFAULT_RTT_MS, LINE, Role, Shape, StartOptions
 from tao.devcluster.ports import LOOPBACK
 from tao.devcluster.processes import ProcessIdentity, read_record
-from tao.etcd.location import EtcdLocation, Location
+from tao.etcd.location import EtcdLocation, EtcdSettings, Location
 from tao.model.errors import OperatorError, SchemaError
 from tao.model.topology import Topology
 from tao.model.versions import FIRST_EPOCH
 from tao.replication.accounts import Account, ServiceAccounts
 from tao.schema.compatibility import compare
 from tao.schema.registry import Schema
+from tao.topology.stores import EtcdConnections, open_topology
 
 _FORMAT = 1
 _PASSWORD_BYTES = 24
@@ -59,6 +60,15 @@ def etcd_location(record: ClusterRecord, region: str = "") -> EtcdLocation | Non
     if region not in ("", member.region):
         port = record.ports[LINE][f"{region}>{member.name}/client"]
     return EtcdLocation((f"{LOOPBACK}:{port}",), "/tao")
+
+
+async def read_topology(place: Location) -> Topology:
+    """Return the topology of a cluster. Raises `TopologyError`."""
+    etcd = EtcdConnections(EtcdSettings())
+    try:
+        return await open_topology(place, etcd, lambda error: None).load()
+    finally:
+        await etcd.close()
 
 
 def new_passwords() -> dict[str, str]:

@@ -94,8 +94,6 @@ class EtcdClient:
     """Calls to one etcd cluster. Close it at the end."""
 
     def __init__(self, location: EtcdLocation, settings: EtcdSettings) -> None:
-        """Raises `SettingsError` for a password that would pass a network without TLS."""
-        settings.check(location)
         self._location: Final = location
         self._settings: Final = settings
         self._endpoints: Final[dict[str, _Endpoint]] = {}
@@ -168,7 +166,8 @@ class EtcdClient:
         stream = endpoint.watch.Watch(metadata=(*self._metadata(), _WITH_LEADER))
         reading: asyncio.Future[object] | None = None
         try:
-            await stream.write(pb.WatchRequest(create_request=create))
+            async with asyncio.timeout(self._settings.timeout_seconds):
+                await stream.write(pb.WatchRequest(create_request=create))
             while True:
                 # Cancelling a read would cancel the stream.
                 reading = reading or asyncio.ensure_future(stream.read())
@@ -183,11 +182,14 @@ class EtcdClient:
                     raise WatchBroken(f"{endpoint.address}: ended the watch: {answer.cancel_reason or 'compacted'}")
                 if answer.events:
                     yield answer
+        except TimeoutError:
+            self._try_later(endpoint.address)
+            raise WatchBroken(f"{endpoint.address}: does not answer") from None
         except grpc.aio.AioRpcError as error:
             if error.code() in _ELSEWHERE:
                 self._try_later(endpoint.address)
-                raise WatchBroken(f"{endpoint.address}: {error.details()}") from error
-            self._token = ""
+            else:
+                self._token = ""
             raise WatchBroken(f"{endpoint.address}: {error.details()}") from error
         finally:
             stream.cancel()
@@ -245,11 +247,14 @@ class EtcdClient:
             self._endpoints.clear()
         found = self._endpoints.get(address)
         if found is None:
+            self._settings.check(self._location)
             found = self._endpoints[address] = _Endpoint(address, self._location, self._settings)
         return found
 
     def _try_later(self, address: str) -> None:
-        """Try the other endpoints first from now on."""
+        """Try the other endpoints first from now on. With TLS this one is connected anew, with the files of then."""
+        if self._location.tls:
+            self._endpoints.pop(address, None)
         if self._order[0] == address:
             self._order.append(self._order.pop(0))
 

@@ -37,6 +37,9 @@ from tao.topology.stores import EtcdConnections
 _SHARED: Final = LockTerms(touch_seconds=1.0, holder_timeout_seconds=3.0, takeover_seconds=5.0)
 """The terms of locks that are held for a moment, under one lease of the process: renewals of masters' leases."""
 
+_SHARED_SECONDS: Final = 1.0
+"""Time limit of taking and of releasing such a lock: the lease that is to be renewed lasts five seconds."""
+
 
 def open_locks(place: Location, etcd: EtcdConnections, clock: Callable[[], float] = time.monotonic) -> Locks:
     """Return the locks beside a topology document: in files, or in etcd."""
@@ -59,10 +62,17 @@ class EtcdLocks:
     async def held(self, name: str, *, exclusive: bool, terms: LockTerms | None = None) -> AsyncIterator[LockHold]:
         """See `Locks.held`. Raises `LocksAway` when etcd does not answer."""
         try:
-            lease = await self._grant(terms or MASTERSHIP) if exclusive or terms else await self._shared_lease()
-            key = await self._take(name, lease, exclusive=exclusive)
-        except EtcdUnavailable as error:
-            raise LocksAway(f"it cannot be seen who holds {name}: {error.message}") from error
+            if exclusive or terms is not None:
+                lease = await self._grant(terms or MASTERSHIP)
+                key = await self._take(name, lease, exclusive=exclusive)
+            else:
+                async with asyncio.timeout(_SHARED_SECONDS):
+                    lease = await self._shared_lease()
+                    key = await self._take(name, lease, exclusive=False)
+        except (TimeoutError, EtcdUnavailable) as error:
+            self._shared = None  # the key may have been stored, and is to end with the lease
+            reason = error.message if isinstance(error, EtcdUnavailable) else "etcd did not answer in time"
+            raise LocksAway(f"it cannot be seen who holds {name}: {reason}") from error
         try:
             if exclusive and terms is None:  # nobody else renews it
                 async with keep_alive(lease, MASTERSHIP):
@@ -107,24 +117,27 @@ class EtcdLocks:
             found = answer.responses[0].response_range.kvs
             # An attempt whose answer was lost may have stored it.
             if not found or found[0].lease != lease.number:
-                await self._end(lease)
+                if not lease.is_shared:
+                    await self._end(lease)
                 raise LockTaken(f"{name} is held by another process: a watcher or an operator is at it")
         return key
 
     async def _release(self, key: bytes, lease: _Lease) -> None:
         """Release a lock. Where etcd does not answer, it ends with its lease."""
-        if lease is self._shared:
-            with suppress(TaoError):
-                await self._client.transact((), [delete(key)])
-        else:
+        if not lease.is_shared:
             await self._end(lease)
+            return
+        try:
+            async with asyncio.timeout(_SHARED_SECONDS):
+                await self._client.transact((), [delete(key)])
+        except (TaoError, TimeoutError):
+            self._shared = None  # the key is to end with the lease
 
     async def _end(self, lease: _Lease) -> None:
         """End the lease of a single hold."""
-        if lease is not self._shared:
-            lease.give_up()
-            with suppress(TaoError):
-                await self._client.revoke_lease(lease.number)
+        lease.give_up()
+        with suppress(TaoError):
+            await self._client.revoke_lease(lease.number)
 
 
 class _Lease:
@@ -138,6 +151,8 @@ class _Lease:
         self.number: Final = number
         self._terms: Final = terms
         self._touched_at = began
+        self.is_shared: Final = terms is _SHARED
+        """Whether several holds of the process have this lease."""
         self._is_lost = False
         self._uses = 0
 

@@ -234,8 +234,7 @@ async def test_certificates_prove_both_sides(tmp_path: Path) -> None:
     await rig.kill()
 
 
-def test_a_password_never_passes_a_network_without_tls() -> None:
+async def test_a_password_never_passes_a_network_without_tls() -> None:
     location = EtcdLocation(("127.0.0.1:1", "etcd-2.example.com:2379"), "/tao")
     with pytest.raises(SettingsError, match=r"etcd-2.example.com:2379 over TLS only"):
-        EtcdClient(location, EtcdSettings(user="tao", password="secret"))
-    EtcdClient(EtcdLocation(location.endpoints, "/tao", tls=True), EtcdSettings(user="tao", password="secret"))
+        await EtcdClient(location, EtcdSettings(user="tao", password="secret")).read(b"/tao/x")

@@ -12,7 +12,8 @@ from tao.devcluster.certificates import certificate_ids, issue_certificates, tls
 from tao.devcluster.configuration import crossings, instance_settings, settings_text
 from tao.devcluster.layout import LINE, PORT_KINDS, ClusterSettings, Role, Shape
 from tao.devcluster.line_control import LineSettings
-from tao.devcluster.state_folder import ClusterRecord, StateFolder, new_passwords
+from tao.devcluster.state_folder import ClusterRecord, StateFolder, etcd_location, new_passwords
+from tao.etcd.location import EtcdLocation
 from tao.follower.settings import FollowerSettings
 from tao.leader.settings import LeaderSettings
 from tao.runtime.settings import load_settings
@@ -44,6 +45,22 @@ def test_the_file_of_each_server_loads_and_names_it(tmp_path: Path, role: Role, 
             if isinstance(settings, TailerSettings):
                 assert settings.database_server == SHAPE.database_server(member.region, member.database)
                 assert settings.admin == "127.0.0.1:5"
+
+
+def test_with_etcd_each_region_has_its_own_way_there(tmp_path: Path) -> None:
+    shape = msgspec.structs.replace(SHAPE, etcd=True)
+    ports = {member.name: dict.fromkeys(PORT_KINDS.get(member.role, ()), 5) for member in shape.members}
+    ports[LINE] = {crossing.key: 6 for crossing in crossings(shape)}
+    record = msgspec.structs.replace(RECORD, shape=shape, ports=ports)
+    for name, port in (("east-leader-1", 5), ("west-leader-1", 6)):
+        (member,) = (each for each in shape.members if each.name == name)
+        text = settings_text(member, record, StateFolder(tmp_path), ClusterSettings(), {"default"})
+        (tmp_path / "file.yaml").write_bytes(text)
+        settings = load_settings(tmp_path / "file.yaml", LeaderSettings)
+        place = EtcdLocation((f"127.0.0.1:{port}",), "/tao")
+        assert settings.topology_file == settings.schema_file == place
+    assert etcd_location(record) == EtcdLocation(("127.0.0.1:5",), "/tao")
+    assert etcd_location(RECORD) is None
 
 
 def test_with_tls_every_server_has_a_certificate_with_its_id(tmp_path: Path) -> None:
