@@ -23,6 +23,7 @@ import msgspec
 from tao.admin.replication import (
     catch_up,
     follow,
+    hold,
     lead,
     masters,
     replicas,
@@ -495,6 +496,8 @@ class DevCluster:
         self._on_progress("attaching replicas")
         watched = self.record.shape.watchers > 0 and Role.WATCHER in self._settings.roles
         await _together(lead(master, accounts.administrator, keeps_lease=watched) for master in masters(self._topology))
+        if not self._settings.tls:  # a replica goes on with TLS, if the last start had it
+            await _together(hold(replica, accounts.administrator) for replica in replicas(self._topology))
         await _together(
             follow(replica, accounts.administrator, accounts.replicator) for replica in replicas(self._topology)
         )

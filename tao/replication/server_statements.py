@@ -46,7 +46,7 @@ class SourceTls(StrEnum):
     """How a replica connects to its master. Over TLS it shows its server's own certificate."""
 
     NONE = "none"
-    """In plain text."""
+    """As it has done before: in plain text, unless an administrator has said otherwise."""
     AUTHORITY = "authority"
     """Over TLS; the master's certificate must be signed by an authority of the replica's ``ssl_ca``."""
     HOST = "host"
@@ -111,7 +111,7 @@ async def attach(session: DatabaseSession, source: ReplicationSource, *, deadlin
         await session.run("SET GLOBAL gtid_slave_pos = @@GLOBAL.gtid_current_pos", deadline=deadline)
         await session.run(
             "CHANGE MASTER TO master_host = %s, master_port = %s, master_user = %s, master_password = %s, "
-            f"master_use_gtid = slave_pos, master_connect_retry = %s, master_heartbeat_period = %s, {encryption.sql}",
+            f"master_use_gtid = slave_pos, master_connect_retry = %s, master_heartbeat_period = %s{encryption.sql}",
             (*where, *timing, *encryption.files),
             deadline=deadline,
         )
@@ -123,7 +123,7 @@ async def attach(session: DatabaseSession, source: ReplicationSource, *, deadlin
     await session.run(
         "CHANGE REPLICATION SOURCE TO source_host = %s, source_port = %s, source_user = %s, source_password = %s, "
         "source_auto_position = 1, source_connect_retry = %s, source_heartbeat_period = %s, source_retry_count = 0, "
-        f"get_source_public_key = 1, {encryption.sql}",
+        f"get_source_public_key = 1{encryption.sql}",
         (*where, *timing, *encryption.files),
         deadline=deadline,
     )
@@ -137,11 +137,9 @@ class _Encryption(NamedTuple):
 
 async def _encryption(session: DatabaseSession, tls: SourceTls, source: str, deadline: float) -> _Encryption:
     """Return the options of CHANGE MASTER for ``tls``. The files are those of the replica's own server, on its machine,
-    whose certificate is also that of a client. Raises `OperatorError` for a replica without them.
-
-    They are always stated, because a server keeps what it was told before."""
+    whose certificate is also that of a client. Raises `OperatorError` for a replica without them."""
     if tls is SourceTls.NONE:
-        return _Encryption(f"{source}_ssl = 0, {source}_ssl_verify_server_cert = 0")
+        return _Encryption("")
     files = "SELECT @@GLOBAL.ssl_ca, @@GLOBAL.ssl_cert, @@GLOBAL.ssl_key"
     ((row,),) = await session.run(files, deadline=deadline)
     if not all(row):
@@ -151,7 +149,7 @@ async def _encryption(session: DatabaseSession, tls: SourceTls, source: str, dea
         )
     named = ", ".join(f"{source}_ssl_{file} = %s" for file in ("ca", "cert", "key"))
     verifies = f"{source}_ssl_verify_server_cert = {tls is SourceTls.HOST:d}"
-    return _Encryption(f"{source}_ssl = 1, {verifies}, {named}", tuple(str(file) for file in row))
+    return _Encryption(f", {source}_ssl = 1, {verifies}, {named}", tuple(str(file) for file in row))
 
 
 async def detach(session: DatabaseSession, *, deadline: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from tao.model.errors import OperatorError, TaoError
 from tao.model.topology import DatabaseServer
 from tao.observability.logs import logger
 from tao.replication.accounts import Account, ServiceAccounts
+from tao.replication.database_copy import find_tools
 from tao.replication.promotion_plan import PromotionRequest
 from tao.storage.dialect import Dialect, SessionSetup
 from tao.storage.failures import ConnectionLost
@@ -118,6 +120,12 @@ async def test_servers_clients_replicas_and_tailers_prove_themselves_to_each_oth
     await assert_is_master(rig, WEST, EAST)
     assert await encrypted_replication(rig, EAST) == ("Yes", "Yes", "Yes")
     assert await read_binlog(rig, EAST, 30)
+    async with rig.session(EAST) as session:
+        dialect = session.dialect
+    try:
+        await find_tools(dialect, os.environ)
+    except OperatorError:
+        return  # the programs that copy a database of this kind are not on this machine
     await rig.reseeder().seed(EAST)
     assert await encrypted_replication(rig, EAST) == ("Yes", "Yes", "Yes")
     assert {1, 2, 30} <= await rig.written(EAST)

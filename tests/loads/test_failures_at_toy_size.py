@@ -57,6 +57,15 @@ def test_a_follower_and_a_leader_are_drained_and_restarted_and_no_request_fails(
     assert found["reads"] > found["acked_writes"] > 0
 
 
+@scenario("rotation")
+def test_authority_certificates_tokens_and_rights_are_replaced_and_no_request_fails(ran: ToyRun) -> None:
+    found = msgspec.json.decode(ran.json)
+    assert [aim["aim"] for aim in found["aims"] if not aim["met"]] == []
+    assert len(found["aims"]) == 8
+    assert found["requests"] > found["acked_writes"] > found["denials"] > 0
+    assert found["new_connections"] > 0
+
+
 @scenario("recovery")
 def test_the_report_says_how_long_clients_go_without_each_server_that_was_killed(ran: ToyRun) -> None:
     found = msgspec.json.decode(ran.json)
