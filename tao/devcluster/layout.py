@@ -244,3 +244,5 @@ class ClusterSettings:
     """True when the processes may outlive the one that starts them."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that servers get besides those of this process."""
+    server_settings: Mapping[Role, Mapping[str, object]] = field(default_factory=dict)
+    """Settings that the servers of a role get besides those that the cluster needs."""
