@@ -6,6 +6,7 @@ from loadtest import cached_reads, geo, hot_key, load, memory, misses, spool, st
 from loadtest.capacity import scenario as capacity
 from loadtest.cold import herd, storm
 from loadtest.faults import chaos, converge, master_lost, recovery, rolling_restart, rotation
+from loadtest.hostile import scenario as hostile
 from loadtest.peers import scenario as peers
 from loadtest.published import run as published
 from loadtest.research import locality
@@ -15,7 +16,7 @@ from loadtest.scenario import Scenario
 _MODULES = (
     *(cached_reads, stream, misses, hot_key, memory, writes, spool, tailer_throughput, geo, converge, master_lost),
     *(whale, load, published, peers, herd, storm, capacity, locality, chaos, rolling_restart),
-    *(recovery, rotation, scale),
+    *(recovery, rotation, scale, hostile),
 )
 
 

@@ -105,6 +105,7 @@ def click_options(options: type[Options]) -> Callable[[Command], Command]:
     return decorate
 
 
+ATTACK: Final = Option("--attack", "Make only attacks whose name has this in it; may be repeated.", str, multiple=True)
 AWAITERS: Final = Option("--awaiters", "Concurrent requests of each load process.", int, 1, 10_000)
 CACHE_SHARE: Final = Option("--cache-share", "Size of each cache, as a share of all payload bytes.", float, 0.001, 10)
 CLIENTS: Final = Option("--clients", "Clients that ask for the key at once.", int, 10, 200_000)

@@ -236,4 +236,5 @@ def settings_text(
             "leader_password": accounts.leader.password,
             "spool": {"folder": own_folder},
         }
+    found |= settings.server_settings.get(member.role, {})
     return yaml.safe_dump(found, sort_keys=False).encode()

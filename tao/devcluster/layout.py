@@ -6,7 +6,7 @@ Everything here is computed from numbers, so that it can be tested without start
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from string import ascii_lowercase
@@ -249,3 +249,5 @@ class ClusterSettings:
     """The time limit for the start of one process: normally a second or two, but the machine may be busy."""
     detached: bool = False
     """True when the processes may outlive the one that starts them."""
+    server_settings: Mapping[Role, Mapping[str, object]] = field(default_factory=dict)
+    """Settings that the servers of a role get besides those that the cluster needs."""

@@ -1,14 +1,10 @@
-"""A running follower that asks for credentials, the attacks of strangers on it, and an honest client meanwhile.
-
-The attacks are bounded in count and time. The follower has no leader: what its doorstep does needs none.
-"""
+"""A running follower that asks for credentials, and honest clients of it. It has no leader: its doorstep needs none."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import ssl
-import struct
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,13 +16,13 @@ import grpc
 import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
+from loadtest.hostile.attacks import SECONDS, Ports
 from tao.admin.documents import example_schema_file
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
 from tao.runtime.admin_client import admin_get
 from tao.topology.document import dump_topology
 from tao.wire.frames_client import connect_frames
 from tao.wire.grpc_client import greeting_metadata
-from tao.wire.http2_refusal import PREFACE
 from tao.wire.identity import Credentials
 from tao.wire.session import Session
 from tao.wire.settings import SessionSettings
@@ -39,7 +35,6 @@ from tests.rigs.ports import free_ports
 TOKEN = "a-secret-of-the-servers"
 CLIENT_TOKEN = "a-secret-of-clients"
 WEB = Credentials("web", "client", CLIENT_TOKEN)
-SECONDS = 30.0
 
 
 @dataclass
@@ -73,8 +68,9 @@ class Follower:
             return grpc.aio.insecure_channel(self.server.grpc, options)
         return grpc.aio.secure_channel(self.server.grpc, self.tls.channel_credentials(), options)
 
-    async def open_frames(self, context: ssl.SSLContext | None = None) -> tuple[asyncio.StreamReader, Writer]:
-        return await opened(self.server.frames, context)
+    @property
+    def ports(self) -> Ports:
+        return Ports(self.server.grpc, self.server.frames, self.server.admin)
 
     async def turned_away(self) -> dict[str, float]:
         """Return the peers that were turned away, by port and reason."""
@@ -86,25 +82,6 @@ class Follower:
                 named = dict(pair.split("=") for pair in labels.strip("{}").replace('"', "").split(","))
                 found[f"{named['port']} {named['reason']}"] = float(value)
         return found
-
-
-Writer = asyncio.StreamWriter
-
-
-async def opened(address: str, context: ssl.SSLContext | None = None) -> tuple[asyncio.StreamReader, Writer]:
-    host, _, port = address.rpartition(":")
-    return await asyncio.open_connection(host, int(port), ssl=context)
-
-
-async def is_closed(reader: asyncio.StreamReader) -> bool:
-    """Wait until the server has closed the connection, by a reset or otherwise."""
-    try:
-        async with asyncio.timeout(SECONDS):
-            while await reader.read(1 << 16):
-                pass
-    except ConnectionError:
-        pass
-    return True
 
 
 @asynccontextmanager
@@ -221,35 +198,3 @@ async def honest_clients(follower: Follower) -> AsyncIterator[Honest]:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await session.close()
-
-
-class Http2Client:
-    """A stranger that speaks just enough HTTP/2 to open calls."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: Writer) -> None:
-        self.reader = reader
-        self.writer = writer
-        self._stream = -1
-        writer.write(PREFACE + self.frame(4, 0, 0))
-
-    @staticmethod
-    def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-        return struct.pack(">HBBBI", len(payload) >> 8, len(payload) & 0xFF, kind, flags, stream) + payload
-
-    def open_calls(self, count: int, token: str) -> None:
-        """Send the headers of so many calls, without a message."""
-        fields = {
-            ":method": "POST",
-            ":scheme": "http",
-            ":path": "/tao.v1.Graph/ObjGet",
-            ":authority": "x",
-            "content-type": "application/grpc",
-            "te": "trailers",
-            "authorization": f"Bearer {token}",
-        }
-        block = b"".join(
-            b"\x00" + b"".join(bytes([len(text)]) + text.encode() for text in pair) for pair in fields.items()
-        )
-        for _ in range(count):
-            self._stream += 2
-            self.writer.write(self.frame(1, 4, self._stream, block))

@@ -89,6 +89,18 @@ def test_a_hot_key_is_measured_with_and_without_clones_and_a_cache_in_the_client
     assert result.measured["clones"]["busiest_share"] < result.measured["neither"]["busiest_share"]
 
 
+@scenario("hostile", "--attack", "headers", "--attack", "compressed", "--attack", "critical")
+def test_honest_clients_are_measured_beside_each_attack_and_without_it(ran: ToyRun) -> None:
+    found = msgspec.json.decode(ran.json)
+    beside = [name for name in found if name.endswith(": attacked")]
+    assert len(beside) == 3
+    for name in beside:
+        for turns in ("attacked", "undisturbed", "burnt"):
+            figures = found[name.replace("attacked", turns)]
+            assert figures["miss p99_ms"] >= figures["miss p50_ms"] > 0
+    assert len(found["aims"]) == 3 * (2 * 4 + 1)
+
+
 @scenario("whale")
 def test_a_list_too_long_for_caches_is_asked_with_and_without_its_filter(ran: ToyRun) -> None:
     found = msgspec.json.decode(ran.json)

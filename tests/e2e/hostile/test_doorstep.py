@@ -6,7 +6,6 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -14,19 +13,18 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from tao.admin.documents import example_schema_file
-from tao.wire import framing
-from tests.e2e.doorstep_rig import (
+from loadtest.hostile.attacks import (
     SECONDS,
-    Follower,
-    Honest,
-    Http2Client,
-    honest_clients,
-    is_closed,
-    opened,
-    running_follower,
+    Grip,
+    calls_of_headers,
+    large_messages,
+    large_requests,
+    silent_admin_connections,
+    ungreeted_connections,
+    wrong_greetings,
 )
-from tests.e2e.hostile_rig import MEGABYTE
+from tao.admin.documents import example_schema_file
+from tests.e2e.doorstep_rig import Follower, Honest, honest_clients, running_follower
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
 
@@ -68,18 +66,11 @@ async def test_honest_clients_without_strangers(follower: Follower) -> None:
 
 async def test_large_requests_before_the_greeting_are_refused_at_their_header(follower: Follower) -> None:
     before_mb = follower.memory_mb
-    async with honest_clients(follower) as honest:
-        connections = [await follower.open_frames() for _ in range(40)]
-        for _, writer in connections:
-            writer.write(framing.pack_header(16 * MEGABYTE, framing.REQUEST))
-            with suppress(ConnectionError):  # the server has closed it by now
-                for _ in range(15):  # a whole one would be decoded, and fail
-                    writer.write(bytes(MEGABYTE))
-                    await writer.drain()
+    async with honest_clients(follower) as honest, Grip() as grip:
+        await large_requests(follower.ports, grip)
         await some_rounds(honest)
-        for reader, writer in connections:
-            assert await is_closed(reader)
-            writer.transport.abort()
+        for connection in grip.connections:
+            assert await connection.closed()
     assert honest.failures == []
     assert follower.memory_mb < before_mb + 60
     report("40 requests of 16 MB before the greeting", follower, before_mb, honest)
@@ -87,15 +78,9 @@ async def test_large_requests_before_the_greeting_are_refused_at_their_header(fo
 
 async def test_calls_of_headers_alone_lock_nobody_out(follower: Follower) -> None:
     before_mb = follower.memory_mb
-    async with honest_clients(follower) as honest:
-        clients = [Http2Client(*await opened(follower.server.grpc)) for _ in range(12)]
-        for _ in range(20):
-            for client in clients:
-                client.open_calls(50, "guessed")
-            await some_rounds(honest, 1)
+    async with honest_clients(follower) as honest, Grip() as grip:
+        await calls_of_headers(follower.ports, grip, pause=lambda: some_rounds(honest, 1))
         await some_rounds(honest)
-        for client in clients:
-            client.writer.transport.abort()
     assert honest.failures == []
     assert follower.memory_mb < before_mb + 60
     assert (await follower.turned_away())["grpc unauthorized"] >= 100
@@ -107,18 +92,10 @@ async def test_large_messages_of_strangers_are_not_read(
     follower: Follower, compression: grpc.Compression | None
 ) -> None:
     before_mb = follower.memory_mb
-    message = bytes(15 * MEGABYTE)
-    async with honest_clients(follower) as honest:
-        channels = [follower.channel() for _ in range(10)]
-        try:
-            for channel in channels:
-                call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/tao.v1.Graph/AssocAdd")
-                refused = call(message, timeout=SECONDS, compression=compression)
-                assert await refused.code() is grpc.StatusCode.UNAUTHENTICATED
-            await some_rounds(honest)
-        finally:
-            for channel in channels:
-                await channel.close()
+    async with honest_clients(follower) as honest, Grip() as grip:
+        await large_messages(follower.ports, grip, compression=compression)
+        await some_rounds(honest)
+    assert grip.codes == [grpc.StatusCode.UNAUTHENTICATED] * 10
     assert honest.failures == []
     assert follower.memory_mb < before_mb + 60
     report(f"10 messages of 15 MB, {compression}", follower, before_mb, honest)
@@ -126,23 +103,20 @@ async def test_large_messages_of_strangers_are_not_read(
 
 async def test_silent_connections_at_the_admin_port_keep_no_probe_waiting(follower: Follower) -> None:
     before_mb = follower.memory_mb
-    async with honest_clients(follower) as honest:
-        silent = [await opened(follower.server.admin) for _ in range(400)]
+    async with honest_clients(follower) as honest, Grip() as grip:
+        await silent_admin_connections(follower.ports, grip)
         await some_rounds(honest)
-        for _, writer in silent:
-            writer.transport.abort()
     assert honest.failures == []
     report("400 silent connections at the admin port", follower, before_mb, honest)
 
 
 async def test_silent_connections_at_the_frames_port_end_and_keep_nobody_out(follower: Follower) -> None:
     before_mb = follower.memory_mb
-    async with honest_clients(follower) as honest:
-        silent = [await follower.open_frames() for _ in range(600)]
+    async with honest_clients(follower) as honest, Grip() as grip:
+        await grip.open(600, follower.ports.frames)
         await some_rounds(honest)
-        for reader, writer in silent:
-            assert await is_closed(reader)
-            writer.transport.abort()
+        for connection in grip.connections:
+            assert await connection.closed()
     assert honest.failures == []
     assert (await follower.turned_away())["frames displaced"] >= 300
     report("600 silent connections of frames", follower, before_mb, honest)
@@ -150,28 +124,19 @@ async def test_silent_connections_at_the_frames_port_end_and_keep_nobody_out(fol
 
 async def test_half_open_tls_ends_and_keeps_nobody_out(secure: Follower) -> None:
     before_mb = secure.memory_mb
-    async with honest_clients(secure) as honest:
-        half_open = [await secure.open_frames() for _ in range(400)]
-        for _, writer in half_open[::2]:
-            with suppress(ConnectionError):
-                writer.write(b"\x16\x03\x01\x02\x00\x01")  # the head of a ClientHello
-        ungreeted = [await secure.open_frames(secure.tls_context) for _ in range(10)]
+    async with honest_clients(secure) as honest, Grip() as grip:
+        await ungreeted_connections(secure.ports, grip, connections=400)
+        await grip.open(10, secure.ports.frames, secure.tls_context)
         await some_rounds(honest)
-        for reader, writer in (*half_open, *ungreeted):
-            assert await is_closed(reader)
-            writer.transport.abort()
+        for connection in grip.connections:
+            assert await connection.closed()
     assert honest.failures == []
     report("400 half-open TLS connections", secure, before_mb, honest)
 
 
 async def test_strangers_fill_no_log(follower: Follower) -> None:
     lines_before = len(follower.log_lines())
-    hello = framing.frame(framing.HELLO, b"")
-    for _ in range(600):
-        reader, writer = await follower.open_frames()
-        writer.write(hello)
-        assert await is_closed(reader)
-        writer.close()
+    await wrong_greetings(follower.ports, Grip())
     turned_away = await follower.turned_away()
     assert turned_away["frames protocol_error"] >= 600
     lines = follower.log_lines()[lines_before:]

@@ -1,0 +1,212 @@
+"""Bounded attacks on the ports of a server, of strangers and of one greedy client.
+
+Each opens what it opens and returns; nothing ends until its `Grip` does. The tests of hostile requests make the same
+attacks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import struct
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+import grpc
+
+from tao.model.errors import TaoError
+from tao.wire import framing
+from tao.wire.frames_client import connect_frames
+from tao.wire.http2_refusal import PREFACE
+from tao.wire.identity import Credentials
+from tao.wire.session import Session
+from tao.wire.settings import SessionSettings
+from tao.wire.v1 import session_pb2 as pb
+
+MEGABYTE: Final = 1 << 20
+SECONDS: Final = 30.0
+FLOOD_REQUESTS: Final = 126
+FLOOD_READS: Final = 1_000
+_FLOOD_SECONDS: Final = 60.0
+"""The requests of the flood take turns, so all of them end late."""
+_CLIENT_HELLO: Final = b"\x16\x03\x01\x02\x00\x01"
+"""The head of a TLS ClientHello."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The addresses of a server, ``host:port``."""
+
+    grpc: str
+    frames: str
+    admin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A connection of a stranger."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    @classmethod
+    async def open(cls, address: str, context: ssl.SSLContext | None = None) -> Self:
+        """Connect, by TLS with a context."""
+        host, _, port = address.rpartition(":")
+        return cls(*await asyncio.open_connection(host, int(port), ssl=context))
+
+    async def closed(self) -> bool:
+        """Wait until the server has closed the connection, by a reset or otherwise. Returns True."""
+        with suppress(ConnectionError):
+            async with asyncio.timeout(SECONDS):
+                while await self.reader.read(1 << 16):
+                    pass
+        return True
+
+
+@dataclass(slots=True)
+class Grip:
+    """What an attack holds open, until its context ends."""
+
+    connections: list[Connection] = field(default_factory=list)
+    codes: list[grpc.StatusCode] = field(default_factory=list)
+    """The status of each message that was sent whole."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for connection in self.connections:
+            connection.writer.transport.abort()
+
+    async def open(self, count: int, address: str, context: ssl.SSLContext | None = None) -> list[Connection]:
+        """Open so many connections, and hold them."""
+        opened = [await Connection.open(address, context) for _ in range(count)]
+        self.connections += opened
+        return opened
+
+
+async def _at_once() -> None:
+    await asyncio.sleep(0)
+
+
+async def calls_of_headers(
+    ports: Ports, grip: Grip, calls: int = 12_000, pause: Callable[[], Awaitable[object]] = _at_once
+) -> None:
+    """Open gRPC calls with a wrong token and without a message, 50 at a time on each of twelve connections."""
+    connections = await grip.open(12, ports.grpc)
+    streams = dict.fromkeys(range(len(connections)), -1)
+    for connection in connections:
+        connection.writer.write(PREFACE + _http2_frame(4, 0, 0))
+    for _ in range(calls // (12 * 50)):
+        for index, connection in enumerate(connections):
+            for _ in range(50):
+                streams[index] += 2
+                connection.writer.write(_http2_frame(1, 4, streams[index], _CALL_HEADERS))
+        await pause()
+
+
+async def large_requests(ports: Ports, grip: Grip, connections: int = 40) -> None:
+    """Send a request of 16 MB before the greeting on each connection."""
+    for connection in await grip.open(connections, ports.frames):
+        connection.writer.write(framing.pack_header(16 * MEGABYTE, framing.REQUEST))
+        with suppress(ConnectionError):  # the server has closed it by now
+            for _ in range(15):  # a whole one would be decoded, and fail
+                connection.writer.write(bytes(MEGABYTE))
+                await connection.writer.drain()
+
+
+async def large_messages(
+    ports: Ports, grip: Grip, calls: int = 10, compression: grpc.Compression | None = None, megabytes: int = 15
+) -> None:
+    """Send a large message without a token in each of so many calls, and wait for its refusal."""
+    message = bytes(megabytes * MEGABYTE)
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
+    for _ in range(calls):
+        async with grpc.aio.insecure_channel(ports.grpc, options) as channel:
+            call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/tao.v1.Graph/AssocAdd")
+            grip.codes.append(await call(message, timeout=SECONDS, compression=compression).code())
+
+
+async def compressed_messages(ports: Ports, grip: Grip) -> None:
+    """Send messages of 90 MB without a token, compressed to less than a hundredth."""
+    await large_messages(ports, grip, compression=grpc.Compression.Gzip, megabytes=90)
+
+
+async def silent_admin_connections(ports: Ports, grip: Grip, connections: int = 400) -> None:
+    """Open connections to the admin port and say nothing."""
+    await grip.open(connections, ports.admin)
+
+
+async def ungreeted_connections(ports: Ports, grip: Grip, connections: int = 600) -> None:
+    """Open connections of frames; every other one begins a TLS handshake, the others say nothing."""
+    for connection in (await grip.open(connections, ports.frames))[::2]:
+        with suppress(ConnectionError):
+            connection.writer.write(_CLIENT_HELLO)
+
+
+async def wrong_greetings(ports: Ports, _: Grip, connections: int = 600) -> None:
+    """Greet wrongly, one connection after the other, so that the server has something to warn of."""
+    for _number in range(connections):
+        connection = await Connection.open(ports.frames)
+        connection.writer.write(framing.frame(framing.HELLO, b""))
+        await connection.closed()
+        connection.writer.close()
+
+
+StrangersAttack = Callable[[Ports, Grip], Awaitable[None]]
+
+STRANGERS: Final[dict[str, StrangersAttack]] = {
+    "12,000 calls of headers": calls_of_headers,
+    "40 requests of 16 MB before the greeting": large_requests,
+    "10 messages of 15 MB": large_messages,
+    "10 messages of 90 MB, compressed": compressed_messages,
+    "400 silent admin connections": silent_admin_connections,
+    "600 ungreeted connections": ungreeted_connections,
+    "600 wrong greetings": wrong_greetings,
+}
+"""The attacks without a credential, by name."""
+
+
+async def open_client(address: str, credentials: Credentials) -> Session:
+    """Open a session of frames. Raises `TaoError`."""
+    return await connect_frames(address, SessionSettings(connect_timeout_seconds=SECONDS), credentials)
+
+
+async def flood(session: Session, object_id: int) -> list[str]:
+    """Send 126,000 critical reads, which no cache answers and which join no other, and return what became of each of
+    126 requests: ``answered``, or the reason of its failure."""
+    request = pb.Request(read=pb.ReadBatch(obj_ids=[object_id] * FLOOD_READS, critical=True))
+
+    async def outcome() -> str:
+        try:
+            answer = await session.ask(request, _FLOOD_SECONDS)
+        except TaoError as error:
+            return error.reason
+        return answer.read.errors[0].reason if answer.read.errors else "answered"
+
+    return await asyncio.gather(*(outcome() for _ in range(FLOOD_REQUESTS)))
+
+
+def _http2_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return struct.pack(">HBBBI", len(payload) >> 8, len(payload) & 0xFF, kind, flags, stream) + payload
+
+
+def _headers(fields: dict[str, str]) -> bytes:
+    pairs = ((name.encode(), value.encode()) for name, value in fields.items())
+    return b"".join(b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in pairs)
+
+
+_CALL_HEADERS: Final = _headers(
+    {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": "/tao.v1.Graph/ObjGet",
+        ":authority": "x",
+        "content-type": "application/grpc",
+        "te": "trailers",
+        "authorization": "Bearer guessed",
+    }
+)

@@ -1,0 +1,355 @@
+"""Scenario `hostile`: bounded attacks on a follower that asks for tokens, and an honest client beside each of them.
+
+The honest client's requests take turns with its pauses: a hit, a miss and a new connection over frames, and a gRPC
+call. Each attack is measured in rounds of three turns: undisturbed; beside the attack, which a process of its own makes
+again and again; and beside a process that burns as much CPU as the attacker did, and attacks nobody. Attacker, client
+and servers share the machine's cores, so the ratio to the undisturbed turns contains the attacker's own CPU, and the
+ratio to the burnt ones does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Final, Self
+
+import grpc
+import msgspec
+
+from loadtest import options
+from loadtest.client_process import StepReport, run_job
+from loadtest.hostile.attacks import SECONDS, STRANGERS, Grip, Ports, flood, open_client
+from loadtest.results import Aim, ScenarioResult, at_most, listings_of
+from loadtest.rounds import cpu_seconds, percentile
+from loadtest.scenario import SCHEMA, BenchSettings, Progress, ProgressListener, Scenario
+from tao.devcluster.cluster import DevCluster
+from tao.devcluster.database_program import Durability
+from tao.devcluster.layout import ClusterSettings, Role, Shape
+from tao.devcluster.ports import LOOPBACK
+from tao.runtime.token_file import TokenEntry, TokenRole, dump_tokens, entry_for, new_secret
+from tao.wire.grpc_client import greeting_metadata
+from tao.wire.identity import Credentials
+from tao.wire.session import Session
+from tao.wire.v1 import graph_pb2
+from tao.wire.v1 import session_pb2 as pb
+
+FLOOD: Final = "126,000 critical reads of one client"
+ATTACKS: Final = (*STRANGERS, FLOOD)
+UNDISTURBED, ATTACKED, BURNT = "undisturbed", "attacked", "burnt"
+TURNS: Final = (UNDISTURBED, ATTACKED, BURNT)
+HONEST: Final = ("hit", "miss", "new connection", "grpc call")
+BOUND: Final = 1.5
+"""The honest client's p99 beside an attack, as a multiple of the one without."""
+_MAX_GROWTH_MB: Final = 100
+_SHAPE: Final = Shape(tiers=1, followers=1, leaders=1, databases=1, shards=4)
+_FOLLOWER: Final = "follower-1a"
+_PAUSE_SECONDS: Final = 0.005
+_HOLD_SECONDS: Final = 0.2
+_SLICE_SECONDS: Final = 0.01
+_HIT: Final = 1 << 20
+_LOOK_SECONDS: Final = 0.05
+_ROUNDS: Final = 3
+_NOTE: Final = (
+    "Figures of all rounds together. *undisturbed* and *burnt* are the same client without an attack; beside *burnt*, "
+    "a process uses as much CPU as the attacker did."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostileOptions(options.Options):
+    """The options of the scenario."""
+
+    seconds: float = options.SECONDS.default(10.0, toy=0.2, help="Measured seconds beside each attack.")
+    attack: tuple[str, ...] = options.ATTACK.default(())
+
+
+async def run(settings: BenchSettings, progress: Progress, asked: HostileOptions) -> ScenarioResult:
+    """Measure the honest client beside each attack. Raises `OperatorError`."""
+    secrets = {name: new_secret() for name in ("servers", "honest", "hog")}
+    tokens_file = settings.work_dir / "tokens.yaml"
+    tokens_file.write_text(_accepted(secrets))
+    shown: dict[str, object] = {"token": secrets["servers"]}
+    accepting = {**shown, "accepted_tokens_file": str(tokens_file)}
+    rounds = 1 if settings.toy else _ROUNDS
+    seconds = asked.seconds / rounds
+    attacks = [name for name in ATTACKS if not asked.attack or any(each in name for each in asked.attack)]
+    cluster_settings = ClusterSettings(
+        state_dir=settings.work_dir / "hostile",
+        shape=_SHAPE,
+        schema_file=SCHEMA,
+        durability=Durability.RELAXED,
+        server_settings={Role.LEADER: accepting, Role.FOLLOWER: accepting, Role.TAILER: shown},
+    )
+    async with AsyncExitStack() as stack:
+        cluster = await stack.enter_async_context(DevCluster(cluster_settings, progress.step))
+        ports = cluster.record.ports[_FOLLOWER]
+        target = Ports(*(f"{LOOPBACK}:{ports[name]}" for name in ("grpc", "frames", "admin")))
+        pids = {process.name: process.pid for process in (await cluster.status()).processes}
+        servers = AttackedServers([pids[_FOLLOWER], pids["leader-1"]], settings.work_dir)
+        honest = await stack.enter_async_context(
+            HonestClient(target, Credentials("honest", "client", secrets["honest"]))
+        )
+        job = AttackJob(attacks=attacks, ports=target, token=secrets["hog"], rounds=rounds, seconds=seconds)
+        measured = await _measure(servers, job, honest, progress)
+    return ScenarioResult(
+        conditions={
+            "rounds": rounds,
+            "round_seconds": seconds,
+            "cores": os.cpu_count() or 0,
+        },
+        listings=listings_of(measured),
+        notes=[_NOTE],
+        aims=[aim for name in attacks for aim in _aims(name, measured)],
+        faults=sorted(set(honest.failures))[:20],
+        measured=measured,
+    )
+
+
+def _accepted(secrets: dict[str, str]) -> str:
+    entries: list[TokenEntry] = []
+    roles: list[tuple[TokenRole, str, str]] = [
+        *((role, "", "servers") for role in ("leader", "follower", "tailer")),
+        *(("client", name, name) for name in ("honest", "hog")),
+    ]
+    for role, caller, secret in roles:
+        entries.append(entry_for(secrets[secret], caller, role, None, [each.id for each in entries]))
+    return dump_tokens(tuple(entries))
+
+
+SCENARIO: Final = Scenario(
+    name="hostile",
+    summary="attacks of strangers and of a greedy client: their cost, and an honest client's latencies meanwhile",
+    run=run,
+    options=HostileOptions,
+    help=__doc__ or "",
+    in_bench=False,
+)
+
+
+class AttackJob(msgspec.Struct, frozen=True, kw_only=True):
+    """Take the turns of all attacks, and report each as it begins."""
+
+    attacks: list[str]
+    ports: Ports
+    token: str
+    """Of the client that floods."""
+    rounds: int
+    seconds: float
+    """The length of one turn."""
+
+    async def work(self, report: StepReport) -> list[float]:
+        """Return the CPU time that this process has used in each turn."""
+        used: list[float] = []
+        for attack in self.attacks:
+            for _ in range(self.rounds):
+                for turn in TURNS:
+                    report(f"{attack}: {turn}", len(used) / (len(self.attacks) * self.rounds * len(TURNS)))
+                    began = time.process_time()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(self.seconds):
+                            await self._take_turn(turn, attack, used)
+                    used.append(time.process_time() - began)
+                    await asyncio.sleep(_HOLD_SECONDS)
+        return used
+
+    async def _take_turn(self, turn: str, attack: str, used: list[float]) -> None:
+        if turn == UNDISTURBED:
+            await asyncio.sleep(self.seconds)
+        elif turn == BURNT:
+            await _burn(min(1.0, used[-1] / self.seconds))
+        elif attack == FLOOD:
+            await self._flood()
+        else:
+            while True:
+                async with Grip() as grip:
+                    await STRANGERS[attack](self.ports, grip)
+                    await asyncio.sleep(_HOLD_SECONDS)
+
+    async def _flood(self) -> None:
+        session = await open_client(self.ports.frames, Credentials("hog", "client", self.token))
+        try:
+            while True:
+                await flood(session, _HIT)
+        finally:
+            await session.close()
+
+
+async def _burn(share: float) -> None:
+    """Use a share of a core until cancelled."""
+    while True:
+        until = time.perf_counter() + share * _SLICE_SECONDS
+        while time.perf_counter() < until:
+            pass
+        await asyncio.sleep((1 - share) * _SLICE_SECONDS)
+
+
+class HonestClient:
+    """A client with a token that does one thing after the other, with a pause, in each of its ways at once."""
+
+    def __init__(self, ports: Ports, credentials: Credentials) -> None:
+        self._ports: Final = ports
+        self._credentials: Final = credentials
+        self._ids: Final = count(_HIT + 1)
+        self._seconds: dict[str, list[float]] = {}
+        self._stack: Final = AsyncExitStack()
+        self._session: Session
+        self._channel: grpc.aio.Channel
+        self.failures: list[str] = []
+
+    async def __aenter__(self) -> Self:
+        self._session = await open_client(self._ports.frames, self._credentials)
+        self._stack.push_async_callback(self._session.close)
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        channel = grpc.aio.insecure_channel(self._ports.grpc, options)
+        self._channel = await self._stack.enter_async_context(channel)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def measure(self, seconds: float) -> dict[str, list[float]]:
+        """Return the times in seconds that requests of each kind have taken, for so long."""
+        self._seconds = {kind: [] for kind in HONEST}
+        asks: dict[str, Callable[[], Awaitable[object]]] = dict(
+            zip(HONEST, (self._hit, self._miss, self._connect, self._call), strict=True)
+        )
+        until = time.perf_counter() + seconds
+        await asyncio.gather(*(self._repeat(kind, ask, until) for kind, ask in asks.items()))
+        return self._seconds
+
+    async def _repeat(self, kind: str, ask: Callable[[], Awaitable[object]], until: float) -> None:
+        while (began := time.perf_counter()) < until:
+            try:
+                await ask()
+            except Exception as error:  # noqa: BLE001 - any failure of an honest client is a fault of the run
+                self.failures.append(f"{kind}: {type(error).__name__}: {error}")
+            self._seconds[kind].append(time.perf_counter() - began)
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _read(self, object_id: int) -> None:
+        answer = await self._session.ask(pb.Request(read=pb.ReadBatch(obj_ids=[object_id])), SECONDS)
+        if answer.read.errors:
+            raise RuntimeError(answer.read.errors[0].message)
+
+    async def _hit(self) -> None:
+        await self._read(_HIT)
+
+    async def _miss(self) -> None:
+        await self._read(next(self._ids))
+
+    async def _connect(self) -> None:
+        await (await open_client(self._ports.frames, self._credentials)).close()
+
+    async def _call(self) -> None:
+        get: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary("/tao.v1.Graph/ObjGet")
+        asked = graph_pb2.ObjGetRequest(id=_HIT).SerializeToString()
+        await get(asked, metadata=greeting_metadata(self._credentials), timeout=SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class AttackedServers:
+    """The servers whose memory and CPU are measured."""
+
+    pids: list[int]
+    folder: Path
+
+    def memory_mb(self) -> float:
+        """Return the resident memory of the servers."""
+        return sum(_resident_mb(pid) for pid in self.pids)
+
+    def cpu(self) -> float:
+        """Return the CPU seconds that the servers have used."""
+        return sum(map(cpu_seconds, self.pids))
+
+
+@dataclass(slots=True)
+class _Turns:
+    """What all turns of one kind have brought."""
+
+    seconds: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in HONEST})
+    server_cpu: float = 0.0
+    other_cpu: float = 0.0
+    elapsed: float = 0.0
+    growth_mb: float = 0.0
+
+    def figures(self) -> dict[str, float]:
+        """Return latencies in ms, cores used, and the most memory by which the servers have grown in a turn."""
+        ordered = {kind: sorted(times) for kind, times in self.seconds.items()}
+        found = {f"{kind} p50_ms": 1e3 * percentile(times, 0.5) for kind, times in ordered.items()}
+        found |= {f"{kind} p99_ms": 1e3 * percentile(times, 0.99) for kind, times in ordered.items()}
+        found["server_cores"] = self.server_cpu / self.elapsed
+        found["other_cores"] = self.other_cpu / self.elapsed
+        found["growth_mb"] = self.growth_mb
+        return {name: round(value, 3) for name, value in found.items()}
+
+
+async def _measure(
+    servers: AttackedServers, job: AttackJob, honest: HonestClient, progress: Progress
+) -> dict[str, dict[str, float]]:
+    """Return the figures of each kind of turn of each attack."""
+    turns: dict[str, _Turns] = {f"{attack}: {turn}": _Turns() for attack in job.attacks for turn in TURNS}
+    begun: asyncio.Queue[str] = asyncio.Queue()
+    attacking = asyncio.create_task(
+        run_job(job, ProgressListener(progress, begun.put_nowait), servers.folder / "attacker.log", list[float])
+    )
+    attacking.add_done_callback(lambda _: begun.put_nowait(""))
+    order: list[_Turns] = []
+    while name := await begun.get():
+        order.append(turns[name])
+        await _take_turn(servers, honest, turns[name], job.seconds)
+    for each, used in zip(order, await attacking, strict=True):
+        each.other_cpu += used
+    return {name: each.figures() for name, each in turns.items()}
+
+
+async def _take_turn(servers: AttackedServers, honest: HonestClient, turns: _Turns, seconds: float) -> None:
+    began, cpu, memory = time.perf_counter(), servers.cpu(), _MemoryWatch(servers)
+    try:
+        found = await honest.measure(seconds)
+    finally:
+        turns.growth_mb = max(turns.growth_mb, memory.end())
+    turns.server_cpu += servers.cpu() - cpu
+    turns.elapsed += time.perf_counter() - began
+    for kind, times in found.items():
+        turns.seconds[kind] += times
+
+
+class _MemoryWatch:
+    """Looks at the memory of the servers until its end."""
+
+    def __init__(self, servers: AttackedServers) -> None:
+        self._servers: Final = servers
+        self._before = self._most = servers.memory_mb()
+        self._watching: Final = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while True:
+            self._most = max(self._most, self._servers.memory_mb())
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def end(self) -> float:
+        """Return how much memory the servers have grown by at most."""
+        self._watching.cancel()
+        return self._most - self._before
+
+
+def _resident_mb(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+
+
+def _aims(attack: str, measured: dict[str, dict[str, float]]) -> Iterator[Aim]:
+    alone, attacked, burnt = (measured[f"{attack}: {turn}"] for turn in TURNS)
+    for kind in HONEST:
+        p99 = f"{kind} p99_ms"
+        for beside, figures in (("undisturbed", alone), ("burnt CPU", burnt)):
+            ratio = attacked[p99] / figures[p99]
+            yield at_most(f"p99 of {kind}: at most {BOUND:g} × {beside}", round(ratio, 3), BOUND, attack)
+    growth = attacked["growth_mb"]
+    yield at_most(f"memory of the servers: at most {_MAX_GROWTH_MB} MB more", growth, _MAX_GROWTH_MB, attack)
