@@ -16,7 +16,7 @@ from tao.model.errors import OperatorError, TaoError
 from tao.model.topology import DatabaseServer
 from tao.observability.logs import logger
 from tao.replication.accounts import Account, ServiceAccounts
-from tao.replication.database_copy import find_tools
+from tao.replication.database_tools import find_tools
 from tao.replication.promotion_plan import PromotionRequest
 from tao.storage.dialect import Dialect, SessionSetup
 from tao.storage.failures import ConnectionLost
