@@ -282,11 +282,11 @@ class Promoter:
         region, shards = chosen.region, replicas.shards
         async with replicas.session(region) as session:
             await self._begin(replicas, PromotionStep.RAISE_EPOCH)
-            # The epoch has to be above the document's, under which the old master may have assigned versions that no
-            # server here has received. Rows above the document's epoch come from an interrupted run, whose master was
-            # never opened.
+            # The epoch has to be above the document's and above those of shards that were moved here, under which the
+            # old master may have assigned versions that no server here has received. After an interrupted run, whose
+            # master was never opened, it is one higher than need be.
             known = await highest_epoch(session, shards, deadline=replicas.statement_deadline())
-            epoch = max(replicas.database.version_epoch + 1, known)
+            epoch = max(replicas.database.version_epoch, known) + 1
             lacks_until = 0
             if lacks_commits:
                 now = await server_unix_ms(session, deadline=replicas.statement_deadline())
@@ -323,7 +323,7 @@ class Promoter:
         members = await replicas.members()
         master = next(member for member in members if member.is_master)
         others = [member for member in members if not member.is_master and member.state is not None]
-        epochs, without_tables = await replicas.highest_epochs(members)
+        epochs, without_tables = await replicas.epochs_as_masters(members)
         region = unfinished(members, epochs, replicas.database.version_epoch)
         if region is not None:
             if master.state is not None:

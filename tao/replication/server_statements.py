@@ -382,14 +382,20 @@ async def apply_received(session: DatabaseSession, *, deadline: float) -> None:
     await wait_for_position(session, status.received, deadline=deadline)
 
 
-async def highest_epoch(session: DatabaseSession, shards: Sequence[int], *, deadline: float) -> int:
-    """Return the highest version epoch in the shards' rows."""
+async def highest_epoch(session: DatabaseSession, shards: Sequence[int], *, master: str = "", deadline: float) -> int:
+    """Return the highest version epoch in the shards' rows; with ``master``, in those that name this server as
+    master."""
     highest = 0
+    where = " AND master_server = %s" if master else ""
     for some in _groups(shards):
         union = " UNION ALL ".join(
-            f"(SELECT version_epoch FROM {schema_name(s)}.shard WHERE only_row = 1)" for s in some
+            f"(SELECT version_epoch FROM {schema_name(s)}.shard WHERE only_row = 1{where})" for s in some
         )
-        (((epoch,),), _) = await session.run(f"SELECT MAX(version_epoch) FROM ({union}) e; COMMIT", deadline=deadline)
+        (((epoch,),), _) = await session.run(
+            f"SELECT MAX(version_epoch) FROM ({union}) e; COMMIT",
+            [master] * len(some) if master else (),
+            deadline=deadline,
+        )
         highest = max(highest, int(epoch or 0))
     return highest
 
