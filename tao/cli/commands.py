@@ -20,6 +20,7 @@ COMMANDS: Final = {
     ),
     "audit": Entry("audit", "Check audit logs."),
     "count": Entry("graph", "Show how many edges an association list has."),
+    "database": Entry("database", "Move shards to other databases while they are read and written."),
     "delete": Entry("graph", "Delete an object or an edge."),
     "demo": Entry(
         "demo",

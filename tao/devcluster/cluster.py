@@ -55,11 +55,12 @@ from tao.devcluster.processes import (
 )
 from tao.devcluster.state_folder import ClusterRecord, StateFolder, choose_schema, new_passwords, service_accounts
 from tao.model.errors import OperatorError
-from tao.model.topology import DatabaseServer
+from tao.model.topology import Database
 from tao.schema.registry import Schema
 from tao.storage.migrations import migrate
 from tao.storage.session import ServerAccount
 from tao.topology.document import dump_topology, parse_topology
+from tao.topology.edits import shards_of
 
 _OPERATOR_ERROR_STATUS = 2
 
@@ -449,12 +450,18 @@ class DevCluster:
         administrator = service_accounts(self.record.passwords).administrator
         tables = schema.custom_tables()
 
-        async def one(master: DatabaseServer, first: int, last: int) -> None:
+        async def one(database: Database) -> None:
+            master = database.servers[database.master_region]
             account = ServerAccount(master.host, master.port, administrator.user, administrator.password)
-            await migrate(account, range(first, last + 1), tables, master.name)
+            await migrate(
+                account,
+                sorted(shards_of(database)),
+                tables,
+                master.name,
+                version_epoch=database.version_epoch,
+            )
 
-        ranges = self.record.shape.shard_ranges.values()
-        await _together(one(master, *shards) for master, shards in zip(masters(self._topology), ranges, strict=True))
+        await _together(map(one, self._topology.databases))
 
 
 def _checked_shape(shape: Shape, former: ClusterRecord | None, folder: Path) -> Shape:

@@ -14,11 +14,11 @@ import shutil
 import signal
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from tao.model.errors import OperatorError, RetryableError
 from tao.storage.dialect import Dialect
@@ -92,27 +92,73 @@ async def _find(names: Sequence[str], dialect: Dialect, env: Mapping[str, str]) 
     return None
 
 
-async def copy_shards(
+async def copy_schemas(
     tools: DatabaseTools,
     source: ServerAccount,
     target: ServerAccount,
-    shards: Sequence[int],
+    schemas: Sequence[str],
     *,
     stall_seconds: float,
     on_progress: Callable[[CopyProgress], None],
 ) -> CopyProgress:
-    """Copy the schemas of the shards from one snapshot of ``source`` to a server that has none of them.
+    """Copy the schemas from one snapshot of ``source`` to a server that has none of them.
 
     The target writes nothing of the copy to its binlog. ``stall_seconds``: fail when no byte moves for this long.
     Raises `CopyFailed`; the target may then hold any part of the schemas.
     """
+    arguments = _Arguments(("--databases", *schemas), ("--init-command=SET SESSION sql_log_bin = 0",))
+    return await _copy(tools, source, target, arguments, CopyPace(stall_seconds), on_progress)
+
+
+async def copy_shard_into(
+    tools: DatabaseTools,
+    source: ServerAccount,
+    target: ServerAccount,
+    shard: int,
+    schema: str,
+    *,
+    pace: CopyPace,
+    on_progress: Callable[[CopyProgress], None],
+) -> CopyProgress:
+    """Copy the rows of a shard from one snapshot of ``source`` into a schema that has its tables, through the target's
+    binlog, so that its replicas get them too. ``target`` may be an account that only writes rows. Raises `CopyFailed`;
+    the schema may then hold any part."""
+    rows_alone = ("--no-create-info", "--skip-add-locks", "--skip-disable-keys", "--skip-triggers")
+    arguments = _Arguments((*rows_alone, schema_name(shard)), (schema,))
+    return await _copy(tools, source, target, arguments, pace, on_progress)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPace:
+    """How fast a copy may be. ``stall_seconds``: it fails when no byte moves for this long. ``bytes_per_second``: the
+    most statement bytes, 0 for no bound. ``may_go_on``: awaited before each piece of the copy, to hold it up."""
+
+    stall_seconds: float
+    bytes_per_second: float = 0.0
+    may_go_on: Callable[[], Awaitable[None]] | None = None
+
+
+class _Arguments(NamedTuple):
+    """The arguments of the dump program and of the client that say what is copied, and where to."""
+
+    dump: Sequence[str]
+    client: Sequence[str]
+
+
+async def _copy(
+    tools: DatabaseTools,
+    source: ServerAccount,
+    target: ServerAccount,
+    arguments: _Arguments,
+    pace: CopyPace,
+    on_progress: Callable[[CopyProgress], None],
+) -> CopyProgress:
     with _option_file(source, tools.dialect) as source_options, _option_file(target, tools.dialect) as target_options:
         dump = await asyncio.create_subprocess_exec(
             tools.dump,
             f"--defaults-file=/dev/fd/{source_options}",
             *_dump_options(tools.dialect),
-            "--databases",
-            *map(schema_name, shards),
+            *arguments.dump,
             stdin=DEVNULL,
             stdout=PIPE,
             stderr=PIPE,
@@ -125,14 +171,14 @@ async def copy_shards(
                 tools.client,
                 f"--defaults-file=/dev/fd/{target_options}",
                 "--batch",
-                "--init-command=SET SESSION sql_log_bin = 0",
+                *arguments.client,
                 stdin=PIPE,
                 stdout=DEVNULL,
                 stderr=PIPE,
                 pass_fds=(target_options,),
                 env=_environment(),
             )
-            return await _Pipe(tools, dump, load, stall_seconds, on_progress).run()
+            return await _Pipe(tools, dump, load, pace, on_progress).run()
         finally:
             for process in (dump, load):
                 if process is not None:
@@ -160,13 +206,13 @@ class _Pipe:
         tools: DatabaseTools,
         dump: Process,
         load: Process,
-        stall_seconds: float,
+        pace: CopyPace,
         on_progress: Callable[[CopyProgress], None],
     ) -> None:
         self._tools: Final = tools
         self._dump: Final = dump
         self._load: Final = load
-        self._stall_seconds: Final = stall_seconds
+        self._pace: Final = pace
         self._on_progress: Final = on_progress
         self._bytes = 0
         self._schemas = 0
@@ -181,7 +227,7 @@ class _Pipe:
                     await self._carry(patience)
                     statuses = [await self._dump.wait(), await self._load.wait()]
             except TimeoutError:
-                raise CopyFailed(f"nothing moved for {self._stall_seconds:g} s: is a lock held?") from None
+                raise CopyFailed(f"nothing moved for {self._pace.stall_seconds:g} s: is a lock held?") from None
             failed = [
                 f"{tool.name}: {await said or f'exit status {status}'}"
                 for tool, status, said in zip((self._tools.dump, self._tools.client), statuses, words, strict=True)
@@ -204,16 +250,24 @@ class _Pipe:
         reader, writer, loop = self._dump.stdout, self._load.stdin, asyncio.get_running_loop()
         assert reader is not None, "it is a pipe"
         assert writer is not None, "it is a pipe"
+        due, pace = loop.time(), self._pace
         try:
             while True:
-                patience.reschedule(loop.time() + self._stall_seconds)
+                patience.reschedule(None)
+                if pace.may_go_on is not None:
+                    await pace.may_go_on()
+                if pace.bytes_per_second:
+                    await asyncio.sleep(max(0.0, due - loop.time()))
+                patience.reschedule(loop.time() + pace.stall_seconds)
                 chunk = await reader.read(_CHUNK_BYTES)
                 if not chunk:
                     break
                 self._note(chunk)
+                if pace.bytes_per_second:
+                    due = max(due, loop.time()) + len(chunk) / pace.bytes_per_second
                 writer.write(chunk)
                 await writer.drain()
-            patience.reschedule(loop.time() + self._stall_seconds)
+            patience.reschedule(loop.time() + pace.stall_seconds)
             writer.close()
             await writer.wait_closed()
         except (BrokenPipeError, ConnectionResetError):

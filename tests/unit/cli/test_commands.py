@@ -120,11 +120,12 @@ def test_text_in_place_of_a_number_is_no_valid_integer(command: tuple[str, ...])
 
 
 CHANGING = (
-    "accounts", "delete edge", "delete object", "dev reset", "drain", "invalidate", "migrate", "promote", "rejoin",
+    "accounts", "database balance", "database drop-moved", "database move", "database split",
+    "delete edge", "delete object", "dev reset", "drain", "invalidate", "migrate", "promote", "rejoin",
     "repair",
-    "replicate", "reseed", "shard clone", "shard unclone", "topology add-server", "topology mark-down",
-    "topology mark-up", "topology move-shard", "topology record-changes", "topology remove-server",
-    "token revoke", "topology unmove-shard", "undrain",
+    "replicate", "reseed", "shard clone", "shard unclone", "topology add-server", "topology add-shards",
+    "topology mark-down", "topology mark-up", "topology move-shard", "topology record-changes",
+    "topology remove-server", "token revoke", "topology unmove-shard", "undrain",
 )  # fmt: skip
 
 
