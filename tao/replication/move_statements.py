@@ -371,8 +371,11 @@ async def fence_shard(
     return fenced
 
 
-async def unfence_shard(session: DatabaseSession, shard: int, source_master: str, *, deadline: float) -> None:
-    """Let leaders write to a shard at its source again. Does nothing when they may."""
+async def unfence_shard(
+    session: DatabaseSession, shard: int, source_master: str, source_epoch: int, *, deadline: float
+) -> None:
+    """Let leaders write to a shard at its source again, under at least the version epoch of its database. Does nothing
+    when they may."""
     schema = schema_name(shard)
     _, rows = await session.run(
         f"START TRANSACTION; SELECT {shard:d}, {_ROW_COLUMNS} FROM {schema}.{SHARD_TABLE} WHERE only_row = 1 "
@@ -383,7 +386,7 @@ async def unfence_shard(session: DatabaseSession, shard: int, source_master: str
     if row is None or row.master_server == source_master:
         await session.run("ROLLBACK", deadline=deadline)
         return
-    await _write_row(session, schema, unfenced_row(row, source_master), deadline)
+    await _write_row(session, schema, unfenced_row(row, source_master, source_epoch), deadline)
 
 
 async def _write_row(session: DatabaseSession, schema: str, row: ShardRow, deadline: float) -> None:

@@ -22,6 +22,7 @@ import msgspec
 from tao.model.errors import OperatorError, TaoError, TopologyConflict
 from tao.model.ids import PROMOTION_AHEAD_MS
 from tao.model.ports import TopologyStore
+from tao.model.topology import Database
 from tao.replication.lease import EVENT_SECONDS, grant_lease, server_unix_ms
 from tao.replication.locks import LockHold, Locks, hold_exclusively, mastership_lock
 from tao.replication.promotion_plan import (
@@ -293,7 +294,13 @@ class Promoter:
                 lacks_until = now + PROMOTION_AHEAD_MS
             deadline = asyncio.get_running_loop().time() + self._settings.catch_up_seconds
             await raise_epoch(
-                session, shards, chosen.name, epoch, lacks_ids_until_unix_ms=lacks_until, deadline=deadline
+                session,
+                shards,
+                chosen.name,
+                epoch,
+                elsewhere=await self._servers_elsewhere(replicas.database),
+                lacks_ids_until_unix_ms=lacks_until,
+                deadline=deadline,
             )
         await self._begin(replicas, PromotionStep.TOPOLOGY)
         await self._change_topology(replicas, region, epoch, lost)
@@ -359,6 +366,7 @@ class Promoter:
                 replicas.shards,
                 replicas.master.name,
                 database.version_epoch,
+                elsewhere=await self._servers_elsewhere(database),
                 deadline=replicas.statement_deadline(),
             )
         waits = database.semi_sync and await self._acknowledged_in_use(replicas, following)
@@ -455,6 +463,11 @@ class Promoter:
             silent=self._silent,
             hold=self._holds.get(database),
         )
+
+    async def _servers_elsewhere(self, database: Database) -> list[str]:
+        """Return the names of the servers of all other databases."""
+        topology = await self._store.load()
+        return sorted(each.server.name for each in topology.database_servers if each.database.name != database.name)
 
     async def _begin(self, replicas: ReplicationSet, step: PromotionStep) -> None:
         replicas.check_hold()

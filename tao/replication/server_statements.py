@@ -17,7 +17,7 @@ and no commit waits for a replica that may never come.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -406,6 +406,7 @@ async def raise_epoch(
     master: str,
     version_epoch: int,
     *,
+    elsewhere: Collection[str] = (),
     lacks_ids_until_unix_ms: int = 0,
     deadline: float,
 ) -> None:
@@ -413,6 +414,9 @@ async def raise_epoch(
 
     This fences off the former owners of the shards, and all later versions are above any that were ever assigned. Rows
     that are up to date are left alone. The server stays closed to leaders.
+
+    ``elsewhere``: the servers of other databases. A row that names one of them is the fence of a move
+    (`tao.replication.shard_move`), and is left to those who undo the move.
 
     ``lacks_ids_until_unix_ms``: the server may lack times of ids, up to this one, that the lost master has reserved.
     The shards whose rows change then begin above it, and a minute above what is stored here: a promotion before this
@@ -423,6 +427,9 @@ async def raise_epoch(
         await session.run("ROLLBACK; SET GLOBAL super_read_only = 0", deadline=deadline)
     reserving = await _schemas_with_reserved_ids(session, deadline=deadline) if lacks_ids_until_unix_ms else set()
     outdated = "only_row = 1 AND (master_server <> %s OR version_epoch < %s)"
+    fences = list(elsewhere)
+    if fences:
+        outdated += " AND master_server NOT IN %s"
     for some in _groups(shards):
         statements: list[str] = []
         values: list[object] = []
@@ -436,12 +443,12 @@ async def raise_epoch(
                     "ON DUPLICATE KEY UPDATE reserved_unix_ms = GREATEST(reserved_unix_ms + %s, %s)"
                 )
                 until = lacks_ids_until_unix_ms
-                values += [until, master, version_epoch, RESERVED_AHEAD_MS, until]
+                values += [until, master, version_epoch, *([fences] if fences else ()), RESERVED_AHEAD_MS, until]
             statements.append(
                 f"UPDATE {schema}.shard SET master_server = %s, version_epoch = GREATEST(version_epoch, %s), "
                 f"generation = generation + 1 WHERE {outdated}"
             )
-            values += [master, version_epoch, master, version_epoch]
+            values += [master, version_epoch, master, version_epoch, *([fences] if fences else ())]
         await session.run(f"START TRANSACTION; {'; '.join(statements)}; COMMIT", values, deadline=deadline)
 
 

@@ -48,6 +48,9 @@ from tao.storage.names import incoming_schema_name
 from tao.storage.session import DatabaseSession
 from tao.topology import edits
 
+_FREE_LOCK_SECONDS: Final = 1.0
+"""For a lock that was free a moment ago. Renewals of leases hold it for a few round trips."""
+
 _MAX_CONFLICTS: Final = 20
 """Bound on conflicting changes of the topology; each takes milliseconds, and the writers of the shard wait."""
 
@@ -159,15 +162,21 @@ class ShardMoves:
 
     @asynccontextmanager
     async def exclusively(self, source: Database, target: Database) -> AsyncIterator[LockHold]:
-        """Lock the masterships of both databases. Raises `LockTaken` while one of them is being changed."""
+        """Lock the masterships of both databases. Raises `LockTaken` while one of them is being changed.
+
+        Each is waited for alone first: while one is held and the other waited for, the lease of the first would end."""
+        locks = [mastership_lock(name) for name in sorted((source.name, target.name))]
+        for lock in locks:
+            async with hold_exclusively(self.locks, lock, self._settings.lock_seconds):
+                pass
         async with AsyncExitStack() as stack:
-            holds = [
-                await stack.enter_async_context(
-                    hold_exclusively(self.locks, mastership_lock(name), self._settings.lock_seconds)
-                )
-                for name in sorted((source.name, target.name))  # in one order, or two moves could wait for each other
-            ]
-            yield _BothHolds(holds)
+            # In one order, or two moves could wait for each other.
+            yield _BothHolds(
+                [
+                    await stack.enter_async_context(hold_exclusively(self.locks, lock, _FREE_LOCK_SECONDS))
+                    for lock in locks
+                ]
+            )
 
     async def fence(self, view: MoveView, hold: LockHold) -> tuple[ShardRow, str]:
         """Fence the shard at the source. Returns its row, and the position that has everything ever written there.
@@ -255,7 +264,13 @@ class ShardMoves:
         await self._change(lambda topology: topology, view, hold)
         source = self.servers(view.source, hold)
         async with source.session(view.source.master_region) as session:
-            await unfence_shard(session, view.shard, master_of(view.source), deadline=source.statement_deadline())
+            await unfence_shard(
+                session,
+                view.shard,
+                master_of(view.source),
+                view.source.version_epoch,
+                deadline=source.statement_deadline(),
+            )
 
     async def drop_copy(self, view: MoveView) -> None:
         """Drop an incoming copy."""
@@ -280,20 +295,20 @@ class ShardMoves:
         return steps
 
     async def release(self, shard: int, target: str) -> bool:
-        """Let leaders write to the source again, if the process that fenced it is gone. Returns whether it was fenced.
+        """Let leaders write to the source again, if the process that fenced it is gone, or hangs. Returns whether it
+        was fenced.
 
-        This is all that a watcher may do, and all that is urgent; the next run of the move sees to the rest. Raises
-        `LockTaken` while a move of the shard is under way."""
-        with self.locks.held(move_lock(shard), exclusive=True):
+        A process that is at it holds the masterships of both databases, for some seconds at most. This is all that a
+        watcher may do, and all that is urgent; the next run of the move sees to the rest. Raises `LockTaken`."""
+        view = await self.view(shard, target)
+        if view.is_switched or not view.is_fenced:
+            return False
+        async with self.exclusively(view.source, view.target) as hold:
             view = await self.view(shard, target)
             if view.is_switched or not view.is_fenced:
                 return False
-            async with self.exclusively(view.source, view.target) as hold:
-                view = await self.view(shard, target)
-                if view.is_switched or not view.is_fenced:
-                    return False
-                await self.unfence(view, hold)
-                return True
+            await self.unfence(view, hold)
+            return True
 
     async def _change(self, edit: Callable[[Topology], Topology], view: MoveView, hold: LockHold) -> int:
         """Change the topology, and retry when something else in it changed at the same time: marks do."""

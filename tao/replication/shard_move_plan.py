@@ -184,9 +184,16 @@ def fenced_row(row: ShardRow, target_master: str) -> ShardRow:
     return msgspec.structs.replace(row, master_server=target_master, owner="", generation=row.generation + 1)
 
 
-def unfenced_row(row: ShardRow, source_master: str) -> ShardRow:
-    """Return the row of a shard that stays after all. The leader takes it again, under the next generation."""
-    return msgspec.structs.replace(row, master_server=source_master, owner="", generation=row.generation + 1)
+def unfenced_row(row: ShardRow, source_master: str, source_epoch: int) -> ShardRow:
+    """Return the row of a shard that stays after all. The leader takes it again, under the next generation.
+    ``source_epoch``: the version epoch of its database, which a promotion may have raised behind the fence."""
+    return msgspec.structs.replace(
+        row,
+        master_server=source_master,
+        owner="",
+        generation=row.generation + 1,
+        version_epoch=max(row.version_epoch, source_epoch),
+    )
 
 
 def arrived_row(fenced: ShardRow, target_epoch: int) -> ShardRow:

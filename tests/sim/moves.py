@@ -127,22 +127,22 @@ class Moves:
 
 async def release(world: World, locks: Locks, shard: int) -> bool:
     """Let leaders write a shard again that a run has fenced and left. Returns whether it was so."""
-    with locks.held(move_lock(shard), exclusive=True):
-        source, target = databases_of(world, shard)
-        if not _is_fenced(world, source, shard):
-            return False
-        async with both_locked(locks, source, target) as hold:
-            return await _unfence(world, hold, shard)
+    source, target = databases_of(world, shard)
+    if not _is_fenced(world, source, shard):
+        return False
+    async with both_locked(locks, source, target) as hold:
+        return await _unfence(world, hold, shard)
 
 
 @asynccontextmanager
 async def both_locked(locks: Locks, one: Database, other: Database) -> AsyncIterator[LockHold]:
     """Lock the masterships of both databases, as `ShardMoves.exclusively` does; the first lock stands for both."""
+    names = [mastership_lock(name) for name in sorted((one.name, other.name))]
+    for name in names:
+        async with hold_exclusively(locks, name, _LOCK_SECONDS):
+            pass
     async with AsyncExitStack() as stack:
-        holds = [
-            await stack.enter_async_context(hold_exclusively(locks, mastership_lock(name), _LOCK_SECONDS))
-            for name in sorted((one.name, other.name))
-        ]
+        holds = [await stack.enter_async_context(hold_exclusively(locks, name, 1.0)) for name in names]
         yield holds[0]
 
 
@@ -189,7 +189,7 @@ async def _unfence(world: World, hold: LockHold, shard: int) -> bool:
 
     async def unfence() -> None:
         check_writable(server)
-        row = {shard: unfenced_row(server.truth.shards[shard], server.name)}
+        row = {shard: unfenced_row(server.truth.shards[shard], server.name, source.version_epoch)}
         await asyncio.sleep(server.log(RowChanges(), world.schema, row))
         server.show(RowChanges(), row)
 

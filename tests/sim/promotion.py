@@ -54,6 +54,7 @@ def enthrone(world: World, database: Database, old: SimDatabase, new: SimDatabas
         old.follow(new, anew=False)
     held = {shard: row for shard, row in new.truth.shards.items() if shard in shards_of(database)}
     epoch = next_epoch(database, max((row.version_epoch for row in held.values()), default=0))
+    names = {server.name for server in database.servers.values()}  # any other is the fence of a move
     rows = {
         shard: msgspec.structs.replace(
             row,
@@ -62,6 +63,7 @@ def enthrone(world: World, database: Database, old: SimDatabase, new: SimDatabas
             generation=row.generation + 1,
         )
         for shard, row in held.items()
+        if row.master_server in names
     }
     changes = RowChanges()
     if lacks_commits:

@@ -77,7 +77,7 @@ def test_a_fence_without_a_renamed_copy_is_taken_away() -> None:
 def test_a_renamed_copy_is_switched_to_only_behind_its_own_fence() -> None:
     assert next_step(view(FENCED, ARRIVED, COPY)) is MoveStep.SWITCH
     assert next_step(view(ROW, ARRIVED, COPY)) is MoveStep.RENAME_BACK, "leaders may have written since"
-    again = fenced_row(unfenced_row(FENCED, "east-db-1"), "east-db-2")
+    again = fenced_row(unfenced_row(FENCED, "east-db-1", 3), "east-db-2")
     assert next_step(view(again, ARRIVED, COPY)) is MoveStep.RENAME_BACK, "another fence, after other writes"
     promoted = msgspec.structs.replace(TARGET, version_epoch=6, servers={"east": DatabaseServer(name="east-db-2b")})
     assert next_step(view(FENCED, ARRIVED, COPY, target=promoted)) is MoveStep.RENAME_BACK
@@ -114,7 +114,8 @@ def test_rows_of_a_move_rise_in_generation_and_the_last_one_in_its_version_epoch
     assert (ARRIVED.owner, ARRIVED.generation, ARRIVED.master_server) == ("", 12, "east-db-2")
     assert ARRIVED.version_epoch == 6, "above both"
     assert arrived_row(FENCED, 1).version_epoch == 4
-    back = unfenced_row(FENCED, "east-db-1")
+    assert unfenced_row(FENCED, "east-db-1", 4).version_epoch == 4, "a promotion has come in between"
+    back = unfenced_row(FENCED, "east-db-1", 3)
     assert (back.owner, back.generation, back.master_server) == ("", 12, "east-db-1")
 
 
