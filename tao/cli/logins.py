@@ -91,6 +91,16 @@ def _is_development(file: Location | None) -> bool:
     )
 
 
+def leader_login() -> Account:
+    """Return the account with which leaders write rows, from where `mastership_login` has the others."""
+    file: Path | None = given("file")
+    if file is None or file.absolute() == (given("state_dir") / "topology.json").absolute():
+        from tao.devcluster.state_folder import service_accounts
+
+        return service_accounts(state_folder().require().passwords).leader
+    return Account("tao_leader", password_of("TAO_LEADER_PASSWORD"))
+
+
 def password_of(variable: str) -> str:
     """Return the password in an environment variable. Raises `OperatorError` when it is not set."""
     found = os.environ.get(variable, "")

@@ -20,18 +20,24 @@ from tao.admin.documents import (
     find_tier,
     import_documents,
     load_topology,
+    read_schema,
     topology_changes,
     topology_file,
 )
-from tao.cli.connection import topology_path
+from tao.cli.connection import state_folder, topology_path
 from tao.cli.frame import ask, run, show
+from tao.cli.logins import mastership_login
 from tao.cli.options import IntRange, changing_options, given, tier_option, topology_options
 from tao.model.errors import OperatorError
+from tao.model.ids import MAX_SHARDS
 from tao.model.topology import CacheServer, Topology
 from tao.routing.routes import Routes
-from tao.terminal import fields_of, print_records
+from tao.storage.migrations import migrate
+from tao.storage.session import ServerAccount
+from tao.terminal import counted, fields_of, print_records
 from tao.topology import edits
 from tao.topology.document import dump_topology
+from tao.topology.edits import shards_of
 
 _shard_argument = click.argument("shard", type=IntRange(min=0))
 _name_argument = click.argument("name")
@@ -156,6 +162,49 @@ def add_server(tier: str, **server: Any) -> None:  # Any: the fields of `CacheSe
 def remove_server(name: str) -> None:
     """Remove a cache server for good; stop it afterwards. The tier's other servers get its shards at once."""
     _change(lambda found: edits.remove_server(found, name))
+
+
+@topology.command("add-shards")
+@click.argument("count", type=IntRange(min=1, max=MAX_SHARDS))
+@click.option(
+    "--schema",
+    "schema_file",
+    type=click.Path(path_type=Path),
+    help="The schema file, which names custom tables.  [default: that of the development cluster in --state-dir]",
+)
+@changing_options
+def add_shards(count: int, schema_file: Path | None) -> None:
+    """Add COUNT shards, spread over the databases. New objects go there, too; what exists stays where it is.
+
+    Their tables are created first, as `tao migrate` does. There can be 65,536 shards, and never fewer than before.
+    Password: TAO_ADMIN_PASSWORD."""
+    path, accounts = mastership_login()
+    before = load_topology(path)
+    after = edits.add_shards(before, count)
+    tables = read_schema(schema_file or state_folder().schema)[0].custom_tables()
+    added = {
+        database.name: sorted(shards_of(database) - shards_of(former))
+        for former, database in zip(before.databases, after.databases, strict=True)
+    }
+    if not given("as_json"):
+        print_records(
+            {"database": name, "new shards": f"{shards[0]}-{shards[-1]}"} for name, shards in added.items() if shards
+        )
+    ask(f"Create {counted(count, 'shard')}, and store {after.shards:,} shards as version {after.version} of {path}?")
+
+    async def work() -> None:
+        for database in after.databases:
+            master = database.servers[database.master_region]
+            user = accounts.administrator
+            login = ServerAccount(master.host, master.port, user.user, user.password, master.socket)
+            await migrate(login, added[database.name], tables, master.name, version_epoch=database.version_epoch)
+        await topology_file(path).change(before.version, after)
+
+    run(work())
+    show(
+        {"version": after.version, "shards": after.shards, "added": added},
+        lambda: click.echo(f"version {after.version} is stored: {after.shards:,} shards"),
+    )
 
 
 @topology.command("record-changes")

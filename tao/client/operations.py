@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import compress
-from typing import TypeVar, cast
+from typing import Final, TypeVar, cast
 
 from tao.client.configuration import ClientConfiguration
 from tao.client.consistency import CACHED, Consistency
@@ -43,6 +43,11 @@ def _stale_for_token(denied: PermissionDenied) -> StaleRead:
     return StaleRead(f"the token demands a read of the master; try again later, or without it: {denied.message}")
 
 
+_NEW_SHARD_SECONDS: Final = 2.0
+"""From learning of shards that were added until new objects are placed there: all servers have learned of them by then,
+and so have the clients that are given the ids."""
+
+
 class Operations:
     """The state of an open graph. It follows topology and schema by itself (`use_routes`, `use_schema`)."""
 
@@ -69,8 +74,9 @@ class Operations:
         self._hot_rows = self._hot.by_row
         if settings.keep_hot_items:
             dispatcher.on_hot = self._hot.record
+        self._placed_shards = configuration.topology.shards
         self._builder = RequestBuilder(
-            configuration.schema, configuration.topology.shards, random.randrange, unix_seconds
+            configuration.schema, configuration.topology.shards, self._any_shard, unix_seconds
         )
         self._objects = ObjectReader(configuration.schema)
         configuration.follow(self)
@@ -123,7 +129,16 @@ class Operations:
         """Take over the routes of a newer topology. Raises `TopologyError` when they lack this graph's region or
         tier."""
         self._dispatcher.use_routes(routes)
+        if routes.shards > self._builder.shards:
+            self._loop.call_later(_NEW_SHARD_SECONDS, self._place_on_new_shards)
         self._builder = replace(self._builder, shards=routes.shards)
+
+    def _place_on_new_shards(self) -> None:
+        self._placed_shards = self._builder.shards
+
+    def _any_shard(self, shards: int) -> int:
+        """Choose a shard for an object without a place: one that servers and other clients know by now."""
+        return random.randrange(min(shards, self._placed_shards))
 
     def use_schema(self, schema: Schema) -> None:
         """Take over a newer schema."""

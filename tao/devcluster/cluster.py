@@ -68,10 +68,11 @@ from tao.devcluster.state_folder import (
 )
 from tao.etcd.location import EtcdSettings, Location
 from tao.model.errors import OperatorError, TopologyError
-from tao.model.topology import DatabaseServer, Topology
+from tao.model.topology import Database, Topology
 from tao.schema.registry import Schema
 from tao.storage.migrations import migrate
 from tao.topology.document import dump_topology
+from tao.topology.edits import shards_of
 from tao.topology.stores import SCHEMA_KEY, EtcdConnections, TextDocuments, open_topology
 
 _OPERATOR_ERROR_STATUS = 2
@@ -515,11 +516,17 @@ class DevCluster:
         administrator = cluster_accounts(self._folder, self.record).administrator
         tables = schema.custom_tables()
 
-        async def one(master: DatabaseServer, first: int, last: int) -> None:
-            await migrate(administrator.at(master), range(first, last + 1), tables, master.name)
+        async def one(database: Database) -> None:
+            master = database.servers[database.master_region]
+            await migrate(
+                administrator.at(master),
+                sorted(shards_of(database)),
+                tables,
+                master.name,
+                version_epoch=database.version_epoch,
+            )
 
-        ranges = self.record.shape.shard_ranges.values()
-        await _together(one(master, *shards) for master, shards in zip(masters(self._topology), ranges, strict=True))
+        await _together(map(one, self._topology.databases))
 
 
 def _checked_shape(shape: Shape, former: ClusterRecord | None, folder: Path) -> Shape:

@@ -83,7 +83,8 @@ def line_routes(shape: Shape, ports: Ports) -> list[Route]:
 
 
 def build_topology(record: ClusterRecord, former: TopologyOutline, *, semi_sync: bool = False) -> Topology:
-    """Return the topology document. Masters and version epochs are those of the ``former`` document, if it has any."""
+    """Return the topology document. Masters, version epochs and the shards of each database are those of the ``former``
+    document, if it has any."""
     shape, ports = record.shape, record.ports
     master_regions, version_epochs = former.master_regions(shape), former.version_epochs()
     through_line: dict[str, dict[str, dict[str, int]]] = {}
@@ -132,18 +133,18 @@ def build_topology(record: ClusterRecord, former: TopologyOutline, *, semi_sync:
 
     return Topology(
         version=record.topology_version,
-        shards=shape.shards,
+        shards=former.shards or shape.shards,
         regions=tuple(map(region_of, shape.region_names)),
         databases=tuple(
             Database(
                 name=name,
                 master_region=master_regions[name],
                 servers={each.region: database_server(each) for each in shape.select(Role.DATABASE, database=name)},
-                shards=(shards,),
+                shards=shards,
                 version_epoch=version_epochs.get(name, FIRST_EPOCH),
                 semi_sync=semi_sync,
             )
-            for name, shards in shape.shard_ranges.items()
+            for name, shards in former.shard_ranges(shape).items()
         ),
         changes=(),
     )

@@ -95,12 +95,14 @@ class _DatabaseOutline(msgspec.Struct, frozen=True):
     name: str
     master_region: str
     version_epoch: int = FIRST_EPOCH
+    shards: tuple[tuple[int, int], ...] = ()
 
 
 class TopologyOutline(msgspec.Struct, frozen=True):
     """The fields of a topology document that are needed to start the cluster again."""
 
     version: int = 0
+    shards: int = 0
     databases: tuple[_DatabaseOutline, ...] = ()
 
     def master_regions(self, shape: Shape) -> dict[str, str]:
@@ -110,6 +112,14 @@ class TopologyOutline(msgspec.Struct, frozen=True):
         regions = shape.region_names
         return {name: found[name] if found.get(name) in regions else at for name, at in shape.master_regions.items()}
 
+    def shard_ranges(self, shape: Shape) -> dict[str, tuple[tuple[int, int], ...]]:
+        """Return the shards of each database: those of the document, where shards may have moved or been added, else
+        those of the shape."""
+        found = {database.name: database.shards for database in self.databases}
+        if self.shards and found.keys() == shape.shard_ranges.keys():
+            return found
+        return {name: (shards,) for name, shards in shape.shard_ranges.items()}
+
     def version_epochs(self) -> dict[str, int]:
         """Return the version epoch of each database that the document names."""
         return {database.name: database.version_epoch for database in self.databases}
@@ -117,8 +127,10 @@ class TopologyOutline(msgspec.Struct, frozen=True):
 
 def outline_of(topology: Topology) -> TopologyOutline:
     """Return the outline of a whole document."""
-    databases = (_DatabaseOutline(each.name, each.master_region, each.version_epoch) for each in topology.databases)
-    return TopologyOutline(topology.version, tuple(databases))
+    databases = (
+        _DatabaseOutline(each.name, each.master_region, each.version_epoch, each.shards) for each in topology.databases
+    )
+    return TopologyOutline(topology.version, topology.shards, tuple(databases))
 
 
 class StateFolder:

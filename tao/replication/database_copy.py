@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Final
@@ -22,6 +23,7 @@ _POSITION: Final = {
 }
 _END: Final = b"-- Dump completed"
 _NEXT_SCHEMA: Final = b"\nUSE `"
+_ROWS_ALONE: Final = ("--no-create-info", "--skip-add-locks", "--skip-disable-keys", "--skip-triggers")
 _UNLOGGED: Final = "--init-command=SET SESSION sql_log_bin = 0"
 
 
@@ -37,24 +39,81 @@ class CopyProgress:
 OnProgress = Callable[[CopyProgress], None]
 
 
-async def copy_shards(
+@dataclass(frozen=True, slots=True)
+class CopyPace:
+    """How fast a copy may be. ``stall_seconds``: it fails when no byte moves for this long. ``bytes_per_second``: the
+    most statement bytes, 0 for no bound. ``may_go_on``: awaited before each piece of the copy, to hold it up."""
+
+    stall_seconds: float
+    bytes_per_second: float = 0.0
+    may_go_on: Callable[[], Awaitable[None]] | None = None
+
+
+async def copy_schemas(
     tools: DatabaseTools,
     source: ServerAccount,
     target: ServerAccount,
-    shards: Sequence[int],
+    schemas: Sequence[str],
     *,
     stall_seconds: float,
     on_progress: OnProgress,
 ) -> CopyProgress:
-    """Copy the schemas of the shards from one snapshot of ``source`` to a server that has none of them.
+    """Copy the schemas from one snapshot of ``source`` to a server that has none of them.
 
     The target writes nothing of the copy to its binlog. ``stall_seconds``: fail when no byte moves for this long.
     Raises `CopyFailed`; the target may then hold any part of the schemas.
     """
-    async with _dumping(tools, source, shards) as dump, loading(tools, target, _UNLOGGED) as load:
+    async with _dumping(tools, source, schemas) as dump, loading(tools, target, _UNLOGGED) as load:
         reader = _DumpReader(dump.read, tools.dialect, on_progress)
         await carry(reader.read, load.write, dump, load, stall_seconds=stall_seconds)
         return reader.result(dump.name)
+
+
+async def copy_shard_into(
+    tools: DatabaseTools,
+    source: ServerAccount,
+    target: ServerAccount,
+    shard: int,
+    schema: str,
+    *,
+    pace: CopyPace,
+    on_progress: OnProgress,
+) -> CopyProgress:
+    """Copy the rows of a shard from one snapshot of ``source`` into a schema that has its tables, through the target's
+    binlog, so that its replicas get them too. ``target`` may be an account that only writes rows. Raises `CopyFailed`;
+    the schema may then hold any part."""
+    options = (*_dump_options(tools.dialect), *_ROWS_ALONE, schema_name(shard))
+    async with (
+        running(tools.dump, *options, dialect=tools.dialect, account=source) as dump,
+        loading(tools, target, schema) as load,
+    ):
+        paced = _Paced(dump.read, pace)
+        reader = _DumpReader(paced.read, tools.dialect, on_progress)
+        await carry(reader.read, load.write, dump, load, stall_seconds=pace.stall_seconds, hold_up=paced.hold_up)
+        return reader.result(dump.name)
+
+
+class _Paced:
+    """Reads as fast as a pace allows."""
+
+    def __init__(self, read: Read, pace: CopyPace) -> None:
+        self._read: Final = read
+        self._pace: Final = pace
+        self._due = 0.0
+
+    async def hold_up(self) -> None:
+        """Wait until the next piece may be read."""
+        if self._pace.may_go_on is not None:
+            await self._pace.may_go_on()
+        await asyncio.sleep(max(0.0, self._due - asyncio.get_running_loop().time()))
+
+    async def read(self) -> bytes:
+        """Return the next piece, and nothing at the end."""
+        chunk = await self._read()
+        if self._pace.bytes_per_second:
+            now = asyncio.get_running_loop().time()
+            self._due = max(self._due, now) + len(chunk) / self._pace.bytes_per_second
+        return chunk
 
 
 async def dump_shards(
@@ -68,7 +127,7 @@ async def dump_shards(
 ) -> CopyProgress:
     """Write the statements that make the schemas of the shards, from one snapshot of ``source``. Raises `CopyFailed`,
     and what ``write`` raises."""
-    async with _dumping(tools, source, shards) as dump:
+    async with _dumping(tools, source, [schema_name(shard) for shard in shards]) as dump:
         reader = _DumpReader(dump.read, tools.dialect, on_progress)
         await carry(reader.read, write, dump, stall_seconds=stall_seconds)
         return reader.result(dump.name)
@@ -86,11 +145,10 @@ async def load_dump(
 
 
 def _dumping(
-    tools: DatabaseTools, source: ServerAccount, shards: Sequence[int]
+    tools: DatabaseTools, source: ServerAccount, schemas: Sequence[str]
 ) -> AbstractAsyncContextManager[Program]:
-    names = map(schema_name, shards)
     options = _dump_options(tools.dialect)
-    return running(tools.dump, *options, "--databases", *names, dialect=tools.dialect, account=source)
+    return running(tools.dump, *options, "--databases", *schemas, dialect=tools.dialect, account=source)
 
 
 def loading(tools: DatabaseTools, target: ServerAccount, *options: str) -> AbstractAsyncContextManager[Program]:

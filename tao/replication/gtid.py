@@ -47,6 +47,10 @@ class MariadbPosition:
         reached = self._reached.get(domain)
         return reached is not None and number <= reached[1]
 
+    def has(self, position: str) -> bool:
+        """Return whether everything of another position is in this one."""
+        return all(map(self.includes, _words(position)))
+
     def is_beyond(self, server_is_at: str) -> bool:
         """Return whether a server at this position is too far behind to be read from here. A server rejects positions
         that it does not know."""
@@ -86,6 +90,10 @@ class MysqlPosition:
         intervals = self._intervals.get(uuid, [])
         at = bisect_right(intervals, number, key=_FIRST) - 1
         return at >= 0 and number <= intervals[at][1]
+
+    def has(self, position: str) -> bool:
+        """Return whether everything of another set is in this one."""
+        return not self.missing(MysqlPosition(position))
 
     @staticmethod
     def is_beyond(server_is_at: str) -> bool:

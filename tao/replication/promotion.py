@@ -22,6 +22,7 @@ import msgspec
 from tao.model.errors import OperatorError, TaoError, TopologyConflict
 from tao.model.ids import PROMOTION_AHEAD_MS
 from tao.model.ports import TopologyStore
+from tao.model.topology import Database
 from tao.replication.lease import EVENT_SECONDS, grant_lease, server_unix_ms
 from tao.replication.locks import LockHold, Locks, hold_exclusively, mastership_lock
 from tao.replication.promotion_plan import (
@@ -285,18 +286,24 @@ class Promoter:
         region, shards = chosen.region, replicas.shards
         async with replicas.session(region) as session:
             await self._begin(replicas, PromotionStep.RAISE_EPOCH)
-            # The epoch has to be above the document's, under which the old master may have assigned versions that no
-            # server here has received. Rows above the document's epoch come from an interrupted run, whose master was
-            # never opened.
+            # The epoch has to be above the document's and above those of shards that were moved here, under which the
+            # old master may have assigned versions that no server here has received. After an interrupted run, whose
+            # master was never opened, it is one higher than need be.
             known = await highest_epoch(session, shards, deadline=replicas.statement_deadline())
-            epoch = max(replicas.database.version_epoch + 1, known)
+            epoch = max(replicas.database.version_epoch, known) + 1
             lacks_until = 0
             if lacks_commits:
                 now = await server_unix_ms(session, deadline=replicas.statement_deadline())
                 lacks_until = now + PROMOTION_AHEAD_MS
             deadline = asyncio.get_running_loop().time() + self._settings.catch_up_seconds
             await raise_epoch(
-                session, shards, chosen.name, epoch, lacks_ids_until_unix_ms=lacks_until, deadline=deadline
+                session,
+                shards,
+                chosen.name,
+                epoch,
+                elsewhere=await self._servers_elsewhere(replicas.database),
+                lacks_ids_until_unix_ms=lacks_until,
+                deadline=deadline,
             )
         await self._begin(replicas, PromotionStep.TOPOLOGY)
         await self._change_topology(replicas, region, epoch, lost)
@@ -326,7 +333,7 @@ class Promoter:
         members = await replicas.members()
         master = next(member for member in members if member.is_master)
         others = [member for member in members if not member.is_master and member.state is not None]
-        epochs, without_tables = await replicas.highest_epochs(members)
+        epochs, without_tables = await replicas.epochs_as_masters(members)
         region = unfinished(members, epochs, replicas.database.version_epoch)
         if region is not None:
             if master.state is not None:
@@ -362,6 +369,7 @@ class Promoter:
                 replicas.shards,
                 replicas.master.name,
                 database.version_epoch,
+                elsewhere=await self._servers_elsewhere(database),
                 deadline=replicas.statement_deadline(),
             )
         waits = database.semi_sync and await self._acknowledged_in_use(replicas, following)
@@ -458,6 +466,11 @@ class Promoter:
             silent=self._silent,
             hold=self._holds.get(database),
         )
+
+    async def _servers_elsewhere(self, database: Database) -> list[str]:
+        """Return the names of the servers of all other databases."""
+        topology = await self._store.load()
+        return sorted(each.server.name for each in topology.database_servers if each.database.name != database.name)
 
     async def _begin(self, replicas: ReplicationSet, step: PromotionStep) -> None:
         replicas.check_hold()

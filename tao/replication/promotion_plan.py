@@ -203,8 +203,8 @@ def discarded_transactions(member: SetMember, master: SetMember) -> str:
 def unfinished(members: Sequence[SetMember], epochs: Mapping[str, int], version_epoch: int) -> str | None:
     """Return the region of a server whose promotion was interrupted too late to be undone, or None.
 
-    Its shard rows have an epoch above those of the topology and the master. ``epochs``: the highest epoch of each
-    server that answers, by name.
+    Its shard rows name it as master, with an epoch above those of the topology and the master. ``epochs``: by the name
+    of each server that answers, the highest epoch of the rows there that name it as master.
     """
     master = _master(members)
     for member in sorted(members, key=lambda each: each.name):

@@ -36,7 +36,7 @@ from tao.model.errors import (
 from tao.model.ports import TopologyStore
 from tao.model.topology import Database, Topology
 from tao.replication.accounts import SERVICES
-from tao.replication.database_copy import CopyProgress, copy_shards
+from tao.replication.database_copy import CopyProgress, copy_schemas
 from tao.replication.database_tools import DatabaseTools, find_tools
 from tao.replication.gtid import binlog_state_at
 from tao.replication.locks import Locks, hold_exclusively, mastership_lock
@@ -46,7 +46,7 @@ from tao.replication.replication_set import ReplicationSet, SetAccounts
 from tao.replication.server_statements import detach, server_processes, set_read_only
 from tao.storage.dialect import Dialect
 from tao.storage.failures import TablesMissing
-from tao.storage.names import schema_name, shard_of_schema
+from tao.storage.names import shard_of_incoming_schema, shard_of_schema
 from tao.storage.session import DatabaseSession
 from tao.topology import edits
 
@@ -202,7 +202,7 @@ class Reseeder:
             raise SeedingRefused(f"{master.name} has no shard: is it the right master? `tao migrate` makes them")
         epoch = 0
         with suppress(TablesMissing):  # the server is empty or partly seeded
-            epoch = await replicas.highest_epoch(region)
+            epoch = await replicas.epoch_as_master(region)
         if epoch > database.version_epoch:
             raise SeedingRefused(
                 f"a promotion of {server} was interrupted when it could not be undone any more: "
@@ -244,11 +244,11 @@ class Reseeder:
             if self._on_copied is not None:
                 self._on_copied(copied, len(master.shards))
 
-        copied = await copy_shards(
+        copied = await copy_schemas(
             tools,
             replicas.login(replicas.database.master_region),
             replicas.login(region),
-            master.shards,
+            master.schemas,
             stall_seconds=_STALL_SECONDS,
             on_progress=progress,
         )
@@ -288,9 +288,11 @@ _RESET_WORDS_SINCE: Final = (8, 2)
 
 @dataclass(frozen=True, slots=True)
 class ServerContents:
-    """The data on a server. ``data_bytes`` is the server's estimate."""
+    """The data on a server. ``data_bytes`` is the server's estimate. ``schemas``: those of the shards, and of copies of
+    shards that move here, which the server's replicas have too."""
 
     shards: list[int]
+    schemas: list[str]
     data_bytes: int
     server_id: int
     binlog_state: str
@@ -306,8 +308,10 @@ async def read_contents(session: DatabaseSession, *, deadline: float) -> ServerC
         f"SELECT @@GLOBAL.server_id, @@GLOBAL.{state}; ROLLBACK",
         deadline=deadline,
     )
-    shards = [shard for (name,) in names if (shard := shard_of_schema(str(name))) is not None]
-    return ServerContents(sorted(shards), int(bytes_), int(server_id), str(found).replace("\n", ""))
+    held = sorted(str(name) for (name,) in names)
+    shards = [shard for name in held if (shard := shard_of_schema(name)) is not None]
+    schemas = [name for name in held if shard_of_schema(name) is not None or shard_of_incoming_schema(name) is not None]
+    return ServerContents(shards, schemas, int(bytes_), int(server_id), str(found).replace("\n", ""))
 
 
 async def close_for_seeding(session: DatabaseSession, *, deadline: float) -> None:
@@ -327,8 +331,8 @@ async def drop_shards(session: DatabaseSession, *, deadline: float) -> None:
     """Drop all shards and reset the binlog, so that the server does not claim to have any transaction."""
     await _let_administrator_write(session, deadline)
     await _reset_binlog(session, deadline)
-    for shard in (await read_contents(session, deadline=deadline)).shards:
-        await session.run(f"DROP DATABASE {schema_name(shard)}", deadline=deadline)
+    for schema in (await read_contents(session, deadline=deadline)).schemas:
+        await session.run(f"DROP DATABASE {schema}", deadline=deadline)
 
 
 async def set_position(session: DatabaseSession, master_state: str, position: str, *, deadline: float) -> None:

@@ -261,13 +261,17 @@ class ReplicationSet:
             await revoke_lease(session, deadline=self.statement_deadline())
             await attach(session, source, deadline=self.statement_deadline())
 
-    async def highest_epoch(self, region: str) -> int:
-        """Return the highest version epoch in the shard rows of a server. Raises `TaoError`."""
-        async with self.session(region) as session:
-            return await highest_epoch(session, self.shards, deadline=self.statement_deadline())
+    async def epoch_as_master(self, region: str) -> int:
+        """Return the highest version epoch in the shard rows that name the server itself as master; 0 for none.
 
-    async def highest_epochs(self, members: Iterable[SetMember]) -> tuple[dict[str, int], dict[str, str]]:
-        """Return the highest epoch of each server that answers, and the errors of servers without shard tables.
+        Other rows say nothing about a promotion of the server: a shard that was moved here has an epoch of its own,
+        above the database's. Raises `TaoError`."""
+        name = self.database.servers[region].name
+        async with self.session(region) as session:
+            return await highest_epoch(session, self.shards, master=name, deadline=self.statement_deadline())
+
+    async def epochs_as_masters(self, members: Iterable[SetMember]) -> tuple[dict[str, int], dict[str, str]]:
+        """Return `epoch_as_master` of each server that answers, and the errors of servers without shard tables.
 
         A server that is being seeded has no tables, for example. Raises `TaoError` for any other failure.
         """
@@ -276,7 +280,7 @@ class ReplicationSet:
         for member in members:
             if member.state is not None:
                 try:
-                    epochs[member.name] = await self.highest_epoch(member.region)
+                    epochs[member.name] = await self.epoch_as_master(member.region)
                 except TablesMissing as error:
                     without_tables[member.name] = error.message
         return epochs, without_tables

@@ -17,7 +17,7 @@ and no commit waits for a replica that may never come.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -427,14 +427,20 @@ async def apply_received(session: DatabaseSession, *, deadline: float) -> None:
     await wait_for_position(session, status.received, deadline=deadline)
 
 
-async def highest_epoch(session: DatabaseSession, shards: Sequence[int], *, deadline: float) -> int:
-    """Return the highest version epoch in the shards' rows."""
+async def highest_epoch(session: DatabaseSession, shards: Sequence[int], *, master: str = "", deadline: float) -> int:
+    """Return the highest version epoch in the shards' rows; with ``master``, in those that name this server as
+    master."""
     highest = 0
+    where = " AND master_server = %s" if master else ""
     for some in _groups(shards):
         union = " UNION ALL ".join(
-            f"(SELECT version_epoch FROM {schema_name(s)}.shard WHERE only_row = 1)" for s in some
+            f"(SELECT version_epoch FROM {schema_name(s)}.shard WHERE only_row = 1{where})" for s in some
         )
-        (((epoch,),), _) = await session.run(f"SELECT MAX(version_epoch) FROM ({union}) e; COMMIT", deadline=deadline)
+        (((epoch,),), _) = await session.run(
+            f"SELECT MAX(version_epoch) FROM ({union}) e; COMMIT",
+            [master] * len(some) if master else (),
+            deadline=deadline,
+        )
         highest = max(highest, int(epoch or 0))
     return highest
 
@@ -445,6 +451,7 @@ async def raise_epoch(
     master: str,
     version_epoch: int,
     *,
+    elsewhere: Collection[str] = (),
     lacks_ids_until_unix_ms: int = 0,
     deadline: float,
 ) -> None:
@@ -452,6 +459,9 @@ async def raise_epoch(
 
     This fences off the former owners of the shards, and all later versions are above any that were ever assigned. Rows
     that are up to date are left alone. The server stays closed to leaders.
+
+    ``elsewhere``: the servers of other databases. A row that names one of them is the fence of a move
+    (`tao.replication.shard_move`), and is left to those who undo the move.
 
     ``lacks_ids_until_unix_ms``: the server may lack times of ids, up to this one, that the lost master has reserved.
     The shards whose rows change then begin above it, and a minute above what is stored here: a promotion before this
@@ -462,6 +472,9 @@ async def raise_epoch(
         await session.run("ROLLBACK; SET GLOBAL super_read_only = 0", deadline=deadline)
     reserving = await _schemas_with_reserved_ids(session, deadline=deadline) if lacks_ids_until_unix_ms else set()
     outdated = "only_row = 1 AND (master_server <> %s OR version_epoch < %s)"
+    fences = list(elsewhere)
+    if fences:
+        outdated += " AND master_server NOT IN %s"
     for some in _groups(shards):
         statements: list[str] = []
         values: list[object] = []
@@ -475,12 +488,12 @@ async def raise_epoch(
                     "ON DUPLICATE KEY UPDATE reserved_unix_ms = GREATEST(reserved_unix_ms + %s, %s)"
                 )
                 until = lacks_ids_until_unix_ms
-                values += [until, master, version_epoch, RESERVED_AHEAD_MS, until]
+                values += [until, master, version_epoch, *([fences] if fences else ()), RESERVED_AHEAD_MS, until]
             statements.append(
                 f"UPDATE {schema}.shard SET master_server = %s, version_epoch = GREATEST(version_epoch, %s), "
                 f"generation = generation + 1 WHERE {outdated}"
             )
-            values += [master, version_epoch, master, version_epoch]
+            values += [master, version_epoch, master, version_epoch, *([fences] if fences else ())]
         await session.run(f"START TRANSACTION; {'; '.join(statements)}; COMMIT", values, deadline=deadline)
 
 

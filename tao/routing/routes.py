@@ -90,10 +90,11 @@ class TierRoutes:
         return self.hosts(shard)[0]
 
     def moved_since(self, former: TierRoutes) -> list[int]:
-        """Return the shards whose home is another server than by the ``former`` routes of the tier, in ascending
-        order."""
-        hosts = zip(former._hosts, self._hosts, strict=True)
-        return [shard for shard, (was, now) in enumerate(hosts) if was[0].name != now[0].name]
+        """Return the shards whose home is another server than by the ``former`` routes of the tier, and those that were
+        added since, in ascending order."""
+        hosts = zip(former._hosts, self._hosts, strict=False)
+        moved = [shard for shard, (was, now) in enumerate(hosts) if was[0].name != now[0].name]
+        return [*moved, *range(len(former._hosts), len(self._hosts))]
 
     def shards_of(self, server: str) -> tuple[int, ...]:
         """Return the shards that the server serves as home or clone, or as their present leader, in ascending order;

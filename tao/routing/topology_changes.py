@@ -68,7 +68,7 @@ def affected_shards(former: Routes, now: Routes, region: str) -> AffectedShards:
     """Return the shards of ``region`` that any change since the ``former`` routes affected: all of them, when the
     document does not record what each change was."""
     changes = _changes_since(former.version, now.topology)
-    if changes is None or former.shards != now.shards:
+    if changes is None or former.shards > now.shards:
         everything = frozenset(range(now.shards))
         return AffectedShards(everything, everything)
     led = set(_moved(former, now, region))
@@ -102,13 +102,14 @@ def _changes_since(version: int, topology: Topology) -> Sequence[RecordedChange]
 def _moved_by_region(before: Topology, after: Topology) -> Iterator[tuple[str, str]]:
     former, now = Routes(before), Routes(after)
     for region in after.regions:
-        moved = _moved(former, now, region.name) if former.shards == now.shards else range(now.shards)
+        moved = _moved(former, now, region.name) if former.shards <= now.shards else range(now.shards)
         if moved:
             yield region.name, _range_text(moved)
 
 
 def _moved(former: Routes, now: Routes, region: str) -> Sequence[int]:
-    """Return the shards that another leader of the region leads, or another database holds, in ascending order."""
+    """Return the shards that another leader of the region leads, or another database holds, and those that are new, in
+    ascending order."""
     try:
         was = former.leaders(region)
     except TopologyError:
@@ -116,7 +117,7 @@ def _moved(former: Routes, now: Routes, region: str) -> Sequence[int]:
     moved = set(now.leaders(region).moved_since(was))
     if [_place(each) for each in former.topology.databases] != [_place(each) for each in now.topology.databases]:
         moved.update(
-            shard for shard in range(now.shards) if former.database_of(shard).name != now.database_of(shard).name
+            shard for shard in range(former.shards) if former.database_of(shard).name != now.database_of(shard).name
         )
     return sorted(moved)
 

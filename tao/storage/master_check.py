@@ -10,7 +10,9 @@ were read. The version epoch must be the one that came with the rows: a server t
 in between has a higher one.
 
 The shards of a server change their master together, and it is opened only when all have. So the row of one of them
-stands for all; a part for each would cost as much as the rows.
+stands for all; a part for each would cost as much as the rows. A shard that moves to another database is the exception:
+its row here names another master before anybody may write there. That is read with its rows, in one snapshot
+(`tao.storage.read_plan.ReadPlan`): what nobody could write elsewhere at the time of the snapshot was current.
 
 The generation is not checked. It says which leader may write, and a critical read needs no leader.
 """

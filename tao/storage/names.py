@@ -13,6 +13,7 @@ from tao.schema.registry import Schema
 DEFAULT_EDGE_TABLE: Final = "assocs"
 _CUSTOM_TABLE = re.compile(r"assocs_[a-z0-9][a-z0-9_]{0,33}\Z")
 _SHARD_SCHEMA = re.compile(r"tao_([0-9]{5})\Z")
+_INCOMING_SCHEMA = re.compile(r"tao_([0-9]{5})_incoming\Z")
 
 EdgeTables = Callable[[int], str]
 """atype → the name of the table that holds its edges."""
@@ -28,6 +29,18 @@ def schema_name(shard: int) -> str:
 def shard_of_schema(name: str) -> int | None:
     """The shard that a schema holds; None for a schema that is no shard's."""
     matched = _SHARD_SCHEMA.match(name)
+    return int(matched[1]) if matched else None
+
+
+def incoming_schema_name(shard: int) -> str:
+    """The schema of the copy of a shard that moves here: ``tao_00042_incoming``. It is no shard's schema, so tailers
+    skip it. Raises as `schema_name`."""
+    return f"{schema_name(shard)}_incoming"
+
+
+def shard_of_incoming_schema(name: str) -> int | None:
+    """The shard of which a schema holds an incoming copy; None for any other schema."""
+    matched = _INCOMING_SCHEMA.match(name)
     return int(matched[1]) if matched else None
 
 

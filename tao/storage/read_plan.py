@@ -96,11 +96,15 @@ class ReadPlan:
         queries: Sequence[Query],
         edge_tables: EdgeTables,
         *,
+        master: str = "",
         rows_per_statement: int = 8192,
         parts_per_statement: int = 128,
     ) -> None:
+        """``master``: for critical reads, the server that is asked. The version epoch of a shard is then 0 where its
+        row names another master: the shard moves to another database, which may have later rows by now."""
         self._queries = queries
         self._edge_tables = edge_tables
+        self._master = master
         self._rows_per_statement = rows_per_statement
         self._parts_per_statement = parts_per_statement
         self._targets: list[tuple[int, int, int]] = []  # part number → kind, shard, and type or query
@@ -162,6 +166,11 @@ class ReadPlan:
     def is_unconfirmed(self) -> bool:
         """True while a check has brought no row: that of its shard is missing, or the check was never answered."""
         return self._checks_due > 0
+
+    @property
+    def names_other_master(self) -> bool:
+        """True when the row of a shard of a critical read names another server as master: the shard moves."""
+        return bool(self._master) and 0 in self.version_epochs.values()
 
     def go_on(self) -> None:
         """Note that all rows have been received. `statements` become those for lists that turned out to be longer than
@@ -329,8 +338,13 @@ class ReadPlan:
     ) -> None:
         schema = schema_name(shard)
         statement.shard = shard
+        epoch = "s.version_epoch"
+        if self._master:
+            # In the snapshot of the rows: a shard that was not fenced in it had no later rows elsewhere.
+            epoch = "CAST(s.version_epoch * (s.master_server = %s) AS UNSIGNED)"
+            statement.values.append(self._master)
         statement.parts.append(
-            f"SELECT {len(self._targets)}, s.version_epoch, {columns} "
+            f"SELECT {len(self._targets)}, {epoch}, {columns} "
             f"FROM {schema}.shard AS s LEFT JOIN {schema}.{found} WHERE s.only_row = 1{end}"
         )
         statement.values.extend(values)

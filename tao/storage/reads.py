@@ -263,7 +263,8 @@ class MySqlReadStore(ReadStore):
             job.on_read(places, error)
             return
         else:
-            apart = job.by_shard_of(places) if plan.is_unconfirmed else []  # the row of a shard is missing
+            # The row of a shard is missing, or it names another master: that says nothing about the others.
+            apart = job.by_shard_of(places) if plan.is_unconfirmed or plan.names_other_master else []
             if len(apart) < 2:
                 job.report_answers(server, places, plan)
                 return
@@ -274,7 +275,7 @@ class MySqlReadStore(ReadStore):
 
     async def _run(self, server: str, queries: Sequence[Query], job: _ReadJob, held: _HeldRows) -> ReadPlan:
         async def read(session: DatabaseSession, with_lease: bool) -> ReadPlan:
-            plan = ReadPlan(queries, self._edge_tables)
+            plan = ReadPlan(queries, self._edge_tables, master=server if job.critical else "")
             held.release()
             receive = _counted(plan, held)
             while plan.statements:

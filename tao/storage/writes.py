@@ -9,7 +9,7 @@ checks who may write (owner, generation, master) against the `ShardRow` that the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Final, Self
@@ -230,25 +230,36 @@ class MySqlWriteStore:
         return MySqlTransaction(self._pools.of(server), self._edge_tables, timeout_seconds=timeout_seconds)
 
     async def take_ownership(self, shards: Sequence[int], owner: str, *, timeout_seconds: float) -> dict[int, ShardRow]:
-        """See the port. Raises `ShardBlocked` for a single shard, `Unavailable`, `OutcomeUnknown` (the caller asks
-        again: the generation rises once more, which harms nobody)."""
+        """See the port. Raises `ShardBlocked` for a single shard, `MasterReadOnly` for one that moves, `Unavailable`,
+        `OutcomeUnknown` (the caller asks again: the generation rises once more, which harms nobody)."""
         deadline = asyncio.get_running_loop().time() + timeout_seconds
         servers = {self._master_of(shard) for shard in shards}
         if len(servers) > 1:
             raise Unavailable(f"shards {min(shards)} to {max(shards)} are on {len(servers)} database servers now")
-        pool = self._pools.of(servers.pop())
+        server = servers.pop()
+        pool = self._pools.of(server)
         pool.space.check()
+
+        async def take(session: DatabaseSession) -> dict[int, ShardRow]:
+            found = await self._lock_for_takeover(pool.space, session, shards, deadline)
+            taken = {row.shard: row.taken_by(owner) for row in found if row.master_server == server}
+            if len(shards) == 1 and not taken:
+                await session.run("ROLLBACK", deadline=deadline)
+                raise _not_to_be_taken(server, shards[0], found)
+            await self._write_owners(pool.space, session, taken.values(), deadline)
+            return taken
+
         try:
             async with pool.session(deadline=deadline) as session:
-                return await self._take(pool.space, session, shards, owner, deadline)
+                return await take(session)
         except ConnectionLost:
             # A pooled connection that died while it was idle: before COMMIT nothing was written.
             async with pool.session(deadline=deadline, fresh=True) as session:
-                return await self._take(pool.space, session, shards, owner, deadline)
+                return await take(session)
 
-    async def _take(
-        self, space: DiskSpace, session: DatabaseSession, shards: Sequence[int], owner: str, deadline: float
-    ) -> dict[int, ShardRow]:
+    async def _lock_for_takeover(
+        self, space: DiskSpace, session: DatabaseSession, shards: Sequence[int], deadline: float
+    ) -> list[ShardRow]:
         locks = lock_shards_for_takeover(shards)
         sql, values = _begin(session, (locks,), LOCK_WAIT_MILLISECONDS)
         try:
@@ -256,11 +267,12 @@ class MySqlWriteStore:
                 results = await session.run(sql, values, deadline=deadline)
         except ShardBlocked as error:
             raise ShardBlocked(error.message, shards[0] if len(shards) == 1 else -1) from error
-        taken = {row.shard: row.taken_by(owner) for row in map(shard_row, results[-1])}
-        if len(shards) == 1 and not taken:
-            table = f"{schema_name(shards[0])}.shard"
-            raise InternalError(f"table {table} is empty: its migrations have not run to their end")
-        text = write_owners(taken.values())
+        return list(map(shard_row, results[-1]))
+
+    async def _write_owners(
+        self, space: DiskSpace, session: DatabaseSession, taken: Iterable[ShardRow], deadline: float
+    ) -> None:
+        text = write_owners(taken)
         done: list[list[Row]] = []
         try:
             with space.writing(session):
@@ -273,7 +285,6 @@ class MySqlWriteStore:
             if isinstance(error, MasterReadOnly) or is_refused:
                 raise
             raise OutcomeUnknown(f"in COMMIT: {error.message}") from error
-        return taken
 
     async def read_ownership(self, shards: Sequence[int], *, timeout_seconds: float) -> dict[int, ShardRow]:
         """The shard rows, asked in statements of at most `SHARDS_PER_STATEMENT` shards of one server."""
@@ -339,6 +350,16 @@ class MySqlWriteStore:
         for server, of_server in grouped.items():
             for start in range(0, len(of_server), SHARDS_PER_STATEMENT):
                 yield server, of_server[start : start + SHARDS_PER_STATEMENT]
+
+
+def _not_to_be_taken(server: str, shard: int, found: Sequence[ShardRow]) -> TaoError:
+    """Return why a shard whose row was locked cannot be taken at a server."""
+    if not found:
+        return InternalError(f"table {schema_name(shard)}.shard is empty: its migrations have not run to their end")
+    return MasterReadOnly(
+        f"shard {shard} takes no writes at {server}: its row there names {found[0].master_server or 'no server'} as "
+        "master. It moves to another database, or its master has just been replaced; try again"
+    )
 
 
 def _begin(session: DatabaseSession, texts: Sequence[StatementText], milliseconds: int) -> tuple[str, list[object]]:

@@ -65,6 +65,12 @@ class Continuity:
         self._shards.clear()
         self._broken_after.clear()
 
+    def gain(self, shards: Iterable[int]) -> None:
+        """Begin the histories of shards that another database has held until now. This database may have held them
+        before, and what was written in between is not in its binlog: no position from then can be continued."""
+        for shard in shards:
+            self._break(shard)
+
     def source_position(self, gtid: str) -> tuple[str, int] | None:
         """Return the ``(source, number)`` of a transaction, or None when no history counts it."""
         try:

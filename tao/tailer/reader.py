@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Container, Mapping, Sequence
 from typing import Any, Final
 
 import pymysql.err
@@ -204,8 +204,18 @@ six tables each."""
 class BinlogReader:
     """The `BinlogSource` of one database server. The event loop may read its counters at any time."""
 
-    def __init__(self, account: ServerAccount, server_id: int, settings: ReaderSettings, log: Logger) -> None:
+    def __init__(
+        self,
+        account: ServerAccount,
+        server_id: int,
+        settings: ReaderSettings,
+        log: Logger,
+        *,
+        schemas: Container[object] | None = None,
+    ) -> None:
+        """``schemas``: names of those whose rows are read; None for those of all shards."""
         self._account = account
+        self._schemas: Final[Container[object]] = ShardSchemas() if schemas is None else schemas
         self._server_id: Final = server_id
         self._settings: Final = settings
         self._log: Final = log
@@ -328,7 +338,7 @@ class BinlogReader:
             server_id=self._server_id,
             blocking=True,
             only_events=EVENTS,
-            only_schemas=ShardSchemas(),
+            only_schemas=self._schemas,
             filter_non_implemented_events=False,
             auto_position=str(reached) or ("" if mariadb else _NOTHING_YET),
             freeze_schema=True,

@@ -93,6 +93,8 @@ class TailerServer:
         translator = Translator(lambda: configuration.schema, self._shards, settings.tail.max_touches_per_shard)
         tail = self._tail = TailPath(self._reader, checkpoint, translator, self._lag, unix_ms, settings.tail, log)
         continuity = Continuity(database.name, lambda: self._database().version_epoch, self._has_shard)
+        self._held = frozenset(self._shards())
+        configuration.on_routes(lambda _: self._gain_shards(continuity))
         delivery = self._delivery = DeliveryPath(
             RelayScope(settings.region, database.name, lambda: configuration.routes, self._refresh_routes),
             LinkedLeaders(self._links, lambda: configuration.routes.version),
@@ -175,6 +177,10 @@ class TailerServer:
     def _shards(self) -> Iterable[int]:
         for first, last in self._database().shards:
             yield from range(first, last + 1)
+
+    def _gain_shards(self, continuity: Continuity) -> None:
+        before, self._held = self._held, frozenset(self._shards())
+        continuity.gain(sorted(self._held - before))
 
     def _has_shard(self, shard: int) -> bool:
         return any(first <= shard <= last for first, last in self._database().shards)

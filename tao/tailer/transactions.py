@@ -100,8 +100,8 @@ _HARMLESS_TYPES: Final = frozenset({28, 36, 37})
 class ShardSchemas:
     """The set of schemas that hold shards. The reader skips events of other schemas before decoding them."""
 
-    def __contains__(self, schema: str) -> bool:
-        return shard_of_schema(schema) is not None
+    def __contains__(self, schema: object) -> bool:
+        return shard_of_schema(str(schema)) is not None
 
 
 class Transactions:

@@ -7,13 +7,13 @@ rule.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from tao.model.errors import TopologyError
-from tao.model.topology import CacheServer, DatabaseServer, Tier, Topology
+from tao.model.topology import CacheServer, Database, DatabaseServer, Tier, Topology
 from tao.routing.shard_map import Ring
 from tao.topology.document import check_topology
 
@@ -96,6 +96,56 @@ def raise_epochs(topology: Topology, version_epochs: Mapping[str, int]) -> Topol
         for each in topology.databases
     )
     return _next(topology, databases=databases)
+
+
+def move_to_database(topology: Topology, shard: int, name: str) -> Topology:
+    """Have another database hold a shard. Raises `TopologyError` also when it holds the shard already."""
+    source = next((each for each in topology.databases if _holds(each, shard)), None)
+    if source is None:
+        raise TopologyError(f"there is no shard {shard}; they are 0 to {topology.shards - 1}")
+    if source.name == name:
+        raise TopologyError(f"{name} holds shard {shard} already")
+    if name not in {database.name for database in topology.databases}:
+        raise TopologyError(f"there is no database {name!r}")
+
+    def changed(database: Database) -> Database:
+        held = shards_of(database)
+        if database is source:
+            return _with(database, shards=_ranges(held - {shard}))
+        return _with(database, shards=_ranges(held | {shard})) if database.name == name else database
+
+    return _next(topology, databases=tuple(map(changed, topology.databases)))
+
+
+def add_shards(topology: Topology, count: int) -> Topology:
+    """Add ``count`` shards behind the present ones, in one run for each database, of about equal length. Objects and
+    edges that exist stay where they are: an id carries its shard."""
+    first, databases = topology.shards, list(topology.databases)
+    for index, database in enumerate(databases):
+        last = topology.shards + count * (index + 1) // len(databases)
+        databases[index] = _with(database, shards=_ranges(shards_of(database) | set(range(first, last))))
+        first = last
+    return _next(topology, shards=topology.shards + count, databases=tuple(databases))
+
+
+def _holds(database: Database, shard: int) -> bool:
+    return any(first <= shard <= last for first, last in database.shards)
+
+
+def shards_of(database: Database) -> set[int]:
+    """Return the shards that a database holds."""
+    return {shard for first, last in database.shards for shard in range(first, last + 1)}
+
+
+def _ranges(shards: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Return shards as inclusive ranges, in ascending order."""
+    runs: list[tuple[int, int]] = []
+    for shard in sorted(shards):
+        if runs and runs[-1][1] == shard - 1:
+            runs[-1] = (runs[-1][0], shard)
+        else:
+            runs.append((shard, shard))
+    return tuple(runs)
 
 
 def move_shard(topology: Topology, region: str, tier: str, shard: int, *servers: str) -> Topology:

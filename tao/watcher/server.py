@@ -22,6 +22,7 @@ from tao.replication.locks import (
 from tao.replication.promotion import Promoter, PromotionStep
 from tao.replication.promotion_plan import SetMember
 from tao.replication.replication_set import ReplicationSet, SetAccounts
+from tao.replication.shard_move import MoveSettings, ShardMoves
 from tao.routing.failure_detector import DetectorSettings
 from tao.routing.routes import Routes
 from tao.runtime.admin import AdminPages, AdminServer, AdminSettings
@@ -33,6 +34,7 @@ from tao.serving.audit import AuditTrail
 from tao.serving.metrics import register_audit
 from tao.serving.requests import Listeners, check_exposure
 from tao.topology.stores import EtcdConnections, open_topology
+from tao.watcher.interrupted_moves import InterruptedMoves
 from tao.watcher.marks import ServerVerdict, WatcherReport, marks_by_database, wanted_marks, with_marks
 from tao.watcher.mastership import Mastership
 from tao.watcher.probes import (
@@ -108,6 +110,7 @@ class WatcherServer:
             settings, promoter, self._locks, peers, self._databases.silent_seconds, context
         )
         hot_shards = self._hot_shards = self._build_hot_shards(links, context)
+        self._moves = self._build_interrupted_moves(accounts)
         metrics = Metrics(role="watcher", server=settings.name)
         self._register(metrics)
         pages = AdminPages(metrics=metrics.render, stats=self._stats, not_ready=lambda: "")
@@ -123,6 +126,7 @@ class WatcherServer:
         self._tasks.keep(self._run_as_active, "activity")
         if audit.log is not None:
             self._tasks.keep(audit.log.keep_publishing, "publication of the audit log's hash")
+        self._tasks.keep(self._moves.run, "interrupted moves")
         if settings.clone_hot_shards:
             self._tasks.keep(hot_shards.run, "hot shards")
         self._stop_watching = self._topology_store.watch(self._use_topology)
@@ -231,6 +235,18 @@ class WatcherServer:
             dry_run=settings.dry_run,
         )
 
+    def _build_interrupted_moves(self, accounts: SetAccounts) -> InterruptedMoves:
+        settings = self._settings
+        moves = ShardMoves(self._topology_store, self._locks, accounts, MoveSettings(), seen_from=settings.region)
+        return InterruptedMoves(
+            moves,
+            self._current,
+            lambda: self._mastership.is_active,
+            settings.moves_check_seconds,
+            self._log,
+            dry_run=settings.dry_run,
+        )
+
     def _observe(self, replicas: ReplicationSet, members: list[SetMember], began: float) -> None:
         self._mastership.observe(replicas, members, began)
 
@@ -318,6 +334,7 @@ class WatcherServer:
             "lost_databases": mastership.lost_databases(),
             "marks_set": self._marks_set,
             "cloning": self._hot_shards.done,
+            "released_moves": self._moves.released,
             "actions": mastership.actions,
             "failed_actions": mastership.failed_actions,
             # The former names of both.
@@ -354,6 +371,12 @@ class WatcherServer:
             "Shards cloned because they were read much, clones given back, failures, what a dry run would have done.",
             "outcome",
             self._hot_shards.done.copy,
+        )
+        metrics.gauge_family(
+            "moves_total",
+            "Moves of shards that were interrupted, after which leaders could write the shard again.",
+            "outcome",
+            lambda: {"released": float(self._moves.released)},
         )
         metrics.gauge_family(
             "lease_renewals_total",

@@ -119,6 +119,10 @@ class WatcherSettings:
     default, because a clone costs memory and messages, and an operator may know better which shards are hot, and why.
     """
 
+    moves_check_seconds: float = 5.0
+    """Interval between two looks for moves of shards that were interrupted while the writes of the shard waited. Each
+    asks the master of every database which copies it has."""
+
     dry_run: bool = False
     """Log the actions that would be taken, and take none."""
 

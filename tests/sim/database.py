@@ -12,6 +12,7 @@ import asyncio
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
 from tao.model.graph import Edge, EdgeKey, ListKey
@@ -224,28 +225,39 @@ class SimDatabase:
         schema: Schema,
         shards: dict[int, ShardRow] | None = None,
         heartbeat: tuple[int, str, int] | None = None,
+        arrived: int | None = None,
     ) -> float:
-        """Commit on a master: write to the binlog now. Return when the commit becomes visible; call `show` then."""
+        """Commit on a master: write to the binlog now. Return when the commit becomes visible; call `show` then.
+
+        ``arrived``: a shard that another database has held, of which ``changes`` is everything."""
         logged = Logged(
             f"0-{self._server_id}-{self.purged_before + len(self.binlog) + 1}",
             [_beat(*heartbeat)] if heartbeat else row_events(self.truth, changes, schema),
             changes,
             shards or {},
             unix_ms(self._loop.now),
+            arrived,
         )
-        self.truth.write(changes)
+        if arrived is None:
+            self.truth.write(changes)
+            edges = (*changes.put_edges, *changes.delete_edges)
+            lists = {**changes.put_lists, **{ListKey(edge.id1, edge.atype): None for edge in edges}}
+            self.past.keep(self.truth, [row.id for row in changes.put_objects], lists, self._loop.now)
+            self.on_commit(self, changes)
+        else:
+            logged.events.clear()  # its tables are renamed, which is a statement
+            self.truth.forget(arrived)
+            self.truth.write(changes)
         self.truth.shards.update(logged.shards)
-        edges = (*changes.put_edges, *changes.delete_edges)
-        lists = {**changes.put_lists, **{ListKey(edge.id1, edge.atype): None for edge in edges}}
-        self.past.keep(self.truth, [row.id for row in changes.put_objects], lists, self._loop.now)
-        self.on_commit(self, changes)
         self._append(logged)
         for replica in self.replicas:
             replica._receive(logged)
         return self._until_visible()
 
-    def show(self, changes: RowChanges, shards: dict[int, ShardRow] | None = None) -> None:
+    def show(self, changes: RowChanges, shards: dict[int, ShardRow] | None = None, arrived: int | None = None) -> None:
         """Make a logged transaction visible."""
+        if arrived is not None:
+            self.rows.forget(arrived)
         self.rows.write(changes)
         self.rows.shards.update(shards or {})
 
@@ -271,7 +283,8 @@ class SimDatabase:
         self._append(logged)
         self._visible_until = max(self._visible_until, self._loop.now + self._until_visible())
         context = self.process.context.copy()
-        self._loop.call_at(self._visible_until, self.show, logged.changes, logged.shards, context=context)
+        shown = partial(self.show, logged.changes, logged.shards, logged.arrived)
+        self._loop.call_at(self._visible_until, shown, context=context)
 
     def _until_visible(self) -> float:
         return self._random.random() * 0.01 if self._random.random() < 0.1 else 0.0

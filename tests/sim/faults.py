@@ -15,6 +15,7 @@ from typing import Final
 from tao.routing.routes import Routes
 from tests.sim.foreign import write_past_the_product
 from tests.sim.loop import Process
+from tests.sim.moves import Moves
 from tests.sim.operators import Operator
 from tests.sim.plans import OF_WATCHERS, PLANNED, UNSEEN_SECONDS, Fault
 from tests.sim.promotion import Promotions
@@ -34,6 +35,7 @@ class Faults:
         self._lasting: Final[dict[Fault, Callable[[], None]]] = {}
         self._promotions: Final = Promotions(world)
         self._operator: Final = Operator(world)
+        self._moves: Final = Moves(world)
         self._kinds: Final[dict[str, Callable[[Fault], Callable[[], None] | None]]] = {
             "kill": self._kill,
             "kill tailer": self._kill_tailer,
@@ -64,6 +66,8 @@ class Faults:
             "master lost": self._lose_master,
             "clone": self._operator.clone,
             "planned restart": self._operator.restart,
+            "move to database": self._moves.move,
+            "move dies": self._moves.die,
             "restart between writes": self._restart_between_writes,
             "rush": partial(rush, world, self._invalidate_everything),
             "kill watcher": self._kill_watcher,

@@ -178,6 +178,8 @@ FAULT_WEIGHTS: Final = {
     "master lost": 2,
     "clone": 3,
     "planned restart": 2,
+    "move to database": 3,
+    "move dies": 1,
     "rush": 2,
     "kill watcher": 1,
     "watcher hangs": 1,
@@ -194,10 +196,13 @@ COMPOUND: Final = ("spool needed", "rush", "binlog lost", "restart between write
 """Faults that consist of several failures."""
 UNSEEN_SECONDS: Final = 8.0
 """Duration of "replaced unseen": others receive what is written meanwhile, and give the shards back in time."""
-_WHILE_WRITING: Final = ("master lost", "topology late", "binlog lost", "spool needed", "clone", "replaced unseen")
+_WHILE_WRITING: Final = (
+    *("master lost", "topology late", "binlog lost", "spool needed", "clone", "replaced unseen"),
+    *("move to database", "move dies"),
+)
 """Faults that have no effect without writes."""
 _MASTERS: Final = ("promotion", "topology late", "master lost")
-_OF_SHARDS: Final = ("move shard", "there and back", "binlog lost", "clone")
+_OF_SHARDS: Final = ("move shard", "there and back", "binlog lost", "clone", "move to database", "move dies")
 
 
 def tempo_of(seed: int) -> Tempo:

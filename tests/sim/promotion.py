@@ -19,6 +19,7 @@ from tao.model.ids import PROMOTION_AHEAD_MS, RESERVED_AHEAD_MS
 from tao.model.rows import RowChanges
 from tao.model.topology import Database
 from tao.replication.locks import FileLocks, LockHold, LockTaken, hold_exclusively, mastership_lock
+from tao.topology.edits import shards_of
 from tests.sim.database import SimDatabase, unix_ms
 from tests.sim.stores import roll_back_all_of
 from tests.sim.world import World
@@ -31,9 +32,9 @@ _BACK_SECONDS: Final = 2.0
 """From the return of a database server until an operator looks whether it was replaced."""
 
 
-def next_epoch(database: Database) -> int:
-    """Return the version epoch under which a new master writes."""
-    return database.version_epoch + 1
+def next_epoch(database: Database, known: int) -> int:
+    """Return the version epoch under which a new master writes. ``known``: the highest in its shards' rows."""
+    return max(database.version_epoch, known) + 1
 
 
 async def applied(new: SimDatabase) -> None:
@@ -51,7 +52,9 @@ def enthrone(world: World, database: Database, old: SimDatabase, new: SimDatabas
     new.become_master()
     if not old.down and old.read_only:
         old.follow(new, anew=False)
-    epoch = next_epoch(database)
+    held = {shard: row for shard, row in new.truth.shards.items() if shard in shards_of(database)}
+    epoch = next_epoch(database, max((row.version_epoch for row in held.values()), default=0))
+    names = {server.name for server in database.servers.values()}  # any other is the fence of a move
     rows = {
         shard: msgspec.structs.replace(
             row,
@@ -59,7 +62,8 @@ def enthrone(world: World, database: Database, old: SimDatabase, new: SimDatabas
             version_epoch=max(row.version_epoch, epoch),
             generation=row.generation + 1,
         )
-        for shard, row in new.truth.shards.items()
+        for shard, row in held.items()
+        if row.master_server in names
     }
     changes = RowChanges()
     if lacks_commits:

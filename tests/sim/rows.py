@@ -12,6 +12,7 @@ import msgspec
 from tao.model.changes import sort_edges
 from tao.model.edge_block import COMPLETE, PREFIX, encode_block
 from tao.model.graph import ABSENT, Edge, EdgeKey, ListKey, deleted_data, encode_count, encode_object
+from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import CountQuery, ObjectQuery, Query, RangeQuery, TimeRangeQuery
 from tao.model.rows import IntentKey, IntentRow, ListRow, ObjectRow, RowChanges, ShardRow
 from tao.planning.row_events import RowEvent
@@ -61,6 +62,33 @@ class Rows:
         self.intents = dict(other.intents)
         self.reserved_times = dict(other.reserved_times)
 
+    def of_shard(self, shard: int) -> RowChanges:
+        """Return everything of a shard, as the changes that write it."""
+
+        def here(key: int) -> bool:
+            return key >> SHARD_SHIFT == shard
+
+        return RowChanges(
+            put_objects=[row for key, row in self.objects.items() if here(key)],
+            put_lists={key: row for key, row in self.lists.items() if here(key.id1)},
+            put_edges={
+                EdgeKey(key.id1, key.atype, id2): edge
+                for key, edges in self.edges.items()
+                if here(key.id1)
+                for id2, edge in edges.items()
+            },
+            put_intents=[row for key, row in self.intents.items() if here(key.low_id)],
+            put_reserved_times={key: time for key, time in self.reserved_times.items() if key == shard},
+        )
+
+    def forget(self, shard: int) -> None:
+        """Drop what an earlier move of a shard has left here."""
+        kept = Rows()
+        for other in {*self.shards, *(key >> SHARD_SHIFT for key in self.objects)} - {shard}:
+            kept.write(self.of_shard(other))
+        kept.shards = self.shards
+        self.take_over(kept)
+
     def edge(self, key: EdgeKey) -> Edge | None:
         return self.edges.get(ListKey(key.id1, key.atype), {}).get(key.id2)
 
@@ -104,6 +132,7 @@ class Logged(msgspec.Struct):
     changes: RowChanges
     shards: dict[int, ShardRow]
     unix_ms: int
+    arrived: int | None = None
 
 
 class Past:
@@ -139,6 +168,17 @@ class Past:
     def _lose(self, key: tuple[int, int], versions: Iterable[int], left: int) -> None:
         known = self.lost[key]
         known.update({version: left for version in versions if version > left and version not in known})
+
+    def hand_over(self, other: Past, shard: int) -> None:
+        """Add the history of a shard to that of the database which holds it from now on."""
+        other.lists.update({key: found for key, found in self.lists.items() if key.id1 >> SHARD_SHIFT == shard})
+        other.objects.update({key: found for key, found in self.objects.items() if key >> SHARD_SHIFT == shard})
+        other.lost.update({key: found for key, found in self.lost.items() if key[0] >> SHARD_SHIFT == shard})
+        other.committed.update({key: found for key, found in self.committed.items() if key[0] >> SHARD_SHIFT == shard})
+        other.foreign.update(
+            key for key in self.foreign if (key if isinstance(key, int) else key.id1) >> SHARD_SHIFT == shard
+        )
+        other.lost_pairs.update(self.lost_pairs)
 
     def least(self, key: int, atype: int, version: int) -> int:
         """Return the version that a reader who knows ``version`` may demand: a lower one if it is lost."""

@@ -18,6 +18,7 @@ from tao.model.tokens import WriteToken
 from tests.sim.checks import Violation
 from tests.sim.faults import Faults
 from tests.sim.loop import CURRENT, SimLoop
+from tests.sim.moves import move_substitutes
 from tests.sim.plans import WRITES, Op, Plan
 from tests.sim.substitutes import substituted
 from tests.sim.watchers import failed_too_late, watcher_substitutes
@@ -51,7 +52,9 @@ def run(plan: Plan, broken: Callable[[], AbstractContextManager[None]] = nullcon
     gc.disable()
     try:
         with ExitStack() as stack:
-            stack.enter_context(substituted(player.world, watcher_substitutes(player.world)))
+            stack.enter_context(
+                substituted(player.world, [*watcher_substitutes(player.world), *move_substitutes(player.world)])
+            )
             stack.enter_context(_caches_known(player.world))
             stack.enter_context(player.world.checks.watching_caches())
             stack.enter_context(player.world.bounds.watching())

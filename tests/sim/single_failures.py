@@ -50,6 +50,8 @@ LASTS_SECONDS: Final = {
     "planned restart": 60.0,
     "restart between writes": 4.0,
     "topology late": 6.0,
+    "move to database": 20.0,
+    "move dies": 30.0,
     "replaced unseen": UNSEEN_SECONDS,
 }
 """Longest duration in seconds of the faults that no end is scheduled for; all others are over when they end."""

@@ -121,9 +121,18 @@ class SimReadStore(ReadStore):
             server = self._world.databases[name]
             asked = [queries[place] for place in places]
             refused: list[TaoError] = []
+            shards = {_shard(query): None for query in asked}
+            if critical and len(shards) > 1 and any(_moves(server, shard) for shard in shards):
+                # As in the product: the row of a shard that moves says nothing about the others.
+                apart = [[place for place in places if _shard(queries[place]) == shard] for shard in shards]
+                await asyncio.gather(*(read(name, some) for some in apart))
+                return
 
             async def look() -> FillRead:
-                epochs = {_shard(query): server.rows.shards[_shard(query)].version_epoch for query in asked}
+                epochs = {
+                    shard: 0 if critical and _moves(server, shard) else server.rows.shards[shard].version_epoch
+                    for shard in shards
+                }
                 found = FillRead([server.rows.value(query) for query in asked], epochs)
                 await self._be_late(server)
                 if critical:  # as in the product, after the rows
@@ -161,9 +170,15 @@ class SimReadStore(ReadStore):
             await asyncio.sleep(least + self._world.random.random() * (most - least))
 
 
+def _moves(server: SimDatabase, shard: int) -> bool:
+    """Return whether the row of a shard names another master than the server."""
+    return server.rows.shards[shard].master_server != server.name
+
+
 def _refusals(server: SimDatabase, read_epochs: dict[int, int]) -> list[TaoError]:
     """Return why the server does not answer critical reads now, if it does not."""
-    shard, read_epoch = next(iter(read_epochs.items()))
+    # The shard that moves, if there is one: it is read alone, unless its move has begun since.
+    shard, read_epoch = min(read_epochs.items(), key=lambda each: each[1])
     row = server.rows.shards[shard]
     lease_ended = bool(server.lease_seconds) and server.lease_is_over()
     state = MasterState(server.read_only, lease_ended, row.master_server, row.version_epoch)
@@ -203,8 +218,11 @@ class SimWriteStore:
                 except TimeoutError:
                     raise ShardBlocked(f"the lock of shard {shards[0]} was not had", shards[0]) from None
             try:
-                _check_writable(server)
-                rows = {shard: server.truth.shards[shard].taken_by(owner) for shard in locked}
+                check_writable(server)
+                found = [server.truth.shards[shard] for shard in locked]
+                rows = {row.shard: row.taken_by(owner) for row in found if row.master_server == server.name}
+                if len(shards) == 1 and not rows:
+                    raise MasterReadOnly(f"shard {shards[0]} moves to another database")
                 await asyncio.sleep(server.log(RowChanges(), self._world.schema, rows))
                 server.show(RowChanges(), rows)
             finally:
@@ -234,7 +252,7 @@ class SimWriteStore:
         server = self._world.databases[self._master_of(shard)]
 
         async def write() -> None:
-            _check_writable(server)
+            check_writable(server)
             await asyncio.sleep(server.log(RowChanges(), self._world.schema, heartbeat=(shard, writer, unix_ms)))
 
         await run_at(self._world, server, write, timeout_seconds)
@@ -328,7 +346,7 @@ class SimTransaction:
         """See the port."""
 
         async def apply() -> None:
-            _check_writable(self._server)
+            check_writable(self._server)
             if self not in self._server.transactions:
                 raise Unavailable("the transaction was rolled back")
 
@@ -355,7 +373,7 @@ class SimTransaction:
             raise Unavailable("the transaction was rolled back")
         if server.read_only:
             self.roll_back()
-        _check_writable(server)
+        check_writable(server)
         fault = server.commit_faults.pop(0) if server.commit_faults else ""
         if fault in ("aborted", "lost before"):
             self.roll_back()
@@ -377,7 +395,8 @@ class SimTransaction:
         return await run_at(self._world, self._server, work, max(0.0, self._deadline - self._world.loop.now))
 
 
-def _check_writable(server: SimDatabase) -> None:
+def check_writable(server: SimDatabase) -> None:
+    """Raise the error of a write, unless the server takes writes."""
     if server.down:
         raise Unavailable(f"{server.name} closed the connection")
     if server.read_only:

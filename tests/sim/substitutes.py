@@ -324,7 +324,12 @@ class SimBinlogReader:
                     continue
                 position = logged[-1].gtid
                 yield [
-                    BinlogTransaction(gtid=each.gtid, events=each.events, committed_unix_ms=each.unix_ms // 1000 * 1000)
+                    BinlogTransaction(
+                        gtid=each.gtid,
+                        events=each.events,
+                        invalid_shards=frozenset() if each.arrived is None else frozenset({each.arrived}),
+                        committed_unix_ms=each.unix_ms // 1000 * 1000,
+                    )
                     for each in logged
                 ]
         finally:

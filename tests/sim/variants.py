@@ -49,7 +49,7 @@ from tao.tailer.delivery_path import DeliveryPath
 from tao.tailer.leader_outbox import LeaderOutbox, Part
 from tao.watcher import server
 from tao.wire.read_batch import QueryRow
-from tests.sim import promotion, stores
+from tests.sim import moves, promotion, stores
 from tests.sim.database import SimDatabase
 from tests.sim.disks import SimSpool
 from tests.sim.locks import SimLockFiles
@@ -142,7 +142,7 @@ def _ticket_epoch_ignored() -> Iterator[None]:
 def _version_epoch_not_raised() -> Iterator[None]:
     """Let a new master go on under the version epoch of the lost one."""
     kept = promotion.next_epoch
-    promotion.next_epoch = lambda database: database.version_epoch
+    promotion.next_epoch = lambda database, known: database.version_epoch
     try:
         yield
     finally:
@@ -403,6 +403,11 @@ def _former_master_read() -> AbstractContextManager[None]:
     return _replaced(stores, master_refusal=lambda *_: None)
 
 
+def _fence_left_out() -> AbstractContextManager[None]:
+    """Let leaders write to the source of a move while its copy becomes the shard."""
+    return _replaced(moves, fenced_row=lambda row, _: row)
+
+
 def _request_passed_on_again() -> AbstractContextManager[None]:
     """Let a leader pass on what another region has sent it."""
     return _replaced(ForwardedWrites, may_pass_on=lambda *_: True)
@@ -507,6 +512,7 @@ VARIANTS: Final[Sequence[Variant]] = (
         Shape(regions=1, leaders=2, watchers=2),
         single_share=1.0,
     ),
+    Variant("fence left out", _fence_left_out, frozenset({"1", "3", "5"}), {"move to database": 1}),
     Variant("former master read", _former_master_read, frozenset({"critical"}), {"topology late": 1}),
     Variant("request passed on again", _request_passed_on_again, frozenset({"hops"}), {"topology late": 1}, first=1),
     Variant(

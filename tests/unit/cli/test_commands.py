@@ -120,12 +120,11 @@ def test_text_in_place_of_a_number_is_no_valid_integer(command: tuple[str, ...])
 
 
 CHANGING = (
-    "accounts", "backup restore", "delete edge", "delete object", "dev reset", "drain", "invalidate", "migrate",
-    "promote", "rejoin", "repair",
-    "replicate", "reseed", "shard clone", "shard unclone", "topology add-server", "topology import",
-    "topology mark-down", "topology mark-up", "topology move-shard", "topology record-changes",
-    "topology remove-server",
-    "token revoke", "topology unmove-shard", "undrain",
+    "accounts", "backup restore", "database balance", "database drop-moved", "database move", "database split",
+    "delete edge", "delete object", "dev reset", "drain", "invalidate", "migrate", "promote", "rejoin", "repair",
+    "replicate", "reseed", "shard clone", "shard unclone", "topology add-server", "topology add-shards",
+    "topology import", "topology mark-down", "topology mark-up", "topology move-shard", "topology record-changes",
+    "topology remove-server", "token revoke", "topology unmove-shard", "undrain",
 )  # fmt: skip
 
 

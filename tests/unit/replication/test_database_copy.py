@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tao.replication.database_copy import CopyProgress, copy_shards, dump_shards, load_dump
+from tao.replication.database_copy import CopyProgress, copy_schemas, dump_shards, load_dump
 from tao.replication.database_tools import CopyFailed, DatabaseTools
 from tao.storage.dialect import Dialect
 from tao.storage.session import ServerAccount
@@ -39,7 +39,9 @@ def rows(size: int) -> str:
 
 
 async def copied(found: DatabaseTools) -> CopyProgress:
-    return await copy_shards(found, SERVER, SERVER, [0, 1], stall_seconds=30, on_progress=lambda _: None)
+    return await copy_schemas(
+        found, SERVER, SERVER, ["tao_00000", "tao_00001"], stall_seconds=30, on_progress=lambda _: None
+    )
 
 
 @pytest.mark.parametrize("place", ["before the data", "behind the data"])
@@ -69,8 +71,13 @@ async def test_a_failure_is_reported_with_the_last_lines_of_the_program(tmp_path
 
 async def test_a_copy_of_which_no_byte_moves_fails(tmp_path: Path) -> None:
     with pytest.raises(CopyFailed, match=r"nothing moved for 0.1 s"):
-        await copy_shards(
-            tools(tmp_path, "exec sleep 60"), SERVER, SERVER, [0], stall_seconds=0.1, on_progress=lambda _: None
+        await copy_schemas(
+            tools(tmp_path, "exec sleep 60"),
+            SERVER,
+            SERVER,
+            ["tao_00000"],
+            stall_seconds=0.1,
+            on_progress=lambda _: None,
         )
 
 

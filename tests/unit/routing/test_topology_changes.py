@@ -155,10 +155,14 @@ def test_without_a_record_a_skipped_version_affects_every_shard_and_a_single_cha
     assert affected(first, third) == AffectedShards(EVERYTHING, EVERYTHING)
 
 
-def test_a_change_of_the_number_of_shards_affects_every_shard() -> None:
+def test_added_shards_affect_no_others_and_fewer_shards_affect_every_one() -> None:
     first = first_version()
-    second = next_version(first, shards=SHARDS + 1, databases=(database("db1", 0, SHARDS),))
-    assert affected(first, second).led == {*EVERYTHING, SHARDS}
+    db1, _ = first.databases
+    second = next_version(first, shards=SHARDS + 2, databases=(db1, database("db2", HALF, SHARDS + 1)))
+    assert affected(first, second).led == {SHARDS, SHARDS + 1}
+    assert affected(first, next_version(second)).led == {SHARDS, SHARDS + 1}, "also when a version is skipped"
+    fewer = next_version(first, shards=SHARDS - 1, databases=(db1, database("db2", HALF, SHARDS - 2)))
+    assert affected(first, fewer).led == frozenset(range(SHARDS - 1))
 
 
 def test_the_record_is_bounded_in_changes_and_bytes_and_drops_the_oldest() -> None:

@@ -31,6 +31,8 @@ class Server:
         """Statements that name one of these are refused."""
         self.empty_shards: list[int] = []
         """Shards whose row is missing."""
+        self.moving_shards: list[int] = []
+        """Shards whose row names the master of another database."""
         self.drops_checks = False
         """It answers the first statement of a message and leaves out the others."""
         self.state: tuple[int, int, int, bytes] = (1, 0, 0, b"db")
@@ -57,9 +59,11 @@ class Server:
         if any(table in sql for table in self.refused_tables):
             raise OperatorError("refused")
         numbers = [int(text.partition("SELECT ")[2].partition(",")[0]) for text in rows_sql.split(" UNION ALL ")]
-        shards = [ids[0] >> SHARD_SHIFT for ids in values]
+        masters, shards = values[::2], [ids[0] >> SHARD_SHIFT for ids in values[1::2]]
+        assert set(masters) == {"db"}, "each part asks whether its shard's row names the server"
         found = zip(numbers, shards, strict=True)
-        on_rows([(number, 1, None, None, None, None, None) for number, shard in found if not self._lacks(shard)])
+        rows = [(number, shard) for number, shard in found if not self._lacks(shard)]
+        on_rows([(number, int(shard not in self.moving_shards), *[None] * 5) for number, shard in rows])
         if on_check is not None and not self.drops_checks:
             shard = int(check_sql.partition("SELECT ")[2].partition(",")[0])
             on_check(self._answer_to_check(shard))
@@ -79,6 +83,8 @@ class Server:
 
     def _answer_to_check(self, shard: int) -> list[Any]:
         epoch, read_only, lease_ended, master = self.state
+        if shard in self.moving_shards:
+            master = b"other-db"
         return [] if self._lacks(shard) else [(shard, epoch, read_only, lease_ended, 0, 0, master)]
 
     def _lacks(self, shard: int) -> bool:
@@ -107,6 +113,16 @@ async def test_the_lease_is_read_on_after_rows_were_refused() -> None:
     server.lease_read.clear()
     assert await server.read(1) == {1: None}
     assert server.lease_read == [True]
+
+
+@pytest.mark.parametrize("shards", [(1, 7), (7, 1), (7,), (1, 7, 2)])
+async def test_a_shard_that_moves_is_refused_alone_wherever_it_stands(shards: tuple[int, ...]) -> None:
+    """The check behind the rows looks at one shard of a statement, which may be the one that moves, or another."""
+    server = Server()
+    server.moving_shards = [7]
+    found = await server.read(*shards)
+    assert isinstance(found.pop(7), MasterReadOnly)
+    assert set(found.values()) <= {None}
 
 
 async def test_a_lease_that_cannot_be_read_is_left_out_for_a_while() -> None:

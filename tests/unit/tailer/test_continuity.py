@@ -111,3 +111,16 @@ def test_mysql_positions_are_parsed() -> None:
     uuid = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
     continuity = begun(f"{uuid}:1-4:6-90")
     assert continuity.spans_of(f"{uuid}:95", [1]) == [Span(1, f"db@1:{uuid}", 90, 95)]
+
+
+def test_a_shard_that_comes_back_from_another_database_continues_no_position_from_before() -> None:
+    """What was written while another database held it is not in this binlog."""
+    continuity = begun()
+    continuity.spans_of("0-1-103", [1])
+    continuity.acknowledge(Span(1, H, 100, 103))
+    continuity.proven("0-1-110")
+    continuity.gain([1])
+    assert continuity.answer(Span(1, H, 103, 103)) == (None, None), "not before the next proof"
+    continuity.proven("0-1-111")
+    assert continuity.answer(Span(1, H, 103, 103)) == (Span(1, H, 111, 111), None), "it has to start anew"
+    assert continuity.spans_of("0-1-120", [1]) == [Span(1, H, 111, 120)]

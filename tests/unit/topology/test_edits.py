@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from tao.model.errors import TopologyError
-from tao.model.topology import CacheServer, Topology
+from tao.model.topology import CacheServer, Database, DatabaseServer, Topology
 from tao.topology import edits
 
 
@@ -57,3 +58,28 @@ def test_what_is_not_there_or_would_break_a_rule_is_refused(topology: Topology) 
         edits.add_server(topology, "here", "web", CacheServer(name="l-1", grpc="127.0.0.1:9"))
     with pytest.raises(TopologyError, match="no servers"):
         edits.remove_server(edits.remove_server(topology, "l-1"), "l-2")
+
+
+def two_databases(topology: Topology) -> Topology:
+    (database,) = topology.databases
+    other = Database(name="db-2", master_region="here", servers={"here": DatabaseServer(name="db-2-here")}, shards=())
+    return msgspec.structs.replace(topology, databases=(database, other))
+
+
+def test_a_shard_changes_its_database_and_ranges_stay_short(topology: Topology) -> None:
+    changed = edits.move_to_database(two_databases(topology), 7, "db-2")
+    assert (changed.version, [each.shards for each in changed.databases]) == (2, [((0, 6), (8, 15)), ((7, 7),)])
+    again = edits.move_to_database(changed, 8, "db-2")
+    assert [each.shards for each in again.databases] == [((0, 6), (9, 15)), ((7, 8),)]
+    back = edits.move_to_database(edits.move_to_database(again, 7, "db"), 8, "db")
+    assert [each.shards for each in back.databases] == [((0, 15),), ()]
+    for shard, name in ((16, "db-2"), (7, "db-3"), (7, "db")):
+        with pytest.raises(TopologyError):
+            edits.move_to_database(two_databases(topology), shard, name)
+
+
+def test_shards_are_added_behind_the_present_ones_and_spread_over_the_databases(topology: Topology) -> None:
+    changed = edits.add_shards(two_databases(topology), 5)
+    assert (changed.shards, [each.shards for each in changed.databases]) == (21, [((0, 17),), ((18, 20),)])
+    with pytest.raises(TopologyError, match="there can be 1 to 65536"):
+        edits.add_shards(topology, 1 << 16)

@@ -1,0 +1,119 @@
+"""What the masters of a topology have of its shards: how much, how often it is written, and what has moved away."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import aclosing
+from typing import Final
+
+import msgspec
+
+from tao.model.topology import Database, Topology
+from tao.observability.logs import Logger
+from tao.replication.accounts import Account
+from tao.replication.move_statements import data_bytes, drop_schema, moved_since_seconds, read_shard, shards_held
+from tao.replication.shard_move import MoveSettings, ShardMoves, move_lock
+from tao.replication.shard_move_plan import master_of
+from tao.storage.names import schema_name
+from tao.storage.session import ServerAccount
+from tao.tailer.reader import BinlogReader
+from tao.tailer.settings import ReaderSettings
+from tao.topology.edits import shards_of
+
+_UPPER_HALF: Final = 1 << 31
+
+
+class MovedShard(msgspec.Struct, frozen=True, kw_only=True):
+    """What a shard has left behind at a database: ``moved_to``, or empty when the database is not known any more."""
+
+    shard: int
+    database: str
+    moved_to: str
+    hours_ago: float
+
+
+class ShardContents:
+    """Asks the master of each database."""
+
+    def __init__(self, moves: ShardMoves, settings: MoveSettings, replicator: Account, log: Logger) -> None:
+        """``replicator``: the account that reads binlogs."""
+        self._moves: Final = moves
+        self._settings: Final = settings
+        self._replicator: Final = replicator
+        self._log: Final = log
+
+    async def in_bytes(self, topology: Topology) -> dict[str, dict[int, float]]:
+        """Return about how many bytes each shard takes, by database."""
+        found: dict[str, dict[int, float]] = {}
+        for database in topology.databases:
+            servers = self._moves.servers(database)
+            async with servers.session(database.master_region) as session:
+                sizes = await data_bytes(session, servers.shards, deadline=self._deadline())
+            found[database.name] = {shard: float(size) for shard, size in sizes.items()}
+        return found
+
+    async def in_row_changes(self, topology: Topology, seconds: float) -> dict[str, dict[int, float]]:
+        """Return how many rows of each shard change a second, by database, counted for some seconds."""
+        counted = await asyncio.gather(*(self._row_changes(each, seconds) for each in topology.databases))
+        return {database.name: changes for database, changes in zip(topology.databases, counted, strict=True)}
+
+    async def _row_changes(self, database: Database, seconds: float) -> dict[int, float]:
+        servers = self._moves.servers(database)
+        there = servers.login(database.master_region)
+        login = ServerAccount(there.host, there.port, self._replicator.user, self._replicator.password, there.socket)
+        server_id = _UPPER_HALF | zlib.crc32(f"{database.name}/row changes".encode())
+        binlog = BinlogReader(login, server_id, ReaderSettings(), self._log)
+        counts: Counter[int] = Counter()
+        position = await binlog.current_position()
+        try:
+            async with asyncio.timeout(seconds), aclosing(binlog.batches(position)) as batches:
+                async for batch in batches:
+                    for transaction in batch:
+                        counts.update(event.shard for event in transaction.events)
+        except TimeoutError:
+            pass
+        return {shard: counts[shard] / seconds for shard in servers.shards}
+
+    async def find_moved(self, shards: Sequence[int], seconds: float) -> list[MovedShard]:
+        """Return what these shards, or all, have left behind at least so many seconds ago."""
+        topology = await self._moves.store.load()
+        by_master = {master_of(database): database.name for database in topology.databases}
+        found: list[MovedShard] = []
+        for database in topology.databases:
+            servers = self._moves.servers(database)
+            async with servers.session(database.master_region) as session:
+                held, _ = await shards_held(session, deadline=self._deadline())
+                for shard in sorted(set(held) - set(servers.shards)):
+                    there = await read_shard(session, shard, deadline=self._deadline())
+                    if (shards and shard not in shards) or there.row is None or not there.is_marked:
+                        continue
+                    ago = await moved_since_seconds(session, shard, deadline=self._deadline())
+                    if ago >= seconds:
+                        found.append(
+                            MovedShard(
+                                shard=shard,
+                                database=database.name,
+                                moved_to=by_master.get(there.row.master_server, ""),
+                                hours_ago=round(ago / 3_600, 1),
+                            )
+                        )
+        return found
+
+    async def drop(self, found: Iterable[MovedShard]) -> None:
+        """Drop what shards have left behind. What a database holds by now, or is about to, is left alone."""
+        for each in found:
+            async with self._moves.locks.held(move_lock(each.shard), exclusive=True):
+                topology = await self._moves.store.load()
+                database = next(one for one in topology.databases if one.name == each.database)
+                async with self._moves.administrating(database) as session:
+                    there = await read_shard(session, each.shard, deadline=self._deadline())
+                    if each.shard in shards_of(database) or not there.is_marked:
+                        continue
+                    deadline = asyncio.get_running_loop().time() + self._settings.drop_seconds
+                    await drop_schema(session, schema_name(each.shard), deadline=deadline)
+
+    def _deadline(self) -> float:
+        return asyncio.get_running_loop().time() + self._settings.statement_seconds

@@ -1,0 +1,73 @@
+"""The active watcher's work on moves of shards: let leaders write again where a move was interrupted behind its fence.
+
+Until the topology is changed, a shard that is fenced takes no writes at all. So nobody may have to wait for the next
+run of the move. What else an interrupted move leaves (its copy) costs room alone, and the next run goes on with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from tao.model.errors import TaoError
+from tao.model.topology import Database, Topology
+from tao.observability.logs import Logger
+from tao.replication.locks import LockTaken
+from tao.replication.move_statements import shards_held
+from tao.replication.shard_move import ShardMoves
+
+_STATEMENT_SECONDS: Final = 4.0
+
+
+class InterruptedMoves:
+    """Looks for moves whose process is gone, and releases their shards."""
+
+    def __init__(
+        self,
+        moves: ShardMoves,
+        topology: Callable[[], Topology],
+        is_active: Callable[[], bool],
+        check_seconds: float,
+        log: Logger,
+        *,
+        dry_run: bool,
+    ) -> None:
+        """``check_seconds``: the interval between two looks at the masters of all databases."""
+        self._moves: Final = moves
+        self._topology: Final = topology
+        self._is_active: Final = is_active
+        self._check_seconds: Final = check_seconds
+        self._log: Final = log
+        self._dry_run: Final = dry_run
+        self._reported: Final[dict[str, str]] = {}
+        self.released = 0
+        """Shards that leaders could write again because of this watcher."""
+
+    async def run(self) -> None:
+        """Look regularly, until cancelled."""
+        while True:
+            await asyncio.sleep(self._check_seconds)
+            if self._is_active() and len(self._topology().databases) > 1:
+                for database in self._topology().databases:
+                    await self._look(database)
+
+    async def _look(self, target: Database) -> None:
+        """Release the shards that were on their way to a database."""
+        try:
+            servers = self._moves.servers(target)
+            async with servers.session(target.master_region) as session:
+                deadline = asyncio.get_running_loop().time() + _STATEMENT_SECONDS
+                _, incoming = await shards_held(session, deadline=deadline)
+            for shard in incoming:
+                if not self._dry_run and await self._moves.release(shard, target.name):
+                    self.released += 1
+                    self._log.warning("interrupted_move_released", shard=shard, target=target.name)
+        except LockTaken:
+            return  # a move is under way, or a master is being changed
+        except TaoError as error:
+            if self._reported.get(target.name) != error.message:  # log each different reason once
+                self._reported[target.name] = error.message
+                self._log.warning("interrupted_moves_not_seen", database=target.name, reason=error.message)
+            return
+        self._reported.pop(target.name, None)
