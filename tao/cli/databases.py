@@ -67,7 +67,7 @@ _administrator_option = click.option(
 @click.option(
     "--require",
     "demand",
-    type=click.Choice([*TlsDemand]),
+    type=click.Choice([each.value for each in TlsDemand]),
     help="What servers demand of connections with these accounts: TLS, or TLS and a certificate of theirs (x509).  "
     "[default: what they demanded before; nothing of new accounts]",
 )
