@@ -322,10 +322,10 @@ class Mastership:
     async def _last_renewal(self, database: str, region: str) -> float:
         """Return the latest renewal by any watcher that may have renewed: this one, and the one of the master's
         region."""
-        if self._locks.can_be_away and region == self._settings.region and self._peers.has_others_here():
-            return self._clock.monotonic()  # another watcher of this region may renew without the lock, until now
         renewed_at = max(self._renewed_at.get(database, self._began), self.active_since)
-        if region in self._peers.reports:
+        # Another watcher of this region may have renewed without the lock.
+        is_own = self._locks.can_be_away and region == self._settings.region
+        if is_own or region in self._peers.reports:
             asked_at = self._clock.monotonic()
             ago = await self._peers.renewed_seconds_ago(region, database)
             renewed_at = max(renewed_at, (asked_at if ago else self._clock.monotonic()) - ago)

@@ -9,6 +9,7 @@ operators alone: a forged report could have two masters opened at a time.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -234,8 +235,16 @@ def run_length(before: int, answers: bool) -> int:
 class PeerReports:
     """Keeps the reports of the other regions' watchers: None while none of a region answers."""
 
-    def __init__(self, links: Links, topology: Callable[[], Topology], region: str, settings: ProbeSettings) -> None:
-        """``region`` is that of this watcher."""
+    def __init__(
+        self,
+        links: Links,
+        topology: Callable[[], Topology],
+        region: str,
+        settings: ProbeSettings,
+        name: str = "",
+    ) -> None:
+        """``region`` and ``name`` are those of this watcher."""
+        self._name: Final = name
         self._links: Final = links
         self._topology: Final = topology
         self._region: Final = region
@@ -260,15 +269,19 @@ class PeerReports:
         return report is not None and report.verdicts.get(server) is ServerVerdict.UP
 
     async def renewed_seconds_ago(self, region: str, database: str) -> float:
-        """Ask the watchers of a region how long ago one renewed a master's lease. Returns 0, a moment ago, when one
-        does not say."""
-        reports = await self._ask_all(region)
+        """Ask the other watchers of a region how long ago one renewed a master's lease. Returns 0, a moment ago, when
+        one does not say, and infinity when there are none."""
+        others = [
+            watcher
+            for each in self._topology().regions
+            if each.name == region
+            for watcher in each.watchers
+            if watcher.name != self._name
+        ]
+        asked = [CacheServer(name=each.name, grpc="", frames=each.frames) for each in others if each.frames]
+        reports = await asyncio.gather(*(self._ask(each, region) for each in asked))
         agos = [0.0 if report is None else report.renewed_seconds_ago.get(database, 0.0) for report in reports]
-        return min(agos, default=0.0)
-
-    def has_others_here(self) -> bool:
-        """Return whether this watcher's own region has another one."""
-        return any(len(region.watchers) > 1 for region in self._topology().regions if region.name == self._region)
+        return min(agos, default=math.inf) if len(asked) == len(others) else 0.0
 
     def _watchers(self) -> dict[str, list[CacheServer]]:
         """Return the watchers of each other region that has any; those without an address of frames are silent."""

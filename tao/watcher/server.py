@@ -103,7 +103,7 @@ class WatcherServer:
             context,
             self._observe,
         )
-        peers = self._peers = PeerReports(links, self._current, settings.region, probes)
+        peers = self._peers = PeerReports(links, self._current, settings.region, probes, settings.name)
         if settings.peers:
             self._log.warning("peers_setting_ignored", instead="frames of each watcher in the topology")
         mastership = self._mastership = Mastership(

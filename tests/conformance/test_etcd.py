@@ -21,6 +21,7 @@ from tao.replication.locks import ACTIVITY, LocksAway
 from tao.topology.edits import mark_server
 from tao.topology.stores import EtcdConnections, open_topology
 from tests.conformance.store_rig import Ear, StoreRig
+from tests.conformance.test_locks import is_free
 from tests.conformance.test_topology_stores import topology
 from tests.rigs.certificates import TestAuthority
 from tests.rigs.etcd_rig import Cut, EtcdRig
@@ -88,6 +89,28 @@ async def test_what_was_known_stays_in_force_while_etcd_is_away(etcd: EtcdRig) -
     await ear.until(lambda: ear.versions == [2])
     stop()
     await rig.close()
+
+
+async def test_a_shared_lock_that_could_not_be_released_ends_with_its_lease_although_its_process_goes_on(
+    etcd: EtcdRig,
+) -> None:
+    way = Cut(etcd.port)
+    await way.heal()
+    near, far = StoreRig(etcd.url()), StoreRig(etcd.url(port=way.port))
+    locks = far.locks()
+    async with locks.held("master-of-db", exclusive=False) as hold:
+        hold.check()
+        await way.cut()
+    await way.heal()
+    other = near.locks()
+    assert not await is_free(other, "master-of-db", exclusive=True)
+    async with asyncio.timeout(60):
+        while not await is_free(other, "master-of-db", exclusive=True):
+            assert await is_free(locks, "master-of-db", exclusive=False)
+            await asyncio.sleep(0.2)
+    await near.close()
+    await far.close()
+    await way.cut()
 
 
 async def test_a_restored_snapshot_is_refused_named_and_mended_by_an_import(etcd: EtcdRig) -> None:

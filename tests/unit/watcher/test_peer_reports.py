@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -99,6 +100,25 @@ async def test_one_of_two_watchers_is_enough_for_a_report_but_the_other_may_have
     found, ago = await reports(topology_of(west=("127.0.0.1:1", watcher)))
     assert found["west"] is not None
     assert ago == 0.0
+
+
+@pytest.mark.parametrize(("others", "expected"), [((), math.inf), (("",), 0.0), (("127.0.0.1:1",), 0.0)])
+async def test_the_other_watchers_of_the_own_region_are_asked_for_renewals_too(
+    others: tuple[str, ...], expected: float
+) -> None:
+    links = Links(LinkSettings(), Credentials("x", "watcher", "watcher"))
+    topology = topology_of(east=("127.0.0.1:9", *others))
+    peers = PeerReports(links, lambda: topology, "east", PROBES, "east-watcher-0")
+    assert await peers.renewed_seconds_ago("east", "db") == expected
+    await links.close()
+
+
+async def test_another_watcher_of_the_region_says_when_it_renewed(watcher: str) -> None:
+    links = Links(LinkSettings(), Credentials("x", "watcher", "watcher"))
+    topology = topology_of(west=("127.0.0.1:9", watcher))
+    peers = PeerReports(links, lambda: topology, "west", PROBES, "west-watcher-0")
+    assert await peers.renewed_seconds_ago("west", "db") == 2.5
+    await links.close()
 
 
 async def test_a_report_about_another_region_is_none(watcher: str) -> None:
