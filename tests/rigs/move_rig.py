@@ -14,7 +14,7 @@ from tao.admin.replication import catch_up, follow, lead, replicas
 from tao.admin.shard_mover import MoverAccounts, ShardMover
 from tao.devcluster.database import DatabaseInstance, InstanceSettings, default_cache_folder
 from tao.devcluster.database_program import Durability, ServerOptions, find_server_binary
-from tao.model.errors import OutcomeUnknown, TaoError, TopologyError
+from tao.model.errors import TaoError, TopologyError
 from tao.model.ids import SHARD_SHIFT
 from tao.model.rows import ObjectRow, RowChanges, ShardRow, WriteKeys
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
@@ -151,11 +151,8 @@ class Writer:
                     self.rejected += 1
                     return False
                 await transaction.apply(RowChanges(put_objects=[ObjectRow(key, 1, number + 1, False, data)]))
+                self.unknown.add(key)  # until it is acknowledged: this task may be cancelled in the middle
                 await transaction.commit()
-        except OutcomeUnknown:
-            self.unknown.add(key)
-            self._row = None
-            return False
         except TaoError:
             self.rejected += 1
             self._row = None

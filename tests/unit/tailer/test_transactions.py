@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tao.tailer.transactions import boundary_of, shards_invalidated_by
+from tao.tailer.transactions import ShardSchemas, boundary_of, shards_invalidated_by
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,12 @@ def test_a_statement_is_a_boundary_or_not(text: str, boundary: str) -> None:
 )
 def test_a_statement_invalidates_the_shards_that_it_may_have_changed(text: str, schema: str, shards: set[int]) -> None:
     assert shards_invalidated_by(text, schema) == shards
+
+
+def test_the_copy_of_a_shard_that_moves_here_is_no_shard_until_it_is_renamed() -> None:
+    names = [f"tao_00042_incoming.{table} TO tao_00042.{table}" for table in ("objects", "shard")]
+    assert shards_invalidated_by(f"RENAME TABLE {', '.join(names)}", "") == {42}
+    assert shards_invalidated_by("TRUNCATE tao_00042_incoming.objects", "tao_00042_incoming") == frozenset()
+    assert shards_invalidated_by("DROP DATABASE IF EXISTS tao_00042_incoming", "") == frozenset()
+    assert "tao_00042_incoming" not in ShardSchemas()
+    assert "tao_00042" in ShardSchemas()
