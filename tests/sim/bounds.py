@@ -35,7 +35,8 @@ from tao.delivery.message_log import MessageLog
 from tao.delivery.publisher import Publisher
 from tao.follower.miss_path import MissPath
 from tao.leader.consistency_checker import ConsistencyChecker
-from tao.leader.inverse_path import InversePath, PairLocks
+from tao.leader.inverse_path import InversePath
+from tao.leader.pair_locks import PairLocks
 from tao.leader.pending_pairs import MAX_PENDING_PAIRS
 from tao.observability.key_history import KeyHistoryRecorder
 from tao.planning.lanes import LaneScheduler

@@ -127,7 +127,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
     async def topology_of(_: object) -> Topology:
         return make_topology()
 
-    async def work(plan: Any, types: Types) -> Any:
+    async def work(_: Topology, plan: Any, types: Types) -> Any:
         return await invalidate(plan, links(servers), types)
 
     monkeypatch.setattr("tao.cli.invalidate.target_of", lambda *_: None)
