@@ -5,7 +5,7 @@ from __future__ import annotations
 from loadtest import cached_reads, geo, hot_key, load, memory, misses, spool, stream, tailer_throughput, whale, writes
 from loadtest.capacity import scenario as capacity
 from loadtest.cold import herd, storm
-from loadtest.faults import chaos, converge, master_lost, recovery, rolling_restart
+from loadtest.faults import chaos, converge, etcd_faults, master_lost, recovery, rolling_restart
 from loadtest.peers import scenario as peers
 from loadtest.published import run as published
 from loadtest.research import locality
@@ -14,7 +14,8 @@ from loadtest.scenario import Scenario
 
 _MODULES = (
     *(cached_reads, stream, misses, hot_key, memory, writes, spool, tailer_throughput, geo, converge, master_lost),
-    *(whale, load, published, peers, herd, storm, capacity, locality, chaos, rolling_restart, recovery, scale),
+    *(whale, load, published, peers, herd, storm, capacity, locality, chaos, etcd_faults, rolling_restart, recovery),
+    scale,
 )
 
 
