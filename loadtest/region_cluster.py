@@ -25,6 +25,7 @@ from tao.devcluster.cluster import DevCluster
 from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Role, Shape
 from tao.devcluster.state_folder import service_accounts
+from tao.etcd.location import EtcdSettings, Location
 from tao.model.errors import OperatorError, Unavailable
 from tao.model.topology import Topology
 from tao.replication.accounts import ServiceAccounts
@@ -35,6 +36,7 @@ from tao.storage.pools import Pools
 from tao.storage.session import ServerAccount
 from tao.storage.writes import WRITE_SETUP, MySqlWriteStore
 from tao.topology.document import parse_topology
+from tao.topology.stores import EtcdConnections, open_topology
 
 MASTER: Final = "east"
 REMOTE: Final = "west"
@@ -77,12 +79,12 @@ class RegionCluster:
 
     cluster: DevCluster
     schema: Schema
+    read_topology: Callable[[], Topology]
 
     @property
     def topology(self) -> Topology:
         """The current topology: masters change in a run. Raises `OSError` and `TopologyError` while it is replaced."""
-        path = self.cluster.topology_path
-        return parse_topology(path.read_bytes(), str(path))
+        return self.read_topology()
 
     @property
     def routes(self) -> Routes:
@@ -110,7 +112,7 @@ class RegionCluster:
 
         With ``attaches`` its reads carry the versions of its own writes."""
         settings = ClientSettings(timeout_seconds=timeout_seconds, attach_own_writes=attaches)
-        target = str(self.cluster.topology_path)
+        target = str(self.cluster.topology_place)
         return await stack.enter_async_context(connect(target, region=region, tier=tier, settings=settings))
 
     async def quiet(self, timeout_seconds: float) -> None:
@@ -229,8 +231,10 @@ async def region_cluster(
 ) -> AsyncIterator[RegionCluster]:
     """Started, with tailers that have begun; stopped at the end, however that comes about. ``logs``: a folder to leave
     the servers' logs in. Raises `OperatorError`."""
-    async with DevCluster(settings, on_progress) as cluster:
-        regions = RegionCluster(cluster, load_schema(cluster.schema_path.read_text(), str(cluster.schema_path)))
+    async with DevCluster(settings, on_progress) as cluster, AsyncExitStack() as stack:
+        schema = load_schema(cluster.schema_path.read_text(), str(cluster.schema_path))
+        read_topology = await stack.enter_async_context(_topology_reader(cluster.topology_place))
+        regions = RegionCluster(cluster, schema, read_topology)
         on_progress("waiting for the tailers to begin")
         await within(_BEGIN_SECONDS, regions.tailers_have_begun, _LOOK_SECONDS, "the tailers have not begun")
         try:
@@ -240,10 +244,27 @@ async def region_cluster(
                 await asyncio.to_thread(_keep_logs, settings.state_dir, logs)
 
 
+@asynccontextmanager
+async def _topology_reader(place: Location) -> AsyncIterator[Callable[[], Topology]]:
+    """Give what reads the topology: a file each time, and of etcd the newest document that was heard of."""
+    if isinstance(place, Path):
+        yield lambda: parse_topology(place.read_bytes(), str(place))
+        return
+    etcd = EtcdConnections(EtcdSettings())
+    store = open_topology(place, etcd, lambda _: None)
+    heard = [await store.load()]
+    stop = store.watch(heard.append)
+    try:
+        yield lambda: heard[-1]
+    finally:
+        stop()
+        await etcd.close()
+
+
 def _keep_logs(state_dir: Path, target: Path) -> None:
     """Copies of them, and of the topology."""
     target.mkdir(parents=True, exist_ok=True)
-    for path in (*state_dir.glob("servers/*.log*"), *state_dir.glob("*/server.log*"), state_dir / "topology.json"):
+    for path in (*state_dir.glob("servers/*.log*"), *state_dir.glob("*/server.log*"), *state_dir.glob("topology.json")):
         where = path.name if path.parent.name in ("servers", state_dir.name) else f"{path.parent.name}.log"
         shutil.copyfile(path, target / where)
 

@@ -38,10 +38,11 @@ _AROUND_SECONDS: Final = 600.0
 """For what comes before the load and after it: the cluster's start, the last fault's healing, the comparison."""
 _ALLOWED_SHARE: Final = 5e-6
 """Share of all reads that may fail without an explanation: what the paper saw in ninety days."""
-_ZEROS: Final = (
+ZEROS: Final = (
     *("acked_writes_lost", "stale_after_quiescence", "ryw_violations", "token_violations"),
     *("critical_violations", "staleness_violations", "monotone_violations", "inverse_violations", "wrong_answers"),
 )
+"""What has to be 0 in a run with this load, whatever fails."""
 _WRITES_AGAIN_SECONDS: Final = 3.0
 """Within this time after a leader's death its shards are written again, by another leader."""
 _SETTLED_SECONDS: Final = 2.0
@@ -81,7 +82,7 @@ async def run(settings: BenchSettings, progress: Progress, wanted: ChaosOptions)
     plan = partial(_plan, wanted, away_seconds)
     one_region = wanted.regions == 1
     outcome = await run_recorded(settings, progress, wanted, plan, _WELL_SECONDS, one_region=one_region)
-    measured = _measured(outcome, wanted.seed)
+    measured = measured_of(outcome, wanted.seed)
     unexplained, allowed = outcome.record.unexplained.total(), _ALLOWED_SHARE * outcome.record.reads
     few = at_most(f"reads that fail unexplained: {_ALLOWED_SHARE:g} of all at most", unexplained, allowed)
     examples = [f"{each.seconds} s: {each}" for each in outcome.record.failed if not each.explained and not few.met][:5]
@@ -92,7 +93,7 @@ async def run(settings: BenchSettings, progress: Progress, wanted: ChaosOptions)
         **({} if one_region else {"rtt_ms": SEMI_SYNC_RTT_MS, "durability": "semi_sync"}),
         "failures at a time": 2 if wanted.overlapping else 1,
     }
-    demands, examples = outcome.demands(measured, _ZEROS), [*examples, *outcome.record.examples]
+    demands, examples = outcome.demands(measured, ZEROS), [*examples, *outcome.record.examples]
     demands, reported = (demands, [few]) if wanted.overlapping else ([*demands, few], [])
     reported += [*_leader_aims(outcome), *_cut_aims(outcome), *_disk_aims(outcome)]
     return result_of(conditions, measured, demands, examples=examples, aims=reported)
@@ -196,8 +197,8 @@ def _writes_again_seconds(fault: Fault, outcome: Outcome) -> float:
     return (fault.written or outcome.busy_seconds) - (fault.unwritten_since or fault.struck)
 
 
-def _measured(outcome: Outcome, seed: int) -> dict[str, Any]:
-    # Any: the JSON's values differ in kind.
+def measured_of(outcome: Outcome, seed: int) -> dict[str, Any]:
+    """Return what a run with this load has measured, for the JSON. (`Any`: its values differ in kind.)"""
     record = outcome.record
     kinds = sorted({fault.kind for fault in record.faults})
     return {

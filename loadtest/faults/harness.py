@@ -38,23 +38,29 @@ class ClientLoad:
 
     def __init__(self) -> None:
         self._tasks: Final[list[asyncio.Task[None]]] = []
+        self._beside: Final[list[asyncio.Task[None]]] = []
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
         """Begin the work of a client."""
         self._tasks.append(asyncio.create_task(work))
 
+    def begin_beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin work that is cancelled when the plans are carried out."""
+        self._beside.append(asyncio.create_task(work))
+
     async def while_running(self, work: Coroutine[Any, Any, object]) -> None:
         """Do something while the load goes on. An error of the load itself cancels the work and is raised."""
         doing = asyncio.create_task(work)
-        pending = {doing, *self._tasks}
+        pending = {doing, *self._tasks, *self._beside}
         try:
             while not doing.done():
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
         finally:
-            doing.cancel()
-            await asyncio.gather(doing, return_exceptions=True)
+            for task in (doing, *self._beside):
+                task.cancel()
+            await asyncio.gather(doing, *self._beside, return_exceptions=True)
 
     async def stop(self) -> None:
         """Wait until the clients have ended. Raises their errors."""
@@ -81,6 +87,10 @@ class ClientLoad:
         raise NotImplementedError
 
 
+Beside = Callable[[RegionCluster, RunRecord], Coroutine[Any, Any, None]]
+"""Runs beside the plans until it is cancelled; an error of its own ends the run. (`Any`: as in `Coroutine`.)"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class FaultRun:
     """What a scenario wants of the harness."""
@@ -95,6 +105,8 @@ class FaultRun:
     """The time for the cluster to become healthy after each step of a plan; None when the next one does not wait."""
     logs: Path | None = None
     """A folder to leave the servers' logs in."""
+    beside: Beside | None = None
+    """Looks at the cluster while the plans are carried out."""
 
 
 @dataclass(slots=True)
@@ -144,6 +156,8 @@ async def carry_out_run(wanted: FaultRun, versions: dict[str, str], progress: Pr
         injector = Injector(regions, Random(wanted.seed + 1))
         async with wanted.load(regions, record, Random(wanted.seed)) as load:
             showing = asyncio.create_task(_show(load, progress))
+            if wanted.beside is not None:
+                load.begin_beside(wanted.beside(regions, record))
             try:
                 plans = wanted.plans(injector, record, load)
                 await load.while_running(

@@ -143,7 +143,7 @@ async def operator_command(regions: RegionCluster, *words: str) -> tuple[int, st
         "TAO_ADMIN_PASSWORD": regions.accounts.administrator.password,
         "TAO_REPLICATOR_PASSWORD": regions.accounts.replicator.password,
     }
-    where = ("--topology", str(regions.cluster.topology_path))
+    where = ("--topology", str(regions.cluster.topology_place))
     ended = await run_command(
         *TAO, *words, *where, "--yes", "--json", seconds=_COMMAND_SECONDS, env={**os.environ, **passwords}
     )

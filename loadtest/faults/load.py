@@ -29,9 +29,11 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+import msgspec
+
 from loadtest import options
 from loadtest.conditions import until, within
-from loadtest.faults.harness import ClientLoad, FaultRun, Outcome, carry_out_run
+from loadtest.faults.harness import Beside, ClientLoad, FaultRun, Outcome, carry_out_run
 from loadtest.faults.history import ReadVerdict, RecordedOutcome, RecordedWrite, Register
 from loadtest.faults.injection import LINE_CUT, Injector
 from loadtest.faults.plan import Plan
@@ -608,11 +610,16 @@ async def run_recorded(
     well_seconds: float,
     *,
     one_region: bool = False,
+    etcd: bool = False,
+    beside: Beside | None = None,
 ) -> Outcome:
-    """Run this load while a plan is carried out. Raises what `carry_out_run` raises."""
-    shape, toy_shape = (_ONE_REGION, _TOY_ONE_REGION) if one_region else (SHAPE, _TOY_SHAPE)
+    """Run this load while a plan is carried out. ``etcd``: with the topology there. ``beside``: looks at the cluster
+    meanwhile. Raises what `carry_out_run` raises."""
+    whole, toy = (_ONE_REGION, _TOY_ONE_REGION) if one_region else (SHAPE, _TOY_SHAPE)
+    shape = msgspec.structs.replace(toy if settings.toy else whole, etcd=etcd)
     run = FaultRun(
-        cluster=lossless_settings(settings.work_dir, toy_shape if settings.toy else shape, log_level="info"),
+        cluster=lossless_settings(settings.work_dir, shape, log_level="info"),
+        beside=beside,
         load=partial(recorded_load, wanted),
         plans=lambda injector, record, _: [plan(injector, record)],
         seed=wanted.seed,
