@@ -175,10 +175,10 @@ class Past:
         other.objects.update({key: found for key, found in self.objects.items() if key >> SHARD_SHIFT == shard})
         other.lost.update({key: found for key, found in self.lost.items() if key[0] >> SHARD_SHIFT == shard})
         other.committed.update({key: found for key, found in self.committed.items() if key[0] >> SHARD_SHIFT == shard})
-        other.foreign |= {
+        other.foreign.update(
             key for key in self.foreign if (key if isinstance(key, int) else key.id1) >> SHARD_SHIFT == shard
-        }
-        other.lost_pairs |= self.lost_pairs
+        )
+        other.lost_pairs.update(self.lost_pairs)
 
     def least(self, key: int, atype: int, version: int) -> int:
         """Return the version that a reader who knows ``version`` may demand: a lower one if it is lost."""
