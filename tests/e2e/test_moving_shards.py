@@ -277,6 +277,6 @@ async def test_promotion_during_the_copy_aborts_the_move(tmp_path: Path, databas
             await rig.promoter().promote(TARGET, PromotionRequest("east"))
             await writer.more(3)
         (found,) = await rig.rows(EAST_TARGET, f"SELECT version_epoch FROM tao_{shard:05d}.shard")
-        target = next(each for each in rig.topology.databases if each.name == TARGET)
-        assert found == (target.version_epoch,), "a promotion raises the document's epoch above the moved shard's"
+        promoted = next(each for each in rig.topology.databases if each.name == TARGET)
+        assert found == (promoted.version_epoch,), "a promotion raises the document's epoch above the moved shard's"
         await assert_has_all(rig, writer, EAST_TARGET)

@@ -142,7 +142,7 @@ def _ticket_epoch_ignored() -> Iterator[None]:
 def _version_epoch_not_raised() -> Iterator[None]:
     """Let a new master go on under the version epoch of the lost one."""
     kept = promotion.next_epoch
-    promotion.next_epoch = lambda database, known: database.version_epoch
+    promotion.next_epoch = lambda database, known: max(database.version_epoch, known)
     try:
         yield
     finally:

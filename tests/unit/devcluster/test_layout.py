@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
+import msgspec
 import pytest
 
 from tao.devcluster.configuration import build_topology, crossings, line_routes
@@ -11,6 +12,7 @@ from tao.devcluster.layout import LINE, PORT_KINDS, Role, Shape
 from tao.devcluster.state_folder import ClusterRecord, TopologyOutline
 from tao.model.errors import SettingsError
 from tao.model.topology import Topology
+from tao.topology import edits
 from tao.topology.document import check_topology, dump_topology, parse_topology
 
 
@@ -34,6 +36,17 @@ def test_the_default_is_two_tiers_of_two_followers_two_leaders_a_tailer_and_16_s
     assert roles == [Role.DATABASE] + [Role.LEADER] * 2 + [Role.TAILER] + [Role.FOLLOWER] * 4
     assert shape.tier_names == ["tier-1", "tier-2"]
     assert shape.shards == 16
+
+
+def test_a_cluster_that_starts_again_has_its_shards_where_they_moved_and_those_that_were_added() -> None:
+    shape = Shape(shards=8, databases=2).check()
+    record = ClusterRecord(shape=shape, ports=ports_of(shape), topology_version=7)
+    first = build_topology(record, TopologyOutline())
+    changed = edits.add_shards(edits.move_to_database(first, 1, "db-2"), 4)
+    former = msgspec.json.decode(dump_topology(changed), type=TopologyOutline)
+    again = build_topology(record, former)
+    assert (again.shards, again.databases) == (12, changed.databases)
+    check_topology(again)
 
 
 @pytest.mark.parametrize(("shards", "databases"), [(1, 1), (16, 1), (16, 3), (7, 7), (256, 5)])
