@@ -488,7 +488,7 @@ VARIANTS: Final[Sequence[Variant]] = (
         _proofs_hold_for_every_shard,
         frozenset({"2", "staleness"}),
         {"kill": 1, "cut server": 1},
-        first=14,
+        first=141,
     ),
     Variant("story never ends", _story_never_ends, frozenset({"8"}), {"lag": 1}, first=9),
     Variant(
