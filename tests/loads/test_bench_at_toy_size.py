@@ -21,6 +21,10 @@ needs_peers = pytest.mark.skipif(
 )
 needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="no redis-server: make test gets one")
 scenario = pytest.mark.scenario
+# Scenarios of one process, which imports what servers need once for all of them.
+CACHES = ("bench", "--only", "memory", "--only", "spool", "--only", "stream")
+SERVERS = ("bench", "--only", "misses", "--only", "hot_key", "--only", "tailing")
+DATABASES = ("bench", "--only", "writes", "--only", "load", "--only", "master_lost")
 # The first waits while its module's scenarios share the machine.
 pytestmark = [pytest.mark.e2e, pytest.mark.database, pytest.mark.timeout(420)]
 
@@ -39,7 +43,7 @@ def check_figures(result: ScenarioResult) -> None:
         assert figure.client_cpu_us > 0
 
 
-@scenario("bench", "--only", "memory")
+@scenario(*CACHES)
 def test_memory_is_measured_by_kind_of_entry_and_hits_by_operation(ran: ToyRun) -> None:
     result = of_bench(ran, "memory")
     assert {"count", "nothing there", "object of 673 bytes"} <= {each.name for each in result.quantities}
@@ -48,14 +52,14 @@ def test_memory_is_measured_by_kind_of_entry_and_hits_by_operation(ran: ToyRun) 
     assert all(figure > 0 for figure in result.measured["hits, python"].values())
 
 
-@scenario("bench", "--only", "spool")
+@scenario(*CACHES)
 def test_the_spool_is_measured_beside_a_plain_file(ran: ToyRun) -> None:
     result = of_bench(ran, "spool")
     assert [figure.contestant for figure in result.figures] == ["file", "sqlite"] * 3
     check_figures(result)
 
 
-@scenario("bench", "--only", "stream")
+@scenario(*CACHES)
 def test_queries_on_the_stream_are_measured_by_operation_and_at_a_constant_rate(ran: ToyRun) -> None:
     result = of_bench(ran, "stream")
     check_figures(result)
@@ -66,7 +70,7 @@ def test_queries_on_the_stream_are_measured_by_operation_and_at_a_constant_rate(
     assert [(aim.measure, aim.bound) for aim in aims] == [("server_cpu_us", 3), ("p99_us", 1_000)]
 
 
-@scenario("bench", "--only", "misses")
+@scenario(*SERVERS)
 def test_misses_are_measured_by_operation_and_in_batches(ran: ToyRun) -> None:
     result = of_bench(ran, "misses")
     assert result.faults == []
@@ -79,7 +83,7 @@ def test_misses_are_measured_by_operation_and_in_batches(ran: ToyRun) -> None:
     assert len(result.aims) == 2 * len(result.measured)
 
 
-@scenario("bench", "--only", "hot_key")
+@scenario(*SERVERS)
 def test_a_hot_key_is_measured_with_and_without_clones_and_a_cache_in_the_client(ran: ToyRun) -> None:
     result = of_bench(ran, "hot_key")
     assert list(result.measured) == ["neither", "client cache", "clones", "clones and client cache"]
@@ -230,14 +234,14 @@ def test_hit_rates_by_assumption_need_no_server(ran: ToyRun) -> None:
     assert all(0 < each["hit_rate"] < 1 for each in found["surface"])
 
 
-@scenario("bench", "--only", "writes")
+@scenario(*DATABASES)
 def test_durable_writes_are_measured_beside_single_transactions(ran: ToyRun) -> None:
     result = of_bench(ran, "writes")
     check_figures(result)
     assert {figure.contestant for figure in result.figures} == {"tao", "one by one"}
 
 
-@scenario("bench", "--only", "tailing")
+@scenario(*SERVERS)
 def test_a_tailers_catching_up_is_measured(ran: ToyRun) -> None:
     result = of_bench(ran, "tailing")
     by_name = {quantity.name: quantity for quantity in result.quantities}
@@ -276,7 +280,7 @@ def test_writes_in_two_regions_with_a_crash_and_a_cut_leave_no_difference(ran: T
     assert (found["differences"], found["missing_objects"]) == ({}, 0)
 
 
-@scenario("bench", "--only", "load")
+@scenario(*DATABASES)
 def test_a_graph_is_loaded_and_its_memory_is_reported(ran: ToyRun) -> None:
     result = of_bench(ran, "load")
     by_name = {quantity.name: quantity for quantity in result.quantities}
@@ -331,7 +335,7 @@ def test_an_interrupted_run_stops_its_servers_and_says_so(
         assert not json_file.exists()
 
 
-@scenario("bench", "--only", "master_lost")
+@scenario(*DATABASES)
 def test_a_lost_master_is_timed_and_nothing_acknowledged_is_lost(ran: ToyRun) -> None:
     result = of_bench(ran, "master_lost")
     assert result.faults == []

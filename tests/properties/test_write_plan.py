@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tao.model.changes import ListChange, ListInvalidation, ObjectChange, sort_edges
 from tao.model.errors import InvalidArgument, InvalidField, RequestError, Unavailable, WrongType
-from tao.model.graph import Edge, EdgeKey, ListKey
+from tao.model.graph import Edge, EdgeKey, ListKey, deleted_data
 from tao.model.rows import ExistingRows
 from tao.model.versions import counter_of, next_version
 from tao.model.writes import (
@@ -180,11 +180,8 @@ def check_versions_and_changes(before: ExistingRows, after: ExistingRows, plan: 
         if row == old:
             continue
         assert row.version == next_version(0 if old is None else old.version, 1)
-        changed.append(
-            ObjectChange(
-                object_id, 0 if old is None else old.version, row.version, 0 if row.deleted else row.otype, row.data
-            )
-        )
+        otype, data = (0, deleted_data(row.otype)) if row.deleted else (row.otype, row.data)
+        changed.append(ObjectChange(object_id, 0 if old is None else old.version, row.version, otype, data))
     for key, list_row in after.lists.items():
         old_list = before.lists.get(key)
         content = list_of(after, key)

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).resolve().parents[2]
 _AT_ONCE: Final = 2
 _SECONDS: Final = 240.0
-"""Deadline of one scenario in seconds, from its own start."""
+"""Deadline of the scenarios of one process in seconds, from its own start."""
 
 
 class ToyRun(NamedTuple):
