@@ -32,14 +32,16 @@ _NAMES: Final = {
 _PACKAGES: Final = {Dialect.MARIADB: "mariadb-client", Dialect.MYSQL: "mysql-client"}
 _CHUNK_BYTES: Final = 256 << 10
 _HEAD_BYTES: Final = 1 << 20
-"""The position is within this many bytes from the start of the dump, even when a MySQL GTID set is long."""
+"""The position is within this many bytes from the start of a dump that has it there, even when a MySQL GTID set is
+long."""
 _POSITION: Final = {
     Dialect.MARIADB: re.compile(rb"SET GLOBAL gtid_slave_pos='([^']*)'"),
     Dialect.MYSQL: re.compile(rb"GTID_PURGED=\s*(?:/\*!80000 '\+'\*/)?\s*'\+?([^']*)'"),
 }
 _END: Final = b"-- Dump completed"
 _NEXT_SCHEMA: Final = b"\nUSE `"
-_TAIL_BYTES: Final = 256
+_TAIL_BYTES: Final = 16 << 10
+"""The position is within this many bytes from the end of a dump that has it there; MariaDB's are short."""
 _KEPT_LINES: Final = 5
 
 
@@ -240,7 +242,9 @@ class _Pipe:
                 each.cancel()
         if _END not in self._tail:
             raise CopyFailed(f"{self._tools.dump.name} ended before its end")
-        position = _POSITION[self._tools.dialect].search(self._head)
+        # MySQL writes it in front. MariaDB did so, and since 10.11 writes it behind the rows.
+        expression = _POSITION[self._tools.dialect]
+        position = expression.search(self._head) or expression.search(self._tail)
         if position is None:
             raise CopyFailed(f"{self._tools.dump.name} names no position: is the binlog of the master on, with GTIDs?")
         text = position[1].decode().replace("\n", "")
