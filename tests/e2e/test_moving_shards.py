@@ -95,7 +95,9 @@ async def test_move_killed_at_each_step_is_finished_or_undone(rig: MoveRig, shar
             switched = step is MoveStep.CLEAR
             assert rig.holder(shard) == (there if switched else here), step
             if step in (MoveStep.CATCH_UP, MoveStep.RENAME, MoveStep.REPLICAS, MoveStep.SWITCH):
-                assert await rig.moves().release(shard, there), "it was fenced: the watcher lets leaders write again"
+                assert await rig.moves(account=rig.accounts.watcher).release(shard, there), (
+                    "it was fenced: the watcher lets leaders write again"
+                )
                 await writer.more(3)
             result = await rig.mover().move(shard, there)
             assert (result.source, result.target, rig.holder(shard)) == (here, there, there), step

@@ -19,7 +19,7 @@ from tao.model.ids import SHARD_SHIFT
 from tao.model.rows import ObjectRow, RowChanges, ShardRow, WriteKeys
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
 from tao.observability.logs import logger
-from tao.replication.accounts import ServiceAccounts
+from tao.replication.accounts import Account, ServiceAccounts
 from tao.replication.locks import FileLocks
 from tao.replication.promotion import Promoter, PromotionSettings
 from tao.replication.replication_set import SetAccounts
@@ -60,8 +60,9 @@ class MoveRig:
         """Return the database that holds a shard."""
         return Routes(self.topology).database_of(shard).name
 
-    def moves(self, settings: MoveSettings = QUICK) -> ShardMoves:
-        accounts = SetAccounts(self.accounts.administrator, self.accounts.replicator)
+    def moves(self, settings: MoveSettings = QUICK, *, account: Account | None = None) -> ShardMoves:
+        """``account``: in place of the administrator's, such as the watcher's."""
+        accounts = SetAccounts(account or self.accounts.administrator, self.accounts.replicator)
         return ShardMoves(self._file(), FileLocks(self.topology_path), accounts, settings)
 
     def mover(
