@@ -16,9 +16,10 @@ from tao.replication.locks import LockTaken
 from tao.replication.promotion_plan import PromotionRequest
 from tao.replication.shard_move import MoveSettings, move_lock
 from tao.replication.shard_move_plan import MoveAborted, MoveRefused, MoveStep
-from tests.rigs.move_rig import SHARDS, SOURCE, TARGET, MoveRig, Writer, move_rig, soon, writing
+from tests.rigs.move_rig import SHARDS, SOURCE, TARGET, MoveRig, Writer, move_rig, on_mariadb, soon, writing
 
 pytestmark = [
+    on_mariadb,
     pytest.mark.database,
     pytest.mark.e2e,
     pytest.mark.timeout(180),
