@@ -2,20 +2,7 @@
 
 from __future__ import annotations
 
-from loadtest import (
-    cached_reads,
-    geo,
-    hot_key,
-    load,
-    memory,
-    misses,
-    move,
-    spool,
-    stream,
-    tailer_throughput,
-    whale,
-    writes,
-)
+from loadtest import cached_reads, geo, hot_key, load, memory, misses, spool, stream, tailer_throughput, whale, writes
 from loadtest.capacity import scenario as capacity
 from loadtest.cold import herd, storm
 from loadtest.faults import chaos, converge, master_lost, recovery, rolling_restart
@@ -27,7 +14,7 @@ from loadtest.scenario import Scenario
 
 _MODULES = (
     *(cached_reads, stream, misses, hot_key, memory, writes, spool, tailer_throughput, geo, converge, master_lost),
-    *(whale, load, published, peers, herd, storm, capacity, locality, chaos, rolling_restart, recovery, move, scale),
+    *(whale, load, published, peers, herd, storm, capacity, locality, chaos, rolling_restart, recovery, scale),
 )
 
 
