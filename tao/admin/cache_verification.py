@@ -131,8 +131,8 @@ async def verify_caches(
 
 
 async def _read_databases(routes: Routes, store: ReadStore) -> dict[str, DatabaseReport]:
-    """Read a row of each master database. One that does not answer is reported even if no cache has an entry of it,
-    and it is asked once, instead of once for each server."""
+    """Read a row of each master database that holds shards. One that does not answer is reported even if no cache has
+    an entry of it, and it is asked once, instead of once for each server."""
 
     async def read(database: Database) -> DatabaseReport:
         report = DatabaseReport(database=database.name, server=database.servers[database.master_region].name)
@@ -143,7 +143,7 @@ async def _read_databases(routes: Routes, store: ReadStore) -> dict[str, Databas
             report.error = error.message
         return report
 
-    reports = await asyncio.gather(*map(read, routes.topology.databases))
+    reports = await asyncio.gather(*(read(each) for each in routes.topology.databases if each.shards))
     return {report.database: report for report in reports}
 
 

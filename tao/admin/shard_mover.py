@@ -41,11 +41,13 @@ from tao.replication.shard_move_plan import (
     CopySpoiled,
     CopyState,
     MoveAborted,
+    MoveRefused,
     MoveStep,
     MoveView,
     master_of,
     next_step,
 )
+from tao.storage.dialect import Dialect
 from tao.storage.names import incoming_schema_name
 from tao.storage.session import DatabaseSession, ServerAccount, open_session
 from tao.storage.writes import WRITE_SETUP
@@ -209,6 +211,12 @@ class ShardMover:
             source_epoch=view.source.version_epoch,
             target_epoch=view.target.version_epoch,
         )
+        async with self._at_master(view.target)() as session:
+            if session.dialect is Dialect.MYSQL:
+                raise MoveRefused(
+                    "shards move between MariaDB servers alone: a dump of mysqldump with its position switches the "
+                    "binlog off where it is loaded, so replicas would lack the copy"
+                )
         async with (
             self._moves.administrating(view.target) as there,
             source.session(view.source.master_region) as here,

@@ -166,7 +166,9 @@ class Heartbeats:
         routes = self._configuration.routes
         leaders = routes.leaders(self._region)
         names = sorted(server.name for server in leaders.up)
-        first_shard = next((each.shards[0][0] for each in routes.topology.databases if each.name == database), None)
+        first_shard = next(
+            (each.shards[0][0] for each in routes.topology.databases if each.name == database and each.shards), None
+        )
         if self._name not in names or first_shard is None:
             return len(names)
         first = leaders.home(first_shard).name

@@ -16,9 +16,10 @@ from tao.replication.locks import LockTaken
 from tao.replication.promotion_plan import PromotionRequest
 from tao.replication.shard_move import MoveSettings, move_lock
 from tao.replication.shard_move_plan import MoveAborted, MoveRefused, MoveStep
-from tests.rigs.move_rig import SHARDS, SOURCE, TARGET, MoveRig, Writer, move_rig, soon, writing
+from tests.rigs.move_rig import SHARDS, SOURCE, TARGET, MoveRig, Writer, move_rig, on_mariadb, soon, writing
 
 pytestmark = [
+    on_mariadb,
     pytest.mark.database,
     pytest.mark.e2e,
     pytest.mark.timeout(180),
@@ -95,7 +96,9 @@ async def test_move_killed_at_each_step_is_finished_or_undone(rig: MoveRig, shar
             switched = step is MoveStep.CLEAR
             assert rig.holder(shard) == (there if switched else here), step
             if step in (MoveStep.CATCH_UP, MoveStep.RENAME, MoveStep.REPLICAS, MoveStep.SWITCH):
-                assert await rig.moves().release(shard, there), "it was fenced: the watcher lets leaders write again"
+                assert await rig.moves(account=rig.accounts.watcher).release(shard, there), (
+                    "it was fenced: the watcher lets leaders write again"
+                )
                 await writer.more(3)
             result = await rig.mover().move(shard, there)
             assert (result.source, result.target, rig.holder(shard)) == (here, there, there), step

@@ -10,16 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from tao.admin.replication import catch_up, follow, lead, replicas
 from tao.admin.shard_mover import MoverAccounts, ShardMover
 from tao.devcluster.database import DatabaseInstance, InstanceSettings, default_cache_folder
-from tao.devcluster.database_program import Durability, ServerOptions, find_server_binary
+from tao.devcluster.database_program import Durability, Flavour, ServerOptions, find_server_binary
 from tao.model.errors import TaoError, TopologyError
 from tao.model.ids import SHARD_SHIFT
 from tao.model.rows import ObjectRow, RowChanges, ShardRow, WriteKeys
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
 from tao.observability.logs import logger
-from tao.replication.accounts import ServiceAccounts
+from tao.replication.accounts import Account, ServiceAccounts
 from tao.replication.locks import FileLocks
 from tao.replication.promotion import Promoter, PromotionSettings
 from tao.replication.replication_set import SetAccounts
@@ -40,6 +42,10 @@ SHARDS: Final = 32
 """The first half of them are at `SOURCE`, the others at `TARGET`."""
 SOURCE, TARGET = "db-1", "db-2"
 PATIENT_SECONDS = 30.0
+on_mariadb: Final = pytest.mark.skipif(
+    bool(os.environ.get("TAO_MYSQLD")) and find_server_binary(os.environ).flavour is Flavour.MYSQL,
+    reason="shards move between MariaDB servers alone",
+)
 QUICK: Final = MoveSettings(steady_seconds=0.0, rows_per_range=50, switch_seconds=10.0, takeover_seconds=0.0)
 
 
@@ -60,8 +66,9 @@ class MoveRig:
         """Return the database that holds a shard."""
         return Routes(self.topology).database_of(shard).name
 
-    def moves(self, settings: MoveSettings = QUICK) -> ShardMoves:
-        accounts = SetAccounts(self.accounts.administrator, self.accounts.replicator)
+    def moves(self, settings: MoveSettings = QUICK, *, account: Account | None = None) -> ShardMoves:
+        """``account``: in place of the administrator's, such as the watcher's."""
+        accounts = SetAccounts(account or self.accounts.administrator, self.accounts.replicator)
         return ShardMoves(self._file(), FileLocks(self.topology_path), accounts, settings)
 
     def mover(
