@@ -286,7 +286,8 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         """Go on in the next turn of the loop, and read nothing more until then."""
         if not self._is_resting:
             self._is_resting = True
-            self._transport.pause_reading()
+            if not self._transport.is_closing():
+                self._transport.pause_reading()
             self._loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
