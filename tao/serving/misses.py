@@ -141,7 +141,7 @@ class Misses:
         self,
         request: pb.Request,
         sizes: OperationSizes,
-        slots: list[int],
+        slots: Sequence[int],
         reply: Reply,
         room: int,
         check: ReadCheck | None = None,
@@ -277,11 +277,14 @@ class _MissedBatch:
         finally:
             self._is_beginning = False
             unused, self._granted = self._granted, 0
-            self._shares.end(self._work, unused)
+            if unused:
+                # Its peer is gone: none of the thousands that wait has to be started to find that out.
+                self._shares.withdraw(self._work)
+                self._shares.end(self._work, unused)
 
     def _ask_for_next(self) -> None:
         """Ask to begin another miss, before it is noted that one has ended: what has begun is not refused."""
-        if self._unasked and not self._is_over:
+        if self._unasked and not self.gone:
             self._ask(1)
 
     def _begin_slot(self, slot: int) -> None:

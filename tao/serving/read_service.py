@@ -107,29 +107,30 @@ class ReadService:
         traffic.left -= queries
         if traffic.left <= 0:
             traffic.sample(batch, sizes, check)
-        values: list[bytes | None]
-        if batch.critical:
-            values = [None] * queries
-        else:
-            minimums = minimums_of(batch)
-            values = answer_hits(self._cache, batch, sizes, self._limits, settings.max_answer_bytes, minimums, check)
-            if batch.max_staleness_ms:
-                if check is not None:
-                    check.check_bound(batch.max_staleness_ms)
-                self._leave_out_stale(batch, values)
-            if minimums and batch.known_slots:
-                leave_out_known(batch, values, minimums)
-            if len(values) == queries and _size_of_hits(values) <= settings.max_part_bytes:
-                # Without slots the values answer slots 0, 1, 2, … in order.
-                answer = pb.Answer()
-                answer.read.values.extend(values)  # type: ignore[arg-type]  # none is None, or they had no size
-                if batch.for_fill:
-                    self._add_epochs(answer.read, shards_in(batch))
-                elif traffic.rates.hot:
-                    traffic.add_hot_items(batch, sizes, answer.read, values, check)
-                reply.send(answer)
-                self._count(self.counters.hits, sizes)
-                return
+        if batch.critical and queries:
+            # No pass over the slots before the caller's share has room for them.
+            self._count(self.counters.misses, sizes)
+            self.misses.answer(request, sizes, range(queries), reply, settings.max_answer_bytes, check)
+            return
+        minimums = minimums_of(batch)
+        values = answer_hits(self._cache, batch, sizes, self._limits, settings.max_answer_bytes, minimums, check)
+        if batch.max_staleness_ms:
+            if check is not None:
+                check.check_bound(batch.max_staleness_ms)
+            self._leave_out_stale(batch, values)
+        if minimums and batch.known_slots:
+            leave_out_known(batch, values, minimums)
+        if len(values) == queries and _size_of_hits(values) <= settings.max_part_bytes:
+            # Without slots the values answer slots 0, 1, 2, … in order.
+            answer = pb.Answer()
+            answer.read.values.extend(values)  # type: ignore[arg-type]  # none is None, or they had no size
+            if batch.for_fill:
+                self._add_epochs(answer.read, shards_in(batch))
+            elif traffic.rates.hot:
+                traffic.add_hot_items(batch, sizes, answer.read, values, check)
+            reply.send(answer)
+            self._count(self.counters.hits, sizes)
+            return
         self._answer_in_parts(request, sizes, values, reply, check)
 
     def _leave_out_stale(self, batch: pb.ReadBatch, values: list[bytes | None]) -> None:

@@ -28,6 +28,10 @@ from tao.wire.v1 import session_pb2 as pb
 
 _logger = logging.getLogger(__name__)
 
+STARTS_OF_A_TURN: Final = 32
+"""Items that had to wait and are started in one turn of the loop: some 40 µs of work each, and whoever has a hit to be
+answered waits for all of them."""
+
 Path = Callable[[pb.Request, Reply], None]
 
 _WITH_A_SHARE: Final = frozenset({"leader", "tailer"})
@@ -95,6 +99,7 @@ class WorkShares:
         self._terms_of_servers: Final = Terms(self.settings.max_under_way_per_caller, "", 0)
         self._always_fits: Final = self.settings.critical_cost
         self._is_starting = False
+        self._left_of_turn = STARTS_OF_A_TURN
         self.outcomes: Final = {"started": 0, "waited": 0, "refused": 0}
         """Number of times that work was asked for, by what became of it."""
 
@@ -204,14 +209,15 @@ class WorkShares:
             self._shares.withdraw(work)
 
     def _start_waiting(self) -> None:
-        """Start what may start. Work that ends at once ends within this loop, which then goes on: thousands of items do
-        not recurse."""
-        if self._is_starting:
+        """Start what may start, some of it in the next turn of the loop. Work that ends at once ends within this loop,
+        which then goes on: thousands of items do not recurse."""
+        if self._is_starting or not self._left_of_turn:
             return
         self._is_starting = True
         try:
-            while (claim := self._shares.next()) is not None:
+            while self._left_of_turn and (claim := self._shares.next()) is not None:
                 assert isinstance(claim, ShareOfWork), "only such claims are added"
+                self._left_of_turn -= 1
                 try:
                     claim.start(1)
                 except Exception:
@@ -219,6 +225,12 @@ class WorkShares:
                     _logger.exception("work that had waited for its share could not be started")
         finally:
             self._is_starting = False
+        if not self._left_of_turn:
+            asyncio.get_running_loop().call_soon(self._begin_turn)
+
+    def _begin_turn(self) -> None:
+        self._left_of_turn = STARTS_OF_A_TURN
+        self._start_waiting()
 
     def sharing(self, path: Path) -> Path:
         """Return a path that handles requests as ``path`` does, each as one item of work in its caller's share."""

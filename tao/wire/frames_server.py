@@ -1,9 +1,10 @@
 """The server's end of connections of frames.
 
-Everything that a peer sends in one read is handled and answered in one write. The server reads nothing from a peer that
-does not read its answers, and keeps what it has read undecoded: a quarter of a megabyte of small requests can ask for
-gigabytes. A peer that stays so is disconnected, so that a stuck client costs its own connection and no other. One timer
-checks the timeouts of all connections.
+What a peer sends in one read is handled and answered in one write, unless it holds the loop for too long: then the
+rest waits for the next turn of the loop, so that a quarter of a megabyte of requests delays no other connection. The
+server reads nothing from a peer that does not read its answers, and keeps what it has read undecoded: a quarter of a
+megabyte of small requests can ask for gigabytes. A peer that stays so is disconnected, so that a stuck client costs its
+own connection and no other. One timer checks the timeouts of all connections.
 
 A connection is pending at the doorstep until it has sent its greeting (`tao.wire.doorstep`); nothing else is read
 before. TLS belongs to that time: connections are counted when they are accepted, not when TLS has succeeded.
@@ -18,7 +19,9 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
-from typing import cast
+from math import inf
+from time import monotonic
+from typing import Final, cast
 
 from google.protobuf.message import DecodeError
 
@@ -37,6 +40,10 @@ from tao.wire.tls import uris_of
 from tao.wire.v1 import frames_pb2, session_pb2
 
 _logger = logging.getLogger(__name__)
+
+TURN_SECONDS: Final = 0.002
+"""Time for which the requests of one connection are handled before the others have their turn: some hundred hits, or
+the longest that a hit waits for each connection that sends more."""
 
 
 class FrameServer:
@@ -216,6 +223,7 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         self._refusal: Http2Refusal | None = None
         self._sent_away = False
         self._closing = False
+        self._is_resting = False  # until its next turn
         self._last_heard = loop.time()
         self._blocked_since: float | None = None
         self._transport: asyncio.Transport
@@ -244,15 +252,17 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
             self._arrived.extend(self._decoder.feed(data))
         except TaoError as error:
             self._fatal(error)
-        else:
+            return
+        if not self._is_resting:
             self._serve_arrived()
 
     def _serve_arrived(self) -> bool:
-        """Handle the frames received so far, until the peer leaves too much unread. Returns whether the peer keeps
-        up."""
+        """Handle the frames received so far, until the turn is over or the peer leaves too much unread. Returns whether
+        more may be read."""
         # Answers given at once are flushed below, without another turn of the loop.
         self._flush_due = True
         arrived = self._arrived
+        until = monotonic() + TURN_SECONDS if len(arrived) > 1 else inf
         try:
             while arrived and self._blocked_since is None and not self._closing:
                 kind, payload = arrived.popleft()
@@ -260,13 +270,30 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
                     self.receive(session_pb2.Request.FromString(payload))
                 else:
                     self._control_arrived(kind, payload)
+                if arrived and monotonic() >= until:
+                    break
         except DecodeError as error:
             self._fatal(ProtocolError(f"a message cannot be decoded: {error}"))
         except TaoError as error:
             self._fatal(error)
         finally:
             self._flush()
-        return self._blocked_since is None
+        if arrived and self._blocked_since is None and not self._closing:
+            self._rest()
+        return not arrived and self._blocked_since is None
+
+    def _rest(self) -> None:
+        """Go on in the next turn of the loop, and read nothing more until then."""
+        if not self._is_resting:
+            self._is_resting = True
+            if not self._transport.is_closing():
+                self._transport.pause_reading()
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._is_resting = False
+        if self._serve_arrived() and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def eof_received(self) -> bool:
         return False
@@ -343,6 +370,13 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         else:
             self._sent_away = True
             self.go_away()
+
+    async def until_idle(self) -> None:
+        while not self.closed:
+            await super().until_idle()
+            if not self._is_resting:
+                return
+            await asyncio.sleep(0)
 
     # ---- sending ---------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from tao.model.queries import Fetched, ObjectQuery, Query
 from tao.routing.fair_shares import ShareSettings
 from tao.serving.misses import BatchSettings, Misses, ReadPolicy
 from tao.serving.server import SchemaArenas
-from tao.serving.shares import WorkShares
+from tao.serving.shares import ShareOfWork, WorkShares
 from tao.serving.single_flight import FillSettings, SingleFlight
 from tao.serving.sources import Take
 from tao.wire.identity import PeerIdentity
@@ -57,6 +57,16 @@ class Heard:
             for answer in self.answers
             for slot, error in zip(answer.read.failed_slots, answer.read.errors, strict=True)
         }
+
+
+class CountingShares(WorkShares):
+    """Shares that count the items that have ended without a read."""
+
+    unused = 0
+
+    def end(self, work: ShareOfWork, items: int = 1) -> None:
+        self.unused += items
+        super().end(work, items)
 
 
 class Asked:
@@ -179,6 +189,19 @@ async def test_no_further_miss_is_started_for_a_peer_that_is_gone() -> None:
     assert asked.has_given_up(0)
     asked.waiting[0](VALUE)
     assert asked.begun == [0]
+
+
+async def test_the_waiting_misses_of_a_peer_that_is_gone_are_withdrawn_together() -> None:
+    shares = CountingShares(ShareSettings(max_under_way_per_caller=2, max_waiting_per_caller=1_000))
+    asked = Asked(500, shares=shares).begin()
+    behind = Asked(1, shares=shares).begin()
+    asked.reply.closed = True
+    asked.waiting[0](VALUE)
+    asked.waiting[1](VALUE)
+    assert (asked.begun, behind.begun) == ([0, 1], [0])
+    assert shares.unused <= 2
+    behind.waiting[0](VALUE)
+    assert behind.reply.values == [0]
 
 
 async def test_an_unexpected_error_fails_the_whole_batch_and_is_raised() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -9,7 +10,7 @@ import pytest
 
 from tao.model.errors import DeadlineExceeded, InvalidArgument, NotMine, Overloaded, TaoError
 from tao.routing.fair_shares import ShareSettings
-from tao.serving.shares import ShareOfWork, WorkShares, sharer_of
+from tao.serving.shares import STARTS_OF_A_TURN, ShareOfWork, WorkShares, sharer_of
 from tao.wire.identity import PeerIdentity
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
@@ -214,6 +215,21 @@ async def test_thousands_of_items_that_end_at_once_do_not_recurse() -> None:
     for _ in range(5_000):
         shares.ask(work, 1)
     assert len(ended) == 5_024
+
+
+async def test_waiting_work_starts_over_several_turns_of_the_loop() -> None:
+    shares = WorkShares(ShareSettings(max_under_way_per_caller=200, max_under_way_beside_others=200))
+    started: list[int] = []
+    blocking = ShareOfWork("a", 200, lambda _: None)
+    shares.ask(blocking, 1)
+    shares.ask(ShareOfWork("a", 1, started.append), 200)
+    shares.end(blocking)
+    turns = 0
+    while len(started) < 200:
+        assert len(started) <= STARTS_OF_A_TURN * (turns + 1)
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns >= 200 // STARTS_OF_A_TURN
 
 
 def test_an_error_of_overload_says_what_to_do() -> None:

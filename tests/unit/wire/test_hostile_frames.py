@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tao.wire import framing
+from tao.wire import frames_server, framing
 from tao.wire.frames_client import connect_frames
 from tao.wire.frames_server import FrameServer
 from tao.wire.framing import FrameDecoder, frame
@@ -205,6 +205,55 @@ async def test_what_waited_for_its_peer_to_read_is_answered_in_order_when_it_doe
     assert numbers == list(range(1, 101))
     writer.close()
     await server.close()
+
+
+class Laborious:
+    """Answers at once, after what its clock says was a turn's work."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.asked: list[str] = []
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def handle(self, request: pb.Request, reply: Reply) -> None:
+        self.seconds += frames_server.TURN_SECONDS
+        self.asked.append(reply.peer.name)
+        reply.send(pb.Answer(read=pb.ReadAnswer(values=[b"v"])))
+
+
+async def test_one_connection_s_pile_of_requests_takes_turns_with_other_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handler = Laborious()
+    monkeypatch.setattr(frames_server, "monotonic", handler.monotonic)
+    server = FrameServer(handler, ServingSettings(), name="srv", topology_version=lambda: 1)
+    address = await server.start("127.0.0.1:0")
+    pile = await connect_frames(address, SessionSettings(), Credentials("pile", "client"))
+    other = await connect_frames(address, SessionSettings(), Credentials("other", "client"))
+    asking = [asyncio.ensure_future(pile.ask(pb.Request(read=pb.ReadBatch(obj_ids=[1])), 60.0)) for _ in range(400)]
+    await until(lambda: bool(handler.asked))
+    await other.ask(pb.Request(read=pb.ReadBatch(obj_ids=[1])), 60.0)
+    assert len(handler.asked) < 200
+    await asyncio.gather(*asking)
+    assert handler.asked.count("pile") == 400
+    for session in (pile, other):
+        await session.close()
+    await server.close()
+
+
+async def test_a_server_that_drains_answers_the_pile_that_it_has_received(monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = Laborious()
+    monkeypatch.setattr(frames_server, "monotonic", handler.monotonic)
+    server = FrameServer(handler, ServingSettings(), name="srv", topology_version=lambda: 1)
+    pile = await connect_frames(await server.start("127.0.0.1:0"), SessionSettings(), Credentials("pile", "client"))
+    asking = [asyncio.ensure_future(pile.ask(pb.Request(read=pb.ReadBatch(obj_ids=[1])), 60.0)) for _ in range(400)]
+    await until(lambda: bool(handler.asked))
+    await server.drain(60.0)
+    await server.close()
+    assert len(await asyncio.gather(*asking)) == 400
+    await pile.close()
 
 
 @pytest.mark.parametrize("seed", range(8))
