@@ -243,7 +243,7 @@ async def _fill(regions: RegionCluster, database: Database, megabytes: int) -> N
     """Put objects into the shard, past the caches and the binlog: nobody has read any of them."""
     master, account = database.servers[database.master_region], regions.accounts.administrator
     otype = next(each.number for each in regions.schema.objects if each.name == "user")
-    login = ServerAccount(master.host, master.port, account.user, account.password)
+    login = ServerAccount(master.host, master.port, account.user, account.password, socket="", tls=None)
     loop, chance = asyncio.get_running_loop(), Random(1)
     session = await open_session(login, master.name, SessionSetup(writes=True), deadline=loop.time() + 30)
     try:
