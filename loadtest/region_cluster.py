@@ -209,7 +209,7 @@ class RegionCluster:
 
         def account(name: str) -> ServerAccount:
             server = servers[name]
-            return ServerAccount(server.host, server.port, leader.user, leader.password, server.socket)
+            return ServerAccount(server.host, server.port, leader.user, leader.password, server.socket, tls=None)
 
         pools = Pools(account, WRITE_SETUP)
         try:

@@ -106,7 +106,7 @@ SCENARIO: Final = Scenario(
 
 def _account(instance: DatabaseInstance, role: str) -> ServerAccount:
     account: Account = getattr(instance.accounts, role)
-    return ServerAccount(instance.host, instance.port, account.user, account.password)
+    return ServerAccount(instance.host, instance.port, account.user, account.password, socket="", tls=None)
 
 
 async def _measure(instance: DatabaseInstance, schema: Schema, writes: int, batch: int) -> list[Quantity]:

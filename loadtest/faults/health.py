@@ -82,7 +82,9 @@ async def _former_masters(regions: RegionCluster) -> list[str]:
 
 async def _semi_sync_problems(master: DatabaseServer, administrator: Account) -> list[str]:
     name = master.name
-    account = ServerAccount(master.host, master.port, administrator.user, administrator.password, master.socket)
+    account = ServerAccount(
+        master.host, master.port, administrator.user, administrator.password, master.socket, tls=None
+    )
     deadline = asyncio.get_running_loop().time() + _STATEMENT_SECONDS
     try:
         session = await open_session(account, name, SessionSetup(writes=True), deadline=deadline)

@@ -162,7 +162,7 @@ class _Installation:
         """Have database servers use their certificate files as they are now."""
         for name in self.named(Role.DATABASE):
             instance = self.cluster.database(name)
-            root = ServerAccount(instance.host, instance.port, "root", "", str(instance.socket_path))
+            root = ServerAccount(instance.host, instance.port, "root", "", str(instance.socket_path), tls=None)
             deadline = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
             session = await open_session(root, name, SessionSetup(writes=False), deadline=deadline)
             reload = "FLUSH LOCAL SSL" if session.dialect is Dialect.MARIADB else "ALTER INSTANCE RELOAD TLS"

@@ -181,7 +181,7 @@ async def _database(folder: Path, accounts: ServiceAccounts, versions: dict[str,
 
 
 def _account(instance: DatabaseInstance, account: Account) -> ServerAccount:
-    return ServerAccount(instance.host, instance.port, account.user, account.password)
+    return ServerAccount(instance.host, instance.port, account.user, account.password, socket="", tls=None)
 
 
 def _topology(leaders: dict[str, str], instance: DatabaseInstance) -> Topology:

@@ -18,7 +18,6 @@ from tao.replication.move_statements import data_bytes, drop_schema, moved_since
 from tao.replication.shard_move import MoveSettings, ShardMoves, move_lock
 from tao.replication.shard_move_plan import master_of
 from tao.storage.names import schema_name
-from tao.storage.session import ServerAccount
 from tao.tailer.reader import BinlogReader
 from tao.tailer.settings import ReaderSettings
 from tao.topology.edits import shards_of
@@ -62,8 +61,7 @@ class ShardContents:
 
     async def _row_changes(self, database: Database, seconds: float) -> dict[int, float]:
         servers = self._moves.servers(database)
-        there = servers.login(database.master_region)
-        login = ServerAccount(there.host, there.port, self._replicator.user, self._replicator.password, there.socket)
+        login = servers.login(database.master_region, self._replicator)
         server_id = _UPPER_HALF | zlib.crc32(f"{database.name}/row changes".encode())
         binlog = BinlogReader(login, server_id, ReaderSettings(), self._log)
         counts: Counter[int] = Counter()

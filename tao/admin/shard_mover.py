@@ -421,14 +421,11 @@ class ShardMover:
         return session
 
     def _leader_login(self, database: Database) -> ServerAccount:
-        there, leader = self._moves.servers(database).login(database.master_region), self._accounts.leader
-        return ServerAccount(there.host, there.port, leader.user, leader.password, there.socket)
+        return self._moves.servers(database).login(database.master_region, self._accounts.leader)
 
     def _binlog_of(self, view: MoveView) -> BinlogReader:
         """Return a reader of the shard's rows in the binlog of the source's master."""
-        there = self._moves.servers(view.source).login(view.source.master_region)
-        replicator = self._accounts.replicator
-        login = ServerAccount(there.host, there.port, replicator.user, replicator.password, there.socket)
+        login = self._moves.servers(view.source).login(view.source.master_region, self._accounts.replicator)
         server_id = _UPPER_HALF | zlib.crc32(f"{view.source.name}/{move_lock(view.shard)}".encode())
         return BinlogReader(login, server_id, _READER, self._log, schemas=frozenset({f"tao_{view.shard:05d}"}))
 

@@ -93,12 +93,12 @@ def _is_development(file: Location | None) -> bool:
 
 def leader_login() -> Account:
     """Return the account with which leaders write rows, from where `mastership_login` has the others."""
-    file: Path | None = given("file")
-    if file is None or file.absolute() == (given("state_dir") / "topology.json").absolute():
-        from tao.devcluster.state_folder import service_accounts
+    if _is_development(given("file")):
+        from tao.devcluster.certificates import cluster_accounts
 
-        return service_accounts(state_folder().require().passwords).leader
-    return Account("tao_leader", password_of("TAO_LEADER_PASSWORD"))
+        folder = state_folder()
+        return cluster_accounts(folder, folder.require()).leader
+    return Account("tao_leader", password_of("TAO_LEADER_PASSWORD"), database_tls())
 
 
 def password_of(variable: str) -> str:

@@ -33,7 +33,6 @@ from tao.model.ids import MAX_SHARDS
 from tao.model.topology import CacheServer, Topology
 from tao.routing.routes import Routes
 from tao.storage.migrations import migrate
-from tao.storage.session import ServerAccount
 from tao.terminal import counted, fields_of, print_records
 from tao.topology import edits
 from tao.topology.document import dump_topology
@@ -195,8 +194,7 @@ def add_shards(count: int, schema_file: Path | None) -> None:
     async def work() -> None:
         for database in after.databases:
             master = database.servers[database.master_region]
-            user = accounts.administrator
-            login = ServerAccount(master.host, master.port, user.user, user.password, master.socket)
+            login = accounts.administrator.at(master)
             await migrate(login, added[database.name], tables, master.name, version_epoch=database.version_epoch)
         await topology_file(path).change(before.version, after)
 

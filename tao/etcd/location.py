@@ -110,6 +110,10 @@ class EtcdSettings:
     private_key: Path | None = None
     """PEM file, readable by this process's account only."""
 
+    insecure: bool = False
+    """Connect to etcd at other machines without TLS (``etcd://``), because nobody else can reach that network. Whoever
+    can change what passes there commands the cluster. A password is not sent so."""
+
     timeout_seconds: float = 3.0
     """Longest time of one call, over all endpoints. A commit takes milliseconds, and an election two seconds."""
 
@@ -120,7 +124,7 @@ class EtcdSettings:
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> EtcdSettings:
         """Return the settings of a command, from ``TAO_ETCD_USER``, ``…_PASSWORD``, ``…_PASSWORD_FILE``,
-        ``…_AUTHORITIES``, ``…_CERTIFICATE`` and ``…_PRIVATE_KEY``."""
+        ``…_AUTHORITIES``, ``…_CERTIFICATE``, ``…_PRIVATE_KEY`` and ``…_INSECURE`` (1)."""
 
         def path(name: str) -> Path | None:
             found = environment.get(f"TAO_ETCD_{name}")
@@ -133,6 +137,7 @@ class EtcdSettings:
             authorities=path("AUTHORITIES"),
             certificate=path("CERTIFICATE"),
             private_key=path("PRIVATE_KEY"),
+            insecure=environment.get("TAO_ETCD_INSECURE") == "1",
         )
 
     def read_password(self) -> str:
@@ -145,10 +150,18 @@ class EtcdSettings:
             raise SettingsError(f"{self.password_file}: the password of etcd cannot be read: {error}") from error
 
     def check(self, location: EtcdLocation) -> None:
-        """Raise `SettingsError` when the password would pass a network as it is."""
+        """Raise `SettingsError` when documents, or the password, would pass a network as they are."""
         exposed = [each for each in location.endpoints if not _is_loopback(each)]
-        if self.user and not location.tls and exposed:
+        if location.tls or not exposed:
+            return
+        if self.user:
             raise SettingsError(f"{location}: a password is sent to {exposed[0]} over TLS only: write etcds://")
+        if not self.insecure:
+            raise SettingsError(
+                f"{location}: {exposed[0]} would be asked without TLS, and whoever is between commands the cluster. "
+                "Write etcds://, or set `insecure: true` under `etcd` (TAO_ETCD_INSECURE=1) if nobody else can reach "
+                "that network"
+            )
 
 
 def _is_loopback(endpoint: str) -> bool:

@@ -112,8 +112,8 @@ class ServiceAccounts:
     replicator: Account
     """Reads the binlog, for replicas and tailers."""
     watcher: Account | None = None
-    """Renews leases and promotes, for watchers, and can neither drop nor read anything else. None: there is none, and
-    watchers use the administrator's."""
+    """Renews leases and promotes, for watchers. It can also read, add and change the rows of shards, but neither delete
+    them nor drop their tables. None: there is none, and watchers use the administrator's."""
 
 
 class Connection(Protocol):

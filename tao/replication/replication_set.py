@@ -94,10 +94,10 @@ class ReplicationSet:
         """Return the region of a server."""
         return next(region for region, server in self.database.servers.items() if server.name == name)
 
-    def login(self, region: str) -> ServerAccount:
-        """Return the address of a region's server with an administrator's account."""
+    def login(self, region: str, account: Account | None = None) -> ServerAccount:
+        """Return the address of a region's server with an account; None: with an administrator's."""
         server = self.database.servers[region].seen_from(self._seen_from)
-        return self._accounts.administrator.at(server)
+        return (account or self._accounts.administrator).at(server)
 
     @asynccontextmanager
     async def session(self, region: str, *, deadline: float | None = None) -> AsyncIterator[DatabaseSession]:

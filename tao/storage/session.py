@@ -33,9 +33,10 @@ class ServerAccount:
     port: int
     user: str
     password: str = field(repr=False)
-    socket: str = ""
-    tls: DatabaseTls | None = None
-    """How connections are encrypted; None: they are plain, as those by a Unix socket always are."""
+    socket: str
+    tls: DatabaseTls | None
+    """How connections are encrypted; None: they are plain, as those by a Unix socket always are. It has no default, so
+    that nobody forgets it."""
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """Return the context of a new connection; None: it is plain."""

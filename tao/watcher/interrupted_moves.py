@@ -12,10 +12,10 @@ from typing import Final
 
 from tao.model.errors import TaoError
 from tao.model.topology import Database, Topology
-from tao.observability.logs import Logger
 from tao.replication.locks import LockTaken
 from tao.replication.move_statements import shards_held
 from tao.replication.shard_move import ShardMoves
+from tao.watcher.probes import WatcherContext
 
 _STATEMENT_SECONDS: Final = 4.0
 
@@ -29,7 +29,7 @@ class InterruptedMoves:
         topology: Callable[[], Topology],
         is_active: Callable[[], bool],
         check_seconds: float,
-        log: Logger,
+        context: WatcherContext,
         *,
         dry_run: bool,
     ) -> None:
@@ -38,7 +38,8 @@ class InterruptedMoves:
         self._topology: Final = topology
         self._is_active: Final = is_active
         self._check_seconds: Final = check_seconds
-        self._log: Final = log
+        self._log: Final = context.log
+        self._audit: Final = context.audit
         self._dry_run: Final = dry_run
         self._reported: Final[dict[str, str]] = {}
         self.released = 0
@@ -63,6 +64,7 @@ class InterruptedMoves:
                 if not self._dry_run and await self._moves.release(shard, target.name):
                     self.released += 1
                     self._log.warning("interrupted_move_released", shard=shard, target=target.name)
+                    self._audit.acted("interrupted_move_released", shard=shard, target=target.name)
         except LockTaken:
             return  # a move is under way, or a master is being changed
         except TaoError as error:

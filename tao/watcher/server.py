@@ -110,7 +110,7 @@ class WatcherServer:
             settings, promoter, self._locks, peers, self._databases.silent_seconds, context
         )
         hot_shards = self._hot_shards = self._build_hot_shards(links, context)
-        self._moves = self._build_interrupted_moves(accounts)
+        self._moves = self._build_interrupted_moves(accounts, context)
         metrics = Metrics(role="watcher", server=settings.name)
         self._register(metrics)
         pages = AdminPages(metrics=metrics.render, stats=self._stats, not_ready=lambda: "")
@@ -235,7 +235,7 @@ class WatcherServer:
             dry_run=settings.dry_run,
         )
 
-    def _build_interrupted_moves(self, accounts: SetAccounts) -> InterruptedMoves:
+    def _build_interrupted_moves(self, accounts: SetAccounts, context: WatcherContext) -> InterruptedMoves:
         settings = self._settings
         moves = ShardMoves(self._topology_store, self._locks, accounts, MoveSettings(), seen_from=settings.region)
         return InterruptedMoves(
@@ -243,7 +243,7 @@ class WatcherServer:
             self._current,
             lambda: self._mastership.is_active,
             settings.moves_check_seconds,
-            self._log,
+            context,
             dry_run=settings.dry_run,
         )
 

@@ -419,15 +419,15 @@ class _Connector:
         if tls is None:
             return await connect_grpc(server.grpc, settings, self._credentials)
         shown = await self._look(tls, server, expected)
-        # Behind an address alone there may be several servers, any of which will do.
-        trusted = shown if expected.name else b""
         try:
-            return await connect_grpc(server.grpc, settings, self._credentials, tls.channel_credentials(trusted))
+            return await connect_grpc(server.grpc, settings, self._credentials, tls.channel_credentials(shown))
         except Unavailable:
-            again = await self._look(tls, server, expected) if trusted else trusted
-            if again == trusted:
+            if not shown:
                 raise
-        # It has got a new certificate since the first look.
+            again = await self._look(tls, server, expected)
+            if again == shown and expected.name:
+                raise
+        # It has got a new certificate since the first look, or behind an address alone another server has answered.
         return await connect_grpc(server.grpc, settings, self._credentials, tls.channel_credentials(again))
 
     async def _look(self, tls: ClientTls, server: CacheServer, expected: ExpectedServer) -> bytes:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tao.admin.shard_contents import ShardContents
 from tao.devcluster.database import DatabaseInstance
 from tao.model.errors import OperatorError, TaoError
 from tao.model.topology import DatabaseServer
@@ -26,6 +27,7 @@ from tao.storage.tls import DatabaseTls, DatabaseTlsFiles
 from tao.tailer.reader import BinlogReader
 from tao.tailer.settings import ReaderSettings
 from tests.rigs.certificates import TestAuthority
+from tests.rigs.move_rig import QUICK, SHARDS, SOURCE, TARGET, Writer, move_rig, writing
 from tests.rigs.replication_rig import (
     EAST,
     PATIENT_SECONDS,
@@ -52,13 +54,16 @@ def authority(tmp_path: Path) -> TestAuthority:
 
 
 @pytest.fixture
-async def rig(
-    tmp_path: Path, authority: TestAuthority, database_accounts: ServiceAccounts
-) -> AsyncIterator[ReplicationRig]:
+def accounts(authority: TestAuthority, database_accounts: ServiceAccounts) -> ServiceAccounts:
+    """The accounts, with the operator's certificate."""
     tls = tls_of(authority, "operator")
     roles = ("administrator", "leader", "reader", "replicator", "watcher")
     encrypted: dict[str, Account] = {role: replace(getattr(database_accounts, role), tls=tls) for role in roles}
-    accounts = replace(database_accounts, **encrypted)
+    return replace(database_accounts, **encrypted)
+
+
+@pytest.fixture
+async def rig(tmp_path: Path, authority: TestAuthority, accounts: ServiceAccounts) -> AsyncIterator[ReplicationRig]:
     async with replication_rig(tmp_path, accounts, tls=authority.issue("database")) as made:
         yield made
 
@@ -129,6 +134,27 @@ async def test_servers_clients_replicas_and_tailers_prove_themselves_to_each_oth
     await rig.reseeder().seed(EAST)
     assert await encrypted_replication(rig, EAST) == ("Yes", "Yes", "Yes")
     assert {1, 2, 30} <= await rig.written(EAST)
+
+
+async def test_a_shard_moves_between_servers_that_demand_certificates(
+    tmp_path: Path, authority: TestAuthority, accounts: ServiceAccounts
+) -> None:
+    async with move_rig(tmp_path, accounts, tls=authority.issue("database")) as rig:
+        async with rig.session(f"east-{SOURCE}") as session:
+            dialect = session.dialect
+        contents = ShardContents(rig.moves(), QUICK, accounts.replicator, logger("test"))
+        changes = await contents.in_row_changes(rig.topology, 0.1)
+        assert set(changes[SOURCE]) == set(range(SHARDS // 2))
+        try:
+            await find_tools(dialect, os.environ)
+        except OperatorError:
+            return  # the programs that copy a shard of this kind of database are not on this machine
+        writer = Writer(rig.store(), 3)
+        async with writing(writer):
+            await writer.more(5)
+            await rig.mover().move(3, TARGET)
+            await writer.more(5)
+        assert rig.holder(3) == TARGET
 
 
 async def test_a_server_that_offers_no_tls_is_refused_before_it_is_shown_anything(

@@ -105,7 +105,7 @@ async def rows(cluster: DevCluster, database: str, sql: str) -> list[tuple[Any, 
     """Run statements at the master of a database, and return the rows of the first."""
     found = next(each for each in topology_of(cluster).databases if each.name == database)
     master, account = found.servers[found.master_region], service_accounts(cluster.record.passwords).administrator
-    login = ServerAccount(master.host, master.port, account.user, account.password)
+    login = ServerAccount(master.host, master.port, account.user, account.password, socket="", tls=None)
     deadline = asyncio.get_running_loop().time() + PATIENT_SECONDS
     session = await open_session(login, master.name, SessionSetup(writes=True), deadline=deadline)
     try:

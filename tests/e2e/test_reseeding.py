@@ -71,7 +71,7 @@ async def assert_follows_and_equals(rig: ReplicationRig) -> None:
 async def can_read(rig: ReplicationRig) -> bool:
     """Return whether the cluster's accounts can log in, to read or to write."""
     for account in (rig.accounts.reader, rig.accounts.leader):
-        login = ServerAccount("127.0.0.1", rig.servers[EAST].port, account.user, account.password)
+        login = ServerAccount("127.0.0.1", rig.servers[EAST].port, account.user, account.password, socket="", tls=None)
         try:
             session = await open_session(login, EAST, SessionSetup(writes=False), deadline=statement_deadline())
         except TaoError:
@@ -113,7 +113,9 @@ async def test_a_diverged_master_is_rejected_with_its_rebuild_command_however_of
     plan = await rig.reseeder().plan(EAST)
     assert plan.discards
     assert (plan.drops, plan.copies, plan.half_seeded) == (SHARDS, SHARDS, False)
-    login = ServerAccount("127.0.0.1", rig.servers[EAST].port, "tao_reader", rig.accounts.reader.password)
+    login = ServerAccount(
+        "127.0.0.1", rig.servers[EAST].port, "tao_reader", rig.accounts.reader.password, socket="", tls=None
+    )
     reader = await open_session(login, EAST, SessionSetup(writes=False), deadline=statement_deadline())
     try:
         for step in SeedStep:

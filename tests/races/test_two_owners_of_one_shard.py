@@ -51,7 +51,7 @@ A, B, FAR = make_id(64, SHARD), make_id(128, SHARD), make_id(64, OTHER)
 
 def account(server: DatabaseInstance, role: str) -> ServerAccount:
     found = getattr(server.accounts, role)
-    return ServerAccount("127.0.0.1", server.port, found.user, found.password)
+    return ServerAccount("127.0.0.1", server.port, found.user, found.password, socket="", tls=None)
 
 
 async def as_administrator(server: DatabaseInstance, *statements: str) -> None:

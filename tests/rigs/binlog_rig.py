@@ -93,7 +93,9 @@ class BinlogRig:
     def account(self, role: str) -> ServerAccount:
         """Return the account to log in with, by what it may do."""
         account = getattr(self.instance.accounts, role)
-        return ServerAccount(self.instance.host, self.instance.port, account.user, account.password)
+        return ServerAccount(
+            self.instance.host, self.instance.port, account.user, account.password, socket="", tls=None
+        )
 
     async def migrate(self) -> None:
         await migrate(self.account("administrator"), SHARDS, SCHEMA.custom_tables(), SERVER)

@@ -31,7 +31,7 @@ LEASE_SECONDS: Final = 60.0
 
 def _account(server: DatabaseInstance, role: str) -> ServerAccount:
     found = getattr(server.accounts, role)
-    return ServerAccount("127.0.0.1", server.port, found.user, found.password)
+    return ServerAccount("127.0.0.1", server.port, found.user, found.password, socket="", tls=None)
 
 
 @dataclass

@@ -21,7 +21,7 @@ from tao.model.ids import SHARD_SHIFT
 from tao.model.rows import ObjectRow, RowChanges, ShardRow, WriteKeys
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
 from tao.observability.logs import logger
-from tao.replication.accounts import Account, ServiceAccounts
+from tao.replication.accounts import Account, ServiceAccounts, TlsDemand
 from tao.replication.locks import FileLocks
 from tao.replication.promotion import Promoter, PromotionSettings
 from tao.replication.replication_set import SetAccounts
@@ -37,6 +37,7 @@ from tao.storage.session import DatabaseSession, ServerAccount, open_session
 from tao.storage.writes import WRITE_SETUP, MySqlWriteStore
 from tao.topology.document import dump_topology, parse_topology
 from tao.topology.file_store import TopologyFile
+from tao.wire.tls import TlsFiles
 
 SHARDS: Final = 32
 """The first half of them are at `SOURCE`, the others at `TARGET`."""
@@ -90,8 +91,7 @@ class MoveRig:
 
     @asynccontextmanager
     async def session(self, server: str) -> AsyncIterator[DatabaseSession]:
-        account = self.accounts.administrator
-        login = ServerAccount("127.0.0.1", self.servers[server].port, account.user, account.password)
+        login = self._login(server, self.accounts.administrator)
         session = await open_session(login, server, SessionSetup(writes=True), deadline=soon())
         try:
             yield session
@@ -105,17 +105,16 @@ class MoveRig:
     def store(self) -> MySqlWriteStore:
         """Return a leader's store, which finds masters in the present topology."""
 
-        def login(server: str) -> ServerAccount:
-            account = self.accounts.leader
-            return ServerAccount("127.0.0.1", self.servers[server].port, account.user, account.password)
-
         def master_of(shard: int) -> str:
             database = Routes(self.topology).database_of(shard)
             return database.servers[database.master_region].name
 
-        pools = Pools(login, WRITE_SETUP)
+        pools = Pools(lambda server: self._login(server, self.accounts.leader), WRITE_SETUP)
         self.pools.append(pools)
         return MySqlWriteStore(master_of, pools, lambda _: "assocs")
+
+    def _login(self, server: str, account: Account) -> ServerAccount:
+        return account.at(DatabaseServer(name=server, port=self.servers[server].port))
 
     async def written(self, server: str, shard: int) -> dict[int, bytes]:
         """Return the objects of a shard at a server."""
@@ -213,9 +212,10 @@ def _topology(ports: dict[str, int], regions: tuple[str, ...]) -> Topology:
 
 @asynccontextmanager
 async def move_rig(
-    folder: Path, accounts: ServiceAccounts, *, regions: tuple[str, ...] = ("east",)
+    folder: Path, accounts: ServiceAccounts, *, regions: tuple[str, ...] = ("east",), tls: TlsFiles | None = None
 ) -> AsyncIterator[MoveRig]:
-    """Start the masters, which are in east, and a replica of each in every other region."""
+    """Start the masters, which are in east, and a replica of each in every other region. ``tls``: the certificate that
+    all show, and then demand of everybody."""
     names = [f"{region}-{database}" for database in (SOURCE, TARGET) for region in regions]
     servers = {
         name: DatabaseInstance(
@@ -224,12 +224,14 @@ async def move_rig(
                 folder=folder / name,
                 accounts=accounts,
                 cache_folder=default_cache_folder(os.environ),
+                demand=None if tls is None else TlsDemand.CERTIFICATE,
                 options=ServerOptions(
                     server_id=number,
                     gtid_domain=1 + (TARGET in name),
                     replicated=len(regions) > 1,
                     read_only=len(regions) > 1,
                     durability=Durability.RELAXED,
+                    tls=tls,
                 ),
             ),
         )
@@ -244,9 +246,8 @@ async def move_rig(
         for database in topology.databases:
             master = database.servers["east"]
             await lead(master, administrator, keeps_lease=False)
-            login = ServerAccount(master.host, master.port, administrator.user, administrator.password)
             ((first, last),) = database.shards
-            await migrate(login, range(first, last + 1), {}, master.name)
+            await migrate(administrator.at(master), range(first, last + 1), {}, master.name)
         for replica in replicas(topology):
             await follow(replica, administrator, accounts.replicator)
             await catch_up(replica, administrator, PATIENT_SECONDS)

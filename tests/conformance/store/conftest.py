@@ -19,7 +19,7 @@ from tests.conformance.store.stores import CUSTOM_TABLE, SERVER, SHARDS, MakePoo
 
 def _account(server: DatabaseInstance, role: str) -> ServerAccount:
     account = getattr(server.accounts, role)
-    return ServerAccount("127.0.0.1", server.port, account.user, account.password)
+    return ServerAccount("127.0.0.1", server.port, account.user, account.password, socket="", tls=None)
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +47,7 @@ async def make_pools(migrated: DatabaseInstance) -> AsyncIterator[MakePools]:
     def make(*, writes: bool, port: int | None = None, settings: PoolSettings | None = None) -> Pools:
         account = _account(migrated, "leader" if writes else "reader")
         if port is not None:
-            account = ServerAccount("127.0.0.1", port, account.user, account.password)
+            account = ServerAccount("127.0.0.1", port, account.user, account.password, socket="", tls=None)
         made.append(Pools(lambda _: account, WRITE_SETUP if writes else READ_SETUP, settings))
         return made[-1]
 

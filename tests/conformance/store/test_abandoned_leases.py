@@ -19,7 +19,7 @@ async def test_a_lease_without_its_event_is_abandoned_until_its_row_is_cleared(
     database_server: DatabaseInstance,
 ) -> None:
     user = database_server.accounts.administrator
-    account = ServerAccount("127.0.0.1", database_server.port, user.user, user.password)
+    account = ServerAccount("127.0.0.1", database_server.port, user.user, user.password, socket="", tls=None)
     deadline = asyncio.get_running_loop().time() + PATIENT_SECONDS
     session = await open_session(account, SERVER, WRITE_SETUP, deadline=deadline)
     try:

@@ -52,7 +52,7 @@ async def database(disk: SmallDisk, database_accounts: ServiceAccounts) -> Async
 
 def account(database: DatabaseInstance, role: str) -> ServerAccount:
     login = getattr(database.accounts, role)
-    return ServerAccount("127.0.0.1", database.port, login.user, login.password)
+    return ServerAccount("127.0.0.1", database.port, login.user, login.password, socket="", tls=None)
 
 
 async def test_a_full_disk_is_named_by_the_errors_of_writes_and_reads_go_on(

@@ -16,7 +16,7 @@ async def test_a_shard_that_comes_after_promotions_begins_at_the_epoch_they_have
     migrated: DatabaseInstance,
 ) -> None:
     administrator = migrated.accounts.administrator
-    account = ServerAccount("127.0.0.1", migrated.port, administrator.user, administrator.password)
+    account = ServerAccount("127.0.0.1", migrated.port, administrator.user, administrator.password, socket="", tls=None)
     new = max(SHARDS) + 1
     await migrate(account, [*SHARDS, new], {}, SERVER, version_epoch=4)
     deadline = asyncio.get_running_loop().time() + 10

@@ -160,7 +160,7 @@ async def test_a_stopped_leaders_transaction_keeps_no_shard_from_its_successor(m
 
 async def kill_sessions(server: DatabaseInstance) -> None:
     """End all connections of the service accounts, as a restart of the server would."""
-    root = ServerAccount("127.0.0.1", server.port, "root", "", str(server.socket_path))
+    root = ServerAccount("127.0.0.1", server.port, "root", "", str(server.socket_path), tls=None)
     (rows,) = await run_as(root, "SELECT id FROM information_schema.processlist WHERE user LIKE 'tao%%'")
     for (thread,) in rows:
         await run_as(root, f"KILL {thread}")
@@ -190,7 +190,7 @@ async def test_a_server_that_never_greets_is_unavailable_within_the_connect_boun
 
 
 async def test_a_wrong_password_is_an_operators_mistake(migrated: DatabaseInstance) -> None:
-    account = ServerAccount("127.0.0.1", migrated.port, migrated.accounts.reader.user, "wrong")
+    account = ServerAccount("127.0.0.1", migrated.port, migrated.accounts.reader.user, "wrong", socket="", tls=None)
     with pytest.raises(OperatorError, match="Access denied"):
         await migrate(account, SHARDS, {}, SERVER)
 
@@ -269,7 +269,7 @@ async def test_data_too_large_for_the_column_are_rejected_and_nothing_is_written
 
 async def test_migrating_again_changes_nothing_and_finishes_what_was_cut_off(migrated: DatabaseInstance) -> None:
     administrator = migrated.accounts.administrator
-    account = ServerAccount("127.0.0.1", migrated.port, administrator.user, administrator.password)
+    account = ServerAccount("127.0.0.1", migrated.port, administrator.user, administrator.password, socket="", tls=None)
     calls: list[tuple[int, int]] = []
     tables = {"assocs_long": 65_536}
     assert await migrate(account, SHARDS, tables, SERVER, progress=lambda n, of: calls.append((n, of))) == 0
@@ -296,14 +296,14 @@ async def run_as(account: ServerAccount, sql: str) -> list[list[tuple[object, ..
 @pytest.mark.parametrize("name", ["assocs_; DROP", "objects", "assocs_A", "assocs_", "assocs_" + "x" * 35, "`assocs`"])
 async def test_an_invalid_table_name_never_reaches_a_statement(migrated: DatabaseInstance, name: str) -> None:
     administrator = migrated.accounts.administrator
-    account = ServerAccount("127.0.0.1", migrated.port, administrator.user, administrator.password)
+    account = ServerAccount("127.0.0.1", migrated.port, administrator.user, administrator.password, socket="", tls=None)
     with pytest.raises(OperatorError):
         await migrate(account, SHARDS, {name: 10}, SERVER)
 
 
 async def test_the_readers_account_cannot_write(migrated: DatabaseInstance) -> None:
     reader = migrated.accounts.reader
-    account = ServerAccount("127.0.0.1", migrated.port, reader.user, reader.password)
+    account = ServerAccount("127.0.0.1", migrated.port, reader.user, reader.password, socket="", tls=None)
     with pytest.raises(OperatorError, match="denied"):
         await run_as(account, f"DELETE FROM {schema_name(SHARDS[0])}.objects")
 

@@ -28,7 +28,7 @@ def _deadline() -> float:
 @pytest.fixture
 async def administrator(database_server: DatabaseInstance) -> AsyncIterator[DatabaseSession]:
     user = database_server.accounts.administrator
-    account = ServerAccount("127.0.0.1", database_server.port, user.user, user.password)
+    account = ServerAccount("127.0.0.1", database_server.port, user.user, user.password, socket="", tls=None)
     await migrate(account, (OLD, NEW), {}, SERVER)
     session = await open_session(account, SERVER, WRITE_SETUP, deadline=_deadline())
     yield session

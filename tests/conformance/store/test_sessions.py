@@ -63,7 +63,7 @@ _IDLE = DatabaseProcess(0, "", "", "")
 
 
 def _root(server: DatabaseInstance) -> ServerAccount:
-    return ServerAccount("127.0.0.1", server.port, "root", "", str(server.socket_path))
+    return ServerAccount("127.0.0.1", server.port, "root", "", str(server.socket_path), tls=None)
 
 
 def _soon() -> float:
@@ -270,7 +270,7 @@ async def test_a_server_that_goes_in_the_middle_of_a_result_is_a_lost_connection
     for size in (3_000, 500_000):
         async with (
             cut_after(database_server.port, size) as port,
-            opened(ServerAccount("127.0.0.1", port, account.user, account.password)) as session,
+            opened(ServerAccount("127.0.0.1", port, account.user, account.password, socket="", tls=None)) as session,
         ):
             with pytest.raises(ConnectionLost, match="Lost connection"):
                 await session.run(_MANY, deadline=_soon())

@@ -83,7 +83,12 @@ def private_shards(database_server: DatabaseInstance, tmp_path: Path) -> Iterato
     path = tmp_path / "topology.json"
     path.write_text(topology_of(DatabaseServer(name="db-here", port=database_server.port)))
     login = ServerAccount(
-        "127.0.0.1", database_server.port, accounts.administrator.user, accounts.administrator.password
+        "127.0.0.1",
+        database_server.port,
+        accounts.administrator.user,
+        accounts.administrator.password,
+        socket="",
+        tls=None,
     )
     environment = {
         "TAO_ADMIN_PASSWORD": accounts.administrator.password,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,16 @@ def test_a_password_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert EtcdSettings(password_file=tmp_path / "password").read_password() == "secret"
     with pytest.raises(SettingsError, match="none: the password of etcd cannot be read"):
         EtcdSettings(password_file=tmp_path / "none").read_password()
+
+
+def test_other_machines_are_asked_over_tls_unless_the_settings_say_that_nobody_is_between() -> None:
+    loopback = EtcdLocation(("127.0.0.1:2379", "[::1]:2379"), "/tao")
+    plain = EtcdLocation(("127.0.0.1:2379", "etcd-2:2379"), "/tao")
+    EtcdSettings().check(loopback)
+    EtcdSettings().check(replace(plain, tls=True))
+    EtcdSettings(insecure=True).check(plain)
+    EtcdSettings.from_environment({"TAO_ETCD_INSECURE": "1"}).check(plain)
+    with pytest.raises(SettingsError, match="etcd-2:2379 would be asked without TLS"):
+        EtcdSettings().check(plain)
+    with pytest.raises(SettingsError, match="a password is sent to etcd-2:2379 over TLS only"):
+        EtcdSettings(user="tao", insecure=True).check(plain)

@@ -14,7 +14,7 @@ from tao.replication.database_tools import CopyFailed, DatabaseTools
 from tao.storage.dialect import Dialect
 from tao.storage.session import DatabaseSession, ServerAccount
 
-SERVER = ServerAccount("127.0.0.1", 1, "user", "secret")
+SERVER = ServerAccount("127.0.0.1", 1, "user", "secret", socket="", tls=None)
 UUID = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 EVENTS = """DELIMITER /*!*/;
 /*M!100001 SET @@session.gtid_domain_id=1*//*!*/;

@@ -12,7 +12,7 @@ from tao.replication.database_tools import CopyFailed, DatabaseTools
 from tao.storage.dialect import Dialect
 from tao.storage.session import ServerAccount
 
-SERVER = ServerAccount("127.0.0.1", 1, "user", "secret")
+SERVER = ServerAccount("127.0.0.1", 1, "user", "secret", socket="", tls=None)
 POSITION = "-- SET GLOBAL gtid_slave_pos='0-1-4711';"
 END = "-- Dump completed on 2026-11-25 13:51:26"
 BEYOND_THE_EDGES = 5 << 20

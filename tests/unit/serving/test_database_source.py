@@ -276,7 +276,7 @@ def test_a_replica_marked_down_is_asked_when_there_is_no_other(configuration: Co
 
 def test_servers_are_reached_at_the_address_for_the_region(configuration: Configuration) -> None:
     login = Databases("east", configuration).login("tao_reader", "secret", None)
-    assert login("db-east") == ServerAccount("127.0.0.1", 3307, "tao_reader", "secret")
-    assert login("db-west") == ServerAccount("gateway", 3400, "tao_reader", "secret")
+    assert login("db-east") == ServerAccount("127.0.0.1", 3307, "tao_reader", "secret", socket="", tls=None)
+    assert login("db-west") == ServerAccount("gateway", 3400, "tao_reader", "secret", socket="", tls=None)
     with pytest.raises(TopologyError, match="nowhere"):
         login("nowhere")

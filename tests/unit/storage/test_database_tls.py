@@ -24,9 +24,9 @@ def files(tmp_path: Path) -> DatabaseTlsFiles:
 
 def test_without_files_and_over_a_socket_connections_are_plain(files: DatabaseTlsFiles) -> None:
     assert DatabaseTlsFiles().if_set is None
-    assert ServerAccount("db", 3306, "tao_reader", "x").ssl_context() is None
+    assert ServerAccount("db", 3306, "tao_reader", "x", socket="", tls=None).ssl_context() is None
     assert ServerAccount("db", 3306, "tao_reader", "x", "/run/db.sock", files.if_set).ssl_context() is None
-    assert ServerAccount("db", 3306, "tao_reader", "x", tls=files.if_set).ssl_context() is not None
+    assert ServerAccount("db", 3306, "tao_reader", "x", tls=files.if_set, socket="").ssl_context() is not None
 
 
 def test_the_certificate_of_a_server_is_verified_and_its_host_unless_that_is_left_out(files: DatabaseTlsFiles) -> None:

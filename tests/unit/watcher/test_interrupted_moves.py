@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, cast
 
 from tao.model.errors import TaoError, Unavailable
@@ -12,7 +13,12 @@ from tao.model.topology import Database, DatabaseServer, Topology
 from tao.observability.logs import Logger
 from tao.replication.locks import LockTaken
 from tao.replication.shard_move import ShardMoves
+from tao.runtime.clock import LoopClock
+from tao.runtime.tasks import BackgroundTasks
+from tao.serving.audit import AuditTrail
 from tao.watcher.interrupted_moves import InterruptedMoves
+from tao.watcher.probes import WatcherContext
+from tests.rigs.audit_rig import audit_rig
 
 
 def database(name: str) -> Database:
@@ -57,7 +63,15 @@ class Log:
         self.events.append(event)
 
 
-async def looks(moves: Moves, log: Log, count: int, *, active: bool = True, dry_run: bool = False) -> InterruptedMoves:
+async def looks(
+    moves: Moves,
+    log: Log,
+    count: int,
+    *,
+    active: bool = True,
+    dry_run: bool = False,
+    audit: AuditTrail | None = None,
+) -> InterruptedMoves:
     """Run until the watcher has looked so many times."""
     left = count
 
@@ -66,9 +80,9 @@ async def looks(moves: Moves, log: Log, count: int, *, active: bool = True, dry_
         left -= 1
         return active and left >= 0
 
-    watching = InterruptedMoves(
-        cast(ShardMoves, moves), lambda: TOPOLOGY, is_active, 0.0, cast(Logger, log), dry_run=dry_run
-    )
+    tasks = BackgroundTasks("watcher", cast(Logger, log))
+    context = WatcherContext(tasks, LoopClock(), cast(Logger, log), audit or AuditTrail())
+    watching = InterruptedMoves(cast(ShardMoves, moves), lambda: TOPOLOGY, is_active, 0.0, context, dry_run=dry_run)
     task: asyncio.Task[Any] = asyncio.create_task(watching.run())
     while left >= 0:  # noqa: ASYNC110 - another task looks
         await asyncio.sleep(0)
@@ -76,9 +90,11 @@ async def looks(moves: Moves, log: Log, count: int, *, active: bool = True, dry_
     return watching
 
 
-async def test_a_fenced_shard_is_released_and_other_copies_are_left_alone() -> None:
+async def test_a_fenced_shard_is_released_and_other_copies_are_left_alone(tmp_path: Path) -> None:
     moves, log = Moves(), Log()
-    watching = await looks(moves, log, 1)
+    with audit_rig(tmp_path) as audit:
+        watching = await looks(moves, log, 1, audit=audit.trail)
+        assert await audit.shown() == [("server/leader-1", "interrupted_move_released", 1)]
     assert moves.asked == [(3, "two"), (4, "two")]
     assert (watching.released, log.events) == (1, ["interrupted_move_released"])
 
