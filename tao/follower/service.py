@@ -42,6 +42,7 @@ from tao.wire.convert import (
     settle_shards_request,
     shard_messages_from_pb,
 )
+from tao.wire.identity import PeerIdentity
 from tao.wire.read_batch import BatchQueries, operation_sizes
 from tao.wire.session import Reply, RequestHandler, failure
 from tao.wire.v1 import session_pb2 as pb
@@ -119,11 +120,14 @@ class UnaryPath:
         self,
         context: ServerContext,
         own: RequestHandler,
+        admit: Callable[[pb.Request, PeerIdentity], None],
         hosted: Callable[[], frozenset[int]],
         settings: UnarySettings,
     ) -> None:
-        """``own`` serves the requests for the shards that this follower hosts, which ``hosted`` returns."""
+        """``own`` serves the requests for the shards that this follower hosts, which ``hosted`` returns. ``admit``
+        raises for a peer that may not send a request, which ``own`` checks itself."""
         self._own: Final = own
+        self._admit: Final = admit
         self._region: Final = context.region
         self._tier: Final = context.tier
         self._configuration: Final = context.configuration
@@ -135,13 +139,19 @@ class UnaryPath:
         self._under_way = 0
 
     def handle(self, request: pb.Request, reply: Reply) -> None:
-        """Serve the call here, or relay it. Raises `Overloaded` when too many calls are being relayed, and
-        `DeadlineExceeded` when there is too little time to ask another server."""
-        if request.settle_first or request.settle_shards_first:
+        """Serve the call here, or relay it. Raises `Overloaded` when too many calls are being relayed,
+        `DeadlineExceeded` when there is too little time to ask another server, and what ``admit`` raises: the servers
+        that are asked take the call for this follower's."""
+        settles = bool(request.settle_first or request.settle_shards_first)
+        candidates = self._candidates(home_shard(request))
+        if settles or candidates:
+            self._admit(request, reply.peer)
+        if settles:
             self._spawn(self._settle_and_handle(request, reply, self._until(request)))
-            return
-        shard = home_shard(request)
-        candidates = () if shard is None else self._candidates(shard)
+        else:
+            self._serve(request, candidates, reply)
+
+    def _serve(self, request: pb.Request, candidates: tuple[CacheServer, ...], reply: Reply) -> None:
         if not candidates:
             self._own.handle(request, reply)
             return
@@ -186,7 +196,7 @@ class UnaryPath:
                 self._check_list(request, caller, critical=True)
                 request.read.critical = True
             request.deadline_ms = max(1, round((until - self._clock.monotonic()) * 1000))
-            self.handle(request, reply)
+            self._serve(request, self._candidates(home_shard(request)), reply)
         except TaoError as error:
             reply.send(failure(error))
 
@@ -221,11 +231,11 @@ class UnaryPath:
             raise StaleRead("the pair of a pending inverse could not be settled; try again")
         return answer.settled_pairs
 
-    def _candidates(self, shard: int) -> tuple[CacheServer, ...]:
-        """Return the servers of the shard, best first; none when this follower hosts the shard or the shard does not
-        exist, which the own handler reports."""
+    def _candidates(self, shard: int | None) -> tuple[CacheServer, ...]:
+        """Return the servers of the shard, best first; none when the call has no shard, when this follower hosts it, or
+        when it does not exist, which the own handler reports."""
         routes = self._configuration.routes
-        if shard >= routes.shards or shard in self._hosted():
+        if shard is None or shard >= routes.shards or shard in self._hosted():
             return ()
         tiers = sorted(routes.follower_tiers(self._region), key=lambda tier: tier.tier != self._tier)
         servers = [server for tier in tiers for server in tier.hosts(shard)]

@@ -99,6 +99,7 @@ class Stage:
                 tier="t1",
             ),
             self,
+            lambda *_: None,
             lambda: self.hosted,
             UnarySettings(max_relayed=limit),
         )
