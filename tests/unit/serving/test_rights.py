@@ -138,6 +138,17 @@ async def test_a_caller_that_has_spent_its_budget_is_refused_and_still_has_its_h
     assert BudgetExceeded.retryable
 
 
+async def test_the_rest_of_a_batch_is_refused_when_its_caller_has_spent_its_budget_meanwhile(
+    region: RegionRig,
+) -> None:
+    server = region.near.service
+    use_rules(region.near.configuration)
+    large = batch(obj_ids=[make_id(1000 + number) for number in range(600)])
+    reasons = (await read(server, large, "batch")).reasons
+    assert reasons == dict.fromkeys(range(512, 600), "BUDGET_EXCEEDED")
+    assert region.near.configuration.access.denied == {"budget": 1}
+
+
 async def test_budgets_that_are_only_counted_refuse_nothing(region: RegionRig) -> None:
     server, access = region.near.service, region.near.configuration.access
     use_rules(region.near.configuration, mode="count")
