@@ -128,7 +128,12 @@ class FollowerServer(CachingServer[FollowerSettings]):
             frozenset({"read"}),
             lambda: random.randrange(context.configuration.routes.shards),
             lambda own: UnaryPath(
-                context, own, self._service.admit, lambda: self._subscriptions.hosted, self._settings.unary
+                context,
+                own,
+                self._service.admit,
+                self._reads.shares,
+                lambda: self._subscriptions.hosted,
+                self._settings.unary,
             ),
         )
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
 
 from tao.model.errors import DeadlineExceeded, InternalError, Overloaded, TaoError
@@ -29,6 +30,8 @@ from tao.wire.v1 import session_pb2 as pb
 _logger = logging.getLogger(__name__)
 
 Path = Callable[[pb.Request, Reply], None]
+
+_NO_TURN: Final = "the request waited for its turn until its deadline: this caller has sent too many"
 
 _WITH_A_SHARE: Final = frozenset({"leader", "tailer"})
 """Roles whose requests are parts of work that has its share already."""
@@ -140,10 +143,15 @@ class WorkShares:
 
     def writes(self, request: pb.Request, peer: PeerIdentity, start: Callable[[int], None]) -> ShareOfWork:
         """Return the work of a request that writes, which is one item."""
+        return self._writes(request, peer, start, _writes_in(request))
+
+    def _writes(
+        self, request: pb.Request, peer: PeerIdentity, start: Callable[[int], None], number: int
+    ) -> ShareOfWork:
         caller, settings = sharer_of(request, peer), self.settings
         if caller is None:
             return ShareOfWork(None, 1, start)
-        price = _writes_in(request) * settings.write_cost
+        price = number * settings.write_cost
         return self._work(caller, min(price, settings.max_request_cost), start, price, self._terms(request, peer))
 
     def _work(self, caller: str, cost: int, start: Callable[[int], None], price: int, terms: Terms) -> ShareOfWork:
@@ -249,6 +257,28 @@ class WorkShares:
         finally:
             self._is_starting = False
 
+    @asynccontextmanager
+    async def turn(
+        self, request: pb.Request, peer: PeerIdentity, writes: int, timeout_seconds: float
+    ) -> AsyncIterator[None]:
+        """Wait for the turn of work that is as costly as so many writes; it ends with the block. Raises `Overloaded`,
+        and `DeadlineExceeded` when its turn does not come in time."""
+        granted = asyncio.Event()
+        work = self._writes(request, peer, lambda _: granted.set(), writes)
+        self.ask(work, 1)
+        try:
+            try:
+                async with asyncio.timeout(timeout_seconds):
+                    await granted.wait()
+            except TimeoutError:
+                raise DeadlineExceeded(_NO_TURN) from None
+            yield
+        finally:
+            if not granted.is_set():
+                self.withdraw(work)
+            elif not work.has_share:
+                self.end_write(work)
+
     def sharing(self, path: Path) -> Path:
         """Return a path that handles requests as ``path`` does, each as one item of work in its caller's share."""
 
@@ -336,8 +366,7 @@ class _SharedRequest:
 
     def _expire(self) -> None:
         self._shares.withdraw(self._work)
-        late = DeadlineExceeded("the request waited for its turn until its deadline: this caller has sent too many")
-        self._reply.send(failure(late))
+        self._reply.send(failure(DeadlineExceeded(_NO_TURN)))
 
     def _end(self) -> None:
         if not self._has_ended:

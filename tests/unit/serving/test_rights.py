@@ -10,7 +10,7 @@ import pytest
 
 from tao.access.document import load_access
 from tao.model.edge_block import decode_block
-from tao.model.errors import BudgetExceeded, PermissionDenied, TaoError
+from tao.model.errors import BudgetExceeded, PermissionDenied, TaoError, TooLarge
 from tao.model.graph import decode_object, version_of
 from tao.model.ids import SHARD_SHIFT
 from tao.model.writes import AssocAdd, ObjAdd, ObjDelete, ObjUpdate, Write
@@ -461,6 +461,13 @@ async def test_pairs_are_settled_for_those_who_may_read_both_ends(region: Region
         with pytest.raises(PermissionDenied, match="read of the association type 'follow"):
             await ask(region.near.service, settling(*atypes), "reader")
     assert region.near.configuration.access.denied == {"read": 2}
+
+
+async def test_an_application_has_no_more_pairs_settled_at_once_than_a_token_names(region: RegionRig) -> None:
+    pair = pb.Pair(low_id=USER_ID, high_id=CHECKIN_ID, atypes=[LIKES])
+    request = pb.Request(settle_pairs=pb.SettlePairs(pairs=[pair] * 305))
+    with pytest.raises(TooLarge, match="send at most 304"):
+        await ask(region.near.service, request, "reader")
 
 
 async def test_who_has_pairs_settled_learns_the_versions_of_lists_that_it_may_read_and_no_edges(

@@ -89,7 +89,9 @@ class UnaryCalls:
         self.tasks: list[asyncio.Task[None]] = []
         context = make_context(follower.configuration, follower.links.as_links(), self._spawn)
         service = follower.service
-        self.handle = UnaryPath(context, service, service.admit, frozenset, UnarySettings()).handle
+        self.handle = UnaryPath(
+            context, service, service.admit, follower.reads.shares, frozenset, UnarySettings()
+        ).handle
 
     def _spawn(self, job: Coroutine[Any, Any, None]) -> object:
         self.tasks.append(asyncio.get_running_loop().create_task(job))
