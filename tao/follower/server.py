@@ -127,7 +127,14 @@ class FollowerServer(CachingServer[FollowerSettings]):
             self._service,
             frozenset({"read"}),
             lambda: random.randrange(context.configuration.routes.shards),
-            lambda own: UnaryPath(context, own, lambda: self._subscriptions.hosted, self._settings.unary),
+            lambda own: UnaryPath(
+                context,
+                own,
+                self._service.admit,
+                self._reads.shares,
+                lambda: self._subscriptions.hosted,
+                self._settings.unary,
+            ),
         )
 
     async def close(self) -> None:

@@ -10,7 +10,7 @@ call is relayed twice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from tao.model.errors import (
     RetryableError,
     StaleRead,
     TaoError,
+    TooLarge,
     Unavailable,
 )
 from tao.model.ids import SHARD_SHIFT
@@ -31,9 +32,10 @@ from tao.model.topology import CacheServer
 from tao.routing.budgets import work_seconds
 from tao.serving.access import caller_of, pass_caller
 from tao.serving.configuration import ServerContext
-from tao.serving.forward_path import ForwardPath
+from tao.serving.forward_path import MAX_SETTLED, ForwardPath
 from tao.serving.read_service import ReadService
 from tao.serving.requests import CacheService
+from tao.serving.shares import WorkShares
 from tao.wire.convert import (
     error_from_pb,
     pending_of,
@@ -42,6 +44,7 @@ from tao.wire.convert import (
     settle_shards_request,
     shard_messages_from_pb,
 )
+from tao.wire.identity import PeerIdentity
 from tao.wire.read_batch import BatchQueries, operation_sizes
 from tao.wire.session import Reply, RequestHandler, failure
 from tao.wire.v1 import session_pb2 as pb
@@ -119,11 +122,16 @@ class UnaryPath:
         self,
         context: ServerContext,
         own: RequestHandler,
+        admit: Callable[[pb.Request, PeerIdentity], None],
+        shares: WorkShares,
         hosted: Callable[[], frozenset[int]],
         settings: UnarySettings,
     ) -> None:
-        """``own`` serves the requests for the shards that this follower hosts, which ``hosted`` returns."""
+        """``own`` serves the requests for the shards that this follower hosts, which ``hosted`` returns. ``admit``
+        raises for a peer that may not send a request, which ``own`` checks itself. Pairs are settled in ``shares``."""
         self._own: Final = own
+        self._admit: Final = admit
+        self._shares: Final = shares
         self._region: Final = context.region
         self._tier: Final = context.tier
         self._configuration: Final = context.configuration
@@ -135,13 +143,19 @@ class UnaryPath:
         self._under_way = 0
 
     def handle(self, request: pb.Request, reply: Reply) -> None:
-        """Serve the call here, or relay it. Raises `Overloaded` when too many calls are being relayed, and
-        `DeadlineExceeded` when there is too little time to ask another server."""
-        if request.settle_first or request.settle_shards_first:
+        """Serve the call here, or relay it. Raises `Overloaded` when too many calls are being relayed,
+        `DeadlineExceeded` when there is too little time to ask another server, and what ``admit`` raises: the servers
+        that are asked take the call for this follower's."""
+        settles = bool(request.settle_first or request.settle_shards_first)
+        candidates = self._candidates(home_shard(request))
+        if settles or candidates:
+            self._admit(request, reply.peer)
+        if settles:
             self._spawn(self._settle_and_handle(request, reply, self._until(request)))
-            return
-        shard = home_shard(request)
-        candidates = () if shard is None else self._candidates(shard)
+        else:
+            self._serve(request, candidates, reply)
+
+    def _serve(self, request: pb.Request, candidates: tuple[CacheServer, ...], reply: Reply) -> None:
         if not candidates:
             self._own.handle(request, reply)
             return
@@ -163,19 +177,16 @@ class UnaryPath:
         try:
             caller = caller_of(request, reply.peer)
             self._check_list(request, caller, critical=False)
-            minimum, is_known = 0, not request.settle_shards_first
-            for pending in pending_of(request.settle_first):
-                settle = settle_request((pending,), self._configuration.schema)
-                left = until - self._clock.monotonic()
-                settled = await self._settle(pending.coordinator_id >> SHARD_SHIFT, settle, left, caller)
-                reached = reached_versions(map(shard_messages_from_pb, settled.changes))
-                version = reached.get((pending.id1, pending.atype), 0)
-                minimum, is_known = max(minimum, version), is_known and version > 0
-            for each in request.settle_shards_first:
-                shards = PendingShard(each.high_shard, each.low_shard).coordinator_shards()
-                left = until - self._clock.monotonic()
-                settles = ((shard, settle_shards_request(shard, each.high_shard)) for shard in shards)
-                await asyncio.gather(*(self._settle(shard, settle, left, caller) for shard, settle in settles))
+            between = [
+                (shard, each.high_shard)
+                for each in request.settle_shards_first
+                for shard in PendingShard(each.high_shard, each.low_shard).coordinator_shards()
+            ]
+            writes = len(request.settle_first) + len(between)
+            if writes > MAX_SETTLED:
+                raise TooLarge(f"the token has {writes} pairs settled before the read; the bound is {MAX_SETTLED}")
+            async with self._shares.turn(request, reply.peer, writes, until - self._clock.monotonic()):
+                minimum, is_known = await self._settle_all(request, between, until, caller)
             del request.settle_first[:], request.settle_shards_first[:]
             if is_known:
                 minimum = max(minimum, *request.read.minimum_versions, 0)
@@ -186,9 +197,27 @@ class UnaryPath:
                 self._check_list(request, caller, critical=True)
                 request.read.critical = True
             request.deadline_ms = max(1, round((until - self._clock.monotonic()) * 1000))
-            self.handle(request, reply)
+            self._serve(request, self._candidates(home_shard(request)), reply)
         except TaoError as error:
             reply.send(failure(error))
+
+    async def _settle_all(
+        self, request: pb.Request, between: Sequence[tuple[int, int]], until: float, caller: str | None
+    ) -> tuple[int, bool]:
+        """Have the pairs of a call settled, and those between the shards. Returns the version of the list that has them
+        all, and whether it is known."""
+        minimum, is_known = 0, not between
+        for pending in pending_of(request.settle_first):
+            settle = settle_request((pending,), self._configuration.schema)
+            left = until - self._clock.monotonic()
+            settled = await self._settle(pending.coordinator_id >> SHARD_SHIFT, settle, left, caller)
+            reached = reached_versions(map(shard_messages_from_pb, settled.changes))
+            version = reached.get((pending.id1, pending.atype), 0)
+            minimum, is_known = max(minimum, version), is_known and version > 0
+        left = until - self._clock.monotonic()
+        settles = ((low, settle_shards_request(low, high)) for low, high in between)
+        await asyncio.gather(*(self._settle(shard, settle, left, caller) for shard, settle in settles))
+        return minimum, is_known
 
     def _check_list(self, request: pb.Request, caller: str | None, *, critical: bool) -> None:
         """Raise `PermissionDenied` unless the caller may read the list of the call's one query; `StaleRead` when it may
@@ -221,11 +250,11 @@ class UnaryPath:
             raise StaleRead("the pair of a pending inverse could not be settled; try again")
         return answer.settled_pairs
 
-    def _candidates(self, shard: int) -> tuple[CacheServer, ...]:
-        """Return the servers of the shard, best first; none when this follower hosts the shard or the shard does not
-        exist, which the own handler reports."""
+    def _candidates(self, shard: int | None) -> tuple[CacheServer, ...]:
+        """Return the servers of the shard, best first; none when the call has no shard, when this follower hosts it, or
+        when it does not exist, which the own handler reports."""
         routes = self._configuration.routes
-        if shard >= routes.shards or shard in self._hosted():
+        if shard is None or shard >= routes.shards or shard in self._hosted():
             return ()
         tiers = sorted(routes.follower_tiers(self._region), key=lambda tier: tier.tier != self._tier)
         servers = [server for tier in tiers for server in tier.hosts(shard)]

@@ -161,6 +161,13 @@ class BudgetExceeded(Overloaded):
     reason = "BUDGET_EXCEEDED"
 
 
+class TooManyConnections(Overloaded):
+    """The caller has as many connections to a port of this server, or gRPC calls of one kind, as one caller may have.
+    Share a connection among more requests, or have ``doorstep.max_connections_per_caller`` raised."""
+
+    reason = "TOO_MANY_CONNECTIONS"
+
+
 class AnswerFull(Overloaded):
     """The answers of a read batch are more than one answer may hold. Those before this one came; asked again, without
     them, it comes too."""

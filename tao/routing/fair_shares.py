@@ -29,6 +29,10 @@ READS_OF_MEAN: Final = 32
 """Reads of which a caller's mean cost is: one long list among many short ones makes no difference, many of them do at
 once."""
 
+MAX_DEBT_SECONDS: Final = 60.0
+"""Time after which any debt is paid for: a caller that has sent one request of many times its budget, or whose budget
+was made smaller, is not locked out for hours."""
+
 MAX_SPENDERS: Final = 10_000
 """Callers whose spending is kept: their names are chosen elsewhere and must not fill the memory."""
 
@@ -300,11 +304,14 @@ class SpendingRates:
         """Return the time until the caller may spend again; 0 for now."""
         return max(0.0, self._paid_at.get(caller, 0.0) - self._now() - 1.0)
 
-    def spend(self, caller: str, cost: int, per_second: int) -> None:
-        """Note that the caller has spent so much."""
+    def spend(self, caller: str, cost: float, per_second: int) -> float:
+        """Note that the caller has spent so much, or was given back so much. Returns how much of it was noted: a debt
+        is at most `MAX_DEBT_SECONDS`."""
         now = self._now()
         if caller not in self._paid_at and len(self._paid_at) >= MAX_SPENDERS:
             self._paid_at = {name: paid_at for name, paid_at in self._paid_at.items() if paid_at > now}
             if len(self._paid_at) >= MAX_SPENDERS:  # forget the one that is the next to have paid
                 del self._paid_at[min(self._paid_at, key=self._paid_at.__getitem__)]
-        self._paid_at[caller] = max(self._paid_at.get(caller, now), now) + cost / per_second
+        paid_at = max(self._paid_at.get(caller, now), now)
+        self._paid_at[caller] = until = min(paid_at + cost / per_second, now + MAX_DEBT_SECONDS)
+        return (until - paid_at) * per_second

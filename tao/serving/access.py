@@ -155,7 +155,7 @@ class AccessControl:
         """Return the check of a batch of reads that a server or operator has sent, None when it is not checked. Raises
         `PermissionDenied`."""
         assert self.readers is not None, "asked only with rules"
-        self._check_operator(peer, None)
+        self.check_operator(peer)
         if request.read.for_fill and peer.role in PASSING_ON:
             return None  # for a cache, which checks what it answers; the caller is named for the share alone
         caller = caller_of(request, peer)
@@ -166,7 +166,7 @@ class AccessControl:
         policy, caller = self.policy, caller_of(request, peer)
         if policy is None:
             return {}
-        self._check_operator(peer, None)
+        self.check_operator(peer)
         if caller is None:
             return {}
         grant = policy.rights(caller).write
@@ -202,7 +202,7 @@ class AccessControl:
 
     def _check_request(self, kind: str, request: pb.Request, peer: PeerIdentity) -> None:
         assert self.policy is not None, "asked only with rules"
-        self._check_operator(peer, request.invalidate if kind == "invalidate" else None)
+        self.check_operator(peer, request.invalidate if kind == "invalidate" else None)
         caller = caller_of(request, peer)
         if caller is None or peer.role in OBSERVERS:
             return
@@ -249,7 +249,7 @@ class AccessControl:
         policy = self.policy
         return ALL_TYPES if policy is None or not policy.enforced else policy.rights(caller).read.associations
 
-    def _check_operator(self, peer: PeerIdentity, invalidate: pb.Invalidate | None) -> None:
+    def check_operator(self, peer: PeerIdentity, invalidate: pb.Invalidate | None = None) -> None:
         """Raise `PermissionDenied` for an operator whom the document names, and who may not administer what the request
         names: these types, or else everything."""
         if peer.role != _OPERATOR or self.policy is None or peer.caller not in self.policy.named:

@@ -33,6 +33,7 @@ from tao.model.errors import (
 )
 from tao.model.ids import SHARD_SHIFT, check_id
 from tao.model.ports import Clock
+from tao.model.tokens import MAX_COORDINATORS_ASKED, MAX_PENDING, MAX_PENDING_SHARDS
 from tao.model.topology import CacheServer
 from tao.planning.coordination import coordinating_shard
 from tao.routing.budgets import MIN_MARGIN_SECONDS, MIN_WORK_SECONDS, work_seconds
@@ -52,6 +53,9 @@ from tao.wire.identity import PeerIdentity
 from tao.wire.links import LinksPort
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
+
+MAX_SETTLED: Final = MAX_PENDING + MAX_PENDING_SHARDS + MAX_COORDINATORS_ASKED
+"""Most pairs, and pairs of shards, that an application may have settled at once: more than any token names."""
 
 LEAST_ATTEMPT_SECONDS: Final = MIN_MARGIN_SECONDS + 2 * MIN_WORK_SECONDS
 """A leader rejects a write that arrives with less time than it needs; the reason of the attempt before says more."""
@@ -157,13 +161,16 @@ class ForwardPath:
         self._pass_on(request.reserve_ids.shard, request, reply.peer, reply.send)
 
     def settle_pairs(self, request: pb.Request, reply: Reply) -> None:
-        """Forward a request to settle pairs of one coordinating shard. Raises `InvalidArgument` and
-        `DeadlineExceeded`."""
+        """Forward a request to settle pairs of one coordinating shard. Raises `InvalidArgument`, `DeadlineExceeded`,
+        and `TooLarge` for more pairs of an application than any token names."""
         shards = coordinating_shards(request.settle_pairs)
         if len(shards) != 1:
             raise InvalidArgument(f"a request settles pairs of one coordinating shard, not of {len(shards)}")
         peer, send = reply.peer, reply.send
         if peer.role not in SERVERS:
+            pairs = len(request.settle_pairs.pairs) + len(request.settle_pairs.shards)
+            if pairs > MAX_SETTLED:
+                raise TooLarge(f"{pairs} pairs cannot be settled at once; send at most {MAX_SETTLED}")
             readable = self._configuration.access.readable_lists(peer.caller)
 
             def send_versions(answer: pb.Answer) -> None:

@@ -27,6 +27,7 @@ from tao.model.changes import sort_edges
 from tao.model.edge_block import decode_block, encode_block, header, mark_cut
 from tao.model.errors import (
     AnswerFull,
+    BudgetExceeded,
     DeadlineExceeded,
     InternalError,
     Overloaded,
@@ -283,9 +284,15 @@ class _MissedBatch:
                 self._shares.end(self._work, unused)
 
     def _ask_for_next(self) -> None:
-        """Ask to begin another miss, before it is noted that one has ended: what has begun is not refused."""
+        """Ask to begin another miss, before it is noted that one has ended: what has begun is not refused, but where
+        its caller has spent its budget meanwhile."""
         if self._unasked and not self.gone:
-            self._ask(1)
+            try:
+                self._ask(1)
+            except BudgetExceeded as refused:
+                unasked, self._unasked = self._unasked + 1, 0
+                for slot in self._slots[-unasked:]:
+                    self._finish_slot(slot, refused)
 
     def _begin_slot(self, slot: int) -> None:
         misses = self._misses
@@ -328,7 +335,8 @@ class _MissedBatch:
                 self._put(miss, answer)
         finally:
             self._ask_for_next()
-            self._shares.end_read(self._work, 0 if isinstance(answer, TaoError) else len(answer.value))
+            size_bytes = 0 if isinstance(answer, TaoError) else len(answer.value)
+            self._shares.end_read(self._work, size_bytes, critical=self._critical or miss.staleness_ms > 0)
 
     def _put(self, miss: Miss, answer: Fetched | TaoError) -> None:
         if isinstance(answer, TaoError):

@@ -39,7 +39,7 @@ from tao.wire.address import is_loopback, parse_address
 from tao.wire.doorstep import Doorstep
 from tao.wire.frames_server import FrameServer
 from tao.wire.grpc_server import GrpcServer
-from tao.wire.identity import CLIENT, SERVER_ROLES
+from tao.wire.identity import CLIENT, SERVER_ROLES, PeerIdentity
 from tao.wire.session import Reply, RequestHandler, failure
 from tao.wire.settings import ServingSettings
 from tao.wire.tls import ServerTls, TlsFiles
@@ -325,6 +325,7 @@ class CacheService:
         """``paths`` serve the kinds of requests that the other role does not serve in the same way."""
         configuration, region = context.configuration, context.region
         self._role: Final = role
+        self._access: Final = configuration.access
         self._audit: Final = context.audit
         self._rules: Final = FOLLOWER_RULES if role == "follower" else LEADER_RULES
         self._paths: Final[dict[str, Callable[[pb.Request, Reply], None]]] = {
@@ -364,3 +365,16 @@ class CacheService:
         except Unauthorized as error:
             self._audit.denied(recorded_caller(request, reply.peer), kind, error, reply.peer)
             raise
+
+    def admit(self, request: pb.Request, peer: PeerIdentity) -> None:
+        """Check what only this server can check of a read or write that it passes on for its peer: the peer's role, and
+        an operator's rights. The caller's rights are checked where the request is served.
+
+        Raises `Unauthorized` and `PermissionDenied`."""
+        kind = request.WhichOneof("body") or "nothing"
+        try:
+            check_role(self._rules, kind, peer.role)
+        except Unauthorized as error:
+            self._audit.denied(recorded_caller(request, peer), kind, error, peer)
+            raise
+        self._access.check_operator(peer)

@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
 
 from tao.model.errors import DeadlineExceeded, InternalError, Overloaded, TaoError
@@ -34,6 +35,8 @@ answered waits for all of them."""
 
 Path = Callable[[pb.Request, Reply], None]
 
+_NO_TURN: Final = "the request waited for its turn until its deadline: this caller has sent too many"
+
 _WITH_A_SHARE: Final = frozenset({"leader", "tailer"})
 """Roles whose requests are parts of work that has its share already."""
 
@@ -45,6 +48,13 @@ def sharer_of(request: pb.Request, peer: PeerIdentity) -> str | None:
         return None
     caller = request.caller if peer.role in PASSING_ON else ""
     return caller or peer.caller or f"{peer.role}/{peer.name}"
+
+
+def _writes_in(request: pb.Request) -> int:
+    """Return how many writes a request is: those of a batch, and each pair that is to be settled may be one."""
+    if request.HasField("settle_pairs"):
+        return max(1, len(request.settle_pairs.pairs) + len(request.settle_pairs.shards))
+    return max(1, len(request.write.writes)) if request.HasField("write") else 1
 
 
 class Terms(NamedTuple):
@@ -63,22 +73,27 @@ _NO_TERMS: Final = Terms(None, "", 0)
 class ShareOfWork(Claim):
     """The claim of one request, and what starts its items. ``start(items)`` must not raise."""
 
-    __slots__ = ("factor", "has_share", "start", "terms")
+    __slots__ = ("has_share", "is_over_budget", "paid", "price", "start", "terms")
 
     def __init__(
         self,
         caller: str | None,
         cost: int,
         start: Callable[[int], None],
-        factor: int = 1,
+        price: int = 0,
         terms: Terms = _NO_TERMS,
     ) -> None:
-        """``factor``: what a unit of a read costs, by its kind."""
+        """``price``: what its caller's budget is charged for an item when it is asked for. ``cost`` is at most what the
+        caller may have under way; the price has no bound."""
         super().__init__(caller or "", cost, terms.max_under_way)
         self.has_share: Final = caller is None
         self.start: Final = start
-        self.factor: Final = factor
+        self.price: Final = price
         self.terms: Final = terms
+        self.paid = 0.0
+        """What the budget was charged for items that have not ended."""
+        self.is_over_budget = False
+        """Whether it was counted that the budget is spent."""
 
 
 class WorkShares:
@@ -128,45 +143,53 @@ class WorkShares:
         caller = sharer_of(request, peer)
         if caller is None:
             return ShareOfWork(None, 1, start)
-        factor = self.settings.critical_cost if request.read.critical else 1
-        return self._work(caller, self._shares.read_units(caller) * factor, start, factor, self._terms(request, peer))
+        units = self._shares.read_units(caller) * (self.settings.critical_cost if request.read.critical else 1)
+        return self._work(caller, units, start, units, self._terms(request, peer))
 
     def writes(self, request: pb.Request, peer: PeerIdentity, start: Callable[[int], None]) -> ShareOfWork:
         """Return the work of a request that writes, which is one item."""
+        return self._writes(request, peer, start, _writes_in(request))
+
+    def _writes(
+        self, request: pb.Request, peer: PeerIdentity, start: Callable[[int], None], number: int
+    ) -> ShareOfWork:
         caller, settings = sharer_of(request, peer), self.settings
         if caller is None:
             return ShareOfWork(None, 1, start)
-        writes = max(1, len(request.write.writes)) if request.HasField("write") else 1
-        cost = min(writes * settings.write_cost, settings.max_request_cost)
-        return self._work(caller, cost, start, 1, self._terms(request, peer))
+        price = number * settings.write_cost
+        return self._work(caller, min(price, settings.max_request_cost), start, price, self._terms(request, peer))
 
-    def _work(self, caller: str, cost: int, start: Callable[[int], None], factor: int, terms: Terms) -> ShareOfWork:
+    def _work(self, caller: str, cost: int, start: Callable[[int], None], price: int, terms: Terms) -> ShareOfWork:
         if cost > self._always_fits:
             most = terms.max_under_way or self.settings.max_beside_others
             cost = min(cost, most, self.settings.max_under_way)
-        return ShareOfWork(caller, cost, start, factor, terms)
+        return ShareOfWork(caller, cost, start, price, terms)
 
     def _terms(self, request: pb.Request, peer: PeerIdentity) -> Terms:
-        if peer.role in PASSING_ON and not request.caller:
-            return self._terms_of_servers
+        # A server stands for all of its callers without a name, too.
+        others = self._terms_of_servers if peer.role in PASSING_ON and not request.caller else _NO_TERMS
         budgets = self._budgets
         if budgets is None or budgets.policy is None or (caller := caller_of(request, peer)) is None:
-            return _NO_TERMS
+            return others
         budget = budgets.budget_of(caller)
-        return _NO_TERMS if budget is None else Terms(budget.units_under_way, caller, budget.units_per_second or 0)
+        return others if budget is None else Terms(budget.units_under_way, caller, budget.units_per_second or 0)
 
     def ask(self, work: ShareOfWork, items: int) -> None:
-        """Start so many items, now or when it is their turn. Raises `Overloaded`, and then nothing starts."""
+        """Start so many items, now or when it is their turn. Raises `Overloaded`, and then nothing starts: for items
+        after the first ones of a request only when they exceed the budget of their caller, as `BudgetExceeded`."""
         if work.has_share:
             work.start(items)
             return
         try:
-            if work.terms.units_per_second and not work.under_way and not work.waiting:
-                self._check_budget(work.terms)
+            if work.terms.units_per_second:
+                self._check_budget(work)
             starts_now = self._shares.add(work, items)
         except Overloaded:
             self.outcomes["refused"] += 1
             raise
+        if work.terms.units_per_second:
+            # Before the cost is known, or what is asked for meanwhile would be free.
+            work.paid += self._spend(work.terms, items * work.price)
         if starts_now:
             self.outcomes["started"] += 1
             work.start(items)
@@ -174,38 +197,52 @@ class WorkShares:
             self.outcomes["waited"] += 1
             self._start_waiting()
 
-    def _check_budget(self, terms: Terms) -> None:
+    def _check_budget(self, work: ShareOfWork) -> None:
         """Raise `BudgetExceeded` for a caller that has spent what it may."""
         assert self._budgets is not None, "only the rules give budgets"
+        terms = work.terms
         seconds = self._rates.seconds_to_wait(terms.spender)
-        if seconds and (error := self._budgets.over_budget(terms.spender, terms.units_per_second, seconds)) is not None:
-            raise error
+        if seconds and not work.is_over_budget:
+            work.is_over_budget = True
+            error = self._budgets.over_budget(terms.spender, terms.units_per_second, seconds)
+            if error is not None:
+                raise error
 
-    def _spend(self, terms: Terms, cost: int) -> None:
-        if terms.units_per_second:
-            self._rates.spend(terms.spender, cost, terms.units_per_second)
+    def _spend(self, terms: Terms, cost: float) -> float:
+        return self._rates.spend(terms.spender, cost, terms.units_per_second)
 
-    def end_read(self, work: ShareOfWork, size_bytes: int) -> None:
-        """Note that a read has ended, and the size of its answer, which says what it has cost."""
+    def _correct(self, work: ShareOfWork, items: int, cost: int) -> None:
+        """Charge the budget what items have cost, in place of what was charged when they were asked for."""
+        if work.terms.units_per_second:
+            charged = min(work.paid, items * work.price)
+            work.paid -= charged
+            self._spend(work.terms, cost - charged)
+
+    def end_read(self, work: ShareOfWork, size_bytes: int, *, critical: bool = False) -> None:
+        """Note that a read has ended, and the size of its answer, which says what it has cost. ``critical``: it was
+        read critically, as a read is that asks for fresher data than there is here."""
         if not work.has_share:
             units = 1 + size_bytes // self.settings.bytes_per_unit
-            self._spend(work.terms, units * work.factor)
+            self._correct(work, 1, units * self.settings.critical_cost if critical else units)
             self._shares.end(work, 1, units)
             self._start_waiting()
 
-    def note_write(self, work: ShareOfWork) -> None:
-        """Note that a request that writes has been handled."""
-        self._spend(work.terms, work.cost)
+    def end_write(self, work: ShareOfWork) -> None:
+        """Note that a request that writes has ended; whatever it has done, it has cost its price."""
+        self._shares.end(work)
+        self._start_waiting()
 
     def end(self, work: ShareOfWork, items: int = 1) -> None:
-        """Note that items have ended, and start what waited for them."""
+        """Note that items have ended that cost nothing, and start what waited for them."""
         if not work.has_share and items:
+            self._correct(work, items, 0)
             self._shares.end(work, items)
             self._start_waiting()
 
     def withdraw(self, work: ShareOfWork) -> None:
         """Forget the items that wait; those that have started go on to their `end`."""
         if not work.has_share:
+            self._correct(work, work.waiting, 0)
             self._shares.withdraw(work)
 
     def _start_waiting(self) -> None:
@@ -231,6 +268,28 @@ class WorkShares:
     def _begin_turn(self) -> None:
         self._left_of_turn = STARTS_OF_A_TURN
         self._start_waiting()
+
+    @asynccontextmanager
+    async def turn(
+        self, request: pb.Request, peer: PeerIdentity, writes: int, timeout_seconds: float
+    ) -> AsyncIterator[None]:
+        """Wait for the turn of work that is as costly as so many writes; it ends with the block. Raises `Overloaded`,
+        and `DeadlineExceeded` when its turn does not come in time."""
+        granted = asyncio.Event()
+        work = self._writes(request, peer, lambda _: granted.set(), writes)
+        self.ask(work, 1)
+        try:
+            try:
+                async with asyncio.timeout(timeout_seconds):
+                    await granted.wait()
+            except TimeoutError:
+                raise DeadlineExceeded(_NO_TURN) from None
+            yield
+        finally:
+            if not granted.is_set():
+                self.withdraw(work)
+            elif not work.has_share:
+                self.end_write(work)
 
     def sharing(self, path: Path) -> Path:
         """Return a path that handles requests as ``path`` does, each as one item of work in its caller's share."""
@@ -299,7 +358,7 @@ class _SharedRequest:
             return
         self._timer.cancel()
         if self._reply.closed:
-            self._end()
+            self._shares.end(self._work)
             return
         self._request.deadline_ms = max(1, round((self._until - self._loop.time()) * 1000))
         try:
@@ -311,7 +370,6 @@ class _SharedRequest:
             raise
 
     def _run(self) -> None:
-        self._shares.note_write(self._work)
         try:
             self._path(self._request, self)
         except BaseException:
@@ -320,10 +378,9 @@ class _SharedRequest:
 
     def _expire(self) -> None:
         self._shares.withdraw(self._work)
-        late = DeadlineExceeded("the request waited for its turn until its deadline: this caller has sent too many")
-        self._reply.send(failure(late))
+        self._reply.send(failure(DeadlineExceeded(_NO_TURN)))
 
     def _end(self) -> None:
         if not self._has_ended:
             self._has_ended = True
-            self._shares.end(self._work)
+            self._shares.end_write(self._work)

@@ -19,7 +19,9 @@ from collections.abc import Callable, Mapping
 from typing import Final
 from urllib.parse import unquote
 
-from tao.wire.settings import DoorstepSettings
+from tao.model.errors import Overloaded, TooManyConnections
+from tao.wire.identity import SERVER_ROLES, PeerIdentity
+from tao.wire.settings import DoorstepSettings, ServingSettings
 
 _logger = logging.getLogger(__name__)
 
@@ -164,3 +166,45 @@ class Doorstep:
         self._left_out = 0
         self._lines_left = self.settings.max_log_lines
         self._interval_ends = now + self.settings.log_interval_seconds
+
+
+class CallerPlaces:
+    """The places of one port for peers that have shown who they are: bounded in all, and for each application that has
+    a credential. Some are kept free for servers and operators, which have no bound of their own."""
+
+    def __init__(self, settings: ServingSettings, name: str, what: str) -> None:
+        """``name`` is the server's and ``what`` the noun for what takes the places, for messages."""
+        self._max: Final = settings.max_connections
+        self._max_of_applications: Final = settings.max_connections - settings.max_connections // 10
+        self._max_per_caller: Final = settings.doorstep.max_connections_per_caller
+        self._name: Final = name
+        self._what: Final = what
+        self._all = 0
+        self._by_caller: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return self._all
+
+    def enter(self, peer: PeerIdentity) -> str:
+        """Give a peer a place. Returns the name under which it is counted. Raises `Overloaded`, as `TooManyConnections`
+        when the caller has its share."""
+        is_server = peer.role in SERVER_ROLES
+        most = self._max if is_server else self._max_of_applications
+        if self._all >= most:
+            raise Overloaded(f"{self._name} has {self._all} {self._what} already, and may have {most}")
+        counted = "" if is_server else peer.caller
+        if counted and self._by_caller[counted] >= self._max_per_caller:
+            raise TooManyConnections(
+                f"{self._name} has {self._max_per_caller} {self._what} of {counted} already, which is the most of one "
+                "caller (doorstep.max_connections_per_caller)"
+            )
+        self._all += 1
+        self._by_caller[counted] += 1
+        return counted
+
+    def leave(self, counted: str) -> None:
+        """Take the place back of a peer that was counted under this name."""
+        self._all -= 1
+        self._by_caller[counted] -= 1
+        if not self._by_caller[counted]:
+            del self._by_caller[counted]

@@ -25,11 +25,11 @@ from typing import Final, cast
 
 from google.protobuf.message import DecodeError
 
-from tao.model.errors import Overloaded, ProtocolError, TaoError
+from tao.model.errors import ProtocolError, TaoError
 from tao.wire import framing
 from tao.wire.address import TcpAddress, parse_address
 from tao.wire.convert import error_to_pb
-from tao.wire.doorstep import Doorstep, Place, address_of
+from tao.wire.doorstep import CallerPlaces, Doorstep, Place, address_of
 from tao.wire.framing import FrameDecoder, pack_header
 from tao.wire.http2_refusal import PREFACE, Http2Refusal
 from tao.wire.identity import Admission, Credentials, PeerIdentity, ShownCredentials, readmit
@@ -68,8 +68,8 @@ class FrameServer:
         self.tls = tls
         """The context of new connections; open ones keep theirs when it is replaced."""
         self.connections: set[FrameConnection] = set()
-        self.greeted = 0
-        """Number of connections that have sent their greeting."""
+        self.greeted = CallerPlaces(settings, name, "connections")
+        """The places of connections that have sent their greeting."""
         self.doorstep = Doorstep("frames", settings.doorstep)
         self.half_open: set[asyncio.Task[None]] = set()
         """TLS handshakes under way."""
@@ -218,6 +218,7 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         self._out_bytes = 0
         self._flush_due = False
         self._greeted = False
+        self._counted = ""  # the name under which it has its place, once it has greeted
         self._admission: Admission | None = None
         self._before_greeting = b""
         self._refusal: Http2Refusal | None = None
@@ -313,7 +314,8 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.connections.discard(self)
         self._leave_doorstep()
-        self._server.greeted -= self._greeted
+        if self._greeted:
+            self._server.greeted.leave(self._counted)
         self.peer_gone()
         self._arrived.clear()
         self._drop_out()
@@ -474,11 +476,9 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
             self._settings.on_refused(PeerIdentity(hello.name, hello.role, self.peer.address), error)
             raise
         # Not sooner: closing a socket with an unread greeting would lose the answer that says why.
-        if self._server.greeted >= self._settings.max_connections:
-            raise Overloaded(f"{self._server.name} has {self._settings.max_connections} connections already")
+        self._counted = self._server.greeted.enter(self._admission.peer)
         self.peer = self._admission.peer
         self._greeted = True
-        self._server.greeted += 1
         self._leave_doorstep()
         welcome = frames_pb2.Welcome(
             protocol_version=framing.PROTOCOL_VERSION,

@@ -107,7 +107,7 @@ class CallAdmission:
 
     async def _refuse(self, shown: ShownCredentials, error: TaoError) -> None:
         """Count a caller that is turned away, and hold it while there are many of them."""
-        self._turned_away(error.reason.lower(), shown.address, error.message)
+        self.turned_away(error.reason.lower(), shown.address, error.message)
         self._on_refused(PeerIdentity(shown.stated.name, shown.stated.role, shown.address), error)
         doorstep, now = self.doorstep.settings, time.monotonic()
         if self._prompt_until <= now + 1.0:
@@ -132,7 +132,7 @@ class CallAdmission:
             error: TaoError = DeadlineExceeded(f"the call sent no message within {seconds} s")
             if held is not None and held.lost:
                 error = Overloaded("newer calls have taken the place of this one, which has sent no message yet")
-            self._turned_away(held.lost if held is not None and held.lost else LATE, peer.address, error.message)
+            self.turned_away(held.lost if held is not None and held.lost else LATE, peer.address, error.message)
             raise error from None
         if not isinstance(message, bytes):
             raise ProtocolError("the call ended without a message")
@@ -152,7 +152,7 @@ class CallAdmission:
             if held is None or not held.lost:
                 raise
             error = Overloaded("newer calls of this kind have taken the place of this one")
-            self._turned_away(held.lost, address, error.message)
+            self.turned_away(held.lost, address, error.message)
             raise error from None
 
     def _shown(self, context: Context) -> ShownCredentials:
@@ -162,7 +162,7 @@ class CallAdmission:
         uris = context.auth_context().get(_PEER_URI_KEY, ()) if self._has_tls else ()
         return ShownCredentials(stated, tuple(uri.decode() for uri in uris), context.peer())
 
-    def _turned_away(self, reason: str, address: str, why: str) -> None:
+    def turned_away(self, reason: str, address: str, why: str) -> None:
         if self.doorstep.turn_away(reason):
             _logger.warning("a call of %s is turned away: %s", address, why)
 

@@ -7,17 +7,19 @@ session's request; this module adds no meaning of its own. `tao.wire.grpc_admiss
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sized
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 import grpc
 from google.protobuf.message import Message
 
-from tao.model.errors import Overloaded, TaoError, TooLarge
+from tao.model.errors import TaoError, TooLarge, TooManyConnections
 from tao.wire.address import TcpAddress, parse_address
+from tao.wire.doorstep import CallerPlaces
 from tao.wire.grpc_admission import CallAdmission, Context, Handlers, OpenServices, abort, encoded, parsed
 from tao.wire.grpc_calls import SessionStream, UnaryCall, WatchStream
 from tao.wire.grpc_client import SERVER_NAME_KEY
-from tao.wire.identity import readmit
+from tao.wire.identity import PeerIdentity, readmit
 from tao.wire.session import RequestHandler
 from tao.wire.settings import ServingSettings
 from tao.wire.status import TOPOLOGY_VERSION_KEY
@@ -59,6 +61,7 @@ class GrpcServer:
         self._streams: set[SessionStream] = set()
         self._watches: set[WatchStream] = set()
         self._calls: set[UnaryCall] = set()
+        self._places = {kind: CallerPlaces(settings, name, kind) for kind in ("sessions", "watches", "unary calls")}
         self._draining = False
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -128,16 +131,16 @@ class GrpcServer:
         async def call(_: object, context: Context) -> Message | None:
             try:
                 peer = await self._admission.identify(context)
-                self._check_room(self._calls)
-                asked = await self._admission.first_message(context, peer)
-                request = method.to_request(parsed(method.asked, asked))
-                unary = UnaryCall(self._unary_handler, self._settings, peer)
-                self._calls.add(unary)
-                try:
-                    answer = await unary.ask(request, context.time_remaining())
-                finally:
-                    self._calls.discard(unary)
-                    unary.peer_gone()
+                with self._place("unary calls", peer):
+                    asked = await self._admission.first_message(context, peer)
+                    request = method.to_request(parsed(method.asked, asked))
+                    unary = UnaryCall(self._unary_handler, self._settings, peer)
+                    self._calls.add(unary)
+                    try:
+                        answer = await unary.ask(request, context.time_remaining())
+                    finally:
+                        self._calls.discard(unary)
+                        unary.peer_gone()
                 return self._fitting(method.to_reply(answer))
             except TaoError as error:
                 await abort(context, error)
@@ -145,9 +148,19 @@ class GrpcServer:
 
         return call
 
-    def _check_room(self, calls: Sized) -> None:
-        if len(calls) >= self._settings.max_connections:
-            raise Overloaded(f"{self._name} has {self._settings.max_connections} calls of this kind already")
+    @contextmanager
+    def _place(self, kind: str, peer: PeerIdentity) -> Iterator[None]:
+        """Give a call of a kind its place. Raises `Overloaded`."""
+        places = self._places[kind]
+        try:
+            counted = places.enter(peer)
+        except TooManyConnections as error:
+            self._admission.turned_away(error.reason.lower(), peer.address, error.message)
+            raise
+        try:
+            yield
+        finally:
+            places.leave(counted)
 
     def _fitting(self, reply: Message) -> Message:
         size, limit = reply.ByteSize(), self._settings.max_message_bytes
@@ -158,24 +171,26 @@ class GrpcServer:
     async def _watch(self, _: object, context: Context) -> None:
         try:
             admission = await self._admission.admit(context)
-            self._check_room(self._watches)
-            asked = parsed(pb.Watch, await self._admission.first_message(context, admission.peer))
-            stream = WatchStream(self._handler, self._settings, admission, context)
-            self._watches.add(stream)
-            try:
-                await stream.run(asked)
-            finally:
-                self._watches.discard(stream)
+            with self._place("watches", admission.peer):
+                asked = parsed(pb.Watch, await self._admission.first_message(context, admission.peer))
+                stream = WatchStream(self._handler, self._settings, admission, context)
+                self._watches.add(stream)
+                try:
+                    await stream.run(asked)
+                finally:
+                    self._watches.discard(stream)
         except TaoError as error:
             await abort(context, error)
 
     async def _session(self, _: object, context: Context) -> None:
         try:
-            stream = SessionStream(self._handler, self._settings, await self._admission.admit(context), context)
-            self._check_room(self._streams)
+            admission = await self._admission.admit(context)
+            with self._place("sessions", admission.peer):
+                await self._serve_session(SessionStream(self._handler, self._settings, admission, context), context)
         except TaoError as error:
             await abort(context, error)
-            return
+
+    async def _serve_session(self, stream: SessionStream, context: Context) -> None:
         version = str(self._topology_version())
         await context.send_initial_metadata(((SERVER_NAME_KEY, self._name), (TOPOLOGY_VERSION_KEY, version)))
         self._streams.add(stream)
@@ -183,8 +198,6 @@ class GrpcServer:
             if self._draining:
                 stream.go_away()
             await stream.run()
-        except TaoError as error:
-            await abort(context, error)
         finally:
             self._streams.discard(stream)
             stream.peer_gone()

@@ -53,7 +53,7 @@ def _ignore(_peer: PeerIdentity, _error: TaoError) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DoorstepSettings:
-    """Bounds on peers without a credential, at each port of a server."""
+    """Bounds at each port of a server: on peers without a credential, and on the connections of one caller."""
 
     greeting_timeout_seconds: float = 5.0
     """Time in which a peer has to show who it is: TLS and greeting together, or the first message of a gRPC call. One
@@ -66,6 +66,10 @@ class DoorstepSettings:
     max_pending_per_address: int = 256
     """Those of one address (of one /64 network, with IPv6): enough for a machine of web processes that all connect at
     once, too little for one machine to fill the doorstep."""
+
+    max_connections_per_caller: int = 5_000
+    """Connections of one application that has shown its credential, whatever their addresses (of gRPC: sessions,
+    watches and unary calls, each counted by themselves). Half of all, so that no credential locks the others out."""
 
     max_open_calls: int = 256
     """gRPC calls at a time that need no credential: health checks and reflection."""
@@ -120,7 +124,8 @@ class ServingSettings:
     """Called with what a peer says of itself, for each connection or call that is refused for its credentials."""
 
     max_connections: int = 10_000
-    """Connections at a time: a web tier of thousands of processes, and below the usual limit of open files."""
+    """Connections at a time: a web tier of thousands of processes, and below the usual limit of open files. A tenth is
+    kept free for servers and operators."""
 
     max_message_bytes: int = MAX_MESSAGE_BYTES
     """As on the client's side; the two should agree."""

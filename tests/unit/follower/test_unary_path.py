@@ -24,8 +24,10 @@ from tao.model.ids import make_id
 from tao.model.tokens import ANY_SHARD
 from tao.model.topology import CacheServer
 from tao.observability.logs import logger
+from tao.routing.fair_shares import ShareSettings
 from tao.serving.access import AccessControl
 from tao.serving.configuration import Configuration
+from tao.serving.shares import WorkShares
 from tao.wire.convert import error_to_pb
 from tao.wire.identity import PeerIdentity
 from tao.wire.links import Links
@@ -90,6 +92,7 @@ class Stage:
         for tier in tiers:
             tier.hosts = lambda _, name=tier.tier: self.hosts(name)
         self.tasks: list[asyncio.Task[None]] = []
+        self.shares = WorkShares(ShareSettings(write_cost=4, max_under_way_per_caller=16))
         self.path = UnaryPath(
             make_context(
                 cast(Configuration, SimpleNamespace(routes=routes, access=self.access, schema=SCHEMA)),
@@ -99,6 +102,8 @@ class Stage:
                 tier="t1",
             ),
             self,
+            lambda *_: None,
+            self.shares,
             lambda: self.hosted,
             UnarySettings(max_relayed=limit),
         )
@@ -252,6 +257,23 @@ async def test_a_call_that_settles_is_checked_first_and_reads_the_version_that_w
     assert settle.caller == read.caller == "web"
     assert (read.read.minimum_slots[:], read.read.minimum_versions[:], read.read.critical) == ([0], [7], False)
     assert (await call("web")).error.reason == "STALE_READ"
+
+
+async def test_pairs_are_settled_in_the_share_of_their_caller_and_no_more_than_a_token_names() -> None:
+    stage = Stage()
+    read = pb.Request(deadline_ms=60_000, read=pb.ReadBatch(count_id1s=[ID], count_atypes=[LIKES]))
+    read.settle_shards_first.add(low_shard=1, high_shard=3)
+    replies = [FakeReply(caller) for caller in ["hog"] * 9 + ["web"]]
+    for reply in replies:
+        stage.path.handle(pb.Request.FromString(read.SerializeToString()), reply)  # type: ignore[arg-type]
+    await until(lambda: any(request.caller == "web" for request in stage.requests))
+    assert sum(request.caller == "hog" for request in stage.requests) == 4
+    for reply in replies:
+        reply.close()
+    await asyncio.wait(stage.tasks)
+    stage.tasks.clear()
+    read.settle_shards_first.extend([pb.ShardPair(low_shard=ANY_SHARD, high_shard=255)] * 2)
+    assert (await stage.call(read)).error.reason == "TOO_LARGE"
 
 
 async def test_relayed_calls_are_bounded_and_end_with_their_callers() -> None:

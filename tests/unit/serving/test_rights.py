@@ -10,7 +10,7 @@ import pytest
 
 from tao.access.document import load_access
 from tao.model.edge_block import decode_block
-from tao.model.errors import BudgetExceeded, PermissionDenied, TaoError
+from tao.model.errors import BudgetExceeded, PermissionDenied, TaoError, TooLarge
 from tao.model.graph import decode_object, version_of
 from tao.model.ids import SHARD_SHIFT
 from tao.model.writes import AssocAdd, ObjAdd, ObjDelete, ObjUpdate, Write
@@ -136,6 +136,17 @@ async def test_a_caller_that_has_spent_its_budget_is_refused_and_still_has_its_h
     assert not (await read(server, missed, "root")).reasons
     assert region.near.configuration.access.denied == {"budget": 3}
     assert BudgetExceeded.retryable
+
+
+async def test_the_rest_of_a_batch_is_refused_when_its_caller_has_spent_its_budget_meanwhile(
+    region: RegionRig,
+) -> None:
+    server = region.near.service
+    use_rules(region.near.configuration)
+    large = batch(obj_ids=[make_id(1000 + number) for number in range(600)])
+    reasons = (await read(server, large, "batch")).reasons
+    assert reasons == dict.fromkeys(range(512, 600), "BUDGET_EXCEEDED")
+    assert region.near.configuration.access.denied == {"budget": 1}
 
 
 async def test_budgets_that_are_only_counted_refuse_nothing(region: RegionRig) -> None:
@@ -450,6 +461,13 @@ async def test_pairs_are_settled_for_those_who_may_read_both_ends(region: Region
         with pytest.raises(PermissionDenied, match="read of the association type 'follow"):
             await ask(region.near.service, settling(*atypes), "reader")
     assert region.near.configuration.access.denied == {"read": 2}
+
+
+async def test_an_application_has_no_more_pairs_settled_at_once_than_a_token_names(region: RegionRig) -> None:
+    pair = pb.Pair(low_id=USER_ID, high_id=CHECKIN_ID, atypes=[LIKES])
+    request = pb.Request(settle_pairs=pb.SettlePairs(pairs=[pair] * 305))
+    with pytest.raises(TooLarge, match="send at most 304"):
+        await ask(region.near.service, request, "reader")
 
 
 async def test_who_has_pairs_settled_learns_the_versions_of_lists_that_it_may_read_and_no_edges(

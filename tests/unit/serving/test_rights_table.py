@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tao.access.document import load_access
+from tao.follower.service import UnaryPath, UnarySettings
 from tao.model.errors import PermissionDenied, TaoError, Unauthorized
 from tao.serving.requests import FOLLOWER_RULES, LEADER_RULES
 from tao.wire.session import RequestHandler
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import FRIEND, USER, make_id
 from tests.rigs.links_rig import MemoryReply
-from tests.rigs.region_rig import RegionRig
+from tests.rigs.region_rig import FollowerRig, RegionRig
+from tests.rigs.server_context import make_context
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "access.md"
 USER_ID = make_id(64)
@@ -77,11 +81,30 @@ async def region() -> AsyncIterator[RegionRig]:
     await rig.close()
 
 
-def refusal(server: RequestHandler, kind: str, peer: str) -> str:
+class UnaryCalls:
+    """The handler of a follower's unary calls, which hosts no shard: it asks another follower for each read and
+    write."""
+
+    def __init__(self, follower: FollowerRig) -> None:
+        self.tasks: list[asyncio.Task[None]] = []
+        context = make_context(follower.configuration, follower.links.as_links(), self._spawn)
+        service = follower.service
+        self.handle = UnaryPath(
+            context, service, service.admit, follower.reads.shares, frozenset, UnarySettings()
+        ).handle
+
+    def _spawn(self, job: Coroutine[Any, Any, None]) -> object:
+        self.tasks.append(asyncio.get_running_loop().create_task(job))
+        return self.tasks[-1]
+
+
+async def refusal(server: RequestHandler, kind: str, peer: str, *, settles: bool = False) -> str:
     """Return the reason for which a request is refused, at once or in its answer; "" when it is begun."""
     name, caller = PEERS[peer]
-    request = pb.Request(deadline_ms=5_000)
+    request = pb.Request(deadline_ms=60_000)
     request.MergeFrom(REQUESTS[kind])
+    if settles:
+        request.settle_shards_first.add(low_shard=0, high_shard=0)
     if peer == "passed on":
         request.caller = "app"
     answers: list[pb.Answer] = []
@@ -91,7 +114,11 @@ def refusal(server: RequestHandler, kind: str, peer: str) -> str:
         return error.reason
     except TaoError:
         return ""
+    if isinstance(server, UnaryCalls):
+        await asyncio.gather(*server.tasks)
     for answer in answers:
+        if answer.error.reason in (PermissionDenied.reason, Unauthorized.reason):
+            return answer.error.reason
         reasons = [*(each.reason for each in answer.read.errors), *(each.error.reason for each in answer.write.results)]
         if PermissionDenied.reason in reasons:
             return PermissionDenied.reason
@@ -114,7 +141,29 @@ async def test_a_cell_says_what_happens(region: RegionRig, heading: str, kind: s
         for peer in PEERS:
             cell = TABLES[heading][kind, peer]
             denied = PermissionDenied.reason if rules is NOTHING else ""
-            assert refusal(server, kind, peer) == expected.get(cell, denied), (peer, cell, rules)
+            assert await refusal(server, kind, peer) == expected.get(cell, denied), (peer, cell, rules)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settles"), [("read", True), *((kind, False) for kind in ("read", "probe", "write", "watch"))]
+)
+async def test_a_cell_says_what_happens_to_a_unary_call_for_which_another_follower_is_asked(
+    region: RegionRig, kind: str, settles: bool
+) -> None:
+    near = region.near
+    expected = {"no": "UNAUTHORIZED", "yes": ""}
+    for rules in ("", NOTHING, EVERYTHING):
+        if rules:
+            near.configuration.access.use_document(load_access(rules, "access.yaml"))
+        for peer in PEERS:
+            cell = TABLES["At a follower"][kind, peer]
+            denied = PermissionDenied.reason if rules is NOTHING else ""
+            calls = UnaryCalls(near)
+            sent = sum(len(near.links[name].sent) for name in ("near-1", "leader-1"))
+            assert await refusal(calls, kind, peer, settles=settles) == expected.get(cell, denied), (peer, cell, rules)
+            if cell == "no" or (peer == "operator" and expected.get(cell, denied)):
+                after = sum(len(near.links[name].sent) for name in ("near-1", "leader-1"))
+                assert after == sent, "nothing is passed on"
 
 
 def test_the_tables_have_every_request_that_has_rules() -> None:

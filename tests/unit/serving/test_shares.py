@@ -8,13 +8,17 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tao.model.errors import DeadlineExceeded, InvalidArgument, NotMine, Overloaded, TaoError
-from tao.routing.fair_shares import ShareSettings
+from tao.access.document import load_access
+from tao.model.errors import BudgetExceeded, DeadlineExceeded, InvalidArgument, NotMine, Overloaded, TaoError
+from tao.observability.logs import logger
+from tao.routing.fair_shares import MAX_DEBT_SECONDS, ShareSettings
+from tao.serving.access import AccessControl
 from tao.serving.shares import STARTS_OF_A_TURN, ShareOfWork, WorkShares, sharer_of
 from tao.wire.identity import PeerIdentity
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
-from tests.rigs.pacing import until
+from tests.rigs.leader_rig import SCHEMA
+from tests.rigs.pacing import ManualClock, until
 
 HOG, HONEST = PeerIdentity("hog", "client"), PeerIdentity("honest", "client")
 LEADER = PeerIdentity("leader-2", "leader")
@@ -152,7 +156,7 @@ async def test_a_path_that_raises_after_a_wait_is_answered_by_its_error(failure:
     assert [each.reasons for each in waited] == [[reason], [reason]]
 
 
-def read_of(caller: str = "", *, critical: bool = True) -> pb.Request:
+def read_of(caller: str | None = None, *, critical: bool = True) -> pb.Request:
     return pb.Request(read=pb.ReadBatch(obj_ids=[1], critical=critical), caller=caller)
 
 
@@ -251,3 +255,109 @@ async def test_a_caller_has_several_large_batches_under_way() -> None:
     for _ in range(5):
         writes.send(HOG, writes=100)
     assert len(writes.begun) == 3
+
+
+# ---- budgets -------------------------------------------------------------------------------------------------------
+
+RULES = """
+format: 1
+version: 1
+roles:
+  batch: {write: all, budget: {units_per_second: 100}}
+callers: {batch: [batch]}
+anonymous: [batch]
+"""
+FOLLOWER = PeerIdentity("a", "follower", caller="follower/a")
+
+
+class Budgeted:
+    """The shares of a server whose caller ``batch`` may cost 100 units a second, as callers without a name may."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        access = AccessControl(SCHEMA, logger("test"))
+        access.use_document(load_access(RULES, "access.yaml"))
+        self.shares = WorkShares(budgets=access, now=self.clock.monotonic)
+
+    def seconds_to_wait(self, request: pb.Request | None = None, peer: PeerIdentity = FOLLOWER) -> int:
+        """Return the whole seconds after which the caller may spend again."""
+        for seconds in range(100):
+            work = self.shares.writes(request or pb.Request(caller="batch"), peer, lambda _: None)
+            try:
+                self.shares.ask(work, 1)
+            except BudgetExceeded:
+                self.clock.now += 1
+            else:
+                self.shares.end(work)
+                return seconds
+        raise AssertionError("the budget is never paid for")
+
+    def write(self, request: pb.Request) -> None:
+        request.caller = "batch"
+        work = self.shares.writes(request, FOLLOWER, lambda _: None)
+        self.shares.ask(work, 1)
+        self.shares.end_write(work)
+
+
+def test_a_budget_is_charged_for_every_write_of_a_batch_and_every_pair_to_settle() -> None:
+    for request in (
+        pb.Request(write=pb.WriteBatch(writes=[pb.Write()] * 500)),
+        pb.Request(settle_pairs=pb.SettlePairs(pairs=[pb.Pair()] * 300, shards=[pb.ShardPair()] * 200)),
+    ):
+        budgeted = Budgeted()
+        budgeted.write(request)
+        assert budgeted.seconds_to_wait() == 500 * 4 / 100 - 1
+
+
+def test_a_debt_is_paid_for_within_a_minute() -> None:
+    budgeted = Budgeted()
+    budgeted.write(pb.Request(write=pb.WriteBatch(writes=[pb.Write()] * 10_000)))
+    assert budgeted.seconds_to_wait() == MAX_DEBT_SECONDS - 1
+
+
+def test_what_was_asked_for_is_charged_before_it_has_ended_and_given_back_where_it_cost_nothing() -> None:
+    budgeted = Budgeted()
+    work = budgeted.shares.reads(read_of("batch", critical=False), FOLLOWER, lambda _: None)
+    budgeted.shares.ask(work, 512)
+    with pytest.raises(BudgetExceeded):
+        budgeted.shares.ask(work, 1)
+    assert work.under_way + work.waiting == 512
+    budgeted.shares.withdraw(work)
+    budgeted.shares.end(work, work.under_way)
+    assert budgeted.seconds_to_wait() == 0
+
+
+def test_what_is_given_back_of_a_capped_charge_is_what_was_charged() -> None:
+    budgeted = Budgeted()
+    work = budgeted.shares.writes(
+        pb.Request(write=pb.WriteBatch(writes=[pb.Write()] * 2_000), caller="batch"), FOLLOWER, lambda _: None
+    )
+    budgeted.write(pb.Request(write=pb.WriteBatch(writes=[pb.Write()] * 24)))
+    budgeted.shares.ask(work, 1)
+    budgeted.shares.end(work)
+    late = budgeted.shares.writes(pb.Request(caller="batch"), FOLLOWER, lambda _: None)
+    budgeted.shares.ask(late, 1)
+    budgeted.shares.end_write(late)
+    assert budgeted.seconds_to_wait() == 0
+    budgeted.write(pb.Request(write=pb.WriteBatch(writes=[pb.Write()] * 25)))
+    assert budgeted.seconds_to_wait() == 1, "the earlier debts are still there"
+
+
+@pytest.mark.parametrize("critical", [False, True])
+def test_a_read_that_turned_out_to_be_critical_is_charged_as_one(critical: bool) -> None:
+    budgeted = Budgeted()
+    work = budgeted.shares.reads(read_of("batch", critical=False), FOLLOWER, lambda _: None)
+    budgeted.shares.ask(work, 300)
+    for _ in range(300):
+        budgeted.shares.end_read(work, 0, critical=critical)
+    assert budgeted.seconds_to_wait() == (5 if critical else 2)
+
+
+def test_a_call_without_a_name_that_is_passed_on_spends_the_budget_of_callers_without_one() -> None:
+    budgeted = Budgeted()
+    request = pb.Request(caller="", write=pb.WriteBatch(writes=[pb.Write()] * 500))
+    work = budgeted.shares.writes(request, FOLLOWER, lambda _: None)
+    budgeted.shares.ask(work, 1)
+    budgeted.shares.end_write(work)
+    assert budgeted.seconds_to_wait(pb.Request()) == 0, "what a follower asks for itself has no budget"
+    assert budgeted.seconds_to_wait(pb.Request(caller="")) == 19

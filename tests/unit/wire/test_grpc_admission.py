@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from hashlib import sha256
 
 import grpc
 import pytest
@@ -18,7 +19,7 @@ from tao.wire.doorstep import AddressPool, Place
 from tao.wire.grpc_admission import _HeldPlace
 from tao.wire.grpc_client import greeting_metadata
 from tao.wire.grpc_server import SERVICE, GrpcServer
-from tao.wire.identity import AcceptedCredentials, Credentials, PeerAuthenticator
+from tao.wire.identity import CLIENT, AcceptedCredentials, AcceptedToken, Credentials, PeerAuthenticator
 from tao.wire.session import Reply
 from tao.wire.settings import DoorstepSettings, ServingSettings
 from tao.wire.v1 import graph_pb2
@@ -69,9 +70,11 @@ class Port:
 
 @asynccontextmanager
 async def serving(doorstep: DoorstepSettings) -> AsyncIterator[Port]:
-    settings = ServingSettings(
-        authenticator=PeerAuthenticator(AcceptedCredentials.of_secrets("secret", "")), doorstep=doorstep
+    tokens = tuple(
+        AcceptedToken(token, CLIENT, sha256(token.encode()).digest(), caller)
+        for token, caller in (("secret", "web"), ("other", "batch"))
     )
+    settings = ServingSettings(authenticator=PeerAuthenticator(AcceptedCredentials(tokens)), doorstep=doorstep)
     server = GrpcServer(Objects(), settings, name="srv", topology_version=lambda: 1, choose_shard=lambda: 0)
     address = await server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(address, options=[("grpc.max_send_message_length", -1)]) as channel:
@@ -220,3 +223,22 @@ async def test_a_crowd_of_refused_calls_is_held_and_fills_its_own_connections() 
         for call in held:
             call.cancel()
         await until(lambda: port.server._admission._held == 0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_caller_with_all_the_calls_that_it_may_have_locks_nobody_out(method: str) -> None:
+    async with serving(DoorstepSettings(max_connections_per_caller=2)) as port:
+        calls = [port.open(method) for _ in range(3)]
+        await until(lambda: any(call.done() for call in calls))
+        (refused,) = (call for call in calls if call.done())
+        assert await refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "of web already" in str(await refused.details())
+        other = port.open(method, greeting_metadata(Credentials("batch", "client", "other")))
+        assert port.server.doorstep.turned_away == {"too_many_connections": 1}
+        if method == "ObjGet":
+            await other.write(OBJECT)
+            await other.done_writing()
+            assert await other.code() is grpc.StatusCode.OK
+        for call in (*calls, other):
+            call.cancel()
+        await until(lambda: not any(map(len, port.server._places.values())))

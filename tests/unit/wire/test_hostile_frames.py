@@ -3,16 +3,18 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
+from tao.model.errors import Overloaded, TooManyConnections
 from tao.wire import frames_server, framing
 from tao.wire.frames_client import connect_frames
 from tao.wire.frames_server import FrameServer
 from tao.wire.framing import FrameDecoder, frame
-from tao.wire.identity import Credentials
-from tao.wire.session import Reply
+from tao.wire.identity import CLIENT, AcceptedCredentials, AcceptedToken, Credentials, PeerAuthenticator
+from tao.wire.session import Reply, Session
 from tao.wire.settings import DoorstepSettings, ServingSettings, SessionSettings
 from tao.wire.tls import ServerCheck
 from tao.wire.v1 import frames_pb2
@@ -128,12 +130,12 @@ async def test_connections_that_have_not_greeted_displace_each_other_and_no_clie
     client = await connect_frames(address, SessionSettings(), Credentials("good", "client"))
     assert await is_closed(silent[2][0])
     assert list((await client.ask(pb.Request(read=pb.ReadBatch(obj_ids=[1])), 20.0)).read.values) == [b"v"]
-    assert (len(server.doorstep.pending), server.greeted) == (2, 1)
+    assert (len(server.doorstep.pending), len(server.greeted)) == (2, 1)
     for _, writer in silent:
         writer.close()
     await client.close()
     await until(lambda: not server.connections)
-    assert (len(server.doorstep.pending), server.greeted) == (0, 0)
+    assert (len(server.doorstep.pending), len(server.greeted)) == (0, 0)
     assert server.doorstep.turned_away == {"displaced": 3}
     await server.close()
 
@@ -162,7 +164,7 @@ async def test_half_open_tls_is_pending_as_well_and_ends_with_the_time_for_the_g
         assert await is_closed(reader)
         writer.close()
     assert not server.half_open
-    assert server.greeted == len(server.connections) == 1
+    assert len(server.greeted) == len(server.connections) == 1
     assert server.doorstep.turned_away.total() == 6
     assert len([each for each in caplog.messages if "turned away" in each]) == 2
     await client.close()
@@ -174,6 +176,40 @@ async def test_connections_above_the_limit_are_rejected_with_a_reason() -> None:
     address = await server.start("127.0.0.1:0")
     frames = await answer_to(address, HELLO)
     assert pb.Error.FromString(frames[-1][1]).reason == "OVERLOADED"
+    await server.close()
+
+
+async def test_an_application_with_all_the_connections_that_it_may_have_locks_nobody_out() -> None:
+    tokens = tuple(
+        AcceptedToken(name, role, sha256(name.encode()).digest(), caller)
+        for name, role, caller in (("hog", CLIENT, "hog"), ("web", CLIENT, "web"), ("ann", "operator", "ann"))
+    )
+    settings = ServingSettings(
+        authenticator=PeerAuthenticator(AcceptedCredentials(tokens)),
+        max_connections=10,
+        doorstep=DoorstepSettings(max_connections_per_caller=4),
+    )
+    server = FrameServer(Echo(), settings, name="srv", topology_version=lambda: 1)
+    address = await server.start("127.0.0.1:0")
+
+    async def connect(token: str, role: str = CLIENT) -> Session:
+        return await connect_frames(address, SessionSettings(), Credentials("ann", role, token))
+
+    hogs = [await connect("hog") for _ in range(4)]
+    with pytest.raises(TooManyConnections, match="4 connections of hog already"):
+        await connect("hog")
+    others = [await connect("web") for _ in range(4)]
+    await hogs.pop().close()
+    await until(lambda: len(server.greeted) == 7)
+    others += [await connect("hog"), await connect("ann", "operator")]
+    with pytest.raises(Overloaded, match="9 connections already, and may have 9"):
+        await connect("web")
+    others.append(await connect("ann", "operator"))
+    assert server.doorstep.turned_away == {"too_many_connections": 1, "overloaded": 1}
+    for session in (*hogs, *others):
+        await session.close()
+    await until(lambda: not server.connections)
+    assert len(server.greeted) == 0
     await server.close()
 
 
