@@ -5,6 +5,10 @@ each one who shares it. Both are taken by a transaction that finds the other kin
 
 A lock is lost when its lease ends. The holder renews it, and counts from before each renewal by its own clock, so it
 counts the lock as lost before etcd does. While etcd does not answer, nobody takes a lock, and a holder loses its own.
+
+A call may be carried out a second time, after its lock was released (`tao.etcd.client`). What it stores then is bound
+to a lease that has ended or soon ends: an exclusive lock has a lease of its own, and those that are held for a moment
+share one that is never renewed.
 """
 
 from __future__ import annotations
@@ -35,10 +39,14 @@ from tao.replication.locks import (
 from tao.topology.stores import EtcdConnections
 
 _SHARED: Final = LockTerms(touch_seconds=1.0, holder_timeout_seconds=3.0, takeover_seconds=5.0)
-"""The terms of locks that are held for a moment, under one lease of the process: renewals of masters' leases."""
+"""The terms of locks that are held for a moment, under one lease of the process: renewals of masters' leases. Locks are
+taken under a lease for ``touch_seconds``, and under a new one then."""
 
 _SHARED_SECONDS: Final = 1.0
 """Time limit of taking and of releasing such a lock: the lease that is to be renewed lasts five seconds."""
+
+_END_PAUSE_SECONDS: Final = 0.2
+"""Pause between two attempts to end the lease of an exclusive lock."""
 
 
 def open_locks(place: Location, etcd: EtcdConnections, clock: Callable[[], float] = time.monotonic) -> Locks:
@@ -57,21 +65,26 @@ class EtcdLocks:
         self._location: Final = location
         self._clock: Final = clock
         self._shared: _Lease | None = None
+        self._granting: Final = asyncio.Lock()
+        """Held while the shared lease is replaced: renewals of many masters begin at one time."""
+        self._ending: Final = set[asyncio.Task[None]]()
 
     @asynccontextmanager
     async def held(self, name: str, *, exclusive: bool, terms: LockTerms | None = None) -> AsyncIterator[LockHold]:
-        """See `Locks.held`. Raises `LocksAway` when etcd does not answer."""
+        """See `Locks.held`. Raises `LocksAway` when etcd does not answer, and when it refuses a lock for a moment: an
+        etcd that is full, or whose rights were changed, shows no more of who holds a lock than one that is away."""
+        is_single = exclusive or terms is not None
         try:
-            if exclusive or terms is not None:
-                lease = await self._grant(terms or MASTERSHIP)
-                key = await self._take(name, lease, exclusive=exclusive)
+            if is_single:
+                key, lease = await self._take_single(name, terms or MASTERSHIP, exclusive=exclusive)
             else:
                 async with asyncio.timeout(_SHARED_SECONDS):
                     lease = await self._shared_lease()
                     key = await self._take(name, lease, exclusive=False)
-        except (TimeoutError, EtcdUnavailable) as error:
-            self._shared = None  # the key may have been stored, and is to end with the lease
-            reason = error.message if isinstance(error, EtcdUnavailable) else "etcd did not answer in time"
+        except (TimeoutError, EtcdUnavailable, EtcdRefused) as error:
+            if is_single and isinstance(error, EtcdRefused):
+                raise
+            reason = "etcd did not answer in time" if isinstance(error, TimeoutError) else error.message
             raise LocksAway(f"it cannot be seen who holds {name}: {reason}") from error
         try:
             if exclusive and terms is None:  # nobody else renews it
@@ -83,21 +96,30 @@ class EtcdLocks:
             await self._release(key, lease)
 
     async def _shared_lease(self) -> _Lease:
-        """Return the lease of this process, for locks that are held for a moment."""
-        shared = self._shared
-        if shared is None or not shared.is_held():
-            shared = self._shared = await self._grant(_SHARED)
-        elif shared.stood_seconds() > _SHARED.touch_seconds:
-            with suppress(LockLost):
-                await shared.touch()
-            if not shared.is_held():
+        """Return the lease of this process, for locks that are held for a moment. The one before ends by itself, and
+        with it a key that was stored late, or could not be removed."""
+        async with self._granting:
+            shared = self._shared
+            if shared is None or not shared.is_held() or shared.stood_seconds() > _SHARED.touch_seconds:
                 shared = self._shared = await self._grant(_SHARED)
-        return shared
+            return shared
 
     async def _grant(self, terms: LockTerms) -> _Lease:
         began = self._clock()
         number = await self._client.grant_lease(math.ceil(terms.takeover_seconds))
         return _Lease(self._client, self._clock, number, terms, began)
+
+    async def _take_single(self, name: str, terms: LockTerms, *, exclusive: bool) -> tuple[bytes, _Lease]:
+        """Take a lock under a lease of its own, which ends when it is not taken."""
+        lease = await self._grant(terms)
+        try:
+            return await self._take(name, lease, exclusive=exclusive), lease
+        except LockTaken:
+            await self._end(lease)
+            raise
+        except BaseException:
+            self._end_later(lease)  # the key may have been stored
+            raise
 
     async def _take(self, name: str, lease: _Lease, *, exclusive: bool) -> bytes:
         """Store the key of a hold, and return it. Raises `LockTaken`."""
@@ -117,8 +139,6 @@ class EtcdLocks:
             found = answer.responses[0].response_range.kvs
             # An attempt whose answer was lost may have stored it.
             if not found or found[0].lease != lease.number:
-                if not lease.is_shared:
-                    await self._end(lease)
                 raise LockTaken(f"{name} is held by another process: a watcher or an operator is at it")
         return key
 
@@ -127,17 +147,32 @@ class EtcdLocks:
         if not lease.is_shared:
             await self._end(lease)
             return
-        try:
+        with suppress(TaoError, TimeoutError):
             async with asyncio.timeout(_SHARED_SECONDS):
                 await self._client.transact((), [delete(key)])
-        except (TaoError, TimeoutError):
-            self._shared = None  # the key is to end with the lease
 
     async def _end(self, lease: _Lease) -> None:
         """End the lease of a single hold."""
         lease.give_up()
-        with suppress(TaoError):
+        try:
             await self._client.revoke_lease(lease.number)
+        except TaoError:
+            self._end_later(lease)
+
+    def _end_later(self, lease: _Lease) -> None:
+        """End the lease of a single hold as soon as etcd answers, unless it ends by itself before."""
+
+        async def end() -> None:
+            while not lease.is_over():
+                with suppress(TaoError):
+                    await self._client.revoke_lease(lease.number)
+                    return
+                await asyncio.sleep(_END_PAUSE_SECONDS)
+
+        lease.give_up()
+        task = asyncio.create_task(end(), name="end a lock's lease")
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
 
 class _Lease:
@@ -164,6 +199,10 @@ class _Lease:
     def stood_seconds(self) -> float:
         """Return the seconds since the last renewal began."""
         return self._clock() - self._touched_at
+
+    def is_over(self) -> bool:
+        """Return whether etcd has ended the lease by now, unless it was renewed by a call that came late."""
+        return self.stood_seconds() > math.ceil(self._terms.takeover_seconds)
 
     def is_held(self) -> bool:
         self._is_lost = self._is_lost or self.stood_seconds() > self._terms.holder_timeout_seconds
