@@ -195,7 +195,7 @@ async def _is_open(regions: RegionCluster, name: str) -> bool | None:
     """Return whether a database server takes writes; None when it does not answer."""
     account, server = regions.accounts.administrator, regions.cluster.database(name)
     deadline = asyncio.get_running_loop().time() + 1.0
-    login = ServerAccount(server.host, server.port, account.user, account.password)
+    login = ServerAccount(server.host, server.port, account.user, account.password, socket="", tls=None)
     try:
         session = await open_session(login, name, SessionSetup(writes=True), deadline=deadline)
         try:
