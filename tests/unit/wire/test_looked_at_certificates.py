@@ -11,9 +11,9 @@ import pytest
 from tao.model.errors import Unavailable
 from tao.model.topology import CacheServer
 from tao.wire import links
-from tao.wire.identity import Credentials
+from tao.wire.identity import Credentials, ExpectedServer
 from tao.wire.links import Links, LinkSettings
-from tao.wire.tls import ClientTls, ExpectedServer
+from tao.wire.tls import ClientTls
 from tests.rigs.certificates import TestAuthority
 
 NAMED = CacheServer(name="leader-1", grpc="127.0.0.1:1")
