@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Final
 
 from tao.model.errors import OperatorError, RetryableError
-from tao.storage.dialect import Dialect
-from tao.storage.session import ServerAccount
+from tao.storage.dialect import Dialect, SessionSetup
+from tao.storage.session import ServerAccount, open_session
 
 _DUMP: Final = {Dialect.MARIADB: ("mariadb-dump", "mysqldump"), Dialect.MYSQL: ("mysqldump",)}
 _CLIENT: Final = {Dialect.MARIADB: ("mariadb", "mysql"), Dialect.MYSQL: ("mysql",)}
@@ -29,6 +29,7 @@ _BINLOG_READER: Final = {Dialect.MARIADB: ("mariadb-binlog", "mysqlbinlog"), Dia
 _PACKAGES: Final = {Dialect.MARIADB: "mariadb-client", Dialect.MYSQL: "mysql-client"}
 CHUNK_BYTES: Final = 256 << 10
 _KEPT_LINES: Final = 5
+_PROBE_SECONDS: Final = 10.0
 
 Read = Callable[[], Awaitable[bytes]]
 """Returns the next bytes, and nothing at the end."""
@@ -144,7 +145,9 @@ async def running(
     """Start a program, and kill it at the end if it still runs.
 
     ``account``: the server that it connects to. ``takes_input``: it reads statements; otherwise its output is read.
-    ``folder``: where it works."""
+    ``folder``: where it works. Raises `TaoError` when an account without a host to check finds no TLS."""
+    if account is not None and dialect is Dialect.MARIADB:
+        await _insist_on_tls(account)
     with _option_file(account, dialect) as options:
         process = await asyncio.create_subprocess_exec(
             path,
@@ -227,6 +230,16 @@ def _option_file(account: ServerAccount | None, dialect: Dialect) -> Iterator[in
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+async def _insist_on_tls(account: ServerAccount) -> None:
+    """Log in over TLS by a connection of our own, where MariaDB's programs would go on in plain text without it: those
+    that do not verify the server do."""
+    if account.tls is None or account.socket or account.tls.files.verify_host:
+        return
+    deadline = asyncio.get_running_loop().time() + _PROBE_SECONDS
+    session = await open_session(account, account.address, SessionSetup(writes=False), deadline=deadline)
+    session.quit()
 
 
 def _encryption(account: ServerAccount, dialect: Dialect) -> dict[str, str]:
