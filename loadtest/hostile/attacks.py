@@ -121,13 +121,16 @@ async def large_requests(ports: Ports, grip: Grip, connections: int = 40) -> Non
 async def large_messages(
     ports: Ports, grip: Grip, calls: int = 10, compression: grpc.Compression | None = None, megabytes: int = 15
 ) -> None:
-    """Send a large message without a token in each of so many calls, and wait for its refusal."""
+    """Send a large message without a token in each of so many calls at the same time, and wait for their refusals."""
     message = bytes(megabytes * MEGABYTE)
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
-    for _ in range(calls):
+
+    async def send() -> None:
         async with grpc.aio.insecure_channel(ports.grpc, options) as channel:
             call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/tao.v1.Graph/AssocAdd")
             grip.codes.append(await call(message, timeout=SECONDS, compression=compression).code())
+
+    await asyncio.gather(*(send() for _ in range(calls)))
 
 
 async def compressed_messages(ports: Ports, grip: Grip) -> None:
@@ -140,11 +143,12 @@ async def silent_admin_connections(ports: Ports, grip: Grip, connections: int = 
     await grip.open(connections, ports.admin)
 
 
-async def ungreeted_connections(ports: Ports, grip: Grip, connections: int = 600) -> None:
-    """Open connections of frames; every other one begins a TLS handshake, the others say nothing."""
+async def ungreeted_connections(ports: Ports, grip: Grip, connections: int = 600, *, tls: bool = False) -> None:
+    """Open connections of frames that say nothing; at a port with TLS every other one begins a handshake."""
     for connection in (await grip.open(connections, ports.frames))[::2]:
         with suppress(ConnectionError):
-            connection.writer.write(_CLIENT_HELLO)
+            if tls:
+                connection.writer.write(_CLIENT_HELLO)
 
 
 async def wrong_greetings(ports: Ports, _: Grip, connections: int = 600) -> None:

@@ -20,7 +20,7 @@ from typing import Final, Literal
 from tao.access.decisions import Decisions, TypeKind
 from tao.access.document import AccessDocument, Operation
 from tao.access.policy import ALL_TYPES, NO_TYPES, Budget, Grant, Policy, Rights
-from tao.model.errors import AccessError, BudgetExceeded, PermissionDenied, UnknownType
+from tao.model.errors import AccessError, BudgetExceeded, PermissionDenied, TaoError, UnknownType
 from tao.model.graph import ABSENT, deleted_otype, encode_object
 from tao.model.queries import ObjectQuery, Query
 from tao.model.versions import NEVER_WRITTEN
@@ -103,7 +103,7 @@ class AccessControl:
         self.document_errors = 0
         self.on_document: Callable[[AccessDocument], None] = _ignore
         """Called with each newer document that comes into force."""
-        self.on_denied: Callable[[str, str, PermissionDenied], None] = _ignore
+        self.on_denied: Callable[[str, str, TaoError], None] = _ignore
         """Called for each refusal with the caller, the operation and the error."""
 
     @property
@@ -238,11 +238,13 @@ class AccessControl:
         assert self._decisions is not None, "only rules give budgets"
         if not self.count("budget", enforced=self._is_enforced):
             return None
-        return BudgetExceeded(
+        error = BudgetExceeded(
             f"{self._decisions.who(caller)}, which may cost this server {units_per_second} units a second (`budget` in "
             f"the access document; a miss costs 1, more with a long answer, a critical read or a write several): send "
             f"less, or again in {seconds:.1f} s"
         )
+        self.on_denied(caller, "budget", error)
+        return error
 
     def readable_lists(self, caller: str) -> int:
         """Return the types of the lists that a caller may read."""

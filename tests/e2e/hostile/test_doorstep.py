@@ -125,7 +125,7 @@ async def test_silent_connections_at_the_frames_port_end_and_keep_nobody_out(fol
 async def test_half_open_tls_ends_and_keeps_nobody_out(secure: Follower) -> None:
     before_mb = secure.memory_mb
     async with honest_clients(secure) as honest, Grip() as grip:
-        await ungreeted_connections(secure.ports, grip, connections=400)
+        await ungreeted_connections(secure.ports, grip, connections=400, tls=True)
         await grip.open(10, secure.ports.frames, secure.tls_context)
         await some_rounds(honest)
         for connection in grip.connections:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -40,30 +41,36 @@ async def client(server: CacheServer, name: str) -> AsyncIterator[Session]:
         await session.close()
 
 
-async def misses(session: Session, first_id: int, ids: count[int]) -> float:
-    """Read objects that nothing has cached, one after the other. Returns the time that 99 of 100 took at most."""
-    seconds = []
+async def misses(session: Session, first_id: int, ids: count[int], flood: asyncio.Task[Any]) -> tuple[float, int]:
+    """Read objects that nothing has cached, one after the other. Returns the time that 99 of 100 took at most, and how
+    many were answered before all of a flood was."""
+    seconds, before = [], 0
     for _ in range(MISSES):
         began = time.perf_counter()
         answer = await session.ask(pb.Request(read=pb.ReadBatch(obj_ids=[first_id + next(ids)])), SECONDS)
         seconds.append(time.perf_counter() - began)
+        before += not flood.done()
         assert not answer.read.errors, answer.read.errors[0].message
-    return sorted(seconds)[MISSES * 99 // 100 - 1]
+    return sorted(seconds)[MISSES * 99 // 100 - 1], before
 
 
 async def test_a_flood_of_critical_reads_delays_its_own_client_alone(rig: Rig, graph: Graph) -> None:
     user = await new_user(graph)
     follower, ids = rig.follower_of(user), count(1 << 30)
     async with client(follower, "honest") as honest, client(follower, "hog") as hog:
-        alone = await misses(honest, user, ids)
+        no_flood = asyncio.create_task(asyncio.Event().wait())
+        alone, _ = await misses(honest, user, ids, no_flood)
+        no_flood.cancel()
         flooding = asyncio.create_task(flood(hog, user))
         await asyncio.sleep(0)  # it is sent
         # By the time of this answer the server has received all of it.
         await hog.ask(pb.Request(read=pb.ReadBatch(obj_ids=[user])), SECONDS)
-        beside = await misses(honest, user, ids)
+        beside, before = await misses(honest, user, ids, flooding)
         outcomes = Counter(await flooding)
     # The client has more than may wait; what was refused was refused at once.
     assert outcomes["OVERLOADED"] > 50
     assert outcomes["answered"] > 10
+    # Each would wait for all of the flood that was there before it if it had no turn of its own.
+    assert before >= MISSES // 10
     times = f"{alone * 1000:.1f} ms alone, {beside * 1000:.1f} ms beside the flood"
     sys.stdout.write(f"\np99 of misses: {times}; {outcomes}\n")

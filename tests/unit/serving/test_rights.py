@@ -120,8 +120,9 @@ async def errors_of(server: RequestHandler, caller: str, *writes: Write, peer: s
 
 
 async def test_a_caller_that_has_spent_its_budget_is_refused_and_still_has_its_hits(region: RegionRig) -> None:
-    server = region.near.service
+    server, recorded = region.near.service, list[tuple[str, str, str]]()
     use_rules(region.near.configuration)
+    region.near.configuration.access.on_denied = lambda *denied: recorded.append((*denied[:2], denied[2].reason))
     cached = batch(obj_ids=[USER_ID])
     assert not (await read(server, cached, "batch")).reasons
     flood = batch(obj_ids=[make_id(1000 + number) for number in range(40)])
@@ -135,6 +136,7 @@ async def test_a_caller_that_has_spent_its_budget_is_refused_and_still_has_its_h
     assert not (await read(server, cached, "batch")).reasons
     assert not (await read(server, missed, "root")).reasons
     assert region.near.configuration.access.denied == {"budget": 3}
+    assert recorded == [("batch", "budget", "BUDGET_EXCEEDED")] * 3
     assert BudgetExceeded.retryable
 
 
