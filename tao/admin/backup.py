@@ -192,13 +192,21 @@ async def archive_binlogs(
     """Copy the binlog files since the backup, or since the last copy, that are closed now.
 
     A database's binlog is taken from the server that it was taken from before, or was dumped from, while that is in
-    use; another server's is copied from the dump's position on. Raises `BackupUnusable`, `BinlogsMissing`, `CopyFailed`
-    and what the servers raise."""
+    use; another server's is copied from the dump's position on. Once a database has got or lost shards, by a move or
+    because shards were added, its dump and its binlog make no whole database any more: then `BinlogsMissing` is raised,
+    and the backup reaches as far as the copy before. Raises `BackupUnusable`, `CopyFailed` and what the servers raise,
+    too."""
     manifest, index = read_manifest(folder), read_index(folder)
     databases = {database.name: database for database in topology.databases}
     missing = [dump.name for dump in manifest.databases if dump.name not in databases]
     if missing:
         raise OperatorError(f"the topology has no {', '.join(missing)}: is it that of the cluster of this backup?")
+    changed = [dump.name for dump in manifest.databases if not _has_same_shards(databases[dump.name], dump)]
+    if changed:
+        raise BinlogsMissing(
+            f"{', '.join(changed)} has got or lost shards since the backup, so its binlogs do not continue the backup: "
+            "make a new backup"
+        )
     sources = [_continued(databases[dump.name], dump, index, region) for dump in manifest.databases]
     with writing(folder):
         new = await together(
@@ -210,6 +218,10 @@ async def archive_binlogs(
         index = BinlogIndex(copies=(*kept, *new))
         write_document(folder / BINLOG_INDEX, index)
     return index
+
+
+def _has_same_shards(database: Database, dump: DatabaseDump) -> bool:
+    return set(shards_of(database)) == set(shards_in(dump.shards))
 
 
 def _continued(database: Database, dump: DatabaseDump, index: BinlogIndex, region: str | None) -> Source:
@@ -338,7 +350,12 @@ async def together(jobs: Iterable[Coroutine[Any, Any, _Result]]) -> list[_Result
 
 def shards_of(database: Database) -> list[int]:
     """Return all shards of a database."""
-    return [shard for first, last in database.shards for shard in range(first, last + 1)]
+    return shards_in(database.shards)
+
+
+def shards_in(ranges: Iterable[tuple[int, int]]) -> list[int]:
+    """Return all shards of some ranges, each with its last shard."""
+    return [shard for first, last in ranges for shard in range(first, last + 1)]
 
 
 def dump_progress(copied: CopyProgress, shards: int) -> str:

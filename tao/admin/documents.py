@@ -162,7 +162,7 @@ class ClusterTexts(NamedTuple):
 
 
 async def import_documents(place: Location, texts: ClusterTexts, above: int) -> Topology:
-    """Store whole documents where a cluster's are, whatever was there, and return the topology.
+    """Store whole documents where a cluster's are, whatever was there, and return the topology, which is stored first.
 
     It is stored under its own version, or a higher one where that is not above ``above`` and the version that is there.
     Servers that skip versions cannot rely on the record of changes of another document, so it begins anew. Raises
@@ -172,23 +172,24 @@ async def import_documents(place: Location, texts: ClusterTexts, above: int) -> 
         load_schema(texts.schema, "the schema to import")
     if texts.access is not None:
         load_access(texts.access, "the access document to import")
+    others = {key: text for key, text in ((SCHEMA_KEY, texts.schema), (ACCESS_KEY, texts.access)) if text is not None}
+    if others and isinstance(place, Path):
+        raise TopologyError(f"{place} is a file: the {next(iter(others))} beside it is a file, too; copy it there")
     store = topology_file(place)
     try:
         found = (await store.load()).version
     except TopologyError:
         found = 0  # there is none; another reason is found when it is stored
-    stored = msgspec.structs.replace(
+    wanted = msgspec.structs.replace(
         document,
         version=max(document.version, found + 1, above + 1),
         changes=None if document.changes is None else (),
     )
-    for key, text in ((SCHEMA_KEY, texts.schema), (ACCESS_KEY, texts.access)):
-        if text is None:
-            continue
-        if isinstance(place, Path):
-            raise TopologyError(f"{place} is a file: the {key} beside it is a file, too; copy it there")
-        await text_documents(place).write(key, text)
-    return await store.replace(found, stored)
+    stored = await store.replace(found, wanted)
+    if isinstance(place, EtcdLocation):
+        for key, text in others.items():
+            await text_documents(place).write(key, text)
+    return stored
 
 
 async def export_documents(place: Location) -> ClusterTexts:

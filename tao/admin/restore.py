@@ -41,6 +41,7 @@ from tao.admin.server_stats import unreadiness, wait_until_ready
 from tao.etcd.location import Location
 from tao.model.errors import OperatorError, TaoError, TopologyConflict
 from tao.model.ids import PROMOTION_AHEAD_MS
+from tao.model.ports import TopologyStore
 from tao.model.topology import Database, DatabaseServer, Topology
 from tao.model.versions import MAX_EPOCH
 from tao.replication.accounts import Account
@@ -51,12 +52,18 @@ from tao.replication.database_tools import CHUNK_BYTES, DatabaseTools, find_binl
 from tao.replication.replica_seed import close_for_seeding, read_contents, reopen_after_seeding
 from tao.replication.server_statements import highest_epoch, member_state, raise_epoch, set_read_only
 from tao.storage.dialect import Dialect
-from tao.storage.names import schema_name
 from tao.topology import edits
 from tao.wire.tls import TlsFiles
 
 UNKNOWN_PROMOTIONS: Final = 1_000
 """Promotions that the lost cluster may have had after the backup, where its topology document is not known any more."""
+UNKNOWN_MOVES: Final = 8
+"""Moves that a shard may have had after the last promotion of its databases, where the topology document of the lost
+cluster is known: a move raises the version epoch of the shard's row, and no document shows it. Caches keep a count in
+few bytes when its version is less than 16 epochs behind the shard's (`tao.cache.packed`): that of the last promotion is
+nine behind then, and the six epochs before have room as well."""
+_MAX_CONFLICTS: Final = 20
+"""Bound on conflicting changes of the topology; each takes milliseconds."""
 _LONG_SECONDS: Final = 600.0
 """Time limit of statements that touch all shards, or wait for locks."""
 _READY_SECONDS: Final = 60.0
@@ -85,7 +92,7 @@ class TargetState:
 class DatabaseRestore:
     """How one database is restored. ``replaces``: what an interrupted restore left is dropped first. ``binlogs``:
     files within the folder of the backup. ``known_epoch``: the highest version epoch of the lost cluster that is known;
-    the new one is above it by ``unknown_promotions`` and one."""
+    the new one is above it by ``unknown_epochs`` and one."""
 
     database: Database
     dump: DatabaseDump
@@ -93,7 +100,7 @@ class DatabaseRestore:
     binlogs: tuple[str, ...]
     until_unix_seconds: int | None
     known_epoch: int
-    unknown_promotions: int
+    unknown_epochs: int
 
     @property
     def master(self) -> DatabaseServer:
@@ -132,7 +139,8 @@ def plan_restore(
     """Decide how each database is restored.
 
     ``targets``: the servers of each database. ``former``: the topology of the lost cluster as it was last, which says
-    how often its masters were promoted; None: it is not known. Raises `RestoreRefused`."""
+    how often its masters were promoted, but not how often its shards were moved; None: it is not known. Raises
+    `RestoreRefused`."""
     _check_shape(manifest, topology)
     if until_unix_seconds is not None:
         _check_moment(manifest, index, until_unix_seconds)
@@ -156,7 +164,8 @@ def _plan_database(
     for target in targets[dump.name]:
         _check_target(target, dump, begun)
     copy = index.of(dump.name)
-    known = [each.version_epoch for each in (former or topology).databases if each.name == dump.name]
+    # A shard that was moved here brought an epoch above that of the database that it came from.
+    known = [each.version_epoch for each in former.databases] if former is not None else []
     return DatabaseRestore(
         database=database,
         dump=dump,
@@ -164,7 +173,7 @@ def _plan_database(
         binlogs=tuple(file.name for file in copy.files) if copy is not None else (),
         until_unix_seconds=until_unix_seconds,
         known_epoch=max(dump.version_epoch, database.version_epoch, *known),
-        unknown_promotions=UNKNOWN_PROMOTIONS if former is None else 0,
+        unknown_epochs=UNKNOWN_PROMOTIONS if former is None else UNKNOWN_MOVES,
     )
 
 
@@ -256,14 +265,7 @@ async def restore_backup(
     await check_backup(folder)
     restored = await together(_fill(each, folder, administrator, on_progress) for each in plan)
     epochs = {each.database: each.version_epoch for each in restored}
-    store = topology_file(topology_path)
-    while True:
-        topology = await store.load()
-        try:
-            changed = await store.change(topology.version, edits.raise_epochs(topology, epochs))
-            break
-        except TopologyConflict:
-            continue  # something else in the document was changed at the same time
+    changed = await _store_epochs(topology_file(topology_path), epochs)
     for each in plan:
         await _open(each, administrator)
     until = plan[0].until_unix_seconds
@@ -272,6 +274,18 @@ async def restore_backup(
         topology_version=changed.version,
         until_unix_ms=None if until is None else until * 1_000,
     )
+
+
+async def _store_epochs(store: TopologyStore, epochs: Mapping[str, int]) -> Topology:
+    """Raise the version epochs in the topology, and retry when something else in it changed at the same time."""
+    for left in reversed(range(_MAX_CONFLICTS)):
+        topology = await store.load()
+        try:
+            return await store.change(topology.version, edits.raise_epochs(topology, epochs))
+        except TopologyConflict:
+            if not left:
+                raise
+    raise AssertionError("the last attempt returns or raises")
 
 
 async def _fill(
@@ -285,9 +299,10 @@ async def _fill(
     if plan.replaces:
         on_progress(name, "dropping what an interrupted restore left")
         async with administrator_session(master, administrator) as session:
-            for shard in (await read_contents(session, deadline=soon())).shards:
+            # With the copies of moves: the binlog makes them again.
+            for schema in (await read_contents(session, deadline=soon())).schemas:
                 # Written to the binlog, as what a replica may have of it.
-                await session.run(f"DROP DATABASE {schema_name(shard)}", deadline=soon(_LONG_SECONDS))
+                await session.run(f"DROP DATABASE {schema}", deadline=soon(_LONG_SECONDS))
 
     def progress(loaded: CopyProgress) -> None:
         on_progress(name, dump_progress(loaded, len(shards)))
@@ -307,10 +322,13 @@ async def _fill(
     async with administrator_session(master, administrator) as session:
         present = (await read_contents(session, deadline=soon())).shards
         if present != sorted(shards):
-            raise OperatorError(f"{master.name} has {len(present)} shards instead of {len(shards)} after the restore")
+            raise OperatorError(
+                f"{master.name} has {len(present)} shards instead of {len(shards)} after the restore: if some were "
+                "moved or added at the end of the binlogs, repeat it with --until and a time before"
+            )
         # Rows above the epoch of the documents come from promotions that the binlog has.
         known = max(plan.known_epoch, await highest_epoch(session, shards, deadline=soon(_LONG_SECONDS)))
-        epoch = known + plan.unknown_promotions + 1
+        epoch = known + plan.unknown_epochs + 1
         if epoch > MAX_EPOCH:
             raise OperatorError(f"the version epoch {epoch} would be above {MAX_EPOCH}: name --former-topology")
         await raise_epoch(

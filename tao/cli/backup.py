@@ -202,7 +202,7 @@ class Moment(click.ParamType[int]):
 @click.option(
     "--former-topology",
     type=_file,
-    help="The last topology document of the lost cluster. Version epochs then rise by one, and not by a thousand.",
+    help="The last topology document of the lost cluster. Version epochs then rise by nine, and not by a thousand.",
 )
 @changing_options
 def restore(folder: Path, until: int | None, former_topology: Path | None) -> int:

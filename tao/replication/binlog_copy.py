@@ -31,7 +31,8 @@ _NUMBERING: Final = re.compile(
 
 
 class BinlogsMissing(OperatorError):
-    """The server does not have all binlog files since the backup any more. A new backup is needed."""
+    """The server does not have all binlog files since the backup any more, or they do not continue it, because shards
+    were moved or added. A new backup is needed."""
 
     reason = "BINLOGS_MISSING"
 

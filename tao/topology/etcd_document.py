@@ -147,6 +147,7 @@ class EtcdDocument(WatchedDocument[Document, Failure]):
         self._client: Final = client
         self._keys: Final = keys
         self._state: tuple[Snapshot, Document] | None = None
+        self._newest_loaded: Document | None = None
 
     @abstractmethod
     def _parse(self, snapshot: Snapshot) -> Document:
@@ -154,17 +155,29 @@ class EtcdDocument(WatchedDocument[Document, Failure]):
 
     async def load(self) -> Document:
         """Return the document that etcd has now. Raises the failure when there is none, when it is wrong or older than
-        one that was loaded or watched before, and when etcd does not answer."""
+        one that was loaded or watched before, or another one of the same version, and when etcd does not answer.
+
+        An etcd that was restored from a snapshot gives out the same versions again, with other content. A change that
+        is made from such a document may undo a promotion."""
+        known = self._newest()  # before the read, which then finds nothing older unless etcd has gone back
         try:
             document = (await self._current())[1]
         except self.failure:
             raise
         except TaoError as error:
             raise self.failure(f"{self._place}: cannot be read: {error.message}") from error
-        seen = self._seen
-        if seen is not None and document.version < seen.version:
-            raise self.failure(f"{self._place}: its version {document.version} is below {seen.version}; {self.advice}")
+        if known is not None and document.version < known.version:
+            raise self.failure(f"{self._place}: its version {document.version} is below {known.version}; {self.advice}")
+        if known is not None and document.version == known.version and document != known:
+            raise self.failure(f"{self._place}: its version {document.version} had other content before; {self.advice}")
+        if known is None or document.version > known.version:
+            self._newest_loaded = document
         return self._loaded(document)
+
+    def _newest(self) -> Document | None:
+        """Return the newest document that was loaded or watched."""
+        found = [each for each in (self._seen, self._newest_loaded) if each is not None]
+        return max(found, key=lambda each: each.version, default=None)
 
     async def _current(self) -> tuple[Snapshot, Document]:
         """Return what etcd has now: a large document is fetched and parsed only when it has changed."""

@@ -132,11 +132,13 @@ class EtcdTopology(EtcdDocument[Topology, TopologyError]):
         folder = self._folder(edition)
         values = self._keyed(sections_of(document), edition, writer)
         head = values.pop(self._keys.head)
-        for batch in _batches([put(key, value) for key, value in values.items()]):
-            await self._client.transact((), batch)
         former = [delete(self._sections, folder), delete(end_of(folder), end_of(self._sections))]
         unchanged = [is_at(self._keys.head, snapshot.head_revision)]
-        if await self._transact(unchanged, [put(self._keys.head, head), *former], writer) is None:
+        steps = [*_batches([put(key, value) for key, value in values.items()]), [put(self._keys.head, head), *former]]
+        for step in steps:
+            # A step that is repeated late stores nothing: the head was exchanged before.
+            if await self._transact(unchanged, step, writer) is not None:
+                continue
             await self._client.transact((), [delete(folder, end_of(folder))])
             self._check_version(await self._version_now(), expected_version)
             raise TopologyConflict(f"{self._place}: somebody else changed the document meanwhile; try again")

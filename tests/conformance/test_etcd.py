@@ -137,6 +137,8 @@ async def test_a_restored_snapshot_is_refused_named_and_mended_by_an_import(etcd
         old = await fresh.change(old.version, mark_server(old, "w-2", down=True))
     await ear.until(lambda: any("version 4 is not above 4" in each for each in ear.errors))
     assert ear.versions == []
+    with pytest.raises(TopologyError, match=r"version 4 had other content before.*tao topology import"):
+        await watched.load()
     mended = await fresh.replace(4, msgspec.structs.replace(found, version=5))
     await ear.until(lambda: ear.versions == [5])
     assert await watched.load() == mended

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from tao.admin import restore
 from tao.admin.backup import (
+    archive_binlogs,
     choose_sources,
     create_backup,
     names_after,
@@ -33,11 +37,15 @@ from tao.admin.backup_files import (
     write_document,
     write_file,
 )
-from tao.admin.restore import UNKNOWN_PROMOTIONS, RestoreRefused, TargetState, plan_restore
-from tao.model.errors import OperatorError
+from tao.admin.restore import UNKNOWN_MOVES, UNKNOWN_PROMOTIONS, RestoreRefused, TargetState, plan_restore
+from tao.cache.packed_python import AGES
+from tao.model.errors import OperatorError, TopologyConflict
+from tao.model.rows import ShardRow
 from tao.model.topology import Topology
 from tao.replication.accounts import Account
 from tao.replication.binlog_copy import BinlogsMissing, next_file
+from tao.replication.replica_seed import ServerContents
+from tao.replication.shard_move_plan import arrived_row
 from tao.storage.dialect import Dialect
 from tao.topology import edits
 from tao.topology.document import parse_topology
@@ -161,6 +169,22 @@ def test_a_gap_behind_the_last_binlog_file_is_refused(closed: dict[str, int]) ->
         names_after(last, closed, "west")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda found: edits.move_to_database(found, 3, "db-2"),
+        lambda found: edits.add_shards(found, 128),
+    ],
+)
+async def test_binlogs_do_not_continue_a_backup_of_other_shards(
+    change: Callable[[Topology], Topology], tmp_path: Path
+) -> None:
+    before = restorable(written(tmp_path), read_index(tmp_path))
+    with pytest.raises(BinlogsMissing, match=r"db-1, db-2 has got or lost shards.*make a new backup"):
+        await archive_binlogs(tmp_path, change(topology()), Account("u", "p"), on_progress=lambda _name, _done: None)
+    assert restorable(read_manifest(tmp_path), read_index(tmp_path)) == before
+
+
 def test_a_backup_reaches_as_far_as_the_binlogs_of_every_database_together() -> None:
     assert restorable(manifest(), BinlogIndex()) == (100 * SECOND, 100 * SECOND)
     late = manifest(dump("db-1"), dump("db-2", snapshot_unix_ms=110 * SECOND))
@@ -226,10 +250,21 @@ def test_a_restore_fills_each_master_from_its_dump_and_its_binlogs() -> None:
 
 def test_epochs_rise_above_all_that_is_known_and_above_a_thousand_promotions_that_are_not() -> None:
     (one, _) = plan_restore(manifest(), BinlogIndex(), topology(), targets())
-    assert (one.known_epoch, one.unknown_promotions) == (3, UNKNOWN_PROMOTIONS)
+    assert (one.known_epoch, one.unknown_epochs) == (3, UNKNOWN_PROMOTIONS)
     former = edits.raise_epochs(topology(), {"db-1": 9})
-    (one, two) = plan_restore(manifest(), BinlogIndex(), topology(), targets(), former=former)
-    assert (one.known_epoch, one.unknown_promotions, two.known_epoch) == (9, 0, 3)
+    (one, _) = plan_restore(manifest(), BinlogIndex(), topology(), targets(), former=former)
+    assert (one.known_epoch, one.unknown_epochs) == (9, UNKNOWN_MOVES)
+
+
+def test_with_the_former_topology_epochs_rise_above_moves_that_it_does_not_show_and_counts_stay_small() -> None:
+    former = edits.raise_epochs(topology(), {"db-1": 9})
+    (_, two) = plan_restore(manifest(), BinlogIndex(), topology(), targets(), former=former)
+    moved_row = 9
+    for target_epoch in (3, 9, 3):
+        row = ShardRow(shard=0, master_server="west-db-2", version_epoch=moved_row, owner="", generation=1)
+        moved_row = arrived_row(row, target_epoch).version_epoch
+    restored_epoch = two.known_epoch + two.unknown_epochs + 1
+    assert moved_row < restored_epoch < 9 + AGES
 
 
 @pytest.mark.parametrize("until", [99, 201])
@@ -271,6 +306,65 @@ def test_a_restore_that_was_interrupted_begins_anew_with_the_replicas_that_follo
     found["db-1"] = [dataclasses.replace(state, follows="") for state in found["db-1"]]
     with pytest.raises(RestoreRefused, match="west-db-1 has 2 shards"):
         plan_restore(manifest(), BinlogIndex(), topology(), found)
+
+
+async def test_what_an_interrupted_restore_left_of_a_move_is_dropped_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    statements: list[str] = []
+
+    class Session:
+        async def run(self, statement: str, *, deadline: float) -> None:
+            statements.append(statement)
+
+    @asynccontextmanager
+    async def session(*_: object) -> AsyncIterator[Session]:
+        yield Session()
+
+    async def nothing(*_: object, **__: object) -> None:
+        pass
+
+    async def contents(*_: object, **__: object) -> ServerContents:
+        return ServerContents([3], ["tao_00003", "tao_00004_incoming"], 0, 1, "")
+
+    async def stop(*_: object) -> None:
+        raise OperatorError("far enough")
+
+    for name, substitute in (
+        ("administrator_session", session),
+        ("find_tools", nothing),
+        ("close_for_seeding", nothing),
+        ("read_contents", contents),
+        ("_load", stop),
+    ):
+        monkeypatch.setattr(restore, name, substitute)
+    (one, _) = plan_restore(manifest(), BinlogIndex(), topology(), targets(shards=1, half_restored=True))
+    with pytest.raises(OperatorError, match="far enough"):
+        await restore._fill(one, tmp_path, Account("u", "p"), lambda _name, _done: None)
+    assert statements == ["DROP DATABASE tao_00003", "DROP DATABASE tao_00004_incoming"]
+
+
+async def test_a_topology_that_others_change_all_the_time_ends_a_restore_with_the_conflict() -> None:
+    class Store:
+        attempts = 0
+
+        async def load(self) -> Topology:
+            return topology()
+
+        async def change(self, expected_version: int, changed: Topology) -> Topology:
+            self.attempts += 1
+            raise TopologyConflict(f"{changed.version} is not above {expected_version}")
+
+        def watch(self, on_change: Callable[[Topology], None]) -> Callable[[], None]:
+            raise NotImplementedError
+
+        async def replace(self, expected_version: int, document: Topology) -> Topology:
+            raise NotImplementedError
+
+    store = Store()
+    with pytest.raises(TopologyConflict):
+        await restore._store_epochs(store, {"db-1": 9})
+    assert store.attempts == 20
 
 
 def test_a_cluster_of_another_shape_is_refused_with_what_it_needs() -> None:
