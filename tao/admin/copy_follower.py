@@ -16,6 +16,7 @@ from typing import Final
 from tao.model.errors import DeadlineExceeded, TaoError
 from tao.replication.gtid import GtidPosition
 from tao.replication.move_statements import (
+    Advance,
     CopiedTable,
     KeyRange,
     PrimaryKey,
@@ -59,8 +60,8 @@ class CopyFollower:
         self._shard: Final = shard
         self._tables: Final = tables
         self._target: Final = target
-        self._begun: Final = position
         self._settings: Final = settings
+        self._stored = position
         self._reached: GtidPosition | None = None
         self._advanced: Final = asyncio.Condition()
         self._failure: TaoError | None = None
@@ -72,7 +73,7 @@ class CopyFollower:
     async def following(self) -> AsyncIterator[CopyFollower]:
         """Follow until the context ends."""
         await self._binlog.current_position()  # also finds out which notation the server uses
-        self._reached = self._binlog.position(self._begun)
+        self._reached = self._binlog.position(self._stored)
         task = asyncio.create_task(self._follow(), name="copy follower")
         try:
             yield self
@@ -113,15 +114,22 @@ class CopyFollower:
 
     async def _follow(self) -> None:
         try:
-            async with aclosing(self._binlog.batches(self._begun)) as batches:
+            async with aclosing(self._binlog.batches(self._stored)) as batches:
                 async for batch in batches:
                     await self._apply(batch)
                     async with self._advanced:
                         self._advanced.notify_all()
         except TaoError as error:
-            async with self._advanced:
-                self._failure = error
-                self._advanced.notify_all()
+            await self._fail(error)
+        except Exception as error:  # noqa: BLE001 - whoever waits for the copy is told, and would wait on otherwise
+            await self._fail(MoveAborted(f"the changes of shard {self._shard} cannot be followed: {error!r}"))
+        else:
+            await self._fail(MoveAborted(f"the binlog that shard {self._shard} is followed in has ended"))
+
+    async def _fail(self, error: TaoError) -> None:
+        async with self._advanced:
+            self._failure = error
+            self._advanced.notify_all()
 
     async def _apply(self, batch: Sequence[BinlogTransaction]) -> None:
         reached = self._reached
@@ -139,7 +147,9 @@ class CopyFollower:
         if net:
             deadline = asyncio.get_running_loop().time() + self._settings.compare_seconds
             async with self._target() as session:
-                await apply_rows(session, self._shard, net, self._tables, str(position), deadline=deadline)
+                advance = Advance(self._stored, str(position))
+                await apply_rows(session, self._shard, net, self._tables, advance, deadline=deadline)
+            self._stored = advance.after
             for table, rows in net.items():
                 self._changed.setdefault(table, set()).update(rows)
                 self.rows += len(rows)

@@ -16,7 +16,7 @@ from tao.observability.logs import Logger
 from tao.replication.accounts import Account
 from tao.replication.move_statements import data_bytes, drop_schema, moved_since_seconds, read_shard, shards_held
 from tao.replication.shard_move import MoveSettings, ShardMoves, move_lock
-from tao.replication.shard_move_plan import master_of
+from tao.replication.shard_move_plan import holder_of, master_of
 from tao.storage.names import schema_name
 from tao.tailer.reader import BinlogReader
 from tao.tailer.settings import ReaderSettings
@@ -110,8 +110,16 @@ class ShardContents:
                     there = await read_shard(session, each.shard, deadline=self._deadline())
                     if each.shard in shards_of(database) or not there.is_marked:
                         continue
+                    if not await self._is_at(topology, each.shard):
+                        continue  # this is all there is of it
                     deadline = asyncio.get_running_loop().time() + self._settings.drop_seconds
                     await drop_schema(session, schema_name(each.shard), deadline=deadline)
+
+    async def _is_at(self, topology: Topology, shard: int) -> bool:
+        """Return whether the database that the topology names has a shard."""
+        holder = holder_of(topology, shard)
+        async with self._moves.servers(holder).session(holder.master_region) as session:
+            return (await read_shard(session, shard, deadline=self._deadline())).row is not None
 
     def _deadline(self) -> float:
         return asyncio.get_running_loop().time() + self._settings.statement_seconds

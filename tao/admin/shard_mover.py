@@ -131,6 +131,7 @@ class ShardMover:
         self._on_step: Final = on_step
         self._on_copied: Final = on_copied
         self._figures = _Figures()
+        self._hold: LockHold | None = None
 
     async def plan(self, shard: int, target: str) -> MovePlan:
         """Return what `move` would do, without changing anything. Raises `MoveRefused`."""
@@ -152,7 +153,7 @@ class ShardMover:
         has been undone then, as far as the servers could be reached, and the next run goes on with the copy. Raises
         `LockTaken` while another run is under way."""
         self._figures = _Figures()
-        async with self._moves.locks.held(move_lock(shard), exclusive=True):
+        async with self._moves.locks.held(move_lock(shard), exclusive=True) as self._hold:
             while True:
                 view = await self._moves.view(shard, target)
                 step = next_step(view)
@@ -168,7 +169,7 @@ class ShardMover:
         match step:
             case MoveStep.RENAME_BACK | MoveStep.UNFENCE:
                 await self._begin(step)
-                await moves.undo(view.shard, view.target.name, keep_copy=True)
+                await moves.undo_switch(view.shard, view.target.name)
             case MoveStep.DROP_COPY:
                 await self._begin(step)
                 await moves.drop_copy(view)
@@ -238,6 +239,7 @@ class ShardMover:
             ),
             on_progress=self._on_copied,
         )
+        self._check_hold()  # another run may have begun another copy
         self._figures.copied_bytes = copied.statement_bytes
         self._figures.copy_seconds = loop.time() - began
         async with self._at_target(view.target)() as session:
@@ -261,6 +263,7 @@ class ShardMover:
 
     async def _wait_for_replicas(self, source: ReplicationSet, checked_at: list[float]) -> None:
         """Return when no replica of the source is far behind. It asks once a second."""
+        self._check_hold()
         loop = asyncio.get_running_loop()
         if loop.time() < checked_at[0] + _LAG_CHECK_SECONDS:
             return
@@ -291,11 +294,11 @@ class ShardMover:
                 await self._until_steady(view, follower)
                 await self._begin(MoveStep.COMPARE)
                 await comparison.compare_all()
-                while await comparison.compare_changed() > self._settings.fenced_rows:
-                    self._moves.check_unchanged(await self._moves.store.load(), view)
+                await self._compare_changed(view, comparison)
                 await self._until_steady(view, follower, seconds=0.0)
                 await self._switch(view, follower, comparison)
         except (CopySpoiled, BinlogLost):
+            self._check_hold()  # another run may be using the copy
             async with target() as session:
                 await store_position(session, view.shard, "", deadline=self._deadline())
             raise
@@ -307,6 +310,18 @@ class ShardMover:
             self._figures.followed_rows = follower.rows
             self._figures.compared_rows = comparison.compared_rows
 
+    async def _compare_changed(self, view: MoveView, comparison: CopyComparison) -> None:
+        """Compare what has changed, until little is left. Raises `MoveAborted` when that never comes."""
+        loop, settings = asyncio.get_running_loop(), self._settings
+        until = loop.time() + settings.catch_up_seconds
+        while await comparison.compare_changed() > settings.fenced_rows:
+            self._check_hold()
+            self._moves.check_unchanged(await self._moves.store.load(), view)
+            if loop.time() >= until:
+                raise MoveAborted(
+                    f"shard {view.shard} changes faster than its copy is compared: move it when less is written"
+                )
+
     async def _until_steady(self, view: MoveView, follower: CopyFollower, seconds: float | None = None) -> None:
         """Wait until the copy has been close behind for some time. Raises `MoveAborted` when it never is, or when a
         database gets another master."""
@@ -314,10 +329,10 @@ class ShardMover:
         wanted = settings.steady_seconds if seconds is None else seconds
         until, since = loop.time() + settings.catch_up_seconds, None
         while True:
+            self._check_hold()
             self._moves.check_unchanged(await self._moves.store.load(), view)
             asked = loop.time()
-            async with self._at_master(view.source)() as session:
-                position = await binlog_position(session, deadline=self._deadline())
+            position = await self._position(view.source)
             await follower.until(position, max(1.0, until - asked))
             now = loop.time()
             if now - asked > settings.max_behind_seconds:
@@ -335,30 +350,51 @@ class ShardMover:
     async def _switch(self, view: MoveView, follower: CopyFollower, comparison: CopyComparison) -> None:
         """Take the steps from the fence to the new topology together, or undo them."""
         moves, limit = self._moves, self._settings.switch_seconds
-        async with self._at_master(view.target)() as session:
-            position = await binlog_position(session, deadline=self._deadline())
-        await moves.wait_for_replicas(view, position, self._settings.statement_seconds)
+        async with self._switching(view) as hold:
+            now = await moves.view(view.shard, view.target.name)
+            moves.check_unchanged(await moves.store.load(), view)
+            if next_step(now) is not MoveStep.FOLLOW:
+                raise MoveAborted("another process has changed the shard meanwhile: repeat the move")
+            await self._begin(MoveStep.FENCE, hold)
+            self._figures.fenced_at = asyncio.get_running_loop().time()
+            fenced, position = await moves.fence(view, hold)
+            await self._begin(MoveStep.CATCH_UP, hold)
+            await follower.until(position, limit)
+            await comparison.compare_fenced()
+            await self._begin(MoveStep.RENAME, hold)
+            position = await moves.rename(view, fenced, hold)
+            await self._replicas_and_switch(view, position, hold)
+
+    async def _finish_switch(self, view: MoveView) -> None:
+        """Switch to a copy that an interrupted run has renamed behind the fence that still stands, or undo it."""
+        async with self._switching(view) as hold:
+            now = await self._moves.view(view.shard, view.target.name)
+            if next_step(now) is MoveStep.SWITCH:
+                position = await self._position(view.target)
+                await self._replicas_and_switch(now, position, hold)
+
+    async def _replicas_and_switch(self, view: MoveView, position: str, hold: LockHold) -> None:
+        """Have the topology name the target once its replicas have the renamed copy, which the position has."""
+        await self._begin(MoveStep.REPLICAS, hold)
+        await self._moves.wait_for_replicas(view, position, self._settings.switch_seconds)
+        await self._begin(MoveStep.SWITCH, hold)
+        await self._moves.switch(view, hold)
+
+    @asynccontextmanager
+    async def _switching(self, view: MoveView) -> AsyncIterator[LockHold]:
+        """Hold both masterships, for a limited time, and undo what was begun when it fails."""
+        moves, settings = self._moves, self._settings
+        await moves.wait_for_replicas(view, await self._position(view.target), settings.statement_seconds)
         async with moves.exclusively(view.source, view.target) as hold:
             try:
-                async with asyncio.timeout(limit):
-                    now = await moves.view(view.shard, view.target.name)
-                    moves.check_unchanged(await moves.store.load(), view)
-                    if next_step(now) is not MoveStep.FOLLOW:
-                        raise MoveAborted("another process has changed the shard meanwhile: repeat the move")
-                    await self._begin(MoveStep.FENCE, hold)
-                    self._figures.fenced_at = asyncio.get_running_loop().time()
-                    fenced, position = await moves.fence(view, hold)
-                    await self._begin(MoveStep.CATCH_UP, hold)
-                    await follower.until(position, limit)
-                    await comparison.compare_fenced()
-                    await self._begin(MoveStep.RENAME, hold)
-                    position = await moves.rename(view, fenced, hold)
-                    await self._begin(MoveStep.REPLICAS, hold)
-                    await moves.wait_for_replicas(view, position, limit)
-                    await self._begin(MoveStep.SWITCH, hold)
-                    await moves.switch(view, hold)
+                async with asyncio.timeout(settings.switch_seconds):
+                    yield hold
             except (TaoError, TimeoutError) as error:
                 await self._undo(view, hold, error)
+
+    async def _position(self, database: Database) -> str:
+        async with self._at_master(database)() as session:
+            return await binlog_position(session, deadline=self._deadline())
 
     async def _undo(self, view: MoveView, hold: LockHold, error: TaoError | TimeoutError) -> None:
         """Undo what was done of a switch, unless it was done to its end. Raises why it failed."""
@@ -366,22 +402,9 @@ class ShardMover:
         failure = error if isinstance(error, TaoError) else MoveAborted(f"the switch took more than {limit:g} s")
         hold.check()  # a process that was paused sees closed sessions: report the cause
         with suppress(TaoError):  # the next run, or a watcher, undoes what cannot be undone now
-            now = await self._moves.view(view.shard, view.target.name)
-            if now.is_switched:
-                return
-            if now.is_renamed:
-                await self._moves.take_back(now, hold)
-            if now.is_fenced:
-                await self._moves.unfence(now, hold)
+            if not await self._moves.give_up_switch(view, hold):
+                return  # it was made
         raise failure
-
-    async def _finish_switch(self, view: MoveView) -> None:
-        """Switch to a copy that an interrupted run has renamed behind the fence that still stands."""
-        async with self._moves.exclusively(view.source, view.target) as hold:
-            now = await self._moves.view(view.shard, view.target.name)
-            if next_step(now) is MoveStep.SWITCH:
-                await self._begin(MoveStep.SWITCH, hold)
-                await self._moves.switch(now, hold)
 
     async def _until_taken(self, view: MoveView, since: float) -> float | None:
         """Return the seconds from a time until a leader has taken the shard at the target, or None."""
@@ -432,7 +455,13 @@ class ShardMover:
     def _deadline(self) -> float:
         return asyncio.get_running_loop().time() + self._settings.statement_seconds
 
+    def _check_hold(self) -> None:
+        """Raise `LockLost` when another process may be moving the shard by now."""
+        assert self._hold is not None, "each step is taken under the lock of the move"
+        self._hold.check()
+
     async def _begin(self, step: MoveStep, hold: LockHold | None = None) -> None:
+        self._check_hold()
         if hold is not None:
             hold.check()
         if self._on_step is not None:

@@ -114,6 +114,22 @@ async def shards_held(session: DatabaseSession, *, deadline: float) -> tuple[lis
     return sorted(shards), sorted(incoming)
 
 
+async def fenced_shards(
+    session: DatabaseSession, shards: Sequence[int], elsewhere: Sequence[str], *, deadline: float
+) -> list[int]:
+    """Return those of the shards whose rows name one of the servers ``elsewhere``, which belong to other databases."""
+    found: list[int] = []
+    for at in range(0, len(shards) if elsewhere else 0, _ROWS_PER_STATEMENT):
+        some = shards[at : at + _ROWS_PER_STATEMENT]
+        union = " UNION ALL ".join(
+            f"(SELECT {shard:d} FROM {schema_name(shard)}.{SHARD_TABLE} WHERE only_row = 1 AND master_server IN %s)"
+            for shard in some
+        )
+        rows, _ = await session.run(f"{union}; ROLLBACK", [list(elsewhere)] * len(some), deadline=deadline)
+        found += [int(shard) for (shard,) in rows]
+    return found
+
+
 async def binlog_position(session: DatabaseSession, *, deadline: float) -> str:
     """Return the end of the server's binlog: every commit that has been acknowledged is in it."""
     name = "gtid_binlog_pos" if session.dialect is Dialect.MARIADB else "gtid_executed"
@@ -217,17 +233,32 @@ def net_rows(events: Iterable[RowEvent], shard: int, tables: Mapping[str, Copied
     return net
 
 
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """A step of a copy from one position of the source to the next one."""
+
+    before: str
+    after: str
+
+
 async def apply_rows(
     session: DatabaseSession,
     shard: int,
     net: NetRows,
     tables: Mapping[str, CopiedTable],
-    position: str,
+    advance: Advance,
     *,
     deadline: float,
 ) -> None:
-    """Write changed rows into the copy, and the position that it reaches thereby, in one transaction."""
+    """Write changed rows into the copy, and the position that it reaches thereby, in one transaction. Raises
+    `MoveAborted` when the copy is not at the position before: another process has gone on with it."""
     incoming = incoming_schema_name(shard)
+    _, stored = await session.run(
+        f"START TRANSACTION; SELECT position FROM {incoming}.{COPY_TABLE} FOR UPDATE", deadline=deadline
+    )
+    if [position.decode() for (position,) in stored] != [advance.before]:
+        await session.run("ROLLBACK", deadline=deadline)
+        raise MoveAborted(f"another process has gone on with the copy of shard {shard}")
     for name, rows in net.items():
         table = tables[name]
         others = tuple(column for column in table.columns if column not in table.key)
@@ -239,7 +270,7 @@ async def apply_rows(
         for some in _chunks(there):
             upsert = session.dialect.upsert(f"{incoming}.{name}", table.key, others, len(some))
             await session.run(upsert, [value for row in some for value in row], deadline=deadline)
-    await session.run(f"{_position(shard)}; COMMIT", (position,), deadline=deadline)
+    await session.run(f"{_position(shard)}; COMMIT", (advance.after,), deadline=deadline)
 
 
 def _one_of(table: CopiedTable, keys: Sequence[PrimaryKey]) -> tuple[str, list[object]]:

@@ -1,12 +1,13 @@
 """The steps of a move that change who may write: fence, rename, switch, and how each is undone.
 
-`tao.admin.shard_mover` puts them together with the copy; a watcher uses `ShardMoves.release` alone, for a move whose
-process has died. Every step may be repeated.
+`tao.admin.shard_mover` puts them together with the copy; a watcher uses `ShardMoves.fenced` and `ShardMoves.release`
+alone, for a move whose process has died. Every step may be repeated.
 
 The masterships of both databases are locked from the fence to the switch, so that no promotion comes in between. That
 is short, because the leases of both masters are not renewed meanwhile. A process that hangs loses the locks, and may go
 on later: its sessions at the databases have ended by then, and its change of the topology is one that a compare-and-set
-refuses, because whoever undoes its move makes a new version of the topology first.
+refuses, because whoever undoes its move makes a new version of the topology first. So does a process that gives up its
+own: a change of the topology that it does not wait for any more may still be made.
 """
 
 from __future__ import annotations
@@ -17,19 +18,21 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from tao.model.errors import TopologyConflict
+from tao.model.errors import DeadlineExceeded, TopologyConflict
 from tao.model.ports import TopologyStore
 from tao.model.rows import ShardRow
 from tao.model.topology import Database, Topology
-from tao.replication.locks import LockHold, Locks, hold_exclusively, mastership_lock
+from tao.replication.locks import MASTERSHIP, LockHold, Locks, hold_exclusively, keep_alive, mastership_lock
 from tao.replication.move_statements import (
     binlog_position,
     drop_schema,
     fence_shard,
+    fenced_shards,
     mark_moved,
     read_shard,
     rename_back,
     rename_copy,
+    shards_held,
     unfence_shard,
 )
 from tao.replication.replication_set import ReplicationSet, SetAccounts, find_database
@@ -41,12 +44,15 @@ from tao.replication.shard_move_plan import (
     MoveView,
     arrived_row,
     check_move,
+    holder_of,
     master_of,
+    not_arrived,
     steps_to_undo,
 )
 from tao.storage.names import incoming_schema_name
 from tao.storage.session import DatabaseSession
 from tao.topology import edits
+from tao.topology.edits import shards_of
 
 _FREE_LOCK_SECONDS: Final = 1.0
 """For a lock that was free a moment ago. Renewals of leases hold it for a few round trips."""
@@ -69,6 +75,9 @@ class MoveSettings:
     switch_seconds: float = 3.0
     """From the fence to the new topology. Writes of the shard wait meanwhile, and the leases of both masters, which
     last 5 s, are not renewed. A move that takes longer is undone."""
+
+    undo_seconds: float = 1.5
+    """For undoing it. The leases of both masters are not renewed meanwhile either, so the sum is below 5 s."""
 
     takeover_seconds: float = 10.0
     """How long the result of a move waits for a leader to take the shard at the target. It says how long writes stood
@@ -224,9 +233,14 @@ class ShardMoves:
 
         Raises `MoveAborted` when a database was changed meanwhile, and other `TaoError`; the outcome may then be
         unknown, and `view` tells."""
-        return await self._change(
-            lambda topology: edits.move_to_database(topology, view.shard, view.target.name), view, hold
-        )
+
+        def moved(topology: Topology) -> Topology:
+            self.check_unchanged(topology, view)
+            return edits.move_to_database(topology, view.shard, view.target.name)
+
+        changed = await self._change(moved, hold)
+        assert changed is not None, "it is checked, and changed"
+        return changed.version
 
     @asynccontextmanager
     async def administrating(self, database: Database) -> AsyncIterator[DatabaseSession]:
@@ -234,17 +248,22 @@ class ShardMoves:
 
         On MariaDB an administrator may write to a server that is closed, and a master that is being replaced would then
         have what its successor lacks. So the mastership is locked, shared as renewals of leases do. Rows are written by
-        the account of leaders, which a closed server refuses. Raises `LockTaken` while the master is being changed, and
-        `MoveAborted` when it was."""
-        async with self.locks.held(mastership_lock(database.name), exclusive=False):
+        the account of leaders, which a closed server refuses. The lock is kept alive, since dropping a schema takes a
+        while. Raises `LockTaken` while the master is being changed, and `MoveAborted` when it was."""
+        async with (
+            self.locks.held(mastership_lock(database.name), exclusive=False) as hold,
+            keep_alive(hold, MASTERSHIP),
+        ):
             if master_of(find_database(await self.store.load(), database.name)) != master_of(database):
                 raise MoveAborted(f"{database.name} has got another master: repeat the command")
-            async with self.servers(database).session(database.master_region) as session:
+            async with self.servers(database, hold).session(database.master_region) as session:
                 yield session
 
     async def clear(self, view: MoveView) -> None:
         """Clear away what a finished move has left: note at the source that the shard has left, and drop what remains
-        of the incoming copy, by which a next run would see that there is something to do."""
+        of the incoming copy, by which a next run would see that there is something to do. Raises `MoveRefused` when the
+        target has nothing but that copy."""
+        await self._check_arrived(view)
         async with self.administrating(view.source) as session:
             await mark_moved(session, view.shard, view.target.name, deadline=self._deadline())
         async with self.administrating(view.target) as session:
@@ -258,66 +277,120 @@ class ShardMoves:
         async with target.session(view.target.master_region) as session:
             await rename_back(session, view.shard, deadline=target.statement_deadline())
 
-    async def unfence(self, view: MoveView, hold: LockHold) -> None:
-        """Let leaders write to the source again. A process that hangs before its change of the topology can make it no
-        more. Raises `MoveAborted` when it has made it."""
-        await self._change(lambda topology: topology, view, hold)
-        source = self.servers(view.source, hold)
-        async with source.session(view.source.master_region) as session:
-            await unfence_shard(
-                session,
-                view.shard,
-                master_of(view.source),
-                view.source.version_epoch,
-                deadline=source.statement_deadline(),
-            )
-
     async def drop_copy(self, view: MoveView) -> None:
-        """Drop an incoming copy."""
+        """Drop an incoming copy. Raises `MoveRefused` when it is all that the shard's database has."""
+        await self._check_arrived(view)
         deadline = asyncio.get_running_loop().time() + self._settings.drop_seconds
         async with self.administrating(view.target) as session:
             await drop_schema(session, incoming_schema_name(view.shard), deadline=deadline)
 
-    async def undo(self, shard: int, target: str, *, keep_copy: bool = False) -> list[MoveStep]:
-        """Undo what is there of a move, and return the steps that this took. Raises `MoveRefused` after the switch."""
+    async def _check_arrived(self, view: MoveView) -> None:
+        """Raise `MoveRefused` when the topology says that the target holds the shard, and it does not. That would be a
+        fault, and what the copy and the source have is all that is left then."""
+        if view.shard not in shards_of(find_database(await self.store.load(), view.target.name)):
+            return
+        async with self.servers(view.target).session(view.target.master_region) as session:
+            if (await read_shard(session, view.shard, deadline=self._deadline())).row is None:
+                raise not_arrived(view)
+
+    async def undo(self, shard: int, target: str) -> list[MoveStep]:
+        """Undo what is there of a move, and return the steps that this took. Raises `MoveRefused` after the switch, and
+        `LockTaken` while a move of the shard is under way."""
+        async with self.locks.held(move_lock(shard), exclusive=True):
+            steps = await self.undo_switch(shard, target)
+            view = await self.view(shard, target)
+            if MoveStep.DROP_COPY in steps_to_undo(view):
+                await self.drop_copy(view)
+                steps.append(MoveStep.DROP_COPY)
+            return steps
+
+    async def undo_switch(self, shard: int, target: str) -> list[MoveStep]:
+        """Undo what a run has done from its fence on, for one who holds the lock of the move. The copy stays. Leaders
+        write again also when the target does not answer. Raises as `undo`."""
+        steps: list[MoveStep] = []
+        source, _ = check_move(await self.store.load(), shard, target)
+        if source.name != target and await self.release(shard):
+            steps.append(MoveStep.UNFENCE)
         view = await self.view(shard, target)
-        steps = steps_to_undo(view)
-        if MoveStep.RENAME_BACK in steps or MoveStep.UNFENCE in steps:
+        if MoveStep.RENAME_BACK in steps_to_undo(view):
             async with self.exclusively(view.source, view.target) as hold:
-                view = await self.view(shard, target)
-                steps = steps_to_undo(view)
-                if MoveStep.RENAME_BACK in steps:
-                    await self.take_back(view, hold)
-                if MoveStep.UNFENCE in steps:
-                    await self.unfence(view, hold)
-        if MoveStep.DROP_COPY in steps and not keep_copy:
-            await self.drop_copy(view)
+                if not await self.give_up_switch(view, hold):
+                    raise MoveRefused(f"{target} holds shard {shard} by now")
+            steps.append(MoveStep.RENAME_BACK)
         return steps
 
-    async def release(self, shard: int, target: str) -> bool:
-        """Let leaders write to the source again, if the process that fenced it is gone, or hangs. Returns whether it
-        was fenced.
+    async def give_up_switch(self, view: MoveView, hold: LockHold) -> bool:
+        """Undo what was done from the fence on, in the time that the leases of both masters leave. Returns False when
+        the topology says by now that the target holds the shard. Raises `DeadlineExceeded`, and other `TaoError`.
 
-        A process that is at it holds the masterships of both databases, for some seconds at most. This is all that a
-        watcher may do, and all that is urgent; the next run of the move sees to the rest. Raises `LockTaken`."""
-        view = await self.view(shard, target)
-        if view.is_switched or not view.is_fenced:
+        Leaders write first, so that the target does not matter to them; the copy that was renamed is of no use then."""
+        try:
+            async with asyncio.timeout(self._settings.undo_seconds):
+                if not await self.let_write(view.shard, view.source.name, hold):
+                    return False
+                now = await self.view(view.shard, view.target.name)
+                if now.is_renamed:
+                    await self.take_back(now, hold)
+                return True
+        except TimeoutError:
+            raise DeadlineExceeded(f"the move of shard {view.shard} could not be undone in time") from None
+
+    async def let_write(self, shard: int, source: str, hold: LockHold) -> bool:
+        """Let leaders write to the source again, if it holds the shard. Returns whether it does.
+
+        A new version of the topology comes first: the switch that a process has asked for, or would ask for when it
+        goes on, is refused from then on. The target is not asked, since it may be lost."""
+        changed = await self._change(
+            lambda topology: topology if shard in shards_of(find_database(topology, source)) else None, hold
+        )
+        if changed is None:
             return False
-        async with self.exclusively(view.source, view.target) as hold:
-            view = await self.view(shard, target)
-            if view.is_switched or not view.is_fenced:
-                return False
-            await self.unfence(view, hold)
-            return True
+        database = find_database(changed, source)
+        servers = self.servers(database, hold)
+        async with servers.session(database.master_region) as session:
+            await unfence_shard(
+                session, shard, master_of(database), database.version_epoch, deadline=servers.statement_deadline()
+            )
+        return True
 
-    async def _change(self, edit: Callable[[Topology], Topology], view: MoveView, hold: LockHold) -> int:
-        """Change the topology, and retry when something else in it changed at the same time: marks do."""
+    async def fenced(self, database: Database) -> list[int]:
+        """Return the shards of a database that are on their way to another one, so that nobody may write them."""
+        return await self._fenced(await self.store.load(), database, sorted(shards_of(database)))
+
+    async def release(self, shard: int) -> bool:
+        """Let leaders write to the source again, if the process that fenced the shard is gone, or hangs. Returns
+        whether it was fenced.
+
+        A process that is at it holds the masterships of both databases, for some seconds at most, so one of them is
+        enough here. This is all that a watcher may do, and all that is urgent; the next run of the move sees to the
+        rest. Raises `LockTaken`."""
+        source = holder_of(await self.store.load(), shard)
+        async with hold_exclusively(self.locks, mastership_lock(source.name), self._settings.lock_seconds) as hold:
+            topology = await self.store.load()
+            if holder_of(topology, shard).name != source.name:
+                return False
+            if not await self._fenced(topology, find_database(topology, source.name), [shard]):
+                return False
+            return await self.let_write(shard, source.name, hold)
+
+    async def _fenced(self, topology: Topology, database: Database, shards: list[int]) -> list[int]:
+        elsewhere = [each.server.name for each in topology.database_servers if each.database.name != database.name]
+        async with self.servers(database).session(database.master_region) as session:
+            held, _ = await shards_held(session, deadline=self._deadline())
+            there = sorted(set(held) & set(shards))
+            return await fenced_shards(session, there, elsewhere, deadline=self._deadline())
+
+    async def _change(self, edit: Callable[[Topology], Topology | None], hold: LockHold) -> Topology | None:
+        """Change the topology, and retry when something else in it changed at the same time: marks do. Returns None
+        when ``edit`` does, which changes nothing."""
         for left in reversed(range(_MAX_CONFLICTS)):
             topology = await self.store.load()
             hold.check()
-            self.check_unchanged(topology, view)
+            edited = edit(topology)
+            if edited is None:
+                return None
             try:
-                return (await self.store.change(topology.version, edit(topology))).version
+                return await self.store.change(topology.version, edited)
             except TopologyConflict:
                 if not left:
                     raise
@@ -332,7 +405,7 @@ class ShardMoves:
                 raise MoveAborted(
                     f"{master_of(now)} has become the master of {now.name}: repeat the move, which begins anew"
                 )
-        if not any(first <= view.shard <= last for first, last in find_database(topology, view.source.name).shards):
+        if view.shard not in shards_of(find_database(topology, view.source.name)):
             raise MoveAborted(f"{view.source.name} does not hold shard {view.shard} any more")
 
     @staticmethod

@@ -40,8 +40,8 @@ class CopySpoiled(MoveAborted):
 class MoveStep(StrEnum):
     """The steps of a move, in order. The first four also undo what an interrupted run has left."""
 
-    RENAME_BACK = "taking back what an interrupted run has renamed"
     UNFENCE = "letting leaders write to the source again"
+    RENAME_BACK = "taking back what an interrupted run has renamed"
     DROP_COPY = "dropping the copy of an interrupted run"
     COPY = "copying the shard"
     FOLLOW = "following its changes"
@@ -121,6 +121,11 @@ def master_of(database: Database) -> str:
     return database.servers[database.master_region].name
 
 
+def holder_of(topology: Topology, shard: int) -> Database:
+    """Return the database that holds a shard, which exists."""
+    return next(each for each in topology.databases if any(first <= shard <= last for first, last in each.shards))
+
+
 def check_move(topology: Topology, shard: int, target: str) -> tuple[Database, Database]:
     """Return the database that holds a shard, and the target, which may be the same after a finished move. Raises
     `MoveRefused` for a shard or target that does not exist, and for a target that keeps less of a lost master."""
@@ -129,7 +134,7 @@ def check_move(topology: Topology, shard: int, target: str) -> tuple[Database, D
     by_name = {database.name: database for database in topology.databases}
     if target not in by_name:
         raise MoveRefused(f"there is no database {target!r}; there are {', '.join(by_name)}")
-    source = next(each for each in topology.databases if any(first <= shard <= last for first, last in each.shards))
+    source = holder_of(topology, shard)
     found = by_name[target]
     without = sorted(set(source.servers) - set(found.servers))
     if without:
@@ -142,10 +147,21 @@ def check_move(topology: Topology, shard: int, target: str) -> tuple[Database, D
     return source, found
 
 
+def not_arrived(view: MoveView) -> MoveRefused:
+    """Return the error for a shard that the topology gives to a target which has no more than a copy of it."""
+    return MoveRefused(
+        f"the topology says that {view.target.name} holds shard {view.shard}, and {master_of(view.target)} has no more "
+        f"than an incoming copy of it: nothing is dropped. Its rows are at {view.source.name}"
+    )
+
+
 def next_step(view: MoveView) -> MoveStep:
     """Return the step to take now. `MoveStep.FOLLOW` stands for all from there to `MoveStep.SWITCH`, which one process
-    takes together, or undoes. Raises `MoveRefused` when the target holds what is left of an earlier move."""
+    takes together, or undoes. Raises `MoveRefused` when the target holds what is left of an earlier move, and when the
+    topology names a target that has no more than a copy."""
     if view.is_switched:
+        if view.at_target is None:
+            raise not_arrived(view)
         done = view.copy is None and (view.at_source is None or view.is_marked)
         return MoveStep.NOTHING if done else MoveStep.CLEAR
     if view.at_source is None:
@@ -171,9 +187,9 @@ def steps_to_undo(view: MoveView) -> list[MoveStep]:
     """Return the steps that undo a move for good, in order. Raises `MoveRefused` after the switch."""
     if view.is_switched:
         raise MoveRefused(f"{view.target.name} holds shard {view.shard}: to go back, move it to the former database")
-    steps = [MoveStep.RENAME_BACK] if view.is_renamed else []
-    if view.is_fenced:
-        steps.append(MoveStep.UNFENCE)
+    steps = [MoveStep.UNFENCE] if view.is_fenced else []
+    if view.is_renamed:
+        steps.append(MoveStep.RENAME_BACK)
     if view.copy is not None:
         steps.append(MoveStep.DROP_COPY)
     return steps

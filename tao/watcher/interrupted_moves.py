@@ -13,11 +13,8 @@ from typing import Final
 from tao.model.errors import TaoError
 from tao.model.topology import Database, Topology
 from tao.replication.locks import LockTaken
-from tao.replication.move_statements import shards_held
 from tao.replication.shard_move import ShardMoves
 from tao.watcher.probes import WatcherContext
-
-_STATEMENT_SECONDS: Final = 4.0
 
 
 class InterruptedMoves:
@@ -53,23 +50,19 @@ class InterruptedMoves:
                 for database in self._topology().databases:
                     await self._look(database)
 
-    async def _look(self, target: Database) -> None:
-        """Release the shards that were on their way to a database."""
+    async def _look(self, source: Database) -> None:
+        """Release the shards that were on their way from a database."""
         try:
-            servers = self._moves.servers(target)
-            async with servers.session(target.master_region) as session:
-                deadline = asyncio.get_running_loop().time() + _STATEMENT_SECONDS
-                _, incoming = await shards_held(session, deadline=deadline)
-            for shard in incoming:
-                if not self._dry_run and await self._moves.release(shard, target.name):
+            for shard in await self._moves.fenced(source):
+                if not self._dry_run and await self._moves.release(shard):
                     self.released += 1
-                    self._log.warning("interrupted_move_released", shard=shard, target=target.name)
-                    self._audit.acted("interrupted_move_released", shard=shard, target=target.name)
+                    self._log.warning("interrupted_move_released", shard=shard, source=source.name)
+                    self._audit.acted("interrupted_move_released", shard=shard, source=source.name)
         except LockTaken:
             return  # a move is under way, or a master is being changed
         except TaoError as error:
-            if self._reported.get(target.name) != error.message:  # log each different reason once
-                self._reported[target.name] = error.message
-                self._log.warning("interrupted_moves_not_seen", database=target.name, reason=error.message)
+            if self._reported.get(source.name) != error.message:  # log each different reason once
+                self._reported[source.name] = error.message
+                self._log.warning("interrupted_moves_not_seen", database=source.name, reason=error.message)
             return
-        self._reported.pop(target.name, None)
+        self._reported.pop(source.name, None)

@@ -121,7 +121,7 @@ class WatcherSettings:
 
     moves_check_seconds: float = 5.0
     """Interval between two looks for moves of shards that were interrupted while the writes of the shard waited. Each
-    asks the master of every database which copies it has."""
+    asks the master of every database which of its shards are fenced."""
 
     dry_run: bool = False
     """Log the actions that would be taken, and take none."""

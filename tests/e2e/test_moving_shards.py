@@ -96,7 +96,7 @@ async def test_move_killed_at_each_step_is_finished_or_undone(rig: MoveRig, shar
             switched = step is MoveStep.CLEAR
             assert rig.holder(shard) == (there if switched else here), step
             if step in (MoveStep.CATCH_UP, MoveStep.RENAME, MoveStep.REPLICAS, MoveStep.SWITCH):
-                assert await rig.moves(account=rig.accounts.watcher).release(shard, there), (
+                assert await rig.moves(account=rig.accounts.watcher).release(shard), (
                     "it was fenced: the watcher lets leaders write again"
                 )
                 await writer.more(3)
@@ -127,7 +127,7 @@ async def test_a_run_goes_on_behind_the_fence_of_a_killed_one_that_had_renamed(r
         steps.append(step)
 
     await rig.mover(note).move(shard, TARGET)
-    assert steps == [MoveStep.SWITCH, MoveStep.CLEAR]
+    assert steps == [MoveStep.REPLICAS, MoveStep.SWITCH, MoveStep.CLEAR]
     await assert_moved(rig, writer, TARGET)
 
 
@@ -201,7 +201,7 @@ async def test_undo_before_the_switch_takes_everything_back(rig: MoveRig, shard:
     with pytest.raises(Killed):
         await rig.mover(killer(MoveStep.SWITCH)).move(shard, TARGET)  # type: ignore[arg-type]
     before = rig.topology.version
-    assert await rig.moves().undo(shard, TARGET) == [MoveStep.RENAME_BACK, MoveStep.UNFENCE, MoveStep.DROP_COPY]
+    assert await rig.moves().undo(shard, TARGET) == [MoveStep.UNFENCE, MoveStep.RENAME_BACK, MoveStep.DROP_COPY]
     assert rig.topology.version > before, "a change that the killed process was about to make is refused"
     await assert_moved(rig, writer, SOURCE)
     assert await rig.rows(EAST_TARGET, f"SHOW DATABASES LIKE 'tao_{shard:05d}%%'") == []

@@ -20,7 +20,6 @@ from tao.model.errors import TaoError, Unavailable
 from tao.model.rows import RowChanges, ShardRow
 from tao.model.topology import Database
 from tao.replication.locks import FileLocks, LockHold, Locks, hold_exclusively, mastership_lock
-from tao.replication.move_statements import shards_held
 from tao.replication.shard_move import ShardMoves, move_lock
 from tao.replication.shard_move_plan import arrived_row, fenced_row, master_of, unfenced_row
 from tao.topology import edits
@@ -28,7 +27,7 @@ from tests.sim.database import SimDatabase
 from tests.sim.plans import Fault
 from tests.sim.stores import check_writable, run_at
 from tests.sim.substitutes import Substitution
-from tests.sim.watchers import SimReplicationSet, SimSession
+from tests.sim.watchers import SimReplicationSet
 from tests.sim.world import World
 
 _STATEMENT_SECONDS: Final = 1.0
@@ -127,11 +126,11 @@ class Moves:
 
 async def release(world: World, locks: Locks, shard: int) -> bool:
     """Let leaders write a shard again that a run has fenced and left. Returns whether it was so."""
-    source, target = databases_of(world, shard)
+    source, _ = databases_of(world, shard)
     if not _is_fenced(world, source, shard):
         return False
-    async with both_locked(locks, source, target) as hold:
-        return await _unfence(world, hold, shard)
+    async with hold_exclusively(locks, mastership_lock(source.name), _LOCK_SECONDS) as hold:
+        return databases_of(world, shard)[0].name == source.name and await _unfence(world, hold, shard)
 
 
 @asynccontextmanager
@@ -213,26 +212,25 @@ class SimShardMoves:
         self._world: Final = world
         self._locks: Final = locks
 
-    def servers(self, database: Database) -> SimReplicationSet:
-        """See `ShardMoves.servers`."""
-        return SimReplicationSet(self._world, database)
+    async def fenced(self, database: Database) -> list[int]:
+        """See `ShardMoves.fenced`."""
+        elsewhere = {
+            each.server.name for each in self._world.topology.database_servers if each.database.name != database.name
+        }
+        shards = sorted(edits.shards_of(database))
 
-    async def release(self, shard: int, target: str) -> bool:
+        def look(server: SimDatabase) -> list[int]:
+            return [shard for shard in shards if server.truth.shards[shard].master_server in elsewhere]
+
+        async with SimReplicationSet(self._world, database).session(database.master_region) as session:
+            found: list[int] = await session.run(look)
+            return found
+
+    async def release(self, shard: int) -> bool:
         """See `ShardMoves.release`."""
-        return databases_of(self._world, shard)[1].name == target and await release(self._world, self._locks, shard)
-
-
-async def sim_shards_held(world: World, session: SimSession, *, deadline: float) -> tuple[list[int], list[int]]:
-    """Replaces `tao.replication.move_statements.shards_held`: a copy of every other shard may be there."""
-    name = await session.run(lambda server: server.name)
-    held = next(each for each in world.topology.databases if master_of(each) == name)
-    shards = edits.shards_of(held)
-    return sorted(shards), [shard for shard in range(world.shape.shards) if shard not in shards]
+        return await release(self._world, self._locks, shard)
 
 
 def move_substitutes(world: World) -> list[Substitution]:
     """Return the substitutes beneath what watchers do about moves."""
-    return [
-        Substitution(ShardMoves, partial(SimShardMoves, world)),
-        Substitution(shards_held, partial(sim_shards_held, world)),
-    ]
+    return [Substitution(ShardMoves, partial(SimShardMoves, world))]

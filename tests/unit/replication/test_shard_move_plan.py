@@ -92,17 +92,21 @@ def test_after_the_switch_there_is_only_something_to_clear_away() -> None:
         steps_to_undo(view(FENCED, ARRIVED, COPY, is_switched=True))
 
 
+def test_after_a_switch_to_nothing_nothing_is_cleared_away() -> None:
+    with pytest.raises(MoveRefused, match="nothing is dropped"):
+        next_step(view(FENCED, None, COPY, is_switched=True))
+
+
 def test_what_an_earlier_move_has_left_at_the_target_is_not_overwritten() -> None:
     left = fenced_row(ShardRow(4, "east-db-2", 2, "leader-1", 3), "east-db-1")
     with pytest.raises(MoveRefused, match="drop-moved 4"):
         next_step(view(at_target=left))
 
 
-def test_undoing_renames_back_before_leaders_write_to_the_source_again() -> None:
-    """Section I, point 6, of the design."""
+def test_undoing_lets_leaders_write_before_it_asks_anything_of_the_target() -> None:
     assert steps_to_undo(view(FENCED, ARRIVED, COPY)) == [
-        MoveStep.RENAME_BACK,
         MoveStep.UNFENCE,
+        MoveStep.RENAME_BACK,
         MoveStep.DROP_COPY,
     ]
     assert steps_to_undo(view(FENCED, copy=COPY)) == [MoveStep.UNFENCE, MoveStep.DROP_COPY]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,27 +27,17 @@ TOPOLOGY = Topology(version=1, shards=16, regions=(), databases=(database("one")
 
 
 class Moves:
-    """Databases of which the second has incoming copies of shards 3 and 4; that of shard 3 is fenced."""
+    """Databases of which the second has fenced its shards 3 and 4; another process releases shard 4 first."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[int, str]] = []
+        self.asked: list[int] = []
         self.failure: TaoError | None = None
-        self._name = ""
 
-    def servers(self, found: Database) -> Moves:
-        self._name = found.name
-        return self
+    async def fenced(self, found: Database) -> list[int]:
+        return [3, 4] if found.name == "two" else []
 
-    @asynccontextmanager
-    async def session(self, _: str) -> AsyncIterator[Moves]:
-        yield self
-
-    async def run(self, _: str, **__: object) -> list[list[tuple[str]]]:
-        copies = ["tao_00003_incoming", "tao_00004_incoming"] if self._name == "two" else []
-        return [[(name,) for name in ("tao_00001", "tao_system", *copies)], []]
-
-    async def release(self, shard: int, target: str) -> bool:
-        self.asked.append((shard, target))
+    async def release(self, shard: int) -> bool:
+        self.asked.append(shard)
         if self.failure is not None:
             raise self.failure
         return shard == 3
@@ -90,12 +78,12 @@ async def looks(
     return watching
 
 
-async def test_a_fenced_shard_is_released_and_other_copies_are_left_alone(tmp_path: Path) -> None:
+async def test_fenced_shards_are_released(tmp_path: Path) -> None:
     moves, log = Moves(), Log()
     with audit_rig(tmp_path) as audit:
         watching = await looks(moves, log, 1, audit=audit.trail)
         assert await audit.shown() == [("server/leader-1", "interrupted_move_released", 1)]
-    assert moves.asked == [(3, "two"), (4, "two")]
+    assert moves.asked == [3, 4]
     assert (watching.released, log.events) == (1, ["interrupted_move_released"])
 
 
