@@ -62,7 +62,7 @@ test: lint layers proto-check commits ## Run the checks and every test, on a rea
 	@$(if $(CI),.ci/ensure-memcached && .ci/ensure-kubectl)
 	@PATH="$(CURDIR)/build/bin:$$PATH" .ci/run-tests $(BIN)
 
-thorough: ## Run every test with sixteen times as many examples and simulated clusters
+thorough: ## Run every test with over twenty times as many examples and simulated clusters
 	@TAO_TEST_EFFORT=400 $(MAKE) test
 
 demo: $(STAMP) ## Show a page, a social graph and two regions on a private cluster (EDGES=file OBJECTS=file)

@@ -236,11 +236,12 @@ def yaml_text(value: object) -> str:
             return str(value)
 
 
-def documented_fields(model: type) -> dict[str, Documented]:
+@functools.cache
+def documented_fields(model: type) -> Mapping[str, Documented]:
     """Return the annotation and the text of each field of a dataclass, inherited ones first, as the source has them."""
     found: dict[str, Documented] = {}
     for base in filter(dataclasses.is_dataclass, model.__bases__):
-        found |= documented_fields(base)
+        found.update(documented_fields(base))
     tree = ast.parse(textwrap.dedent(inspect.getsource(model)))
     name = ""
     for node in tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []:
@@ -363,7 +364,8 @@ def metrics_page() -> str:
     )
 
 
-def registered_metrics() -> list[Metric]:
+@functools.cache
+def registered_metrics() -> tuple[Metric, ...]:
     """Return every metric that the code registers, those of one name, labels and text put together."""
     found: dict[tuple[str, str, str], frozenset[str]] = {}
     for package in ("serving", "runtime", *ROLES):
@@ -374,24 +376,21 @@ def registered_metrics() -> list[Metric]:
                 for name, labels, text in metric_calls(top, {}):
                     key = (name, labels, text)
                     found[key] = found.get(key, frozenset()) | roles
-    return sorted(Metric(name, labels, roles, text) for (name, labels, text), roles in found.items())
+    return tuple(sorted(Metric(name, labels, roles, text) for (name, labels, text), roles in found.items()))
 
 
 def users_of(name: str) -> frozenset[str]:
     """Return the roles whose code names a function or class of the packages that they share."""
-    if not name:
-        return frozenset()
-    word = re.compile(rf"\b{re.escape(name)}\b")
-    return frozenset(role for role in ROLES if word.search(source_of(role)))
+    return frozenset(role for role in ROLES if name in words_of(role))
 
 
 @functools.cache
-def source_of(role: str) -> str:
-    """Return the whole code of a role, with the server that followers and leaders have in common."""
+def words_of(role: str) -> frozenset[str]:
+    """Return every word of the code of a role, with the server that followers and leaders have in common."""
     paths = sorted((ROOT / "tao" / role).rglob("*.py"))
     if role in ("follower", "leader"):
         paths.append(ROOT / "tao/serving/server.py")
-    return "\n".join(path.read_text(encoding="utf-8") for path in paths)
+    return frozenset(word for path in paths for word in re.findall(r"\w+", path.read_text(encoding="utf-8")))
 
 
 def metric_calls(node: ast.AST, names: dict[str, str]) -> Iterator[tuple[str, str, str]]:

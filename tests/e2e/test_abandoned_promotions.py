@@ -19,7 +19,7 @@ from tao.topology import edits
 from tao.topology.file_store import TopologyFile
 from tests.rigs.replication_rig import EAST, WEST, ReplicationRig, assert_is_master, replication_rig, statement_deadline
 
-pytestmark = [pytest.mark.database, pytest.mark.e2e]
+pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.waiting]
 
 
 @pytest.fixture

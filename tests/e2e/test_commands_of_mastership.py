@@ -16,7 +16,7 @@ from tao.cli.commands import tao
 from tao.replication.accounts import ServiceAccounts
 from tests.rigs.replication_rig import EAST, WEST, ReplicationRig, replication_rig
 
-pytestmark = [pytest.mark.database, pytest.mark.e2e]
+pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.waiting]
 
 PROMOTE = ("promote", "db", "--to", WEST)
 REJOIN = ("rejoin", WEST)

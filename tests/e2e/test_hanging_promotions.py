@@ -22,7 +22,7 @@ from tao.replication.replication_set import SetAccounts
 from tao.topology.file_store import TopologyFile
 from tests.rigs.replication_rig import EAST, WEST, ReplicationRig, assert_is_master, replication_rig
 
-pytestmark = [pytest.mark.database, pytest.mark.e2e]
+pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.waiting]
 
 RENEWING = """
 import asyncio, os, signal, sys

@@ -26,8 +26,8 @@ from tao.devcluster.layout import ClusterSettings, Shape
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e]
 
-PAGES = 300
-EDGES = 2000
+PAGES = 100
+EDGES = 1000
 GUIDE = (Path(__file__).resolve().parents[2] / "docs/how-to/load-a-graph.md").read_text()
 BLOCK = re.compile(r'^```(csv|python|sh|text)(?: title="([\w.]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
@@ -193,7 +193,7 @@ async def test_a_load_that_gets_sigterm_says_where_it_stopped_wrote_nothing_afte
 ) -> None:
     pages, likes = files
     await tao_json(cluster, *objects_command(pages))
-    small = edges_command(likes, pages, "--batch", "20", "--in-flight", "1")
+    small = edges_command(likes, pages, "--batch", "10", "--in-flight", "1")
     process = start(cluster, *small)
     ids = ids_of(pages)
     third = pairs[EDGES // 3]

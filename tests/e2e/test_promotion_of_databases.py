@@ -46,7 +46,7 @@ from tests.rigs.replication_rig import (
     waits_for_replica,
 )
 
-pytestmark = [pytest.mark.database, pytest.mark.e2e]
+pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.waiting]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Thousands of random operations by several clients on several tiers, on real processes and a real database."""
+"""Many random operations by several clients on several tiers, on real processes and a real database."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from tao.schema.registry import Schema, load_schema
 from tao.topology.document import parse_topology
 from tests.e2e.cluster_access import PATIENT_SECONDS
 from tests.e2e.graph_model import GraphModel, inverse_of
+from tests.rigs.effort import examples
 
 pytestmark = [pytest.mark.e2e, pytest.mark.database]
 
 SHAPE = Shape(tiers=2, followers=2, leaders=2, databases=2, shards=16)
 ATYPES = ("friend", "likes", "liked_by", "follows", "comment", "note")
-STEPS = 250
+STEPS = min(500, examples(800))
 SEED = 20131
 
 

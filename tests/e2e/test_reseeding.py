@@ -22,7 +22,7 @@ from tao.storage.dialect import Dialect, SessionSetup
 from tao.storage.session import DatabaseSession, ServerAccount, open_session
 from tests.rigs.replication_rig import EAST, SHARDS, WEST, ReplicationRig, replication_rig, statement_deadline
 
-pytestmark = [pytest.mark.database, pytest.mark.e2e]
+pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.waiting]
 
 ALL_BYTES = bytes(range(256))
 

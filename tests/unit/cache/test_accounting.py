@@ -55,7 +55,7 @@ MIX = """
 import json
 from loadtest.memory_process import MemoryJob, memory_figures
 
-print(json.dumps(memory_figures(MemoryJob("mix", 60_000))))
+print(json.dumps(memory_figures(MemoryJob("mix", 30_000))))
 """
 
 
@@ -63,11 +63,11 @@ print(json.dumps(memory_figures(MemoryJob("mix", 60_000))))
 @pytest.mark.parametrize(
     ("kind", "first_shard", "entries", "size"),
     [
-        ("object", 0, 160_000, 100),
-        ("object", 9000, 240_000, 30),
-        ("object", 0, 48_000, 1500),
-        ("list", 0, 80_000, 20),
-        ("count", 0, 200_000, 5),
+        ("object", 0, 80_000, 100),
+        ("object", 9000, 120_000, 30),
+        ("object", 0, 24_000, 1500),
+        ("list", 0, 40_000, 20),
+        ("count", 0, 100_000, 5),
     ],
 )
 def test_believed_bytes_are_the_growth_of_the_process(kind: str, first_shard: int, entries: int, size: int) -> None:

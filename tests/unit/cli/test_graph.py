@@ -16,7 +16,7 @@ from tao.model.topology import CacheServer, Region, Tier, Topology
 from tao.schema.registry import Schema
 
 SCHEMA = read_schema(example_schema_file())[0]
-LIMIT = SCHEMA.atype("friend").limit
+LIMIT = SCHEMA.atype("note").limit
 
 
 @dataclass
@@ -89,7 +89,7 @@ def test_only_a_list_with_more_edges_is_reported_as_cut_off(
     graph: FakeGraph, length: int, options: tuple[str, ...], cut_off: bool
 ) -> None:
     graph.length = length
-    command = ("list", "1", "friend", "--limit", "99999", *options)
+    command = ("list", "1", "note", "--limit", "99999", *options)
     assert ("as many as the type allows" in call(*command).stdout) == cut_off
     assert json.loads(call(*command, "--json").stdout)["limit_cut"] == cut_off
 
