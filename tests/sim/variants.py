@@ -518,7 +518,7 @@ VARIANTS: Final[Sequence[Variant]] = (
         Shape(regions=1, leaders=2, watchers=2),
         single_share=1.0,
     ),
-    Variant("fence left out", _fence_left_out, frozenset({"1", "3", "5"}), {"move to database": 1}),
+    Variant("fence left out", _fence_left_out, frozenset({"1", "3", "5", "6"}), {"move to database": 1}),
     Variant("former master read", _former_master_read, frozenset({"critical"}), {"topology late": 1}),
     Variant("request passed on again", _request_passed_on_again, frozenset({"hops"}), {"topology late": 1}, first=1),
     Variant(
