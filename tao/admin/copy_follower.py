@@ -121,7 +121,7 @@ class CopyFollower:
                         self._advanced.notify_all()
         except TaoError as error:
             await self._fail(error)
-        except Exception as error:  # noqa: BLE001 - whoever waits for the copy is told, and would wait on otherwise
+        except Exception as error:  # noqa: BLE001 - waiters for the copy would otherwise wait for ever
             await self._fail(MoveAborted(f"the changes of shard {self._shard} cannot be followed: {error!r}"))
         else:
             await self._fail(MoveAborted(f"the binlog that shard {self._shard} is followed in has ended"))

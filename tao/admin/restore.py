@@ -6,7 +6,7 @@ or promotes it before it is whole, and an interrupted restore begins anew. Repli
 
 What the lost cluster did after the last restored write is unknown here. So no number that it may have given out then is
 given out again: the shards' version epochs rise above any that it can have had, and new ids begin above the present
-time. A token or a version of the lost time is then an older epoch's, and its reader is told that the write was lost.
+time. A token or a version of the lost time is then an older epoch's, and its reader gets `WriteLost`.
 """
 
 from __future__ import annotations

@@ -111,8 +111,8 @@ class EtcdSettings:
     """PEM file, readable by this process's account only."""
 
     insecure: bool = False
-    """Connect to etcd at other machines without TLS (``etcd://``), because nobody else can reach that network. Whoever
-    can change what passes there commands the cluster. A password is not sent so."""
+    """Connect to etcd at other machines without TLS (``etcd://``), because nobody else can reach that network. A user
+    who can change packets there controls the cluster. A password is never sent without TLS."""
 
     timeout_seconds: float = 3.0
     """Longest time of one call, over all endpoints. A commit takes milliseconds, and an election two seconds."""
@@ -158,7 +158,7 @@ class EtcdSettings:
             raise SettingsError(f"{location}: a password is sent to {exposed[0]} over TLS only: write etcds://")
         if not self.insecure:
             raise SettingsError(
-                f"{location}: {exposed[0]} would be asked without TLS, and whoever is between commands the cluster. "
+                f"{location}: {exposed[0]} would be asked without TLS, and an attacker could change the topology. "
                 "Write etcds://, or set `insecure: true` under `etcd` (TAO_ETCD_INSECURE=1) if nobody else can reach "
                 "that network"
             )

@@ -5,9 +5,9 @@ alone, for a move whose process has died. Every step may be repeated.
 
 The masterships of both databases are locked from the fence to the switch, so that no promotion comes in between. That
 is short, because the leases of both masters are not renewed meanwhile. A process that hangs loses the locks, and may go
-on later: its sessions at the databases have ended by then, and its change of the topology is one that a compare-and-set
-refuses, because whoever undoes its move makes a new version of the topology first. So does a process that gives up its
-own: a change of the topology that it does not wait for any more may still be made.
+on later. Its sessions at the databases have ended by then. Its change of the topology fails the compare-and-set,
+because an undo makes a new version of the topology first. A process that undoes its own move does the same: the change
+of the topology that it stopped waiting for may still be made.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class ForwardPath:
         if not writes.writes:
             reply.send(pb.Answer(write=pb.WriteAnswer()))
             return
-        # Changes are for caches: they tell of every write of their transaction, whoever may read it.
+        # Changes are for caches: they name every write of their transaction, whatever the caller may read.
         want_changes = writes.want_changes and reply.peer.role in PASSING_ON
         results = WriteResults(reply, len(writes.writes), want_changes=want_changes)
         deadline = self._clock.monotonic() + work_seconds(request.deadline_ms)

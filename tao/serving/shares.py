@@ -30,8 +30,8 @@ from tao.wire.v1 import session_pb2 as pb
 _logger = logging.getLogger(__name__)
 
 STARTS_OF_A_TURN: Final = 32
-"""Items that had to wait and are started in one turn of the loop: some 40 µs of work each, and whoever has a hit to be
-answered waits for all of them."""
+"""Waiting items that are started in one turn of the loop. Each is some 40 µs of work, and cache hits of other clients
+wait for all of them."""
 
 Path = Callable[[pb.Request, Reply], None]
 

@@ -1,7 +1,7 @@
 """TLS for connections to database servers: the files, and the driver's connections, made to insist on it.
 
-Both drivers go on in plain text when they were given certificates and the server offers no TLS, so that whoever stands
-between could take it away. The connections here refuse that before they send anything.
+Both drivers go on in plain text when they were given certificates and the server offers no TLS, so an
+attacker between the two could remove it. The connections here refuse that before they send anything.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Documents in etcd: read, followed through cuts and compactions, and parsed when they have changed.
 
-Whoever follows reads everything first, and then receives changes from that revision on. After every interruption they
-begin anew: so a compaction of the changes that they have missed costs nothing but that, and an etcd that was restored
-from a snapshot, whose revisions have gone back, is noticed. A watch may also stand still unnoticed, at a member that is
-cut off, so the key that every change rewrites is read every few seconds. It is compared by its value, because a
-restored etcd gives out the same revisions again.
+A follower of a document reads all of it first, and then receives changes from that revision on. After an interruption
+it reads everything again. So it needs no changes that etcd has compacted, and notices an etcd that was restored from a
+snapshot, whose revisions have gone back. A watch at a member that is cut off receives nothing and does not fail, so the
+key that every change rewrites is read every few seconds. It is compared by its value, because a restored etcd gives out
+the same revisions again.
 """
 
 from __future__ import annotations

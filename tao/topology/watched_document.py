@@ -112,4 +112,4 @@ class WatchedDocument(ABC, Generic[Document, Failure]):
         try:
             self._on_error(error)
         except Exception:
-            _logger.exception("whoever hears of an unusable %s failed; the watch goes on: %s", self.what, error.message)
+            _logger.exception("the listener for an unusable %s failed; the watch goes on: %s", self.what, error.message)

@@ -363,8 +363,7 @@ class Mastership:
                 now = await server_unix_ms(session, deadline=replicas.statement_deadline())
                 # Whatever happens to the renewal, the lease ends at most its length after this moment.
                 self._renewed_at[database.name] = self._clock.monotonic()
-                # Check the lock after that moment: whoever has replaced the master since then counts with this
-                # renewal.
+                # Check the lock after that moment: a promotion that began since then takes this renewal into account.
                 hold.check()
                 if not self._renews_lease_of(replicas):
                     return

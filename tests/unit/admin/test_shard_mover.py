@@ -388,7 +388,7 @@ class Binlog:
             yield [1 // number]
 
 
-async def test_whoever_waits_for_a_copy_learns_of_any_fault_of_its_follower() -> None:
+async def test_waiters_for_a_copy_get_any_error_of_its_follower() -> None:
     follower = CopyFollower(cast(BinlogSource, Binlog()), SHARD, {}, cast(Any, None), "0-1-7", SETTINGS)
     async with follower.following():
         with pytest.raises(MoveAborted, match="cannot be followed"):
