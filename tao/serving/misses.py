@@ -279,13 +279,13 @@ class _MissedBatch:
             self._is_beginning = False
             unused, self._granted = self._granted, 0
             if unused:
-                # Its peer is gone: none of the thousands that wait has to be started to find that out.
+                # Its peer is gone. The misses that still wait must not take places in the next turns.
                 self._shares.withdraw(self._work)
                 self._shares.end(self._work, unused)
 
     def _ask_for_next(self) -> None:
-        """Ask to begin another miss, before it is noted that one has ended: what has begun is not refused, but where
-        its caller has spent its budget meanwhile."""
+        """Ask to begin another miss, before one is noted as ended: a batch that has begun keeps its place. When the
+        caller has spent its budget meanwhile, the rest of the batch fails with `BudgetExceeded`."""
         if self._unasked and not self.gone:
             try:
                 self._ask(1)
