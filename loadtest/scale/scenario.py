@@ -184,7 +184,6 @@ class _Model:
             job = ColdStartJob(
                 topology_file=str(bench.topology_file),
                 schema_file=str(SCHEMA),
-                admin=addresses[FOLLOWER].admin,
                 repetitions=_REPETITIONS,
             )
             starts = await run_job(job, self._progress, self._folder / "cold.log", list[Measured])

@@ -285,7 +285,8 @@ class LeaderServer(CachingServer[LeaderSettings]):
             return None
         return self._ownership.not_owned(shard)
 
-    def _not_ready(self) -> str:
+    def why_not_ready(self) -> str:
+        """Return why the leader is not ready, or ""."""
         return "" if self._ownership.complete else "not every shard of this leader is taken yet"
 
     # ---- metrics and /stats ----------------------------------------------------------------------------------------

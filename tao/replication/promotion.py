@@ -42,10 +42,12 @@ from tao.replication.server_statements import (
     acknowledging_replicas,
     apply_received,
     detach,
+    end_wait,
     highest_epoch,
     open_to_writes,
     raise_epoch,
     set_semi_sync,
+    waiting_statements,
 )
 from tao.topology import edits
 
@@ -190,6 +192,21 @@ class Promoter:
             if not replicas.database.semi_sync or not replicas.acknowledging(await replicas.members()):
                 raise OperatorError(f"{replicas.master.name} has no replica in use that acknowledges")
             await self._wait_for_replicas_again(replicas)
+
+    async def end_lost_waits(self, database: str) -> None:
+        """End the waits of commits for acknowledgements that were lost on the way: a replica has what they wrote.
+
+        Does nothing when no acknowledgement is lost (`ReplicationSet.has_lost_acknowledgements`) any more.
+        """
+        async with self._exclusively(database):
+            replicas = await self._set(database)
+            async with replicas.session(replicas.database.master_region) as session:
+                # Before the replicas are asked: what these statements have written is then among what is compared.
+                waiting = await waiting_statements(session, deadline=replicas.statement_deadline())
+                if replicas.has_lost_acknowledgements(await replicas.members()):
+                    for statement in waiting:
+                        replicas.check_hold()
+                        await end_wait(session, statement, deadline=replicas.statement_deadline())
 
     async def rejoin(self, database: str, server: str) -> None:
         """Make a server follow the master of its set again, and wait until it has caught up.

@@ -170,6 +170,26 @@ class ReplicationSet:
             and self.follows(member, self.database.master_region)
         ]
 
+    def has_lost_acknowledgements(self, members: Iterable[SetMember]) -> bool:
+        """Return whether commits of the master wait although a replica that acknowledges has everything in its binlog.
+
+        That state passes within a round trip, or never. When a connection is lost together with an acknowledgement, the
+        replica connects again and asks for what follows the transaction. MariaDB 10.11 goes on to wait, and with
+        AFTER_SYNC all other commits wait behind it. MySQL counts what such a replica skips as acknowledged.
+        """
+        found = {member.name: member for member in members}
+        master = found[self.master.name].state
+        return (
+            self.database.semi_sync
+            and master is not None
+            and master.waiting_commits > 0
+            and any(
+                state.received >= master.executed
+                for name in self.acknowledging(found.values())
+                if (state := found[name].state) is not None
+            )
+        )
+
     def is_followed_by_all(self, members: Iterable[SetMember]) -> bool:
         """Return whether commits of the master wait for a replica, and every other server receives from it.
 

@@ -338,6 +338,9 @@ class MemberState:
     """As a master, each of its commits waits until a replica has received it."""
     acknowledges: bool = False
     """As a replica, it acknowledges to its master what it has received, while it is connected."""
+    waiting_commits: int = 0
+    """As a master, groups of commits that are in its binlog and wait for a replica now. Not counted on MySQL, which
+    loses no acknowledgement (`ReplicationSet.has_lost_acknowledgements`)."""
 
 
 async def member_state(session: DatabaseSession, *, deadline: float) -> MemberState:
@@ -362,6 +365,7 @@ async def member_state(session: DatabaseSession, *, deadline: float) -> MemberSt
         seeding=bool(seeding),
         waits_for_replica=semi_sync.waits,
         acknowledges=semi_sync.acknowledges,
+        waiting_commits=semi_sync.waiting if mariadb else 0,
     )
 
 
@@ -403,6 +407,26 @@ async def _end_waiting(session: DatabaseSession, deadline: float) -> set[int]:
         # On MySQL the wait outlives its client. No client is left to which its end could report a success.
         await set_semi_sync(session, waits=False, deadline=deadline)
     return set(waiting)
+
+
+async def waiting_statements(session: DatabaseSession, *, deadline: float) -> list[int]:
+    """Return the statements of a MariaDB server that wait for a replica's acknowledgement, by their query ids."""
+    waiting = "SELECT QUERY_ID FROM information_schema.PROCESSLIST WHERE STATE LIKE '%%semi-sync ACK%%'; ROLLBACK"
+    rows, *_ = await session.run(waiting, deadline=deadline)
+    return [int(row[0]) for row in rows]
+
+
+async def end_wait(session: DatabaseSession, statement: int, *, deadline: float) -> bool:
+    """End the wait of one statement of a MariaDB server for an acknowledgement: its group of commits then succeeds.
+
+    Returns whether it still ran. Only for commits that a replica has. A thread's next statement, which may wait for an
+    acknowledgement that it needs, is never touched: it has another query id.
+    """
+    try:
+        await session.run("KILL QUERY ID %s", (statement,), deadline=deadline)
+    except InternalError:
+        return False
+    return True
 
 
 async def stop_receiving(session: DatabaseSession, *, deadline: float) -> None:

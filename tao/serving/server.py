@@ -184,7 +184,7 @@ class CachingServer(Generic[SettingsType]):
         """Learn what may have changed while this process was paused."""
         raise NotImplementedError
 
-    def _not_ready(self) -> str:
+    def why_not_ready(self) -> str:
         """Return why the server is not ready, or ""."""
         raise NotImplementedError
 
@@ -337,7 +337,7 @@ class CachingServer(Generic[SettingsType]):
         pages = AdminPages(
             metrics=metrics.render,
             stats=lambda: {**self._common_stats(context), **reads.summary(), **self._stats()},
-            not_ready=self._not_ready,
+            not_ready=self.why_not_ready,
         )
         server = context.configuration.routes.server(context.name)
         host, _, port = server.admin.rpartition(":")

@@ -102,7 +102,10 @@ SEMI_SYNC_PREFIXES: Final = {
 }
 """Prefixes of the variables, and with a capital of the status values, for a server as master and as replica."""
 
-SEMI_SYNC_STATUS: Final = "SHOW GLOBAL STATUS LIKE 'Rpl_semi_sync_%%_status'"
+SEMI_SYNC_STATUS: Final = (
+    "SHOW GLOBAL STATUS WHERE Variable_name LIKE 'Rpl_semi_sync_%%_status' "
+    "OR Variable_name LIKE 'Rpl_semi_sync_%%_wait_sessions'"
+)
 """A statement whose rows `semi_sync_state` reads. It asks for status values and not settings, because only the status
 shows a master that has given up waiting and a replica that is not connected."""
 
@@ -116,10 +119,16 @@ class SemiSyncState:
     """Its commits wait for a replica."""
     acknowledges: bool
     """It acknowledges what it receives. This stays True for a moment after its master is gone."""
+    waiting: int = 0
+    """Commits of its that wait for a replica now: one of each group that is in the binlog."""
 
 
 def semi_sync_state(dialect: Dialect, rows: Sequence[Row]) -> SemiSyncState:
     """Parse the rows of `SEMI_SYNC_STATUS`."""
-    running = {str(name).lower() for name, value in rows if str(value) == "ON"}
-    waits, acknowledges = (f"{prefix}_status" in running for prefix in SEMI_SYNC_PREFIXES[dialect])
-    return SemiSyncState(waits, acknowledges)
+    values = {str(name).lower(): str(value) for name, value in rows}
+    as_master, as_replica = SEMI_SYNC_PREFIXES[dialect]
+    return SemiSyncState(
+        waits=values.get(f"{as_master}_status") == "ON",
+        acknowledges=values.get(f"{as_replica}_status") == "ON",
+        waiting=int(values.get(f"{as_master}_wait_sessions", 0)),
+    )

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final
 
 from tao.model.errors import TaoError
+from tao.replication.gtid import GtidSet
 from tao.replication.lease import (
     install_lease,
     lease_seconds,
@@ -42,6 +43,8 @@ class Action(StrEnum):
     """Commits of the master wait for no replica, although the topology asks for it and a replica acknowledges. That
     replica was drained and unmarked by hand, or its seeding was interrupted, or it was away when the master was opened.
     """
+    END_WAITS = "end_waits"
+    """Commits of the master wait for acknowledgements that were lost on the way, and all others wait behind them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,9 @@ class Observation:
     """The topology makes the database semi-synchronous."""
     acknowledging: Sequence[str] = ()
     """Replicas for which commits may wait."""
+    lost_acknowledgements: int = 0
+    """Consecutive observations that found the same commits waiting although a replica has them
+    (`ReplicationSet.has_lost_acknowledgements`)."""
     waited_for_replica: bool = False
     """When the master answered last, its commits waited for a replica. The topology alone says what was asked for: a
     master whose last replica is gone, drained or seeded may wait for none."""
@@ -65,6 +71,8 @@ class Observation:
 
 CLOSED_OBSERVATIONS: Final = 2
 """A single observation may fall between the fence of a promotion and the moment its lock is seen; two are a state."""
+LOST_ACKNOWLEDGEMENTS: Final = 2
+"""An acknowledgement may be on its way during one observation."""
 
 
 def next_action(
@@ -89,6 +97,8 @@ def next_action(
         return Action.RESTORE, ""
     if observation.semi_sync and not master.state.waits_for_replica and observation.acknowledging:
         return Action.WAIT, ""
+    if observation.lost_acknowledgements >= LOST_ACKNOWLEDGEMENTS:
+        return Action.END_WAITS, ""
     if auto_rejoin:
         for member in observation.members:
             if not member.is_master and member.is_complete and member.state and member.state.following is None:
@@ -119,6 +129,9 @@ class Mastership:
         self._audit: Final = context.audit
         self._sets: Final[dict[str, ReplicationSet]] = {}
         self._closed_observations: Final[dict[str, int]] = {}
+        self._lost_acknowledgements: Final[dict[str, tuple[GtidSet, int]]] = {}
+        """Database → what its master had executed when it waited for acknowledgements that were lost, and how many
+        observations have found it like that."""
         self._renewed_at: Final[dict[str, float]] = {}
         self._began: Final = context.clock.monotonic()
         self._prepared: Final[dict[str, float]] = {}
@@ -166,6 +179,7 @@ class Mastership:
         self._note_loss(name, master, len(members))
         closed = master.state is not None and master.state.read_only
         self._closed_observations[name] = self._closed_observations.get(name, 0) + 1 if closed else 0
+        self._count_lost_acknowledgements(replicas, members)
         if not self.is_active or name in self._acting:
             return
         settings = self._settings
@@ -176,6 +190,7 @@ class Mastership:
             self._peers.says_up(master.region, master.name),
             replicas.database.semi_sync,
             replicas.acknowledging(members),
+            self._lost_acknowledgements[name][1] if name in self._lost_acknowledgements else 0,
             self._waited_for_replica.get(name) == master.name,
         )
         self._note_withheld(name, master, observation)
@@ -192,6 +207,15 @@ class Mastership:
                 return
             self._acting.add(name)
             self._tasks.start(self._do(name, action, server, observation), f"{action} {name}")
+
+    def _count_lost_acknowledgements(self, replicas: ReplicationSet, members: list[SetMember]) -> None:
+        """Count the observations of commits that wait in vain. Those of a master that goes on to commit do not."""
+        name, state = replicas.database.name, next(member.state for member in members if member.is_master)
+        if state is None or not replicas.has_lost_acknowledgements(members):
+            self._lost_acknowledgements.pop(name, None)
+            return
+        executed, count = self._lost_acknowledgements.get(name, (state.executed, 0))
+        self._lost_acknowledgements[name] = state.executed, count + 1 if state.executed == executed else 1
 
     def lost_databases(self) -> list[str]:
         """Return the databases whose only server has been silent for as long as a lost master."""
@@ -262,6 +286,8 @@ class Mastership:
                 done = await self._promoter.restore(name)
             elif action is Action.WAIT:
                 await self._promoter.wait_for_replicas(name)
+            elif action is Action.END_WAITS:
+                await self._promoter.end_lost_waits(name)
             else:
                 await self._promoter.rejoin(name, server)
         except LockTaken:
@@ -282,6 +308,7 @@ class Mastership:
             self._acted_at[name] = self._clock.monotonic()
         self._refusals.pop(name, None)
         self._closed_observations[name] = 0
+        self._lost_acknowledgements.pop(name, None)
         self._renewed_at[name] = self._clock.monotonic()  # the action may have granted the new master a lease
         self.actions[action.value] += 1
         seconds = self._clock.monotonic() - began

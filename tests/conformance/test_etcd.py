@@ -24,7 +24,8 @@ from tests.conformance.store_rig import Ear, StoreRig
 from tests.conformance.test_locks import is_free
 from tests.conformance.test_topology_stores import topology
 from tests.rigs.certificates import TestAuthority
-from tests.rigs.etcd_rig import Cut, EtcdRig
+from tests.rigs.cuts import Cut
+from tests.rigs.etcd_rig import EtcdRig
 
 
 @pytest.fixture

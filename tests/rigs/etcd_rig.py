@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -92,48 +91,3 @@ async def set_keys(client: EtcdClient, location: EtcdLocation, keys: dict[bytes,
     prefix = location.key("")
     await client.transact((), [delete(prefix, end_of(prefix))])
     await client.transact((), [put(key, value) for key, value in keys.items()])
-
-
-class Cut:
-    """A way to a port that can be cut."""
-
-    def __init__(self, target: int) -> None:
-        self._target = target
-        (self.port,) = free_ports(1)
-        self._server: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def heal(self) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
-
-    async def cut(self) -> None:
-        """Close all connections, and accept no more."""
-        if self._server is not None:
-            self._server.close()
-        for writer in self._writers:
-            writer.transport.abort()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
-        try:
-            there, back = await asyncio.open_connection("127.0.0.1", self._target)
-        except OSError:
-            writer.transport.abort()
-            return
-        self._writers.add(back)
-        for pair in ((reader, back), (there, writer)):
-            task = asyncio.ensure_future(_pass_on(*pair))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-
-async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(OSError):
-        while data := await reader.read(1 << 16):
-            writer.write(data)
-            await writer.drain()
-    writer.transport.abort()

@@ -25,9 +25,16 @@ def following(*, receiving: bool = False, lag: int | None = 0) -> ReplicationSta
     )
 
 
-def master(has: str | None, *, closed: bool = False, region: str = "east", waits: bool = False) -> SetMember:
-    """``has``: GTIDs; None when it does not answer. ``waits``: its commits do, for a replica."""
-    state = None if has is None else MemberState(closed, None, gtids(has), gtids(has), waits_for_replica=waits)
+def master(
+    has: str | None, *, closed: bool = False, region: str = "east", waits: bool = False, waiting: int = 0
+) -> SetMember:
+    """``has``: GTIDs; None when it does not answer. ``waits``: its commits do, for a replica; ``waiting``: of how many
+    that is so now."""
+    state = (
+        None
+        if has is None
+        else MemberState(closed, None, gtids(has), gtids(has), waits_for_replica=waits, waiting_commits=waiting)
+    )
     return SetMember(f"{region}-db", region, state, "" if state else "refused", is_master=True)
 
 

@@ -78,3 +78,21 @@ def test_a_lease_needs_no_lock_while_all_other_servers_receive_from_a_master_tha
     assert not of_set.is_followed_by_all([master(None), west, north])
     for promoted in (replica("north", None), replica("north", "1-1-1"), replica("north", "1-1-1", alone=True)):
         assert not of_set.is_followed_by_all([waiting, west, promoted]), "it may be the next master"
+
+
+def test_an_acknowledgement_is_lost_when_a_replica_that_acknowledges_has_all_that_its_master_waits_for() -> None:
+    def lost(waiting: int, west: SetMember, *, semi_sync: bool = True) -> bool:
+        of_set = replication_set_of("east", "west", semi_sync=semi_sync)
+        return of_set.has_lost_acknowledgements([master("1-1-7", waits=True, waiting=waiting), west])
+
+    def west(received: str, *, connected: bool = True) -> SetMember:
+        return replica("west", "1-1-5", received=received, receiving=connected, acknowledges=True)
+
+    assert lost(1, west("1-1-7"))
+    assert not lost(0, west("1-1-7")), "nothing waits"
+    assert not lost(1, west("1-1-6")), "the replica has yet to receive it"
+    assert not lost(1, west("1-1-7", connected=False)), "what it has is acknowledged, or not, once it is connected"
+    assert not lost(1, west("1-1-7"), semi_sync=False)
+    assert not replication_set_of("east", "west", semi_sync=True).has_lost_acknowledgements(
+        [SetMember("east-db", "east", None, "refused", is_master=True), west("1-1-7")]
+    )

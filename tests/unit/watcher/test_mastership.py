@@ -43,11 +43,14 @@ def action(
     rejoin: bool = False,
     semi_sync: bool = False,
     acknowledging: Sequence[str] = (),
+    lost_acknowledgements: int = 0,
     waited: bool = False,
     leases: bool = True,
 ) -> tuple[Action, str]:
     return next_action(
-        Observation(members, silent, closed, seen_by_its_region, semi_sync, acknowledging, waited),
+        Observation(
+            members, silent, closed, seen_by_its_region, semi_sync, acknowledging, lost_acknowledgements, waited
+        ),
         gone_seconds=5.0,
         auto_promote=promote,
         auto_rejoin=rejoin,
@@ -110,6 +113,12 @@ def test_a_master_waits_again_as_soon_as_there_is_a_replica_to_wait_for() -> Non
     astray = replica("north", "1-1-1", alone=True)
     assert action(*unsafe, astray, semi_sync=True, acknowledging=there, rejoin=True)[0] is Action.WAIT, "which is quick"
     assert action(master(None), west, semi_sync=True, acknowledging=there)[0] is Action.NOTHING
+
+
+def test_the_waits_of_commits_that_a_replica_has_are_ended_once_they_were_seen_twice() -> None:
+    stuck = (master("1-1-7", waits=True, waiting=1), replica("west", "1-1-7", receiving=True, acknowledges=True))
+    assert action(*stuck, semi_sync=True, lost_acknowledgements=1)[0] is Action.NOTHING, "it may be on its way"
+    assert action(*stuck, semi_sync=True, lost_acknowledgements=2) == (Action.END_WAITS, "")
 
 
 class Broken(Promoter):
@@ -245,6 +254,29 @@ async def test_what_was_seen_before_a_deed_was_done_is_no_reason_for_another(tmp
         mastership.observe(replicas, unsafe, began)
         await turns()
         assert mastership.actions["wait"] == actions
+    await tasks.close()
+
+
+async def test_waits_are_ended_only_where_nothing_was_committed_between_two_observations(tmp_path: Path) -> None:
+    class Ending(Broken):
+        async def end_lost_waits(self, database: str) -> None: ...
+
+    tasks, clock = BackgroundTasks("watcher", logger("watcher")), ManualClock()
+    mastership = mastership_of(tmp_path, Ending(), tasks, clock)
+    replicas = east_and_west(semi_sync=True)
+
+    async def observe(executed: str, *, waiting: int = 1) -> int:
+        clock.now += 1
+        west = replica("west", executed, receiving=True, acknowledges=True)
+        mastership.observe(replicas, [master(executed, waits=True, waiting=waiting), west], clock.monotonic())
+        await turns()
+        return mastership.actions["end_waits"]
+
+    for executed in ("1-1-1", "1-1-2", "1-1-3"):
+        assert await observe(executed) == 0, "a master under load has waiting commits at all times"
+    assert await observe("1-1-3", waiting=0) == 0
+    assert await observe("1-1-3") == 0
+    assert await observe("1-1-3") == 1
     await tasks.close()
 
 
