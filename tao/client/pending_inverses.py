@@ -32,8 +32,9 @@ from tao.wire.convert import reached_versions, settle_request, settle_shards_req
 from tao.wire.read_batch import QueryRow, RowKey
 from tao.wire.v1 import session_pb2 as pb
 
-SETTLE_TIME_SHARE: Final = 0.5
-"""Time for settling, as a share of an operation's time. The read itself may take all of its time after that."""
+SETTLE_TIME_SHARE: Final = 0.75
+"""Time for settling, as a share of an operation's time: with the default of 2 s it is enough for another leader to take
+over the shards of one that died. The read itself may take all of its time after that."""
 
 
 class PendingInverses:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final, NamedTuple
@@ -123,6 +123,7 @@ class InversePath:
         self._searched: Final[dict[int, int]] = {}
         """Of the shards whose intents were all looked for: the generation under which that was done."""
         self._shards_taken: Final = asyncio.Event()
+        self._intents_found: Final = asyncio.Event()
         self.settled_later = 0
         self.left_pending = 0
 
@@ -526,9 +527,13 @@ class InversePath:
         return written.messages
 
     async def settle_pending(self) -> None:
-        """Settle the pairs that this leader remembers as soon as their other leaders answer, until cancelled."""
+        """Settle the pairs that this leader remembers as soon as their other leaders answer, until cancelled. Those of
+        a shard that it has just taken are tried at once."""
         while True:
-            await asyncio.sleep(self._settings.contact_seconds)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.contact_seconds):
+                    await self._intents_found.wait()
+            self._intents_found.clear()
             self._pending.keep_only(self._ownership.owned.__contains__)
             if not self._pending:
                 continue
@@ -633,9 +638,11 @@ class InversePath:
             known = len(self._pending)
             for intent in intents:
                 if not self._is_busy(IntentKey(intent.low_id, intent.high_id)):
-                    self._pending.add(intent, self._clock.monotonic())
+                    self._pending.add(intent, self._clock.monotonic(), at_once=not are_searched)
             is_full = len(intents) == limit and len(self._pending) > known
         self._searched.update((row.shard, row.generation) for row in rows)
+        if not are_searched and self._pending:
+            self._intents_found.set()
 
     def register(self, metrics: Metrics) -> None:
         """Register the metrics."""

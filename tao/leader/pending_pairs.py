@@ -67,19 +67,22 @@ class PendingPairs:
         known = self._pairs.get(pair)
         return None if known is None else known.intent
 
-    def add(self, intent: IntentRow, now: float) -> bool:
-        """Remember a pair, due after the first pause. Return False when there is no room for it."""
+    def add(self, intent: IntentRow, now: float, *, at_once: bool = False) -> bool:
+        """Remember a pair, due after the first pause, or at once, whatever is known of it. Return False when there is
+        no room for it."""
         pair = IntentKey(intent.low_id, intent.high_id)
         known = self._pairs.get(pair)
         if known is not None:
             if intent.token >= known.intent.token:  # the row itself, which may have been changed by hand
                 known.intent = intent
+            if at_once:
+                self._queue(pair, now)
             return True
         if len(self._pairs) >= MAX_PENDING_PAIRS:
             return False
         self._pairs[pair] = _PendingPair(intent, -inf)
         self._of_shard.setdefault(pair.low_id >> SHARD_SHIFT, {})[pair] = None
-        self._queue(pair, now + self._times.first_seconds)
+        self._queue(pair, now if at_once else now + self._times.first_seconds)
         return True
 
     def _queue(self, pair: IntentKey, due_at: float) -> None:

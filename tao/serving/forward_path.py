@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from typing import Final
@@ -97,6 +98,17 @@ class _Forwarded:
     """The time at which it was sent first."""
 
 
+@dataclass(frozen=True, slots=True)
+class _PassedOn:
+    """A request of another kind while it is passed on. ``sent_at``: the time at which it was sent first."""
+
+    shard: int
+    request: pb.Request
+    send: Callable[[pb.Answer], None]
+    deadline: float
+    sent_at: float
+
+
 class ForwardPath:
     """Forwards the writes that another server does, and counts their outcomes."""
 
@@ -180,11 +192,38 @@ class ForwardPath:
         self._pass_on(shards.pop(), request, peer, send)
 
     def _pass_on(self, shard: int, request: pb.Request, peer: PeerIdentity, send: Callable[[pb.Answer], None]) -> None:
-        passed = pb.Request()
+        passed, now = pb.Request(), self._clock.monotonic()
         passed.CopyFrom(request)
-        passed.topology_version = self._configuration.routes.version
         pass_caller(passed, caller_of(request, peer))
-        self._links.to(self._next_hop(shard)).send(passed, work_seconds(request.deadline_ms), send)
+        self._ask(_PassedOn(shard, passed, send, now + work_seconds(request.deadline_ms), now), 1)
+
+    def _ask(self, passed: _PassedOn, attempt: int) -> None:
+        """Send a request that is harmless to repeat to the leader of its shard; while another one takes the shard over,
+        again."""
+
+        def take(answer: pb.Answer) -> None:
+            error = error_from_pb(answer.error) if answer.HasField("error") else None
+            if error is None:
+                self._budget.earn()
+            elif _may_go_on(error) and self._budget.spend(self._clock.monotonic()):
+                with suppress(TaoError):  # too busy for another task
+                    self._spawn(self._ask_later(passed, error, answer, attempt))
+                    return
+            passed.send(answer)
+
+        passed.request.topology_version = self._configuration.routes.version
+        left = passed.deadline - self._clock.monotonic()
+        self._links.to(self._next_hop(passed.shard)).send(passed.request, left, take)
+
+    async def _ask_later(self, passed: _PassedOn, error: TaoError, answer: pb.Answer, attempt: int) -> None:
+        next_attempt = await self._next_attempt([error], attempt, passed.deadline, passed.sent_at)
+        if next_attempt is None:
+            passed.send(answer)
+            return
+        try:
+            self._ask(passed, next_attempt)
+        except TaoError as no_leader:
+            passed.send(pb.Answer(error=error_to_pb(no_leader)))
 
     def _send(self, forwarded: _Forwarded, slots: Iterable[int], attempt: int) -> None:
         routes = self._configuration.routes
@@ -269,11 +308,7 @@ class ForwardPath:
             unanswered.clear()
 
     def _retry_or_fail(self, forwarded: _Forwarded, slot: int, error: TaoError, retries: dict[int, TaoError]) -> None:
-        # Nothing was written, and the right leader may be found or come up meanwhile. A leader waits for a lock only
-        # for a moment at a time, so as not to delay the other writes of the transaction: a commit that waits for a
-        # replica holds its locks longer, and a write that has time left may still get them.
-        can_retry = isinstance(error, NotMine | Fenced | Unavailable | ShardBlocked)
-        if can_retry and not isinstance(error, DatabaseDown | DatabaseFull):
+        if _may_go_on(error):
             retries[slot] = error
         else:
             self._fail(forwarded, slot, error)
@@ -291,22 +326,30 @@ class ForwardPath:
                 self._fail(forwarded, slot, error)
 
     async def _send_later(self, forwarded: _Forwarded, retries: dict[int, TaoError], attempt: int) -> None:
-        """Send writes again after a pause, and by the topology that the last answers have named: by an older one they
-        would go where they were refused. A look for that topology counts as an attempt."""
-        named = max((error.topology_version for error in retries.values() if isinstance(error, NotMine)), default=0)
+        next_attempt = await self._next_attempt(retries.values(), attempt, forwarded.deadline, forwarded.sent_at)
+        if next_attempt is None:
+            self._give_up(forwarded, retries, DeadlineExceeded("no leader took the write before its deadline"))
+        else:
+            self._send(forwarded, retries, next_attempt)
+
+    async def _next_attempt(
+        self, errors: Iterable[TaoError], attempt: int, deadline: float, sent_at: float
+    ) -> int | None:
+        """Wait for a pause, and for the topology that the last answers have named: by an older one requests would go
+        where they were refused. A look for that topology counts as an attempt. Returns the number of the next attempt,
+        or None when there is no time for one."""
+        named = max((error.topology_version for error in errors if isinstance(error, NotMine)), default=0)
         settings = self._settings
-        end = min(forwarded.deadline, forwarded.sent_at + settings.max_wait_seconds)
+        end = min(deadline, sent_at + settings.max_wait_seconds)
         while True:
             pause_seconds = min(settings.first_pause_seconds * 2 ** min(attempt - 1, 10), settings.max_pause_seconds)
             if self._clock.monotonic() + pause_seconds + LEAST_ATTEMPT_SECONDS >= end:
-                self._give_up(forwarded, retries, DeadlineExceeded("no leader took the write before its deadline"))
-                return
+                return None
             await asyncio.sleep(pause_seconds)
             await self._configuration.refresh()
             attempt += 1
             if self._configuration.routes.version >= named:
-                self._send(forwarded, retries, attempt)
-                return
+                return attempt
 
     def _give_up(self, forwarded: _Forwarded, retries: dict[int, TaoError], error: TaoError) -> None:
         for slot, last in retries.items():
@@ -421,6 +464,17 @@ def _unreachable(leader: CacheServer, error: TaoError) -> Unavailable:
         f"within seconds once a watcher has marked it down: try again. Where no watcher acts (tao status), start "
         f"{leader.name} again, or tao topology mark-down {leader.name}"
     )
+
+
+def _may_go_on(error: TaoError) -> bool:
+    """Return whether a request that failed with this error is worth sending again while there is time.
+
+    Nothing was written, and the right leader may be found or come up meanwhile. A leader waits for a lock only for a
+    moment at a time, so as not to delay the other writes of the transaction: a commit that waits for a replica holds
+    its locks longer, and a write that has time left may still get them.
+    """
+    can_retry = isinstance(error, NotMine | Fenced | Unavailable | ShardBlocked)
+    return can_retry and not isinstance(error, DatabaseDown | DatabaseFull)
 
 
 def _operation(forwarded: _Forwarded, slot: int) -> str:

@@ -8,6 +8,7 @@ import math
 import pytest
 
 from tao.model.errors import (
+    DatabaseDown,
     DeadlineExceeded,
     Fenced,
     InvalidArgument,
@@ -58,6 +59,30 @@ async def test_a_write_is_repeated_until_its_deadline(region: RegionRig) -> None
     region.near.links["leader-1"].faults["write"] = [NotMine("no", 1)] * 7
     await region.near.write(add())
     assert asked(region, "leader-1") == 8
+
+
+async def test_a_reservation_is_passed_on_again_while_another_leader_takes_the_shard_over(region: RegionRig) -> None:
+    link = region.near.links["leader-1"]
+    link.faults["reserve_ids"] = [Unavailable("down"), NotMine("no", 1), Fenced("no")]
+    answer = await region.near.ask(pb.Request(reserve_ids=pb.ReserveIds(shard=0, count=3)))
+    assert answer.reserved_ids.count == 3
+    assert sum(sent.HasField("reserve_ids") for sent in link.sent) == 4
+
+
+@pytest.mark.parametrize(
+    ("error", "deadline_ms", "tries"),
+    [(OutcomeUnknown("it may be"), 5_000, 1), (Unavailable("down"), 60, None), (DatabaseDown("gone"), 5_000, 1)],
+)
+async def test_a_request_that_is_passed_on_in_vain_is_answered_with_the_leader_s_error(
+    region: RegionRig, error: TaoError, deadline_ms: int, tries: int | None
+) -> None:
+    link = region.near.links["leader-1"]
+    link.faults["reserve_ids"] = [error] * 1000
+    request = pb.Request(deadline_ms=deadline_ms, reserve_ids=pb.ReserveIds(shard=0, count=3))
+    with pytest.raises(type(error), match=error.message):
+        await region.near.ask(request)
+    sent = sum(each.HasField("reserve_ids") for each in link.sent)
+    assert sent == tries if tries else sent > 1
 
 
 async def test_a_write_without_a_deadline_is_repeated_for_a_bounded_time() -> None:

@@ -381,6 +381,19 @@ async def test_the_intents_of_a_shard_are_looked_for_as_soon_as_it_is_taken(two:
     await successor.close()
 
 
+async def test_the_pairs_of_a_shard_that_was_taken_are_tried_before_the_next_look(two: TwoLeaders) -> None:
+    two.others.faults.append(Unavailable("away"))
+    await two.coordinator.write(add(7))
+    successor = LeaderRig(two.store, two.store, name="leader-3", others=two.others)
+    successor.inverses._settings = InverseSettings(contact_seconds=1e6)  # type: ignore[misc]
+    successor.tasks(successor.inverses.settle_pending())
+    successor.tasks(successor.inverses.search_taken())
+    await successor.take(0)
+    await until(lambda: not two.store.rows.intents)
+    assert two.times() == ([7], [7])
+    await successor.close()
+
+
 async def test_the_intent_of_a_lost_copy_is_found_when_the_shard_is_taken_again(two: TwoLeaders) -> None:
     """The pair is still held for the copy, but nobody is at work on it."""
     two.others.faults.append(OutcomeUnknown("cut"))

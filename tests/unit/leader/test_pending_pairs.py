@@ -206,3 +206,14 @@ def test_the_number_of_pairs_is_bounded() -> None:
     assert all(pairs.add(intent(number), 0.0) for number in range(MAX_PENDING_PAIRS))
     assert not pairs.add(intent(MAX_PENDING_PAIRS), 0.0)
     assert pairs.add(intent(7, token=9), 0.0), "one that is known takes no room"
+
+
+def test_a_pair_found_when_its_shard_was_taken_is_due_at_once_whatever_is_known_of_it() -> None:
+    pairs = PendingPairs(TIMES)
+    silent = intent(1)
+    pairs.add(silent, 0.0)
+    for _ in range(4):
+        pairs.unanswered(pair(silent), 0.0)
+    for each in (silent, intent(2, far_shard=2)):
+        pairs.add(each, 1.0, at_once=True)
+    assert groups(pairs, 1.0) == {"leader-1": [pair(silent)], "leader-2": [pair(intent(2, far_shard=2))]}
