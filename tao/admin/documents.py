@@ -139,18 +139,28 @@ async def mark_in_file(
     """Mark a server down or up in a topology file and return the document, unchanged when it was marked so already.
 
     ``check`` may refuse the document as it was, before anything is stored. Raises `TopologyError`."""
+
+    def mark(before: Topology) -> Topology:
+        if check is not None:
+            check(before, name)
+        return edits.mark_any(before, name, down)
+
+    return await change_in_file(file, mark)
+
+
+async def change_in_file(file: Location, edit: Callable[[Topology], Topology]) -> Topology:
+    """Store what ``edit`` makes of the topology, and return it; the document itself where nothing changes. Raises
+    `TopologyError`, and what ``edit`` raises."""
     store = topology_file(file)
     while True:
         before = await store.load()
-        if check is not None:
-            check(before, name)
-        after = edits.mark_any(before, name, down)
+        after = edit(before)
         if msgspec.structs.replace(after, version=before.version) == before:
             return before
         try:
             return await store.change(before.version, after)
         except TopologyConflict:
-            continue  # a watcher stored a mark of its own in between
+            continue  # a watcher, or a server that has registered itself, stored a change of its own in between
 
 
 class ClusterTexts(NamedTuple):

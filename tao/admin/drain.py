@@ -5,6 +5,9 @@ here wait until that has happened, by what the servers report on their admin por
 they use, the shards that they own, and counters of requests, which stand still when nobody asks. A server that refuses
 connections has stopped and needs nothing. A server that is silent may only be paused or busy, so it is waited for.
 
+A server that has registered itself is not marked: it is asked to leave the ring, which it does in steps, and then
+removed from the topology. When it starts again it registers again.
+
 A replica is a special case. Where it is the only one that acknowledges commits, its master would wait without end, and
 every write with it. So the command makes the master commit without waiting until `tao undrain`. If the master is lost
 in that time, the writes that it acknowledged are lost with it.
@@ -14,16 +17,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
 from tao.admin.connection import ask_each
-from tao.admin.documents import database_of_server, mark_in_file, topology_file, topology_locks
+from tao.admin.documents import change_in_file, database_of_server, mark_in_file, topology_file, topology_locks
 from tao.admin.server_stats import Stats, admin_addresses, server_stats, unreadiness
 from tao.etcd.location import Location
 from tao.model.errors import OperatorError, TaoError, TopologyError
-from tao.model.topology import Topology
+from tao.model.topology import Registration, Topology
 from tao.replication.accounts import SERVICES
 from tao.replication.locks import hold_exclusively, mastership_lock
 from tao.replication.promotion import Promoter, PromotionSettings
@@ -32,6 +36,8 @@ from tao.replication.server_statements import server_processes
 from tao.routing.routes import Routes
 from tao.runtime.admin_client import NobodyListens
 from tao.storage.session import DatabaseSession
+from tao.topology import edits
+from tao.topology.registration import STEPS, eighths, leave, placed
 
 PAUSE_SECONDS: Final = 0.1
 _STATEMENT_SECONDS: Final = 5.0
@@ -68,10 +74,13 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def drain_cache_server(file: Location, name: str, timeout_seconds: float, show: Show) -> Drained:
-    """Mark a leader or follower down and wait until no server or client uses it.
+    """Mark a leader or follower down, or have it leave if it has registered itself, and wait until no server or client
+    uses it.
 
     Raises `TopologyError` when no other server could replace it, and `OperatorError` when a server has no admin address
-    to ask; in both cases nothing is marked."""
+    to ask; in both cases nothing is changed."""
+    if _registration(await topology_file(file).load(), name):
+        return await _remove_registered(file, name, timeout_seconds, show)
 
     def check(before: Topology, name: str) -> None:
         _check_stand_in(before, name)
@@ -96,10 +105,69 @@ async def drain_cache_server(file: Location, name: str, timeout_seconds: float, 
     )
 
 
+async def _remove_registered(file: Location, name: str, timeout_seconds: float, show: Show) -> Drained:
+    """Have a server that has registered itself leave the ring, wait until no server or client uses it, and remove it
+    from the topology. One that does not run, or does not see to its registration, leaves at once."""
+
+    def begin(before: Topology) -> Topology:
+        _check_others_on_ring(before, name)
+        check_seen(before)
+        return leave(before, name)
+
+    topology = await change_in_file(file, begin)
+    watched, place = Quiet(), Routes(topology).locate(name)
+
+    async def missing() -> list[str]:
+        nonlocal topology
+        topology = await topology_file(file).load()
+        found = _registration(topology, name)
+        if found is None:
+            return []
+        stats = await figures(topology, wanted=name)
+        if not found.leaving:
+            return [f"{name} to leave: it has started again meanwhile, or was undrained; drain it again"]
+        if name not in stats or (stats[name] and "registration" not in stats[name]):
+            topology = await change_in_file(file, partial(leave, name=name, at_once=True))
+        server = Routes(topology).server(name)
+        if server.weight:
+            return [f"{name} to leave the ring ({eighths(server)}/{STEPS} of its share left)"]
+        return [*_unheard(stats, topology.version), *_unfinished(name, place.tier, topology, stats, watched)]
+
+    left = await until_none(missing, timeout_seconds, show)
+    if not left and _registration(topology, name):
+        topology = await change_in_file(file, partial(edits.remove_server, name=name))
+    return Drained(
+        server=name,
+        role=place.role,
+        safe_to_stop=not left,
+        marked=False,
+        topology_version=topology.version,
+        waiting_for=left,
+        notes=[] if left else [f"{name} has left the topology: it registers again when it starts"],
+    )
+
+
+def _registration(topology: Topology, name: str) -> Registration | None:
+    """Return the registration of a cache server; None for one without, and for a name that is not there."""
+    found = placed(topology, name)
+    return (found.server.registration or None) if found is not None else None
+
+
+def _check_others_on_ring(topology: Topology, name: str) -> None:
+    """Raise `TopologyError` when no server of the tier would be left to take over the shards of this one."""
+    tier = topology.place_of(name).tier
+    others = [each for each in tier.servers if each.name != name and not each.down and each.weight > 0]
+    if all(each.registration and each.registration.leaving for each in others):
+        raise TopologyError(f"{name} is the last server of {tier.name} in use: no other server could take its shards")
+
+
 async def undrain_cache_server(file: Location, name: str, timeout_seconds: float, show: Show) -> Drained:
-    """Wait until a server is ready, mark it up, and wait until it has taken its shards back."""
+    """Wait until a server is ready, mark it up, or have it stay if it was leaving, and wait until it has taken its
+    shards back."""
     deadline = asyncio.get_running_loop().time() + timeout_seconds
     before = await topology_file(file).load()
+    if _registration(before, name):
+        before = await change_in_file(file, partial(leave, name=name, leaving=False))
     server = Routes(before).server(name)
 
     async def unready() -> list[str]:

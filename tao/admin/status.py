@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
@@ -17,6 +18,7 @@ import msgspec
 from tao.admin.server_stats import admin_addresses, server_stats, unreadiness
 from tao.model.errors import TaoError
 from tao.model.topology import CacheServer, Database, PlacedServer, Region, TailerProcess, Topology, WatcherProcess
+from tao.topology.registration import STEPS, eighths
 
 UP: Final = "ready"
 UNREACHABLE: Final = "does not answer"
@@ -43,6 +45,7 @@ class Answer:
 class LeaderRow(msgspec.Struct, frozen=True, kw_only=True):
     """One leader.
 
+    ``membership``: how far one that has registered itself has joined its tier or left it; see `membership_text`.
     ``staleness_seconds``: the age of the database that is furthest behind; None when it is unknown or not measured.
     ``consistency_looks``: entries of followers' caches that it has compared since its start; ``inconsistencies``: how
     many of these were wrong."""
@@ -50,6 +53,7 @@ class LeaderRow(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     region: str
     state: str
+    membership: str = ""
     owned_shards: int | None = None
     hosted_shards: int | None = None
     subscribers: int | None = None
@@ -59,12 +63,14 @@ class LeaderRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FollowerRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One follower. ``hit_rate``: the share of reads answered from its memory, since its start."""
+    """One follower. ``membership``: as of a leader. ``hit_rate``: the share of reads answered from its memory, since
+    its start."""
 
     name: str
     region: str
     tier: str
     state: str
+    membership: str = ""
     hit_rate: float | None = None
     unsubscribed_shards: int | None = None
     staleness_seconds: float | None = None
@@ -164,6 +170,7 @@ def _leader(placed: PlacedServer, answer: Answer) -> LeaderRow:
         name=placed.server.name,
         region=placed.place.region.name,
         state=_state(placed.server, answer),
+        membership=membership_text(placed.server),
         owned_shards=stats.get("owned_shards"),
         hosted_shards=stats.get("hosted_shards"),
         subscribers=stats.get("delivery", {}).get("subscribers"),
@@ -179,6 +186,7 @@ def _follower(placed: PlacedServer, answer: Answer) -> FollowerRow:
         region=placed.place.region.name,
         tier=placed.place.tier.name,
         state=_state(placed.server, answer),
+        membership=membership_text(placed.server),
         hit_rate=answer.stats.get("hit_rate"),
         unsubscribed_shards=answer.stats.get("unsubscribed_shards"),
         staleness_seconds=_worst(answer.stats),
@@ -202,6 +210,19 @@ def _watcher(region: str, watcher: WatcherProcess, answer: Answer) -> WatcherRow
 
 def _state(server: CacheServer | TailerProcess, answer: Answer) -> str:
     return f"{answer.state}, {MARKED_DOWN}" if server.down else answer.state
+
+
+def membership_text(server: CacheServer) -> str:
+    """Return how far a server that has registered itself has come: ``joining 3/8`` of its share, ``leaving 3/8`` of it
+    left, ``joined``, or since when it is gone; empty for a server that an operator has added."""
+    registration = server.registration
+    if not registration:
+        return ""
+    if registration.gone_unix_ms:
+        return f"gone since {datetime.fromtimestamp(registration.gone_unix_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    if registration.leaving:
+        return f"leaving {eighths(server)}/{STEPS}"
+    return "joined" if server.weight == registration.share else f"joining {eighths(server)}/{STEPS}"
 
 
 def _worst(stats: Mapping[str, Any]) -> float | None:

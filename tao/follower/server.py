@@ -159,8 +159,7 @@ class FollowerServer(CachingServer[FollowerSettings]):
             f"follower {self._settings.name} does not host shard {shard}", routes.version
         )
 
-    def why_not_ready(self) -> str:
-        """Return why the follower is not ready, or ""."""
+    def _not_ready(self) -> str:
         unsubscribed = self._subscriptions.unsubscribed
         return f"{unsubscribed} shards are not subscribed yet" if unsubscribed else ""
 

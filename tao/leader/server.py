@@ -285,8 +285,7 @@ class LeaderServer(CachingServer[LeaderSettings]):
             return None
         return self._ownership.not_owned(shard)
 
-    def why_not_ready(self) -> str:
-        """Return why the leader is not ready, or ""."""
+    def _not_ready(self) -> str:
         return "" if self._ownership.complete else "not every shard of this leader is taken yet"
 
     # ---- metrics and /stats ----------------------------------------------------------------------------------------

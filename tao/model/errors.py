@@ -34,6 +34,7 @@ TaoError
  │   ├─ AccessError           the access document is wrong
  │   └─ TopologyError         the topology document is wrong
  │       ├─ TopologyConflict  someone else changed the document first (compare-and-set)
+ │       ├─ NameTaken         a server would register under a name that another one has
  │       └─ TopologyTooLarge  one change has more than one transaction of etcd holds
  └─ InternalError             a bug here: an invariant did not hold
 
@@ -276,6 +277,13 @@ class TopologyConflict(TopologyError):
     """The topology changed since it was read; read it again and repeat the change."""
 
     reason = "TOPOLOGY_CONFLICT"
+
+
+class NameTaken(TopologyError):
+    """Another server has the name under which this one would register: give it another name, or drain and remove the
+    other one first."""
+
+    reason = "NAME_TAKEN"
 
 
 class TopologyTooLarge(TopologyError):

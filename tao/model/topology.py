@@ -22,10 +22,22 @@ class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
     frames: str = ""
 
 
+class Registration(msgspec.Struct, frozen=True, kw_only=True):
+    """That a cache server has added itself to its tier, so that it may be removed again without an operator.
+
+    ``share``: the weight that it has on the ring once it has joined; its present weight comes nearer in steps.
+    ``leaving``: it goes down to 0 instead, and out of the document. ``gone_unix_ms``: since when a watcher has found it
+    gone, in milliseconds of Unix time; 0 while it is not."""
+
+    share: float = 1.0
+    leaving: bool = False
+    gone_unix_ms: int = 0
+
+
 class CacheServer(msgspec.Struct, frozen=True, kw_only=True):
     """A follower or leader. Addresses are ``host:port`` (or ``unix:/path`` for ``frames``); an empty ``frames`` means
     that peers use gRPC. ``reached_from`` maps a region to the addresses to use from there, where they differ (a
-    gateway, a tunnel)."""
+    gateway, a tunnel). ``registration`` is unset, and left out of the text, for a server that an operator has added."""
 
     name: str
     grpc: str
@@ -34,6 +46,7 @@ class CacheServer(msgspec.Struct, frozen=True, kw_only=True):
     weight: float = 1.0
     down: bool = False
     reached_from: dict[str, ServerAddress] = {}
+    registration: Registration | msgspec.UnsetType = msgspec.UNSET
 
     def __hash__(self) -> int:
         return hash(self.name)  # the generated one would hash `reached_from`, which is a dictionary

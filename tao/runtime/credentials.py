@@ -13,12 +13,23 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tao.model.errors import SettingsError, TaoError
+from cryptography import x509
+
+from tao.model.errors import SettingsError, TaoError, Unauthorized, Unavailable
 from tao.observability.logs import Logger
 from tao.runtime.signed_tokens import JwtSettings, SignedTokenVerifier
 from tao.runtime.token_file import parse_tokens
 from tao.runtime.watched_file import WatchedFile
-from tao.wire.identity import AcceptedCredentials, PeerAuthenticator, SpiffeCluster, read_secret
+from tao.wire.identity import (
+    AcceptedCredentials,
+    Credentials,
+    PeerAuthenticator,
+    ShownCredentials,
+    SpiffeCluster,
+    identify,
+    read_secret,
+)
+from tao.wire.tls import TlsFiles
 
 _Use = Callable[[AcceptedCredentials, str, str], AcceptedCredentials]
 """Returns what is accepted by the text of a changed file; the last argument names the file."""
@@ -101,6 +112,39 @@ class AcceptedCredentialFiles:
                 instead="set accepted_tokens_file, with a token for each role: tao token new --role",
             )
         return AcceptedCredentials.of_secrets(token, sources.client_token)
+
+
+def check_own_credentials(
+    own: Credentials, tls: TlsFiles, accepted: AcceptedCredentials, region: str, now: float
+) -> None:
+    """Raise `SettingsError` unless what a server shows to others proves its name, its role and, by a certificate, its
+    region, as it would have a peer prove them at ``now``, in seconds since 1970."""
+
+    def is_here(_role: str, _name: str, proven_region: str) -> bool:
+        return proven_region in ("", region)
+
+    try:
+        shown = ShownCredentials(own.with_token(), _uris_of(tls.certificate))
+        identify(shown, replace(accepted, is_listed=is_here), now)
+    except (Unauthorized, Unavailable) as error:
+        raise SettingsError(
+            f"{own.name} cannot join as {own.role} {own.name} of region {region}, because its own credentials do not "
+            f"prove that it is that server: {error.message}"
+        ) from error
+
+
+def _uris_of(certificate: Path | None) -> tuple[str, ...]:
+    """Return the URIs that a certificate (PEM) names. Raises `SettingsError`."""
+    if certificate is None:
+        return ()
+    try:
+        found = x509.load_pem_x509_certificate(certificate.read_bytes())
+        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ()
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{certificate}: the certificate cannot be read: {error}") from error
+    return tuple(names.get_values_for_type(x509.UniformResourceIdentifier))
 
 
 def _with_tokens(accepted: AcceptedCredentials, text: str, source: str) -> AcceptedCredentials:

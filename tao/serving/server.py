@@ -14,6 +14,7 @@ from tao.cache import CacheSettings, GraphCache
 from tao.cache.settings import DEFAULT_ARENA
 from tao.model.errors import AccessError, InvalidArgument, TopologyError
 from tao.model.ports import Clock
+from tao.model.topology import CacheServer
 from tao.model.versions import FIRST_EPOCH
 from tao.observability.key_history import KeyHistoryRecorder
 from tao.observability.logs import Logger, configure_logs, logger
@@ -24,7 +25,7 @@ from tao.routing.read_rates import RateSettings
 from tao.routing.routes import Routes
 from tao.runtime.admin import AdminPages, AdminServer, AdminSettings
 from tao.runtime.clock import LoopClock
-from tao.runtime.credentials import AcceptedCredentialFiles, CredentialSources
+from tao.runtime.credentials import AcceptedCredentialFiles, CredentialSources, check_own_credentials
 from tao.runtime.process import run_server
 from tao.runtime.tasks import BackgroundTasks
 from tao.schema.registry import Schema
@@ -36,6 +37,7 @@ from tao.serving.metrics import ReadMetrics, register_audit, register_doorstep, 
 from tao.serving.misses import ReadPolicy
 from tao.serving.prefix_refills import PrefixRefills
 from tao.serving.read_service import ReadService
+from tao.serving.registration import RegistrationKeeper
 from tao.serving.requests import Listeners, PauseDetector, check_exposure
 from tao.serving.settings import CacheServerSettings
 from tao.serving.shares import WorkShares
@@ -163,6 +165,7 @@ class CachingServer(Generic[SettingsType]):
             jwt=settings.jwt,
         )
         self._accepted: Final = AcceptedCredentialFiles(sources, log)
+        self._registration: RegistrationKeeper | None = None
         self._access_store: Final = open_access(
             settings.access_file, settings.topology_file, self._etcd, self._note_access_error
         )
@@ -184,8 +187,8 @@ class CachingServer(Generic[SettingsType]):
         """Learn what may have changed while this process was paused."""
         raise NotImplementedError
 
-    def why_not_ready(self) -> str:
-        """Return why the server is not ready, or ""."""
+    def _not_ready(self) -> str:
+        """Return why the role is not ready, or ""."""
         raise NotImplementedError
 
     def _stats(self) -> dict[str, object]:
@@ -206,15 +209,15 @@ class CachingServer(Generic[SettingsType]):
         document = await self._access_store.load_if_there()
         if document is not None:
             self._use_access_document(configuration.access, document)
+        clock, credentials = LoopClock(), Credentials(name, self.role, settings.token, settings.token_file)
+        if settings.registration.join:
+            await self._register(configuration, credentials, clock)
         place = configuration.routes.locate(name)
         if place.role != self.role:
             raise TopologyError(f"{name} is a {place.role} in {settings.topology_file}; run it with: tao {place.role}")
-        has_credentials = self._accepted.authenticator.accepted.are_in_use
-        if has_credentials:
+        if self._accepted.authenticator.accepted.are_in_use:
             configuration.access.warn_if_open()
-        if not settings.insecure:
-            check_exposure(configuration.routes.server(name), settings.tls, has_credentials=has_credentials)
-        clock, credentials = LoopClock(), Credentials(name, self.role, settings.token, settings.token_file)
+        self._check_exposure(configuration.routes.server(name))
         return ServerContext(
             name=name,
             region=place.region,
@@ -227,6 +230,23 @@ class CachingServer(Generic[SettingsType]):
             log=self._log,
             audit=await self._open_audit(configuration, clock),
         )
+
+    async def _register(self, configuration: Configuration, credentials: Credentials, clock: Clock) -> None:
+        """Have the topology list this server. Raises `SettingsError` when others would not believe that it is who it
+        says it is, or could reach it unprotected; and as `RegistrationKeeper.register`."""
+        settings = self._settings
+        keeper = self._registration = RegistrationKeeper(
+            settings.name, self.role, settings.registration, configuration, self._topology_store, clock, self._log
+        )
+        accepted = self._accepted.authenticator.accepted
+        check_own_credentials(credentials, settings.tls, accepted, keeper.wanted.region, clock.unix_ms() / 1000)
+        self._check_exposure(keeper.wanted.server)
+        await keeper.register()
+
+    def _check_exposure(self, server: CacheServer) -> None:
+        if not self._settings.insecure:
+            has_credentials = self._accepted.authenticator.accepted.are_in_use
+            check_exposure(server, self._settings.tls, has_credentials=has_credentials)
 
     def _use_access_document(self, access: AccessControl, document: AccessDocument) -> None:
         """Use a newer access document, and say so when it has nothing to go by."""
@@ -348,12 +368,18 @@ class CachingServer(Generic[SettingsType]):
         await self._listeners.start()
         await self._admin.start()
 
+    def why_not_ready(self) -> str:
+        """Return why the server is not ready, or ""."""
+        return (self._registration.trouble if self._registration is not None else "") or self._not_ready()
+
     def _start_common_tasks(self, context: ServerContext) -> None:
-        configuration = context.configuration
+        configuration, registration = context.configuration, self._registration
         self._stop_watching = (
             self._topology_store.watch(configuration.use_topology),
             self._access_store.watch(partial(self._use_access_document, configuration.access)),
         )
+        if registration is not None:
+            self._tasks.keep(lambda: registration.keep(lambda: not self._not_ready()), "registration")
         self._tasks.keep(self._pause_detector.keep, "signs of life")
         self._tasks.keep(lambda: self._schema_source.watch(configuration.use_schema_text), "schema")
         self._tasks.start(self._accepted.watch(), "accepted credentials")
@@ -416,6 +442,7 @@ class CachingServer(Generic[SettingsType]):
             "links": context.links.figures(),
             "retries": context.budget.figures(),
             **({} if context.audit.log is None else {"audit": context.audit.log.summary()}),
+            **({} if self._registration is None else {"registration": self._registration.figures()}),
         }
 
     def _register_common_metrics(self, metrics: Metrics, context: ServerContext) -> None:

@@ -16,6 +16,7 @@ from tao.routing.fair_shares import ShareSettings
 from tao.runtime.signed_tokens import JwtSettings
 from tao.serving.forward_path import ForwardSettings
 from tao.serving.prefix_refills import RefillSettings
+from tao.serving.registration import RegistrationSettings
 from tao.serving.requests import PauseSettings
 from tao.storage.tls import DatabaseTlsFiles
 from tao.wire.settings import DoorstepSettings
@@ -83,6 +84,7 @@ class CacheServerSettings:
     log_form: Literal["json", "console"] = "json"
     """Format of the log: ``json`` for machines, ``console`` for a person at a terminal."""
 
+    registration: RegistrationSettings = RegistrationSettings()
     doorstep: DoorstepSettings = DoorstepSettings()
     shares: ShareSettings = ShareSettings()
     audit: AuditSettings = AuditSettings()

@@ -119,7 +119,7 @@ class TailerServer:
         metrics = Metrics(role="tailer", server=self._settings.name)
         self._register_binlog(metrics)
         self._register_relays(metrics)
-        pages = AdminPages(metrics=metrics.render, stats=self._stats, not_ready=self.why_not_ready)
+        pages = AdminPages(metrics=metrics.render, stats=self._stats, not_ready=self._not_ready)
         host, _, port = self._settings.admin.rpartition(":")
         self._admin = AdminServer(AdminSettings(host=host or "127.0.0.1", port=int(port or 0)), pages, self._log)
         await self._admin.start()
@@ -185,7 +185,7 @@ class TailerServer:
     def _has_shard(self, shard: int) -> bool:
         return any(first <= shard <= last for first, last in self._database().shards)
 
-    def why_not_ready(self) -> str:
+    def _not_ready(self) -> str:
         return self._tail.trouble or ("" if self._reader.connected else "the binlog is not connected")
 
     def _stats(self) -> dict[str, object]:

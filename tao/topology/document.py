@@ -160,6 +160,8 @@ def _region_faults(region: Region, databases: set[str]) -> Iterator[str]:
 def _tier_faults(where: str, tier: Tier, shards: int) -> Iterator[str]:
     names = {server.name for server in tier.servers}
     for server in tier.servers:
+        if server.registration and not server.registration.share > 0:
+            yield f"{where}/{server.name}.registration.share: is {server.registration.share}; a share is above 0"
         yield from _serving_faults(f"{where}/{server.name}", server.grpc, server.frames)
         for region, there in server.reached_from.items():
             yield from _serving_faults(f"{where}/{server.name}.reached_from.{region}", there.grpc, there.frames)

@@ -22,11 +22,17 @@ def mark_server(topology: Topology, name: str, down: bool) -> Topology:
     """Mark a cache server down or up. While a follower is down its callers use the other tier; while a leader is down
     other leaders lead its shards (`tao.routing.routes.TierRoutes`)."""
 
-    def mark(tier: Tier) -> Tier:
-        return _with(tier, servers=tuple(_with(s, down=down) if s.name == name else s for s in tier.servers))
+    return _by_hand(change_server(topology, name, down=down), name)
+
+
+def change_server(topology: Topology, name: str, **changes: Any) -> Topology:  # Any: fields differ in type
+    """Change fields of a cache server."""
+
+    def change(tier: Tier) -> Tier:
+        return _with(tier, servers=tuple(_with(s, **changes) if s.name == name else s for s in tier.servers))
 
     region, tier = topology.place_of(name)
-    return _by_hand(_edit_tier(topology, region.name, tier.name, mark), name)
+    return _edit_tier(topology, region.name, tier.name, change)
 
 
 def mark_database_server(topology: Topology, name: str, down: bool) -> Topology:

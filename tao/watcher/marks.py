@@ -68,7 +68,10 @@ def marks_by_database(topology: Topology, marks: Sequence[Mark]) -> dict[str, li
 
 
 def with_marks(topology: Topology, marks: Sequence[Mark]) -> Topology:
-    """Return the document with these marks and the next version. Raises `TopologyError` for a server that is gone."""
+    """Return the document with these marks and the next version; the same document without any. Raises `TopologyError`
+    for a server that is gone."""
+    if not marks:
+        return topology
     version = topology.version + 1
     for mark in marks:
         topology = edits.mark_by_watcher(topology, mark.server, mark.down)

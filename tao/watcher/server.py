@@ -33,6 +33,7 @@ from tao.runtime.tasks import BackgroundTasks
 from tao.serving.audit import AuditTrail
 from tao.serving.metrics import register_audit
 from tao.serving.requests import Listeners, check_exposure
+from tao.topology.registration import follow_absences
 from tao.topology.stores import EtcdConnections, open_topology
 from tao.watcher.interrupted_moves import InterruptedMoves
 from tao.watcher.marks import ServerVerdict, WatcherReport, marks_by_database, wanted_marks, with_marks
@@ -297,22 +298,27 @@ class WatcherServer:
 
     async def _change_marks(self) -> None:
         report = WatcherReport(self._settings.region, self._verdicts())
-        before = self._topology
+        before, settings = self._topology, self._settings
         marks = wanted_marks(before, report, self._peers.reports)
         of_databases = marks_by_database(before, marks)
         for busy in await databases_being_changed(self._locks, of_databases):
             marks = [mark for mark in marks if mark not in of_databases[busy]]
-        if not marks:
-            return
+        marked = with_marks(before, marks)
+        after = follow_absences(marked, LoopClock().unix_ms(), settings.remove_after_seconds)
+        removed = before.server_places.keys() - after.server_places.keys()
         for mark in marks:
-            self._log.warning("mark_changed", target=mark.server, down=mark.down, dry_run=self._settings.dry_run)
-        if self._settings.dry_run:
+            self._log.warning("mark_changed", target=mark.server, down=mark.down, dry_run=settings.dry_run)
+        for name in removed:
+            self._log.warning("absent_server_removed", target=name, dry_run=settings.dry_run)
+        if settings.dry_run or after is before:
             return
         try:
-            self._use_topology(await self._topology_store.change(before.version, with_marks(before, marks)))
+            self._use_topology(await self._topology_store.change(before.version, after))
             self._marks_set += len(marks)
             for mark in marks:
                 self._audit.acted("mark_changed", target=mark.server, down=mark.down)
+            for name in removed:
+                self._audit.acted("absent_server_removed", target=name)
         except TopologyConflict:
             # Another process changed the document. The next round uses the new one.
             self._use_topology(await self._topology_store.load())

@@ -119,6 +119,11 @@ class WatcherSettings:
     default, because a clone costs memory and messages, and an operator may know better which shards are hot, and why.
     """
 
+    remove_after_seconds: float = 3600.0
+    """Time after which a leader or follower that has registered itself and is gone leaves the topology; 0: never. Long
+    enough for a machine to start again: until then its shards come back to it, and it keeps its name. The last server
+    of a tier stays, and so does any that an operator has added or marked down."""
+
     moves_check_seconds: float = 5.0
     """Interval between two looks for moves of shards that were interrupted while the writes of the shard waited. Each
     asks the master of every database which of its shards are fenced."""

@@ -12,9 +12,11 @@ import pytest
 from tao.admin.documents import mark_in_file
 from tao.admin.drain import Quiet, drain_cache_server, drain_replica, undrain_cache_server, work_of
 from tao.model.errors import OperatorError, TopologyError
-from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
+from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Registration, Tier, Topology
 from tao.replication.accounts import Account
 from tao.replication.replication_set import SetAccounts
+from tao.routing.routes import Routes
+from tao.topology import edits
 from tao.topology.document import dump_topology, parse_topology
 
 GONE = "127.0.0.1:1"
@@ -106,6 +108,66 @@ async def test_the_last_server_of_a_tier_is_refused(file: Path) -> None:
     with pytest.raises(TopologyError, match="f-2 is the last server of api"):
         await drain_cache_server(file, "f-2", 5, say_nothing)
     assert down(file) == {"l-1", "f-1"}
+
+
+def registered(file: Path, weight: float, admin: str = GONE, *, leaving: bool = False) -> Topology:
+    """A document with a second server of tier ``web`` that has registered itself."""
+    entry = CacheServer(
+        name="f-3", grpc="127.0.0.1:2", admin=admin, weight=weight, registration=Registration(leaving=leaving)
+    )
+    topology = edits.add_server(parse_topology(file.read_bytes(), "topology"), "east", "web", entry)
+    file.write_text(dump_topology(topology))
+    return topology
+
+
+def entry_of_f3(file: Path) -> CacheServer:
+    return Routes(parse_topology(file.read_bytes(), "topology")).server("f-3")
+
+
+def names(file: Path) -> set[str]:
+    return {server.name for _, server in parse_topology(file.read_bytes(), "topology").cache_servers}
+
+
+@pytest.mark.parametrize("leaving", [False, True])
+async def test_a_registered_server_that_has_stopped_is_removed_at_once(file: Path, leaving: bool) -> None:
+    registered(file, 1.0, leaving=leaving)
+    found = await drain_cache_server(file, "f-3", 5, say_nothing)
+    assert (found.safe_to_stop, found.marked, found.waiting_for) == (True, False, [])
+    assert found.notes == ["f-3 has left the topology: it registers again when it starts"]
+    assert "f-3" not in names(file)
+
+
+async def test_a_registered_server_that_is_silent_is_asked_to_leave_and_waited_for(file: Path, silent: str) -> None:
+    registered(file, 0.375, silent)
+    found = await drain_cache_server(file, "f-3", 0.01, say_nothing)
+    assert (found.safe_to_stop, found.marked) == (False, False)
+    assert found.waiting_for == ["f-3 to leave the ring (3/8 of its share left)"]
+    entry = entry_of_f3(file)
+    assert (entry.weight, entry.registration) == (0.375, Registration(leaving=True))
+
+
+async def test_a_registered_server_is_removed_only_when_every_other_one_knows_that_it_has_left(
+    file: Path, silent: str
+) -> None:
+    registered(file, 0.0)
+    set_admin(file, "l-2", silent)
+    found = await drain_cache_server(file, "f-3", 0.01, say_nothing)
+    assert found.waiting_for == ["l-2 to answer"]
+    assert "f-3" in names(file)
+
+
+async def test_the_last_server_on_the_ring_of_a_tier_does_not_leave_it(file: Path) -> None:
+    registered(file, 1.0)
+    await mark_in_file(file, "f-1", down=True)
+    with pytest.raises(TopologyError, match="f-3 is the last server of web in use"):
+        await drain_cache_server(file, "f-3", 5, say_nothing)
+    assert entry_of_f3(file).registration == Registration()
+
+
+async def test_a_server_that_is_undrained_while_it_leaves_stays(file: Path) -> None:
+    registered(file, 0.5, leaving=True)
+    await undrain_cache_server(file, "f-3", 0.01, say_nothing)
+    assert entry_of_f3(file).registration == Registration()
 
 
 async def test_a_master_is_refused_and_the_command_that_helps_is_named(file: Path) -> None:

@@ -7,12 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from tao.admin.status import Answer, view_of
+from tao.admin.status import Answer, membership_text, view_of
 from tao.model.topology import (
     CacheServer,
     Database,
     DatabaseServer,
     Region,
+    Registration,
     TailerProcess,
     Tier,
     Topology,
@@ -269,3 +270,25 @@ def test_the_loss_of_a_database_s_only_server_is_said() -> None:
     assert problem == (
         "east: the master of db-1 takes no writes: refused. It has no second server that could be promoted"
     )
+
+
+@pytest.mark.parametrize(
+    ("weight", "registration", "text"),
+    [
+        (1.0, msgspec.UNSET, ""),
+        (0.0, Registration(share=2.0), "joining 0/8"),
+        (0.75, Registration(share=2.0), "joining 3/8"),
+        (2.0, Registration(share=2.0), "joined"),
+        (0.75, Registration(share=2.0, leaving=True), "leaving 3/8"),
+        (2.0, Registration(share=2.0, gone_unix_ms=1_780_000_000_000), "gone since 2026-05-28 20:26:40 UTC"),
+    ],
+)
+def test_a_row_says_how_far_a_server_that_registers_itself_has_come(
+    weight: float, registration: Registration | msgspec.UnsetType, text: str
+) -> None:
+    server = CacheServer(name="east-web", grpc="host:1", weight=weight, registration=registration)
+    assert membership_text(server) == text
+    tier = Tier(name="web", servers=(server,))
+    view = view_of(topology_of(msgspec.structs.replace(region("east"), followers=(tier,))), healthy(TWO), SECONDS)
+    assert [row.membership for row in view.followers] == [text]
+    assert [row.membership for row in view.leaders] == [""]
