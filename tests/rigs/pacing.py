@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from tao.model.errors import Overloaded
+
+_TURNS: Final = 1_000
+_PAUSE_SECONDS: Final = 0.001
 
 
 class ManualClock:
@@ -89,9 +93,13 @@ class Tasks:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Let the loop run until the condition holds; pytest's timeout is the bound."""
-    while not condition():  # noqa: ASYNC110 - an Event would have to be set by the code under test
-        await asyncio.sleep(0)
+    """Let the loop run until the condition holds; pytest's timeout is the bound.
+
+    What has not come when everything has run that could waits for a timer or for another thread."""
+    for turn in itertools.count():
+        if condition():
+            return
+        await asyncio.sleep(0 if turn < _TURNS else _PAUSE_SECONDS)
 
 
 async def quiet() -> None:

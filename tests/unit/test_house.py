@@ -11,6 +11,7 @@ import sys
 import tomllib
 import zipfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,11 @@ def written_modules(*folders: str) -> list[Path]:
     return [path for path in found if not is_generated(path)]
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imported_top_levels(tree: ast.Module) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -91,7 +97,7 @@ def test_the_pure_packages_do_no_io_and_read_no_clock() -> None:
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for package in PURE_PACKAGES
         for path in written_modules(f"tao/{package}")
-        for line, name in imported_top_levels(ast.parse(path.read_text()))
+        for line, name in imported_top_levels(tree_of(path))
         if name in IMPURE_MODULES
     ]
     assert offences == []
@@ -104,7 +110,7 @@ def test_no_module_is_longer_than_the_limit() -> None:
 
 def definitions(*folders: str) -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]:
     for path in written_modules(*folders):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield path, node
 
@@ -136,7 +142,7 @@ def test_modules_are_named_by_nouns() -> None:
 def imported_modules(path: Path, modules: set[str]) -> set[str]:
     """Return the modules of this repository that a module imports, for types only or within a function too."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
@@ -166,7 +172,7 @@ def test_every_module_has_a_docstring() -> None:
     silent = [
         str(path.relative_to(ROOT))
         for path in written_modules("tao", "loadtest", "tests")
-        if (text := path.read_text()).strip() and ast.get_docstring(ast.parse(text)) is None
+        if path.read_text().strip() and ast.get_docstring(tree_of(path)) is None
     ]
     assert silent == []
 

@@ -138,9 +138,9 @@ async def test_misses_do_not_wait_for_a_read_that_takes_long() -> None:
     asking = Asking(gather_seconds=0.01)
     await asking.ask(3)
     async with asyncio.timeout(60):
-        while len(asking.store.reads) < 2:  # noqa: ASYNC110 - the store's state is the condition
+        while sum(asking.store.sizes) < 3:  # noqa: ASYNC110 - the store's state is the condition
             await asyncio.sleep(0.001)
-    assert sum(asking.store.sizes) == 3
+    assert len(asking.store.sizes) > 1
     await asking.end()
 
 

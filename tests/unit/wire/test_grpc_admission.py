@@ -194,8 +194,8 @@ async def test_a_crowd_of_strangers_is_counted_and_not_all_logged(port: Port, ca
     assert all("is turned away: the token is missing or wrong" in each for each in caplog.messages)
 
 
-async def test_a_client_with_more_calls_than_a_connection_may_have_waits_with_the_rest(port: Port) -> None:
-    async with port.connection() as connection:
+async def test_a_client_with_more_calls_than_a_connection_may_have_waits_with_the_rest() -> None:
+    async with serving(DoorstepSettings()) as port, port.connection() as connection:
         codes = await asyncio.gather(*(connection.get() for _ in range(200)))
     assert set(codes) == {grpc.StatusCode.OK}
 
