@@ -10,6 +10,7 @@ call is relayed twice.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -30,12 +31,12 @@ from tao.model.ids import SHARD_SHIFT
 from tao.model.tokens import PendingShard
 from tao.model.topology import CacheServer
 from tao.routing.budgets import work_seconds
-from tao.serving.access import caller_of, pass_caller
+from tao.serving.access import OnBehalfOf
 from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import MAX_SETTLED, ForwardPath
 from tao.serving.read_service import ReadService
 from tao.serving.requests import CacheService
-from tao.serving.shares import WorkShares
+from tao.serving.shares import WorkShares, sharer_of
 from tao.wire.convert import (
     error_from_pb,
     pending_of,
@@ -112,7 +113,9 @@ class UnarySettings:
     gets all of it, because a write that may have reached its server is not repeated."""
 
     max_relayed: int = 10_000
-    """Most calls under way to other followers, each of which holds a task. More are refused as overload."""
+    """Most calls under way to other followers, each of which holds a task. More are refused as overload. One caller may
+    have at most as many as are free then: half of all while it is alone, a third each beside another that has as many.
+    So there is room for one more, however many have all that they may."""
 
 
 class UnaryPath:
@@ -140,7 +143,7 @@ class UnaryPath:
         self._spawn: Final = context.spawn_as("unary call")
         self._settings: Final = settings
         self._hosted: Final = hosted
-        self._under_way = 0
+        self._under_way: Final = Counter[str]()  # calls by caller
 
     def handle(self, request: pb.Request, reply: Reply) -> None:
         """Serve the call here, or relay it. Raises `Overloaded` when too many calls are being relayed,
@@ -159,9 +162,14 @@ class UnaryPath:
         if not candidates:
             self._own.handle(request, reply)
             return
-        if self._under_way >= self._settings.max_relayed:
-            raise Overloaded(f"{self._under_way} calls are under way to other followers, which is the bound")
-        self._spawn(self._relay(request, candidates, reply, self._until(request)))
+        caller = sharer_of(request, reply.peer) or ""
+        own, free = self._under_way[caller], self._settings.max_relayed - self._under_way.total()
+        if own >= free:
+            raise Overloaded(
+                f"{own} calls of this caller are under way to other followers, and {free} of all are free: a caller "
+                "may have no more than that; send less at a time"
+            )
+        self._spawn(self._relay(request, candidates, reply, self._until(request), caller))
 
     def _until(self, request: pb.Request) -> float:
         """Return the time until which to work on a request. Raises `DeadlineExceeded`, before a task exists in which
@@ -175,8 +183,8 @@ class UnaryPath:
         assert task is not None, "run by the spawner, as a task"
         reply.on_close(lambda: _stop(task))
         try:
-            caller = caller_of(request, reply.peer)
-            self._check_list(request, caller, critical=False)
+            behalf = OnBehalfOf.sender(request, reply.peer)
+            self._check_list(request, behalf.caller, critical=False)
             between = [
                 (shard, each.high_shard)
                 for each in request.settle_shards_first
@@ -186,7 +194,7 @@ class UnaryPath:
             if writes > MAX_SETTLED:
                 raise TooLarge(f"the token has {writes} pairs settled before the read; the bound is {MAX_SETTLED}")
             async with self._shares.turn(request, reply.peer, writes, until - self._clock.monotonic()):
-                minimum, is_known = await self._settle_all(request, between, until, caller)
+                minimum, is_known = await self._settle_all(request, between, until, behalf)
             del request.settle_first[:], request.settle_shards_first[:]
             if is_known:
                 minimum = max(minimum, *request.read.minimum_versions, 0)
@@ -194,7 +202,7 @@ class UnaryPath:
                 request.read.minimum_slots.append(0)
                 request.read.minimum_versions.append(minimum)
             else:
-                self._check_list(request, caller, critical=True)
+                self._check_list(request, behalf.caller, critical=True)
                 request.read.critical = True
             request.deadline_ms = max(1, round((until - self._clock.monotonic()) * 1000))
             self._serve(request, self._candidates(home_shard(request)), reply)
@@ -202,7 +210,7 @@ class UnaryPath:
             reply.send(failure(error))
 
     async def _settle_all(
-        self, request: pb.Request, between: Sequence[tuple[int, int]], until: float, caller: str | None
+        self, request: pb.Request, between: Sequence[tuple[int, int]], until: float, behalf: OnBehalfOf
     ) -> tuple[int, bool]:
         """Have the pairs of a call settled, and those between the shards. Returns the version of the list that has them
         all, and whether it is known."""
@@ -210,13 +218,13 @@ class UnaryPath:
         for pending in pending_of(request.settle_first):
             settle = settle_request((pending,), self._configuration.schema)
             left = until - self._clock.monotonic()
-            settled = await self._settle(pending.coordinator_id >> SHARD_SHIFT, settle, left, caller)
+            settled = await self._settle(pending.coordinator_id >> SHARD_SHIFT, settle, left, behalf)
             reached = reached_versions(map(shard_messages_from_pb, settled.changes))
             version = reached.get((pending.id1, pending.atype), 0)
             minimum, is_known = max(minimum, version), is_known and version > 0
         left = until - self._clock.monotonic()
         settles = ((low, settle_shards_request(low, high)) for low, high in between)
-        await asyncio.gather(*(self._settle(shard, settle, left, caller) for shard, settle in settles))
+        await asyncio.gather(*(self._settle(shard, settle, left, behalf) for shard, settle in settles))
         return minimum, is_known
 
     def _check_list(self, request: pb.Request, caller: str | None, *, critical: bool) -> None:
@@ -236,9 +244,9 @@ class UnaryPath:
             raise denied
 
     async def _settle(
-        self, coordinator_shard: int, settle: pb.Request, timeout_seconds: float, caller: str | None
+        self, coordinator_shard: int, settle: pb.Request, timeout_seconds: float, behalf: OnBehalfOf
     ) -> pb.SettledPairs:
-        pass_caller(settle, caller)
+        behalf.name_in(settle)
         routes = self._configuration.routes
         settle.topology_version = routes.version
         leader = routes.leaders(self._region).home(coordinator_shard)
@@ -262,22 +270,24 @@ class UnaryPath:
         return tuple(servers[: self._settings.max_servers_asked])
 
     async def _relay(
-        self, request: pb.Request, candidates: tuple[CacheServer, ...], reply: Reply, until: float
+        self, request: pb.Request, candidates: tuple[CacheServer, ...], reply: Reply, until: float, caller: str
     ) -> None:
         task = asyncio.current_task()
         assert task is not None, "run by the spawner, as a task"
         reply.on_close(lambda: _stop(task))
-        self._under_way += 1
+        self._under_way[caller] += 1
         try:
-            answer = await self._ask(request, candidates, caller_of(request, reply.peer), until)
+            answer = await self._ask(request, candidates, OnBehalfOf.sender(request, reply.peer), until)
         except TaoError as error:
             answer = failure(error)
         finally:
-            self._under_way -= 1
+            self._under_way[caller] -= 1
+            if not self._under_way[caller]:
+                del self._under_way[caller]
         reply.send(answer)
 
     async def _ask(
-        self, request: pb.Request, candidates: tuple[CacheServer, ...], caller: str | None, until: float
+        self, request: pb.Request, candidates: tuple[CacheServer, ...], behalf: OnBehalfOf, until: float
     ) -> pb.Answer:
         """Return the first answer that is not an error. Raises the error of the last server that was asked."""
         error: TaoError = Unavailable("the topology names no follower for the shard")
@@ -291,7 +301,7 @@ class UnaryPath:
                 relayed.write.CopyFrom(request.write)
             else:
                 relayed.read.CopyFrom(request.read)
-            pass_caller(relayed, caller)
+            behalf.name_in(relayed)
             try:
                 answer = await self._links.to(server).ask(relayed, left)
                 refused = error_of(answer)

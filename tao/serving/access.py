@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple, Self
 
 from tao.access.decisions import Decisions, TypeKind
 from tao.access.document import AccessDocument, Operation
@@ -27,12 +27,11 @@ from tao.model.versions import NEVER_WRITTEN
 from tao.observability.logs import Logger
 from tao.observability.metrics import Metrics
 from tao.schema.registry import Schema
-from tao.wire.identity import PeerIdentity
+from tao.serving.audit import recorded_name
+from tao.wire.identity import PASSING_ON, PeerIdentity
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
 
-PASSING_ON: Final = frozenset({"follower", "leader"})
-"""Roles of servers that pass the requests of callers on."""
 _OPERATOR: Final = "operator"
 SERVERS: Final = PASSING_ON | {_OPERATOR}
 """Roles that are not bound by the rights of their own name as applications are."""
@@ -67,6 +66,27 @@ def pass_caller(passed: pb.Request, caller: str | None) -> None:
         passed.ClearField("caller")
     else:
         passed.caller = caller
+
+
+class OnBehalfOf(NamedTuple):
+    """On whose behalf something is changed that this server passes on."""
+
+    caller: str | None
+    """See `caller_of`."""
+    operator: str = ""
+    """The operator who asked for it, as audit logs name it; no right depends on that."""
+
+    @classmethod
+    def sender(cls, request: pb.Request, peer: PeerIdentity) -> Self:
+        """Return on whose behalf a peer sends a request. Servers are believed, as with the caller."""
+        if peer.role in PASSING_ON:
+            return cls(caller_of(request, peer), request.operator)
+        return cls(caller_of(request, peer), recorded_name(peer) if peer.role == _OPERATOR else "")
+
+    def name_in(self, passed: pb.Request) -> None:
+        """Name both in a request that this server passes on."""
+        pass_caller(passed, self.caller)
+        passed.operator = self.operator
 
 
 def _denied_type(grant: Grant, write: pb.Write) -> tuple[TypeKind, int] | None:

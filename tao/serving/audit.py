@@ -24,7 +24,7 @@ from tao.observability.audit_records import Activity, AuditEvent, Outcome
 from tao.observability.logs import Logger
 from tao.schema.registry import Schema
 from tao.topology.document import dump_topology
-from tao.wire.identity import PeerIdentity
+from tao.wire.identity import PASSING_ON, PeerIdentity
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
 
@@ -33,6 +33,7 @@ _DENIAL_SHARE: Final = 0.5
 _MAX_NAME: Final = 200
 """Characters that are kept of what a stranger says of itself."""
 _ANONYMOUS: Final = "anonymous"
+_OPERATOR: Final = "operator"
 _OTHER_DENIALS: Final = "denials"
 """The action of the record that stands for all denials beyond the bound."""
 
@@ -233,7 +234,7 @@ class _Denial(NamedTuple):
 
 
 class _OperatorPath:
-    """A path in front of another one, which records what operators ask for."""
+    """A path in front of another one, which records what operators ask for, themselves or through another server."""
 
     def __init__(self, trail: AuditTrail, kind: str, path: RequestPath) -> None:
         self._trail: Final = trail
@@ -244,9 +245,9 @@ class _OperatorPath:
         """Serve the request. Raises as the path does, and `AuditFull`."""
         peer = reply.peer
         entry = None
-        if peer.role == "operator":
-            asked = _described(request)
-            entry = self._trail.begin(recorded_name(peer), self._kind, role=peer.role, address=peer.address, **asked)
+        if peer.role == _OPERATOR or (request.operator and peer.role in PASSING_ON):
+            asked, caller = _described(request), recorded_caller(request, peer)
+            entry = self._trail.begin(caller, self._kind, role=peer.role, address=peer.address, **asked)
         if entry is None:
             self._path(request, reply)
             return
@@ -298,9 +299,13 @@ def recorded_name(peer: PeerIdentity) -> str:
 
 
 def recorded_caller(request: pb.Request, peer: PeerIdentity) -> str:
-    """Return on whose behalf a peer asks: a cache server names the caller of what it passes on, anybody else is it."""
-    if peer.role in ("follower", "leader") and request.HasField("caller"):
-        return request.caller or _ANONYMOUS
+    """Return on whose behalf a peer asks: a cache server names the caller or operator of what it passes on, anybody
+    else is it."""
+    if peer.role in PASSING_ON:
+        if request.operator:
+            return request.operator
+        if request.HasField("caller"):
+            return request.caller or _ANONYMOUS
     return recorded_name(peer)
 
 

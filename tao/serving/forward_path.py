@@ -39,7 +39,7 @@ from tao.model.topology import CacheServer
 from tao.planning.coordination import coordinating_shard
 from tao.routing.budgets import MIN_MARGIN_SECONDS, MIN_WORK_SECONDS, work_seconds
 from tao.schema.registry import Schema
-from tao.serving.access import PASSING_ON, SERVERS, AccessControl, caller_of, pass_caller
+from tao.serving.access import SERVERS, AccessControl, OnBehalfOf
 from tao.serving.configuration import ServerContext
 from tao.serving.sources import TickBatcher
 from tao.wire.convert import (
@@ -50,7 +50,7 @@ from tao.wire.convert import (
     shard_messages_to_pb,
     write_from_pb,
 )
-from tao.wire.identity import PeerIdentity
+from tao.wire.identity import PASSING_ON, PeerIdentity
 from tao.wire.links import LinksPort
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
@@ -92,8 +92,7 @@ class _Forwarded:
     writes: pb.WriteBatch
     results: WriteResults
     deadline: float
-    caller: str | None
-    """The caller on whose behalf it is sent."""
+    behalf: OnBehalfOf
     sent_at: float
     """The time at which it was sent first."""
 
@@ -165,8 +164,8 @@ class ForwardPath:
         self, request: pb.Request, slots: Iterable[int], results: WriteResults, deadline: float, peer: PeerIdentity
     ) -> None:
         """Forward these slots of a peer's batch; their results go to ``results``."""
-        caller, now = caller_of(request, peer), self._clock.monotonic()
-        self._send(_Forwarded(request.write, results, deadline, caller, now), slots, 1)
+        behalf, now = OnBehalfOf.sender(request, peer), self._clock.monotonic()
+        self._send(_Forwarded(request.write, results, deadline, behalf, now), slots, 1)
 
     def reserve_ids(self, request: pb.Request, reply: Reply) -> None:
         """Forward a reservation of ids. Raises `InvalidArgument` and `DeadlineExceeded`."""
@@ -194,7 +193,7 @@ class ForwardPath:
     def _pass_on(self, shard: int, request: pb.Request, peer: PeerIdentity, send: Callable[[pb.Answer], None]) -> None:
         passed, now = pb.Request(), self._clock.monotonic()
         passed.CopyFrom(request)
-        pass_caller(passed, caller_of(request, peer))
+        OnBehalfOf.sender(request, peer).name_in(passed)
         self._ask(_PassedOn(shard, passed, send, now + work_seconds(request.deadline_ms), now), 1)
 
     def _ask(self, passed: _PassedOn, attempt: int) -> None:
@@ -239,7 +238,7 @@ class ForwardPath:
         for leader, group in by_leader.items():
             batch = pb.WriteBatch(want_changes=True, writes=[forwarded.writes.writes[slot] for slot in group])
             request = pb.Request(topology_version=routes.version, write=batch)
-            pass_caller(request, forwarded.caller)
+            forwarded.behalf.name_in(request)
             unanswered = dict(enumerate(group))
 
             def take(answer: pb.Answer, unanswered: dict[int, int] = unanswered, leader: CacheServer = leader) -> None:

@@ -22,8 +22,8 @@ from tao.model.errors import DeadlineExceeded, InternalError, Overloaded, TaoErr
 from tao.observability.metrics import Metrics
 from tao.routing.budgets import work_seconds
 from tao.routing.fair_shares import Claim, FairShares, ShareSettings, SpendingRates
-from tao.serving.access import PASSING_ON, AccessControl, caller_of
-from tao.wire.identity import PeerIdentity
+from tao.serving.access import AccessControl, caller_of
+from tao.wire.identity import PASSING_ON, PeerIdentity
 from tao.wire.session import Reply, failure
 from tao.wire.v1 import session_pb2 as pb
 

@@ -31,6 +31,8 @@ SERVER_ROLES: Final = frozenset({"leader", "follower", "tailer", "watcher", "ope
 a peer may state is taken for `CLIENT`."""
 LISTED_ROLES: Final = frozenset({"leader", "follower"})
 """Roles whose servers the topology always lists: a peer that it does not list is not one of them."""
+PASSING_ON: Final = LISTED_ROLES
+"""Roles of servers that pass requests on, and are believed on whose behalf."""
 SERVING_ROLES: Final = LISTED_ROLES | {"watcher"}
 """Roles of processes that others connect to."""
 ANY_ROLE: Final = ""

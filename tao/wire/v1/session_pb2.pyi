@@ -34,6 +34,7 @@ class Request(_message.Message):
     SETTLE_FIRST_FIELD_NUMBER: _builtins.int
     SETTLE_SHARDS_FIRST_FIELD_NUMBER: _builtins.int
     CALLER_FIELD_NUMBER: _builtins.int
+    OPERATOR_FIELD_NUMBER: _builtins.int
     READ_FIELD_NUMBER: _builtins.int
     WRITE_FIELD_NUMBER: _builtins.int
     RESERVE_IDS_FIELD_NUMBER: _builtins.int
@@ -60,6 +61,8 @@ class Request(_message.Message):
     """W3C trace context, once per batch"""
     caller: _builtins.str
     """Of what a follower or leader passes on: on whose behalf; empty for a peer that names no caller. Absent: its own."""
+    operator: _builtins.str
+    """Likewise: the operator who asked for it, for audit logs alone. Empty: none did."""
     @_builtins.property
     def settle_first(self) -> _containers.RepeatedCompositeFieldContainer[Global___PendingInverse]:
         """Of a unary call: pending inverses that its token names in the list that it reads. They are settled before it reads."""
@@ -122,6 +125,7 @@ class Request(_message.Message):
         settle_first: _abc.Iterable[Global___PendingInverse] | None = ...,
         settle_shards_first: _abc.Iterable[Global___ShardPair] | None = ...,
         caller: _builtins.str | None = ...,
+        operator: _builtins.str = ...,
         read: Global___ReadBatch | None = ...,
         write: Global___WriteBatch | None = ...,
         reserve_ids: Global___ReserveIds | None = ...,
@@ -141,7 +145,7 @@ class Request(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_caller", b"_caller", "acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "caller", b"caller", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "get_watcher_report", b"get_watcher_report", "inspect", b"inspect", "invalidate", b"invalidate", "read", b"read", "relay", b"relay", "reserve_ids", b"reserve_ids", "settle_pairs", b"settle_pairs", "subscribe", b"subscribe", "touch_keys", b"touch_keys", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caller", b"_caller", "acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "caller", b"caller", "deadline_ms", b"deadline_ms", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "get_watcher_report", b"get_watcher_report", "inspect", b"inspect", "invalidate", b"invalidate", "number", b"number", "read", b"read", "relay", b"relay", "reserve_ids", b"reserve_ids", "settle_first", b"settle_first", "settle_pairs", b"settle_pairs", "settle_shards_first", b"settle_shards_first", "subscribe", b"subscribe", "topology_version", b"topology_version", "touch_keys", b"touch_keys", "traceparent", b"traceparent", "watch", b"watch", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caller", b"_caller", "acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "caller", b"caller", "deadline_ms", b"deadline_ms", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "get_watcher_report", b"get_watcher_report", "inspect", b"inspect", "invalidate", b"invalidate", "number", b"number", "operator", b"operator", "read", b"read", "relay", b"relay", "reserve_ids", b"reserve_ids", "settle_first", b"settle_first", "settle_pairs", b"settle_pairs", "settle_shards_first", b"settle_shards_first", "subscribe", b"subscribe", "topology_version", b"topology_version", "touch_keys", b"touch_keys", "traceparent", b"traceparent", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__caller: _TypeAlias = _typing.Literal["caller"]  # noqa: Y015
     _WhichOneofArgType__caller: _TypeAlias = _typing.Literal["_caller", b"_caller"]  # noqa: Y015

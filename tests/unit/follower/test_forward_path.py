@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,22 @@ async def test_a_write_that_certainly_was_not_done_is_repeated(region: RegionRig
 async def test_a_forwarded_write_names_the_caller_on_whose_behalf_it_is_sent(region: RegionRig) -> None:
     await region.near.write(add())
     sent = [each for each in region.near.links["leader-1"].sent if each.HasField("write")]
-    assert [(each.HasField("caller"), each.caller) for each in sent] == [(True, "")]
+    assert [(each.HasField("caller"), each.caller, each.operator) for each in sent] == [(True, "", "")]
+
+
+@pytest.mark.parametrize("kind", ["write", "settle_pairs"])
+async def test_what_an_operator_has_changed_through_a_follower_names_it_and_nobody_else_can_claim_that(
+    region: RegionRig, kind: str
+) -> None:
+    bodies: dict[str, Any] = {
+        "write": pb.WriteBatch(writes=[write_to_pb(add())]),
+        "settle_pairs": pb.SettlePairs(pairs=[pb.Pair(low_id=A, high_id=B, atypes=[COMMENT])]),
+    }
+    for peer, caller in (("operator", "operator/ann"), ("client", "app")):
+        request = pb.Request(deadline_ms=60_000, operator="operator/root", **{kind: bodies[kind]})
+        region.near.service.handle(request, MemoryReply(lambda _: None, peer=peer, caller=caller))
+    sent = [each for each in region.near.links["leader-1"].sent if each.WhichOneof("body") == kind]
+    assert [(each.HasField("caller"), each.operator) for each in sent] == [(False, "operator/ann"), (True, "")]
 
 
 async def test_a_write_is_repeated_until_its_deadline(region: RegionRig) -> None:

@@ -63,9 +63,9 @@ def test_a_call_belongs_to_the_shard_of_its_one_query_or_write(request_: pb.Requ
 
 
 class FakeReply:
-    def __init__(self, caller: str = "") -> None:
+    def __init__(self, caller: str = "", role: str = "client") -> None:
         self.answers: list[pb.Answer] = []
-        self.peer = PeerIdentity("", "client", caller=caller)
+        self.peer = PeerIdentity("", role, caller=caller)
 
     def send(self, answer: pb.Answer) -> None:
         self.answers.append(answer)
@@ -133,8 +133,8 @@ class Stage:
         self.tasks.append(asyncio.get_running_loop().create_task(job))
         return self.tasks[-1]
 
-    async def call(self, request: pb.Request, caller: str = "") -> pb.Answer:
-        reply = FakeReply(caller)
+    async def call(self, request: pb.Request, caller: str = "", role: str = "client") -> pb.Answer:
+        reply = FakeReply(caller, role)
         self.path.handle(request, reply)  # type: ignore[arg-type]  # it has what is used of it
         await asyncio.gather(*self.tasks)
         (answer,) = reply.answers
@@ -146,11 +146,20 @@ async def test_the_caller_of_a_call_is_passed_on_and_not_the_one_that_it_claims(
     for request in (READ, WRITE):
         stage = Stage()
         stage.answers["a"] = FOUND
-        claimed = pb.Request(caller="root")
+        claimed = pb.Request(caller="root", operator="operator/root")
         claimed.MergeFrom(request)
         await stage.call(claimed, caller)
         (asked,) = stage.requests
-        assert (asked.HasField("caller"), asked.caller) == (True, caller)
+        assert (asked.HasField("caller"), asked.caller, asked.operator) == (True, caller, "")
+
+
+async def test_an_operator_is_passed_on_as_one_and_not_as_a_caller() -> None:
+    for request in (READ, WRITE):
+        stage = Stage()
+        stage.answers["a"] = FOUND
+        await stage.call(request, "operator/ann", "operator")
+        (asked,) = stage.requests
+        assert (asked.HasField("caller"), asked.operator) == (False, "operator/ann")
 
 
 async def test_calls_for_hosted_or_unknown_shards_are_served_here() -> None:
@@ -287,6 +296,29 @@ async def test_relayed_calls_are_bounded_and_end_with_their_callers() -> None:
     await asyncio.wait(stage.tasks)
     stage.path.handle(READ, FakeReply())  # type: ignore[arg-type]
     stage.tasks[-1].cancel()
+
+
+async def test_a_caller_leaves_others_room_for_their_relayed_calls() -> None:
+    stage = Stage(limit=12)
+
+    async def begun(caller: str) -> int:
+        for number in range(20):
+            try:
+                stage.path.handle(READ, FakeReply(caller))  # type: ignore[arg-type]
+            except Overloaded:
+                return number
+            await asyncio.sleep(0)
+        return 20
+
+    assert await begun("hog") == 6, "alone it has half"
+    assert await begun("second hog") == 3, "beside it half of the rest"
+    assert await begun("web") > 0
+    for task in stage.tasks:
+        task.cancel()
+    await asyncio.wait(stage.tasks)
+    assert await begun("web") == 6
+    for task in stage.tasks:
+        task.cancel()
 
 
 @pytest.mark.parametrize("settles", [False, True])

@@ -50,12 +50,12 @@ async def rig(store: MemoryStore, audit: AuditRig) -> AsyncIterator[LeaderRig]:
 
 
 async def write(
-    rig: LeaderRig, *writes: Write, peer: str = "near-1", caller: str | None = "app/web"
+    rig: LeaderRig, *writes: Write, peer: str = "near-1", caller: str | None = "app/web", operator: str = ""
 ) -> list[pb.WriteResult]:
     """Send the writes as a follower forwards them; return their results."""
     answers: list[pb.Answer] = []
     batch = pb.WriteBatch(writes=[write_to_pb(each) for each in writes])
-    request = pb.Request(deadline_ms=5_000, write=batch, caller=caller)
+    request = pb.Request(deadline_ms=5_000, write=batch, caller=caller, operator=operator)
     rig.service.handle(request, MemoryReply(answers.append, peer=peer))
     await until(lambda: answers and not answers[-1].more)
     found = [each for part in answers for each in zip(part.write.slots, part.write.results, strict=True)]
@@ -86,6 +86,14 @@ async def test_a_write_of_a_type_that_asks_for_it_is_recorded_with_its_caller_an
         ("follower/near-1", "obj_update", 1),
         ("follower/near-1", "obj_delete", 1),
     ]
+
+
+async def test_a_write_that_a_server_passes_on_for_an_operator_is_recorded_in_the_operators_name(
+    rig: LeaderRig, audit: AuditRig
+) -> None:
+    await write(rig, user(), peer="near-1", caller=None, operator="operator/ann")
+    await write(rig, ObjUpdate(A, USER, b""), peer="operator", caller=None, operator="operator/bob")
+    assert await audit.shown() == [("operator/ann", "obj_add", 1), ("operator/operator", "obj_update", 1)]
 
 
 async def test_types_that_do_not_ask_and_copies_of_writes_leave_no_record(rig: LeaderRig, audit: AuditRig) -> None:

@@ -220,3 +220,21 @@ def test_only_a_cache_server_names_another_caller_of_its_requests() -> None:
     for role in ("client", "operator", "tailer", ""):
         assert recorded_caller(passed, PeerIdentity("x", role)) == f"{role or 'peer'}/x"
     assert recorded_caller(pb.Request(), PeerIdentity("near-1", "follower")) == "follower/near-1"
+
+
+def test_only_a_cache_server_names_the_operator_of_its_requests() -> None:
+    passed = pb.Request(operator="operator/ann")
+    assert recorded_caller(passed, PeerIdentity("near-1", "follower")) == "operator/ann"
+    assert recorded_caller(passed, PeerIdentity("leader-2", "leader")) == "operator/ann"
+    for role in ("client", "operator", "tailer", ""):
+        assert recorded_caller(passed, PeerIdentity("x", role)) == f"{role or 'peer'}/x"
+
+
+async def test_what_a_server_passes_on_for_an_operator_is_recorded_in_the_operators_name(rig: AuditRig) -> None:
+    recorded = rig.trail.of_operators("settle_pairs", lambda _, reply: reply.send(pb.Answer()))
+    settle = request(settle_pairs=pb.SettlePairs(), operator="operator/ann")
+    for peer in ("near-1", "client", "leader-2"):
+        recorded(settle, MemoryReply(lambda _: None, peer=peer))
+    recorded(request(settle_pairs=pb.SettlePairs(), caller="app/web"), MemoryReply(lambda _: None, peer="near-1"))
+    assert await rig.shown() == [("operator/ann", "settle_pairs", 1)] * 2
+    assert [each["unmapped"]["role"] for each in await rig.records()] == ["follower", "leader"]
