@@ -430,7 +430,7 @@ VARIANTS: Final[Sequence[Variant]] = (
         {"master lost": 1},
         first=27,
     ),
-    Variant("spool not synced", _spool_not_synced, frozenset({"2"}), {"spool needed": 1}, first=38),
+    Variant("spool not synced", _spool_not_synced, frozenset({"2"}), {"spool needed": 1}, first=71),
     Variant(
         "follower notified before its leader",
         _follower_notified_before_leader,
@@ -484,9 +484,9 @@ VARIANTS: Final[Sequence[Variant]] = (
         single_share=1.0,
     ),
     Variant("pending inverse ignored", _pending_inverse_ignored, frozenset({"3"}), _PAIRS_CUT, first=98),
-    Variant("pair called settled", _pair_called_settled, frozenset({"3", "6"}), _PAIRS_CUT, first=2),
+    Variant("pair called settled", _pair_called_settled, frozenset({"3", "6"}), _PAIRS_CUT, first=7),
     Variant("spool makes no room", _spool_makes_no_room, frozenset({"8"}), {"rush": 1}, first=1),
-    Variant("tailer reads on", _tailer_reads_on, frozenset({"8"}), {"rush": 1}, first=3),
+    Variant("tailer reads on", _tailer_reads_on, frozenset({"8"}), {"rush": 1}, acts=1, first=4),
     Variant("collapse forgets", _collapse_forgets, frozenset({"2"}), {"rush": 1}, acts=1, first=4, single_share=0.4),
     Variant(
         "proofs hold for every shard",
@@ -497,7 +497,13 @@ VARIANTS: Final[Sequence[Variant]] = (
     ),
     Variant("story never ends", _story_never_ends, frozenset({"8"}), {"lag": 1}, first=9),
     Variant(
-        "two watchers act at once", _lock_of_watchers_ignored, frozenset({"watchers"}), {"kill": 1}, _WATCHED, first=1
+        "two watchers act at once",
+        _lock_of_watchers_ignored,
+        frozenset({"watchers"}),
+        {"kill": 1},
+        _WATCHED,
+        acts=1,
+        first=1,
     ),
     Variant(
         "lease believed after its end", _lease_believed_after_its_end, frozenset({"1"}), {"master cut off": 1}, _WATCHED
@@ -528,7 +534,7 @@ VARIANTS: Final[Sequence[Variant]] = (
         {"replaced unseen": 1},
         first=3,
     ),
-    Variant("own writes never make room", _own_writes_never_make_room, frozenset({"8"}), {"rush": 1}, first=6),
+    Variant("own writes never make room", _own_writes_never_make_room, frozenset({"8"}), {"rush": 1}, acts=1, first=6),
 )
 
 
