@@ -223,15 +223,27 @@ def remove_server(topology: Topology, name: str) -> Topology:
     back to the ring."""
 
     def remove(tier: Tier) -> Tier:
-        def without(mapping: dict[int, tuple[str, ...]]) -> dict[int, tuple[str, ...]]:
-            left = {shard: tuple(host for host in hosts if host != name) for shard, hosts in mapping.items()}
-            return {shard: hosts for shard, hosts in left.items() if hosts}
-
         servers = tuple(server for server in tier.servers if server.name != name)
-        return _with(tier, servers=servers, moved=without(tier.moved), told=without(tier.told))
+        return _with(_unmapped(tier, name), servers=servers)
 
     region, tier = topology.place_of(name)
     return _by_hand(_edit_tier(topology, region.name, tier.name, remove), name)
+
+
+def take_off_ring(topology: Topology, name: str) -> Topology:
+    """Leave a cache server without shards: with weight 0, and without those mapped to it by hand, which go where
+    `remove_server` would give them."""
+    region, tier = topology.place_of(name)
+    unmapped = _edit_tier(topology, region.name, tier.name, lambda found: _unmapped(found, name))
+    return as_version(change_server(unmapped, name, weight=0.0), topology.version + 1)
+
+
+def _unmapped(tier: Tier, name: str) -> Tier:
+    def without(mapping: dict[int, tuple[str, ...]]) -> dict[int, tuple[str, ...]]:
+        left = {shard: tuple(host for host in hosts if host != name) for shard, hosts in mapping.items()}
+        return {shard: hosts for shard, hosts in left.items() if hosts}
+
+    return _with(tier, moved=without(tier.moved), told=without(tier.told))
 
 
 def _by_hand(topology: Topology, name: str) -> Topology:

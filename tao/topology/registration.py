@@ -83,6 +83,8 @@ def step(topology: Topology, name: str, *, is_ready: bool) -> Topology:
     if server.weight == registration.share * goal / STEPS or (goal > present and not is_ready):
         return topology
     nearer = goal if found.place.role == "leader" else present + max(-1, min(1, goal - present))
+    if nearer == 0:
+        return edits.take_off_ring(topology, name)  # with the shards that are mapped to it by hand
     return edits.change_server(topology, name, weight=registration.share * nearer / STEPS)
 
 
@@ -98,9 +100,12 @@ def leave(topology: Topology, name: str, *, leaving: bool = True, at_once: bool 
     if found is None or not found.server.registration:
         raise TopologyError(f"{name} has not joined by itself")
     registration = msgspec.structs.replace(found.server.registration, leaving=leaving)
-    changes = {"registration": registration, **({"weight": 0.0} if at_once else {})}
-    changed = msgspec.structs.replace(found.server, **changes)
-    return topology if changed == found.server else edits.change_server(topology, name, **changes)
+    changed = topology
+    if registration != found.server.registration:
+        changed = edits.change_server(topology, name, registration=registration)
+    if at_once and found.server.weight:
+        changed = edits.as_version(edits.take_off_ring(changed, name), topology.version + 1)
+    return changed
 
 
 def follow_absences(topology: Topology, now_unix_ms: int, remove_after_seconds: float) -> Topology:

@@ -84,6 +84,8 @@ class Operator:
             await world.stop(name)
             await asyncio.sleep(0.5)
             world.start_server(name)
+        if drained.safe_to_stop and not drained.marked:
+            return drained.describe()  # it registers again by itself
         undrained = await undrain_cache_server(_DOCUMENT, name, 2 * _WAIT_SECONDS, self._show)
         return f"{drained.describe()}; {undrained.describe()}"
 

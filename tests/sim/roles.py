@@ -27,6 +27,7 @@ from tao.leader.write_path import WritePathSettings
 from tao.observability.key_history import KeyHistorySettings
 from tao.routing.budgets import RetrySettings
 from tao.routing.fair_shares import ShareSettings
+from tao.serving.registration import RegistrationSettings
 from tao.serving.requests import PauseSettings
 from tao.serving.single_flight import FillSettings
 from tao.serving.sources import DatabaseReadSettings
@@ -35,8 +36,14 @@ from tao.watcher.settings import ProbeSettings, WatcherSettings
 from tao.wire.links import LinkSettings
 from tao.wire.settings import ServingSettings
 from tests.sim.network import SESSION
+from tests.sim.topologies import registers
 
 _NOWHERE: Final = Path("simulated")
+
+STEP_SECONDS: Final = 1.0
+"""Time between two steps of a server that registers itself: an operator's command waits for all eight."""
+REMOVE_SECONDS: Final = 8.0
+"""Time after which such a server is removed when it is gone: many faults last longer."""
 
 LOG: Final = DeliverySettings(
     log_messages_per_shard=16,
@@ -73,12 +80,27 @@ SDK: Final = ClientSettings(
 )
 
 
+def registration_settings(name: str) -> RegistrationSettings:
+    """Return how the server of that name registers itself, if it does."""
+    role, region, rest = name.split("-")
+    return RegistrationSettings(
+        join=registers(name),
+        region=region,
+        tier="leaders" if role == "leader" else rest[0],
+        grpc=f"{name}:1",
+        frames=f"{name}:2",
+        admin=f"{name}:3",
+        step_seconds=STEP_SECONDS,
+    )
+
+
 def leader_settings(name: str, pace: float) -> LeaderSettings:
     """Return the settings of the leader of that name."""
     return LeaderSettings(
         name=name,
         topology_file=_NOWHERE,
         schema_file=_NOWHERE,
+        registration=registration_settings(name),
         insecure=True,  # the simulated network has names, and nobody else reaches it
         leader_user="",
         leader_password="",
@@ -108,6 +130,7 @@ def follower_settings(name: str, pace: float, *, reads_databases: bool) -> Follo
         name=name,
         topology_file=_NOWHERE,
         schema_file=_NOWHERE,
+        registration=registration_settings(name),
         insecure=True,  # the simulated network has names, and nobody else reaches it
         reader_user="reader" if reads_databases else "",
         shares=SHARES,
@@ -131,6 +154,7 @@ def watcher_settings(name: str, region: str) -> WatcherSettings:
         name=name,
         region=region,
         topology_file=_NOWHERE,
+        remove_after_seconds=REMOVE_SECONDS,
         administrator_password="simulated",
         replicator_password="simulated",
         probes=ProbeSettings(interval_seconds=1.0),

@@ -12,6 +12,7 @@ from tao.model.topology import (
     Database,
     DatabaseServer,
     Region,
+    Registration,
     TailerProcess,
     Tier,
     Topology,
@@ -68,6 +69,11 @@ def _with_tier(topology: Topology, place: tuple[str, str], change: Callable[[Tie
     return msgspec.structs.replace(topology, regions=regions)
 
 
+def registers(name: str) -> bool:
+    """Return whether a server registers itself, as the second ones of each tier do."""
+    return name.endswith("2")
+
+
 def make_topology(shape: Shape) -> Topology:
     """Make version 1: shards are split evenly between the databases, and the ring places them on servers."""
     half = shape.shards // 2
@@ -75,7 +81,8 @@ def make_topology(shape: Shape) -> Topology:
     masters = (regions[0], regions[-1])
 
     def server(name: str) -> CacheServer:
-        return CacheServer(name=name, grpc=f"{name}:1", frames=f"{name}:2", admin=f"{name}:3")
+        found = CacheServer(name=name, grpc=f"{name}:1", frames=f"{name}:2", admin=f"{name}:3")
+        return msgspec.structs.replace(found, registration=Registration()) if registers(name) else found
 
     def region(name: str) -> Region:
         leaders = tuple(server(f"leader-{name}-{number}") for number in range(1, shape.leaders + 1))

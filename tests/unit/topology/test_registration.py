@@ -7,6 +7,7 @@ import pytest
 
 from tao.model.errors import NameTaken, TopologyError
 from tao.model.topology import CacheServer, Registration, Topology
+from tao.routing.routes import Routes
 from tao.topology import edits
 from tao.topology.document import dump_topology, parse_topology
 from tao.topology.registration import Registrant, eighths, follow_absences, leave, placed, register, step
@@ -63,6 +64,16 @@ def test_a_server_that_leaves_goes_down_in_eighths_and_may_stay_after_all(topolo
     assert weights(leaving) == [0.25, 0.125, 0.0]
     staying = leave(step(leaving, "w-3", is_ready=True), "w-3", leaving=False)
     assert weights(staying)[:3] == [0.125, 0.25, 0.375]
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_server_that_has_left_the_ring_has_no_shards_mapped_by_hand_either(topology: Topology, at_once: bool) -> None:
+    mapped = edits.move_shard(register(topology, registrant()), "here", "web", 5, "w-3", "w-1")
+    leaving = leave(edits.change_server(mapped, "w-3", weight=0.125), "w-3", at_once=at_once)
+    after = leaving if at_once else step(leaving, "w-3", is_ready=True)
+    assert after.version == (leaving.version if at_once else leaving.version + 1)
+    assert Routes(after).shards_of("w-3") == ()
+    assert after.regions[0].followers[0].moved == {**topology.regions[0].followers[0].moved, 5: ("w-1",)}
 
 
 def test_a_server_with_another_share_takes_steps_to_it_from_either_side(topology: Topology) -> None:
