@@ -149,30 +149,35 @@ async def carry_out_run(wanted: FaultRun, versions: dict[str, str], progress: Pr
 
     A cluster that does not become healthy or quiet ends the run; what was measured until then is returned with the
     reason. Raises `OperatorError` when the cluster does not start."""
-    outcome = Outcome()
-    record = outcome.record
     async with region_cluster(wanted.cluster, progress.step, logs=wanted.logs) as regions:
         versions.update(regions.versions)
-        injector = Injector(regions, Random(wanted.seed + 1))
-        async with wanted.load(regions, record, Random(wanted.seed)) as load:
-            showing = asyncio.create_task(_show(load, progress))
-            if wanted.beside is not None:
-                load.begin_beside(wanted.beside(regions, record))
-            try:
-                plans = wanted.plans(injector, record, load)
-                await load.while_running(
-                    together(carry_out(plan, injector, record, wanted.well_seconds, load) for plan in plans)
-                )
-                await load.stop()
-                outcome.busy_seconds = record.now()
-                showing.cancel()
-                await _compare(regions, load, outcome, progress)
-            except OperatorError as error:
-                outcome.not_well = error.message
-            finally:
-                showing.cancel()
-                await load.cancel()
-                outcome.busy_seconds = outcome.busy_seconds or record.now()
+        return await carry_out_in(regions, wanted, progress)
+
+
+async def carry_out_in(regions: RegionCluster, wanted: FaultRun, progress: Progress) -> Outcome:
+    """Do the same in a cluster that runs already, whose settings ``wanted`` has."""
+    outcome = Outcome()
+    record = outcome.record
+    injector = Injector(regions, Random(wanted.seed + 1))
+    async with wanted.load(regions, record, Random(wanted.seed)) as load:
+        showing = asyncio.create_task(_show(load, progress))
+        if wanted.beside is not None:
+            load.begin_beside(wanted.beside(regions, record))
+        try:
+            plans = wanted.plans(injector, record, load)
+            await load.while_running(
+                together(carry_out(plan, injector, record, wanted.well_seconds, load) for plan in plans)
+            )
+            await load.stop()
+            outcome.busy_seconds = record.now()
+            showing.cancel()
+            await _compare(regions, load, outcome, progress)
+        except OperatorError as error:
+            outcome.not_well = error.message
+        finally:
+            showing.cancel()
+            await load.cancel()
+            outcome.busy_seconds = outcome.busy_seconds or record.now()
     return outcome
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,18 +14,23 @@ from typing import Any
 
 import pytest
 
-from tao.client import connect
+from tao.admin.server_stats import server_stats
+from tao.client import Consistency, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.database_program import Durability
+from tao.devcluster.etcd import find_etcd
 from tao.devcluster.inspection import cluster_status, stop_cluster
 from tao.devcluster.layout import ClusterSettings, Role, Shape
 from tao.devcluster.ports import LOOPBACK, reserve_port
 from tao.devcluster.state_folder import StateFolder
+from tao.etcd.client import EtcdClient, end_of
+from tao.etcd.location import EtcdLocation, EtcdSettings, location_of
 from tao.model.errors import OperatorError
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.unhurried]
 
 SMALL = Shape(tiers=1, followers=1, leaders=1, shards=4)
+PATIENT_SECONDS = 30.0
 TAO = [sys.executable, "-P", "-m", "tao.cli"]
 
 
@@ -114,18 +120,61 @@ async def test_a_killed_server_is_started_again_while_the_others_go_on_and_logs_
         assert "leader-1" in err
 
 
-async def test_a_detached_cluster_is_found_by_status_and_ended_by_down(folder: Path) -> None:
+def etcd_or_skip() -> None:
+    try:
+        find_etcd(os.environ)
+    except OperatorError as error:
+        pytest.skip(error.message)
+
+
+async def version_seen(found: dict[str, Any]) -> int:
+    """Return the oldest version of the topology that a leader or follower uses."""
+    admins = [each["admin"] for each in found["processes"] if each["role"] in ("leader", "follower")]
+    return min([int((await server_stats(admin))["topology_version"]) for admin in admins])
+
+
+async def test_a_detached_cluster_with_etcd_outlives_etcd_and_is_ended_by_down(folder: Path) -> None:
+    etcd_or_skip()
     shape = ("--tiers", "1", "--followers", "1", "--leaders", "1", "--shards", "4", "--durability", "relaxed")
     where = ("--state-dir", str(folder))
-    code, _, err = await tao(folder, "dev", "up", "--detach", *where, *shape)
+    code, _, err = await tao(folder, "dev", "up", "--detach", "--etcd", *where, *shape)
     assert code == 0, err
     code, out, _ = await tao(folder, "dev", "status", "--json", *where)
     found = json.loads(out)
     assert code == 0
-    assert [each["role"] for each in found["processes"]] == ["database", "leader", "tailer", "follower", "watcher"]
+    roles = ["etcd", "database", "leader", "tailer", "follower", "watcher"]
+    assert [each["role"] for each in found["processes"]] == roles
     assert all(process["state"] == "ready" and process["pid"] > 0 for process in found["processes"])
+
+    place = location_of(found["topology"])
+    assert isinstance(place, EtcdLocation)
+    assert not (folder / "topology.json").exists()
+    client = EtcdClient(place, EtcdSettings())
+    async with asyncio.timeout(PATIENT_SECONDS):
+        keys: dict[bytes, int] = {}
+        # A watcher renews the lease of the master under a lock, which is held only for that long.
+        while place.key("topology/head") not in keys or not any(keys.values()):
+            prefix = place.key("")
+            keys = {each.key: each.lease for each in (await client.read(prefix, end_of(prefix))).kvs}
+    await client.close()
+
     async with connect(found["client"]) as graph:
-        assert await graph.obj_add("user", {"name": "x"}) > 0
+        alice = await graph.obj_add("user", {"name": "Alice"})
+        assert (await tao(folder, "dev", "kill", "etcd", *where))[:2] == (0, "killed etcd\n")
+        for consistency in (Consistency.cached(), Consistency.master()):
+            read = await graph.obj_get(alice, consistency=consistency)
+            assert read is not None, consistency
+            assert read.fields["name"] == "Alice"
+        assert (await tao(folder, "dev", "restart", "etcd", *where))[:2] == (0, "etcd is ready\n")
+        code, out, err = await tao(folder, "topology", "add-shards", "1", "--yes", "--json", *where)
+        assert code == 0, err
+        changed = json.loads(out)
+        assert changed["shards"] == 5
+        async with asyncio.timeout(PATIENT_SECONDS):
+            while await version_seen(found) < changed["version"]:  # noqa: ASYNC110 - other processes set no event
+                await asyncio.sleep(0.05)
+        bob = (await graph.reserve_ids(1, shard=4))[0]
+        await graph.obj_add("user", {"name": "Bob"}, id=bob)
 
     code, out, err = await tao(folder, "doctor", "--json", *where)
     assert code == 1, err
@@ -146,6 +195,8 @@ async def test_a_detached_cluster_is_found_by_status_and_ended_by_down(folder: P
     code, out, _ = await tao(folder, "dev", "status", "--json", *where)
     assert code == 1
     assert {process["state"] for process in json.loads(out)["processes"]} == {"stopped"}
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(*place.endpoints[0].split(":"))
 
 
 async def test_other_commands_kill_restart_and_reset_what_runs_in_a_foreground(

@@ -79,3 +79,14 @@ def test_the_report_says_how_long_clients_go_without_each_server_that_was_killed
         "master": {"misses", "writes", "detection", "promotion"},
     }
     assert 0 < found["master"]["detection"]["p50"] < found["master"]["writes"]["p50"]
+
+
+@scenario("move")
+def test_shards_move_under_load_and_while_the_mover_is_killed_and_nothing_is_lost(ran: ToyRun) -> None:
+    found = msgspec.json.decode(ran.json)
+    assert (found["failed_requests"], found["acked_writes_lost"], found["stale_after_quiescence"]) == (0, 0, 0)
+    assert found["requests_while_moving"] > 0
+    assert found["moved_shards"] == sum(found["movers_killed"].values()) == 1
+    assert found["faults"]["follower_kill"] > 0
+    assert found["writes_stood_seconds"] is not None
+    assert len(found["aims"]) > 5
