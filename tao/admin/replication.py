@@ -20,7 +20,7 @@ import msgspec
 from tao.model.errors import OperatorError, TaoError
 from tao.model.topology import Database, DatabaseServer, Topology
 from tao.replication.accounts import Account, ServiceAccounts
-from tao.replication.lease import grant_lease, lease_seconds, remove_lease, server_unix_ms
+from tao.replication.lease import grant_lease, lease_terms, remove_lease, server_unix_ms
 from tao.replication.server_statements import (
     MemberState,
     ReplicationSource,
@@ -101,7 +101,7 @@ async def lead(master: DatabaseServer, administrator: Account, *, keeps_lease: b
         await detach(session, deadline=_soon())
         if not keeps_lease:
             await remove_lease(session, deadline=_soon())
-        elif await lease_seconds(session, deadline=_soon()):
+        elif (await lease_terms(session, deadline=_soon())).seconds:
             start = await server_unix_ms(session, deadline=_soon()) + int(1_000 * _WATCHER_START_SECONDS)
             await grant_lease(session, start, deadline=_soon())
         await set_read_only(session, False, deadline=_soon())

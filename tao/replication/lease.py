@@ -10,12 +10,17 @@ Two rules make it a lease. A renewal never revives a lease that has run out, so 
 The new end counts from a time that the server reported *before* the renewal was sent, so a renewal that was delayed
 buys no more time than one that was not. An operator must not set back the clock of a server while it is master.
 
+Critical reads end with the lease. Writes end with it too, or, where each waits for a replica, some time later
+(`LeaseTerms.grace_seconds`): a successor can keep such a master from acknowledging writes by having its replicas stop
+receiving, and nobody but the lease can keep it from answering reads.
+
 A database without a second server keeps no lease: nobody can be promoted in its place, so all that a lease could do is
 stop the writes of a healthy server because its watchers are gone.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from tao.model.errors import OperatorError
@@ -26,15 +31,40 @@ from tao.storage.session import DatabaseSession
 EVENT_SECONDS: Final = 1
 """Interval at which the server checks its lease, hence the longest time that it takes writes after the lease ended."""
 
+CLOCK_MARGIN_SECONDS: Final = 0.1
+"""How much the clocks of a server and of a watcher may differ in how long a lease lasts."""
+
 _NOW: Final = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)"
 _EVENT: Final = "tao.close_without_lease"
+_GRACE: Final = "grace_ms="
+"""How the comment of the event begins. That of an earlier version has no comment, and no grace."""
 
 
-async def install_lease(session: DatabaseSession, lasts_seconds: float, *, deadline: float) -> None:
+@dataclass(frozen=True, slots=True)
+class LeaseTerms:
+    """How long a master may act after the last renewal of its lease."""
+
+    seconds: float = 0.0
+    """Length of a lease: it answers critical reads. 0 for a server that keeps none."""
+    grace_seconds: float = 0.0
+    """For how long after the end of a lease it takes writes."""
+
+    @property
+    def reads_over_after_seconds(self) -> float:
+        """Time from the last renewal until the server certainly answers no critical read."""
+        return self.seconds + CLOCK_MARGIN_SECONDS if self.seconds else 0.0
+
+    @property
+    def over_after_seconds(self) -> float:
+        """Time from the last renewal until the server has certainly closed itself."""
+        return self.seconds + self.grace_seconds + 2 * EVENT_SECONDS if self.seconds else 0.0
+
+
+async def install_lease(session: DatabaseSession, terms: LeaseTerms, *, deadline: float) -> None:
     """Prepare the server: schema, row (of a lease that has run out) and event. Idempotent.
 
-    ``lasts_seconds``: length of each lease from now on. The server is as open or closed afterwards as before. While
-    this runs, a closed MySQL server lets administrators write.
+    ``terms``: those of each lease from now on, of the present one too where they shorten it. The server is as open or
+    closed afterwards as before. While this runs, a closed MySQL server lets administrators write.
     """
     closed = "read_only" if session.dialect is Dialect.MARIADB else "super_read_only"
     (((read_only, super_closed),),) = await session.run(
@@ -49,17 +79,24 @@ async def install_lease(session: DatabaseSession, lasts_seconds: float, *, deadl
             "CREATE TABLE IF NOT EXISTS tao.lease (only_row TINYINT UNSIGNED NOT NULL PRIMARY KEY, "
             "ends_unix_ms BIGINT UNSIGNED NOT NULL, lasts_ms BIGINT UNSIGNED NOT NULL) ENGINE = InnoDB; "
             "INSERT IGNORE INTO tao.lease VALUES (1, 0, 0); "
-            f"UPDATE tao.lease SET lasts_ms = {int(lasts_seconds * 1000)}; COMMIT; "
+            f"UPDATE tao.lease SET lasts_ms = {int(terms.seconds * 1000)}; "
+            # A promotion counts with the new terms as soon as they are installed at the other servers.
+            f"UPDATE tao.lease SET ends_unix_ms = LEAST(ends_unix_ms, {_NOW} + lasts_ms); COMMIT; "
             # Give an open master a first lease, so that it stays open until a watcher renews it.
             f"UPDATE tao.lease SET ends_unix_ms = {_NOW} + lasts_ms WHERE ends_unix_ms = 0 AND @@GLOBAL.read_only = 0; "
             "COMMIT; "
-            f"CREATE EVENT IF NOT EXISTS {_EVENT} ON SCHEDULE EVERY {EVENT_SECONDS} SECOND DO "
-            "BEGIN IF @@GLOBAL.read_only = 0 AND NOT EXISTS "
-            f"(SELECT 1 FROM tao.lease WHERE ends_unix_ms > {_NOW}) THEN SET GLOBAL {closed} = 1; END IF; END",
+            f"CREATE EVENT IF NOT EXISTS {_EVENT} ON SCHEDULE EVERY {EVENT_SECONDS} SECOND DO BEGIN END",
             deadline=deadline,
         )
-        # MariaDB marks an event that was created on a replica as one that runs only on the master.
-        await session.run(f"ALTER EVENT {_EVENT} ENABLE", deadline=deadline)
+        grace_ms = int(terms.grace_seconds * 1000)
+        # MariaDB marks an event that was created on a replica as one that runs only on the master. A lease that was
+        # revoked has no grace.
+        await session.run(
+            f"ALTER EVENT {_EVENT} ENABLE COMMENT '{_GRACE}{grace_ms}' DO BEGIN IF @@GLOBAL.read_only = 0 AND NOT "
+            f"EXISTS (SELECT 1 FROM tao.lease WHERE ends_unix_ms > 0 AND ends_unix_ms + {grace_ms} > {_NOW}) "
+            f"THEN SET GLOBAL {closed} = 1; END IF; END",
+            deadline=deadline,
+        )
     finally:
         await session.run("SET SESSION sql_log_bin = 1", deadline=deadline)
     # MariaDB lets nobody but SUPER start it; it runs where the option file has it as the documentation says.
@@ -83,22 +120,23 @@ async def remove_lease(session: DatabaseSession, *, deadline: float) -> None:
     )
 
 
-async def lease_seconds(session: DatabaseSession, *, deadline: float) -> float:
-    """Return the length of the server's leases in seconds, or 0 when it keeps none and never closes itself."""
+async def lease_terms(session: DatabaseSession, *, deadline: float) -> LeaseTerms:
+    """Return the terms of the server's leases, of 0 seconds when it keeps none and never closes itself."""
     (events,) = await session.run(
-        "SELECT 1 FROM information_schema.events WHERE event_schema = 'tao' AND event_name = 'close_without_lease'",
+        "SELECT event_comment FROM information_schema.events "
+        "WHERE event_schema = 'tao' AND event_name = 'close_without_lease'",
         deadline=deadline,
     )
     if not events:
-        return 0.0
+        return LeaseTerms()
     ((((lasts_ms,),), _)) = await session.run("SELECT MAX(lasts_ms) FROM tao.lease; ROLLBACK", deadline=deadline)
-    return int(lasts_ms or 0) / 1000
+    return LeaseTerms(int(lasts_ms or 0) / 1000, int(str(events[0][0]).removeprefix(_GRACE) or 0) / 1000)
 
 
 async def has_abandoned_lease(session: DatabaseSession, *, deadline: float) -> bool:
     """Return whether the server keeps no lease, and critical reads believe in one: its event was dropped, and its row
     was left as it is."""
-    if await lease_seconds(session, deadline=deadline) or not await _has_table(session, deadline):
+    if (await lease_terms(session, deadline=deadline)).seconds or not await _has_table(session, deadline):
         return False
     ((((lasts_ms,),), _)) = await session.run("SELECT MAX(lasts_ms) FROM tao.lease; ROLLBACK", deadline=deadline)
     return bool(lasts_ms)
@@ -119,12 +157,16 @@ async def grant_lease(session: DatabaseSession, from_unix_ms: int, *, deadline: 
         raise OperatorError("the server keeps no lease: it was not prepared for one")
 
 
-async def renew_lease(session: DatabaseSession, from_unix_ms: int, *, deadline: float) -> bool:
-    """Extend a lease that has not run out. Returns False when it has run out or was revoked, or the server is
-    closed."""
+async def renew_lease(session: DatabaseSession, from_unix_ms: int, terms: LeaseTerms, *, deadline: float) -> bool:
+    """Extend a lease that has not run out, or whose grace has not. Returns False when it has run out or was revoked, or
+    the server is closed. ``terms``: those that the server keeps."""
     (((read_only,),),) = await session.run("SELECT @@GLOBAL.read_only", deadline=deadline)
+    grace_ms = int(terms.grace_seconds * 1000)
     return not read_only and await _write(
-        session, f"{from_unix_ms:d} + lasts_ms", f" AND ends_unix_ms > {_NOW}", deadline
+        session,
+        f"{from_unix_ms:d} + lasts_ms",
+        f" AND ends_unix_ms > 0 AND ends_unix_ms + {grace_ms} > {_NOW}",
+        deadline,
     )
 
 
@@ -134,7 +176,7 @@ async def revoke_lease(session: DatabaseSession, *, deadline: float) -> None:
     Does nothing where no lease is kept, and at a closed server, which a lease does not open.
     """
     (((read_only,),),) = await session.run("SELECT @@GLOBAL.read_only", deadline=deadline)
-    if not read_only and await lease_seconds(session, deadline=deadline):
+    if not read_only and (await lease_terms(session, deadline=deadline)).seconds:
         await _write(session, "0", " AND ends_unix_ms > 0", deadline)
 
 

@@ -23,7 +23,7 @@ from tao.model.errors import OperatorError, TaoError, TopologyConflict
 from tao.model.ids import PROMOTION_AHEAD_MS
 from tao.model.ports import TopologyStore
 from tao.model.topology import Database
-from tao.replication.lease import EVENT_SECONDS, grant_lease, server_unix_ms
+from tao.replication.lease import LeaseTerms, grant_lease, lease_terms, server_unix_ms
 from tao.replication.locks import LockHold, Locks, hold_exclusively, mastership_lock
 from tao.replication.promotion_plan import (
     PromotionRefused,
@@ -35,6 +35,7 @@ from tao.replication.promotion_plan import (
     check_seeded,
     choose,
     choose_catch_up_target,
+    is_fenced_by_replicas,
     unfinished,
 )
 from tao.replication.replication_set import ReplicationSet, SetAccounts, find_database
@@ -47,6 +48,7 @@ from tao.replication.server_statements import (
     open_to_writes,
     raise_epoch,
     set_semi_sync,
+    stop_receiving,
     waiting_statements,
 )
 from tao.topology import edits
@@ -74,7 +76,7 @@ class PromotionSettings:
     settle_seconds: float = 1.0
     """Between the new topology and the first write at the new master: twice the time that servers need to notice the
     topology. By then servers have stopped asking the old master for critical reads; without leases nothing else keeps
-    a master that is cut off from answering them."""
+    a master that is cut off from answering them. After the lease of a lost master there is no such delay."""
 
     acknowledging_seconds: float = 3.0
     """For a replica to connect to the new master under semi-synchronous replication. Without any, the master is opened
@@ -90,6 +92,7 @@ class PromotionStep(StrEnum):
     COMPARE = "comparing what the servers have received"
     APPLY = "applying what the new master has received"
     DETACH = "having the new master follow nobody"
+    OUTLAST = "waiting until the old master answers no critical reads"
     RAISE_EPOCH = "raising the version epoch of its shards"
     TOPOLOGY = "changing the topology"
     REPOINT = "having the others follow the new master"
@@ -165,9 +168,15 @@ class Promoter:
                 self._silent.add(replicas.master.name)  # the caller has waited for an answer already
             members = await replicas.members()
             check_before(members, request)
+            marked = {server.name for server in replicas.database.servers.values() if server.down}
+            semi_sync = replicas.database.semi_sync
+            fenced = is_fenced_by_replicas(members, request, semi_sync=semi_sync, marked=marked)
             try:
-                chosen = await self._choose(replicas, members, request, last_renewal)
+                chosen = await self._choose(replicas, members, request, last_renewal, fenced=fenced)
                 await self._apply_and_detach(replicas, chosen)
+                if fenced:
+                    others = [member for member in members if not member.is_master]
+                    await self._outlast(replicas, chosen, others, last_renewal)
                 lost = await self._lost_master(replicas, request)
             except TaoError:
                 # Nothing irrevocable has happened: reopen the old master if it can be reached by now.
@@ -242,19 +251,24 @@ class Promoter:
         members: list[SetMember],
         request: PromotionRequest,
         last_renewal: LastRenewal | None,
+        *,
+        fenced: bool,
     ) -> SetMember:
+        """Have all replicas stop receiving, and choose one. ``fenced``: the old master acknowledges nothing from then
+        on (`is_fenced_by_replicas`)."""
         master = next(member for member in members if member.is_master)
         others = [member for member in members if not member.is_master and member.is_complete]
-        await self._begin(replicas, PromotionStep.FENCE)
-        if request.master_lost:
-            await self._wait_for_lease(replicas, others, last_renewal)
-        else:
+        if not fenced:
+            await self._begin(replicas, PromotionStep.FENCE)
+        if not request.master_lost:
             await replicas.close(master.region)
             await self._begin(replicas, PromotionStep.CATCH_UP)
             await replicas.catch_up(choose_catch_up_target(others, request), self._settings.catch_up_seconds)
+        elif not fenced:
+            await self._wait_for_lease(replicas, others, last_renewal)
         await self._begin(replicas, PromotionStep.STOP_RECEIVING)
         await asyncio.gather(*(replicas.stop_receiving(member.region) for member in others))
-        if request.master_lost and self._locks.can_be_away and replicas.database.semi_sync:
+        if request.master_lost and not fenced and self._locks.can_be_away and replicas.database.semi_sync:
             # A watcher that is cut off from the locks may have renewed the lease until now (`is_followed_by_all`).
             await self._wait_for_lease(replicas, others, last_renewal)
         await self._begin(replicas, PromotionStep.COMPARE)
@@ -263,19 +277,38 @@ class Promoter:
     async def _wait_for_lease(
         self, replicas: ReplicationSet, others: list[SetMember], last_renewal: LastRenewal | None
     ) -> None:
-        """Wait until a master that cannot be reached has closed itself. All servers of a set keep leases, or none
-        does."""
-        lasts = max([await replicas.lease_seconds(member.region) for member in others])
-        if lasts:
-            loop = asyncio.get_running_loop()
-            since = loop.time() if last_renewal is None else await last_renewal()
-            over = since + lasts + 2 * EVENT_SECONDS
-            await asyncio.sleep(max(0.0, over - loop.time()))
+        """Wait until a master that cannot be reached has closed itself."""
+        terms = await self._lease_terms(replicas, others)
+        await _until_over(max(each.over_after_seconds for each in terms), last_renewal)
+
+    async def _outlast(
+        self,
+        replicas: ReplicationSet,
+        chosen: SetMember,
+        others: list[SetMember],
+        last_renewal: LastRenewal | None,
+    ) -> None:
+        """Wait until a master that can acknowledge no write answers no critical read either.
+
+        It may be open for longer, so the other servers forget it first: one that restarts would receive from it again.
+        """
+        await asyncio.gather(
+            *(replicas.forget_master(each.region, chosen) for each in others if each.name != chosen.name)
+        )
+        await self._begin(replicas, PromotionStep.OUTLAST)
+        terms = await self._lease_terms(replicas, others)
+        await _until_over(max(each.reads_over_after_seconds for each in terms), last_renewal)
+
+    async def _lease_terms(self, replicas: ReplicationSet, members: list[SetMember]) -> list[LeaseTerms]:
+        """Return the terms of the servers' leases. All servers of a set keep leases, or none does."""
+        return list(await asyncio.gather(*(replicas.lease_terms(member.region) for member in members)))
 
     async def _apply_and_detach(self, replicas: ReplicationSet, chosen: SetMember) -> None:
         """Make the server apply everything that it has received, and detach it from its master."""
         async with replicas.session(chosen.region) as session:
             await self._begin(replicas, PromotionStep.APPLY)
+            # Again: when it restarts, a replica receives by itself.
+            await stop_receiving(session, deadline=replicas.statement_deadline())
             deadline = asyncio.get_running_loop().time() + self._settings.catch_up_seconds
             await apply_received(session, deadline=deadline)
             await self._begin(replicas, PromotionStep.DETACH)
@@ -312,6 +345,7 @@ class Promoter:
             if lacks_commits:
                 now = await server_unix_ms(session, deadline=replicas.statement_deadline())
                 lacks_until = now + PROMOTION_AHEAD_MS
+            terms = await lease_terms(session, deadline=replicas.statement_deadline())
             deadline = asyncio.get_running_loop().time() + self._settings.catch_up_seconds
             await raise_epoch(
                 session,
@@ -325,7 +359,8 @@ class Promoter:
         await self._begin(replicas, PromotionStep.TOPOLOGY)
         await self._change_topology(replicas, region, epoch, lost)
         changed = await self._set(replicas.database.name)
-        return await self._open(changed, settle=True)
+        # The lease of a lost master is over, so it answers no critical read.
+        return await self._open(changed, settle=not (lost and terms.seconds))
 
     async def _change_topology(self, replicas: ReplicationSet, region: str, epoch: int, lost: str) -> None:
         """Store the promotion by compare-and-set, and retry when something else in the document changed at the same
@@ -392,7 +427,7 @@ class Promoter:
         waits = database.semi_sync and await self._acknowledged_in_use(replicas, following)
         async with replicas.session(database.master_region) as session:
             now = await server_unix_ms(session, deadline=replicas.statement_deadline())
-            if await replicas.lease_seconds(database.master_region):
+            if (await replicas.lease_terms(database.master_region)).seconds:
                 await grant_lease(session, now, deadline=replicas.statement_deadline())
             await open_to_writes(session, semi_sync=waits, deadline=replicas.statement_deadline())
         version = (await self._store.load()).version
@@ -493,3 +528,11 @@ class Promoter:
         replicas.check_hold()
         if self._on_step is not None:
             await self._on_step(step)
+
+
+async def _until_over(after_seconds: float, last_renewal: LastRenewal | None) -> None:
+    """Wait until so long after the last renewal of a lease; not at all for 0, which a server without leases has."""
+    if after_seconds:
+        loop = asyncio.get_running_loop()
+        since = loop.time() if last_renewal is None else await last_renewal()
+        await asyncio.sleep(max(0.0, since + after_seconds - loop.time()))

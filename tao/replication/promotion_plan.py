@@ -6,7 +6,7 @@ reachable server has. And every server that may have received more is reachable,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tao.model.errors import OperatorError
@@ -48,6 +48,8 @@ class SetMember:
     error: str = ""
     is_master: bool = False
     """True for the master region's server in the topology."""
+    is_refused: bool = False
+    """True when nothing listens at its address: its machine answers, and no process of it runs."""
 
     @property
     def is_complete(self) -> bool:
@@ -71,12 +73,14 @@ class PromotionRequest:
 
     ``region``: the region whose server becomes master, or None for the most advanced server. ``master_lost``: proceed
     without the old master. ``without``: servers that may be unreachable, because the operator vouches that they have
-    nothing that the others lack.
+    nothing that the others lack. ``waited_for_replica``: the commits of the lost master waited for a replica when it
+    answered last, a moment ago.
     """
 
     region: str | None = None
     master_lost: bool = False
     without: frozenset[str] = frozenset()
+    waited_for_replica: bool = False
 
 
 def check_before(members: Sequence[SetMember], request: PromotionRequest) -> None:
@@ -150,6 +154,32 @@ def choose(members: Sequence[SetMember], request: PromotionRequest) -> SetMember
             return each
     requested = next(each for each in members if each.region == request.region)
     raise PromotionRefused(f"{requested.name} lacks {_lack(requested, best[0])} of {best[0].name}: promote that one")
+
+
+def is_fenced_by_replicas(
+    members: Sequence[SetMember], request: PromotionRequest, *, semi_sync: bool, marked: Collection[str]
+) -> bool:
+    """Return whether a lost master acknowledges no write once the other servers have stopped receiving, so that its
+    successor can be chosen before it has closed itself.
+
+    Its commits wait for a replica, and each server for which they may wait can be stopped: it answers, and nobody seeds
+    it. What made the master wait for none since it was seen to wait has left a trace: a command that takes its last
+    replica out of use marks that one first (``marked``: the servers with a ``down`` mark).
+    """
+    others = [member for member in members if not member.is_master]
+    return (
+        request.master_lost
+        and semi_sync
+        and request.waited_for_replica
+        and all(member.is_complete and member.name not in marked for member in others)
+    )
+
+
+def check_has_all(chosen: SetMember, other: SetMember) -> None:
+    """Raise `PromotionRefused` when a server has received what the one to be promoted lacks."""
+    lack = _lack(chosen, other)
+    if lack:
+        raise PromotionRefused(f"{chosen.name} lacks {lack}, which {other.name} has received meanwhile")
 
 
 def check_lost(master: SetMember, request: PromotionRequest) -> None:

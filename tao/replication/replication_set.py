@@ -11,14 +11,15 @@ from typing import Final
 from tao.model.errors import DeadlineExceeded, ShardBlocked, TaoError, TopologyError
 from tao.model.topology import Database, DatabaseServer, Topology
 from tao.replication.accounts import Account
-from tao.replication.lease import lease_seconds, revoke_lease
+from tao.replication.lease import LeaseTerms, lease_terms, revoke_lease
 from tao.replication.locks import SESSION_IDLE_SECONDS, LockHold, LockLost
-from tao.replication.promotion_plan import PromotionRefused, SetMember
+from tao.replication.promotion_plan import PromotionRefused, SetMember, check_has_all
 from tao.replication.server_statements import (
     ReplicationSource,
     SourceTls,
     acknowledge_as_replica,
     attach,
+    detach,
     executed_position,
     fence,
     highest_epoch,
@@ -29,7 +30,7 @@ from tao.replication.server_statements import (
     wait_for_position,
 )
 from tao.storage.dialect import SessionSetup
-from tao.storage.failures import TablesMissing
+from tao.storage.failures import NotListening, TablesMissing
 from tao.storage.session import DatabaseSession, ServerAccount, open_session
 
 _PAUSE_SECONDS: Final = 0.05
@@ -144,7 +145,8 @@ class ReplicationSet:
             raise
         except TaoError as error:
             self._silent.add(name)
-            return SetMember(name, region, None, error.message, is_master=is_master)
+            refused = isinstance(error, NotListening)
+            return SetMember(name, region, None, error.message, is_master=is_master, is_refused=refused)
         self._silent.discard(name)
         return SetMember(name, region, state, is_master=is_master)
 
@@ -264,10 +266,23 @@ class ReplicationSet:
                     raise NotCaughtUp("it follows, and has not caught up yet: `tao status` shows how far it is")
                 await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def lease_seconds(self, region: str) -> float:
-        """Return the length of the server's leases in seconds, or 0 when it keeps none. Raises `TaoError`."""
+    async def lease_terms(self, region: str) -> LeaseTerms:
+        """Return the terms of the server's leases. Raises `TaoError`."""
         async with self.session(region) as session:
-            return await lease_seconds(session, deadline=self.statement_deadline())
+            return await lease_terms(session, deadline=self.statement_deadline())
+
+    async def forget_master(self, region: str, chosen: SetMember) -> None:
+        """Make a server that has stopped receiving follow no master, so that it receives from none when it restarts.
+
+        Raises `PromotionRefused` when it has received meanwhile what the server that was chosen to be master lacks, or
+        another `TaoError`. The three steps share a session: it would end with the server.
+        """
+        name = self.database.servers[region].name
+        async with self.session(region) as session:
+            await stop_receiving(session, deadline=self.statement_deadline())
+            state = await member_state(session, deadline=self.statement_deadline())
+            check_has_all(chosen, SetMember(name, region, state))
+            await detach(session, deadline=self.statement_deadline())
 
     async def follow(self, region: str, master_region: str) -> None:
         """Make a server a replica of another, whatever it was before. Raises `TaoError`."""

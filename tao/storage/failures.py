@@ -54,6 +54,10 @@ class ConnectionLost(Unavailable):
     """The connection broke or could not be made. Outside of COMMIT nothing was written."""
 
 
+class NotListening(ConnectionLost):
+    """Nothing listens at the address: the server's machine answers, and its process does not run."""
+
+
 class TablesMissing(OperatorError):
     """A shard's schema or one of its tables is missing: no migration has run, or the server is being seeded."""
 
@@ -75,6 +79,8 @@ def translate(error: Exception, server: str, *, locking: bool) -> TaoError:
         return ShardBlocked(f"{text}; a lock was not had in time, nothing was written")
     if number in _STATEMENT_ENDED:
         return DeadlineExceeded(text)
+    if isinstance(error.__cause__, ConnectionRefusedError | FileNotFoundError):  # of TCP, and of a socket's file
+        return NotListening(text)
     if number in _LOST or not isinstance(error, pymysql.err.MySQLError):
         return ConnectionLost(text)
     if number in _NOT_MASTER:

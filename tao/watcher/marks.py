@@ -24,6 +24,8 @@ class ServerVerdict(StrEnum):
     DOWN = "down"
     UNSURE = "unsure"
     """Too early to decide, or between the bounds. A mark stays as it is."""
+    DEAD = "dead"
+    """Of a master: nothing listens at its address. Masters are not marked."""
 
 
 @dataclass(frozen=True, slots=True)

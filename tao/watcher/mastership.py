@@ -15,8 +15,9 @@ from typing import Final
 from tao.model.errors import TaoError
 from tao.replication.gtid import GtidSet
 from tao.replication.lease import (
+    LeaseTerms,
     install_lease,
-    lease_seconds,
+    lease_terms,
     remove_lease,
     renew_lease,
     server_unix_ms,
@@ -67,6 +68,8 @@ class Observation:
     waited_for_replica: bool = False
     """When the master answered last, its commits waited for a replica. The topology alone says what was asked for: a
     master whose last replica is gone, drained or seeded may wait for none."""
+    is_dead: bool = False
+    """Nothing listens at the master's address, as seen from here or by the watcher of its region."""
 
 
 CLOSED_OBSERVATIONS: Final = 2
@@ -80,16 +83,19 @@ def next_action(
 ) -> tuple[Action, str]:
     """Return the action to take now, and the server to rejoin if that is the action.
 
+    A master whose process is dead is replaced sooner than one that is silent, if nothing is lost with it.
+
     ``leases``: a master that is out of reach has closed itself. Without them it is replaced only if it cannot
     acknowledge a write by itself, because its commits wait for a replica, and no replica receives from it."""
     master = next(member for member in observation.members if member.is_master)
     if master.state is None:
+        keeps_writes = observation.semi_sync and observation.waited_for_replica
         if (
             auto_promote
             and not observation.seen_by_its_region
-            and observation.silent_seconds >= gone_seconds
+            and (observation.silent_seconds >= gone_seconds or (keeps_writes and observation.is_dead))
             and len(observation.members) > 1
-            and (leases or (observation.semi_sync and observation.waited_for_replica))
+            and (leases or keeps_writes)
         ):
             return Action.PROMOTE, ""
         return Action.NOTHING, ""
@@ -117,12 +123,16 @@ class Mastership:
         peers: PeerReports,
         silent_seconds: Callable[[str], float],
         context: WatcherContext,
+        is_dead: Callable[[str], bool] = lambda _: False,
     ) -> None:
+        """``silent_seconds``: how long a master has not answered; ``is_dead``: whether nothing listens at its
+        address."""
         self._settings: Final = settings
         self._promoter: Final = promoter
         self._locks: Final = locks
         self._peers: Final = peers
         self._silent_seconds: Final = silent_seconds
+        self._is_dead: Final = is_dead
         self._tasks: Final = context.tasks
         self._clock: Final = context.clock
         self._log: Final = context.log
@@ -134,8 +144,8 @@ class Mastership:
         observations have found it like that."""
         self._renewed_at: Final[dict[str, float]] = {}
         self._began: Final = context.clock.monotonic()
-        self._prepared: Final[dict[str, float]] = {}
-        """The length of the lease that each prepared server keeps, in seconds; 0 for none."""
+        self._prepared: Final[dict[str, LeaseTerms]] = {}
+        """The terms of the lease that each prepared server keeps."""
         self._acting: Final = set[str]()
         self._acted_at: Final[dict[str, float]] = {}
         self._renewing: Final = set[str]()
@@ -192,6 +202,7 @@ class Mastership:
             replicas.acknowledging(members),
             self._lost_acknowledgements[name][1] if name in self._lost_acknowledgements else 0,
             self._waited_for_replica.get(name) == master.name,
+            self._is_dead(master.name) or self._peers.says_dead(master.region, master.name),
         )
         self._note_withheld(name, master, observation)
         action, server = next_action(
@@ -281,7 +292,11 @@ class Mastership:
                 self._log.warning("master_lost", database=name, silent_seconds=round(observation.silent_seconds, 2))
                 region = next(member.region for member in observation.members if member.is_master)
                 renewed = partial(self._last_renewal, name, region)
-                done = await self._promoter.promote(name, PromotionRequest(master_lost=True), last_renewal=renewed)
+                # While a lease lasted, others may have changed what a silent master does.
+                is_known = observation.silent_seconds < self._settings.lease.terms(semi_sync=True).over_after_seconds
+                waited = observation.waited_for_replica and is_known
+                request = PromotionRequest(master_lost=True, waited_for_replica=waited)
+                done = await self._promoter.promote(name, request, last_renewal=renewed)
             elif action is Action.RESTORE:
                 done = await self._promoter.restore(name)
             elif action is Action.WAIT:
@@ -309,6 +324,8 @@ class Mastership:
         self._refusals.pop(name, None)
         self._closed_observations[name] = 0
         self._lost_acknowledgements.pop(name, None)
+        if done is not None:
+            self._waited_for_replica[name] = done.master if done.waits_for_replica else ""
         self._renewed_at[name] = self._clock.monotonic()  # the action may have granted the new master a lease
         self.actions[action.value] += 1
         seconds = self._clock.monotonic() - began
@@ -374,13 +391,13 @@ class Mastership:
     async def _renew(self, replicas: ReplicationSet) -> None:
         """Prepare the servers of a set for leases, and renew the lease of its master, if it keeps one."""
         database = replicas.database
-        lasts = self._settings.lease.seconds if database.keeps_lease else 0.0
+        terms = self._settings.lease.terms(semi_sync=database.semi_sync) if database.keeps_lease else LeaseTerms()
         # The master comes first: a promotion takes the length of its lease from the other servers.
         for region in sorted(database.servers, key=lambda each: each != database.master_region):
             name = database.servers[region].name
-            if self._prepared.get(name) != lasts and not await self._prepare(replicas, region, name, lasts):
+            if self._prepared.get(name) != terms and not await self._prepare(replicas, region, name, terms):
                 break
-        if not lasts:
+        if not terms.seconds:
             return
         try:
             async with (
@@ -394,11 +411,11 @@ class Mastership:
                 hold.check()
                 if not self._renews_lease_of(replicas):
                     return
-                renewed = await renew_lease(session, now, deadline=replicas.statement_deadline())
+                renewed = await renew_lease(session, now, terms, deadline=replicas.statement_deadline())
         except LockTaken:
             return  # its master is being changed
         except LocksAway as error:
-            renewed = await self._renew_without_lock(replicas, error)
+            renewed = await self._renew_without_lock(replicas, terms, error)
         except TaoError as error:
             self._log.warning("lease_not_renewed", database=database.name, reason=error.message)
             renewed = False
@@ -407,7 +424,7 @@ class Mastership:
         else:
             self.missed_renewals += 1
 
-    async def _renew_without_lock(self, replicas: ReplicationSet, away: LocksAway) -> bool:
+    async def _renew_without_lock(self, replicas: ReplicationSet, terms: LeaseTerms, away: LocksAway) -> bool:
         """Renew the lease of a master of the own region although nobody can tell who holds its lock, if all other
         servers follow it (`ReplicationSet.is_followed_by_all`). Returns whether it was renewed."""
         database = replicas.database
@@ -419,22 +436,22 @@ class Mastership:
                     # Before the servers are asked: a promotion that stops one of them later counts with this renewal.
                     self._renewed_at[database.name] = self._clock.monotonic()
                     if replicas.is_followed_by_all(await replicas.members()):
-                        return await renew_lease(session, now, deadline=replicas.statement_deadline())
+                        return await renew_lease(session, now, terms, deadline=replicas.statement_deadline())
             except TaoError as error:
                 reason = error.message
         self._log.warning("lease_not_renewed", database=database.name, reason=reason)
         return False
 
-    async def _prepare(self, replicas: ReplicationSet, region: str, name: str, lasts: float) -> bool:
-        """Have a server keep a lease of ``lasts`` seconds, or none for 0. Return whether it does so now."""
+    async def _prepare(self, replicas: ReplicationSet, region: str, name: str, terms: LeaseTerms) -> bool:
+        """Have a server keep a lease on these terms, or none for 0 seconds. Return whether it does so now."""
         try:
             async with replicas.session(region) as session:
-                found = await lease_seconds(session, deadline=replicas.statement_deadline())
-                if lasts and found != lasts:
-                    await install_lease(session, lasts, deadline=replicas.statement_deadline())
-                elif found and not lasts:  # the database had a second server once
+                found = await lease_terms(session, deadline=replicas.statement_deadline())
+                if terms.seconds and found != terms:
+                    await install_lease(session, terms, deadline=replicas.statement_deadline())
+                elif found.seconds and not terms.seconds:  # the database had a second server once
                     await remove_lease(session, deadline=replicas.statement_deadline())
-            self._prepared[name] = lasts
+            self._prepared[name] = terms
         except TaoError as error:
             # This repeats while the server is unreachable.
             self._log.debug("lease_not_installed", target=name, reason=error.message)

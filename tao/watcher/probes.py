@@ -66,6 +66,7 @@ class DatabaseProbes:
         self._answered_at: Final[dict[str, float]] = {}
         self._following_at: Final[dict[str, float]] = {}
         self._good_probes: Final[dict[str, int]] = {}
+        self._refusals: Final[dict[str, int]] = {}
         self.verdicts: dict[str, ServerVerdict] = {}
         self.lags: dict[str, float | None] = {}
         self.waits_for_replica: dict[str, bool] = {}
@@ -85,6 +86,10 @@ class DatabaseProbes:
         now = self._clock.monotonic()
         return now - self._answered_at.setdefault(server, now)
 
+    def is_dead(self, master: str) -> bool:
+        """Return whether nothing has listened at a master's address for some probes in a row."""
+        return self.verdicts.get(master) is ServerVerdict.DEAD
+
     async def _look(self, database: Database) -> None:
         try:
             await self._ask(database)
@@ -102,6 +107,7 @@ class DatabaseProbes:
                 self._answered_at[member.name] = began
             else:
                 self._answered_at.setdefault(member.name, began)
+            self._refusals[member.name] = self._refusals.get(member.name, 0) + 1 if member.is_refused else 0
             verdict = self._verdict(replicas, member, began)
             self._good_probes[member.name] = (
                 self._good_probes.get(member.name, 0) + 1 if verdict is ServerVerdict.UP else 0
@@ -125,6 +131,8 @@ class DatabaseProbes:
     def _verdict(self, replicas: ReplicationSet, member: SetMember, now: float) -> ServerVerdict:
         settings = self._settings
         is_marked = replicas.database.servers[member.region].down
+        if member.is_master and self._refusals[member.name] >= settings.master_refusals:
+            return ServerVerdict.DEAD
         if member.state is None:
             gone = self.silent_seconds(member.name) >= settings.interval_seconds * settings.cache_failures
             return ServerVerdict.DOWN if gone else ServerVerdict.UNSURE
@@ -267,6 +275,11 @@ class PeerReports:
         """Return whether the watcher of the region judges the server to be up."""
         report = self.reports.get(region)
         return report is not None and report.verdicts.get(server) is ServerVerdict.UP
+
+    def says_dead(self, region: str, server: str) -> bool:
+        """Return whether the watcher of a master's region finds that nothing listens at its address."""
+        report = self.reports.get(region)
+        return report is not None and report.verdicts.get(server) is ServerVerdict.DEAD
 
     async def renewed_seconds_ago(self, region: str, database: str) -> float:
         """Ask the other watchers of a region how long ago one renewed a master's lease. Returns 0, a moment ago, when

@@ -108,7 +108,13 @@ class WatcherServer:
         if settings.peers:
             self._log.warning("peers_setting_ignored", instead="frames of each watcher in the topology")
         mastership = self._mastership = Mastership(
-            settings, promoter, self._locks, peers, self._databases.silent_seconds, context
+            settings,
+            promoter,
+            self._locks,
+            peers,
+            self._databases.silent_seconds,
+            context,
+            self._databases.is_dead,
         )
         hot_shards = self._hot_shards = self._build_hot_shards(links, context)
         self._moves = self._build_interrupted_moves(accounts, context)

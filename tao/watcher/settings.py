@@ -9,7 +9,7 @@ from typing import Literal
 from tao.etcd.location import EtcdSettings, Location
 from tao.model.errors import SettingsError
 from tao.observability.audit_log import AuditSettings
-from tao.replication.lease import EVENT_SECONDS
+from tao.replication.lease import LeaseTerms
 from tao.replication.promotion import PromotionSettings
 from tao.routing.cloning_policy import CloningPolicy
 from tao.storage.tls import DatabaseTlsFiles
@@ -24,16 +24,20 @@ class LeaseSettings:
     """How long a master takes writes after the last renewal, plus a second. A watcher may be away this long before
     writes stop; its restart takes two seconds."""
 
-    renew_seconds: float = 1.0
+    critical_seconds: float = 2.5
+    """How long the master of a semi-synchronous database answers critical reads after the last renewal. Once its
+    replicas have stopped receiving it acknowledges no write, so its successor has to wait only for this."""
+
+    renew_seconds: float = 0.5
     """Interval between renewals. With the defaults, four in a row may fail."""
 
-    @property
-    def over_after_seconds(self) -> float:
-        """Time from the last renewal until the server has certainly closed itself."""
-        return self.seconds + 2 * EVENT_SECONDS
+    def terms(self, *, semi_sync: bool) -> LeaseTerms:
+        """Return the terms that the servers of a database keep."""
+        reads = min(self.critical_seconds, self.seconds) if semi_sync else self.seconds
+        return LeaseTerms(reads, self.seconds - reads)
 
     def __post_init__(self) -> None:
-        if self.seconds < 3 * self.renew_seconds or self.renew_seconds <= 0:
+        if min(self.seconds, self.critical_seconds) < 3 * self.renew_seconds or self.renew_seconds <= 0:
             raise SettingsError(f"a lease must outlast three renewals: {self}")
 
 
@@ -60,6 +64,11 @@ class ProbeSettings:
     master_gone_seconds: float = 5.0
     """How long a master must be silent before another one is promoted. Restarts of the server or of a switch take less,
     and a promotion costs every cache of the database."""
+
+    master_refusals: int = 3
+    """How many probes of the master of a semi-synchronous database must be refused in a row before another one is
+    promoted: nothing listens at its address, so its process is dead. With the defaults this takes up to a second and a
+    half. No write is lost with it, but the time of a restart is not waited for."""
 
     lag_down_seconds: float = 30.0
     """A replica with at least this lag is marked down. Nearly every read that requires a version avoids it already."""

@@ -18,9 +18,10 @@ from tao.observability.logs import logger
 from tao.replication.accounts import Account, ServiceAccounts
 from tao.replication.lease import (
     EVENT_SECONDS,
+    LeaseTerms,
     grant_lease,
     install_lease,
-    lease_seconds,
+    lease_terms,
     remove_lease,
     renew_lease,
     revoke_lease,
@@ -142,7 +143,7 @@ async def test_a_paused_master_is_replaced_by_a_watcher_and_is_closed_when_it_re
     watcher = await WatcherServer(settings, logger("watcher")).start()
     try:
         async with asyncio.timeout(30), rig.session(EAST) as session:
-            while await lease_seconds(session, deadline=statement_deadline()) != settings.lease.seconds:  # noqa: ASYNC110 - the watcher
+            while await lease_terms(session, deadline=statement_deadline()) != settings.lease.terms(semi_sync=False):  # noqa: ASYNC110 - the watcher
                 await asyncio.sleep(0.05)
         await rig.write(EAST, 1)
         await until_arrived(rig, WEST, 1)
@@ -240,12 +241,15 @@ async def test_only_one_process_changes_a_mastership_at_a_time(rig: ReplicationR
 
 
 async def test_a_server_closes_itself_when_its_lease_ends_and_no_renewal_revives_it(rig: ReplicationRig) -> None:
+    terms = LeaseTerms(2 * EVENT_SECONDS, EVENT_SECONDS)
     async with rig.session(EAST) as session:
         positions = await rig.rows(EAST, "SHOW MASTER STATUS") if await is_mariadb(rig) else []
-        await install_lease(session, 3 * EVENT_SECONDS, deadline=statement_deadline())
-        assert await lease_seconds(session, deadline=statement_deadline()) == 3 * EVENT_SECONDS
+        await install_lease(session, terms, deadline=statement_deadline())
+        assert await lease_terms(session, deadline=statement_deadline()) == terms
         now = await server_unix_ms(session, deadline=statement_deadline())
-        assert await renew_lease(session, now, deadline=statement_deadline()), "an open server is given a first lease"
+        assert await renew_lease(session, now, terms, deadline=statement_deadline()), (
+            "an open server is given a first lease"
+        )
         await rig.write(EAST, 1)
         # The server's own event closes it, without a request.
         async with asyncio.timeout(30):
@@ -254,18 +258,18 @@ async def test_a_server_closes_itself_when_its_lease_ends_and_no_renewal_revives
         with pytest.raises(MasterReadOnly):
             await rig.write(EAST, 2)
         now = await server_unix_ms(session, deadline=statement_deadline())
-        assert not await renew_lease(session, now, deadline=statement_deadline())
+        assert not await renew_lease(session, now, terms, deadline=statement_deadline())
         await rig.promoter().restore("db")
         assert await rig.open_servers() == {EAST}
         await revoke_lease(session, deadline=statement_deadline())
-        assert not await renew_lease(session, now + 60_000, deadline=statement_deadline())
+        assert not await renew_lease(session, now + 60_000, terms, deadline=statement_deadline())
         await rig.close(EAST)
         await grant_lease(
             session, await server_unix_ms(session, deadline=statement_deadline()), deadline=statement_deadline()
         )
         assert await rig.open_servers() == set(), "a lease does not open a server"
         await remove_lease(session, deadline=statement_deadline())
-        assert await lease_seconds(session, deadline=statement_deadline()) == 0
+        assert await lease_terms(session, deadline=statement_deadline()) == LeaseTerms()
         if positions:
             # The binlog has no trace of it, so the replica does not apply it.
             assert await rig.rows(WEST, "SELECT 1 FROM information_schema.schemata WHERE schema_name = 'tao'") == []
@@ -317,7 +321,7 @@ async def test_a_master_that_closes_itself_while_a_commit_waits_for_a_replica_is
         async with rig.session(EAST) as session:
             await stop_receiving(session, deadline=statement_deadline())
         async with rig.session(WEST) as session:
-            await install_lease(session, EVENT_SECONDS, deadline=statement_deadline())
+            await install_lease(session, LeaseTerms(EVENT_SECONDS), deadline=statement_deadline())
         writing = asyncio.create_task(rig.write(WEST, 1))
         async with asyncio.timeout(30):
             # The lease is over. The event that closes the server waits for that commit, as everything does then.

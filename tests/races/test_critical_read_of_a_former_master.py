@@ -27,7 +27,7 @@ import pytest
 from tao.model.errors import MasterReadOnly, TaoError
 from tao.model.ports import OnRead, ReadStore
 from tao.model.queries import FillRead, ObjectQuery, Query
-from tao.replication.lease import install_lease, remove_lease
+from tao.replication.lease import LeaseTerms, install_lease, remove_lease
 from tao.serving.sources import DatabaseReadSettings, DatabaseSource, fetch_and_wait
 from tests.rigs.former_master import LEASE_SECONDS, A, B, FormerMaster
 from tests.rigs.leader_rig import make_id
@@ -88,7 +88,7 @@ async def test_a_server_without_a_lease_or_without_the_right_to_read_it_is_check
         assert refused(await former.read(A, B)) == [True, True]
     finally:
         deadline = asyncio.get_running_loop().time() + 10
-        await install_lease(former.administrator, LEASE_SECONDS, deadline=deadline)
+        await install_lease(former.administrator, LeaseTerms(LEASE_SECONDS), deadline=deadline)
 
 
 class Masters(ReadStore):

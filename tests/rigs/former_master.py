@@ -14,7 +14,7 @@ from tao.model.graph import decode_object
 from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import FillRead, ObjectQuery
 from tao.model.rows import IntentRow
-from tao.replication.lease import install_lease, remove_lease
+from tao.replication.lease import LeaseTerms, install_lease, remove_lease
 from tao.storage.migrations import migrate
 from tao.storage.names import schema_name
 from tao.storage.pools import Pools
@@ -134,7 +134,7 @@ async def former_master(migrated: DatabaseInstance) -> AsyncIterator[FormerMaste
     deadline = asyncio.get_running_loop().time() + 60
     pool = administration.of(SERVER)
     async with pool.session(deadline=deadline) as session, pool.session(deadline=deadline) as locker:
-        await install_lease(session, LEASE_SECONDS, deadline=deadline)
+        await install_lease(session, LeaseTerms(LEASE_SECONDS), deadline=deadline)
         found = FormerMaster(reads, writes, session, locker)
         await found.run("DROP EVENT tao.close_without_lease")  # the tests close the server when they want to
         await found.renew_lease()

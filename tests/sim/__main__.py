@@ -2,7 +2,8 @@
 
 Each seed makes its own plan. A plan that breaks an invariant is printed, made small, printed again with its last
 events, and kept as a file that ``--plan FILE`` plays again; the exit status is 1 then. ``--variants`` breaks the
-product on purpose instead, and fails when the checks do not notice.
+product on purpose instead, and fails when the checks do not notice. ``--lost-masters HOURS`` plays `lost_masters`
+instead: watchers, leases and links around one database.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from tests.sim.lost_masters import Findings, play_hours
 from tests.sim.plans import MEAN_ACT_SECONDS, Fault, Op, Plan, make_plan, tempo_of
 from tests.sim.runs import Outcome, run
 from tests.sim.shrinking import shrink
@@ -28,6 +30,7 @@ from tests.sim.variants import VARIANTS, find
 
 _LAST_EVENTS = 60
 _PROGRESS_SEEDS = 100
+_HOURS_AT_ONCE = 20
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -42,7 +45,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--plan", type=Path, help="play this plan, which a failure has left, and show what happens")
     parser.add_argument("--keep", type=Path, default=Path(), help="folder for plans that fail (%(default)s)")
     parser.add_argument("--variants", action="store_true", help="break the product, and see that it is noticed")
+    parser.add_argument("--lost-masters", type=int, metavar="HOURS", help="count false promotions in so many hours")
     chosen = parser.parse_args(arguments)
+    if chosen.lost_masters is not None:
+        return _play_lost_masters(chosen.start, chosen.lost_masters, chosen.jobs)
     if chosen.plan is not None:
         outcome = run(msgspec.json.decode(chosen.plan.read_bytes(), type=Plan))
         _show(outcome)
@@ -141,6 +147,26 @@ def _line(event: list[Any]) -> str:
 
 def _counted(counts: Counter[str]) -> str:
     return ", ".join(f"{name} {number}" for name, number in sorted(counts.items()))
+
+
+def _play_lost_masters(start: int, hours: int, jobs: int) -> int:
+    found = Findings()
+    parts = [range(at, min(at + _HOURS_AT_ONCE, start + hours)) for at in range(start, start + hours, _HOURS_AT_ONCE)]
+    with ProcessPoolExecutor(jobs) as pool:
+        for part in pool.map(play_hours, parts):
+            found.add(part)
+            for violation in part.violations:
+                _say(violation)
+            if not found.hours % _PROGRESS_SEEDS:
+                _say(f"{found.hours} hours, {found.promotions} promotions, {len(found.violations)} violations")
+    _say(f"{found.hours} hours, {found.promotions} promotions, {len(found.false)} of them false")
+    _say(f"lost writes: {len(found.lost_writes)}, stale critical reads: {len(found.stale_reads)}")
+    again = sorted(found.replaced_seconds)
+    if again:
+        middle, last = again[len(again) // 2], again[-1]
+        _say(f"from the death of a process to a write: {middle:.2f} s (median of {len(again)}), {last:.2f} s at most")
+    _say(f"incidents: {_counted(found.incidents)}")
+    return 1 if found.violations else 0
 
 
 def _play_variants() -> int:

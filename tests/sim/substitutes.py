@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -410,7 +410,14 @@ def substitutes_for(world: Outside) -> list[Substitution]:
 @contextmanager
 def substituted(world: Outside, more: Sequence[Substitution] = ()) -> Iterator[None]:
     """Let the roles' names mean the substitutes, and ``more`` of them, while the block runs."""
-    instead = {id(each.original): each.instead for each in (*substitutes_for(world), *more)}
+    with replaced([*substitutes_for(world), *more]):
+        yield
+
+
+@contextmanager
+def replaced(substitutions: Iterable[Substitution]) -> Iterator[None]:
+    """Let the names of the product mean the substitutes while the block runs."""
+    instead = {id(each.original): each.instead for each in substitutions}
     changed: list[tuple[Any, str, object]] = []
     for name, module in list(sys.modules.items()):
         if name.startswith(_PACKAGES) and module is not None:

@@ -21,9 +21,9 @@ from tao.model.errors import OperatorError, TaoError
 from tao.model.topology import Database
 from tao.replication.gtid import GtidSet
 from tao.replication.lease import (
-    EVENT_SECONDS,
+    LeaseTerms,
     install_lease,
-    lease_seconds,
+    lease_terms,
     remove_lease,
     renew_lease,
     server_unix_ms,
@@ -128,14 +128,14 @@ class SimSession:
         return await run_at(self._world, self._server, work, _STATEMENT_SECONDS)
 
 
-async def sim_lease_seconds(session: SimSession, *, deadline: float) -> float:
-    """Replaces `tao.replication.lease.lease_seconds`."""
-    return float(await session.run(lambda server: server.lease_seconds))
+async def sim_lease_terms(session: SimSession, *, deadline: float) -> LeaseTerms:
+    """Replaces `tao.replication.lease.lease_terms`."""
+    return LeaseTerms(await session.run(lambda server: server.lease_seconds))
 
 
-async def sim_install_lease(session: SimSession, lasts_seconds: float, *, deadline: float) -> None:
+async def sim_install_lease(session: SimSession, terms: LeaseTerms, *, deadline: float) -> None:
     """Replaces `tao.replication.lease.install_lease`."""
-    await session.run(lambda server: server.keep_lease(lasts_seconds))
+    await session.run(lambda server: server.keep_lease(terms.seconds))
 
 
 async def sim_remove_lease(session: SimSession, *, deadline: float) -> None:
@@ -148,7 +148,7 @@ async def sim_server_unix_ms(session: SimSession, *, deadline: float) -> int:
     return int(await session.run(lambda server: int(server.now * 1000)))
 
 
-async def sim_renew_lease(session: SimSession, from_unix_ms: int, *, deadline: float) -> bool:
+async def sim_renew_lease(session: SimSession, from_unix_ms: int, _: LeaseTerms, *, deadline: float) -> bool:
     """Replaces `tao.replication.lease.renew_lease`."""
     return bool(await session.run(lambda server: server.renew_lease(from_unix_ms / 1000)))
 
@@ -171,7 +171,7 @@ class SimPromoter:
                 for region in replicas.database.servers
                 if region != replicas.database.master_region
             )
-            over = await last_renewal() + new.lease_seconds + 2 * EVENT_SECONDS
+            over = await last_renewal() + LeaseTerms(new.lease_seconds).over_after_seconds
             await asyncio.sleep(max(0.0, over - world.loop.now))
             await applied(new)
             await self._check_lost(replicas)
@@ -233,7 +233,7 @@ def watcher_substitutes(world: World) -> list[Substitution]:
         Substitution(Promoter, partial(SimPromoter, world)),
         Substitution(install_lease, sim_install_lease),
         Substitution(remove_lease, sim_remove_lease),
-        Substitution(lease_seconds, sim_lease_seconds),
+        Substitution(lease_terms, sim_lease_terms),
         Substitution(renew_lease, sim_renew_lease),
         Substitution(server_unix_ms, sim_server_unix_ms),
     ]

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tao.devcluster.database import DatabaseInstance
-from tao.replication.lease import has_abandoned_lease, install_lease, remove_lease
+from tao.replication.lease import LeaseTerms, has_abandoned_lease, install_lease, remove_lease
 from tao.storage.session import ServerAccount, open_session
 from tao.storage.writes import WRITE_SETUP
 from tests.conformance.store.stores import PATIENT_SECONDS, SERVER
@@ -24,7 +24,7 @@ async def test_a_lease_without_its_event_is_abandoned_until_its_row_is_cleared(
     session = await open_session(account, SERVER, WRITE_SETUP, deadline=deadline)
     try:
         assert not await has_abandoned_lease(session, deadline=deadline)
-        await install_lease(session, 3_600, deadline=deadline)
+        await install_lease(session, LeaseTerms(3_600), deadline=deadline)
         assert not await has_abandoned_lease(session, deadline=deadline)
         await session.run("DROP EVENT tao.close_without_lease", deadline=deadline)
         assert await has_abandoned_lease(session, deadline=deadline)

@@ -1,4 +1,4 @@
-"""How long a promotion waits for the lease of a lost master, where a watcher may be cut off from the locks."""
+"""How long a promotion waits for the lease of a lost master, and what the others have done by then."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from tao.model.ports import TopologyStore
 from tao.replication.accounts import Account
+from tao.replication.lease import LeaseTerms
 from tao.replication.locks import FileLocks
 from tao.replication.promotion import Promoter, PromotionSettings, PromotionStep
 from tao.replication.promotion_plan import PromotionRequest
@@ -35,8 +36,8 @@ async def test_it_asks_for_renewals_again_when_the_others_have_stopped_receiving
         when.append("after" if stopped else "before")
         return -100.0
 
-    async def lease_seconds(_: ReplicationSet, region: str) -> float:
-        return 5.0
+    async def lease_terms(_: ReplicationSet, region: str) -> LeaseTerms:
+        return LeaseTerms(5.0)
 
     async def stop_receiving(_: ReplicationSet, region: str) -> None:
         stopped.append(region)
@@ -47,7 +48,7 @@ async def test_it_asks_for_renewals_again_when_the_others_have_stopped_receiving
     async def on_step(step: PromotionStep) -> None:
         steps.append(step)
 
-    monkeypatch.setattr(ReplicationSet, "lease_seconds", lease_seconds)
+    monkeypatch.setattr(ReplicationSet, "lease_terms", lease_terms)
     monkeypatch.setattr(ReplicationSet, "stop_receiving", stop_receiving)
     monkeypatch.setattr(ReplicationSet, "members", all_members)
     locks = FileLocks(tmp_path / "topology.json")
@@ -56,7 +57,7 @@ async def test_it_asks_for_renewals_again_when_the_others_have_stopped_receiving
     accounts = SetAccounts(account, account)
     promoter = Promoter(cast("TopologyStore", None), locks, accounts, PromotionSettings(), on_step=on_step)
     replicas = replication_set_of("east", "west", semi_sync=semi_sync)
-    chosen = await promoter._choose(replicas, members, PromotionRequest(master_lost=True), last_renewal)
+    chosen = await promoter._choose(replicas, members, PromotionRequest(master_lost=True), last_renewal, fenced=False)
     assert chosen.region == "west"
     assert when == asked
     assert steps == [PromotionStep.FENCE, PromotionStep.STOP_RECEIVING, PromotionStep.COMPARE]

@@ -14,8 +14,10 @@ from tao.replication.promotion_plan import (
     ServerSeeding,
     SetMember,
     check_before,
+    check_has_all,
     check_rejoin,
     choose,
+    is_fenced_by_replicas,
     unfinished,
 )
 from tests.unit.replication.members import master, replica
@@ -147,3 +149,29 @@ def test_the_chosen_replica_lacks_nothing_that_another_has_received(
         return
     assert chosen.state is not None
     assert all(chosen.state.received >= each.state.received for each in members if each.state is not None)
+
+
+def test_a_lost_master_whose_commits_wait_for_replicas_that_all_can_be_stopped_is_fenced_by_stopping_them() -> None:
+    lost = PromotionRequest(master_lost=True, waited_for_replica=True)
+
+    def fenced(
+        *others: SetMember, request: PromotionRequest = lost, semi_sync: bool = True, marked: tuple[str, ...] = ()
+    ) -> bool:
+        return is_fenced_by_replicas([master(None), *others], request, semi_sync=semi_sync, marked=marked)
+
+    west, north = replica("west", "1-1-1"), replica("north", "1-1-1")
+    assert fenced(west)
+    assert fenced(west, north)
+    assert not fenced(west, request=PromotionRequest(master_lost=True)), "nobody has seen that it waits"
+    assert not fenced(west, semi_sync=False), "it does not go on waiting"
+    assert not fenced(west, replica("north", None)), "that one may acknowledge"
+    assert not fenced(west, replica("north", "", seeding=True)), "that one may acknowledge"
+    assert not fenced(west, north, marked=("north-db",)), "the master may have been let go for its sake"
+    assert not fenced(west, request=PromotionRequest(waited_for_replica=True)), "a master that answers is closed"
+
+
+def test_a_server_that_has_received_more_than_the_one_that_was_chosen_ends_the_promotion() -> None:
+    chosen = replica("west", "1-1-5")
+    check_has_all(chosen, replica("north", "1-1-4", received="1-1-5"))
+    with pytest.raises(PromotionRefused, match="west-db lacks 1-1-6, which north-db has received"):
+        check_has_all(chosen, replica("north", "1-1-4", received="1-1-6"))

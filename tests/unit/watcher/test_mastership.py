@@ -17,6 +17,7 @@ from tao.model.ports import Clock
 from tao.model.topology import Database, DatabaseServer, Topology
 from tao.observability.logs import logger
 from tao.replication.accounts import Account
+from tao.replication.lease import LeaseTerms
 from tao.replication.locks import FileLocks, LockHold, Locks, LocksAway, LockTerms
 from tao.replication.promotion import Promoter, PromotionResult
 from tao.replication.promotion_plan import SetMember
@@ -26,7 +27,7 @@ from tao.runtime.tasks import BackgroundTasks
 from tao.serving.audit import AuditTrail
 from tao.watcher.mastership import Action, Mastership, Observation, next_action
 from tao.watcher.probes import PeerReports, WatcherContext
-from tao.watcher.settings import WatcherSettings
+from tao.watcher.settings import LeaseSettings, WatcherSettings
 from tao.wire.identity import Credentials
 from tao.wire.links import Links, LinkSettings
 from tests.rigs.audit_rig import audit_rig
@@ -46,10 +47,11 @@ def action(
     lost_acknowledgements: int = 0,
     waited: bool = False,
     leases: bool = True,
+    dead: bool = False,
 ) -> tuple[Action, str]:
     return next_action(
         Observation(
-            members, silent, closed, seen_by_its_region, semi_sync, acknowledging, lost_acknowledgements, waited
+            members, silent, closed, seen_by_its_region, semi_sync, acknowledging, lost_acknowledgements, waited, dead
         ),
         gone_seconds=5.0,
         auto_promote=promote,
@@ -68,6 +70,16 @@ def test_a_master_is_replaced_only_when_it_has_been_silent_for_long() -> None:
     assert action(*gone, silent=5.0)[0] is Action.PROMOTE
     assert action(*gone, silent=500.0, promote=False)[0] is Action.NOTHING
     assert action(master(None), silent=500.0)[0] is Action.NOTHING, "there is nobody to promote"
+
+
+def test_a_master_whose_process_is_dead_is_replaced_at_once_if_nothing_is_lost_with_it() -> None:
+    gone = (master(None), replica("west", "1-1-1"))
+    assert action(*gone, silent=1.2, dead=True, semi_sync=True, waited=True)[0] is Action.PROMOTE
+    assert action(*gone, silent=1.2, dead=True, semi_sync=True)[0] is Action.NOTHING, "it may be back with more"
+    assert action(*gone, silent=1.2, dead=True, waited=True)[0] is Action.NOTHING
+    assert action(*gone, silent=1.2, semi_sync=True, waited=True)[0] is Action.NOTHING, "it may only be slow"
+    seen = action(*gone, silent=1.2, dead=True, semi_sync=True, waited=True, seen_by_its_region=True)
+    assert seen[0] is Action.NOTHING
 
 
 def test_a_master_that_its_own_region_sees_well_is_cut_off_and_not_lost() -> None:
@@ -341,7 +353,7 @@ async def test_servers_are_prepared_anew_when_their_number_changes_and_the_maste
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A promotion takes the length of the master's lease from the other servers."""
-    kept: dict[str, float] = {}
+    kept: dict[str, LeaseTerms] = {}
     steps: list[str] = []
     away: set[str] = set()
 
@@ -352,11 +364,11 @@ async def test_servers_are_prepared_anew_when_their_number_changes_and_the_maste
                 raise Unavailable("away")
             yield region
 
-    async def lease_seconds(region: str, **_: object) -> float:
-        return kept.get(region, 0.0)
+    async def lease_terms(region: str, **_: object) -> LeaseTerms:
+        return kept.get(region, LeaseTerms())
 
-    async def install_lease(region: str, lasts: float, **_: object) -> None:
-        kept[region] = lasts
+    async def install_lease(region: str, terms: LeaseTerms, **_: object) -> None:
+        kept[region] = terms
         steps.append(f"install {region}")
 
     async def remove_lease(region: str, **_: object) -> None:
@@ -366,7 +378,7 @@ async def test_servers_are_prepared_anew_when_their_number_changes_and_the_maste
     async def server_unix_ms(*_: object, **__: object) -> float:
         raise Unavailable("renewals are not of interest here")
 
-    for each in (lease_seconds, install_lease, remove_lease, server_unix_ms):
+    for each in (lease_terms, install_lease, remove_lease, server_unix_ms):
         monkeypatch.setattr(mastership_module, each.__name__, each)
     tasks = BackgroundTasks("watcher", logger("watcher"))
     mastership = mastership_of(tmp_path, Broken(), tasks, LoopClock())
@@ -429,17 +441,17 @@ async def test_while_the_locks_are_away_the_lease_of_a_master_is_renewed_that_al
         def is_followed_by_all(self, members: Iterable[SetMember]) -> bool:
             return followed
 
-    async def lease_seconds(region: str, **_: object) -> float:
-        return 5.0
+    async def lease_terms(region: str, **_: object) -> LeaseTerms:
+        return LeaseSettings().terms(semi_sync=semi_sync)
 
     async def server_unix_ms(*_: object, **__: object) -> float:
         return 7.0
 
-    async def renew_lease(server: str, since: float, **_: object) -> bool:
+    async def renew_lease(server: str, since: float, terms: LeaseTerms, **_: object) -> bool:
         steps.append(f"renew {server} from {since:g}")
         return True
 
-    for each in (lease_seconds, server_unix_ms, renew_lease):
+    for each in (lease_terms, server_unix_ms, renew_lease):
         monkeypatch.setattr(mastership_module, each.__name__, each)
     tasks = BackgroundTasks("watcher", logger("watcher"))
     mastership = mastership_of(tmp_path, Broken(), tasks, LoopClock(), locks=AwayLocks())

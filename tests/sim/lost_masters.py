@@ -1,0 +1,534 @@
+"""Simulate watchers, leases and links around one database, hour after hour, and count promotions that were not due.
+
+The watchers are the product's own: probes, reports, locks, renewals, decisions, and a promotion with all its steps.
+Replaced are the statements that they send to database servers (`tests.sim.replicated`). Each hour has one incident, and
+only the seconds around it are played: in between nothing happens that could be misjudged.
+
+A promotion is *false* when its master was well: its process ran, and the watcher that promoted or that of the master's
+own region could have reached it throughout the two seconds before. Also checked: no acknowledged write of a
+semi-synchronous database is missing at a later master; no critical read, by a client with any topology, lacks what was
+acknowledged before it began; and writes go on within `REPLACED_SECONDS` of the death of a master that nothing else
+befell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final, cast
+
+import structlog
+
+from tao.model.errors import TaoError, TopologyConflict
+from tao.model.ports import TopologyStore
+from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology, WatcherProcess
+from tao.observability.logs import logger
+from tao.replication.accounts import Account
+from tao.replication.locks import ACTIVITY, FileLocks, LockFiles, keep_alive
+from tao.replication.promotion import Promoter, PromotionSettings, PromotionStep
+from tao.replication.promotion_plan import SetMember
+from tao.replication.replication_set import ReplicationSet, SetAccounts
+from tao.runtime.clock import LoopClock
+from tao.runtime.tasks import BackgroundTasks
+from tao.storage.failures import ConnectionLost
+from tao.topology import edits
+from tao.watcher.mastership import Mastership
+from tao.watcher.probes import DatabaseProbes, PeerReports, WatcherContext
+from tao.watcher.server import ACTIVE_LOCK
+from tao.watcher.settings import LeaseSettings, WatcherSettings
+from tao.wire.links import Links
+from tao.wire.v1 import session_pb2 as pb
+from tests.sim.locks import LockTable, SimLockFiles
+from tests.sim.loop import CURRENT, Process, SimLoop
+from tests.sim.replicated import Machines, Server, critical_read, statements, write
+from tests.sim.substitutes import Substitution, replaced
+
+REPLACED_SECONDS: Final = 4.0
+"""From the death of a semi-synchronous master's process until a write is acknowledged again."""
+_REGIONS: Final = ("east", "west", "north")
+_BEFORE_SECONDS: Final = 3.0
+"""Until watchers have begun, and have seen the master wait for its replicas."""
+_AFTER_SECONDS: Final = 12.0
+_CLIENT_SECONDS: Final = 0.1
+_ANSWER_SECONDS: Final = 1.0
+_WELL_SECONDS: Final = 2.0
+"""Longer than it takes to find out, a last time, that a master does not answer."""
+
+
+@dataclass(slots=True)
+class Findings:
+    """What some hours have brought."""
+
+    hours: int = 0
+    promotions: int = 0
+    false: list[str] = field(default_factory=list)
+    lost_writes: list[str] = field(default_factory=list)
+    stale_reads: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    incidents: Counter[str] = field(default_factory=Counter)
+    replaced_seconds: list[float] = field(default_factory=list)
+    """Of masters whose process died and that nothing else befell: until a write was acknowledged again."""
+
+    def add(self, other: Findings) -> None:
+        self.hours += other.hours
+        self.promotions += other.promotions
+        self.false += other.false
+        self.lost_writes += other.lost_writes
+        self.stale_reads += other.stale_reads
+        self.late += other.late
+        self.errors += other.errors
+        self.incidents += other.incidents
+        self.replaced_seconds += other.replaced_seconds
+
+    @property
+    def violations(self) -> list[str]:
+        return [*self.false, *self.lost_writes, *self.stale_reads, *self.late, *self.errors]
+
+
+class _Watcher:
+    """One watcher, of the product's parts that concern masters."""
+
+    def __init__(self, hour: Hour, region: str) -> None:
+        self.process: Final = Process(f"{region}-watcher", region)
+        self._hour: Final = hour
+        name = self.process.name
+        settings = WatcherSettings(
+            name=name,
+            region=region,
+            topology_file=Path("simulated"),
+            administrator_password="a",
+            replicator_password="r",
+            auto_rejoin=True,
+        )
+        accounts = SetAccounts(Account("tao_watcher", "a"), Account("tao_replicator", "r"))
+        log = logger("watcher")
+        self.tasks: Final = BackgroundTasks(name, log)
+        context = WatcherContext(self.tasks, LoopClock(), log)
+        self.locks: Final = FileLocks(Path("simulated"), clock=hour.loop.time)
+        promoter = Promoter(
+            hour.store, self.locks, accounts, PromotionSettings(), seen_from=region, on_step=partial(hour.on_step, self)
+        )
+        self.databases: Final = DatabaseProbes(
+            lambda: hour.topology, accounts, region, settings.probes, context, self._observe
+        )
+        links = cast("Links", _Links(hour))
+        self.peers: Final = PeerReports(links, lambda: hour.topology, region, settings.probes, name)
+        self.mastership: Final = Mastership(
+            settings,
+            promoter,
+            self.locks,
+            self.peers,
+            self.databases.silent_seconds,
+            context,
+            self.databases.is_dead,
+        )
+        self.promoter: Final = promoter
+
+    def start(self) -> None:
+        for job in (self.databases.run, self.peers.run, self.mastership.keep_leases, self._act):
+            self.tasks.keep(job, job.__name__)
+
+    def report(self) -> pb.WatcherReport:
+        return pb.WatcherReport(
+            region=self.process.region,
+            verdicts={name: verdict.value for name, verdict in self.databases.verdicts.items()},
+            renewed_seconds_ago=self.mastership.renewed_seconds_ago(),
+        )
+
+    def _observe(self, replicas: ReplicationSet, members: list[SetMember], began: float) -> None:
+        self.mastership.observe(replicas, members, began)
+
+    async def _act(self) -> None:
+        """Do what `WatcherServer._run_as_active` does, without marks."""
+        while True:
+            with suppress(TaoError):
+                async with (
+                    self.locks.held(ACTIVE_LOCK, exclusive=True, terms=ACTIVITY) as hold,
+                    keep_alive(hold, ACTIVITY),
+                ):
+                    self.mastership.active_since = self._hour.loop.now
+                    self.mastership.activity = hold
+                    try:
+                        while True:
+                            await asyncio.sleep(0.5)
+                            hold.check()
+                    finally:
+                        self.mastership.activity = None
+            await asyncio.sleep(0.5)
+
+
+class _Links:
+    """Replaces links between watchers."""
+
+    def __init__(self, hour: Hour) -> None:
+        self._hour: Final = hour
+
+    def to(self, watcher: CacheServer) -> _Link:
+        return _Link(self._hour, watcher.name)
+
+
+class _Link:
+    def __init__(self, hour: Hour, name: str) -> None:
+        self._hour: Final = hour
+        self._name: Final = name
+
+    async def ask(self, _: pb.Request, timeout_seconds: float) -> pb.Answer:
+        return pb.Answer(watcher_report=await self._hour.report_of(self._name, timeout_seconds))
+
+
+def _tier(server: str) -> Tier:
+    return Tier(name=f"{server}s", servers=(CacheServer(name=server, grpc="127.0.0.1:1"),))
+
+
+class _Store:
+    """Replaces the store of the topology document, which everybody can reach."""
+
+    def __init__(self, hour: Hour) -> None:
+        self._hour: Final = hour
+
+    async def load(self) -> Topology:
+        await asyncio.sleep(0.001)
+        return self._hour.topology
+
+    async def change(self, expected_version: int, changed: Topology) -> Topology:
+        await asyncio.sleep(0.001)
+        if self._hour.topology.version != expected_version:
+            raise TopologyConflict("the document has changed")
+        self._hour.topology = edits.as_version(changed, expected_version + 1)
+        return self._hour.topology
+
+
+class Hour:
+    """One hour of one database, with one incident."""
+
+    def __init__(self, seed: int, loop: SimLoop, kinds: Sequence[str] = ()) -> None:
+        """``kinds``: of the incidents; none: those that the seed chooses."""
+        rng = self.random = random.Random(seed)
+        self.seed: Final = seed
+        self.loop: Final = loop
+        self.findings: Final = Findings(hours=1)
+        self._kinds: Final = kinds
+        regions = _REGIONS[: rng.choice((2, 3))]
+        self.semi_sync: Final = rng.random() < 0.8
+        servers = [Server(f"{region}-db", region, number) for number, region in enumerate(regions, 1)]
+        self.machines: Final = Machines(loop, rng, servers)
+        self.master: Final = servers[0]
+        self.topology = self._document(servers)
+        self.store: Final = cast("TopologyStore", _Store(self))
+        self.locks: Final = LockTable(loop)
+        self.watchers: Final[dict[str, _Watcher]] = {}
+        self.acknowledged: Final[dict[int, int]] = {}
+        """Server number → the last of its transactions that was acknowledged."""
+        self._well_since: Final[dict[tuple[str, str], float]] = {}
+        self._died_at = -1.0
+        self._processes: Final[list[Process]] = []
+
+    def _document(self, servers: list[Server]) -> Topology:
+        regions = tuple(
+            Region(
+                name=server.region,
+                leaders=_tier(f"{server.region}-leader"),
+                followers=(_tier(f"{server.region}-follower"),),
+                watchers=(WatcherProcess(name=f"{server.region}-watcher", frames="127.0.0.1:1"),),
+            )
+            for server in servers
+        )
+        places = {server.region: DatabaseServer(name=server.name, port=server.number) for server in servers}
+        database = Database(name="db", master_region="east", servers=places, shards=((0, 0),), semi_sync=self.semi_sync)
+        return Topology(version=1, shards=1, regions=regions, databases=(database,))
+
+    # the watchers
+
+    async def report_of(self, name: str, timeout_seconds: float) -> pb.WatcherReport:
+        """Return the report of a watcher, which the present process asks for. Raises `TaoError`."""
+        asking, asked = CURRENT.get(), self.watchers[name]
+        assert asking is not None
+        wait = self.machines.one_way_seconds(asking.name, name)
+        deadline = self.loop.now + timeout_seconds
+        await asyncio.sleep(wait)
+        if self.machines.is_cut(asking.name, name) or asked.process.state != "runs":
+            await asyncio.sleep(max(0.0, deadline - self.loop.now))
+            raise ConnectionLost(f"{name} did not answer")
+        report = asked.report()
+        await asyncio.sleep(wait)
+        return report
+
+    async def on_step(self, watcher: _Watcher, step: PromotionStep) -> None:
+        """Look at the old master at the last moment at which a promotion can be undone."""
+        if step is not PromotionStep.RAISE_EPOCH:
+            return
+        database = self.topology.databases[0]
+        old = self.machines.servers[database.servers[database.master_region].name]
+        self.findings.promotions += 1
+        since = [self._well_since.get((watcher.process.name, old.name))]
+        own = f"{old.region}-watcher"
+        if not self.machines.is_cut(own, watcher.process.name) and self.watchers[own].process.state == "runs":
+            since.append(self._well_since.get((own, old.name)))
+        if any(each is not None and self.loop.now - each >= _WELL_SECONDS for each in since):
+            self.findings.false.append(f"seed {self.seed}: {watcher.process.name} replaced {old.name}")
+        if not self.semi_sync:
+            self._forget_lost()
+
+    def _forget_lost(self) -> None:
+        """What an asynchronous master had not sent yet is lost with it."""
+        best: dict[int, int] = {}
+        for server in self.machines.servers.values():
+            if server is not self.master:
+                best = {number: max(last, best.get(number, 0)) for number, last in server.log.items()} | {
+                    number: last for number, last in best.items() if number not in server.log
+                }
+        for number in list(self.acknowledged):
+            self.acknowledged[number] = min(self.acknowledged[number], best.get(number, 0))
+
+    async def _note_who_is_well(self) -> None:
+        while True:
+            for server in self.machines.servers.values():
+                runs = server.runs and server.stands_still_until <= self.loop.now
+                for name in self.watchers:
+                    if runs and not self.machines.is_cut(name, server.name):
+                        self._well_since.setdefault((name, server.name), self.loop.now)
+                    else:
+                        self._well_since.pop((name, server.name), None)
+            await asyncio.sleep(0.02)
+
+    # clients
+
+    async def _write(self, server: Server) -> None:
+        while True:
+            await asyncio.sleep(_CLIENT_SECONDS * self.random.random() * 2)
+            if server.read_only:
+                continue
+            began = self.loop.now
+            with suppress(TaoError):
+                number = await write(self.machines, server, _ANSWER_SECONDS)
+                self.acknowledged[server.number] = max(number, self.acknowledged.get(server.number, 0))
+                if 0 <= self._died_at < began:
+                    self.findings.replaced_seconds.append(self.loop.now - self._died_at)
+                    self._died_at = -1.0
+
+    async def _read(self, server: Server) -> None:
+        while True:
+            await asyncio.sleep(_CLIENT_SECONDS * self.random.random() * 2)
+            if server.read_only:
+                continue
+            acknowledged = dict(self.acknowledged)
+            with suppress(TaoError):
+                found = await critical_read(self.machines, server, _ANSWER_SECONDS)
+                lacks = [number for of, number in acknowledged.items() if found.get(of, 0) < number]
+                if lacks and self.semi_sync:
+                    self.findings.stale_reads.append(f"seed {self.seed}: {server.name} without {lacks}")
+
+    # the course of an hour
+
+    async def play(self) -> None:
+        """Play the seconds around the incident."""
+        self._open_master()
+        for server in self.machines.servers.values():
+            watcher = _Watcher(self, server.region)
+            self.watchers[watcher.process.name] = watcher
+            self.machines.regions[watcher.process.name] = server.region
+        # The first one acts.
+        for watcher in self.random.sample([*self.watchers.values()], len(self.watchers)):
+            watcher.process.context.run(self._start, watcher)
+        self._run(Process("observer", "east"), self._note_who_is_well())
+        for region in sorted({server.region for server in self.machines.servers.values()}):
+            client = Process(f"{region}-client", region)
+            self.machines.regions[client.name] = region
+            for server in self.machines.servers.values():
+                self._run(client, self._write(server))
+                self._run(client, self._read(server))
+        self.loop.call_later(self.random.random(), self.machines.close_without_lease)
+        await asyncio.sleep(_BEFORE_SECONDS + self.random.random())
+        names = sorted(_INCIDENTS)
+        kinds = self._kinds or [self.random.choice(names) for _ in range(1 if self.random.random() < 0.7 else 2)]
+        self.findings.incidents[" and ".join(sorted(kinds))] += 1
+        for kind in kinds:
+            _INCIDENTS[kind](self)
+            await asyncio.sleep(self.random.choice((0.0, 3.0)) * self.random.random())
+        if [*kinds] == ["master killed"] and self.semi_sync:
+            self._died_at = self.loop.now
+        await asyncio.sleep(_AFTER_SECONDS)
+        self._end(kinds)
+
+    def _open_master(self) -> None:
+        for server in self.machines.servers.values():
+            server.terms = LeaseSettings().terms(semi_sync=self.semi_sync)
+            server.master_row = self.master.name
+            server.log[self.master.number] = 1
+            if server is not self.master:
+                server.following, server.io_runs = self.master, True
+        self.master.read_only, self.master.waits = False, self.semi_sync
+        self.master.lease_ends = self.loop.now + self.master.terms.seconds
+
+    def _start(self, watcher: _Watcher) -> None:
+        self._processes.append(watcher.process)
+        watcher.start()
+
+    def _run(self, process: Process, job: Coroutine[object, object, None]) -> None:
+        self._processes.append(process)
+        process.add(self.loop.create_task(job, context=process.context.copy()))
+
+    def _end(self, kinds: Sequence[str]) -> None:
+        database = self.topology.databases[0]
+        master = self.machines.servers[database.servers[database.master_region].name]
+        lost = [number for of, number in self.acknowledged.items() if master.log.get(of, 0) < number]
+        if lost and self.semi_sync:
+            self.findings.lost_writes.append(f"seed {self.seed}: {kinds}: {master.name} lacks {lost}")
+        self.findings.lost_writes += [f"seed {self.seed}: {each}" for each in self.machines.two_masters]
+        late = self._died_at >= 0 or any(each > REPLACED_SECONDS for each in self.findings.replaced_seconds)
+        if late:
+            self.findings.late.append(f"seed {self.seed}: {self.findings.replaced_seconds}")
+        self.findings.errors += [f"seed {self.seed}: {each}" for each in self.loop.errors]
+
+    def sweep(self) -> None:
+        """Let all tasks end."""
+        for process in self._processes:
+            self.loop.sweep(process)
+
+    # incidents
+
+    def later(self, seconds: float, what: Callable[[], None]) -> None:
+        self.loop.call_later(seconds, what)
+
+    def kill(self, server: Server, back_after: float | None) -> None:
+        server.restart(runs=False)
+        if back_after is not None:
+            self.later(back_after, lambda: self._back(server))
+
+    def _back(self, server: Server) -> None:
+        server.restart(runs=True)
+        if server.following is not None:
+            self.machines.send(server.following)
+
+    def stand_still(self, server: Server, seconds: float) -> None:
+        server.stands_still_since, server.stands_still_until = self.loop.now, self.loop.now + seconds
+
+    def cut_off(self, names: Iterable[str], others: Iterable[str], seconds: float) -> None:
+        for one in names:
+            for other in others:
+                self.machines.cut(one, other)
+        self.later(seconds, self.machines.heal)
+
+    def all_names(self) -> list[str]:
+        return [*self.machines.regions]
+
+    def of_region(self, region: str) -> list[str]:
+        return [name for name, at in self.machines.regions.items() if at == region]
+
+
+def _any_seconds(hour: Hour, most: float) -> float:
+    """Return how long a fault lasts: often about as long as what watchers wait for, or for good."""
+    return hour.random.choice((0.2 * hour.random.random(), hour.random.random(), 10.0)) * most
+
+
+def _replicas(hour: Hour) -> list[Server]:
+    return [server for server in hour.machines.servers.values() if server is not hour.master]
+
+
+def _cut_some_watchers(hour: Hour) -> None:
+    """Cut the master off from some watchers, and not from its replicas."""
+    watchers = [name for name in hour.watchers if hour.random.random() < 0.7]
+    hour.cut_off([hour.master.name], watchers, _any_seconds(hour, 12))
+
+
+def _cut_other_watchers(hour: Hour) -> None:
+    """Cut the watchers of other regions off from the master's region, and no database server."""
+    region = hour.master.region
+    others = [name for name in hour.watchers if name not in hour.of_region(region)]
+    hour.cut_off(others, hour.of_region(region), _any_seconds(hour, 12))
+
+
+def _cut_replicas(hour: Hour) -> None:
+    hour.cut_off([hour.master.name], [each.name for each in _replicas(hour)], _any_seconds(hour, 12))
+
+
+def _cut_region(hour: Hour) -> None:
+    region = hour.random.choice(("east", "east", "west"))
+    inside = hour.of_region(region)
+    hour.cut_off(inside, [name for name in hour.all_names() if name not in inside], _any_seconds(hour, 14))
+
+
+def _cut_machine(hour: Hour) -> None:
+    """Lose the master's machine to all but, perhaps, its region's clients."""
+    hour.cut_off(
+        [hour.master.name],
+        [name for name in hour.all_names() if "client" not in name or hour.random.random() < 0.5],
+        _any_seconds(hour, 14),
+    )
+
+
+def _restart_replica(hour: Hour) -> None:
+    hour.kill(hour.random.choice(_replicas(hour)), _any_seconds(hour, 5))
+
+
+def _slow_master(hour: Hour) -> None:
+    hour.machines.slow[hour.master.name] = 2.5 * hour.random.random()
+    hour.later(_any_seconds(hour, 12), hour.machines.heal)
+
+
+def _pause_watchers(hour: Hour) -> None:
+    for watcher in hour.watchers.values():
+        if hour.random.random() < 0.6:
+            hour.loop.pause(watcher.process)
+            hour.later(_any_seconds(hour, 10), partial(hour.loop.resume, watcher.process))
+
+
+_INCIDENTS: Final[dict[str, Callable[[Hour], None]]] = {
+    "master killed": lambda hour: hour.kill(hour.master, None),
+    "master restarted": lambda hour: hour.kill(hour.master, _any_seconds(hour, 6)),
+    "master stands still": lambda hour: hour.stand_still(hour.master, _any_seconds(hour, 10)),
+    "master slow": _slow_master,
+    "master cut off from watchers": _cut_some_watchers,
+    "other watchers cut off": _cut_other_watchers,
+    "master cut off from replicas": _cut_replicas,
+    "master's machine cut off": _cut_machine,
+    "region cut off": _cut_region,
+    "replica restarted": _restart_replica,
+    "replica stands still": lambda hour: hour.stand_still(hour.random.choice(_replicas(hour)), _any_seconds(hour, 10)),
+    "watchers paused": _pause_watchers,
+}
+
+
+def play_hour(seed: int, kinds: Sequence[str] = ()) -> Findings:
+    """Play one hour, with these incidents if any are named, and return what it has brought."""
+    loop = SimLoop()
+    asyncio.set_event_loop(loop)
+    try:
+        with _quiet_logs():
+            hour = Hour(seed, loop, kinds)
+            substitutions = [*statements(hour.machines), Substitution(LockFiles, partial(SimLockFiles, hour.locks))]
+            with replaced(substitutions):
+                loop.run_until_complete(hour.play())
+                hour.sweep()
+                loop.run_until_complete(asyncio.sleep(0.1))
+        return hour.findings
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+def play_hours(seeds: Iterable[int]) -> Findings:
+    """Play hours one after the other."""
+    found = Findings()
+    for seed in seeds:
+        found.add(play_hour(seed))
+    return found
+
+
+@contextmanager
+def _quiet_logs() -> Iterator[None]:
+    """Log nothing, which would take most of the time."""
+    kept = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**kept)

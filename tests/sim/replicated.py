@@ -1,0 +1,377 @@
+"""Database servers of one replication set on machines with links, for `tests.sim.lost_masters`.
+
+The product's statements (`tao.replication.server_statements`, `tao.replication.lease`) are replaced by functions of a
+`Server`, which travel over the links: they are carried out when they arrive, and answered when the answer arrives. A
+transaction is a number; what a server has received it has executed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from math import inf
+from typing import Any, Final, TypeVar
+
+from tao.model.errors import OperatorError
+from tao.replication import lease, server_statements
+from tao.replication.gtid import GtidSet
+from tao.replication.lease import EVENT_SECONDS, LeaseTerms
+from tao.replication.server_statements import MemberState, ReplicationSource, ReplicationStatus
+from tao.storage import session as sessions
+from tao.storage.dialect import Dialect, SessionSetup
+from tao.storage.failures import ConnectionLost, NotListening
+from tao.storage.session import ServerAccount
+from tests.sim.loop import CURRENT, SimLoop
+from tests.sim.substitutes import Substitution
+
+NET_TIMEOUT_SECONDS: Final = 5.0
+"""``slave_net_timeout`` of the option files in config/: how long a replica takes a silent master for connected."""
+_START_RETRY_SECONDS: Final = 1.0
+_Result = TypeVar("_Result")
+
+
+@dataclass(slots=True, eq=False)
+class Server:
+    """A database server on a machine of its own."""
+
+    name: str
+    region: str
+    number: int
+    runs: bool = True
+    """The process runs; otherwise connections are refused, if the machine can be reached."""
+    stands_still_since: float = 0.0
+    stands_still_until: float = 0.0
+    read_only: bool = True
+    master_row: str = ""
+    epoch: int = 1
+    waits: bool = False
+    terms: LeaseTerms = field(default_factory=LeaseTerms)
+    lease_ends: float = 0.0
+    log: dict[int, int] = field(default_factory=dict)
+    """Server number → the last of its transactions that is here."""
+    following: Server | None = None
+    io_runs: bool = False
+    acknowledged: dict[int, asyncio.Future[None]] = field(default_factory=dict)
+    """Transactions that wait until a replica has them."""
+
+    def gtids(self) -> str:
+        return ",".join(f"0-{server}-{last}" for server, last in sorted(self.log.items()))
+
+    @property
+    def last(self) -> int:
+        return max(self.log.values(), default=0)
+
+    def restart(self, *, runs: bool) -> None:
+        """End the process, and start it again if it ``runs``: closed to writes, as its option file says, and receiving
+        from the master that it follows."""
+        self.runs, self.read_only, self.waits = runs, True, False
+        self.io_runs = self.following is not None
+        for waiting in self.acknowledged.values():
+            waiting.cancel()
+        self.acknowledged.clear()
+
+
+class Machines:
+    """Servers and watchers, each on a machine, and the links between them."""
+
+    def __init__(self, loop: SimLoop, rng: random.Random, servers: list[Server]) -> None:
+        self.loop: Final = loop
+        self.random: Final = rng
+        self.servers: Final = {server.name: server for server in servers}
+        self.regions: Final = {server.name: server.region for server in servers}
+        self.cuts: Final[dict[frozenset[str], float]] = {}
+        """Pair of machines → since when nothing gets from one to the other."""
+        self.slow: Final[dict[str, float]] = {}
+        """Machine → most seconds by which it answers late."""
+        self.two_masters: Final[list[str]] = []
+        self.numbers: Final = count(1)
+
+    def is_cut(self, one: str, other: str) -> bool:
+        return frozenset((one, other)) in self.cuts
+
+    def cut(self, one: str, other: str) -> None:
+        if one != other:
+            self.cuts.setdefault(frozenset((one, other)), self.loop.now)
+
+    def heal(self) -> None:
+        """Mend all links, and let replicas connect again."""
+        self.cuts.clear()
+        self.slow.clear()
+        self.send_all()
+
+    def send_all(self) -> None:
+        for server in self.servers.values():
+            self.send(server)
+
+    def one_way_seconds(self, one: str, other: str) -> float:
+        near = self.regions[one] == self.regions[other]
+        seconds = (0.0004 if near else 0.03) * (1 + self.random.random())
+        if self.random.random() < 0.002:
+            seconds += self.random.random() * 0.8
+        return seconds
+
+    async def trip(self, server: Server, statement: Callable[[Server], _Result], deadline: float) -> _Result:
+        """Carry out a statement of the present process at a server. Raises `ConnectionLost`."""
+        process = CURRENT.get()
+        assert process is not None
+        here = process.name
+        wait = self.one_way_seconds(here, server.name)
+        await self._sleep(wait, here, server, deadline)
+        if self.is_cut(here, server.name):
+            await self._silence(server, deadline)
+        if not server.runs:
+            raise NotListening(f"{server.name}: connection refused")
+        late = self.random.random() * self.slow.get(server.name, 0.0)
+        ready = max(self.loop.now + late, server.stands_still_until)
+        if ready > self.loop.now:
+            await self._sleep(ready - self.loop.now, here, server, deadline)
+        if not server.runs:
+            raise ConnectionLost(f"{server.name}: the connection broke")
+        result = statement(server)
+        await self._sleep(wait, here, server, deadline)
+        if self.is_cut(here, server.name):
+            await self._silence(server, deadline)
+        return result
+
+    async def _sleep(self, seconds: float, here: str, server: Server, deadline: float) -> None:
+        if self.loop.now + seconds > deadline:
+            await self._silence(server, deadline)
+        await asyncio.sleep(seconds)
+
+    async def _silence(self, server: Server, deadline: float) -> None:
+        await asyncio.sleep(max(0.0, deadline - self.loop.now))
+        raise ConnectionLost(f"{server.name} did not answer in time")
+
+    def receives(self, replica: Server) -> bool:
+        """Return whether a replica takes itself for connected to its master."""
+        master = replica.following
+        if master is None or not replica.io_runs:
+            return False
+        since = self.cuts.get(frozenset((replica.name, master.name)), inf)
+        if not master.runs and since == inf:
+            return False
+        if master.stands_still_until > self.loop.now:
+            since = min(since, master.stands_still_since)
+        return self.loop.now - since < NET_TIMEOUT_SECONDS
+
+    def send(self, master: Server) -> None:
+        """Send what they lack to all replicas that can be reached."""
+        for replica in self.servers.values():
+            if replica.following is master and replica.io_runs and not self.is_cut(master.name, replica.name):
+                delay = self.one_way_seconds(master.name, replica.name)
+                self.loop.call_later(delay, self._receive, replica, master, dict(master.log))
+
+    def _receive(self, replica: Server, master: Server, log: dict[int, int]) -> None:
+        is_following = replica.following is master and replica.io_runs and replica.runs
+        if not is_following or self.is_cut(master.name, replica.name):
+            return
+        if replica.stands_still_until > self.loop.now:
+            self.loop.call_at(replica.stands_still_until, self._receive, replica, master, log)
+            return
+        for server, last in log.items():
+            replica.log[server] = max(replica.log.get(server, 0), last)
+        delay = self.one_way_seconds(master.name, replica.name)
+        self.loop.call_later(delay, self._acknowledge, replica, master, log.get(master.number, 0))
+
+    def _acknowledge(self, replica: Server, master: Server, number: int) -> None:
+        if self.is_cut(master.name, replica.name) or not master.runs:
+            return
+        for waiting in [each for each in master.acknowledged if each <= number]:
+            future = master.acknowledged.pop(waiting)
+            if not future.done():
+                future.set_result(None)
+
+    def close_without_lease(self) -> None:
+        """Do what the event of each server does every second."""
+        for server in self.servers.values():
+            over = server.lease_ends + server.terms.grace_seconds if server.lease_ends else 0.0
+            if server.runs and server.terms.seconds and self.loop.now >= max(over, server.stands_still_until):
+                server.read_only = True
+        self.loop.call_later(EVENT_SECONDS, self.close_without_lease)
+
+    def state(self, server: Server) -> MemberState:
+        """Return what `member_state` returns."""
+        following = server.following
+        gtids = GtidSet(Dialect.MARIADB, server.gtids())
+        status = None
+        if following is not None:
+            receives = self.receives(server)
+            source = f"127.0.0.1:{following.number}"
+            status = ReplicationStatus(source, receives, True, not server.io_runs, 0, "", "", "")
+        return MemberState(
+            server.read_only,
+            status,
+            gtids,
+            gtids,
+            waits_for_replica=server.waits,
+            acknowledges=status is not None and status.receiving,
+        )
+
+
+class Session:
+    """An administrator's session."""
+
+    dialect: Final = Dialect.MARIADB
+
+    def __init__(self, machines: Machines, server: Server) -> None:
+        self._machines: Final = machines
+        self.server: Final = server
+
+    async def run(self, statement: Callable[[Server], _Result], deadline: float) -> _Result:
+        return await self._machines.trip(self.server, statement, deadline)
+
+    def quit(self) -> None: ...
+
+
+Statement = Callable[..., Any]
+"""Any: each has the parameters of the function that it replaces."""
+
+
+def statements(machines: Machines) -> list[Substitution]:
+    """Return the replacements of the product's statements."""
+    loop, servers = machines.loop, machines.servers
+
+    async def open_session(_: ServerAccount, name: str, __: SessionSetup, *, deadline: float) -> Session:
+        session = Session(machines, servers[name])
+        await session.run(lambda server: None, deadline)
+        return session
+
+    def attach(server: Server, source: ReplicationSource) -> None:
+        server.following = next(each for each in servers.values() if each.number == source.port)
+        server.io_runs, server.read_only = True, True
+        loop.call_later(_START_RETRY_SECONDS * machines.random.random(), machines.send, server.following)
+
+    def detach(server: Server) -> None:
+        server.following, server.io_runs = None, False
+
+    def stop_receiving(server: Server) -> None:
+        server.io_runs = False
+
+    def receive_again(server: Server) -> None:
+        server.io_runs = server.following is not None
+        machines.send_all()
+
+    def set_semi_sync(server: Server, *, waits: bool) -> None:
+        server.waits = waits
+
+    def open_to_writes(server: Server, *, semi_sync: bool) -> None:
+        server.waits, server.read_only = semi_sync, False
+
+    def fence(server: Server, *_: object) -> int:
+        server.read_only = True
+        return 0
+
+    def raise_epoch(server: Server, _: object, master: str, epoch: int, **__: object) -> None:
+        if server.master_row != master or server.epoch < epoch:
+            server.master_row, server.epoch = master, max(server.epoch, epoch)
+            server.log[server.number] = next(machines.numbers)
+
+    def highest_epoch(server: Server, _: object, *, master: str = "") -> int:
+        return server.epoch if master in ("", server.master_row) else 0
+
+    def acknowledging(server: Server) -> int:
+        return sum(each.following is server and machines.receives(each) for each in servers.values())
+
+    by_original: dict[Any, Statement] = {
+        server_statements.attach: attach,
+        server_statements.detach: detach,
+        server_statements.stop_receiving: stop_receiving,
+        server_statements.receive_again: receive_again,
+        server_statements.set_semi_sync: set_semi_sync,
+        server_statements.open_to_writes: open_to_writes,
+        server_statements.fence: fence,
+        server_statements.raise_epoch: raise_epoch,
+        server_statements.highest_epoch: highest_epoch,
+        server_statements.acknowledging_replicas: acknowledging,
+        server_statements.acknowledge_as_replica: lambda server: None,
+        server_statements.apply_received: lambda server: None,
+        server_statements.member_state: machines.state,
+        server_statements.executed_position: Server.gtids,
+        server_statements.wait_for_position: lambda server, position: None,
+    }
+    return [
+        Substitution(sessions.open_session, open_session),
+        *(Substitution(original, _travelling(instead)) for original, instead in by_original.items()),
+        *_lease_statements(loop),
+    ]
+
+
+def _lease_statements(loop: SimLoop) -> list[Substitution]:
+    def grant_lease(server: Server, since: int) -> None:
+        server.lease_ends = since / 1000 + server.terms.seconds
+
+    def renew_lease(server: Server, since: int, terms: LeaseTerms) -> bool:
+        if server.read_only or not server.lease_ends or loop.now >= server.lease_ends + terms.grace_seconds:
+            return False
+        server.lease_ends = max(server.lease_ends, since / 1000 + server.terms.seconds)
+        return True
+
+    def revoke_lease(server: Server) -> None:
+        if not server.read_only:
+            server.lease_ends = 0.0
+
+    def install_lease(server: Server, terms: LeaseTerms) -> None:
+        server.terms = terms
+
+    by_original: dict[Any, Statement] = {
+        lease.grant_lease: grant_lease,
+        lease.renew_lease: renew_lease,
+        lease.revoke_lease: revoke_lease,
+        lease.install_lease: install_lease,
+        lease.lease_terms: lambda server: server.terms,
+        lease.server_unix_ms: lambda server: int(loop.now * 1000),
+    }
+    return [Substitution(original, _travelling(instead)) for original, instead in by_original.items()]
+
+
+def _travelling(statement: Statement) -> Statement:
+    async def travel(session: Session, *arguments: Any, deadline: float, **named: Any) -> Any:
+        return await session.run(lambda server: statement(server, *arguments, **named), deadline)
+
+    return travel
+
+
+async def write(machines: Machines, server: Server, timeout_seconds: float) -> int:
+    """Write at a server as a leader that takes it for the master, and return the number of the transaction once it is
+    acknowledged. Raises `OperatorError` where it is refused, and `ConnectionLost`."""
+    deadline = machines.loop.now + timeout_seconds
+
+    def commit(at: Server) -> tuple[int, asyncio.Future[None] | None]:
+        if at.read_only or at.master_row != at.name:
+            raise OperatorError(f"{at.name} is no master")
+        number = next(machines.numbers)
+        at.log[at.number] = number
+        waiting: asyncio.Future[None] | None = machines.loop.create_future() if at.waits else None
+        for other in machines.servers.values():
+            if waiting is None and not other.read_only and other.master_row == other.name and other.epoch > at.epoch:
+                machines.two_masters.append(f"{at.name} takes writes beside {other.name}")
+        if waiting is not None:
+            at.acknowledged[number] = waiting
+        machines.send(at)
+        return number, waiting
+
+    number, waiting = await machines.trip(server, commit, deadline)
+    if waiting is not None:
+        done, _ = await asyncio.wait((waiting,), timeout=max(0.0, deadline - machines.loop.now))
+        if not done or waiting.cancelled():
+            raise ConnectionLost("the outcome is unknown")
+        here = CURRENT.get()
+        if here is not None and machines.is_cut(here.name, server.name):
+            raise ConnectionLost("the outcome is unknown")
+    return number
+
+
+async def critical_read(machines: Machines, server: Server, timeout_seconds: float) -> dict[int, int]:
+    """Return the transactions of a server that proves to be the master (`tao.storage.master_check`). Raises as
+    `write`."""
+
+    def read(at: Server) -> dict[int, int]:
+        lease_ended = bool(at.terms.seconds) and machines.loop.now >= at.lease_ends
+        if at.read_only or lease_ended or at.master_row != at.name:
+            raise OperatorError(f"{at.name} is no master")
+        return dict(at.log)
+
+    return await machines.trip(server, read, machines.loop.now + timeout_seconds)

@@ -1,0 +1,44 @@
+"""Watchers replace masters that are lost and no others, and the simulation notices when a rule is missing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tao.replication.promotion import Promoter
+from tao.replication.promotion_plan import SetMember
+from tao.replication.replication_set import ReplicationSet
+from tests.sim.lost_masters import Findings, play_hour, play_hours
+
+_HOURS = 40
+_MOST_HOURS = 300
+
+
+def test_no_master_is_replaced_that_is_well_and_nothing_acknowledged_is_lost() -> None:
+    found = play_hours(range(_HOURS))
+    assert found.violations == []
+    assert found.promotions
+
+
+def _first(kind: str) -> Findings:
+    """Return what the first hour with an incident of this kind and a violation brought."""
+    hours = (play_hour(seed, [kind]) for seed in range(_MOST_HOURS))
+    return next((found for found in hours if found.violations), Findings())
+
+
+async def _nothing(*_: object, **__: object) -> None: ...
+
+
+def test_a_promotion_that_does_not_wait_for_the_lease_although_a_replica_still_receives_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(SetMember, "receives", property(lambda _: False))
+    monkeypatch.setattr(ReplicationSet, "stop_receiving", _nothing)
+    monkeypatch.setattr(ReplicationSet, "forget_master", _nothing)
+    assert _first("other watchers cut off").lost_writes
+
+
+def test_a_master_that_is_opened_while_the_former_one_still_answers_critical_reads_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Promoter, "_outlast", _nothing)
+    assert _first("region cut off").stale_reads
