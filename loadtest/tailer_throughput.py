@@ -11,7 +11,6 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Iterable
 from contextlib import aclosing
 from typing import Final
 
@@ -19,9 +18,8 @@ from loadtest.results import Quantity, ScenarioResult, at_least
 from loadtest.scenario import SCHEMA, BenchSettings, Progress, Scenario
 from tao.devcluster.database import DatabaseInstance, InstanceSettings, default_cache_folder
 from tao.devcluster.database_program import Durability, ServerOptions, find_server_binary
-from tao.model.delivery import Span
 from tao.model.ids import make_id
-from tao.model.relay import Relay
+from tao.model.relay import Relay, Relayed
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
 from tao.model.writes import AssocAdd
 from tao.observability.logs import logger
@@ -58,10 +56,10 @@ _AIM: Final = 5_000
 class _Acknowledging:
     """The leaders' port: encodes a relay, as the way to a leader would, and acknowledges it."""
 
-    async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> Iterable[Span]:
+    async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> Relayed:
         relay_to_pb(relay).SerializeToString()
         await asyncio.sleep(_ANSWER_SECONDS)
-        return ()
+        return Relayed()
 
 
 async def run(settings: BenchSettings, progress: Progress, _options: object) -> ScenarioResult:

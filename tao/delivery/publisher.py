@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from tao.delivery.committed_messages import CommittedMessages
 from tao.delivery.coverage import Coverage, UnconfirmedShards
 from tao.delivery.message_log import MessageLog, Stream
 from tao.delivery.settings import DeliverySettings
@@ -46,6 +47,8 @@ class Publisher:
         self._spool = spool
         self._later = later
         self._log = MessageLog(settings)
+        self.committed = CommittedMessages(settings)
+        """The messages of this leader's commits that its tailers have not come to."""
         self._streams: dict[int, Stream] = {}
         self._open_shards: defaultdict[str, set[int]] = defaultdict(set)  # by database: those of the streams
         self._coverages: dict[int, Coverage] = {}
@@ -326,6 +329,9 @@ class Publisher:
             "log_messages": len(self._log),
             "log_bytes": self._log.bytes,
             "log_evicted_messages_total": self._log.evicted,
+            "committed_bytes": self.committed.bytes,
+            "references_entered_total": self.committed.entered,
+            "references_missing_total": self.committed.missing,
             "open_shards": len(self._streams),
             "subscribers": len(self._subscriptions),
             "subscribed_shards": sum(subscription.followed for subscription in live),

@@ -54,6 +54,18 @@ class DeliverySettings:
     catching_up_shards: int = 8
     """Shards of one subscriber that are read from the spool concurrently, one delivery of each: bounds memory."""
 
+    committed_bytes: int = 16 << 20
+    """Estimated size of the messages of own commits that wait for the tailer to come to them: ten times what a leader
+    commits in the tenth of a second that they usually wait. The oldest make room, and the tailer decodes them."""
+
+    committed_seconds: float = 30.0
+    """Messages of own commits make room for later ones after this time. A tailer that is further behind is away or
+    catches up, and decodes what it reads."""
+
+    commit_seconds: float = 0.5
+    """A relay that names a transaction unknown here waits this long for the commits under way: with semi-synchronous
+    replication the tailer reads a transaction up to a round trip between regions before the commit is answered."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpoolSettings:

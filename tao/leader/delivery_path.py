@@ -49,6 +49,7 @@ class SpooledPublisher:
         for name, help_text in (
             ("log_messages", "Messages kept for subscribers that reconnect."),
             ("log_bytes", "Estimated memory of kept messages."),
+            ("committed_bytes", "Estimated memory of messages of own commits that the tailer has not come to."),
             ("pending_shards", "Subscribed shards with messages that are not delivered yet."),
             ("owed_shards", "The former name of `delivery_pending_shards`."),
             ("unacknowledged_bytes", "Bytes sent to subscribers and not acknowledged."),
@@ -68,6 +69,16 @@ class SpooledPublisher:
                 "continued": self.figure("continued_total"),
                 "reset": self.figure("resets_total"),
                 "stream_restarted": self.figure("restarted_streams_total"),
+            },
+        )
+        metrics.gauge_family(
+            "relay_references_total",
+            "Transactions of a shard that a tailer has named without their messages: this leader has entered its own "
+            "messages, or was missing them.",
+            "outcome",
+            lambda: {
+                "entered": self.figure("references_entered_total"),
+                "missing": self.figure("references_missing_total"),
             },
         )
         spool = self._spool

@@ -3,6 +3,9 @@
 The leader applies a relay before it forwards it, so that no subscriber can fill from here a value that the message has
 overtaken. Most of a relay this leader has published already, when it committed; versions make the repetition harmless.
 
+What this leader has committed itself, a relay may name without its messages. Those that the leader has kept take their
+place; when some are missing, nothing of the relay is entered, and the tailer decodes them.
+
 A change by a foreign writer, which keeps no versions, gives no version to apply. Its keys are dropped at once, here and
 at the subscribers. A fill in progress may still bring the old value under the same version. So the owner of the shard
 *touches* these keys: it gives them a new version, which follows through the binlog into every region, in order, and
@@ -28,12 +31,12 @@ from tao.delivery.publisher import Publisher
 from tao.model.changes import ListInvalidation, ObjectInvalidation, ShardInvalidation, ShardMessages
 from tao.model.delivery import Span
 from tao.model.errors import InternalError, NotMine, ShardBlocked, TaoError
-from tao.model.relay import Relay, Touch, TouchKind
+from tao.model.relay import Relay, Relayed, Touch, TouchKind, missing_of, with_messages
 from tao.model.versions import NEVER_WRITTEN
 from tao.model.writes import TouchKeys
 from tao.observability.metrics import Metrics
 from tao.serving.configuration import ServerContext
-from tao.wire.convert import error_to_pb, relay_from_pb, span_to_pb
+from tao.wire.convert import error_to_pb, relay_from_pb, relayed_to_pb
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
 
@@ -135,6 +138,7 @@ class RelayPath:
         self._caused_by: Final = cache.recorder.caused_by
         self.touches: Final = touches
         self._publisher: Final = publisher
+        self._committed: Final = publisher.committed
         self._version_epoch: Final = cache.version_epoch
         self._configuration: Final = context.configuration
         self._clock: Final = context.clock
@@ -151,11 +155,34 @@ class RelayPath:
         """Apply a relay, forward it, touch its foreign keys, and acknowledge it.
 
         Raises `NotMine`, with nothing applied, for a shard that is not served."""
-        relay = relay_from_pb(request.relay)
+        is_whole = request.HasField("relay")
+        relay = relay_from_pb(request.relay if is_whole else request.relay_by_reference)
+        if self._committed.commits and missing_of(relay, self._committed.find):
+            self._spawn(self._enter_after_commits(relay, request, reply))
+        else:
+            self._enter(relay, request, reply)
+
+    async def _enter_after_commits(self, relay: Relay, request: pb.Request, reply: Reply) -> None:
+        try:
+            await self._committed.commits_end()
+            self._enter(relay, request, reply)
+        except Exception as error:  # noqa: BLE001 - answered, and raised again there
+            self._fail(error, reply)
+
+    def _enter(self, relay: Relay, request: pb.Request, reply: Reply) -> None:
+        """Apply and forward a relay of which nothing is missing; else answer what is."""
         foreign = Counter(touch.shard for touch in relay.touches)
-        for shard in {messages.shard for messages in relay.changes} | foreign.keys() | set(relay.bulk_shards):
+        named = {messages.shard for messages in relay.changes} | {reference.shard for reference in relay.references}
+        for shard in named | foreign.keys() | set(relay.bulk_shards):
             if not self._serves(shard):
                 raise NotMine(f"this leader does not serve shard {shard}", self._configuration.routes.version)
+        if relay.references:
+            missing = missing_of(relay, self._committed.find)
+            if missing:
+                self._committed.missing += sum(len(each.numbers) for each in missing)
+                reply.send(pb.Answer(relayed=relayed_to_pb(Relayed(missing=missing, takes_references=True))))
+                return
+            relay = with_messages(relay, self._committed.find)
         with self._caused_by(relay.cause):
             for messages in relay.changes:
                 self._apply(messages)
@@ -195,8 +222,13 @@ class RelayPath:
         # Under another topology the tailer may have sent another leader the messages that this proof would cover.
         if relay.source_unix_ms and request.topology_version == self._configuration.routes.version:
             self._publisher.prove(relay.source, relay.source_unix_ms, *relay.reached)
-        wanted = map(span_to_pb, self._publisher.take_wanted(relay.source))
-        reply.send(pb.Answer(relayed=pb.Relayed(wanted=wanted)))
+        for reference in relay.references:
+            self._committed.entered += len(reference.numbers)
+            for number in reference.numbers:
+                self._committed.release(reference.source, number, reference.shard)
+        wanted = tuple(self._publisher.take_wanted(relay.source))
+        relayed = Relayed(wanted=wanted, takes_references=self._committed.has_of(relay.source))
+        reply.send(pb.Answer(relayed=relayed_to_pb(relayed)))
 
     async def _finish(
         self,
@@ -214,12 +246,18 @@ class RelayPath:
             if not own or await self._touch(own, request, reply):
                 await kept.wait()
                 self._acknowledge(relay, request, reply)
-        except NotMine as error:
+        except Exception as error:  # noqa: BLE001 - answered, and raised again there
+            self._fail(error, reply)
+
+    @staticmethod
+    def _fail(error: Exception, reply: Reply) -> None:
+        """Answer a relay that was not entered. Raises what is a fault of this leader."""
+        if isinstance(error, NotMine):
             reply.send(pb.Answer(error=error_to_pb(error)))
-        except Exception as error:
-            failure = InternalError(f"{type(error).__name__} in the relay path; see the leader's log")
-            reply.send(pb.Answer(error=error_to_pb(failure)))
-            raise
+            return
+        failure = InternalError(f"{type(error).__name__} in the relay path; see the leader's log")
+        reply.send(pb.Answer(error=error_to_pb(failure)))
+        raise error
 
     async def _invalidate_again(self, relay: Relay, bulk: set[int]) -> None:
         """Invalidate bulk changed shards once more, now that a SELECT sees the change. Raises `NotMine`."""

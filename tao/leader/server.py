@@ -38,7 +38,7 @@ from tao.storage.scans import MySqlMemberScans
 from tao.storage.writes import WRITE_SETUP, MySqlWriteStore
 from tao.wire.identity import PeerIdentity
 
-PAUSE_SENSITIVE: Final = frozenset({"read", "subscribe", "relay"})
+PAUSE_SENSITIVE: Final = frozenset({"read", "subscribe", "relay", "relay_by_reference"})
 """Requests that a leader answers from what it believes about its shards, so that a pause of the process matters. Writes
 are fenced by their generation in any case."""
 

@@ -277,6 +277,7 @@ class LeaderService(CacheService):
                 "invalidate": self._invalidate,
                 "settle_pairs": writes.settle_pairs,
                 "relay": relays.handle,
+                "relay_by_reference": relays.handle,
                 "touch_keys": self._start_touching,
                 "apply": writes.apply_forwarded,
             },

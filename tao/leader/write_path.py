@@ -29,6 +29,7 @@ from tao.model.errors import (
     TaoError,
     Unavailable,
 )
+from tao.model.graph import MAX_OBJECT_DATA_BYTES
 from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import Transaction, WriteStore
 from tao.model.rows import IntentRow, ShardRow
@@ -47,6 +48,7 @@ from tao.planning.coordination import (
 from tao.planning.draft import IdTaken
 from tao.planning.lanes import LaneScheduler
 from tao.planning.write_plan import WritePlan, plan_writes, validate
+from tao.replication.gtid import source_position
 from tao.serving.configuration import ServerContext
 
 
@@ -118,13 +120,13 @@ class ShardLost(Overloaded):
         self.shard = shard
 
 
-async def commit_or_unknown(transaction: Transaction) -> None:
-    """Commit the transaction.
+async def commit_or_unknown(transaction: Transaction) -> str:
+    """Commit the transaction. Returns its GTID, if it is known.
 
     Raises what `Transaction.commit` raises. Any other failure becomes `OutcomeUnknown`, because the commit may have
     happened."""
     try:
-        await transaction.commit()
+        return await transaction.commit()
     except TaoError:
         raise
     except Exception as error:
@@ -362,11 +364,10 @@ class WritePath:
         self.unknown_outcomes += 1
         shards = sorted({shard for queued in batch.values() for shard in queued.shards})
         server = next(iter(batch.values())).server
-        # By the server: the topology may have changed since these shards were taken.
-        databases = self._configuration.routes.topology.databases
+        database = self._database_of(server)
         self._log.warning(
             "outcome_unknown",
-            database=next((each.name for each in databases if server in _server_names(each)), ""),
+            database="" if database is None else database.name,
             database_server=server,
             shards=shards,
             writes=len(batch),
@@ -374,6 +375,11 @@ class WritePath:
         )
         for shard in shards:
             self._ownership.retake(shard)
+
+    def _database_of(self, server: str) -> Database | None:
+        """Return the database of a server: the topology may have changed since its shards were taken."""
+        databases = self._configuration.routes.topology.databases
+        return next((each for each in databases if server in _server_names(each)), None)
 
     async def _transact(self, server: str, batch: Sequence[_QueuedWrite]) -> _Committed:
         """Lock and read the rows, plan the writes, and commit the plan. Raises `ShardLost` and `TaoError`."""
@@ -390,8 +396,18 @@ class WritePath:
             plan = plan_writes(existing, rows, writes, schema, self._clock.unix_ms())
             if plan.rows:
                 await transaction.apply(plan.rows)
-                await commit_or_unknown(transaction)
+                with self._publisher.committed.committing():
+                    self._keep_messages(await commit_or_unknown(transaction), server, plan, rows)
         return _Committed(plan, rows)
+
+    def _keep_messages(self, gtid: str, server: str, plan: WritePlan, rows: dict[int, ShardRow]) -> None:
+        """Keep the messages of a commit for the tailer, which then need not decode it."""
+        database = self._database_of(server)
+        position = source_position(database.name, database.version_epoch, gtid) if gtid and database else None
+        if position is not None and plan.changes:
+            # Whole objects, as the tailer reads them.
+            messages = group_by_shard(plan.changes, rows, MAX_OBJECT_DATA_BYTES)
+            self._publisher.committed.keep(*position, messages, self._clock.monotonic())
 
     def _check_owned(self, shard: int, row: ShardRow | None, server: str) -> None:
         """Check the fence: the locked row must name the ownership that this leader believes it has."""

@@ -96,9 +96,9 @@ class Transaction(Protocol):
     async def apply(self, rows: RowChanges) -> None:
         """Write the changes, now or with `commit`; raises as `lock_and_read` does."""
 
-    async def commit(self) -> None:
-        """Commit. Raises as `apply` for rows that are rejected, and `OutcomeUnknown` when the connection broke
-        meanwhile."""
+    async def commit(self) -> str:
+        """Commit, and return the transaction's GTID, or an empty text when it is not known. Raises as `apply` for rows
+        that are rejected, and `OutcomeUnknown` when the connection broke meanwhile."""
 
 
 class WriteStore(Protocol):

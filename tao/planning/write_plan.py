@@ -128,7 +128,7 @@ class WritePlan:
     """The rows that one transaction writes, and the messages for each writer's caches.
 
     All lists but ``changes`` have one entry per write. ``changes``: one per key whose rows change, objects by id,
-    then lists by key, then the touched lists. ``changes_of``: indexes into ``changes`` of the keys that the write
+    then lists by key, the touched ones included. ``changes_of``: indexes into ``changes`` of the keys that the write
     named, even when another write of the batch changed them. ``unchanged_of``: for the keys it named that nobody
     changed, the version that the writer's caches must have at least. ``intents``: the intent that records the
     write's missing mirror, as it is after the transaction (None: nothing is missing). ``settles``: the writes that
@@ -176,12 +176,19 @@ def plan_writes(
             pairs.append(pair)
     rows = RowChanges()
     lists, touched = _write_lists(draft, shards, rows)
-    changes = (*net_changes(_write_objects(draft, shards, rows), lists), *touched)
+    changes: tuple[Change | ListInvalidation, ...] = net_changes(_write_objects(draft, shards, rows), lists)
+    if touched:
+        changes = tuple(sorted((*changes, *touched), key=_place))
     _write_intents(draft, rows, now_unix_ms)
     changes_of, unchanged_of = _shares(existing, changes, named)
     intents = [None if pair is None else draft.intent(pair) for pair in pairs]
     settles = [None if intent is None else _settlement(draft, intent, read, schema) for intent in intents]
     return WritePlan(rows, changes, outcomes, changes_of, unchanged_of, intents, settles)
+
+
+def _place(change: Change | ListInvalidation) -> tuple[int, int, int]:
+    """Return the place of a change in a changeset: objects by id, then lists by key."""
+    return (0, change.id, 0) if isinstance(change, ObjectChange) else (1, change.id1, change.atype)
 
 
 def _one_sided_pairs(writes: Sequence[PlannedWrite], schema: Schema) -> frozenset[IntentKey]:

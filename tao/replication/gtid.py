@@ -218,6 +218,19 @@ def history_of(gtid: str) -> tuple[str, int]:
     return f"{domain}-{server}", number
 
 
+def source_position(database: str, version_epoch: int, gtid: str) -> tuple[str, int] | None:
+    """Return the ``(source, number)`` of a transaction of a database: its history, and its number there. None: no
+    history counts it, because the text is not a GTID.
+
+    After a promotion, or a restore, a server may number other transactions like those that were lost. Therefore the
+    database's version epoch is part of the source."""
+    try:
+        history, number = history_of(gtid.strip())
+    except OperatorError:
+        return None
+    return f"{database}@{version_epoch}:{history}", number
+
+
 def rewound(position: str, history: str, number: int) -> str:
     """Return the position as it was when transaction ``number`` of ``history`` was the newest one of that history.
     Raises `OperatorError`."""

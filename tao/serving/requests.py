@@ -276,6 +276,7 @@ LEADER_RULES: Final[Rules] = {
     "touch_keys": frozenset({"operator"}),
     "settle_edge": frozenset({"leader"}),
     "relay": frozenset({"tailer"}),
+    "relay_by_reference": frozenset({"tailer"}),
     "apply": frozenset({"leader"}),
 }
 """The rules of a leader. ``settle_edge`` is a kind of write and is checked separately; ``probe`` and ``most_read`` are

@@ -32,6 +32,11 @@ class Dialect(Enum):
         head, word, tail = select.partition("SELECT ")
         return f"{head}{word}/*+ MAX_EXECUTION_TIME({milliseconds:d}) */ {tail}"
 
+    @property
+    def last_gtid(self) -> tuple[str, ...]:
+        """The statement that reads the GTID of the session's last transaction; MySQL has none."""
+        return ("SELECT @@last_gtid",) if self is Dialect.MARIADB else ()
+
     def upsert(self, table: str, key: tuple[str, ...], values: tuple[str, ...], rows: int) -> str:
         """A multi-row upsert of ``rows`` rows, with a placeholder for each value of ``key + values``."""
         row = f"({', '.join(['%s'] * len(key + values))})"

@@ -1,9 +1,10 @@
 # ruff: noqa: S608 - schema and table names come from tao.storage.names, values are bound
 """`WriteStore` over the master databases: transactions, ownership of shards, intents.
 
-A transaction is two round trips: lock and read, then apply and commit. An error before COMMIT rolls everything back, so
-it is known that nothing was written. A connection lost after COMMIT was sent leaves the outcome unknown. The caller
-checks who may write (owner, generation, master) against the `ShardRow` that the transaction holds locked.
+A transaction is two round trips: lock and read, then apply, commit and ask for the GTID. An error before COMMIT rolls
+everything back, so it is known that nothing was written. A connection lost after COMMIT was sent leaves the outcome
+unknown. The caller checks who may write (owner, generation, master) against the `ShardRow` that the transaction holds
+locked.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class MySqlTransaction:
             await self._roll_back()
             raise
 
-    async def commit(self) -> None:
+    async def commit(self) -> str:
         """Raises what `apply` does for what is refused of the rows: nothing is committed then. `OutcomeUnknown` for
         nearly any other failure: whatever the server says in COMMIT, it may have logged before. `MasterReadOnly` is
         said before anything is logged, and rolled back. `ConnectionLost`: before COMMIT was sent."""
@@ -120,14 +121,18 @@ class MySqlTransaction:
         unsent, self._unsent = self._unsent, StatementText()
         done: list[list[Row]] = []
         try:
-            sql = "; ".join([*unsent.parts, "COMMIT"])
+            sql = "; ".join([*unsent.parts, "COMMIT", *session.dialect.last_gtid])
             with self._pool.space.writing(session):
                 await session.run(sql, unsent.values, deadline=self._deadline, results=done)
             self._is_open = False
+            return session.new_gtid(done[-1])
         except MasterReadOnly:
             session.quit()
             raise
         except TaoError as error:
+            if len(done) > len(unsent.parts):  # COMMIT was answered, and only the GTID was not
+                session.quit()
+                return ""
             # A refused statement ends its packet: the statements after it did not run.
             if session.is_open and len(done) < len(unsent.parts):
                 await self._roll_back()

@@ -5,7 +5,7 @@ The tailer above this port does not depend on threads, connections or event form
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -40,16 +40,29 @@ class ServerIdTaken(OperatorError):
     reason = "SERVER_ID_TAKEN"
 
 
+class UndecodedRows(msgspec.Struct, frozen=True):
+    """The row events of one transaction in the tables of one shard's graph, as the server sent them.
+
+    ``decode`` returns what they say, as the transaction of this shard alone; it may run in any thread.
+    ``size_bytes`` is their estimated size in memory."""
+
+    shard: int
+    size_bytes: int
+    decode: Callable[[], BinlogTransaction]
+
+
 class BinlogTransaction(msgspec.Struct, frozen=True, kw_only=True):
     """The part of one committed transaction that concerns shards.
 
-    ``gtid`` is empty for changes that no position counts. ``invalid_shards`` have changes that row events do not
-    describe (a statement, an event that cannot be decoded, more rows than are kept); with ``all_invalid`` any shard may
-    have. ``committed_unix_ms`` is the server's commit time, in whole seconds. ``size_bytes`` is the estimated size in
+    ``gtid`` is empty for changes that no position counts. ``undecoded``: the rows by shard, where leaders may have
+    their messages; then there are no ``events``. ``invalid_shards`` have changes that row events do not describe (a
+    statement, an event that cannot be decoded, more rows than are kept); with ``all_invalid`` any shard may have.
+    ``committed_unix_ms`` is the server's commit time, in whole seconds. ``size_bytes`` is the estimated size in
     memory."""
 
     gtid: str
     events: Sequence[RowEvent] = ()
+    undecoded: Sequence[UndecodedRows] = ()
     invalid_shards: frozenset[int] = frozenset()
     all_invalid: bool = False
     committed_unix_ms: int = 0

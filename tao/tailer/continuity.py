@@ -26,11 +26,11 @@ import msgspec
 
 from tao.model.changes import ListInvalidation, ObjectInvalidation, ShardMessages
 from tao.model.delivery import Span
-from tao.model.errors import OperatorError, TaoError
-from tao.model.relay import TouchKind
+from tao.model.errors import TaoError
+from tao.model.relay import Touch, TouchKind
 from tao.model.versions import NEVER_WRITTEN
 from tao.observability.logs import Logger
-from tao.replication.gtid import history_of
+from tao.replication.gtid import source_position
 from tao.tailer.binlog import BinlogSource, BinlogTransaction
 from tao.tailer.leader_outbox import Content, ShardContent
 from tao.tailer.settings import RewindSettings
@@ -73,11 +73,7 @@ class Continuity:
 
     def source_position(self, gtid: str) -> tuple[str, int] | None:
         """Return the ``(source, number)`` of a transaction, or None when no history counts it."""
-        try:
-            history, number = history_of(gtid.strip())
-        except OperatorError:
-            return None
-        return f"{self._database}@{self._version_epoch()}:{history}", number
+        return source_position(self._database, self._version_epoch(), gtid)
 
     def proven(self, gtid: str) -> tuple[str, int]:
         """Return the ``(source, number)`` that a proof of time in this transaction proves, too."""
@@ -298,7 +294,7 @@ class NotReadAgain(TaoError):
 def _resendable(content: Content) -> Content:
     """Replace a touch by an invalidation: the key that was changed without a version has long been given one, so it is
     enough to drop it."""
-    if isinstance(content, ShardMessages | int):
+    if not isinstance(content, Touch):
         return content
     dropped = (
         ObjectInvalidation(content.id, NEVER_WRITTEN)

@@ -6,6 +6,9 @@ unacknowledged parts it stays in its outbox. When the outbox's leader is away or
 remaining parts are routed again, whole shards at a time. Messages that a leader of this region published when it
 committed wait a moment for more of their kind.
 
+What the leader may have committed itself is queued undecoded, and a relay only names it. It is decoded when the leader
+is missing it, and before it is replaced by an invalidation, since it may be a touch.
+
 One leader or shard that accepts nothing, or too little, delays no other. A shard that is not accepted is sent alone.
 Each outbox is bounded, and all of them together: messages for a leader that is away or slow are replaced by bulk
 invalidations when they reach a bound. Touches count against the common bound alone, and are kept while anybody accepts
@@ -19,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -39,13 +42,14 @@ from tao.model.errors import (
     TaoError,
     TopologyError,
 )
-from tao.model.relay import Relay
+from tao.model.relay import Relay, Relayed
 from tao.model.topology import CacheServer
 from tao.observability.logs import Logger
 from tao.planning.row_events import Translated
 from tao.routing.budgets import RetryBudget
 from tao.routing.routes import Routes, TierRoutes
 from tao.serving.configuration import Spawn
+from tao.tailer.binlog import UndecodedRows
 from tao.tailer.continuity import Continuity
 from tao.tailer.leader_outbox import (
     Content,
@@ -53,14 +57,16 @@ from tao.tailer.leader_outbox import (
     Part,
     Receipts,
     contents_of,
+    decoded_parts,
     head_of,
     is_minimal,
     is_proof,
+    is_undecoded,
     proof,
     relay_of,
 )
 from tao.tailer.settings import OutboxSettings
-from tao.wire.convert import relay_to_pb, span_from_pb
+from tao.wire.convert import relay_to_pb, relayed_from_pb
 from tao.wire.links import Links
 from tao.wire.v1 import session_pb2 as pb
 
@@ -80,11 +86,10 @@ class RelayScope:
 class LeaderPort(Protocol):
     """Sends relays to leaders."""
 
-    async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> Iterable[Span]:
-        """Send a relay; return once the leader has applied and published all of it.
+    async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> Relayed:
+        """Send a relay; return once the leader has applied and published all of it, or has answered what it is missing.
 
-        Returns the shards about which the leader asks where they continue. Raises `NotMine` when a shard is not that
-        leader's. After any `TaoError` the relay has to be sent again."""
+        Raises `NotMine` when a shard is not that leader's. After any `TaoError` the relay has to be sent again."""
 
 
 class LinkedLeaders:
@@ -94,11 +99,19 @@ class LinkedLeaders:
         self._links: Final = links
         self._topology_version: Final = topology_version
 
-    async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> Iterable[Span]:
+    async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> Relayed:
         """See `LeaderPort`."""
-        request = pb.Request(topology_version=self._topology_version(), relay=relay_to_pb(relay))
+        request, content = pb.Request(topology_version=self._topology_version()), relay_to_pb(relay)
+        if relay.references:
+            request.relay_by_reference.CopyFrom(content)
+        else:
+            request.relay.CopyFrom(content)
         answer = await self._links.to(leader).ask(request, timeout_seconds)
-        return map(span_from_pb, answer.relayed.wanted)
+        return relayed_from_pb(answer.relayed)
+
+
+async def _decode_nothing(undecoded: Sequence[UndecodedRows]) -> Sequence[Translated]:
+    raise InternalError(f"{len(undecoded)} parts are undecoded, and nothing here decodes them")
 
 
 class DeliveryPath:
@@ -133,10 +146,14 @@ class DeliveryPath:
         self._progress: Final = asyncio.Event()
         self.on_wanted: Callable[[Iterable[Span]], None] = lambda _: None
         """Called with the shards about which a leader asked when it acknowledged a relay."""
+        self.decode: Callable[[Sequence[UndecodedRows]], Awaitable[Sequence[Translated]]] = _decode_nothing
+        """Decodes and translates rows, each a shard's of one transaction."""
         self.unacknowledged_bytes = 0
         """Estimated size of all unacknowledged parts."""
         self.acknowledged_relays = 0
         """Relays acknowledged."""
+        self.references = {"entered": 0, "missing": 0}
+        """Transactions of a shard that were relayed without their messages, and whether the leader had them."""
         self.retried_relays = 0
         """Relays that failed and were sent again."""
         self.rejected_relays = 0
@@ -149,17 +166,22 @@ class DeliveryPath:
         self.unrouted_parts = 0
         """Parts of shards that the topology does not have: another system uses the same database server."""
 
-    async def submit(self, gtid: str, translated: Translated, proven_unix_ms: int = 0) -> None:
-        """Queue the messages of one transaction once there is room.
+    async def submit(
+        self, gtid: str, translated: Translated, proven_unix_ms: int = 0, undecoded: Sequence[UndecodedRows] = ()
+    ) -> None:
+        """Queue the messages of one transaction, or its ``undecoded`` rows, once there is room.
 
         It waits for a leader only if that leader is about to make room (`OutboxSettings.slow_seconds`).
         ``proven_unix_ms``: all commits up to then have been submitted, which is sent to every leader of the region.
         Raises `TopologyError`, with nothing queued."""
-        while (full := self._full()) and not self._make_room(full):
+        while full := self._full():
+            await self._decode_stuck(full)
+            if self._make_room(full):
+                break
             await self._wait_for_room(full)
         leaders = self._routes().leaders(self._scope.region)
         receipt = self._receipts.begin([gtid] if gtid else [])
-        contents = list(contents_of(translated, self._settings))
+        contents = list(contents_of(translated, self._settings, undecoded))
         spans = self._continuity.spans_of(gtid, [shard for shard, _, _ in contents])
         deferrable = self._is_published_already(gtid, translated)
         for (shard, content, size), span in zip(contents, spans, strict=True):
@@ -203,13 +225,11 @@ class DeliveryPath:
     def _is_published_already(self, gtid: str, translated: Translated) -> bool:
         """Return whether leaders of this region have made the transaction, and published it when they committed: its
         rows have versions and the master is in this region."""
-        routes = self._routes()
-        if not gtid or translated.touches or translated.bulk_shards:
-            return False
-        scope = self._scope
-        return any(
-            each.name == scope.database and each.master_region == scope.region for each in routes.topology.databases
-        )
+        return bool(gtid) and not (translated.touches or translated.bulk_shards) and self._is_mastered_here()
+
+    def _is_mastered_here(self) -> bool:
+        scope, databases = self._scope, self._routes().topology.databases
+        return any(each.name == scope.database and each.master_region == scope.region for each in databases)
 
     # ---- queues ----------------------------------------------------------------------------------------------------
 
@@ -270,7 +290,7 @@ class DeliveryPath:
         """Replace parts that cannot be sent, or not soon, by bulk invalidations. Returns whether there is room now."""
         with_touches = self.unacknowledged_bytes >= self._settings.unacknowledged_bytes
         for outbox in full:
-            is_slow = outbox.waiting_bytes > 0 and self._time() >= outbox.slow_at(self._settings)
+            is_slow = self._is_slow(outbox)
             if not (outbox.failures or outbox.rejected or is_slow):
                 continue
             dropped, freed_bytes = outbox.collapse(is_slow=is_slow, with_touches=with_touches)
@@ -286,6 +306,38 @@ class DeliveryPath:
                     self._log.warning("shards_invalidated_for_memory", leader=outbox.leader, cause=cause)
         self._settle()
         return not self._full()
+
+    def _is_slow(self, outbox: LeaderOutbox) -> bool:
+        return outbox.waiting_bytes > 0 and self._time() >= outbox.slow_at(self._settings)
+
+    async def _decode_stuck(self, full: Iterable[LeaderOutbox]) -> None:
+        """Decode what waits for leaders that do not take it soon. An invalidation may then stand for the messages, and
+        not for the touches that may be among them."""
+        for outbox in full:
+            if outbox.failures or outbox.rejected or self._is_slow(outbox):
+                decoded = await self._decoded(outbox.waiting_undecoded())
+                for queue in (outbox.parts, *outbox.held.values()):
+                    first = outbox.sending_count if queue is outbox.sending else 0
+                    self._put_in_place(outbox, queue, decoded, first)
+
+    async def _decoded(self, parts: Sequence[Part]) -> dict[int, list[Part]]:
+        """Return the parts to put in place of undecoded ones, by the ``id`` of those."""
+        if not parts:
+            return {}
+        translated = await self.decode([part.content for part in parts if isinstance(part.content, UndecodedRows)])
+        return {
+            id(part): decoded_parts(part, each, self._settings) for part, each in zip(parts, translated, strict=True)
+        }
+
+    def _put_in_place(
+        self, outbox: LeaderOutbox, queue: deque[Part], decoded: dict[int, list[Part]], first: int = 0
+    ) -> None:
+        for part in outbox.put_in_place(queue, decoded, first=first) if decoded else ():
+            instead = decoded[id(part)]
+            part.receipt.unacknowledged += len(instead) - 1
+            self.unacknowledged_bytes += sum(each.size_bytes for each in instead) - part.size_bytes
+            held_by, unacknowledged = self._outbox_of[part.shard]
+            self._outbox_of[part.shard] = (held_by, unacknowledged + len(instead) - 1)
 
     async def _wait_for_room(self, full: Iterable[LeaderOutbox]) -> None:
         """Return when a leader has acknowledged or failed, or one of those with ``full`` outboxes counts as slow."""
@@ -367,17 +419,27 @@ class DeliveryPath:
 
         Parts that were not accepted are held, or reduced to invalidations and sent again. Raises errors that are caused
         neither by the content nor by its shards."""
-        parts = head_of(queue, self._settings)
-        outbox.begin_relay(queue, parts, self._time())
+        parts: list[Part] = []
         try:
-            relay = relay_of(parts, self._scope.database)
-            if relay.source_unix_ms and self._has_parts_elsewhere(outbox):
-                relay = msgspec.structs.replace(relay, source_unix_ms=0)
-            wanted = await self._send(outbox.leader, relay)
+            while True:
+                parts = await self._begin_relay(outbox, queue)
+                relay = relay_of(parts, self._scope.database)
+                if relay.source_unix_ms and self._has_parts_elsewhere(outbox):
+                    relay = msgspec.structs.replace(relay, source_unix_ms=0)
+                relayed = await self._send(outbox.leader, relay)
+                outbox.takes_references = relayed.takes_references
+                if not relayed.missing:
+                    break
+                await self._decode_missing(outbox, queue, parts, relayed)
         except (RequestError, NotMine, ShardBlocked, InternalError, ProtocolError) as error:
             shards = {part.shard for part in parts if not is_proof(part)}
             if not shards:
                 raise
+            if any(map(is_undecoded, parts)) and not isinstance(error, NotMine | ShardBlocked):
+                # A leader of a former version does not serve such relays.
+                outbox.takes_references = False
+                self._report_failure(outbox, error)
+                return False
             outbox.failures = 0
             self._handle_rejection(outbox, parts, shards, error)
             self._report_failure(outbox, error)
@@ -388,13 +450,36 @@ class DeliveryPath:
         self._budget.earn()
         self.acknowledged_relays += 1
         for part in outbox.take_acknowledged(queue, len(parts), self._time()):
+            self.references["entered"] += is_undecoded(part)
             self._continuity.acknowledge(part.span)
             self._finish(part)
         self._settle()
-        self.on_wanted(wanted)
+        self.on_wanted(relayed.wanted)
         return True
 
-    async def _send(self, leader: str, relay: Relay) -> Iterable[Span]:
+    async def _begin_relay(self, outbox: LeaderOutbox, queue: deque[Part]) -> list[Part]:
+        """Return the first parts of a queue, which are under way from now on. They are decoded for a leader that has
+        committed nothing here."""
+        while True:
+            parts = head_of(queue, self._settings)
+            outbox.begin_relay(queue, parts, self._time())
+            asks = outbox.takes_references and self._is_mastered_here()
+            undecoded = [part for part in parts if is_undecoded(part) and not (asks and part.span.source)]
+            if not undecoded:
+                return parts
+            self._put_in_place(outbox, queue, await self._decoded(undecoded))
+
+    async def _decode_missing(
+        self, outbox: LeaderOutbox, queue: deque[Part], parts: Sequence[Part], relayed: Relayed
+    ) -> None:
+        """Decode what the leader does not have; everything, if it names nothing that was sent."""
+        missing = {(each.shard, each.source, number) for each in relayed.missing for number in each.numbers}
+        undecoded = [part for part in parts if is_undecoded(part)]
+        named = [part for part in undecoded if (part.shard, part.span.source, part.span.number) in missing]
+        self.references["missing"] += len(named)
+        self._put_in_place(outbox, queue, await self._decoded(named or undecoded))
+
+    async def _send(self, leader: str, relay: Relay) -> Relayed:
         try:
             server = self._routes().server(leader)
         except TopologyError as error:

@@ -1,19 +1,19 @@
 """The parts that one leader has not acknowledged: their queues, and the relays in which they are sent.
 
-A transaction's messages are cut into parts by shard; a relay combines the parts at the head of a queue. An outbox does
-no I/O. A shard that the leader does not accept is *held*: its parts wait in a queue of their own and are sent alone, so
-that they delay no other shard. Parts that do not fit in memory, because the leader is away or takes them too slowly,
-are replaced by bulk invalidations of their shards. A touch is not: it is a write, and no invalidation stands for it.
-Touches that nobody accepts are given up when all outboxes together reach their bound. A proof of a time holds for every
-shard of the leader, so no proof is sent while a shard is held, and of the waiting proofs only the newest is worth
-sending.
+A transaction's messages are cut into parts by shard; a relay combines the parts at the head of a queue. Undecoded rows
+are a part, too, and a relay names their transaction (`Reference`). An outbox does no I/O. A shard that the leader does
+not accept is *held*: its parts wait in a queue of their own and are sent alone, so that they delay no other shard.
+Parts that do not fit in memory, because the leader is away or takes them too slowly, are replaced by bulk invalidations
+of their shards. A touch is not: it is a write, and no invalidation stands for it. Touches that nobody accepts are given
+up when all outboxes together reach their bound. A proof of a time holds for every shard of the leader, so no proof is
+sent while a shard is held, and of the waiting proofs only the newest is worth sending.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from math import inf
 from typing import Final, NamedTuple
@@ -23,9 +23,10 @@ import msgspec
 from tao.delivery.message_log import estimated_bytes
 from tao.model.changes import ListChange, ListInvalidation, Message, ObjectChange, ObjectInvalidation, ShardMessages
 from tao.model.delivery import Span
-from tao.model.relay import Relay, Touch
+from tao.model.relay import ChangeRuns, Relay, Touch
 from tao.planning.row_events import Translated
 from tao.replication.gtid import joined
+from tao.tailer.binlog import UndecodedRows
 from tao.tailer.settings import OutboxSettings
 
 _MIN_FINISHED_RECEIPTS: Final = 64
@@ -34,8 +35,9 @@ _MIN_FINISHED_RECEIPTS: Final = 64
 _PART_BYTES: Final = 200
 """Estimated size of a touch, a shard number or the proof of a time, with its entry in a queue."""
 
-Content = ShardMessages | Touch | int
-"""Messages, a touch, or the number of a shard to invalidate as a whole."""
+Content = ShardMessages | UndecodedRows | Touch | int
+"""Messages, rows that may be messages of the leader's own, a touch, or the number of a shard to invalidate as a
+whole."""
 
 
 class ShardContent(NamedTuple):
@@ -127,13 +129,22 @@ def is_proof(part: Part) -> bool:
     return part.content is None
 
 
+def is_undecoded(part: Part) -> bool:
+    """Return whether the part is a reference to messages that the leader may have."""
+    return isinstance(part.content, UndecodedRows)
+
+
 def is_minimal(parts: Iterable[Part]) -> bool:
     """Return whether the parts are bulk invalidations and proofs only, which cannot be reduced any further."""
     return all(part.content is None or isinstance(part.content, int) for part in parts)
 
 
-def contents_of(translated: Translated, settings: OutboxSettings) -> Iterator[ShardContent]:
+def contents_of(
+    translated: Translated, settings: OutboxSettings, undecoded: Iterable[UndecodedRows] = ()
+) -> Iterator[ShardContent]:
     """Cut a transaction's messages, touches and bulk invalidations into pieces that a relay can hold."""
+    for rows in undecoded:
+        yield ShardContent(rows.shard, rows, rows.size_bytes)
     for of_shard in translated.messages:
         for run, size in _runs(of_shard, settings):
             yield ShardContent(of_shard.shard, run, size)
@@ -151,8 +162,8 @@ def proof(receipt: Receipt, unix_ms: int, reached: tuple[str, int]) -> Part:
 
 
 def relay_of(parts: Iterable[Part], source: str) -> Relay:
-    """Combine parts into one relay. Messages of a shard keep their order, and those of one epoch become one run."""
-    messages: dict[tuple[int, int], list[Message]] = {}
+    """Combine parts into one relay. Messages of a shard keep their order."""
+    runs = ChangeRuns()
     touches: dict[Touch, None] = {}
     bulk_shards: dict[int, None] = {}
     spans: dict[int, list[Span]] = {}
@@ -168,15 +179,19 @@ def relay_of(parts: Iterable[Part], source: str) -> Relay:
             _add_span(spans.setdefault(part.shard, []), part.span)
         match part.content:
             case ShardMessages() as of_shard:
-                messages.setdefault((of_shard.shard, of_shard.version_epoch), []).extend(of_shard.messages)
+                runs.add(of_shard)
+            case UndecodedRows():
+                runs.refer(part.shard, part.span.source, part.span.number)
             case Touch() as touch:
                 touches[touch] = None
             case int() as shard:
                 bulk_shards[shard] = None
             case None:
                 pass
+    changes, references = runs.gathered()
     return Relay(
-        changes=tuple(ShardMessages(shard, epoch, tuple(run)) for (shard, epoch), run in messages.items()),
+        changes=changes,
+        references=references,
         touches=tuple(touches),
         bulk_shards=tuple(bulk_shards),
         source=source,
@@ -185,6 +200,21 @@ def relay_of(parts: Iterable[Part], source: str) -> Relay:
         spans=tuple(span for of_shard in spans.values() for span in of_shard),
         reached=reached,
     )
+
+
+def decoded_parts(part: Part, translated: Translated, settings: OutboxSettings) -> list[Part]:
+    """Return the parts that take the place of an undecoded one. Together they cover its span, and only the last of them
+    its transaction."""
+    nothing = ShardContent(part.shard, ShardMessages(part.shard, 0, ()), 0)
+    contents = list(contents_of(translated, settings)) or [nothing]
+    span = part.span
+    before = span.number - 1
+    parts: list[Part] = []
+    for place, (shard, content, size) in enumerate(contents):
+        after = span.after if place == 0 else before
+        number = span.number if place == len(contents) - 1 else before
+        parts.append(Part(part.receipt, shard, content, size, Span(shard, span.source, after, number)))
+    return parts
 
 
 def _add_span(spans: list[Span], span: Span) -> None:
@@ -232,7 +262,7 @@ class LeaderOutbox:
     __slots__ = (
         *("bytes", "collapsed", "failures", "held", "held_attempts", "leader", "parts", "proof", "rejected"),
         *("relay_seconds", "retry_at", "running", "sending", "sending_bytes", "sending_count", "sending_touches"),
-        *("sent_at", "timer", "topology_version", "touch_bytes", "urgent_parts", "woken"),
+        *("sent_at", "takes_references", "timer", "topology_version", "touch_bytes", "urgent_parts", "woken"),
     )
 
     def __init__(self, leader: str) -> None:
@@ -250,6 +280,8 @@ class LeaderOutbox:
         """Consecutive attempts after which a shard was still held."""
         self.retry_at = 0.0
         """Loop time of the next attempt for held shards."""
+        self.takes_references = False
+        """The leader has said that it has messages of commits of its own."""
         self.topology_version = 0
         """The version of the topology under which the shards here were routed to this leader."""
         self.bytes = 0
@@ -309,6 +341,35 @@ class LeaderOutbox:
     def end_relay(self) -> None:
         """Note that no parts are being sent any more."""
         self.sending, self.sending_count, self.sending_bytes = None, 0, 0
+
+    def waiting_undecoded(self) -> list[Part]:
+        """Return the undecoded parts that are not under way, in all queues."""
+        return [
+            part
+            for queue in (self.parts, *self.held.values())
+            for part in islice(queue, self.sending_count if queue is self.sending else 0, None)
+            if is_undecoded(part)
+        ]
+
+    def put_in_place(self, queue: deque[Part], decoded: Mapping[int, list[Part]], *, first: int = 0) -> list[Part]:
+        """Put decoded parts in the place of undecoded ones, named by their ``id``, from place ``first`` of a queue on.
+        Returns those that were still there."""
+        replaced: list[Part] = []
+        parts, urgent_parts = list(queue), self.urgent_parts
+        queue.clear()
+        for place, part in enumerate(parts):
+            instead = decoded.get(id(part)) if place >= first else None
+            if instead is None:
+                queue.append(part)
+                continue
+            queue.extend(instead)
+            replaced.append(part)
+            self._count(part, -1)
+            for each in instead:
+                self._count(each)
+            if queue is self.parts and place < urgent_parts:
+                self.urgent_parts += len(instead) - 1
+        return replaced
 
     def take_acknowledged(self, queue: deque[Part], count: int, now: float) -> Iterator[Part]:
         """Remove and return the first parts of a queue, which the leader has acknowledged."""
@@ -403,8 +464,8 @@ class LeaderOutbox:
 
     def collapse(self, *, is_slow: bool = False, with_touches: bool = False) -> tuple[list[Part], int]:
         """Replace the parts of the rejected shards, or of all shards when the leader is away or slow, by bulk
-        invalidations. Parts that are under way stay as they are, and so do touches, except that those of a leader that
-        is away and of rejected shards are replaced, too, ``with_touches``.
+        invalidations. Parts that are under way stay as they are, and so do touches and undecoded parts, which may be
+        touches, except that those of a leader that is away and of rejected shards are replaced, too, ``with_touches``.
 
         Returns the parts that are dropped, and the bytes freed by the parts that stay in their place. The first part of
         each shard, and the first after a touch of it, stays, since it belongs to the earliest receipt."""
@@ -430,7 +491,7 @@ class LeaderOutbox:
         freed_bytes = 0
         for part in waiting:
             span = part.span
-            if isinstance(part.content, Touch) and not with_touches:
+            if isinstance(part.content, Touch | UndecodedRows) and not with_touches:
                 # What follows a touch gets an invalidation of its own, so that the spans keep their order.
                 invalidations.pop((part.shard, span.source), None)
                 queue.append(part)

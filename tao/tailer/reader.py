@@ -247,6 +247,10 @@ class BinlogReader:
         """Estimated size of the transactions that were read and not taken yet."""
         return 0 if self._queue is None else self._queue.waiting_bytes
 
+    def leave_undecoded(self, leave: bool) -> None:
+        """Leave the rows of coming transactions undecoded where possible, or decode all of them."""
+        self._transactions.leaves_undecoded = leave
+
     def read_from(self, account: ServerAccount) -> None:
         """Read another server's binlog from now on; `batches` that is under way raises `BinlogMoved`. Positions stay
         valid, since both servers belong to one replication set."""

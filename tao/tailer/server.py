@@ -84,6 +84,7 @@ class TailerServer:
         # The purpose is part of the derived server_id, so it must not change.
         self._second_reader = BinlogReader(login, self._derived_server_id("/again"), settings.reader, self._log)
         self._configuration.on_routes(self._read_from)
+        self._read_from(self._configuration.routes)
 
     def _wire_paths(self, database: Database) -> None:
         settings, configuration, log = self._settings, self._configuration, self._log
@@ -114,6 +115,7 @@ class TailerServer:
             log,
         )
         delivery.on_wanted = self._rewind.request
+        delivery.decode = tail.decode
 
     async def _start_admin(self) -> None:
         metrics = Metrics(role="tailer", server=self._settings.name)
@@ -149,6 +151,8 @@ class TailerServer:
 
     def _read_from(self, routes: Routes) -> None:
         account = self._login(self._binlog_server(routes))
+        # The region's leaders commit what this tailer reads only while the master is here.
+        self._reader.leave_undecoded(self._database().master_region == self._settings.region)
         for reader in (self._reader, self._second_reader):
             reader.read_from(account)
 
@@ -277,6 +281,13 @@ class TailerServer:
                 "given_way": delivery.dropped_parts,
                 "unrouted": delivery.unrouted_parts,
             },
+        )
+        metrics.gauge_family(
+            "relay_references_total",
+            "Transactions of a shard that were relayed without their messages: the leader has entered its own, or was "
+            "missing them.",
+            "outcome",
+            lambda: {"entered": delivery.references["entered"], "missing": delivery.references["missing"]},
         )
         metrics.gauge(
             "relay_unacknowledged_bytes",

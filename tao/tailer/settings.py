@@ -61,9 +61,8 @@ class OutboxSettings:
 
     gather_seconds: float = 0.1
     """Messages that the region's leader published when it committed wait this long for more of their kind: a relay
-    costs three processes and a sync of the spool, whatever its size. The pause also delays writes that were committed
-    past the leaders with versions, or by a leader that died or paused before it published them. No other messages wait.
-    With 0 these do not wait either."""
+    costs three processes and a sync of the spool, whatever its size. The pause also delays writes past the leaders, and
+    by a leader that died or paused before it published them. No others wait. With 0 these do not wait either."""
 
     gather_parts: int = 64
     """This many parts do not wait: they take half a millisecond of a leader's time, too little to disturb writers."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Final
@@ -24,7 +24,7 @@ from tao.observability.logs import Logger
 from tao.planning.row_events import Heartbeat, Translated, translate
 from tao.replication.gtid import GtidPosition
 from tao.schema.registry import Schema
-from tao.tailer.binlog import BinlogLost, BinlogMoved, BinlogSource, BinlogTransaction
+from tao.tailer.binlog import BinlogLost, BinlogMoved, BinlogSource, BinlogTransaction, UndecodedRows
 from tao.tailer.delivery_path import DeliveryPath
 from tao.tailer.settings import TailSettings
 
@@ -170,7 +170,7 @@ def _invalidate(translated: Translated, shards: Iterable[int]) -> Translated:
 
 
 class TailCounts(msgspec.Struct):
-    """Counts since the start."""
+    """Counts since the start. Of what is not decoded, only transactions are counted."""
 
     transactions: int = 0
     rows: int = 0
@@ -297,18 +297,34 @@ class TailPath:
         await delivery.submit(REGION_INVALIDATED, Translated(bulk_shards=shards))
 
     async def _submit(self, transaction: BinlogTransaction, delivery: DeliveryPath) -> None:
-        counts = self.counts
         translated = self._translator.translate(transaction)
-        counts.transactions += 1
+        self.counts.transactions += 1
+        self._count(transaction, translated)
+        self._lag.add_commit(transaction.committed_unix_ms)
+        newer = bool(translated.heartbeats) and self._lag.add_heartbeats(translated.heartbeats)
+        proven_unix_ms = self._lag.heartbeat_unix_ms if newer else 0
+        await delivery.submit(transaction.gtid, translated, proven_unix_ms, transaction.undecoded)
+
+    async def decode(self, undecoded: Sequence[UndecodedRows]) -> Sequence[Translated]:
+        """Decode and translate rows, in a thread: thousands of rows would keep the event loop busy for long."""
+
+        def decode_all() -> list[tuple[BinlogTransaction, Translated]]:
+            transactions = [rows.decode() for rows in undecoded]
+            return [(each, self._translator.translate(each)) for each in transactions]
+
+        decoded = await asyncio.to_thread(decode_all)
+        for transaction, translated in decoded:
+            self._count(transaction, translated)
+        return [translated for _, translated in decoded]
+
+    def _count(self, transaction: BinlogTransaction, translated: Translated) -> None:
+        counts = self.counts
         counts.rows += len(transaction.events)
         counts.messages += sum([len(of_shard.messages) for of_shard in translated.messages])
         counts.touches += len(translated.touches)
         counts.invalidated_shards += len(translated.bulk_shards)
         counts.skipped_rows += translated.passed_over
         counts.unknown_column_rows += translated.unknown_columns
-        self._lag.add_commit(transaction.committed_unix_ms)
-        newer = bool(translated.heartbeats) and self._lag.add_heartbeats(translated.heartbeats)
-        await delivery.submit(transaction.gtid, translated, self._lag.heartbeat_unix_ms if newer else 0)
 
     def _report_trouble(self, event: str, reason: str) -> None:
         self.trouble = reason

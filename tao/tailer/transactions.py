@@ -1,5 +1,8 @@
 """Assemble binlog events into transactions: where a transaction begins and ends, its rows, and its unreadable changes.
 
+Where leaders commit what is read, the rows of a transaction are left undecoded, because the leader of a shard mostly
+has their messages. Everything else is decoded at once: heartbeats, unknown tables, and whatever comes with a statement.
+
 There are no connections and threads here. Every change that row events do not describe is treated alike: mark the
 shards that it may have changed as invalid, all of them if necessary, and continue. A TRUNCATE or DROP removes rows
 without an event for each, and a session may log its UPDATE as text. Such statements name their tables, so a search for
@@ -9,6 +12,8 @@ the schemas' names finds the shards, and errs on the side of too many.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final, Literal
 
 from pymysqlreplication.event import (
@@ -24,9 +29,16 @@ from pymysqlreplication.event import (
 )
 from pymysqlreplication.row_event import DeleteRowsEvent, PartialUpdateRowsEvent, UpdateRowsEvent, WriteRowsEvent
 
-from tao.planning.row_events import RowEvent
+from tao.planning.row_events import (
+    CUSTOM_EDGES_PREFIX,
+    EDGES_TABLE,
+    HOUSEKEEPING_TABLES,
+    LISTS_TABLE,
+    OBJECTS_TABLE,
+    RowEvent,
+)
 from tao.storage.names import shard_of_schema
-from tao.tailer.binlog import BinlogTransaction
+from tao.tailer.binlog import BinlogTransaction, UndecodedRows
 
 _SHARD_NAME: Final = re.compile(r"\btao_[0-9]{5}\b")
 _COMMENT: Final = re.compile(r"^(\s|/\*M?!\d*|/\*.*?\*/|--[^\n]*\n|#[^\n]*\n)+", re.DOTALL)
@@ -89,6 +101,11 @@ EVENTS: Final = (
 _ROW_BYTES: Final = 700
 """Memory of a row beside its data: two dictionaries and their integers."""
 _TRANSACTION_BYTES: Final = 400
+_EVENT_BYTES: Final = 1_200
+"""Memory of an undecoded event beside its data."""
+_MAX_UNDECODED_BYTES: Final = 1 << 20
+"""Estimated size of a transaction whose rows are left undecoded. A leader keeps no messages of larger ones either."""
+_GRAPH_TABLES: Final = frozenset({OBJECTS_TABLE, LISTS_TABLE, EDGES_TABLE})
 _STANDALONE: Final = 1
 """Flag of a MariaDB GTID event: its group is one statement without a commit event."""
 _IGNORABLE: Final = 0x80
@@ -112,6 +129,8 @@ class Transactions:
         invalid."""
         self._max_bytes: Final = max_bytes
         self._shards: Final[dict[str, int | None]] = {}
+        self.leaves_undecoded = False
+        """Leave rows undecoded where possible. Any thread may set it."""
         self._begin("", 0, explicit=False)
         self.unknown_events = 0
         """Events of an unknown type, or that could not be decoded."""
@@ -135,6 +154,7 @@ class Transactions:
                 # Its rows take effect with XA COMMIT, if ever, which then invalidates the shards that they may change.
                 if not event.one_phase:
                     self._events.clear()
+                    self._undecoded.clear()
                 return self._end()
             case ExecuteLoadQueryEvent():
                 self._all_invalid = True
@@ -168,15 +188,20 @@ class Transactions:
         self._timestamp = timestamp
         self._explicit = explicit
         self._events: list[RowEvent] = []
+        self._undecoded: list[tuple[int, Event]] = []
+        self._must_decode = not (gtid and self.leaves_undecoded)
         self._invalid: set[int] = set()
         self._all_invalid = False
         self._overflowed = False
         self._bytes = 0
 
     def _end(self) -> BinlogTransaction | None:
+        if self._undecoded and (self._invalid or self._all_invalid):
+            self._decode_all()
         transaction = BinlogTransaction(
             gtid=self._gtid,
             events=self._events,
+            undecoded=_by_shard(self._undecoded),
             invalid_shards=frozenset(self._invalid),
             all_invalid=self._all_invalid,
             committed_unix_ms=self._timestamp * 1000,
@@ -190,7 +215,10 @@ class Transactions:
     def _statement(self, event: Event) -> BinlogTransaction | None:
         text: str = event.query
         schema = event.schema.decode(errors="replace")
-        match boundary_of(text):
+        boundary = boundary_of(text)
+        if boundary not in ("begin", "commit"):
+            self._decode_all()
+        match boundary:
             case "begin":
                 self._explicit = True
                 return None
@@ -221,30 +249,83 @@ class Transactions:
         if self._overflowed:
             self._invalid.add(shard)
             return
-        try:
-            rows = event.rows
-        except Exception:  # noqa: BLE001 - decoding foreign bytes may raise anything; the shard becomes invalid
-            self.unknown_events += 1
+        if not self._must_decode and self._leave_undecoded(shard, event):
+            return
+        self._decode(shard, event)
+
+    def _leave_undecoded(self, shard: int, event: Event) -> bool:
+        """Return whether the rows of an event need not be decoded now. If they must be, so must those before."""
+        table: str = event.table
+        if table in HOUSEKEEPING_TABLES:
+            return True  # caches hold nothing of these
+        is_graph = table in _GRAPH_TABLES or table.startswith(CUSTOM_EDGES_PREFIX)
+        size = event.event_size + _EVENT_BYTES
+        if is_graph and not isinstance(event, PartialUpdateRowsEvent) and self._bytes + size <= _MAX_UNDECODED_BYTES:
+            self._undecoded.append((shard, event))
+            self._bytes += size
+            return True
+        self._decode_all()
+        return False
+
+    def _decode_all(self) -> None:
+        """Decode the rows that were left, and all that follow."""
+        self._must_decode = True
+        undecoded, self._undecoded = self._undecoded, []
+        if undecoded:
+            self._bytes = 0
+        for shard, event in undecoded:
+            self._decode(shard, event)
+
+    def _decode(self, shard: int, event: Event) -> None:
+        events = decoded_rows(shard, event)
+        if events is None:
+            self.unknown_events += not isinstance(event, PartialUpdateRowsEvent)
             self._invalid.add(shard)
             return
-        table: str = event.table
-        add = self._events.append
-        match event:
-            case PartialUpdateRowsEvent():
-                self._invalid.add(shard)
-            case UpdateRowsEvent():
-                for row in rows:
-                    add(RowEvent(shard, table, row["before_values"], row["after_values"]))
-            case WriteRowsEvent():
-                for row in rows:
-                    add(RowEvent(shard, table, None, row["values"]))
-            case _:
-                for row in rows:
-                    add(RowEvent(shard, table, row["values"], None))
-        self._bytes += event.event_size + _ROW_BYTES * len(rows)
+        self._events += events
+        self._bytes += event.event_size + _ROW_BYTES * len(events)
         if self._bytes > self._max_bytes:
             self.oversized += 1
             self._overflowed = True
             self._bytes = 0
             self._invalid.update(each.shard for each in self._events)
             self._events.clear()
+
+
+def decoded_rows(shard: int, event: Event) -> list[RowEvent] | None:
+    """Decode the rows of an event; None when they cannot be read."""
+    if isinstance(event, PartialUpdateRowsEvent):
+        return None
+    try:
+        rows = event.rows
+    except Exception:  # noqa: BLE001 - decoding foreign bytes may raise anything; the shard becomes invalid
+        return None
+    table: str = event.table
+    match event:
+        case UpdateRowsEvent():
+            return [RowEvent(shard, table, row["before_values"], row["after_values"]) for row in rows]
+        case WriteRowsEvent():
+            return [RowEvent(shard, table, None, row["values"]) for row in rows]
+        case _:
+            return [RowEvent(shard, table, row["values"], None) for row in rows]
+
+
+def _by_shard(undecoded: Sequence[tuple[int, Event]]) -> Sequence[UndecodedRows]:
+    """Group row events by their shard."""
+    events: dict[int, list[Event]] = {}
+    for shard, event in undecoded:
+        events.setdefault(shard, []).append(event)
+    return [
+        UndecodedRows(shard, sum([_EVENT_BYTES + each.event_size for each in some]), partial(_decoded, shard, some))
+        for shard, some in events.items()
+    ]
+
+
+def _decoded(shard: int, events: Sequence[Event]) -> BinlogTransaction:
+    rows: list[RowEvent] = []
+    for event in events:
+        decoded = decoded_rows(shard, event)
+        if decoded is None:
+            return BinlogTransaction(gtid="", invalid_shards=frozenset({shard}))
+        rows += decoded
+    return BinlogTransaction(gtid="", events=rows)

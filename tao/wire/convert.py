@@ -23,7 +23,7 @@ from tao.model.delivery import Delivery, Position, ShardDelivery, Span
 from tao.model.errors import InvalidArgument, NotMine, ProtocolError, TaoError, error_from_reason
 from tao.model.graph import Edge
 from tao.model.ids import SHARD_SHIFT
-from tao.model.relay import Relay, Touch
+from tao.model.relay import Reference, Relay, Relayed, Touch
 from tao.model.tokens import PendingInverse, WriteToken
 from tao.model.writes import (
     AssocAdd,
@@ -250,6 +250,7 @@ def relay_to_pb(relay: Relay) -> pb.Relay:
         spans=map(span_to_pb, relay.spans),
         reached_source=relay.reached[0],
         reached_number=relay.reached[1],
+        references=map(_reference_to_pb, relay.references),
     )
 
 
@@ -264,6 +265,35 @@ def relay_from_pb(relay: pb.Relay) -> Relay:
         position=relay.position,
         spans=tuple(map(span_from_pb, relay.spans)),
         reached=(relay.reached_source, relay.reached_number),
+        references=tuple(map(_reference_from_pb, relay.references)),
+    )
+
+
+def _reference_to_pb(reference: Reference) -> pb.Reference:
+    return pb.Reference(
+        shard=reference.shard, source=reference.source, numbers=reference.numbers, place=reference.place
+    )
+
+
+def _reference_from_pb(reference: pb.Reference) -> Reference:
+    return Reference(reference.shard, reference.source, tuple(reference.numbers), reference.place)
+
+
+def relayed_to_pb(relayed: Relayed) -> pb.Relayed:
+    """Convert a leader's answer to a relay."""
+    return pb.Relayed(
+        wanted=map(span_to_pb, relayed.wanted),
+        missing=map(_reference_to_pb, relayed.missing),
+        takes_references=relayed.takes_references,
+    )
+
+
+def relayed_from_pb(relayed: pb.Relayed) -> Relayed:
+    """Convert a leader's answer to a relay."""
+    return Relayed(
+        wanted=tuple(map(span_from_pb, relayed.wanted)),
+        missing=tuple(map(_reference_from_pb, relayed.missing)),
+        takes_references=relayed.takes_references,
     )
 
 

@@ -17,7 +17,7 @@ from tao.model.graph import ABSENT
 from tao.model.ids import make_id
 from tao.model.relay import Touch
 from tao.model.writes import AssocAdd, AssocChangeType, AssocDelete, ObjAdd, ObjDelete, ObjUpdate, Write
-from tao.planning.row_events import Heartbeat
+from tao.planning.row_events import Heartbeat, translate
 from tao.replication.accounts import ServiceAccounts
 from tao.schema.codec import encode_fields, encode_patch
 from tao.tailer.binlog import BinlogLost, BinlogUnusable, ServerIdTaken
@@ -80,6 +80,9 @@ def random_batch(chance: random.Random) -> list[Write]:
 async def test_the_binlog_of_a_leaders_transactions_holds_its_changesets(rig: BinlogRig) -> None:
     chance = random.Random(7)
     following = await rig.follow()
+    lazy = rig.reader(server_id=4_000_000_002)
+    lazy.leave_undecoded(True)
+    waiting = await rig.follow(reader=lazy)
     changesets: list[Message] = []
     objects = [
         ObjAdd(an_id(number, shard), USER, user(f"a\0{number}"), False) for shard in SHARDS for number in range(3)
@@ -92,6 +95,20 @@ async def test_the_binlog_of_a_leaders_transactions_holds_its_changesets(rig: Bi
             changesets.extend(by_shard[shard])
     await mark(rig, following, "end")
     assert following.messages == changesets
+    await mark(rig, waiting, "end of the undecoded")
+    assert waiting.messages == []
+    whole = [
+        (each.gtid, of_shard)
+        for each, translated in zip(following.transactions, following.translated, strict=True)
+        for of_shard in translated.messages
+    ]
+    assert whole == [
+        (each.gtid, of_shard)
+        for each in waiting.transactions
+        for rows in sorted(each.undecoded, key=lambda rows: rows.shard)
+        for of_shard in translate(rows.decode().events, SCHEMA).messages
+    ]
+    assert list(dict.fromkeys(gtid for gtid, _ in whole)) == [gtid for gtid in rig.gtids if gtid]
     assert len(changesets) > 100
     assert any(isinstance(each, ObjectChange) and each.otype == ABSENT for each in changesets)
     assert all(not each.touches and not each.bulk_shards for each in following.translated)
@@ -120,6 +137,36 @@ async def test_rows_changed_by_hand_are_touched_and_a_mended_version_drops_the_k
         Touch(object_id, 0, first),
     ]
     assert following.messages == [ListInvalidation(object_id, FOLLOWS, first + 1)]
+
+
+async def test_rows_are_decoded_at_once_where_no_leader_can_have_their_messages(rig: BinlogRig) -> None:
+    reader = rig.reader()
+    reader.leave_undecoded(True)
+    following = await rig.follow(reader=reader)
+    edge = f"INSERT INTO tao_00001.assocs VALUES ({an_id(1, 1)}, {FOLLOWS}, {{}}, 1, 0, '')"
+    await rig.sql(
+        edge.format(1),
+        "UPDATE tao_00001.shard SET generation = generation + 1",
+        "BEGIN", edge.format(2), "INSERT INTO tao_00002.heartbeat VALUES ('leader-1', 1)", "COMMIT",
+        "BEGIN", edge.format(3), "SAVEPOINT a", edge.format(4), "COMMIT",
+        "CREATE TABLE tao_00001.other (id INT PRIMARY KEY)",
+        "BEGIN", edge.format(5), "INSERT INTO tao_00001.other VALUES (1)", "COMMIT",
+        f"INSERT INTO tao_00001.objects VALUES ({an_id(1, 1)}, 1, 0, 0, REPEAT('x', 1000000)),"
+        f" ({an_id(2, 1)}, 1, 0, 0, REPEAT('x', 1000000))",
+    )  # fmt: skip
+    await mark(rig, following, "end")
+    first, *others = [each for each in following.transactions if each.events or each.undecoded or each.invalid_shards]
+    assert [rows.shard for rows in first.undecoded] == [1]
+    assert [event.table for event in first.undecoded[0].decode().events] == ["assocs"]
+    assert not any(each.undecoded for each in others)
+    assert [sorted(event.table for event in each.events) for each in others] == [
+        ["assocs", "heartbeat"],
+        ["assocs", "assocs"],
+        ["assocs", "other"],
+        ["objects", "objects"],
+        ["heartbeat"],
+    ]
+    assert others[1].invalid_shards == {1}
 
 
 async def test_every_one_of_many_rows_by_hand_is_touched(rig: BinlogRig) -> None:

@@ -44,11 +44,11 @@ class Watched(MemoryStore):
         store = self
 
         class Transaction(MemoryTransaction):
-            async def commit(self) -> None:
+            async def commit(self) -> str:
                 events = row_events_of(store.rows, self._changes, SCHEMA)
                 translated = translate(events, SCHEMA)
                 store.foreign += len(translated.touches) + len(translated.bulk_shards)
-                await super().commit()
+                return await super().commit()
 
         return Transaction(self)
 

@@ -215,10 +215,10 @@ async def test_after_a_connection_lost_in_commit_the_shard_is_retaken_and_all_of
         made = make(server, timeout_seconds=timeout_seconds)
         commit = made.commit
 
-        async def cut() -> None:
+        async def cut() -> str:
             session = made._session  # type: ignore[attr-defined]  # a MySqlTransaction
             asyncio.get_running_loop().call_soon(session.abort)
-            await commit()
+            return await commit()
 
         made.commit = cut  # type: ignore[method-assign]
         return made

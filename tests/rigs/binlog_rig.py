@@ -29,7 +29,7 @@ from tao.storage.names import edge_tables_of
 from tao.storage.pools import Pools
 from tao.storage.session import ServerAccount
 from tao.storage.writes import WRITE_SETUP, MySqlWriteStore
-from tao.tailer.binlog import BinlogTransaction
+from tao.tailer.binlog import BinlogTransaction, UndecodedRows
 from tao.tailer.reader import BinlogReader
 from tao.tailer.settings import ReaderSettings
 from tests.unit.planning.stored_rows import NOW, SCHEMA
@@ -76,6 +76,10 @@ class Following:
     def gtids(self) -> list[str]:
         return [each.gtid for each in self.transactions]
 
+    @property
+    def undecoded(self) -> list[UndecodedRows]:
+        return [rows for each in self.transactions for rows in each.undecoded]
+
     async def close(self) -> None:
         self._task.cancel()
         await asyncio.wait((self._task,))
@@ -87,6 +91,8 @@ class BinlogRig:
     def __init__(self, instance: DatabaseInstance) -> None:
         self.instance = instance
         self._followings: list[Following] = []
+        self.gtids: list[str] = []
+        """What the server has called the transactions of `write`."""
         self._pools = Pools(lambda _: self.account("leader"), WRITE_SETUP)
         self._store = MySqlWriteStore(lambda _: SERVER, self._pools, edge_tables_of(lambda: SCHEMA))
 
@@ -122,7 +128,7 @@ class BinlogRig:
             made = plan_writes(existing, rows, planned, SCHEMA, NOW)
             assert [outcome.error for outcome in made.outcomes] == [None] * len(writes)
             await transaction.apply(made.rows)
-            await transaction.commit()
+            self.gtids.append(await transaction.commit())
         return made.changes
 
     async def sql(self, *statements: str) -> None:

@@ -56,6 +56,7 @@ class MemoryStore(ReadStore):
         """The shards of each transaction that took, or tried to take, ownership."""
         self.reads: list[tuple[list[Query], bool]] = []
         self.transactions: list[list[int]] = []
+        self.commits = 0
         self.heartbeats: list[tuple[int, str, int]] = []
         self.waits_for_replica = False
         self._share_locked: dict[int, int] = dict.fromkeys(range(shards), 0)
@@ -199,7 +200,7 @@ class MemoryTransaction:
     async def apply(self, rows: RowChanges) -> None:
         self._changes = rows
 
-    async def commit(self) -> None:
+    async def commit(self) -> str:
         store = self._store
         await store.before_commit()
         fault, store.commit_fault = store.commit_fault, None
@@ -207,6 +208,8 @@ class MemoryTransaction:
             _write(store.rows, self._changes)
         if fault is not None:
             raise fault
+        store.commits += 1
+        return f"0-1-{store.commits}"
 
 
 def _write(rows: ExistingRows, changes: RowChanges) -> None:

@@ -31,6 +31,7 @@ from tao.cache import GraphCache
 from tao.client.dispatcher import Dispatcher
 from tao.client.own_writes import OwnWrites
 from tao.client.server_queues import is_abandoned
+from tao.delivery.committed_messages import CommittedMessages
 from tao.delivery.message_log import MessageLog
 from tao.delivery.publisher import Publisher
 from tao.follower.miss_path import MissPath
@@ -275,6 +276,13 @@ def _delivery_bounds(shards: int) -> list[Bound]:
             ("append",),
         ),
         Bound("delivery log of a shard", MessageLog, _of_a_shard, log.log_messages_per_shard, ("append",)),
+        Bound(
+            "messages of own commits",
+            CommittedMessages,
+            lambda committed: sum(kept.size_bytes for kept in committed._kept.values()),
+            log.committed_bytes,
+            ("keep",),
+        ),
         Bound("subscribers", Publisher, lambda made: len(made._subscriptions), log.max_subscribers, ("subscribe",)),
         Bound(
             "unacknowledged bytes",

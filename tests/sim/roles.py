@@ -52,6 +52,7 @@ LOG: Final = DeliverySettings(
     max_delivery_bytes=1_500,
     max_subscribers=4,
     catching_up_shards=2,
+    committed_bytes=8_000,
 )
 SPOOL_BYTES: Final = 4_000
 OUTBOX: Final = OutboxSettings(

@@ -353,11 +353,11 @@ class SimTransaction:
         self._changes = rows
         await self._do(apply)
 
-    async def commit(self) -> None:
+    async def commit(self) -> str:
         """See the port."""
         self._committing = True
         try:
-            await self._do(self._commit)
+            return await self._do(self._commit)
         except MasterReadOnly:
             raise
         except TaoError as error:
@@ -367,8 +367,8 @@ class SimTransaction:
             context = self._server.process.context.copy()
             self._world.loop.call_later(0.01, self.roll_back, context=context)
 
-    async def _commit(self) -> None:
-        server = self._server
+    async def _commit(self) -> str:
+        server, gtid = self._server, ""
         if self not in server.transactions:
             raise Unavailable("the transaction was rolled back")
         if server.read_only:
@@ -381,6 +381,7 @@ class SimTransaction:
             # Once it is in the binlog nothing stops it, not even the death of its writer.
             self._world.committing(server.transactions.pop(self), self._changes)
             visible_after = server.log(self._changes, self._world.schema)
+            gtid = server.position
             if visible_after:
                 await asyncio.sleep(visible_after)
             server.show(self._changes)
@@ -390,6 +391,7 @@ class SimTransaction:
         if fault:
             await asyncio.sleep(self._deadline - self._world.loop.now)
             raise Unavailable("the connection was lost in COMMIT")
+        return gtid
 
     async def _do(self, work: Callable[[], Awaitable[Result]]) -> Result:
         return await run_at(self._world, self._server, work, max(0.0, self._deadline - self._world.loop.now))

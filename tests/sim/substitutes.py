@@ -25,6 +25,7 @@ from tao.delivery.spool import SqliteSpool
 from tao.model.errors import TopologyConflict, Unavailable
 from tao.model.ports import Clock
 from tao.model.topology import CacheServer, Topology
+from tao.planning.row_events import HEARTBEAT_TABLE, RowEvent
 from tao.replication.gtid import MariadbPosition
 from tao.routing.shard_map import Ring
 from tao.runtime import admin_client
@@ -39,7 +40,7 @@ from tao.storage.pools import Pools
 from tao.storage.reads import MySqlReadStore
 from tao.storage.session import ServerAccount
 from tao.storage.writes import MySqlWriteStore
-from tao.tailer.binlog import BinlogLost, BinlogMoved, BinlogTransaction
+from tao.tailer.binlog import BinlogLost, BinlogMoved, BinlogTransaction, UndecodedRows
 from tao.tailer.reader import BinlogReader
 from tao.tailer.tail_path import Checkpoint
 from tao.topology import stores
@@ -56,6 +57,7 @@ from tests.sim.disks import Machine, SimSpool
 from tests.sim.loop import CURRENT, Process
 from tests.sim.network import Listener, Network
 from tests.sim.pauses import SimPauseDetector
+from tests.sim.rows import Logged
 from tests.sim.stores import Databases, SimReadStore, SimWriteStore
 
 _PACKAGES: Final = (
@@ -66,6 +68,8 @@ _PACKAGES: Final = (
 )
 """The last packages belong to the operator's commands: modules first loaded during a run would keep the substitutes for
 ever."""
+ROW_BYTES: Final = 150
+"""Estimated size of a row that is not decoded."""
 HOUSE_SECONDS: Final = 15.0
 """Seconds between two rounds of cache maintenance, times the pace; at the product's tenth of a second they would be
 most of what happens."""
@@ -293,6 +297,10 @@ class SimBinlogReader:
         self.connected = False
         self.unknown_events = self.oversized = self.duplicates = self.connections = self.silences = 0
         self.waiting_bytes = 0
+        self._leaves_undecoded = False
+
+    def leave_undecoded(self, leave: bool) -> None:
+        self._leaves_undecoded = leave
 
     def read_from(self, account: ServerAccount) -> None:
         self._server = self._world.databases[account.host]
@@ -323,18 +331,26 @@ class SimBinlogReader:
                     await self._more.wait()
                     continue
                 position = logged[-1].gtid
-                yield [
-                    BinlogTransaction(
-                        gtid=each.gtid,
-                        events=each.events,
-                        invalid_shards=frozenset() if each.arrived is None else frozenset({each.arrived}),
-                        committed_unix_ms=each.unix_ms // 1000 * 1000,
-                    )
-                    for each in logged
-                ]
+                yield [self._transaction(each) for each in logged]
         finally:
             self.connected = False
             server.listeners.pop(self, None)
+
+    def _transaction(self, logged: Logged) -> BinlogTransaction:
+        is_heartbeat = any(event.table == HEARTBEAT_TABLE for event in logged.events)
+        committed = BinlogTransaction(gtid=logged.gtid, committed_unix_ms=logged.unix_ms // 1000 * 1000)
+        if logged.arrived is not None:
+            return msgspec.structs.replace(committed, invalid_shards=frozenset({logged.arrived}))
+        if is_heartbeat or not self._leaves_undecoded:
+            return msgspec.structs.replace(committed, events=logged.events)
+        by_shard: dict[int, list[RowEvent]] = {}
+        for event in logged.events:
+            by_shard.setdefault(event.shard, []).append(event)
+        undecoded = [
+            UndecodedRows(shard, ROW_BYTES * len(events), partial(BinlogTransaction, gtid="", events=events))
+            for shard, events in by_shard.items()
+        ]
+        return msgspec.structs.replace(committed, undecoded=undecoded)
 
     async def _reach(self) -> None:
         here, network = CURRENT.get(), self._world.network

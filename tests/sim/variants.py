@@ -26,6 +26,7 @@ from tao.client.own_writes import OwnWrites
 from tao.client.pending_inverses import PendingInverses
 from tao.client.router import Router
 from tao.client.server_queues import ServerQueue
+from tao.delivery.committed_messages import CommittedMessages
 from tao.delivery.inbox import Inbox, _Proofs
 from tao.follower.miss_path import MissPath
 from tao.leader.inverse_path import InversePath
@@ -38,6 +39,7 @@ from tao.model.delivery import Position, ShardDelivery
 from tao.model.graph import encode_count, encode_object
 from tao.model.ids import EPOCH_UNIX_MS, SHARD_SHIFT, IdSequence
 from tao.model.queries import Query
+from tao.model.relay import Relay
 from tao.model.rows import IntentKey
 from tao.model.topology import Database
 from tao.model.writes import SettleEdge
@@ -157,12 +159,53 @@ def _spool_not_synced() -> Iterator[None]:
 
 
 @contextmanager
+def _reference_not_spooled() -> Iterator[None]:
+    """Enter the messages of a reference into a leader's log, and not into its spool."""
+    enter, append = RelayPath._enter, SimSpool.append
+
+    def without_rows(spool: SimSpool, _: object, *rest: Any) -> None:
+        append(spool, (), *rest)
+
+    def enter_unspooled(path: RelayPath, relay: Relay, *rest: Any) -> None:
+        with _replaced(SimSpool, append=without_rows if relay.references else append):
+            enter(path, relay, *rest)
+
+    with _replaced(RelayPath, _enter=enter_unspooled):
+        yield
+
+
+def _missing_reference_acknowledged() -> AbstractContextManager[None]:
+    """Let a leader acknowledge every transaction that is named to it, whether or not it has the messages."""
+    find = CommittedMessages.find
+
+    def find_any(committed: CommittedMessages, source: str, number: int, shard: int) -> ShardMessages:
+        return find(committed, source, number, shard) or ShardMessages(shard, 0, ())
+
+    return _replaced(CommittedMessages, find=find_any)
+
+
+@contextmanager
+def _reference_of_another() -> Iterator[None]:
+    """Keep the messages of a commit under the number of the leader's next commit to the shard."""
+    keep = CommittedMessages.keep
+    before: dict[tuple[CommittedMessages, int], ShardMessages] = {}
+
+    def keep_former(committed: CommittedMessages, source: str, number: int, batches: Any, now: float) -> None:
+        kept = list(batches)
+        keep(committed, source, number, [before.get((committed, batch.shard), batch) for batch in kept], now)
+        before.update({(committed, batch.shard): batch for batch in kept})
+
+    with _replaced(CommittedMessages, keep=keep_former):
+        yield
+
+
+@contextmanager
 def _follower_notified_before_leader() -> Iterator[None]:
     """Send a leader's changes, its tailer's or its own, to subscribers, and apply them to its own cache a moment later.
 
     Bulk invalidations come in their order.
     """
-    handle, publish_changes, apply_message = RelayPath.handle, WritePath._publish_changes, GraphCache.apply_message
+    enter, publish_changes, apply_message = RelayPath._enter, WritePath._publish_changes, GraphCache.apply_message
 
     def later(apply: Callable[..., object], *what: Any, **how: Any) -> None:
         asyncio.get_running_loop().call_later(_APPLIED_LATE_SECONDS, partial(apply, *what, **how))
@@ -175,13 +218,13 @@ def _follower_notified_before_leader() -> Iterator[None]:
             (now if bulk else partial(later, now))(messages)
 
         with _replaced(path, _apply=apply):
-            handle(path, *what)
+            enter(path, *what)
 
     def commit_late(path: WritePath, *what: Any) -> None:
         with _replaced(GraphCache, apply_message=partialmethod(partial(later, apply_message))):
             publish_changes(path, *what)
 
-    with _replaced(RelayPath, handle=relay_late), _replaced(WritePath, _publish_changes=commit_late):
+    with _replaced(RelayPath, _enter=relay_late), _replaced(WritePath, _publish_changes=commit_late):
         yield
 
 
@@ -430,7 +473,10 @@ VARIANTS: Final[Sequence[Variant]] = (
         {"master lost": 1},
         first=27,
     ),
-    Variant("spool not synced", _spool_not_synced, frozenset({"2"}), {"spool needed": 1}, first=71),
+    Variant("spool not synced", _spool_not_synced, frozenset({"2"}), {"spool needed": 1}, first=38),
+    Variant("reference not spooled", _reference_not_spooled, frozenset({"2"}), {"spool needed": 1}, first=2),
+    Variant("missing reference acknowledged", _missing_reference_acknowledged, frozenset({"2"}), {"foreign write": 1}),
+    Variant("reference of another transaction", _reference_of_another, frozenset({"2"}), {"spool needed": 1}, first=3),
     Variant(
         "follower notified before its leader",
         _follower_notified_before_leader,

@@ -50,6 +50,7 @@ class Request(_message.Message):
     SETTLE_PAIRS_FIELD_NUMBER: _builtins.int
     RELAY_FIELD_NUMBER: _builtins.int
     TOUCH_KEYS_FIELD_NUMBER: _builtins.int
+    RELAY_BY_REFERENCE_FIELD_NUMBER: _builtins.int
     GET_WATCHER_REPORT_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """chosen by the sender, not 0, unique among its unanswered requests"""
@@ -112,6 +113,10 @@ class Request(_message.Message):
     @_builtins.property
     def touch_keys(self) -> Global___TouchKeys: ...
     @_builtins.property
+    def relay_by_reference(self) -> Global___Relay:
+        """a relay with references, which a leader of a former version would not notice"""
+
+    @_builtins.property
     def get_watcher_report(self) -> Global___GetWatcherReport:
         """Between watchers only:"""
 
@@ -141,15 +146,16 @@ class Request(_message.Message):
         settle_pairs: Global___SettlePairs | None = ...,
         relay: Global___Relay | None = ...,
         touch_keys: Global___TouchKeys | None = ...,
+        relay_by_reference: Global___Relay | None = ...,
         get_watcher_report: Global___GetWatcherReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_caller", b"_caller", "acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "caller", b"caller", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "get_watcher_report", b"get_watcher_report", "inspect", b"inspect", "invalidate", b"invalidate", "read", b"read", "relay", b"relay", "reserve_ids", b"reserve_ids", "settle_pairs", b"settle_pairs", "subscribe", b"subscribe", "touch_keys", b"touch_keys", "watch", b"watch", "write", b"write"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_caller", b"_caller", "acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "caller", b"caller", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "get_watcher_report", b"get_watcher_report", "inspect", b"inspect", "invalidate", b"invalidate", "read", b"read", "relay", b"relay", "relay_by_reference", b"relay_by_reference", "reserve_ids", b"reserve_ids", "settle_pairs", b"settle_pairs", "subscribe", b"subscribe", "touch_keys", b"touch_keys", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caller", b"_caller", "acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "caller", b"caller", "deadline_ms", b"deadline_ms", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "get_watcher_report", b"get_watcher_report", "inspect", b"inspect", "invalidate", b"invalidate", "number", b"number", "operator", b"operator", "read", b"read", "relay", b"relay", "reserve_ids", b"reserve_ids", "settle_first", b"settle_first", "settle_pairs", b"settle_pairs", "settle_shards_first", b"settle_shards_first", "subscribe", b"subscribe", "topology_version", b"topology_version", "touch_keys", b"touch_keys", "traceparent", b"traceparent", "watch", b"watch", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caller", b"_caller", "acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "caller", b"caller", "deadline_ms", b"deadline_ms", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "get_watcher_report", b"get_watcher_report", "inspect", b"inspect", "invalidate", b"invalidate", "number", b"number", "operator", b"operator", "read", b"read", "relay", b"relay", "relay_by_reference", b"relay_by_reference", "reserve_ids", b"reserve_ids", "settle_first", b"settle_first", "settle_pairs", b"settle_pairs", "settle_shards_first", b"settle_shards_first", "subscribe", b"subscribe", "topology_version", b"topology_version", "touch_keys", b"touch_keys", "traceparent", b"traceparent", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__caller: _TypeAlias = _typing.Literal["caller"]  # noqa: Y015
     _WhichOneofArgType__caller: _TypeAlias = _typing.Literal["_caller", b"_caller"]  # noqa: Y015
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["read", "write", "reserve_ids", "get_topology", "get_schema", "watch", "forget", "apply", "subscribe", "acknowledge", "inspect", "invalidate", "settle_pairs", "relay", "touch_keys", "get_watcher_report"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["read", "write", "reserve_ids", "get_topology", "get_schema", "watch", "forget", "apply", "subscribe", "acknowledge", "inspect", "invalidate", "settle_pairs", "relay", "touch_keys", "relay_by_reference", "get_watcher_report"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__caller) -> _WhichOneofReturnType__caller | None: ...
@@ -2026,6 +2032,7 @@ class Relay(_message.Message):
     SPANS_FIELD_NUMBER: _builtins.int
     REACHED_SOURCE_FIELD_NUMBER: _builtins.int
     REACHED_NUMBER_FIELD_NUMBER: _builtins.int
+    REFERENCES_FIELD_NUMBER: _builtins.int
     source_unix_ms: _builtins.int
     """every commit up to then has been told; 0: not known"""
     source: _builtins.str
@@ -2048,6 +2055,10 @@ class Relay(_message.Message):
     def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___Span]:
         """what the changes, touches and void shards are all of"""
 
+    @_builtins.property
+    def references(self) -> _containers.RepeatedCompositeFieldContainer[Global___Reference]:
+        """in place of changes that the leader has committed itself"""
+
     def __init__(
         self,
         *,
@@ -2060,14 +2071,48 @@ class Relay(_message.Message):
         spans: _abc.Iterable[Global___Span] | None = ...,
         reached_source: _builtins.str = ...,
         reached_number: _builtins.int = ...,
+        references: _abc.Iterable[Global___Reference] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bulk_shards", b"bulk_shards", "changes", b"changes", "position", b"position", "reached_number", b"reached_number", "reached_source", b"reached_source", "source", b"source", "source_unix_ms", b"source_unix_ms", "spans", b"spans", "touches", b"touches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bulk_shards", b"bulk_shards", "changes", b"changes", "position", b"position", "reached_number", b"reached_number", "reached_source", b"reached_source", "references", b"references", "source", b"source", "source_unix_ms", b"source_unix_ms", "spans", b"spans", "touches", b"touches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Relay: _TypeAlias = Relay  # noqa: Y015
+
+@_typing.final
+class Reference(_message.Message):
+    """The messages of these transactions of history `source` in one shard, in order, which come after the first `place` of the
+    relay's changes.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARD_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    NUMBERS_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
+    shard: _builtins.int
+    source: _builtins.str
+    place: _builtins.int
+    @_builtins.property
+    def numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        shard: _builtins.int = ...,
+        source: _builtins.str = ...,
+        numbers: _abc.Iterable[_builtins.int] | None = ...,
+        place: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["numbers", b"numbers", "place", b"place", "shard", b"shard", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Reference: _TypeAlias = Reference  # noqa: Y015
 
 @_typing.final
 class Span(_message.Message):
@@ -2133,16 +2178,28 @@ class Relayed(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WANTED_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    TAKES_REFERENCES_FIELD_NUMBER: _builtins.int
+    takes_references: _builtins.bool
+    """the leader has messages of its own commits to the database"""
     @_builtins.property
-    def wanted(self) -> _containers.RepeatedCompositeFieldContainer[Global___Span]: ...
+    def wanted(self) -> _containers.RepeatedCompositeFieldContainer[Global___Span]:
+        """of these say where you go on, and tell again what came after `number`"""
+
+    @_builtins.property
+    def missing(self) -> _containers.RepeatedCompositeFieldContainer[Global___Reference]:
+        """the leader does not have these; nothing of the relay was entered"""
+
     def __init__(
         self,
         *,
         wanted: _abc.Iterable[Global___Span] | None = ...,
+        missing: _abc.Iterable[Global___Reference] | None = ...,
+        takes_references: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["wanted", b"wanted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing", b"missing", "takes_references", b"takes_references", "wanted", b"wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

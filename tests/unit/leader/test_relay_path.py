@@ -14,13 +14,13 @@ from tao.model.changes import ListInvalidation, ObjectChange, ObjectInvalidation
 from tao.model.delivery import Delivery, Position, Span
 from tao.model.errors import DeadlineExceeded, NotMine, ShardBlocked, TaoError
 from tao.model.graph import encode_object
-from tao.model.relay import Relay, Touch
+from tao.model.relay import Reference, Relay, Touch
 from tao.model.writes import TouchKeys
 from tao.observability.logs import logger
 from tao.serving.configuration import Configuration
 from tao.serving.forward_path import apply_messages
 from tao.serving.server import SchemaArenas
-from tao.wire.convert import error_from_pb, relay_to_pb
+from tao.wire.convert import error_from_pb, relay_to_pb, relayed_from_pb
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import ARENAS, COMMENT, SCHEMA, USER, make_id, make_topology
 from tests.rigs.links_rig import MemoryLinks, MemoryReply
@@ -71,7 +71,9 @@ class Rig:
 
     def relay(self, relay: Relay, topology_version: int = 7) -> list[pb.Answer]:
         answers: list[pb.Answer] = []
-        request = pb.Request(relay=relay_to_pb(relay), topology_version=topology_version)
+        request = pb.Request(topology_version=topology_version)
+        body = request.relay_by_reference if relay.references else request.relay
+        body.CopyFrom(relay_to_pb(relay))
         self.path.handle(request, MemoryReply(answers.append, peer="tailer"))
         return answers
 
@@ -312,3 +314,78 @@ async def test_a_tailer_is_asked_only_for_shards_of_its_own_database(make_rig: C
     assert not answer.relayed.wanted
     (answer,) = rig.relay(Relay(source="db2"))
     assert [(want.shard, want.number) for want in answer.relayed.wanted] == [(1, 20)]
+
+
+SOURCE = "db1@1:0-1"
+
+
+def named(*numbers: int, shard: int = 0, place: int = 0) -> Reference:
+    return Reference(shard, SOURCE, numbers, place)
+
+
+def kept(rig: Rig, *numbers: int) -> list[ShardMessages]:
+    """Have the leader keep messages of its own commits; return them."""
+    batches = [
+        ShardMessages(
+            0, 1, (ObjectChange(A, make_version(1, number - 1), make_version(1, number), USER, b"%d" % number),)
+        )
+        for number in numbers
+    ]
+    for number, batch in zip(numbers, batches, strict=True):
+        rig.publisher.committed.keep(SOURCE, number, [batch], rig.clock.monotonic())
+    return batches
+
+
+async def test_a_leader_enters_its_own_messages_where_a_relay_names_them(make_rig: Callable[[], Rig]) -> None:
+    rig = make_rig()
+    first, _, third = kept(rig, 1, 2, 3)
+    second = ShardMessages(0, 1, (ObjectChange(A, make_version(1, 1), make_version(1, 2), USER, b"decoded"),))
+    spans = (Span(0, "db1@1:0-1", 0, 3),)
+    relay = Relay(changes=(second,), references=(named(1), named(3, place=1)), source="db1", spans=spans)
+    (answer,) = rig.relay(relay)
+    assert relayed_from_pb(answer.relayed).missing == ()
+    assert rig.messages == [ShardMessages(0, 1, first.messages + second.messages + third.messages)]
+    assert rig.deliveries[-1].shards[-1].position.reached == 3
+    committed = rig.publisher.committed
+    assert committed.entered == 2
+    assert [committed.find(SOURCE, number, 0) is not None for number in (1, 2, 3)] == [False, True, False]
+
+
+async def test_nothing_of_a_relay_is_entered_while_some_of_it_is_missing(make_rig: Callable[[], Rig]) -> None:
+    rig = make_rig()
+    kept(rig, 1, 3)
+    other = named(3, shard=1)
+    relay = Relay(changes=(MESSAGES,), references=(named(1, 2, 3), other), source="db1", bulk_shards=(1,))
+    (answer,) = rig.relay(relay)
+    relayed = relayed_from_pb(answer.relayed)
+    assert relayed.missing == (named(2), other)
+    assert relayed.takes_references
+    assert rig.story == []
+    assert rig.messages == []
+    assert rig.publisher.committed.missing == 2
+    assert rig.publisher.committed.find(SOURCE, 1, 0) is not None
+
+
+async def test_a_reference_to_a_shard_that_is_not_served_is_rejected(make_rig: Callable[[], Rig]) -> None:
+    rig = make_rig()
+    with pytest.raises(NotMine):
+        rig.relay(Relay(references=(named(1, shard=2),), source="db1"))
+
+
+async def test_a_leader_waits_for_a_commit_that_the_tailer_has_read_already(make_rig: Callable[[], Rig]) -> None:
+    rig = make_rig()
+    with rig.publisher.committed.committing():
+        answers = rig.relay(Relay(references=(named(1),), source="db1"))
+        assert answers == []
+        (messages,) = kept(rig, 1)
+    await until(lambda: answers)
+    assert relayed_from_pb(answers[0].relayed).missing == ()
+    assert rig.messages == [messages]
+
+
+async def test_a_leader_says_whether_it_has_committed_to_the_database(make_rig: Callable[[], Rig]) -> None:
+    rig = make_rig()
+    kept(rig, 1)
+    for database, takes in (("db1", True), ("db2", False)):
+        (answer,) = rig.relay(Relay(source=database))
+        assert relayed_from_pb(answer.relayed).takes_references == takes

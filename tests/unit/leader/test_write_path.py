@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tao.leader.write_path import WritePathSettings
-from tao.model.changes import ListChange
+from tao.model.changes import ListChange, ObjectChange
 from tao.model.errors import (
     DeadlineExceeded,
     Fenced,
@@ -332,3 +332,35 @@ async def test_a_large_object_is_written_and_left_out_of_its_message(store: Memo
     assert getattr(written.messages[0].messages[0], "data", b"?") is None
     assert b"long-name" in store.rows.objects[A].data
     await until(lambda: not rig.tasks.running)
+
+
+async def test_the_messages_of_a_commit_are_kept_for_the_tailer_under_its_transaction(
+    store: MemoryStore, rig: LeaderRig
+) -> None:
+    data = b"\x81\x01\xda\xff\xff" + b"x" * 65_535  # more than a message to a follower has
+    await rig.write(ObjAdd(A, USER, data, False))
+    await rig.write(edge(OTHER))
+    committed = rig.publisher.committed
+    added, linked = committed.find("db@1:0-1", 1, 0), committed.find("db@1:0-1", 2, 1)
+    assert added is not None
+    assert linked is not None
+    (change,) = added.messages
+    assert isinstance(change, ObjectChange)
+    assert change.data == data
+    assert added.version_epoch == 1
+    assert isinstance(linked.messages[0], ListChange)
+    assert committed.find("db@1:0-1", 2, 0) is None
+    assert committed.commits == 0
+
+
+async def test_a_write_that_changes_nothing_or_whose_outcome_is_unknown_keeps_nothing(
+    store: MemoryStore, rig: LeaderRig
+) -> None:
+    await rig.write(edge())
+    await rig.write(edge())
+    store.commit_fault = OutcomeUnknown("lost")
+    with pytest.raises(OutcomeUnknown):
+        await rig.write(edge(OTHER))
+    assert rig.publisher.committed.find("db@1:0-1", 1, 0) is not None
+    assert not any(rig.publisher.committed.find("db@1:0-1", number, shard) for number in (2, 3) for shard in (0, 1))
+    assert rig.publisher.committed.commits == 0

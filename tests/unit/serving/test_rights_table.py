@@ -45,6 +45,7 @@ REQUESTS = {
     "acknowledge": pb.Request(acknowledge=pb.Acknowledge(subscribe_number=99)),
     "apply": pb.Request(apply=pb.ApplyChanges()),
     "relay": pb.Request(relay=pb.Relay()),
+    "relay_by_reference": pb.Request(relay_by_reference=pb.Relay()),
 }
 PEERS = {
     "client": ("client", "app"),

@@ -6,8 +6,9 @@ from typing import cast
 
 import pytest
 
-from tao.model.errors import DeadlineExceeded, ShardBlocked, TaoError
+from tao.model.errors import DeadlineExceeded, OutcomeUnknown, ShardBlocked, TaoError
 from tao.model.rows import RowChanges, WriteKeys
+from tao.storage.dialect import Dialect
 from tao.storage.disk_space import DiskSpace, DiskSpaceSettings
 from tao.storage.failures import ConnectionLost
 from tao.storage.pools import Pool
@@ -24,11 +25,19 @@ class NextSession(DatabaseSession):
         super().__init__(FailingConnection(), "db-1", locking=True)
         self.failure = failure
         self.ran: list[str] = []
+        self.commits: list[list[list[Row]]] = []
+        """What the next COMMITs are answered with; the session is lost after an answer that lacks the GTID."""
 
     async def run(
         self, sql: str, arguments: object = (), *, deadline: float, results: list[list[Row]] | None = None
     ) -> list[list[Row]]:
         self.ran.append(sql)
+        if "COMMIT" in sql and results is not None:
+            results += self.commits.pop(0)
+            if len(results) < 2:
+                self.abort()
+                raise ConnectionLost("closed")
+            return results
         failure, self.failure = self.failure, None
         if failure is not None:
             if not isinstance(failure, ShardBlocked):
@@ -97,3 +106,37 @@ async def test_a_connection_lost_before_commit_is_sent_leaves_nothing_unknown() 
         with pytest.raises(ConnectionLost, match="nothing was written"):
             await transaction.commit()
     assert not any("COMMIT" in sql for sql in pool.sessions[0].ran)
+
+
+async def commit(pool: Lender) -> str:
+    async with pool.transaction() as transaction:
+        await transaction.lock_and_read([], WriteKeys())
+        await transaction.apply(RowChanges())
+        return await transaction.commit()
+
+
+async def test_a_commit_returns_its_gtid_and_never_that_of_an_earlier_one() -> None:
+    pool = Lender(None)
+    session = pool.sessions[0]
+    pool.lent = iter([session] * 4)
+    session.commits = [[[], [("0-1-7",)]], [[], [("0-1-7",)]], [[], [("0-1-9",)]], [[], []]]
+    assert [await commit(pool) for _ in range(4)] == ["0-1-7", "", "0-1-9", ""]
+    assert session.ran[1] == "COMMIT; SELECT @@last_gtid"
+
+
+async def test_a_connection_lost_after_the_answer_to_commit_leaves_only_the_gtid_unknown() -> None:
+    pool = Lender(None)
+    pool.sessions[0].commits = [[[]]]
+    assert await commit(pool) == ""
+    assert not pool.sessions[0].is_open
+
+
+async def test_a_connection_lost_in_commit_leaves_the_outcome_unknown() -> None:
+    pool = Lender(None)
+    pool.sessions[0].commits = [[]]
+    with pytest.raises(OutcomeUnknown):
+        await commit(pool)
+
+
+def test_mysql_has_no_last_gtid() -> None:
+    assert Dialect.MYSQL.last_gtid == ()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
 from tao.model.changes import ListInvalidation, Message, ObjectChange, ObjectInvalidation, ShardMessages
-from tao.model.delivery import Span
 from tao.model.errors import NotMine, TaoError, TooLarge, Unavailable
-from tao.model.relay import Relay, Touch
+from tao.model.relay import Relay, Relayed, Touch
 from tao.model.topology import CacheServer
 from tao.observability.logs import logger
 from tao.planning.row_events import Translated
@@ -36,7 +35,7 @@ class Leaders:
         self.open.set()
         self.under_way: dict[str, int] = {}
 
-    async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> Sequence[Span]:
+    async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> Relayed:
         assert not self.under_way.get(leader.name)
         self.under_way[leader.name] = 1
         try:
@@ -48,7 +47,7 @@ class Leaders:
             self.relayed.append((leader.name, relay))
         finally:
             self.under_way[leader.name] = 0
-        return ()
+        return Relayed()
 
     def versions(self, shard: int, leader: str | None = None) -> list[int]:
         """Return the versions of the relayed object changes, in order."""

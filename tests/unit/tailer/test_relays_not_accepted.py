@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 import pytest
 
-from tao.model.delivery import Span
 from tao.model.errors import InternalError, InvalidArgument, NotMine, ShardBlocked, TaoError, Unavailable
-from tao.model.relay import Relay, Touch
+from tao.model.relay import Relay, Relayed, Touch
 from tao.model.topology import CacheServer
 from tao.planning.row_events import Translated
 from tao.routing.routes import Routes, TierRoutes
@@ -109,7 +108,7 @@ async def test_content_on_which_a_leader_fails_twice_is_invalidated_and_the_rest
 async def test_content_that_cannot_be_encoded_is_invalidated(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     relay_on = rig.leaders.relay
 
-    async def relay(leader: CacheServer, relay: Relay, timeout_seconds: float) -> Sequence[Span]:
+    async def relay(leader: CacheServer, relay: Relay, timeout_seconds: float) -> Relayed:
         if relay.changes:
             raise ValueError("no number of 64 bits")
         return await relay_on(leader, relay, timeout_seconds)

@@ -12,7 +12,7 @@ import pytest
 from tao.model.changes import ShardMessages
 from tao.model.delivery import Span
 from tao.model.errors import Unavailable
-from tao.model.relay import Relay, Touch
+from tao.model.relay import Relay, Relayed, Touch
 from tao.model.topology import CacheServer
 from tao.planning.row_events import Translated
 from tao.tailer.leader_outbox import Content, LeaderOutbox, Part, Receipt
@@ -37,7 +37,7 @@ class PacedLeaders(Leaders):
         super().__init__()
         self.permits = asyncio.Semaphore(0)
 
-    async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> Sequence[Span]:
+    async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> Relayed:
         if leader.name == "leader-2":
             await self.permits.acquire()
         return await super().relay(leader, relay, timeout_seconds)

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from tao.model.changes import ObjectChange
-from tao.model.delivery import Span
 from tao.model.errors import OperatorError, TaoError, Unavailable
-from tao.model.relay import Relay
+from tao.model.relay import Relay, Relayed
 from tao.model.topology import CacheServer
 from tao.observability.logs import logger
 from tao.planning.row_events import MAX_TOUCHES_PER_SHARD, Heartbeat, RowEvent
@@ -149,11 +148,11 @@ class Leaders:
         self.relayed: list[Relay] = []
         self.failure: TaoError | None = None
 
-    async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> Sequence[Span]:
+    async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> Relayed:
         if self.failure is not None:
             raise self.failure
         self.relayed.append(relay)
-        return ()
+        return Relayed()
 
 
 class Tailer:
