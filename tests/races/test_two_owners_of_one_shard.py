@@ -189,9 +189,9 @@ def hold_commits(writes: WritePath, gate: Gate, monkeypatch: pytest.MonkeyPatch)
         made = make(server, timeout_seconds=timeout_seconds)
         commit = made.commit
 
-        async def held() -> None:
+        async def held() -> str:
             await gate.pass_through()
-            await commit()
+            return await commit()
 
         made.commit = held  # type: ignore[method-assign]
         return made
