@@ -50,6 +50,10 @@ from tests.rigs.replication_rig import (
 pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.waiting]
 
 
+PLANNED_STEPS = [step for step in PromotionStep if step is not PromotionStep.OUTLAST]
+"""Only the promotion after a loss has to outlast the old master."""
+
+
 @pytest.fixture
 async def rig(tmp_path: Path, database_accounts: ServiceAccounts) -> AsyncIterator[ReplicationRig]:
     async with replication_rig(tmp_path, database_accounts) as rig:
@@ -58,7 +62,7 @@ async def rig(tmp_path: Path, database_accounts: ServiceAccounts) -> AsyncIterat
 
 async def test_a_promotion_killed_before_any_step_is_finished_or_undone_by_the_next_run(rig: ReplicationRig) -> None:
     written = 0
-    for step in PromotionStep:
+    for step in PLANNED_STEPS:
         target = WEST if rig.database.master_region == EAST else EAST
         master = rig.database.master_region
         written += 1
@@ -95,7 +99,7 @@ async def test_writes_during_a_promotion_are_rejected_as_retryable(rig: Replicat
                 refused.append(found.value)
 
     done = await rig.promoter(write).promote("db", PromotionRequest(WEST))
-    assert len(refused) == 2 * (len(PromotionStep) - 1)
+    assert len(refused) == 2 * (len(PLANNED_STEPS) - 1)
     assert all(error.retryable for error in refused)
     assert (done.master, done.version_epoch, done.following, done.left) == (WEST, 2, [EAST], {})
 
