@@ -18,7 +18,7 @@ from tao.runtime.admin_client import admin_get
 from tao.wire.v1 import session_pb2 as pb
 
 HTTP_OK: Final = 200
-_READY_PAUSE_SECONDS: Final = 0.03
+_READY_PAUSE_SECONDS: Final = 0.1
 _TRAFFIC_SECONDS: Final = 5.0
 _LIMIT_FACTOR: Final = 4
 """Each server is asked for so many times the shards that are shown: a shard that is spread over clones may rank low at

@@ -19,6 +19,11 @@ from tao.schema.registry import load_schema
 from tao.topology.document import parse_topology
 
 PATIENT_SECONDS = 30.0
+LOOK_SECONDS = 0.05
+"""Between two looks at what other processes do: each costs them a request."""
+PACE_SECONDS = 0.02
+"""Between two requests of a client that goes on for as long as a test lasts. One in a closed loop would take from its
+servers, and from the tests beside it, the time that they need."""
 
 
 @asynccontextmanager
@@ -72,8 +77,7 @@ class Bystander:
             except (TaoError, AssertionError) as error:
                 self.errors.append(error)
             self.rounds += 1
-            # A busier client would leave the servers no time for the test itself.
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(2 * PACE_SECONDS)  # a round has several requests
 
     async def _round(self, me: int) -> None:
         home = f"round {self.rounds}"

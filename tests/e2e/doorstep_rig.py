@@ -28,6 +28,7 @@ from tao.wire.session import Session
 from tao.wire.settings import SessionSettings
 from tao.wire.tls import ServerCheck, TlsFiles
 from tao.wire.v1 import session_pb2 as pb
+from tests.e2e.cluster_access import PACE_SECONDS
 from tests.e2e.hostile_rig import resident_mb
 from tests.rigs.certificates import TestAuthority
 from tests.rigs.ports import free_ports
@@ -163,7 +164,7 @@ class Honest:
             except Exception as error:  # noqa: BLE001 - any failure of an honest client is what a test looks for
                 self.failures.append(f"{kind}: {type(error).__name__}: {error}")
             self.seconds.setdefault(kind, []).append(time.perf_counter() - began)
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(PACE_SECONDS)
 
 
 @asynccontextmanager

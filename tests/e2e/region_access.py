@@ -36,6 +36,7 @@ from tao.wire.convert import relay_to_pb
 from tao.wire.identity import Credentials
 from tao.wire.links import Links, LinkSettings
 from tao.wire.v1 import session_pb2 as pb
+from tests.e2e.cluster_access import LOOK_SECONDS
 
 RTT_MS = 20.0
 EAST_WEST = ("east", "west")
@@ -48,7 +49,7 @@ async def until(condition: Callable[[], Awaitable[object]], what: str = "") -> N
     deadline = loop.time() + PATIENT_SECONDS
     while not await condition():
         assert loop.time() < deadline, what or "the condition did not become true in time"
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 def plain(edges: Sequence[Assoc]) -> list[tuple[int, int]]:

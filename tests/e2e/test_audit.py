@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import sys
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,9 @@ from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Role, Shape
 from tao.devcluster.state_folder import StateFolder
 from tao.model.errors import AuditFull
-from tests.e2e.cluster_access import PATIENT_SECONDS
+from tests.e2e.cluster_access import PACE_SECONDS, PATIENT_SECONDS
 from tests.rigs.audit_rig import read_records
+from tests.rigs.forked_programs import run_tao
 from tests.rigs.small_disk import small_disk
 
 pytestmark = [
@@ -59,20 +59,14 @@ class Audited:
 
     async def run(self, *arguments: str, expected: int = 0) -> str:
         """Run a command as an operator with the servers' token; return its output."""
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "tao.cli", *arguments),
-            env={
-                **os.environ,
-                "TAO_CONNECT": str(self.cluster.topology_path),
-                "TAO_TOKEN": TOKEN,
-                "TAO_AUDIT_LOG": str(self.audit_log("operators")),
-            },
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        out, err = await process.communicate()
-        assert process.returncode == expected, (out.decode(), err.decode())
-        return out.decode()
+        env = {
+            "TAO_CONNECT": str(self.cluster.topology_path),
+            "TAO_TOKEN": TOKEN,
+            "TAO_AUDIT_LOG": str(self.audit_log("operators")),
+        }
+        ended = await run_tao(*arguments, folder=self.folder.path, env=env)
+        assert ended.status == expected, ended
+        return ended.output
 
     async def recorded(self, server: str, action: str, count: int = 1, **fields: object) -> list[dict[str, Any]]:
         """Wait until a server has recorded an action so often with these fields, and return the records."""
@@ -181,10 +175,9 @@ async def write_for_ever(graph: Graph, user: int) -> None:
     number = 0
     while True:
         number += 1
-        try:
+        with suppress(TaoError):
             await graph.obj_update(user, {"home": f"round {number}"})
-        except TaoError:
-            await asyncio.sleep(0.01)
+        await asyncio.sleep(PACE_SECONDS)
 
 
 async def test_a_leader_that_is_killed_while_it_writes_continues_its_chain(audited: Audited) -> None:

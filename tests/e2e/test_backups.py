@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -48,8 +46,9 @@ from tao.replication.server_statements import executed_position
 from tao.storage.names import schema_name
 from tao.storage.result_packets import Row
 from tao.topology.document import parse_topology
-from tests.e2e.cluster_access import assert_caches_equal_the_database
+from tests.e2e.cluster_access import PACE_SECONDS, assert_caches_equal_the_database
 from tests.e2e.region_access import until
+from tests.rigs.forked_programs import run_tao
 from tests.rigs.replication_rig import (
     EAST,
     SHARDS,
@@ -68,15 +67,8 @@ DATABASES_ONLY = frozenset({Role.DATABASE})
 
 async def tao(*words: str | Path, **environment: str) -> tuple[int, Any, str]:
     """Run a command as an operator does; return its exit status, its JSON and its errors. (`Any`: a document.)"""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "tao.cli", *map(str, words), "--json"),
-        env={**os.environ, **environment},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    said, errors = await process.communicate()
-    return process.returncode or 0, json.loads(said) if said else None, errors.decode()
+    status, said, errors = await run_tao(*words, "--json", folder=Path(), env=environment)
+    return status, json.loads(said) if said else None, errors
 
 
 @asynccontextmanager
@@ -125,6 +117,7 @@ class Writer:
     async def run(self) -> None:
         while True:
             await self.write(1)
+            await asyncio.sleep(PACE_SECONDS / 2)
 
 
 async def assert_present(graph: Graph, users: list[int], pairs: list[tuple[int, int]]) -> None:

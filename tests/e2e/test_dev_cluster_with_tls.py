@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,21 +21,18 @@ from tao.runtime.admin_client import admin_get
 from tao.topology.document import parse_topology
 from tao.wire.links import Links, LinkSettings
 from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.forked_programs import run_tao
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.unhurried]
 
 PATIENT_SECONDS = 30.0
-TAO = [sys.executable, "-P", "-m", "tao.cli"]
 SHAPE = ["--tiers", "1", "--followers", "2", "--leaders", "2", "--shards", "4", "--durability", "relaxed"]
 
 
 async def tao(folder: Path, *arguments: str) -> str:
-    process = await asyncio.create_subprocess_exec(
-        *TAO, *arguments, cwd=folder.parent, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    out, err = await process.communicate()
-    assert process.returncode == 0, (arguments, out.decode(), err.decode())
-    return out.decode()
+    ended = await run_tao(*arguments, folder=folder.parent)
+    assert ended.status == 0, (arguments, ended)
+    return ended.output
 
 
 @pytest.fixture

@@ -27,7 +27,13 @@ from tao.wire.links import LinkSettings
 from tao.wire.session import Session
 from tao.wire.settings import SessionSettings
 from tao.wire.v1 import session_pb2 as pb
-from tests.e2e.cluster_access import PATIENT_SECONDS, assert_caches_equal_the_database, running_cluster
+from tests.e2e.cluster_access import (
+    LOOK_SECONDS,
+    PACE_SECONDS,
+    PATIENT_SECONDS,
+    assert_caches_equal_the_database,
+    running_cluster,
+)
 from tests.e2e.delay_proxy import DelayProxy
 
 pytestmark = [
@@ -53,7 +59,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Dev
 async def until(condition: Callable[[], Awaitable[object]]) -> None:
     async with asyncio.timeout(PATIENT_SECONDS):
         while not await condition():  # noqa: ASYNC110 - the state of other processes
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(LOOK_SECONDS)
 
 
 async def stats_of(cluster: DevCluster, name: str) -> dict[str, Any]:
@@ -85,7 +91,7 @@ class Traffic:
                 await self.graph.assoc_range(user + (self.reads << 6), "follows", 0, 10)
             except TaoError as error:
                 self.failed_reads.append(error)
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(PACE_SECONDS)
 
     async def write(self) -> None:
         while True:
@@ -94,7 +100,7 @@ class Traffic:
                 await self.graph.obj_update(self.users[self.writes % len(self.users)], {"home": f"{self.writes}"})
             except TaoError as error:
                 self.failed_writes.append(error)
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(PACE_SECONDS)
 
     async def more(self, count: int = 20) -> None:
         """Wait until ``count`` more reads and writes have started."""

@@ -31,7 +31,7 @@ from tao.topology.file_store import TopologyFile
 from tao.wire.identity import Credentials
 from tao.wire.links import Links, LinkSettings
 from tao.wire.v1 import session_pb2 as pb
-from tests.e2e.cluster_access import PATIENT_SECONDS, assert_converges, running_cluster
+from tests.e2e.cluster_access import LOOK_SECONDS, PACE_SECONDS, PATIENT_SECONDS, assert_converges, running_cluster
 
 pytestmark = [
     pytest.mark.e2e,
@@ -80,7 +80,7 @@ async def until(condition: Callable[[], Any], what: str) -> None:
         if found:
             return
         assert loop.time() < deadline, what
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 async def until_owned(cluster: DevCluster, name: str, shards: int) -> None:
@@ -139,9 +139,9 @@ class Writer:
                 await self.graph.obj_update(self.user, {"home": str(self.tried)})
             except TaoError:
                 self.failures += 1
-                await asyncio.sleep(0.01)
             else:
                 self.acknowledged = self.tried
+            await asyncio.sleep(PACE_SECONDS)
 
     async def more(self, writes: int = 5) -> None:
         before = self.acknowledged

@@ -23,11 +23,12 @@ from tao.client import Consistency, Graph, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Shape
+from tests.rigs.forked_programs import Ended, run_tao
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e]
 
 PAGES = 100
-EDGES = 1000
+EDGES = 400
 GUIDE = (Path(__file__).resolve().parents[2] / "docs/how-to/load-a-graph.md").read_text()
 BLOCK = re.compile(r'^```(csv|python|sh|text)(?: title="([\w.]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
@@ -98,10 +99,8 @@ async def communicated(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
     return await asyncio.to_thread(process.communicate)
 
 
-async def tao(cluster: DevCluster, *arguments: str) -> tuple[int, bytes, str]:
-    process = start(cluster, *arguments, stdin=subprocess.PIPE)
-    out, err = await communicated(process)
-    return process.returncode, out, err.decode()
+async def tao(cluster: DevCluster, *arguments: str) -> Ended:
+    return await run_tao(*arguments, folder=cluster.topology_path.parent.parent)
 
 
 async def tao_json(cluster: DevCluster, *arguments: str, status: int = 0) -> dict[str, Any]:
@@ -180,6 +179,7 @@ async def test_a_load_that_was_cut_off_goes_on_where_it_was(
     first = pairs[0]
     while not await graph.assoc_get(ids[str(first[0])], "page_likes", [ids[str(first[1])]]):
         assert process.poll() is None
+        await asyncio.sleep(0.01)
     process.send_signal(number)
     await communicated(process)
     assert process.returncode == (-signal.SIGKILL if number is signal.SIGKILL else 130)
@@ -193,12 +193,13 @@ async def test_a_load_that_gets_sigterm_says_where_it_stopped_wrote_nothing_afte
 ) -> None:
     pages, likes = files
     await tao_json(cluster, *objects_command(pages))
-    small = edges_command(likes, pages, "--batch", "10", "--in-flight", "1")
+    small = edges_command(likes, pages, "--batch", "5", "--in-flight", "1")
     process = start(cluster, *small)
     ids = ids_of(pages)
-    third = pairs[EDGES // 3]
-    while not await graph.assoc_get(ids[str(third[0])], "page_likes", [ids[str(third[1])]]):
+    early = pairs[EDGES // 8]
+    while not await graph.assoc_get(ids[str(early[0])], "page_likes", [ids[str(early[1])]]):
         assert process.poll() is None
+        await asyncio.sleep(0.01)
     process.send_signal(signal.SIGTERM)
     _, err = await communicated(process)
     assert process.returncode == 130
@@ -209,7 +210,7 @@ async def test_a_load_that_gets_sigterm_says_where_it_stopped_wrote_nothing_afte
     )
     assert said is not None, err
     line, count = (int(number.replace(b",", b"")) for number in said.groups())
-    assert count == line - 1 > EDGES // 3
+    assert count == line - 1 > EDGES // 8
     numbers = {page_id: int(key) for key, page_id in ids.items()}
     queries = [(page_id, "page_likes", 0, 6000) for page_id in numbers]
     lists = await graph.assoc_range_many(queries, consistency=Consistency.master())
@@ -269,7 +270,7 @@ async def test_an_export_is_what_was_loaded(
     numbers = {page_id: int(key) for key, page_id in ids_of(pages).items()}
     found = {
         tuple(sorted((numbers[int(row["id1"])], numbers[int(row["id2"])])))
-        for row in csv.DictReader(content.decode().splitlines())
+        for row in csv.DictReader(content.splitlines())
         if int(row["id1"]) in numbers and row["time"] == "77"
     }
     assert found == {tuple(map(int, line.split(","))) for line in likes.read_text().splitlines()[1:]}

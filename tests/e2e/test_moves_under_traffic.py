@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,7 +33,8 @@ from tao.runtime.admin_client import admin_get
 from tao.storage.dialect import Dialect, SessionSetup
 from tao.storage.session import ServerAccount, open_session
 from tao.topology.document import parse_topology
-from tests.e2e.cluster_access import PATIENT_SECONDS, assert_converges, bystander_of, running_cluster
+from tests.e2e.cluster_access import PACE_SECONDS, PATIENT_SECONDS, assert_converges, bystander_of, running_cluster
+from tests.rigs.forked_programs import run_tao
 from tests.rigs.move_rig import on_mariadb
 
 pytestmark = [
@@ -72,16 +71,10 @@ def other_database(cluster: DevCluster, shard: int) -> str:
 
 async def tao(cluster: DevCluster, *arguments: str) -> Any:
     """Run a command; return the JSON that it prints."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tao.cli", *arguments, "--json", "--state-dir", str(cluster.topology_path.parent)),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={"PATH": "/usr/bin:/bin"},
-        cwd=Path(__file__).parents[2],
-    )
-    out, errors = await process.communicate()
-    assert process.returncode == 0, errors.decode()
-    return json.loads(out)
+    state_dir = cluster.topology_path.parent
+    ended = await run_tao(*arguments, "--json", "--state-dir", state_dir, folder=state_dir.parent)
+    assert ended.status == 0, ended.errors
+    return json.loads(ended.output)
 
 
 def moves_of(cluster: DevCluster) -> ShardMoves:
@@ -140,7 +133,7 @@ class Traffic:
             except TaoError as error:
                 self.faults.append(f"round {number}: {error!r}")
             self.rounds = number
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(PACE_SECONDS)
 
     async def more(self, count: int) -> None:
         until = self.rounds + count

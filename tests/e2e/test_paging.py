@@ -12,7 +12,7 @@ import pytest
 
 from tao.client import SyncGraph, connect
 from tao.devcluster.layout import Shape
-from tests.e2e.cluster_access import running_cluster
+from tests.e2e.cluster_access import PACE_SECONDS, running_cluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.database]
 
@@ -40,6 +40,7 @@ async def test_every_edge_present_throughout_comes_once_whichever_server_answers
                 id2 = passing[step % len(passing)]
                 await far.assoc_add(id1, "note", id2, time=step * 7 % 320)
                 await far.assoc_delete(id1, "note", passing[(step + 20) % len(passing)])
+                await asyncio.sleep(PACE_SECONDS / 4)
 
         writer = asyncio.create_task(write())
         try:

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.database]
 
 SHAPE = Shape(tiers=2, followers=2, leaders=2, databases=2, shards=16)
 ATYPES = ("friend", "likes", "liked_by", "follows", "comment", "note")
-STEPS = min(500, examples(800))
+STEPS = min(500, examples(600))
 SEED = 20131
 
 

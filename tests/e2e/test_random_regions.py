@@ -19,6 +19,7 @@ from tao.model.ids import SHARD_SHIFT
 from tao.model.topology import Topology
 from tao.topology import edits
 from tao.topology.file_store import TopologyFile
+from tests.e2e.cluster_access import PACE_SECONDS
 from tests.e2e.graph_model import inverse_of
 from tests.e2e.region_access import PATIENT_SECONDS, Regions, plain, running_regions, until
 from tests.rigs.effort import examples
@@ -186,7 +187,8 @@ async def test_shards_that_change_their_leader_in_both_regions_while_they_are_wr
 
         async def write(writer: Writer) -> None:
             while not stop.is_set():
-                await writer.run(10)
+                await writer.run(5)
+                await asyncio.sleep(PACE_SECONDS)
 
         work = asyncio.gather(*(write(writer) for writer in writers))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -16,6 +15,7 @@ from tao.client import ClientSettings, Graph, TaoError, connect
 from tao.devcluster.layout import Shape
 from tao.model.ids import SHARD_SHIFT
 from tests.e2e.region_access import PATIENT_SECONDS, RTT_MS, Regions, plain, running_regions, until
+from tests.rigs.forked_programs import Ended, run_tao
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
@@ -322,17 +322,9 @@ async def test_a_region_that_is_cut_off_serves_reads_rejects_writes_and_catches_
     await regions.assert_converges()
 
 
-async def command(regions: Regions, *arguments: str) -> tuple[int | None, str, str]:
-    folder = regions.cluster.topology_path.parent.parent
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "tao.cli", *arguments),
-        cwd=folder,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+async def command(regions: Regions, *arguments: str) -> Ended:
     async with asyncio.timeout(2 * PATIENT_SECONDS):
-        out, err = await process.communicate()
-    return process.returncode, out.decode(), err.decode()
+        return await run_tao(*arguments, folder=regions.cluster.topology_path.parent.parent)
 
 
 async def test_commands_ask_the_first_region_or_the_one_that_is_named(

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import re
-import sys
 from collections.abc import AsyncIterator, Callable
 from itertools import count, islice
 from pathlib import Path
@@ -28,6 +27,7 @@ from tao.devcluster.state_folder import StateFolder
 from tao.model.errors import OperatorError
 from tao.storage.names import schema_name
 from tao.topology.document import dump_topology, parse_topology
+from tests.rigs.forked_programs import run_tao
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e]
 
@@ -114,16 +114,6 @@ async def until(folder: Path, condition: Callable[[ClusterStatus], bool]) -> Clu
         while not condition(status := await cluster_status(folder)):  # noqa: ASYNC110 - of other processes
             await asyncio.sleep(0.05)
     return status
-
-
-async def tao(*arguments: str) -> tuple[int | None, str, str]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "tao.cli", *arguments),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    return process.returncode, out.decode(), err.decode()
 
 
 def replica_of(status: ClusterStatus, name: str) -> ReplicaState:
@@ -268,21 +258,21 @@ async def test_a_detached_cluster_of_two_regions_is_found_cut_healed_and_ended_b
         "line",
     ]
     where = ("--state-dir", str(folder))
-    code, out, _ = await tao("dev", "partition", "east", "west", "--silent", "--json", *where)
+    code, out, _ = await run_tao("dev", "partition", "east", "west", "--silent", "--json", *where, folder=folder)
     assert (code, json.loads(out)["pairs"][0]["state"]) == (0, "silent")
-    code, out, _ = await tao("dev", "heal", "--json", *where)
+    code, out, _ = await run_tao("dev", "heal", "--json", *where, folder=folder)
     assert (code, json.loads(out)["pairs"][0]["state"]) == (0, "open")
-    code, out, _ = await tao("dev", "rtt", "7.5", "--json", *where)
+    code, out, _ = await run_tao("dev", "rtt", "7.5", "--json", *where, folder=folder)
     assert (code, json.loads(out)["rtt_ms"]) == (0, 7.5)
-    code, out, _ = await tao("dev", "status", *where)
+    code, out, _ = await run_tao("dev", "status", *where, folder=folder)
     assert code == 0
     assert re.search(r"east and west +open +7\.5", out)
     assert re.search(r"west-db-1 +replica +yes +yes", out)
-    code, _, err = await tao("dev", "partition", "east", "north", *where)
+    code, _, err = await run_tao("dev", "partition", "east", "north", *where, folder=folder)
     assert (code, err) == (2, "tao: there is no line between east and north; there is one between east and west\n")
 
     assert await stop_cluster(folder, lambda _: None) == []
-    code, _, err = await tao("dev", "heal", *where)
+    code, _, err = await run_tao("dev", "heal", *where, folder=folder)
     assert (code, err.count("\n")) == (2, 1)
     assert "tao dev up" in err
     assert not (await cluster_status(folder)).running

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from tao.replication.replica_seed import SeedingRefused, SeedStep
 from tao.replication.server_statements import stop_receiving
 from tao.storage.dialect import Dialect, SessionSetup
 from tao.storage.session import DatabaseSession, ServerAccount, open_session
+from tests.rigs.forked_programs import Ended, run_tao
 from tests.rigs.replication_rig import EAST, SHARDS, WEST, ReplicationRig, replication_rig, statement_deadline
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.waiting]
@@ -88,21 +87,14 @@ async def answers(session: DatabaseSession) -> bool:
     return True
 
 
-async def tao(rig: ReplicationRig, *words: str, **environment: str) -> tuple[int, str, str]:
+async def tao(rig: ReplicationRig, *words: str, **environment: str) -> Ended:
     """Run a command as an operator does; return its exit status, output and errors."""
     passwords = {
         "TAO_ADMIN_PASSWORD": rig.accounts.administrator.password,
         "TAO_REPLICATOR_PASSWORD": rig.accounts.replicator.password,
     }
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "tao.cli", *words, "--topology", str(rig.topology_path)),
-        env={**os.environ, **passwords, **environment},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    said, errors = await process.communicate()
-    return process.returncode or 0, said.decode(), errors.decode()
+    topology = rig.topology_path
+    return await run_tao(*words, "--topology", topology, folder=topology.parent, env={**passwords, **environment})
 
 
 async def test_a_diverged_master_is_rejected_with_its_rebuild_command_however_often_that_is_killed(

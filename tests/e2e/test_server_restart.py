@@ -23,6 +23,7 @@ from tao.devcluster.state_folder import service_accounts
 from tao.model.errors import TaoError
 from tao.schema.registry import Schema, load_schema
 from tao.topology.document import parse_topology
+from tests.e2e.cluster_access import LOOK_SECONDS, PACE_SECONDS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.database]
 
@@ -64,9 +65,9 @@ class Writer:
                 await self.graph.assoc_add(self.id1, "friend", self.id2, self.tried, {})
             except TaoError:
                 self.failures += 1
-                await asyncio.sleep(0.01)
             else:
                 self.acknowledged = self.tried
+            await asyncio.sleep(PACE_SECONDS)
 
 
 async def under_traffic(cluster: DevCluster, disturb: Callable[[list[Writer]], Awaitable[None]]) -> None:
@@ -102,7 +103,7 @@ async def until_mirrored(access: Access, schema: Schema) -> None:
     pair."""
     async with asyncio.timeout(MIRRORED_SECONDS):
         while await find_broken_pairs(access.routes, schema, access.scans, access.store):  # noqa: ASYNC110 - leaders
-            await asyncio.sleep(0)
+            await asyncio.sleep(LOOK_SECONDS)
 
 
 async def progress(writers: list[Writer]) -> None:

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +19,8 @@ from tao.client import ClientSettings, Graph, TaoError, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import Shape
 from tao.model.ids import SHARD_SHIFT
-from tests.e2e.cluster_access import PATIENT_SECONDS, assert_converges, running_cluster
+from tests.e2e.cluster_access import PACE_SECONDS, PATIENT_SECONDS, assert_converges, running_cluster
+from tests.rigs.forked_programs import run_tao
 
 pytestmark = [
     pytest.mark.e2e,
@@ -59,7 +58,7 @@ class Counted:
                 self.acknowledged = number
             except TaoError as error:
                 self.faults.append(f"write {number}: {error!r}")
-            await asyncio.sleep(0.003)
+            await asyncio.sleep(PACE_SECONDS)
 
     async def read(self, name: str, graph: Graph) -> None:
         while True:
@@ -72,7 +71,7 @@ class Counted:
             except TaoError as error:
                 self.faults.append(f"{name}: {error!r}")
             self.reads[name] += 1
-            await asyncio.sleep(0)
+            await asyncio.sleep(PACE_SECONDS / 2)
 
     async def more_reads(self, count: int) -> None:
         until = self.reads.total() + count
@@ -83,16 +82,10 @@ class Counted:
 
 async def tao(cluster: DevCluster, *arguments: str) -> dict[str, Any]:
     """Run a command; return the JSON that it prints."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tao.cli", *arguments, "--json"),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={"PATH": "/usr/bin:/bin", "TAO_TOPOLOGY": str(cluster.topology_path)},
-        cwd=Path(__file__).parents[2],
-    )
-    out, errors = await process.communicate()
-    assert process.returncode == 0, errors.decode()
-    found: dict[str, Any] = json.loads(out)
+    topology = cluster.topology_path
+    ended = await run_tao(*arguments, "--json", folder=topology.parent, env={"TAO_TOPOLOGY": str(topology)})
+    assert ended.status == 0, ended.errors
+    found: dict[str, Any] = json.loads(ended.output)
     return found
 
 

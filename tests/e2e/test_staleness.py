@@ -6,14 +6,13 @@ shown by `tao status`. Further tests pause a tailer, or make critical reads with
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import aiomysql
@@ -31,6 +30,7 @@ from tao.topology.document import parse_topology
 from tao.watcher.server import WatcherServer
 from tao.watcher.settings import ProbeSettings, WatcherSettings
 from tests.e2e.region_access import Regions, running_regions, until
+from tests.rigs.forked_programs import run_tao
 
 pytestmark = [pytest.mark.e2e, pytest.mark.database]
 
@@ -79,15 +79,9 @@ async def is_older(regions: Regions, region: str, seconds: float) -> bool:
 
 
 async def status(regions: Regions, *arguments: str) -> tuple[int, str]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tao.cli", "status", "--connect", regions.target, *arguments),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    output, errors = await process.communicate()
-    assert errors == b""
-    assert process.returncode is not None
-    return process.returncode, output.decode()
+    ended = await run_tao("status", "--connect", regions.target, *arguments, folder=Path(regions.target).parent)
+    assert ended.errors == ""
+    return ended.status, ended.output
 
 
 async def nothing_is_wrong(regions: Regions) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import Role, Shape
 from tao.topology import edits
 from tao.topology.file_store import TopologyFile
-from tests.e2e.cluster_access import PATIENT_SECONDS, assert_converges, running_cluster
+from tests.e2e.cluster_access import LOOK_SECONDS, PACE_SECONDS, PATIENT_SECONDS, assert_converges, running_cluster
 
 pytestmark = [
     pytest.mark.e2e,
@@ -50,7 +50,7 @@ async def until(condition: Callable[[], Coroutine[Any, Any, bool]], what: str) -
     deadline = loop.time() + PATIENT_SECONDS
     while not await condition():
         assert loop.time() < deadline, what
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 async def until_linked(cluster: DevCluster) -> None:
@@ -80,11 +80,9 @@ async def writes(graph: Graph, users: Sequence[int]) -> AsyncIterator[None]:
         number = 0
         while True:
             number += 1
-            try:
+            with suppress(TaoError):
                 await graph.obj_update(users[number % len(users)], {"home": str(number)})
-            except TaoError:
-                await asyncio.sleep(0.02)
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(PACE_SECONDS)
 
     task = asyncio.create_task(write())
     try:

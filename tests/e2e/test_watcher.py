@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -25,7 +23,9 @@ from tao.devcluster.state_folder import StateFolder
 from tao.model.topology import Topology
 from tao.routing.routes import Routes
 from tao.topology.document import parse_topology
+from tests.e2e.cluster_access import PACE_SECONDS
 from tests.e2e.region_access import RTT_MS, Regions, until
+from tests.rigs.forked_programs import run_tao
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
@@ -57,11 +57,8 @@ def regions_of(cluster: DevCluster) -> Regions:
 
 async def command(cluster: DevCluster, *words: str) -> tuple[int, dict[str, Any], str]:
     """Return the exit status, JSON and errors of a command, run as an operator does."""
-    argv = [sys.executable, "-m", "tao.cli", *words, "--yes", "--json"]
-    done = await asyncio.to_thread(
-        subprocess.run, argv, cwd=cluster.topology_path.parent.parent, capture_output=True, check=False
-    )
-    return done.returncode, msgspec.json.decode(done.stdout) if done.stdout else {}, done.stderr.decode()
+    ended = await run_tao(*words, "--yes", "--json", folder=cluster.topology_path.parent.parent)
+    return ended.status, msgspec.json.decode(ended.output) if ended.output else {}, ended.errors
 
 
 class Writers:
@@ -82,7 +79,7 @@ class Writers:
                 self.acknowledged[object_id] = number
             except TaoError as error:
                 self.errors.append(error)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(2 * PACE_SECONDS)
 
     async def go_on(self) -> None:
         """Wait until each writer has some more acknowledged writes."""
@@ -216,9 +213,11 @@ async def test_a_drain_without_an_undrain_is_a_problem_until_the_mark_goes_and_c
     assert drained["notes"] == ["commits of db-1 wait for no replica until tao undrain"]
 
     async def waits(expected: bool) -> bool:
-        (row,) = (await state(cluster))["databases"]
         by_watchers = [stats["waits_for_replica"] for stats in (await watchers(cluster)).values()]
-        return row["waits_for_replica"] is expected and by_watchers == [{"db-1": expected}] * 2
+        if by_watchers != [{"db-1": expected}] * 2:
+            return False
+        (row,) = (await state(cluster))["databases"]
+        return row["waits_for_replica"] is expected
 
     await until(lambda: waits(False), "no watcher reports that commits wait for no replica")
     (problem,) = [each for each in (await state(cluster))["problems"] if "semi_sync" in each]
@@ -237,11 +236,8 @@ async def test_a_drain_without_an_undrain_is_a_problem_until_the_mark_goes_and_c
 
 async def state(cluster: DevCluster) -> dict[str, Any]:
     """Return the state that `tao status` prints."""
-    argv = [sys.executable, "-m", "tao.cli", "status", "--json"]
-    done = await asyncio.to_thread(
-        subprocess.run, argv, cwd=cluster.topology_path.parent.parent, capture_output=True, check=False
-    )
-    found: dict[str, Any] = msgspec.json.decode(done.stdout)
+    ended = await run_tao("status", "--json", folder=cluster.topology_path.parent.parent)
+    found: dict[str, Any] = msgspec.json.decode(ended.output)
     return found
 
 

@@ -185,6 +185,7 @@ async def serve(framework: Framework, folder: Path) -> AsyncIterator[Site]:
         async with asyncio.timeout(60):
             while not await site.is_up():
                 assert process.returncode is None, log.read_text()
+                await asyncio.sleep(0.1)
         yield site
     finally:
         if process.returncode is None:

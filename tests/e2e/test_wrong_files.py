@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from tao.client import Graph, UnknownType, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import Shape
 from tests.e2e.cluster_access import PATIENT_SECONDS, bystander_of, running_cluster
+from tests.rigs.forked_programs import run_tao
 
 pytestmark = [
     pytest.mark.e2e,
@@ -62,16 +62,9 @@ async def start(cluster: DevCluster, folder: Path, server: str, **changes: str) 
     found = next(path for path in cluster.topology_path.parent.rglob("*.yaml") if path.stem == server)
     settings = folder / f"{server}.yaml"
     settings.write_text(yaml.safe_dump(yaml.safe_load(found.read_text()) | changes))
-    process = await asyncio.create_subprocess_exec(
-        *[sys.executable, "-P", "-m", "tao.cli", role, "--settings", str(settings)],
-        cwd=folder,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
     async with asyncio.timeout(PATIENT_SECONDS):
-        _, err = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, err.decode()
+        ended = await run_tao(role, "--settings", settings, folder=folder)
+    return ended.status, ended.errors
 
 
 @pytest.mark.parametrize(

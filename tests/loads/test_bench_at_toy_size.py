@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from loadtest.results import Report, ScenarioResult
-from tests.rigs.toy_runs import ROOT, ToyRun
+from tests.rigs.forked_programs import ROOT
+from tests.rigs.toy_runs import ToyRun
 
 needs_peers = pytest.mark.skipif(
     shutil.which("redis-server") is None or shutil.which("memcached") is None,

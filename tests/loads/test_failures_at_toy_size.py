@@ -50,6 +50,25 @@ def test_while_things_fail_nothing_acknowledged_is_lost_and_no_read_is_wrong(ran
     assert len(aims) == (2 if "leader_kill" in kinds else 0)
 
 
+@scenario("etcd_faults", *LOGS)
+def test_while_etcd_fails_no_read_fails_and_no_database_has_two_masters(ran: ToyRun) -> None:
+    found = msgspec.json.decode(ran.json)
+    assert list(found["faults"]) == ["etcd_kill", "etcd_restored"]
+    assert found["acked_writes"] > 0
+    assert found["reads"] > 0
+    aims = {aim["aim"]: aim for aim in found["aims"]}
+    for aim in (
+        "no read fails",
+        "no database has two masters",
+        "masters stay open while etcd answers nobody",
+        "no server goes back to an older document",
+        "no acked writes lost",
+        "no wrong answers",
+    ):
+        assert aims[aim]["met"], aims[aim]
+    assert aims["databases are looked at"]["value"] > 0
+
+
 @scenario("rolling", "--role", "follower", "--role", "leader")
 def test_a_follower_and_a_leader_are_drained_and_restarted_and_no_request_fails(ran: ToyRun) -> None:
     found = msgspec.json.decode(ran.json)

@@ -7,15 +7,13 @@ ready, or nearly so.
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
+import asyncio
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+from tests.rigs.forked_programs import Ended, ScenarioProcess, forked_scenario, loadtest_fork_server
+
 _AT_ONCE: Final = 2
 _SECONDS: Final = 240.0
 """Deadline of the scenarios of one process in seconds, from its own start."""
@@ -36,8 +34,9 @@ class ToyRuns:
         self._folder: Final = folder
         self._pool: Final = ThreadPoolExecutor(_AT_ONCE)
         self._runs: Final[dict[tuple[str, ...], Future[ToyRun]]] = {}
-        self._processes: Final[set[subprocess.Popen[str]]] = set()
+        self._under_way: Final[set[ScenarioProcess]] = set()
         self._closed = False
+        loadtest_fork_server()  # it imports modules from now on
 
     def start(self, arguments: tuple[str, ...]) -> None:
         """Run a scenario when there is room."""
@@ -54,32 +53,30 @@ class ToyRuns:
         """End what still runs, with the servers that it started."""
         self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
-        for process in list(self._processes):
-            process.send_signal(signal.SIGINT)
+        for scenario in list(self._under_way):
+            scenario.interrupt()
         self._pool.shutdown()
 
     def _run(self, arguments: tuple[str, ...], folder: Path) -> ToyRun:
         folder.mkdir()
         json_file = folder / "found.json"
         given = [each.format(folder=folder) for each in arguments]
-        with subprocess.Popen(
-            [sys.executable, "-m", "loadtest", *given, "--toy", "--json", str(json_file)],
-            cwd=ROOT,
-            env={**os.environ, "TMPDIR": str(folder)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ) as process:
-            self._processes.add(process)
-            try:
-                if self._closed:
-                    process.send_signal(signal.SIGINT)
-                printed, _ = process.communicate(timeout=_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGINT)
-                raise AssertionError(f"{' '.join(given)}: not over after {_SECONDS:g} s") from None
-            finally:
-                self._processes.discard(process)
-        assert process.returncode == 0, printed
+        ended = asyncio.run(self._ended(*given, "--toy", "--json", str(json_file), temporary=folder))
+        assert ended.status == 0, ended.output + ended.errors
         assert list(folder.glob("tao-bench-*")) == []
         return ToyRun(json_file.read_bytes(), folder)
+
+    async def _ended(self, *given: str, temporary: Path) -> Ended:
+        async with forked_scenario(*given, env={"TMPDIR": str(temporary)}) as scenario:
+            self._under_way.add(scenario)
+            try:
+                if self._closed:
+                    scenario.interrupt()
+                async with asyncio.timeout(_SECONDS):
+                    return await scenario.ended()
+            except TimeoutError:
+                scenario.interrupt()
+                await scenario.ended()
+                raise AssertionError(f"{' '.join(given)}: not over after {_SECONDS:g} s") from None
+            finally:
+                self._under_way.discard(scenario)
