@@ -111,6 +111,9 @@ class SimReplicationSet:
     def acknowledging(self, _: Iterable[SetMember]) -> list[str]:
         return []
 
+    def has_lost_acknowledgements(self, _: Iterable[SetMember]) -> bool:
+        return False  # replication is asynchronous here
+
 
 class SimSession:
     """An administrator's session at a simulated database server."""
