@@ -76,6 +76,7 @@ def move(shard: int, target: str, undo: bool, megabytes_per_second: float, stead
                 "to": plan.target,
                 "begins with": plan.step,
                 "megabytes, about": round(plan.about_bytes / _MB, 1),
+                "megabytes free": "not known" if plan.free_bytes is None else round(plan.free_bytes / _MB, 1),
             }
         )
     ask(f"Move shard {shard} from {plan.source} to {target}?")

@@ -8,8 +8,12 @@ changes nothing. Checksums are computed by the servers, over all columns.
 from __future__ import annotations
 
 import asyncio
+import shutil
+import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Final, NamedTuple
 
 from tao.model.errors import ShardBlocked
@@ -146,6 +150,28 @@ async def data_bytes(session: DatabaseSession, shards: Iterable[int], *, deadlin
     )
     found = {shard_of_schema(str(name)): int(size or 0) for name, size in rows}
     return {shard: found.get(shard, 0) for shard in shards}
+
+
+async def free_bytes(session: DatabaseSession, *, deadline: float) -> int | None:
+    """Return the free bytes of the disk that has the server's data; None when nobody tells.
+
+    Neither database tells by itself. MariaDB does with its plugin DISKS; otherwise the disk is looked at when the
+    server runs on this machine."""
+    ((host, folder),), plugins = await session.run(
+        "SELECT @@hostname, @@datadir; SELECT plugin_name FROM information_schema.plugins "
+        "WHERE plugin_name = 'DISKS' AND plugin_status = 'ACTIVE'",
+        deadline=deadline,
+    )
+    data = PurePath(str(folder))
+    if plugins:
+        (disks,) = await session.run("SELECT path, available FROM information_schema.disks", deadline=deadline)
+        under = [(len(PurePath(path).parts), kib) for path, kib in disks if data.is_relative_to(path)]
+        if under:
+            return int(max(under)[1]) << 10
+    if str(host) == socket.gethostname():
+        with suppress(OSError):  # the server sees other folders, as in a container
+            return shutil.disk_usage(data).free
+    return None
 
 
 # ---- the copy --------------------------------------------------------------------------------------------------------
