@@ -49,7 +49,6 @@ from tao.replication.shard_move_plan import (
     master_of,
     next_step,
 )
-from tao.storage.dialect import Dialect
 from tao.storage.names import incoming_schema_name
 from tao.storage.session import DatabaseSession, ServerAccount, open_session
 from tao.storage.writes import WRITE_SETUP
@@ -218,17 +217,16 @@ class ShardMover:
             source_epoch=view.source.version_epoch,
             target_epoch=view.target.version_epoch,
         )
-        async with self._at_master(view.target)() as session:
-            if session.dialect is Dialect.MYSQL:
-                raise MoveRefused(
-                    "shards move between MariaDB servers alone: a dump of mysqldump with its position switches the "
-                    "binlog off where it is loaded, so replicas would lack the copy"
-                )
         check_room(view.shard, await self._size_of(view), await self._free_bytes(view.target))
         async with (
             self._moves.administrating(view.target) as there,
             source.session(view.source.master_region) as here,
         ):
+            if here.dialect is not there.dialect:
+                raise MoveRefused(
+                    f"{view.source.name} runs {here.dialect.value} and {view.target.name} {there.dialect.value}: "
+                    "shards move between servers of one kind"
+                )
             tools = await find_tools(there.dialect, os.environ)
             await begin_copy(there, view.shard, state, deadline=self._deadline())
             await copy_tables(here, there, view.shard, deadline=self._deadline())

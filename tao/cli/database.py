@@ -55,7 +55,7 @@ def database() -> None:
 def move(shard: int, target: str, undo: bool, megabytes_per_second: float, steady_seconds: float) -> None:
     """Move SHARD to another database.
 
-    The shard is copied with the database's own tools (mariadb-dump; MySQL is refused), its changes are followed in the
+    The shard is copied with the database's own tools (mariadb-dump or mysqldump), its changes are followed in the
     binlog, and the copy is compared. Then its writes wait, for about a second, until the other database has everything
     and the topology says so. Reads go on, and no request fails. After an interruption, run it again. Passwords:
     TAO_ADMIN_PASSWORD, TAO_LEADER_PASSWORD, TAO_REPLICATOR_PASSWORD.

@@ -36,10 +36,10 @@ from tao.storage.dialect import Dialect, SessionSetup
 from tao.storage.session import ServerAccount, open_session
 from tao.topology.document import parse_topology
 from tests.e2e.cluster_access import PATIENT_SECONDS, assert_converges, bystander_of, running_cluster
-from tests.rigs.move_rig import on_mariadb
+from tests.rigs.move_rig import needs_copy_tools
 
 pytestmark = [
-    on_mariadb,
+    needs_copy_tools,
     pytest.mark.e2e,
     pytest.mark.database,
     pytest.mark.timeout(240),

@@ -17,10 +17,10 @@ from tao.replication.locks import LockTaken
 from tao.replication.promotion_plan import PromotionRequest
 from tao.replication.shard_move import MoveSettings, move_lock
 from tao.replication.shard_move_plan import LEFT_FREE_BYTES, MoveAborted, MoveRefused, MoveStep, NoRoom
-from tests.rigs.move_rig import SHARDS, SOURCE, TARGET, MoveRig, Writer, move_rig, on_mariadb, soon, writing
+from tests.rigs.move_rig import SHARDS, SOURCE, TARGET, MoveRig, Writer, move_rig, needs_copy_tools, soon, writing
 
 pytestmark = [
-    on_mariadb,
+    needs_copy_tools,
     pytest.mark.database,
     pytest.mark.e2e,
     pytest.mark.timeout(180),
@@ -261,7 +261,9 @@ async def test_what_cannot_be_moved_is_refused(rig: MoveRig, shard: int, monkeyp
             with pytest.raises(NoRoom, match=f"{EAST_TARGET} has 1,023 MiB of free disk"):
                 await refused
     assert await rig.rows(EAST_TARGET, f"SHOW DATABASES LIKE 'tao_{shard:05d}%%'") == []
-    assert (await mover.plan(shard, TARGET)).free_bytes
+    plan = await mover.plan(shard, TARGET)
+    assert plan.free_bytes
+    assert plan.about_bytes
     await mover.move(shard, TARGET)
     with pytest.raises(MoveRefused, match=f"drop-moved {shard}"):
         await mover.move(shard, SOURCE)

@@ -1,4 +1,4 @@
-"""What a server tells of its disk."""
+"""What a server tells of its disk, and of a shard whose tables are being renamed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import cast
 
 import pytest
 
-from tao.replication.move_statements import free_bytes
+from tao.replication.move_statements import ShardThere, free_bytes, read_shard
+from tao.storage.failures import TablesMissing
 from tao.storage.result_packets import Row
 from tao.storage.session import DatabaseSession
 
@@ -51,3 +52,21 @@ async def test_the_disk_of_a_server_on_this_machine_is_looked_at(
 
 async def test_the_disk_of_a_server_that_sees_other_folders_is_not_known() -> None:
     assert await free_of(Server(socket.gethostname(), "/no/such/folder")) is None
+
+
+class RenamingServer:
+    """A server on which the table of a shard is renamed just after it was listed."""
+
+    def __init__(self) -> None:
+        self.tables: list[Row] = [("tao_00003", "shard")]
+
+    async def run(self, sql: str, values: object = (), *, deadline: float) -> list[list[Row]]:
+        if sql.startswith("SELECT schema_name"):
+            return [[], self.tables, []]
+        self.tables = []
+        raise TablesMissing("table 'tao_00003.shard' doesn't exist")
+
+
+async def test_a_table_that_is_renamed_while_it_is_looked_for_is_not_there() -> None:
+    found = await read_shard(cast("DatabaseSession", RenamingServer()), 3, deadline=0.0)
+    assert found == ShardThere(row=None, copy=None, is_marked=False)
