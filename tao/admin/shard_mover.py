@@ -32,6 +32,7 @@ from tao.replication.move_statements import (
     copied_tables,
     copy_tables,
     data_bytes,
+    free_bytes,
     read_shard,
     store_position,
 )
@@ -44,10 +45,10 @@ from tao.replication.shard_move_plan import (
     MoveRefused,
     MoveStep,
     MoveView,
+    check_room,
     master_of,
     next_step,
 )
-from tao.storage.dialect import Dialect
 from tao.storage.names import incoming_schema_name
 from tao.storage.session import DatabaseSession, ServerAccount, open_session
 from tao.storage.writes import WRITE_SETUP
@@ -64,13 +65,15 @@ _READER: Final = ReaderSettings(max_transaction_bytes=1 << 30)
 
 
 class MovePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a move would do. ``step``: where it would go on; ``about_bytes``: the source's estimate of its data."""
+    """What a move would do. ``step``: where it would go on; ``about_bytes``: the source's estimate of its data;
+    ``free_bytes``: of the target's fullest disk, None when no server of the target tells."""
 
     shard: int
     source: str
     target: str
     step: str
     about_bytes: int
+    free_bytes: int | None
 
 
 class MoveResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,14 +139,16 @@ class ShardMover:
     async def plan(self, shard: int, target: str) -> MovePlan:
         """Return what `move` would do, without changing anything. Raises `MoveRefused`."""
         view = await self._moves.view(shard, target)
-        async with self._at_master(view.source)() as session:
-            sizes = await data_bytes(session, [shard], deadline=self._deadline())
+        step, size, free = next_step(view), await self._size_of(view), await self._free_bytes(view.target)
+        if step is MoveStep.COPY:
+            check_room(shard, size, free)
         return MovePlan(
             shard=shard,
             source=view.source.name,
             target=view.target.name,
-            step=next_step(view).value,
-            about_bytes=sizes[shard],
+            step=step.value,
+            about_bytes=size,
+            free_bytes=min(free.values(), default=None),
         )
 
     async def move(self, shard: int, target: str) -> MoveResult:
@@ -212,16 +217,16 @@ class ShardMover:
             source_epoch=view.source.version_epoch,
             target_epoch=view.target.version_epoch,
         )
-        async with self._at_master(view.target)() as session:
-            if session.dialect is Dialect.MYSQL:
-                raise MoveRefused(
-                    "shards move between MariaDB servers alone: a dump of mysqldump with its position switches the "
-                    "binlog off where it is loaded, so replicas would lack the copy"
-                )
+        check_room(view.shard, await self._size_of(view), await self._free_bytes(view.target))
         async with (
             self._moves.administrating(view.target) as there,
             source.session(view.source.master_region) as here,
         ):
+            if here.dialect is not there.dialect:
+                raise MoveRefused(
+                    f"{view.source.name} runs {here.dialect.value} and {view.target.name} {there.dialect.value}: "
+                    "shards move between servers of one kind"
+                )
             tools = await find_tools(there.dialect, os.environ)
             await begin_copy(there, view.shard, state, deadline=self._deadline())
             await copy_tables(here, there, view.shard, deadline=self._deadline())
@@ -244,6 +249,23 @@ class ShardMover:
         self._figures.copy_seconds = loop.time() - began
         async with self._at_target(view.target)() as session:
             await store_position(session, view.shard, copied.position, deadline=self._deadline())
+
+    async def _size_of(self, view: MoveView) -> int:
+        """Return about how many bytes the shard takes at the source."""
+        async with self._at_master(view.source)() as session:
+            return (await data_bytes(session, [view.shard], deadline=self._deadline()))[view.shard]
+
+    async def _free_bytes(self, database: Database) -> dict[str, int]:
+        """Return the free bytes of the disks of a database's servers, of those that answer and tell."""
+        servers = self._moves.servers(database)
+        found: dict[str, int] = {}
+        for region, server in database.servers.items():
+            with suppress(RetryableError):  # a copy that cannot be written fails by itself
+                async with servers.session(region) as session:
+                    free = await free_bytes(session, deadline=self._deadline())
+                if free is not None:
+                    found[server.name] = free
+        return found
 
     async def _region_to_copy(self, source: ReplicationSet) -> str:
         """Return the region whose server is read: one with a replica that keeps up, else the master's."""

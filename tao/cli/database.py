@@ -55,7 +55,7 @@ def database() -> None:
 def move(shard: int, target: str, undo: bool, megabytes_per_second: float, steady_seconds: float) -> None:
     """Move SHARD to another database.
 
-    The shard is copied with the database's own tools (mariadb-dump; MySQL is refused), its changes are followed in the
+    The shard is copied with the database's own tools (mariadb-dump or mysqldump), its changes are followed in the
     binlog, and the copy is compared. Then its writes wait, for about a second, until the other database has everything
     and the topology says so. Reads go on, and no request fails. After an interruption, run it again. Passwords:
     TAO_ADMIN_PASSWORD, TAO_LEADER_PASSWORD, TAO_REPLICATOR_PASSWORD.
@@ -76,6 +76,7 @@ def move(shard: int, target: str, undo: bool, megabytes_per_second: float, stead
                 "to": plan.target,
                 "begins with": plan.step,
                 "megabytes, about": round(plan.about_bytes / _MB, 1),
+                "megabytes free": "not known" if plan.free_bytes is None else round(plan.free_bytes / _MB, 1),
             }
         )
     ask(f"Move shard {shard} from {plan.source} to {target}?")

@@ -25,6 +25,9 @@ _END: Final = b"-- Dump completed"
 _NEXT_SCHEMA: Final = b"\nUSE `"
 _ROWS_ALONE: Final = ("--no-create-info", "--skip-add-locks", "--skip-disable-keys", "--skip-triggers")
 _UNLOGGED: Final = "--init-command=SET SESSION sql_log_bin = 0"
+_SWITCHES_BINLOG: Final = b"SET @@SESSION.SQL_LOG_BIN"
+_SETS_NOTHING: Final = b"SET @switches_no_binlog"
+"""A variable of the session that nobody reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,8 @@ async def copy_shard_into(
     ):
         paced = _Paced(dump.read, pace)
         reader = _DumpReader(paced.read, tools.dialect, on_progress)
-        await carry(reader.read, load.write, dump, load, stall_seconds=pace.stall_seconds, hold_up=paced.hold_up)
+        logged = _Logged(reader.read, tools.dialect)
+        await carry(logged.read, load.write, dump, load, stall_seconds=pace.stall_seconds, hold_up=paced.hold_up)
         return reader.result(dump.name)
 
 
@@ -116,6 +120,31 @@ class _Paced:
         return chunk
 
 
+class _Logged:
+    """Reads a dump so that the server that loads it writes its statements to the binlog. A dump of MySQL with its
+    position switches the binlog off at its beginning, which an account that only writes rows may not do either. No
+    value contains that statement, because values are digits."""
+
+    def __init__(self, read: Read, dialect: Dialect) -> None:
+        self._read: Final = read
+        self._dialect: Final = dialect
+        self._kept = b""
+
+    async def read(self) -> bytes:
+        """Return the next piece, and nothing at the end."""
+        if self._dialect is Dialect.MARIADB:
+            return await self._read()
+        while chunk := await self._read():
+            # What is kept is shorter than the statement, and may be its beginning.
+            found = (self._kept + chunk).replace(_SWITCHES_BINLOG, _SETS_NOTHING)
+            at = max(0, len(found) - len(_SWITCHES_BINLOG) + 1)
+            self._kept = found[at:]
+            if at:
+                return found[:at]
+        rest, self._kept = self._kept, b""
+        return rest
+
+
 async def dump_shards(
     tools: DatabaseTools,
     source: ServerAccount,
@@ -140,7 +169,7 @@ async def load_dump(
     `CopyFailed`; the target may then hold any part of the schemas."""
     async with loading(tools, target) as load:
         reader = _DumpReader(read, tools.dialect, on_progress)
-        await carry(reader.read, load.write, load, stall_seconds=stall_seconds)
+        await carry(_Logged(reader.read, tools.dialect).read, load.write, load, stall_seconds=stall_seconds)
         return reader.result("the dump")
 
 

@@ -8,8 +8,12 @@ changes nothing. Checksums are computed by the servers, over all columns.
 from __future__ import annotations
 
 import asyncio
+import shutil
+import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Final, NamedTuple
 
 from tao.model.errors import ShardBlocked
@@ -17,6 +21,7 @@ from tao.model.rows import ShardRow
 from tao.planning.row_events import RowEvent
 from tao.replication.shard_move_plan import CopySpoiled, CopyState, MoveAborted, fenced_row, unfenced_row
 from tao.storage.dialect import Dialect
+from tao.storage.failures import TablesMissing
 from tao.storage.names import incoming_schema_name, schema_name, shard_of_incoming_schema, shard_of_schema
 from tao.storage.result_packets import Row
 from tao.storage.session import DatabaseSession
@@ -69,7 +74,15 @@ class ShardThere:
 
 
 async def read_shard(session: DatabaseSession, shard: int, *, deadline: float) -> ShardThere:
-    """Read what the server has of a shard."""
+    """Read what the server has of a shard. A statement that renames its tables may still be under way there: the
+    process that sent it has died, or given it up."""
+    try:
+        return await _read_shard(session, shard, deadline)
+    except TablesMissing:
+        return await _read_shard(session, shard, deadline)
+
+
+async def _read_shard(session: DatabaseSession, shard: int, deadline: float) -> ShardThere:
     schema, incoming = schema_name(shard), incoming_schema_name(shard)
     schemas, tables, _ = await session.run(
         "SELECT schema_name FROM information_schema.schemata WHERE schema_name IN (%s, %s); "
@@ -139,13 +152,37 @@ async def binlog_position(session: DatabaseSession, *, deadline: float) -> str:
 
 async def data_bytes(session: DatabaseSession, shards: Iterable[int], *, deadline: float) -> dict[int, int]:
     """Return about how many bytes each of these shards takes, with its indexes, by the server's estimate."""
-    rows, _ = await session.run(
-        "SELECT table_schema, SUM(data_length + index_length) FROM information_schema.tables "
+    # MySQL's estimates may otherwise be a day old.
+    fresh = "SET SESSION information_schema_stats_expiry = 0; " if session.dialect is Dialect.MYSQL else ""
+    *_, rows, _ = await session.run(
+        f"{fresh}SELECT table_schema, SUM(data_length + index_length) FROM information_schema.tables "
         "WHERE table_schema LIKE 'tao\\_%%' GROUP BY table_schema; ROLLBACK",
         deadline=deadline,
     )
     found = {shard_of_schema(str(name)): int(size or 0) for name, size in rows}
     return {shard: found.get(shard, 0) for shard in shards}
+
+
+async def free_bytes(session: DatabaseSession, *, deadline: float) -> int | None:
+    """Return the free bytes of the disk that has the server's data; None when nobody tells.
+
+    Neither database tells by itself. MariaDB does with its plugin DISKS; otherwise the disk is looked at when the
+    server runs on this machine."""
+    ((host, folder),), plugins = await session.run(
+        "SELECT @@hostname, @@datadir; SELECT plugin_name FROM information_schema.plugins "
+        "WHERE plugin_name = 'DISKS' AND plugin_status = 'ACTIVE'",
+        deadline=deadline,
+    )
+    data = PurePath(str(folder))
+    if plugins:
+        (disks,) = await session.run("SELECT path, available FROM information_schema.disks", deadline=deadline)
+        under = [(len(PurePath(path).parts), kib) for path, kib in disks if data.is_relative_to(path)]
+        if under:
+            return int(max(under)[1]) << 10
+    if str(host) == socket.gethostname():
+        with suppress(OSError):  # the server sees other folders, as in a container
+            return shutil.disk_usage(data).free
+    return None
 
 
 # ---- the copy --------------------------------------------------------------------------------------------------------

@@ -9,8 +9,10 @@ the target, everything can be undone; from then on there is only something to cl
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -18,11 +20,23 @@ from tao.model.errors import OperatorError, RetryableError
 from tao.model.rows import ShardRow
 from tao.model.topology import Database, Topology
 
+_DISK_SHARE: Final = 2
+"""The shard itself, and the binlog that brings it to the target's replicas."""
+LEFT_FREE_BYTES: Final = 1 << 30
+"""What a copy has to leave free on a disk, for the servers that go on writing there: as much as `tao doctor` asks
+for."""
+
 
 class MoveRefused(OperatorError):
     """The shard cannot be moved to that database. Nothing was changed; the message says why."""
 
     reason = "MOVE_REFUSED"
+
+
+class NoRoom(MoveRefused):
+    """A disk of the target has no room for the shard."""
+
+    reason = "NO_ROOM"
 
 
 class MoveAborted(RetryableError):
@@ -145,6 +159,19 @@ def check_move(topology: Topology, shard: int, target: str) -> tuple[Database, D
             f"it. Make {target} semi-synchronous first"
         )
     return source, found
+
+
+def check_room(shard: int, about_bytes: int, free_bytes: Mapping[str, int]) -> None:
+    """Check that a copy of a shard fits onto the disks of a database's servers, as far as these are known, by name of
+    the server. Raises `NoRoom` for the fullest of them when it does not."""
+    needed = _DISK_SHARE * about_bytes + LEFT_FREE_BYTES
+    server = min(free_bytes, key=free_bytes.__getitem__, default="")
+    if server and free_bytes[server] < needed:
+        raise NoRoom(
+            f"{server} has {free_bytes[server] >> 20:,} MiB of free disk, and needs {needed >> 20:,} MiB: shard "
+            f"{shard} has about {about_bytes >> 20:,} MiB, which are written to the binlog, too, and "
+            f"{LEFT_FREE_BYTES >> 20:,} MiB have to stay free. Make room there, or choose another database"
+        )
 
 
 def not_arrived(view: MoveView) -> MoveRefused:

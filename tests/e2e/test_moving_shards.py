@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import pytest_asyncio
@@ -15,11 +16,11 @@ from tao.replication.accounts import ServiceAccounts
 from tao.replication.locks import LockTaken
 from tao.replication.promotion_plan import PromotionRequest
 from tao.replication.shard_move import MoveSettings, move_lock
-from tao.replication.shard_move_plan import MoveAborted, MoveRefused, MoveStep
-from tests.rigs.move_rig import SHARDS, SOURCE, TARGET, MoveRig, Writer, move_rig, on_mariadb, soon, writing
+from tao.replication.shard_move_plan import LEFT_FREE_BYTES, MoveAborted, MoveRefused, MoveStep, NoRoom
+from tests.rigs.move_rig import SHARDS, SOURCE, TARGET, MoveRig, Writer, move_rig, needs_copy_tools, soon, writing
 
 pytestmark = [
-    on_mariadb,
+    needs_copy_tools,
     pytest.mark.database,
     pytest.mark.e2e,
     pytest.mark.timeout(180),
@@ -242,7 +243,7 @@ async def test_a_wrong_copy_is_noticed_and_made_again(rig: MoveRig, shard: int) 
     await assert_moved(rig, writer, TARGET)
 
 
-async def test_what_cannot_be_moved_is_refused(rig: MoveRig, shard: int) -> None:
+async def test_what_cannot_be_moved_is_refused(rig: MoveRig, shard: int, monkeypatch: pytest.MonkeyPatch) -> None:
     mover = rig.mover()
     for number, target, why in (
         (99, TARGET, "there is no shard 99"),
@@ -254,6 +255,15 @@ async def test_what_cannot_be_moved_is_refused(rig: MoveRig, shard: int) -> None
     async with rig.moves().locks.held(move_lock(shard), exclusive=True):
         with pytest.raises(LockTaken):
             await mover.move(shard, TARGET)
+    with monkeypatch.context() as full:
+        full.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=LEFT_FREE_BYTES - 1))
+        for refused in (mover.plan(shard, TARGET), mover.move(shard, TARGET)):
+            with pytest.raises(NoRoom, match=f"{EAST_TARGET} has 1,023 MiB of free disk"):
+                await refused
+    assert await rig.rows(EAST_TARGET, f"SHOW DATABASES LIKE 'tao_{shard:05d}%%'") == []
+    plan = await mover.plan(shard, TARGET)
+    assert plan.free_bytes
+    assert plan.about_bytes
     await mover.move(shard, TARGET)
     with pytest.raises(MoveRefused, match=f"drop-moved {shard}"):
         await mover.move(shard, SOURCE)

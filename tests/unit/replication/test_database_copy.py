@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tao.replication.database_copy import CopyProgress, copy_schemas, dump_shards, load_dump
+from tao.replication.database_copy import (
+    CopyPace,
+    CopyProgress,
+    copy_schemas,
+    copy_shard_into,
+    dump_shards,
+    load_dump,
+)
 from tao.replication.database_tools import CopyFailed, DatabaseTools
 from tao.storage.dialect import Dialect
 from tao.storage.session import ServerAccount
@@ -79,6 +87,42 @@ async def test_a_copy_of_which_no_byte_moves_fails(tmp_path: Path) -> None:
             stall_seconds=0.1,
             on_progress=lambda _: None,
         )
+
+
+@pytest.mark.parametrize("split_at", [0, 1, 12, 24, 25])
+async def test_a_dump_of_mysql_is_loaded_with_the_binlog_on_wherever_it_is_cut(split_at: int, tmp_path: Path) -> None:
+    off, on = "SET @@SESSION.SQL_LOG_BIN= 0;", "SET @@SESSION.SQL_LOG_BIN = @MYSQLDUMP_TEMP_LOG_BIN;"
+    position = "/* SET @@GLOBAL.GTID_PURGED=/*!80000 '+'*/ '3e11fa47-71ca-11e1-9e33-c80aa9429562:1-23';*/"
+    kept = "SET @MYSQLDUMP_TEMP_LOG_BIN = @@SESSION.SQL_LOG_BIN;"
+    lines = [kept, off, position, "INSERT INTO `t` VALUES (0xFF);", on]
+    text = "\n".join([*lines, END, ""]).encode()
+    cut = text.index(off.encode()) + split_at
+    chunks = [text[:cut], text[cut:]]
+
+    async def read() -> bytes:
+        return chunks.pop(0) if chunks else b""
+
+    found = replace(tools(tmp_path, "exit 1"), dialect=Dialect.MYSQL)
+    loaded = await load_dump(found, SERVER, read, stall_seconds=30, on_progress=lambda _: None)
+    assert loaded.position == "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-23"
+    seen = (tmp_path / "client.out").read_text().splitlines()
+    assert [line for line in seen if line not in lines] == [
+        "SET @switches_no_binlog= 0;",
+        "SET @switches_no_binlog = @MYSQLDUMP_TEMP_LOG_BIN;",
+        END,
+    ]
+    assert len(seen) == len(lines) + 1
+
+
+async def test_a_shard_is_copied_from_mysql_through_the_binlog_of_the_target(tmp_path: Path) -> None:
+    position = "/* SET @@GLOBAL.GTID_PURGED='3e11fa47-71ca-11e1-9e33-c80aa9429562:1-23';*/"
+    dump = dump_of("SET @@SESSION.SQL_LOG_BIN= 0;", position, "INSERT INTO `t` VALUES (1);", END)
+    found = replace(tools(tmp_path, dump), dialect=Dialect.MYSQL)
+    copied = await copy_shard_into(
+        found, SERVER, SERVER, 3, "tao_00003_incoming", pace=CopyPace(30), on_progress=lambda _: None
+    )
+    assert copied.position == "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-23"
+    assert "SQL_LOG_BIN" not in (tmp_path / "client.out").read_text()
 
 
 async def test_a_dump_in_a_file_is_loaded_as_it_was(tmp_path: Path) -> None:

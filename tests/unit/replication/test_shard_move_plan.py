@@ -10,13 +10,16 @@ from tao.model.topology import Database, DatabaseServer, Topology
 from tao.planning.row_events import RowEvent
 from tao.replication.move_statements import CopiedTable, net_rows
 from tao.replication.shard_move_plan import (
+    LEFT_FREE_BYTES,
     CopySpoiled,
     CopyState,
     MoveRefused,
     MoveStep,
     MoveView,
+    NoRoom,
     arrived_row,
     check_move,
+    check_room,
     fenced_row,
     next_step,
     steps_to_undo,
@@ -135,6 +138,15 @@ def test_unknown_shards_and_targets_and_weaker_targets_are_refused() -> None:
     strict = msgspec.structs.replace(SOURCE, semi_sync=True)
     with pytest.raises(MoveRefused, match="semi-synchronous"):
         check_move(msgspec.structs.replace(topology, databases=(strict, TARGET)), 4, "db-2")
+
+
+def test_a_copy_has_to_fit_onto_the_fullest_disk_that_is_known() -> None:
+    size = 3 << 30
+    enough = 2 * size + LEFT_FREE_BYTES
+    check_room(4, size, {})
+    check_room(4, size, {"east-db-2": enough, "west-db-2": enough + 1})
+    with pytest.raises(NoRoom, match="west-db-2 has 7,167 MiB of free disk, and needs 7,168 MiB: shard 4 has about"):
+        check_room(4, size, {"east-db-2": enough, "west-db-2": enough - 1})
 
 
 def test_changes_of_a_shard_become_the_last_image_of_each_row() -> None:
