@@ -124,6 +124,7 @@ MODEL_PART: Final = Option("--part", "Measure only this part of the model; may b
 NODES: Final = Option("--nodes", "Objects of the graph.", int, 100, 5_000_000)
 OBJECTS: Final = Option("--objects", "Objects before the data grows.", int, 100, 1_000_000)
 OVERLAPPING: Final = Option("--overlapping", "Inject two faults at a time.", bool)
+PAIRS: Final = Option("--pairs", "Pairs of turns of each shape of load.", int, 3, 1_000)
 PROCESSES: Final = Option("--processes", "Load processes.", int, 1, 64)
 RATE: Final = Option("--rate", "Requests per second of an open loop.", float, 0, 10_000_000)
 READS: Final = Option("--reads", "Reads per second of all clients together.", float, 0.001, 50_000)
