@@ -10,6 +10,7 @@ from loadtest import (
     memory,
     misses,
     move,
+    rights,
     spool,
     stream,
     tailer_throughput,
@@ -27,9 +28,9 @@ from loadtest.scale import scenario as scale
 from loadtest.scenario import Scenario
 
 _MODULES = (
-    *(cached_reads, stream, misses, hot_key, memory, writes, spool, tailer_throughput, geo, converge, master_lost),
-    *(whale, load, published, peers, herd, storm, capacity, locality, chaos, etcd_faults, rolling_restart),
-    *(recovery, rotation, move, scale, hostile),
+    *(cached_reads, stream, rights, misses, hot_key, memory, writes, spool, tailer_throughput, geo, converge),
+    *(master_lost, whale, load, published, peers, herd, storm, capacity, locality, chaos, etcd_faults),
+    *(rolling_restart, recovery, rotation, move, scale, hostile),
 )
 
 

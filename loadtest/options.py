@@ -124,6 +124,7 @@ MODEL_PART: Final = Option("--part", "Measure only this part of the model; may b
 NODES: Final = Option("--nodes", "Objects of the graph.", int, 100, 5_000_000)
 OBJECTS: Final = Option("--objects", "Objects before the data grows.", int, 100, 1_000_000)
 OVERLAPPING: Final = Option("--overlapping", "Inject two faults at a time.", bool)
+PAIRS: Final = Option("--pairs", "Pairs of turns of each shape of load.", int, 3, 1_000)
 PROCESSES: Final = Option("--processes", "Load processes.", int, 1, 64)
 RATE: Final = Option("--rate", "Requests per second of an open loop.", float, 0, 10_000_000)
 MEGABYTES: Final = Option("--megabytes", "Megabytes of data in the large shard.", int, 1, 100_000)

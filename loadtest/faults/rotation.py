@@ -22,6 +22,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import yaml
 from cryptography import x509
+from msgspec.structs import replace
 
 from loadtest.commands import TAO, run_command
 from loadtest.conditions import together, within
@@ -46,6 +47,7 @@ from tao.model.topology import CacheServer, Topology
 from tao.storage.dialect import Dialect, SessionSetup
 from tao.storage.session import ServerAccount, open_session
 from tao.topology.document import parse_topology
+from tao.topology.file_store import TopologyFile
 from tao.wire.identity import read_secret
 from tao.wire.links import Links, LinkSettings
 from tao.wire.v1 import session_pb2 as pb
@@ -111,6 +113,7 @@ class _Installation:
         self.secrets.mkdir()
         issue_certificates(self.folder, self.ids)
         self.use_rights(pages=False)
+        await self._hide_tailers()
         for caller, role in ((_WEB, "client"), ("", "tailer")):
             (await self.new_token(caller, role)).rename(self.token_file(role))
         for name, role in self.cluster.processes.items():
@@ -119,6 +122,17 @@ class _Installation:
                 path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | self._settings_of(name, role)))
         for role in _RESTARTED:
             await together(map(self.cluster.restart, self.named(role)))
+
+    async def _hide_tailers(self) -> None:
+        """Take the addresses of tailers out of the topology: their certificates have no ids, so watchers would not
+        believe them."""
+        before = self.topology
+        regions = tuple(
+            replace(region, tailers=tuple(replace(tailer, frames="") for tailer in region.tailers))
+            for region in before.regions
+        )
+        store = TopologyFile(self.folder.topology, on_error=lambda _: None)
+        await store.change(before.version, replace(before, regions=regions))
 
     def _settings_of(self, name: str, role: Role) -> dict[str, Any]:
         # Any: settings differ in kind.

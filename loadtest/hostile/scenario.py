@@ -25,9 +25,10 @@ import msgspec
 from loadtest import options
 from loadtest.client_process import StepReport, run_job
 from loadtest.hostile.attacks import SECONDS, STRANGERS, Grip, Ports, flood, open_client
-from loadtest.results import Aim, ScenarioResult, at_most, listings_of
+from loadtest.results import Aim, Listing, ScenarioResult, at_most, listings_of
 from loadtest.rounds import cpu_seconds, percentile
 from loadtest.scenario import SCHEMA, BenchSettings, Progress, ProgressListener, Scenario
+from loadtest.table import listing
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Role, Shape
@@ -55,6 +56,28 @@ _SLICE_SECONDS: Final = 0.01
 _HIT: Final = 1 << 20
 _LOOK_SECONDS: Final = 0.05
 _ROUNDS: Final = 3
+_FORMERLY: Final = {
+    "12,000 calls of headers": "health checks and reads with a token refused",
+    "40 requests of 16 MB before the greeting": "84 → 676 MB",
+    "10 messages of 15 MB": "500 MB",
+    "10 messages of 90 MB, compressed": "90 MB for 14 KB sent",
+    "400 silent admin connections": "32 were enough to reset /health and /ready",
+    "600 ungreeted connections": "each took one of the places of all for 60 s",
+    "600 wrong greetings": "a line in the log for each",
+    FLOOD: "everybody's misses starved",
+}
+"""What each attack did before servers had bounds against it."""
+_COLUMNS: Final = {
+    "attack": "{attack}",
+    "formerly": "{formerly}",
+    "memory, MB": "{growth_mb:+.0f}",
+    "server cores": "{server_cores:.2f}",
+    **{f"{kind}, p99 ms": f"{{{kind.replace(' ', '_')}}}" for kind in HONEST},
+}
+_OVERVIEW_NOTE: Final = (
+    "First table: the most memory by which the servers have grown in a turn beside the attack, and the honest client's "
+    "p99 undisturbed / attacked."
+)
 _NOTE: Final = (
     "Figures of all rounds together. *undisturbed* and *burnt* are the same client without an attack; beside *burnt*, "
     "a process uses as much CPU as the attacker did."
@@ -103,8 +126,8 @@ async def run(settings: BenchSettings, progress: Progress, asked: HostileOptions
             "round_seconds": seconds,
             "cores": os.cpu_count() or 0,
         },
-        listings=listings_of(measured),
-        notes=[_NOTE],
+        listings=[_overview(attacks, measured), *listings_of(measured)],
+        notes=[_OVERVIEW_NOTE, _NOTE],
         aims=[aim for name in attacks for aim in _aims(name, measured)],
         faults=sorted(set(honest.failures))[:20],
         measured=measured,
@@ -342,6 +365,19 @@ class _MemoryWatch:
 def _resident_mb(pid: int) -> float:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+
+
+def _overview(attacks: list[str], measured: dict[str, dict[str, float]]) -> Listing:
+    """Return the table of what each attack did once, and does now."""
+    rows = list[dict[str, object]]()
+    for attack in attacks:
+        alone, attacked, _ = (measured[f"{attack}: {turn}"] for turn in TURNS)
+        p99s = {
+            kind.replace(" ", "_"): f"{alone[f'{kind} p99_ms']:.0f} / {attacked[f'{kind} p99_ms']:.0f}"
+            for kind in HONEST
+        }
+        rows.append({"attack": attack, "formerly": _FORMERLY[attack], **attacked, **p99s})
+    return listing(_COLUMNS, rows, "What each attack did before servers had bounds against it, and does now")
 
 
 def _aims(attack: str, measured: dict[str, dict[str, float]]) -> Iterator[Aim]:

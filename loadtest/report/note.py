@@ -29,6 +29,7 @@ _TITLES: Final = {
     "whale": "A very long list",
     "recovery": "After a crash",
 }
+_OTHER_TITLES: Final = {"hostile": "Attacks, before and after", "rights": "What rights cost"}
 EXPECTED: Final = ("run", "peers", "geo", "herd", "storm", "capacity", "locality", "whale", "recovery")
 """The scenarios that the note expects; others are added to it when their files exist."""
 _AIMED: Final = ("run", "peers", "geo")
@@ -98,7 +99,7 @@ def note(found: Found, remark: str = "") -> list[str]:
         "",
         *_published(found),
     ]
-    others = {name: f"`{name}`" for name in found if name not in EXPECTED}
+    others = {name: _OTHER_TITLES.get(name, f"`{name}`") for name in found if name not in EXPECTED}
     for name, title in (_TITLES | others).items():
         lines += [f"## {title}", "", *_section(name, found)]
     lines += ["## What was not reproduced, and why", "", *_file_lines(_PROSE / "not_reproduced.md")[:-1]]

@@ -118,14 +118,17 @@ def build_topology(record: ClusterRecord, former: TopologyOutline, *, semi_sync:
             ),
             tailers=tuple(
                 TailerProcess(
-                    name=tailer.name, database=tailer.database, admin=f"{LOOPBACK}:{ports[tailer.name]['admin']}"
+                    name=tailer.name,
+                    database=tailer.database,
+                    frames=f"{LOOPBACK}:{ports[tailer.name]['frames']}",
+                    admin=f"{LOOPBACK}:{ports[tailer.name]['admin']}",
                 )
                 for tailer in shape.select(Role.TAILER, region)
             ),
             watchers=tuple(
                 WatcherProcess(
                     name=watcher.name,
-                    **{kind: f"{LOOPBACK}:{ports[watcher.name][kind]}" for kind in ("frames", "admin")},
+                    **{kind: f"{LOOPBACK}:{ports[watcher.name][kind]}" for kind in PORT_KINDS[Role.WATCHER]},
                 )
                 for watcher in shape.select(Role.WATCHER, region)
             ),
@@ -237,5 +240,6 @@ def settings_text(
             "leader_password": accounts.leader.password,
             "spool": {"folder": own_folder},
         }
-    found |= settings.server_settings.get(member.role, {})
+    for each in (member.role, member.name):
+        found |= settings.server_settings.get(each, {})
     return yaml.safe_dump(found, sort_keys=False).encode()

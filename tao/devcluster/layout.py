@@ -201,7 +201,7 @@ PORT_KINDS: Mapping[Role, tuple[str, ...]] = {
     Role.DATABASE: ("mysql",),
     Role.LEADER: ("grpc", "frames", "admin"),
     Role.FOLLOWER: ("grpc", "frames", "admin"),
-    Role.TAILER: ("admin",),
+    Role.TAILER: ("frames", "admin"),
     Role.WATCHER: ("frames", "admin"),
 }
 
@@ -249,5 +249,5 @@ class ClusterSettings:
     """The time limit for the start of one process: normally a second or two, but the machine may be busy."""
     detached: bool = False
     """True when the processes may outlive the one that starts them."""
-    server_settings: Mapping[Role, Mapping[str, object]] = field(default_factory=dict)
-    """Settings that the servers of a role get besides those that the cluster needs."""
+    server_settings: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """Settings that the servers of a role, or one server by its name, get besides those that the cluster needs."""

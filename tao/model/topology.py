@@ -75,12 +75,13 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
 
 class TailerProcess(msgspec.Struct, frozen=True, kw_only=True):
     """The reader of the binlog of its region's server of ``database``. No request goes to it: it is listed so that
-    operators and watchers find its ``admin`` port (``host:port``). ``down`` tells operators that a watcher has found it
-    dead; no server acts on it."""
+    operators find its ``admin`` port (``host:port``), and watchers its ``frames`` port: without one they do not probe
+    it. ``down`` tells operators that a watcher has found it dead; no server acts on it."""
 
     name: str
     database: str
     admin: str = ""
+    frames: str = ""
     down: bool = False
 
 
@@ -199,9 +200,10 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def server_places(self) -> dict[str, ServerPlace]:
-        """The role and region of each cache server and watcher, by name."""
+        """The role and region of each cache server, tailer and watcher, by name."""
         found = {server.name: ServerPlace(place.role, place.region.name) for place, server in self.cache_servers}
         for region in self.regions:
+            found |= {each.name: ServerPlace("tailer", region.name) for each in region.tailers}
             found |= {each.name: ServerPlace("watcher", region.name) for each in region.watchers}
         return found
 

@@ -280,7 +280,7 @@ LEADER_RULES: Final[Rules] = {
     "apply": frozenset({"leader"}),
 }
 """The rules of a leader. ``settle_edge`` is a kind of write and is checked separately; ``probe`` and ``most_read`` are
-what observers may read and inspect (`_kind_for_observer`)."""
+what observers may read and inspect (`kind_for_observer`)."""
 
 OPERATORS_CHANGES: Final = frozenset({"invalidate", "settle_pairs", "touch_keys"})
 """The requests by which operators change something at a cache server."""
@@ -302,7 +302,7 @@ def check_role(rules: Rules, kind: str, role: str) -> None:
     )
 
 
-def _kind_for_observer(kind: str, request: pb.Request) -> str:
+def kind_for_observer(kind: str, request: pb.Request) -> str:
     """Return the kind of an observer's request: an empty read is a probe, and an inspection that names no key asks what
     is most read."""
     if kind == "read" and request.read == pb.ReadBatch():
@@ -361,7 +361,7 @@ class CacheService:
             raise InvalidArgument(f"a {self._role} does not serve {kind!r} requests; ask a {other}")
         try:
             role = reply.peer.role
-            check_role(self._rules, _kind_for_observer(kind, request) if role in OBSERVERS else kind, role)
+            check_role(self._rules, kind_for_observer(kind, request) if role in OBSERVERS else kind, role)
             path(request, reply)
         except Unauthorized as error:
             self._audit.denied(recorded_caller(request, reply.peer), kind, error, reply.peer)

@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Iterable
 from typing import Any, Final
 
 from tao.model.errors import TopologyError
-from tao.model.topology import Database, DatabaseServer
+from tao.model.topology import CacheServer, Database, DatabaseServer
 from tao.observability.logs import Logger, configure_logs, logger
 from tao.observability.metrics import Metrics
 from tao.replication.gtid import rewound
@@ -18,6 +18,7 @@ from tao.runtime.clock import LoopClock
 from tao.runtime.process import run_server
 from tao.runtime.tasks import BackgroundTasks
 from tao.serving.configuration import Configuration, open_schema
+from tao.serving.status_port import StatusPort, StatusService
 from tao.storage.session import ServerAccount
 from tao.storage.tls import DatabaseTls
 from tao.tailer.continuity import Continuity, Rewind
@@ -29,6 +30,7 @@ from tao.tailer.tail_path import Checkpoint, Lag, TailPath, Translator
 from tao.topology.stores import EtcdConnections, open_topology
 from tao.wire.identity import Credentials
 from tao.wire.links import Links, LinkSettings
+from tao.wire.v1 import session_pb2 as pb
 
 _UPPER_HALF: Final = 1 << 31
 
@@ -61,6 +63,7 @@ class TailerServer:
         self._open_readers(server)
         self._wire_paths(database)
         await self._start_admin()
+        await self._start_answering()
         self._tasks.start(self._tail.run(self._delivery), "tail")
         self._tasks.keep(self._rewind.run, "rewind")
         self._tasks.start(self._schema_source.watch(self._configuration.use_schema_text), "schema")
@@ -126,6 +129,19 @@ class TailerServer:
         self._admin = AdminServer(AdminSettings(host=host or "127.0.0.1", port=int(port or 0)), pages, self._log)
         await self._admin.start()
 
+    async def _start_answering(self) -> None:
+        """Answer watchers at the ``frames`` address that the topology has for this tailer, if it has any."""
+        configuration = self._configuration
+        listed = [each for region in configuration.routes.topology.regions for each in region.tailers if each.frames]
+        own = next((each for each in listed if each.name == self._settings.name), None)
+        server = None if own is None else CacheServer(name=own.name, grpc="", frames=own.frames)
+        self._port = StatusPort(self._settings, self._log)
+        await self._port.load(server, configuration.lists)
+        service = StatusService("probe", lambda: pb.Answer(read=pb.ReadAnswer()))
+        await self._port.start(service, lambda: configuration.routes.version)
+        configuration.on_routes(lambda _: self._port.listing_changed())
+        self._tasks.start(self._port.follow_credentials(), "accepted credentials")
+
     async def drain(self) -> None:
         """See `tao.runtime.process.RunningServer`. A tailer serves no requests; unacknowledged relays are repeated."""
 
@@ -133,6 +149,7 @@ class TailerServer:
         """See `tao.runtime.process.RunningServer`. Stores the position."""
         self._stop_watching()
         await self._tasks.close()
+        await self._port.close()
         await self._admin.close()
         await self._links.close()
         await self._etcd.close()

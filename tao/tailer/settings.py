@@ -174,6 +174,9 @@ class TailerSettings:
     admin: str = "127.0.0.1:0"
     """``host:port`` of the metrics and health pages, as in the topology. Port 0: any free port."""
 
+    accepted_tokens_file: Path | None = None
+    """The tokens that watchers may show, as in the settings of leaders. None: ``token`` is accepted."""
+
     token_file: Path | None = None
     """File of the token that this tailer shows to leaders, readable by its account only. It is read for each
     connection."""
@@ -182,9 +185,14 @@ class TailerSettings:
     """The token itself, in place of ``token_file``. Empty: none, for servers on loopback."""
 
     tls: TlsFiles = TlsFiles()
-    """Certificates for connections with leaders. None: connections are not encrypted."""
+    """Certificates for connections with leaders and watchers. None: connections are not encrypted."""
 
     database_tls: DatabaseTlsFiles = DatabaseTlsFiles()
+
+    insecure: bool = False
+    """Listen for watchers also where other machines reach this tailer without TLS, or without credentials. Otherwise it
+    does not start there. Only for networks that nobody else can reach, or that encrypt and authenticate by
+    themselves."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level that is logged."""

@@ -15,7 +15,7 @@ import msgspec
 
 from tao.model.errors import TopologyError
 from tao.model.ids import MAX_SHARDS
-from tao.model.topology import Database, Region, Tier, Topology
+from tao.model.topology import Database, Region, TailerProcess, Tier, Topology, WatcherProcess
 from tao.model.versions import FIRST_EPOCH, MAX_EPOCH
 from tao.routing.shard_map import ring_points
 from tao.routing.topology_changes import is_range_text
@@ -88,8 +88,9 @@ def dump_topology(topology: Topology) -> str:
         if not region["watchers"]:
             del region["watchers"]
         for tailer in region["tailers"]:
-            if not tailer["down"]:
-                del tailer["down"]
+            for key in ("down", "frames"):
+                if not tailer[key]:
+                    del tailer[key]
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
 
 
@@ -150,11 +151,11 @@ def _region_faults(region: Region, databases: set[str]) -> Iterator[str]:
     for tailer in region.tailers:
         if tailer.database not in databases:
             yield f"{region.name}/{tailer.name}.database: there is no database {tailer.database!r}"
-    admins = {tailer.name: tailer.admin for tailer in region.tailers}
-    admins |= {watcher.name: watcher.admin for watcher in region.watchers}
-    for name, admin in admins.items():
-        if admin:
-            yield from _address_faults(f"{region.name}/{name}.admin", admin)
+    processes: list[TailerProcess | WatcherProcess] = [*region.tailers, *region.watchers]
+    for process in processes:
+        for kind, address in (("admin", process.admin), ("frames", process.frames)):
+            if address:
+                yield from _address_faults(f"{region.name}/{process.name}.{kind}", address)
 
 
 def _tier_faults(where: str, tier: Tier, shards: int) -> Iterator[str]:

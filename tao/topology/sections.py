@@ -73,7 +73,10 @@ def _region_sections(region: Region) -> Iterator[tuple[str, bytes]]:
     for tier in region.tiers:
         yield from _tier_sections(f"{region.name}/{tier.name}", tier)
     for tailer in region.tailers:
-        yield f"tailers/{tailer.name}", _encode(tailer)
+        found = msgspec.to_builtins(tailer)
+        if not tailer.frames:
+            del found["frames"]  # programs of an earlier version refuse fields that they do not know
+        yield f"tailers/{tailer.name}", _encode(found)
     for watcher in region.watchers:
         yield f"watchers/{watcher.name}", _encode(watcher)
 

@@ -1,33 +1,30 @@
 """Probes of database servers, cache servers, tailers and the watchers of other regions.
 
 A database server is asked whether it answers, is open, which master it follows and how far it is behind. A cache server
-gets an empty read over the wire that all clients use; the links' failure detectors judge failures, slowness and
-recovery. A tailer is asked for its admin page. Other watchers report what they see over frames, each to watchers and
-operators alone: a forged report could have two masters opened at a time.
+or tailer gets an empty read over the wire that all clients use; the links' failure detectors judge failures, slowness
+and recovery. Other watchers report what they see over frames, each to watchers and operators alone: a forged report
+could have two masters opened at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from tao.model.errors import InvalidArgument, TaoError, Unauthorized
+from tao.model.errors import TaoError
 from tao.model.ports import Clock
-from tao.model.topology import CacheServer, Database, Region, Topology
+from tao.model.topology import CacheServer, Database, TailerProcess, Topology, WatcherProcess
 from tao.observability.logs import Logger
 from tao.replication.promotion_plan import SetMember
 from tao.replication.replication_set import ReplicationSet, SetAccounts
-from tao.runtime.admin_client import admin_get
 from tao.runtime.tasks import BackgroundTasks
-from tao.serving.audit import AuditTrail, recorded_name
-from tao.serving.requests import Rules, check_role
+from tao.serving.audit import AuditTrail
 from tao.watcher.marks import ServerVerdict, WatcherReport, lag_verdict, steady_verdict
 from tao.watcher.settings import ProbeSettings
 from tao.wire.links import Link, Links
-from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
 
 
@@ -156,8 +153,9 @@ class DatabaseProbes:
         return lag_verdict(behind, is_marked, down_seconds=settings.lag_down_seconds, up_seconds=0.0)
 
 
-class CacheProbes:
-    """Keeps the verdicts on cache servers from the last round, and on dead ones from the last failure."""
+class ServerProbes:
+    """Keeps the verdicts on cache servers and tailers from the last round, and on dead ones from the last failure. A
+    tailer without a ``frames`` address in the topology is not probed."""
 
     def __init__(self, links: Links, topology: Callable[[], Topology], settings: ProbeSettings) -> None:
         self._links: Final = links
@@ -172,13 +170,13 @@ class CacheProbes:
         return self._found | dead
 
     async def run(self) -> None:
-        """Probe all cache servers concurrently until cancelled. The slowest answer decides the length of a round."""
+        """Probe all servers concurrently until cancelled. The slowest answer decides the length of a round."""
         while True:
             servers = [
                 server
                 for region in self._topology().regions
-                for tier in (region.leaders, *region.followers)
-                for server in tier.servers
+                for servers in (*(tier.servers for tier in region.tiers), servers_at_frames(region.tailers))
+                for server in servers
             ]
             verdicts = await asyncio.gather(*map(self._ask, servers))
             self._found = {server.name: verdict for server, verdict in zip(servers, verdicts, strict=True)}
@@ -199,45 +197,6 @@ class CacheProbes:
         if link.is_down:
             return ServerVerdict.DOWN
         return ServerVerdict.UP if link.is_up else ServerVerdict.UNSURE
-
-
-class TailerProbes:
-    """Keeps the verdicts on tailers. A tailer without an ``admin`` address in the topology is not probed."""
-
-    def __init__(self, topology: Callable[[], Topology], settings: ProbeSettings) -> None:
-        self._topology: Final = topology
-        self._settings: Final = settings
-        self._runs: Final[dict[str, int]] = {}
-        self.verdicts: dict[str, ServerVerdict] = {}
-
-    async def run(self) -> None:
-        """Probe all tailers concurrently until cancelled."""
-        while True:
-            tailers = [each for region in self._topology().regions for each in region.tailers if each.admin]
-            answers = await asyncio.gather(*(self._answers(each.admin) for each in tailers))
-            for tailer, answers_now in zip(tailers, answers, strict=True):
-                self._runs[tailer.name] = run = run_length(self._runs.get(tailer.name, 0), answers_now)
-                self.verdicts[tailer.name] = self._verdict(run, is_marked=tailer.down)
-            await asyncio.sleep(self._settings.interval_seconds)
-
-    def _verdict(self, run: int, *, is_marked: bool) -> ServerVerdict:
-        if run <= -self._settings.cache_failures:
-            return ServerVerdict.DOWN
-        return (
-            ServerVerdict.UP if run >= (self._settings.answers_until_up if is_marked else 1) else ServerVerdict.UNSURE
-        )
-
-    async def _answers(self, admin: str) -> bool:
-        try:
-            await admin_get(admin, "/stats", self._settings.timeout_seconds)
-        except TaoError:
-            return False
-        return True
-
-
-def run_length(before: int, answers: bool) -> int:
-    """Return how many probes in a row were answered, or, below zero, were not; ``before``: without the last one."""
-    return max(before, 0) + 1 if answers else min(before, 0) - 1
 
 
 class PeerReports:
@@ -291,7 +250,7 @@ class PeerReports:
             for watcher in each.watchers
             if watcher.name != self._name
         ]
-        asked = [CacheServer(name=each.name, grpc="", frames=each.frames) for each in others if each.frames]
+        asked = servers_at_frames(others)
         reports = await asyncio.gather(*(self._ask(each, region) for each in asked))
         agos = [0.0 if report is None else report.renewed_seconds_ago.get(database, 0.0) for report in reports]
         return min(agos, default=math.inf) if len(asked) == len(others) else 0.0
@@ -299,7 +258,7 @@ class PeerReports:
     def _watchers(self) -> dict[str, list[CacheServer]]:
         """Return the watchers of each other region that has any; those without an address of frames are silent."""
         return {
-            region.name: watcher_servers(region)
+            region.name: servers_at_frames(region.watchers)
             for region in self._topology().regions
             if region.name != self._region and region.watchers
         }
@@ -319,9 +278,9 @@ class PeerReports:
         return answer.watcher_report if answer.watcher_report.region == region else None
 
 
-def watcher_servers(region: Region) -> list[CacheServer]:
-    """Return the watchers of a region that can be asked, as servers to connect to."""
-    return [CacheServer(name=each.name, grpc="", frames=each.frames) for each in region.watchers if each.frames]
+def servers_at_frames(processes: Iterable[TailerProcess | WatcherProcess]) -> list[CacheServer]:
+    """Return the tailers or watchers that can be asked, as servers to connect to."""
+    return [CacheServer(name=each.name, grpc="", frames=each.frames) for each in processes if each.frames]
 
 
 def _judged(reports: list[pb.WatcherReport | None]) -> list[WatcherReport]:
@@ -332,27 +291,3 @@ def _judged(reports: list[pb.WatcherReport | None]) -> list[WatcherReport]:
         for each in reports
         if each is not None
     ]
-
-
-REPORT_RULES: Final[Rules] = {"get_watcher_report": frozenset({"watcher", "operator"})}
-
-
-class ReportService:
-    """The `RequestHandler` of a watcher's port."""
-
-    def __init__(self, report: Callable[[], pb.WatcherReport], audit: AuditTrail | None = None) -> None:
-        self._report: Final = report
-        self._audit: Final = audit or AuditTrail()
-
-    def handle(self, request: pb.Request, reply: Reply) -> None:
-        """Report what this watcher sees. Raises `Unauthorized` for a peer that is no watcher, `InvalidArgument` for any
-        other request."""
-        kind = request.WhichOneof("body") or "nothing"
-        try:
-            check_role(REPORT_RULES, kind, reply.peer.role)
-        except Unauthorized as error:
-            self._audit.denied(recorded_name(reply.peer), kind, error, reply.peer)
-            raise
-        if kind != "get_watcher_report":
-            raise InvalidArgument(f"a watcher does not serve {kind!r} requests; ask a follower")
-        reply.send(pb.Answer(watcher_report=self._report()))

@@ -27,31 +27,21 @@ from tao.routing.failure_detector import DetectorSettings
 from tao.routing.routes import Routes
 from tao.runtime.admin import AdminPages, AdminServer, AdminSettings
 from tao.runtime.clock import LoopClock
-from tao.runtime.credentials import AcceptedCredentialFiles, CredentialSources
 from tao.runtime.process import run_server
 from tao.runtime.tasks import BackgroundTasks
 from tao.serving.audit import AuditTrail
 from tao.serving.metrics import register_audit
-from tao.serving.requests import Listeners, check_exposure
+from tao.serving.status_port import StatusPort, StatusService
 from tao.topology.registration import follow_absences
 from tao.topology.stores import EtcdConnections, open_topology
 from tao.watcher.interrupted_moves import InterruptedMoves
 from tao.watcher.marks import ServerVerdict, WatcherReport, marks_by_database, wanted_marks, with_marks
 from tao.watcher.mastership import Mastership
-from tao.watcher.probes import (
-    CacheProbes,
-    DatabaseProbes,
-    PeerReports,
-    ReportService,
-    TailerProbes,
-    WatcherContext,
-    watcher_servers,
-)
+from tao.watcher.probes import DatabaseProbes, PeerReports, ServerProbes, WatcherContext, servers_at_frames
 from tao.watcher.settings import WatcherSettings
 from tao.watcher.shard_clones import Cloner, CloningSettings, HotShards, topology_version_of
 from tao.wire.identity import Credentials
 from tao.wire.links import Links, LinkSettings
-from tao.wire.settings import ServingSettings
 from tao.wire.v1 import session_pb2 as pb
 
 ACTIVE_LOCK: Final = "watcher"
@@ -76,7 +66,8 @@ class WatcherServer:
         settings, probes = self._settings, self._settings.probes
         self._topology = await self._topology_store.load()
         Routes(self._topology).region(settings.region)  # raises here when the region is unknown
-        accepted = await self._load_credentials()
+        self._port = StatusPort(settings, self._log)
+        await self._port.load(self._own_server(), self._lists)
         tls = settings.database_tls.if_set
         accounts = SetAccounts(
             Account(settings.administrator_user, settings.administrator_password, tls),
@@ -94,8 +85,7 @@ class WatcherServer:
             seen_from=settings.region,
             on_step=self._log_step,
         )
-        self._caches = CacheProbes(links, self._current, probes)
-        self._tailers = TailerProbes(self._current, probes)
+        self._servers = ServerProbes(links, self._current, probes)
         self._databases = DatabaseProbes(
             self._current,
             accounts,
@@ -124,9 +114,12 @@ class WatcherServer:
         host, _, port = settings.admin.rpartition(":")
         self._admin = AdminServer(AdminSettings(host=host or "127.0.0.1", port=int(port or 0)), pages, self._log)
         await self._admin.start()
-        await self._start_reporting(accepted)
-        self._tasks.keep(self._caches.run, "cache servers")
-        self._tasks.keep(self._tailers.run, "tailers")
+        service = StatusService("get_watcher_report", self._report, audit)
+        await self._port.start(service, lambda: self._topology.version, audit.connection_refused)
+        if self._own_server() is None and len(self._topology.regions) > 1:
+            self._log.warning("watcher_without_address", instead="its frames address in the topology, then a restart")
+        self._tasks.start(self._port.follow_credentials(), "accepted credentials")
+        self._tasks.keep(self._servers.run, "cache servers and tailers")
         self._tasks.keep(self._databases.run, "database servers")
         self._tasks.keep(self._peers.run, "other watchers")
         self._tasks.keep(mastership.keep_leases, "leases")
@@ -155,58 +148,22 @@ class WatcherServer:
         links.keep_only(self._topology.server_places)
         return links
 
-    async def _load_credentials(self) -> AcceptedCredentialFiles:
-        """Return what other watchers may show here. Raises `SettingsError` when others reach this one, and it asks for
-        no credentials or takes them unencrypted."""
-        settings = self._settings
-        sources = CredentialSources(
-            accepted_tokens_file=settings.accepted_tokens_file,
-            token=settings.token,
-            token_file=settings.token_file,
-            cluster=settings.tls.spiffe_cluster,
-        )
-        accepted = AcceptedCredentialFiles(sources, self._log)
-        self._authenticator = accepted.authenticator
-        await accepted.load(self._lists)
-        for server in () if settings.insecure else self._own_servers():
-            check_exposure(server, settings.tls, has_credentials=accepted.authenticator.accepted.are_in_use)
-        return accepted
-
-    def _own_servers(self) -> list[CacheServer]:
+    def _own_server(self) -> CacheServer | None:
         """Return the address that the topology has for this watcher, if it has any."""
-        listed = [each for region in self._topology.regions for each in watcher_servers(region)]
-        return [each for each in listed if each.name == self._settings.name]
-
-    async def _start_reporting(self, accepted: AcceptedCredentialFiles) -> None:
-        """Report to the watchers of other regions at the address that the topology has for this one."""
-        settings, servers = self._settings, self._own_servers()
-        self._listeners = [
-            Listeners(
-                server,
-                ReportService(self._report, self._audit),
-                ServingSettings(authenticator=accepted.authenticator, on_refused=self._audit.connection_refused),
-                lambda: self._topology.version,
-                lambda: 0,
-                tls=settings.tls.if_set,
-            )
-            for server in servers
-        ]
-        for listeners in self._listeners:
-            await listeners.start()
-        if not servers and len(self._topology.regions) > 1:
-            self._log.warning("watcher_without_address", instead="its frames address in the topology, then a restart")
-        self._tasks.start(accepted.watch(), "accepted credentials")
+        listed = [each for region in self._topology.regions for each in servers_at_frames(region.watchers)]
+        return next((each for each in listed if each.name == self._settings.name), None)
 
     def _lists(self, role: str, name: str, region: str) -> bool:
         places = [(each.name, watcher.name) for each in self._topology.regions for watcher in each.watchers]
         return role == "watcher" and any(name == listed and region in ("", where) for where, listed in places)
 
-    def _report(self) -> pb.WatcherReport:
-        return pb.WatcherReport(
+    def _report(self) -> pb.Answer:
+        report = pb.WatcherReport(
             region=self._settings.region,
             verdicts={name: verdict.value for name, verdict in self._verdicts().items()},
             renewed_seconds_ago=self._mastership.renewed_seconds_ago(),
         )
+        return pb.Answer(watcher_report=report)
 
     async def drain(self) -> None:
         """See `tao.runtime.process.RunningServer`. A watcher serves no requests, so there is nothing to drain."""
@@ -215,8 +172,7 @@ class WatcherServer:
         """See `tao.runtime.process.RunningServer`. Another watcher takes over at once."""
         self._stop_watching()
         await self._tasks.close()
-        for listeners in self._listeners:
-            await listeners.close()
+        await self._port.close()
         await self._admin.close()
         await self._links.close()
         await self._etcd.close()
@@ -268,7 +224,7 @@ class WatcherServer:
             self._topology = topology
             self._audit.use_topology(topology)
             self._links.keep_only(topology.server_places)
-            self._authenticator.listing_changed()
+            self._port.listing_changed()
 
     async def _run_as_active(self) -> None:
         """Wait for the lock of the active watcher, and act while this process holds it."""
@@ -300,7 +256,7 @@ class WatcherServer:
             self._mastership.activity = None
 
     def _verdicts(self) -> dict[str, ServerVerdict]:
-        return {**self._caches.verdicts, **self._tailers.verdicts, **self._databases.verdicts}
+        return {**self._servers.verdicts, **self._databases.verdicts}
 
     async def _change_marks(self) -> None:
         report = WatcherReport(self._settings.region, self._verdicts())

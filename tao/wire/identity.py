@@ -33,7 +33,7 @@ LISTED_ROLES: Final = frozenset({"leader", "follower"})
 """Roles whose servers the topology always lists: a peer that it does not list is not one of them."""
 PASSING_ON: Final = LISTED_ROLES
 """Roles of servers that pass requests on, and are believed on whose behalf."""
-SERVING_ROLES: Final = LISTED_ROLES | {"watcher"}
+SERVING_ROLES: Final = LISTED_ROLES | {"tailer", "watcher"}
 """Roles of processes that others connect to."""
 ANY_ROLE: Final = ""
 MAX_TOKEN_BYTES: Final = 3584

@@ -23,7 +23,7 @@ needs_peers = pytest.mark.skipif(
 needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="no redis-server: make test gets one")
 scenario = pytest.mark.scenario
 # Scenarios of one process, which imports what servers need once for all of them.
-CACHES = ("bench", "--only", "memory", "--only", "spool", "--only", "stream")
+CACHES = ("bench", "--only", "memory", "--only", "spool", "--only", "stream", "--only", "rights")
 SERVERS = ("bench", "--only", "misses", "--only", "hot_key", "--only", "tailing")
 DATABASES = ("bench", "--only", "writes", "--only", "load", "--only", "master_lost")
 # The first waits while its module's scenarios share the machine.
@@ -94,6 +94,18 @@ def test_a_hot_key_is_measured_with_and_without_clones_and_a_cache_in_the_client
     assert result.measured["clones"]["busiest_share"] < result.measured["neither"]["busiest_share"]
 
 
+@scenario(*CACHES)
+def test_the_cost_of_rights_is_measured_in_pairs_with_an_interval(ran: ToyRun) -> None:
+    result = of_bench(ran, "rights")
+    assert [aim.bound for aim in result.aims] == [2, 2]
+    for aim, (name, found) in zip(result.aims, list(result.measured.items())[:2], strict=True):
+        assert aim.shape.startswith(name)
+        assert aim.met == (found["cost_percent"] <= 2)
+        assert found["cost_percent_low"] <= found["cost_percent"] <= found["cost_percent_high"]
+        assert found["ratio_low"] <= found["ratio"] <= found["ratio_high"]
+        assert [len(result.measured["pairs"][name][half]) for half in ("before", "after")] == [3, 3]
+
+
 @scenario("hostile", "--attack", "headers", "--attack", "compressed", "--attack", "critical")
 def test_honest_clients_are_measured_beside_each_attack_and_without_it(ran: ToyRun) -> None:
     found = msgspec.json.decode(ran.json)
@@ -104,6 +116,10 @@ def test_honest_clients_are_measured_beside_each_attack_and_without_it(ran: ToyR
             figures = found[name.replace("attacked", turns)]
             assert figures["miss p99_ms"] >= figures["miss p50_ms"] > 0
     assert len(found["aims"]) == 3 * (2 * 4 + 1)
+    overview = found["tables"][0]
+    assert overview["columns"][:2] == ["attack", "formerly"]
+    assert [row[0] for row in overview["rows"]] == [name.removesuffix(": attacked") for name in beside]
+    assert all(all(row) for row in overview["rows"])
 
 
 @scenario("whale")

@@ -167,6 +167,7 @@ def tailer_settings(name: str, region: str, pace: float) -> TailerSettings:
     _, _, database = name.split("-")
     return TailerSettings(
         name=name,
+        insecure=True,
         region=region,
         database_server=f"{database}-{region}",
         topology_file=_NOWHERE,

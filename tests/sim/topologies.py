@@ -94,7 +94,7 @@ def make_topology(shape: Shape) -> Topology:
             for tier in ("a", "b")
         )
         tailers = tuple(
-            TailerProcess(name=tailer, database=database, admin=f"{tailer}:3")
+            TailerProcess(name=tailer, database=database, admin=f"{tailer}:3", frames=f"{tailer}:2")
             for database in DATABASES
             for tailer in (f"tailer-{name}-{database}",)
         )

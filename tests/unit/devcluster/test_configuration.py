@@ -104,11 +104,14 @@ def test_servers_of_a_set_share_their_gtid_domain_and_no_two_servers_an_id(tmp_p
     assert options["east-db-2"].gtid_domain == options["west-db-2"].gtid_domain != options["east-db-1"].gtid_domain
 
 
-def test_the_servers_of_a_role_get_further_settings(tmp_path: Path) -> None:
-    settings = ClusterSettings(server_settings={Role.FOLLOWER: {"token": "secret"}})
+def test_the_servers_of_a_role_or_name_get_further_settings(tmp_path: Path) -> None:
+    one = SHAPE.first_follower()
+    settings = ClusterSettings(server_settings={Role.FOLLOWER: {"token": "secret"}, one: {"log_level": "error"}})
     for member in SHAPE.members:
         if member.role in (Role.LEADER, Role.FOLLOWER):
             path = tmp_path / "file.yaml"
             path.write_bytes(settings_text(member, RECORD, StateFolder(tmp_path), settings, {"default"}))
             kind = LeaderSettings if member.role is Role.LEADER else FollowerSettings
-            assert load_settings(path, kind).token == ("secret" if member.role is Role.FOLLOWER else "")
+            loaded = load_settings(path, kind)
+            assert loaded.token == ("secret" if member.role is Role.FOLLOWER else "")
+            assert loaded.log_level == ("error" if member.name == one else "info")

@@ -12,8 +12,9 @@ import pytest
 
 from tao.access.document import load_access
 from tao.follower.service import UnaryPath, UnarySettings
-from tao.model.errors import PermissionDenied, TaoError, Unauthorized
+from tao.model.errors import InvalidArgument, PermissionDenied, TaoError, Unauthorized
 from tao.serving.requests import FOLLOWER_RULES, LEADER_RULES
+from tao.serving.status_port import StatusService
 from tao.wire.session import RequestHandler
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import FRIEND, USER, make_id
@@ -46,6 +47,7 @@ REQUESTS = {
     "apply": pb.Request(apply=pb.ApplyChanges()),
     "relay": pb.Request(relay=pb.Relay()),
     "relay_by_reference": pb.Request(relay_by_reference=pb.Relay()),
+    "get_watcher_report": pb.Request(get_watcher_report=pb.GetWatcherReport()),
 }
 PEERS = {
     "client": ("client", "app"),
@@ -165,6 +167,29 @@ async def test_a_cell_says_what_happens_to_a_unary_call_for_which_another_follow
             if cell == "no" or (peer == "operator" and expected.get(cell, denied)):
                 after = sum(len(near.links[name].sent) for name in ("near-1", "leader-1"))
                 assert after == sent, "nothing is passed on"
+
+
+@pytest.mark.parametrize(("heading", "kind"), [("At a watcher", "get_watcher_report"), ("At a tailer", "probe")])
+async def test_a_cell_says_what_happens_at_a_port_that_watchers_ask(heading: str, kind: str) -> None:
+    cells = table(heading)
+    assert {each for each, _ in cells} == {kind}
+    server = StatusService(kind, pb.Answer)
+    for peer in PEERS:
+        assert await refusal(server, kind, peer) == ("" if cells[kind, peer] == "yes" else "UNAUTHORIZED"), peer
+        for other in REQUESTS.keys() - {kind, "read"}:
+            with pytest.raises(InvalidArgument):
+                server.handle(REQUESTS[other], MemoryReply(lambda _: None, peer=PEERS[peer][0]))
+
+
+async def test_a_request_that_is_not_in_the_table_of_a_server_is_refused_whoever_sends_it(region: RegionRig) -> None:
+    kinds = {each.name for each in pb.Request.DESCRIPTOR.oneofs_by_name["body"].fields}
+    kinds.remove("forget")  # sessions serve it themselves: it ends a series of the same peer
+    assert kinds <= REQUESTS.keys()
+    for heading, server in (("At a follower", region.near.service), ("At a leader", region.leader.service)):
+        for kind in kinds - {each for each, _ in TABLES[heading]}:
+            for name, caller in PEERS.values():
+                with pytest.raises(InvalidArgument):
+                    server.handle(REQUESTS[kind], MemoryReply(lambda _: None, peer=name, caller=caller))
 
 
 def test_the_tables_have_every_request_that_has_rules() -> None:

@@ -18,7 +18,6 @@ from tao.watcher.marks import (
     wanted_marks,
     with_marks,
 )
-from tao.watcher.probes import run_length
 
 
 def server(name: str, *, down: bool = False) -> CacheServer:
@@ -163,11 +162,3 @@ def test_a_tailer_is_marked_although_it_is_the_only_one_and_unmarked_when_it_is_
     back = with_marks(stored, marks_of(stored, seen(tailer=False), {}))
     assert not back.regions[0].tailers[0].down
     assert back.marked_by_watcher == ()
-
-
-def test_probes_in_a_row_are_counted_by_their_outcome() -> None:
-    counts, run = [], 0
-    for answers in (True, True, False, False, True):
-        run = run_length(run, answers)
-        counts.append(run)
-    assert counts == [1, 2, -1, -2, 1]

@@ -12,10 +12,12 @@ import pytest
 from tao.model.errors import InvalidArgument, SettingsError, Unauthorized
 from tao.model.topology import Region, Tier, Topology, WatcherProcess
 from tao.observability.logs import logger
+from tao.serving.audit import AuditTrail
 from tao.serving.requests import Listeners
+from tao.serving.status_port import StatusService
 from tao.topology.document import dump_topology
 from tao.watcher.marks import ServerVerdict, WatcherReport
-from tao.watcher.probes import PeerReports, ReportService
+from tao.watcher.probes import PeerReports
 from tao.watcher.server import WatcherServer
 from tao.watcher.settings import ProbeSettings, WatcherSettings
 from tao.wire.frames_server import FrameServer
@@ -44,11 +46,15 @@ ACCEPTED = AcceptedCredentials(
 )
 
 
+def report_service(audit: AuditTrail | None = None) -> StatusService:
+    return StatusService("get_watcher_report", lambda: pb.Answer(watcher_report=REPORT), audit)
+
+
 @pytest.fixture
 async def watcher() -> AsyncIterator[str]:
     """The address of a watcher of region west that knows peers by their tokens."""
     settings = ServingSettings(authenticator=PeerAuthenticator(ACCEPTED))
-    server = FrameServer(ReportService(lambda: REPORT), settings, name="x", topology_version=lambda: 1)
+    server = FrameServer(report_service(), settings, name="x", topology_version=lambda: 1)
     yield await server.start("127.0.0.1:0")
     await server.close()
 
@@ -133,16 +139,16 @@ async def test_an_application_gets_no_report(watcher: str) -> None:
     assert await reports(topology_of(west=(watcher,)), token="client") == ({"west": None}, 0.0)
     for role in ("client", "follower", "leader"):
         with pytest.raises(Unauthorized):
-            ReportService(lambda: REPORT).handle(
+            report_service().handle(
                 pb.Request(get_watcher_report=pb.GetWatcherReport()), MemoryReply(lambda _: None, peer=role)
             )
-    with pytest.raises(InvalidArgument, match="does not serve 'read'"):
-        ReportService(lambda: REPORT).handle(pb.Request(read=pb.ReadBatch()), MemoryReply(lambda _: None))
+    with pytest.raises(InvalidArgument, match="serves no 'probe'"):
+        report_service().handle(pb.Request(read=pb.ReadBatch()), MemoryReply(lambda _: None))
 
 
 async def test_who_was_denied_a_report_is_in_the_audit_log(tmp_path: Path) -> None:
     with audit_rig(tmp_path) as audit:
-        service = ReportService(lambda: REPORT, audit.trail)
+        service = report_service(audit.trail)
         with pytest.raises(Unauthorized):
             service.handle(
                 pb.Request(get_watcher_report=pb.GetWatcherReport()), MemoryReply(lambda _: None, peer="leader")
