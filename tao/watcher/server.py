@@ -114,10 +114,7 @@ class WatcherServer:
         host, _, port = settings.admin.rpartition(":")
         self._admin = AdminServer(AdminSettings(host=host or "127.0.0.1", port=int(port or 0)), pages, self._log)
         await self._admin.start()
-        service = StatusService("get_watcher_report", self._report, audit)
-        await self._port.start(service, lambda: self._topology.version, audit.connection_refused)
-        if self._own_server() is None and len(self._topology.regions) > 1:
-            self._log.warning("watcher_without_address", instead="its frames address in the topology, then a restart")
+        await self._start_port(self._port, audit)
         self._tasks.start(self._port.follow_credentials(), "accepted credentials")
         self._tasks.keep(self._servers.run, "cache servers and tailers")
         self._tasks.keep(self._databases.run, "database servers")
@@ -132,6 +129,13 @@ class WatcherServer:
         self._stop_watching = self._topology_store.watch(self._use_topology)
         self._log.info("watcher_started", region=settings.region, dry_run=settings.dry_run)
         return self
+
+    async def _start_port(self, port: StatusPort, audit: AuditTrail) -> None:
+        """Answer other watchers."""
+        service = StatusService("get_watcher_report", self._report, audit)
+        await port.start(service, lambda: self._topology.version, audit.connection_refused)
+        if self._own_server() is None and len(self._topology.regions) > 1:
+            self._log.warning("watcher_without_address", instead="its frames address in the topology, then a restart")
 
     def _open_links(self) -> Links:
         """Return links to the servers of the topology, which open when they are first used."""
