@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from loadtest import cached_reads, geo, hot_key, load, memory, misses, spool, stream, tailer_throughput, whale, writes
+from loadtest import (
+    cached_reads,
+    geo,
+    grow,
+    hot_key,
+    load,
+    memory,
+    misses,
+    spool,
+    stream,
+    tailer_throughput,
+    whale,
+    writes,
+)
 from loadtest.capacity import scenario as capacity
 from loadtest.cold import herd, storm
 from loadtest.faults import chaos, converge, etcd_faults, master_lost, recovery, rolling_restart, rotation
@@ -16,7 +29,7 @@ from loadtest.scenario import Scenario
 _MODULES = (
     *(cached_reads, stream, misses, hot_key, memory, writes, spool, tailer_throughput, geo, converge, master_lost),
     *(whale, load, published, peers, herd, storm, capacity, locality, chaos, etcd_faults, rolling_restart),
-    *(recovery, rotation, scale, hostile),
+    *(recovery, rotation, scale, hostile, grow),
 )
 
 
