@@ -5,6 +5,7 @@ from __future__ import annotations
 from loadtest import (
     cached_reads,
     geo,
+    grow,
     hot_key,
     load,
     memory,
@@ -30,7 +31,7 @@ from loadtest.scenario import Scenario
 _MODULES = (
     *(cached_reads, stream, rights, misses, hot_key, memory, writes, spool, tailer_throughput, geo, converge),
     *(master_lost, whale, load, published, peers, herd, storm, capacity, locality, chaos, etcd_faults),
-    *(rolling_restart, recovery, rotation, move, scale, hostile),
+    *(rolling_restart, recovery, rotation, move, scale, hostile, grow),
 )
 
 

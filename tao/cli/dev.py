@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _FOLLOW_PAUSE_SECONDS = 0.2
 _WATCH_PAUSE_SECONDS = 0.5
 _LOG_LINES_SHOWN = 20
+_LEAVE_SECONDS = 120.0
 _LOG_READ_BYTES = 64 * 1024
 
 
@@ -364,6 +365,34 @@ def kill(name: str, state_dir: Path) -> int:
     ran = run(work())
     click.echo(f"killed {name}" if ran else f"{name} does not run")
     return 0 if ran else 1
+
+
+@dev.command("add-follower")
+@state_dir_option
+def add_follower(state_dir: Path) -> None:
+    """Start one more follower in the first tier of the running cluster, and return when it is ready.
+
+    It registers itself and takes its part of the ring within 40 s; `tao status` shows how far it has come.
+    """
+
+    async def work() -> str:
+        with WaitDisplay() as display, _attached(state_dir, display.show) as cluster:
+            return await cluster.add_follower()
+
+    name = run(work())
+    click.echo(f"{name} is ready, and takes its part of the ring in steps; `tao dev remove-follower` removes it")
+
+
+@dev.command("remove-follower")
+@state_dir_option
+def remove_follower(state_dir: Path) -> None:
+    """Drain and stop the follower that `tao dev add-follower` has added last; that takes some 45 s."""
+
+    async def work() -> str:
+        with WaitDisplay() as display, _attached(state_dir, display.show) as cluster:
+            return await cluster.remove_follower(_LEAVE_SECONDS)
+
+    click.echo(f"removed {run(work())}")
 
 
 @dev.command()

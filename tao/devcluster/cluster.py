@@ -20,6 +20,7 @@ from typing import Self
 
 import msgspec
 
+from tao.admin.drain import drain_cache_server
 from tao.admin.replication import (
     catch_up,
     follow,
@@ -228,7 +229,8 @@ class DevCluster:
         It runs to its end even when the caller is cancelled. Idempotent."""
         killed: list[str] = []
         if self._record is not None:
-            killed = await to_the_end(self._stop_all(self._record))
+            # Another command may have added a follower, or removed it.
+            killed = await to_the_end(self._stop_all(self._folder.read() or self._record))
             self._folder.owner.unlink(missing_ok=True)
         self._folder.unlock()
         return killed
@@ -253,10 +255,7 @@ class DevCluster:
     async def restart(self, name: str) -> None:
         """Start one process again on its ports, and return when it is ready. Stops it first when it runs."""
         member = self._member(name)
-        identity = self._identity(member)
-        if identity is not None:
-            await stop_process(identity, STOP_SECONDS[member.role])
-        await self._reap(name)
+        await self._stop_one(member)
         await self._start_one(member)
         if member.role is Role.DATABASE and self.record.shape.is_distributed:
             topology = await self.topology()
@@ -272,6 +271,52 @@ class DevCluster:
                 self._on_progress(f"starting {', '.join(names)}")
                 await _together(map(self.restart, names))
         return [name for name in self.processes if name not in running]
+
+    async def add_follower(self) -> str:
+        """Start one more follower, which registers itself in the first tier; return its name when it is ready. It then
+        takes its part of the ring in steps."""
+        before = self.record
+        added = before.shape.added_followers + 1
+        shape = msgspec.structs.replace(before.shape, added_followers=added).check()
+        (member,) = [each for each in shape.members if each.name not in before.shape.server_names]
+        with ExitStack() as reservations:
+            ports = {kind: reservations.enter_context(reserve_port()).port for kind in PORT_KINDS[member.role]}
+            self._use_shape(shape, {**before.ports, member.name: ports})
+            try:
+                schema, _ = choose_schema(self._folder, None)
+                if self._settings.tls:
+                    ids = certificate_ids(shape)
+                    issue_certificates(self._folder, {member.name: ids[member.name]})
+                self._write_settings_of(member, schema)
+                self._on_progress(f"starting {member.name}")
+                await self._start_one(member)
+            except BaseException:
+                self._use_shape(before.shape, before.ports)
+                raise
+        return member.name
+
+    async def remove_follower(self, timeout_seconds: float) -> str:
+        """Drain the follower that was added last, stop it, and return its name.
+
+        Raises `OperatorError` when none was added, or when it does not leave in time; then it goes on running."""
+        record = self.record
+        name = next((each.name for each in reversed(record.shape.members) if each.registers), "")
+        if not name:
+            raise OperatorError("no follower was added to this cluster: `tao dev add-follower` adds one")
+        self._on_progress(f"draining {name}")
+        member = self._member(name)
+        if (await self.topology()).server_places.get(name):
+            drained = await drain_cache_server(self.topology_place, name, timeout_seconds, self._on_progress)
+            if drained.waiting_for:
+                raise OperatorError(drained.describe())
+        await self._stop_one(member)
+        shape = msgspec.structs.replace(record.shape, added_followers=record.shape.added_followers - 1)
+        self._use_shape(shape, {other: ports for other, ports in record.ports.items() if other != name})
+        return name
+
+    def _use_shape(self, shape: Shape, ports: dict[str, dict[str, int]]) -> None:
+        self._record = msgspec.structs.replace(self.record, shape=shape, ports=ports)
+        self._folder.write(self._record)
 
     async def reset(self) -> None:
         """Start anew without the data, on the same ports, and return when every server is ready.
@@ -394,6 +439,12 @@ class DevCluster:
             self._on_progress(f"waiting for {', '.join(member.name for member in members)}")
             await _together(self._start_one(member) for member in members)
 
+    async def _stop_one(self, member: Member) -> None:
+        identity = self._identity(member)
+        if identity is not None:
+            await stop_process(identity, STOP_SECONDS[member.role])
+        await self._reap(member.name)
+
     async def _start_one(self, member: Member) -> None:
         """Start a process and wait until it is ready.
 
@@ -483,14 +534,17 @@ class DevCluster:
 
     def _write_settings(self, schema: Schema) -> None:
         """Write the settings files of the servers."""
-        folder, record = self._folder, self.record
         if self._settings.tls:
-            issue_certificates(folder, certificate_ids(record.shape))
-        arenas = {otype.arena for otype in schema.objects} | {atype.arena for atype in schema.assocs}
-        for member in record.shape.members:
+            issue_certificates(self._folder, certificate_ids(self.record.shape))
+        for member in self.record.shape.members:
             if member.role not in (Role.DATABASE, Role.ETCD):
-                text = settings_text(member, record, folder, self._settings, arenas)
-                folder.write_file(folder.settings_file(member.name), text)
+                self._write_settings_of(member, schema)
+
+    def _write_settings_of(self, member: Member, schema: Schema) -> None:
+        folder = self._folder
+        arenas = {otype.arena for otype in schema.objects} | {atype.arena for atype in schema.assocs}
+        text = settings_text(member, self.record, folder, self._settings, arenas)
+        folder.write_file(folder.settings_file(member.name), text)
 
     async def _replicate(self) -> None:
         accounts = cluster_accounts(self._folder, self.record)

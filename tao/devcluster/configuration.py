@@ -108,12 +108,15 @@ def build_topology(record: ClusterRecord, former: TopologyOutline, *, semi_sync:
             grpc, frames, admin = (f"{LOOPBACK}:{ports[name][kind]}" for kind in PORT_KINDS[Role.LEADER])
             yield CacheServer(name=name, grpc=grpc, frames=frames, admin=admin, reached_from=views)
 
+    def listed_followers(region: str, tier: str) -> list[Member]:
+        return [each for each in shape.select(Role.FOLLOWER, region, tier=tier) if not each.registers]
+
     def region_of(region: str) -> Region:
         return Region(
             name=region,
             leaders=Tier(name="leaders", servers=tuple(cache_servers(shape.select(Role.LEADER, region)))),
             followers=tuple(
-                Tier(name=tier, servers=tuple(cache_servers(shape.select(Role.FOLLOWER, region, tier=tier))))
+                Tier(name=tier, servers=tuple(cache_servers(listed_followers(region, tier))))
                 for tier in shape.tier_names
             ),
             tailers=tuple(
@@ -233,6 +236,15 @@ def settings_text(
             "arena_mb": dict.fromkeys(sorted(arenas - {DEFAULT_ARENA}), _ARENA_MB),
             "reader_user": accounts.reader.user,
             "reader_password": accounts.reader.password,
+        }
+    if member.registers:
+        addresses = {kind: f"{LOOPBACK}:{ports[member.name][kind]}" for kind in PORT_KINDS[member.role]}
+        found["registration"] = {
+            "join": True,
+            "region": member.region,
+            "tier": member.tier,
+            "step_seconds": settings.step_seconds,
+            **addresses,
         }
     if member.role is Role.LEADER:
         found |= {

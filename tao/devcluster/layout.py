@@ -45,13 +45,14 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """One process of the cluster.
 
     ``region`` is empty for the delay line. ``database``: the database of a database server, or whose binlog a tailer
-    reads. ``tier``: the tier of a follower."""
+    reads. ``tier``: the tier of a follower. ``registers``: it adds itself to the topology."""
 
     name: str
     role: Role
     region: str
     database: str = ""
     tier: str = ""
+    registers: bool = False
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +70,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """The follower tiers of each region. Two, so that a client has a backup tier."""
     followers: int = 2
     """The followers of each tier. Two, so that a tier's shards are divided."""
+    added_followers: int = 0
+    """Further followers of the first tier of the first region, which register themselves (`tao dev add-follower`)."""
     leaders: int = 2
     """The leaders of each region. Two, so that shards move when one is lost."""
     watchers: int = 0
@@ -88,8 +91,9 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("regions", "tiers", "followers", "leaders", "databases", "shards"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"--{name} {getattr(self, name)}: at least 1 is needed")
-        if self.followers > _MAX_PER_TIER:
-            raise SettingsError(f"--followers {self.followers}: a tier here has at most {_MAX_PER_TIER}")
+        if self.followers + self.added_followers > _MAX_PER_TIER:
+            added = f" and {self.added_followers} added ones" if self.added_followers else ""
+            raise SettingsError(f"--followers {self.followers}{added}: a tier here has at most {_MAX_PER_TIER}")
         if self.shards > MAX_SHARDS:
             raise SettingsError(f"--shards {self.shards}: ids have room for {MAX_SHARDS}")
         if self.databases > self.shards:
@@ -144,8 +148,9 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         return sorted(found, key=lambda member: _STARTING_ORDER.index(member.role))
 
     def _members_of(self, region: str) -> Iterator[Member]:
-        def member(role: Role, name: str, **of: str) -> Member:
-            return Member(name=f"{region}-{name}" if self.is_distributed else name, role=role, region=region, **of)
+        def member(role: Role, name: str, *, registers: bool = False, **of: str) -> Member:
+            full_name = f"{region}-{name}" if self.is_distributed else name
+            return Member(name=full_name, role=role, region=region, registers=registers, **of)
 
         for number, database in enumerate(self.database_names, 1):
             yield member(Role.DATABASE, database, database=database)
@@ -153,8 +158,9 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         for number in range(1, self.leaders + 1):
             yield member(Role.LEADER, f"leader-{number}")
         for number, tier in enumerate(self.tier_names, 1):
-            for letter in ascii_lowercase[: self.followers]:
-                yield member(Role.FOLLOWER, f"follower-{number}{letter}", tier=tier)
+            added = self.added_followers if (number, region) == (1, self.region_names[0]) else 0
+            for index, letter in enumerate(ascii_lowercase[: self.followers + added]):
+                yield member(Role.FOLLOWER, f"follower-{number}{letter}", tier=tier, registers=index >= self.followers)
         for number in range(1, self.watchers + 1):
             yield member(Role.WATCHER, f"watcher-{number}")
 
@@ -249,5 +255,7 @@ class ClusterSettings:
     """The time limit for the start of one process: normally a second or two, but the machine may be busy."""
     detached: bool = False
     """True when the processes may outlive the one that starts them."""
+    step_seconds: float = 5.0
+    """Time from one step to the next of a follower that registers itself; it takes eight."""
     server_settings: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """Settings that the servers of a role, or one server by its name, get besides those that the cluster needs."""

@@ -77,6 +77,19 @@ def test_a_follower_and_a_leader_are_drained_and_restarted_and_no_request_fails(
     assert found["reads"] > found["acked_writes"] > 0
 
 
+@scenario("grow")
+def test_a_tier_grows_and_shrinks_under_load_and_no_request_fails(ran: ToyRun) -> None:
+    found = msgspec.json.decode(ran.json)
+    assert [aim["aim"] for aim in found["aims"] if not aim["met"]] == []
+    assert list(found["stages"]) == [
+        "2 followers, before",
+        "3 followers, + follower-1c",
+        "2 followers, − follower-1c",
+    ]
+    assert (found["failed_reads"], found["failed_writes"]) == (0, 0)
+    assert found["reads"] > found["writes"] > 0
+
+
 @pytest.mark.skipif(EFFORT_PERCENT < 100, reason="takes minutes of two regions with TLS: `make thorough` runs it")
 @scenario("rotation")
 def test_authority_certificates_tokens_and_rights_are_replaced_and_no_request_fails(ran: ToyRun) -> None:

@@ -93,7 +93,9 @@ def test_a_signal_ends_a_foreground_that_starts_or_runs(
     assert len(stops) == (when == "run")
 
 
-@pytest.mark.parametrize("command", [("restart", "leader-1"), ("kill", "leader-1")])
+@pytest.mark.parametrize(
+    "command", [("restart", "leader-1"), ("kill", "leader-1"), ("add-follower",), ("remove-follower",)]
+)
 def test_a_process_of_a_cluster_that_does_not_run_is_not_touched(folder: StateFolder, command: tuple[str, ...]) -> None:
     result = CliRunner().invoke(tao, ["dev", *command, "--state-dir", str(folder.path)])
     assert result.exit_code == 2

@@ -9,14 +9,15 @@ import pytest
 from cryptography import x509
 
 from tao.devcluster.certificates import certificate_ids, issue_certificates, tls_files
-from tao.devcluster.configuration import crossings, instance_settings, settings_text
+from tao.devcluster.configuration import build_topology, crossings, instance_settings, settings_text
 from tao.devcluster.layout import LINE, PORT_KINDS, ClusterSettings, Role, Shape
 from tao.devcluster.line_control import LineSettings
-from tao.devcluster.state_folder import ClusterRecord, StateFolder, etcd_location, new_passwords
+from tao.devcluster.state_folder import ClusterRecord, StateFolder, TopologyOutline, etcd_location, new_passwords
 from tao.etcd.location import EtcdLocation
 from tao.follower.settings import FollowerSettings
 from tao.leader.settings import LeaderSettings
 from tao.runtime.settings import load_settings
+from tao.serving.registration import RegistrationSettings
 from tao.tailer.settings import TailerSettings
 
 _Settings = LeaderSettings | TailerSettings | FollowerSettings
@@ -102,6 +103,34 @@ def test_servers_of_a_set_share_their_gtid_domain_and_no_two_servers_an_id(tmp_p
             assert settings.options.read_only, "a server that restarts must not take writes by itself"
     assert len({each.server_id for each in options.values()}) == 4
     assert options["east-db-2"].gtid_domain == options["west-db-2"].gtid_domain != options["east-db-1"].gtid_domain
+
+
+def test_an_added_follower_registers_itself_in_the_first_tier_and_the_topology_leaves_that_to_it(
+    tmp_path: Path,
+) -> None:
+    shape = msgspec.structs.replace(SHAPE, added_followers=2)
+    added = [member for member in shape.members if member.name not in SHAPE.server_names]
+    assert [(each.name, each.tier, each.registers) for each in added] == [
+        ("east-follower-1c", "tier-1", True),
+        ("east-follower-1d", "tier-1", True),
+    ]
+    assert [each.name for each in shape.members if each.registers] == [each.name for each in added]
+    ports = RECORD.ports | {each.name: {"grpc": 7, "frames": 8, "admin": 9} for each in added}
+    record = msgspec.structs.replace(RECORD, shape=shape, ports=ports, topology_version=1)
+    listed = build_topology(record, TopologyOutline())
+    assert listed.regions == build_topology(msgspec.structs.replace(record, shape=SHAPE), TopologyOutline()).regions
+    (tmp_path / "file.yaml").write_bytes(
+        settings_text(added[0], record, StateFolder(tmp_path), ClusterSettings(step_seconds=0.5), {"default"})
+    )
+    assert load_settings(tmp_path / "file.yaml", FollowerSettings).registration == RegistrationSettings(
+        join=True,
+        region="east",
+        tier="tier-1",
+        grpc="127.0.0.1:7",
+        frames="127.0.0.1:8",
+        admin="127.0.0.1:9",
+        step_seconds=0.5,
+    )
 
 
 def test_the_servers_of_a_role_or_name_get_further_settings(tmp_path: Path) -> None:
