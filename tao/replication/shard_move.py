@@ -93,7 +93,11 @@ class MoveSettings:
     """For one statement of a comparison. A list of a million edges is one range."""
 
     rows_per_range: int = 5_000
-    """Rows that are compared with one statement: some ten milliseconds at the source."""
+    """The most rows that are compared with one statement: some ten milliseconds at the source, if they are small."""
+
+    range_seconds: float = 0.5
+    """Rows that take longer to compare are followed by half as many: what reads much at once holds up others, and large
+    rows would take a minute."""
 
     steady_seconds: float = 10.0
     """How long the copy must have been less than a second behind before the shard is fenced. It has caught up then, and
