@@ -84,7 +84,8 @@ class MoveSettings:
     still, and nothing else depends on it."""
 
     drop_seconds: float = 600.0
-    """For dropping a schema. The files of a large table take a while to delete."""
+    """For making the tables of a copy and for dropping a schema, which hold nobody up. A busy MySQL takes half a second
+    for a table, and the files of a large table take a while to delete."""
 
     stall_seconds: float = 300.0
     """Longest time without a byte of the copy moving: a lock on the source's tables, or a lost network."""
