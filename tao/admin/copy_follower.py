@@ -41,6 +41,7 @@ ChangedRows = dict[str, set[PrimaryKey]]
 """By table, the primary keys of rows that have changed."""
 
 _KEYS_PER_CHECK: Final = 2_000
+_LEAST_ROWS_PER_RANGE: Final = 50
 
 
 class CopyFollower:
@@ -161,6 +162,15 @@ class CopyFollower:
         self._reached = position
 
 
+def rows_of_next_range(rows: int, seconds: float, settings: MoveSettings) -> int:
+    """Return how many rows to compare with the next statement, by how long it took with so many."""
+    if seconds > settings.range_seconds:
+        return max(_LEAST_ROWS_PER_RANGE, rows // 2)
+    if seconds > settings.range_seconds / 4:
+        return rows
+    return max(_LEAST_ROWS_PER_RANGE, min(settings.rows_per_range, 2 * rows))
+
+
 class CopyComparison:
     """Compares a copy with its source."""
 
@@ -180,6 +190,7 @@ class CopyComparison:
         self._tables: Final = {name: each for name, each in tables.items() if each.is_compared}
         self._follower: Final = follower
         self._settings: Final = settings
+        self._rows = max(_LEAST_ROWS_PER_RANGE, settings.rows_per_range // 8)
         self.compared_rows = 0
 
     async def compare_all(self) -> None:
@@ -217,12 +228,13 @@ class CopyComparison:
     async def _compare_range(self, table: CopiedTable, low: int) -> KeyRange:
         source, target = schema_name(self._shard), incoming_schema_name(self._shard)
         async with self._source() as here, self._target() as there:
-            rows = self._settings.rows_per_range
-            keys = await next_range(here, source, table, low, rows, deadline=self._deadline())
+            began = asyncio.get_running_loop().time()
+            keys = await next_range(here, source, table, low, self._rows, deadline=self._deadline())
             ours, theirs = await asyncio.gather(
                 range_checksum(here, source, table, keys, deadline=self._deadline()),
                 range_checksum(there, target, table, keys, deadline=self._deadline()),
             )
+            self._rows = rows_of_next_range(self._rows, asyncio.get_running_loop().time() - began, self._settings)
             self.compared_rows += ours[0]
             if ours == theirs:
                 return keys

@@ -228,8 +228,9 @@ class ShardMover:
                     "shards move between servers of one kind"
                 )
             tools = await find_tools(there.dialect, os.environ)
-            await begin_copy(there, view.shard, state, deadline=self._deadline())
-            await copy_tables(here, there, view.shard, deadline=self._deadline())
+            deadline = loop.time() + self._settings.drop_seconds
+            await begin_copy(there, view.shard, state, deadline=deadline)
+            await copy_tables(here, there, view.shard, deadline=deadline)
         began = loop.time()
         copied = await copy_shard_into(
             tools,

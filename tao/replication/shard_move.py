@@ -84,7 +84,8 @@ class MoveSettings:
     still, and nothing else depends on it."""
 
     drop_seconds: float = 600.0
-    """For dropping a schema. The files of a large table take a while to delete."""
+    """For making the tables of a copy and for dropping a schema, which hold nobody up. A busy MySQL takes half a second
+    for a table, and the files of a large table take a while to delete."""
 
     stall_seconds: float = 300.0
     """Longest time without a byte of the copy moving: a lock on the source's tables, or a lost network."""
@@ -93,7 +94,11 @@ class MoveSettings:
     """For one statement of a comparison. A list of a million edges is one range."""
 
     rows_per_range: int = 5_000
-    """Rows that are compared with one statement: some ten milliseconds at the source."""
+    """The most rows that are compared with one statement: some ten milliseconds at the source, if they are small."""
+
+    range_seconds: float = 0.5
+    """Rows that take longer to compare are followed by half as many: what reads much at once holds up others, and large
+    rows would take a minute."""
 
     steady_seconds: float = 10.0
     """How long the copy must have been less than a second behind before the shard is fenced. It has caught up then, and

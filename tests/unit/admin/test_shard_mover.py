@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from tao.admin import shard_mover
-from tao.admin.copy_follower import CopyComparison, CopyFollower
+from tao.admin.copy_follower import CopyComparison, CopyFollower, rows_of_next_range
 from tao.admin.shard_mover import MoverAccounts, ShardMover
 from tao.model.errors import TopologyConflict, Unavailable
 from tao.model.ports import TopologyStore
@@ -406,3 +406,14 @@ async def test_a_shard_that_changes_faster_than_it_is_compared_is_not_moved(worl
     async with asyncio.timeout(20), world.locks.held(move_lock(SHARD), exclusive=True) as mover._hold:
         with pytest.raises(MoveAborted, match="changes faster"):
             await mover._compare_changed(view, cast(CopyComparison, Comparison()))
+
+
+def test_rows_are_compared_in_ranges_that_read_for_half_a_second_at_most() -> None:
+    settings, rows = MoveSettings(), 625
+    for _ in range(5):
+        rows = rows_of_next_range(rows, 0.01, settings)
+    assert rows == settings.rows_per_range
+    assert rows_of_next_range(rows, 0.3, settings) == rows
+    for _ in range(20):
+        rows = rows_of_next_range(rows, 6.0, settings)
+    assert rows == 50
