@@ -325,7 +325,7 @@ async def drain_replica(
     Raises `TopologyError` for a master, and `OperatorError` when a server has no admin address to ask."""
     topology = await mark_in_file(file, name, down=True, check=_check_replica)
     database = database_of_server(topology, name)
-    region = next(region for region, server in database.servers.items() if server.name == name)
+    region = next(region for region, server in database.places.items() if server.name == name)
     replicas = ReplicationSet(database, accounts, seen_from="", statement_seconds=_STATEMENT_SECONDS)
     async with hold_exclusively(topology_locks(file), mastership_lock(database.name), PromotionSettings().lock_seconds):
         let_go = await replicas.let_master_go()
@@ -368,7 +368,7 @@ async def undrain_replica(file: Location, promoter: Promoter, name: str) -> Drai
     except NotCaughtUp:
         left = [f"{name} to catch up with its master"]
     topology = await topology_file(file).load()
-    servers = database_of_server(topology, name).servers
+    servers = database_of_server(topology, name).places
     return Drained(
         server=name,
         role="replica",

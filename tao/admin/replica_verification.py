@@ -72,8 +72,8 @@ async def compare_replicas(
     report = ReplicasReport()
     tables = _tables(schema)
     for database, region, server in routes.topology.database_servers:
-        if region == database.master_region:
-            continue
+        if region == database.master_region or server.name != database.servers[region].name:
+            continue  # nobody reads a standby, and no account of readers is logged in to it
         line = ReplicaReport(server=server.name, region=region)
         with report.checking(line):
             check = _ReplicaCheck(line, masters, scans_in(region), report, recheck_seconds, page_rows)

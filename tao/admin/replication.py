@@ -223,7 +223,7 @@ def plan_replication(
     steps: list[ReplicationStep] = []
     for database in topology.databases:
         steps.append(_at_master(database, members))
-        servers = set(database.servers.values())
+        servers = set(database.places.values())
         steps += [_at_replica(database, each, members, anew) for each in found if each.server in servers]
     return steps
 

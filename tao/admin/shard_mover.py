@@ -275,7 +275,7 @@ class ShardMover:
             if (
                 not member.is_master
                 and member.is_complete
-                and not source.database.servers[member.region].down
+                and not source.database.places[member.region].down
                 and following is not None
                 and following.receiving
                 and following.applying

@@ -53,13 +53,13 @@ def promote(database: str, region: str | None, master_lost: bool, without: tuple
     """
     path, accounts = mastership_login()
     found = find_database(load_topology(path), database)
-    others = sorted(set(found.servers) - {found.master_region})
+    others = sorted(set(found.places) - {found.master_region})
     request = PromotionRequest(region or (others[0] if len(others) == 1 else None), master_lost, frozenset(without))
     promoter = shown_promoter(path, accounts)
     members = _observe(promoter, database)
     if request.region != found.master_region:
         check_before(members, request)
-    target = "the most advanced server" if request.region is None else found.servers[request.region].name
+    target = "the most advanced server" if request.region is None else found.places[request.region].name
     ask(f"Make {target} the master of {database}?")
     done = run(promoter.promote(database, request))
     alone = found.semi_sync and not done.waits_for_replica

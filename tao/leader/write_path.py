@@ -492,7 +492,7 @@ class WritePath:
 
 
 def _server_names(database: Database) -> list[str]:
-    return [server.name for server in database.servers.values()]
+    return [server.name for server in database.places.values()]
 
 
 def forget_intent_of(intent: IntentRow) -> ForgetIntent:

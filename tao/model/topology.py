@@ -6,7 +6,7 @@ changes by compare-and-set on ``version``; `tao.topology` stores and watches it.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -140,7 +140,7 @@ class DatabaseServer(msgspec.Struct, frozen=True, kw_only=True):
 class Database(msgspec.Struct, frozen=True, kw_only=True):
     """A replication set: one server per region. ``shards`` are inclusive ranges ``(first, last)``. ``version_epoch`` is
     the epoch of its shards, one higher after each promotion; ``semi_sync``: a commit waits until a replica has received
-    it."""
+    it. ``standbys``: region → a second server there, which nobody reads until a promotion exchanges the two."""
 
     name: str
     master_region: str
@@ -148,11 +148,26 @@ class Database(msgspec.Struct, frozen=True, kw_only=True):
     shards: tuple[tuple[int, int], ...]
     version_epoch: int = 1
     semi_sync: bool = False
+    standbys: dict[str, DatabaseServer] = {}
+
+    @property
+    def places(self) -> dict[str, DatabaseServer]:
+        """All servers by their places: the region, or ``REGION/standby``."""
+        return {**self.servers, **{f"{region}{STANDBY}": server for region, server in self.standbys.items()}}
 
     @property
     def keeps_lease(self) -> bool:
         """Whether the master takes writes only under a lease: there is another server to promote."""
-        return len(self.servers) > 1
+        return len(self.servers) + len(self.standbys) > 1
+
+
+STANDBY: Final = "/standby"
+"""How the place of a standby ends. No region has a name like that."""
+
+
+def region_of_place(place: str) -> str:
+    """Return the region of a database server's place (`Database.places`)."""
+    return place.removesuffix(STANDBY)
 
 
 class RecordedChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,9 +226,9 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     def database_servers(self) -> list[PlacedDatabaseServer]:
         """The servers of all databases."""
         return [
-            PlacedDatabaseServer(database, region, server)
+            PlacedDatabaseServer(database, region_of_place(place), server)
             for database in self.databases
-            for region, server in database.servers.items()
+            for place, server in database.places.items()
         ]
 
 
@@ -258,4 +273,4 @@ class PlacedDatabaseServer(NamedTuple):
     @property
     def is_master(self) -> bool:
         """True for the master of the database."""
-        return self.region == self.database.master_region
+        return self.server.name == self.database.servers[self.database.master_region].name

@@ -168,7 +168,7 @@ class Promoter:
                 self._silent.add(replicas.master.name)  # the caller has waited for an answer already
             members = await replicas.members()
             check_before(members, request)
-            marked = {server.name for server in replicas.database.servers.values() if server.down}
+            marked = {server.name for server in replicas.database.places.values() if server.down}
             semi_sync = replicas.database.semi_sync
             fenced = is_fenced_by_replicas(members, request, semi_sync=semi_sync, marked=marked)
             try:
@@ -240,7 +240,7 @@ class Promoter:
                 # Not earlier: commits would wait until the replica has received everything that it lacks.
                 await self._wait_for_replicas_again(replicas)
             topology = await self._store.load()
-            if find_database(topology, database).servers[region].down:
+            if find_database(topology, database).places[region].down:
                 await self._store.change(topology.version, edits.mark_database_server(topology, server, down=False))
 
     # ---- until a server is chosen, everything can be undone ----------------------------------------------------------
@@ -370,8 +370,8 @@ class Promoter:
             topology = await self._store.load()
             replicas.check_hold()
             found = find_database(topology, database.name)
-            if found.master_region != database.master_region:
-                raise OperatorError(f"the master region of {database.name} was changed by somebody else meanwhile")
+            if found.servers[found.master_region].name != replicas.master.name:
+                raise OperatorError(f"the master of {database.name} was changed by somebody else meanwhile")
             try:
                 await self._store.change(topology.version, edits.promote(topology, database.name, region, epoch, lost))
                 return
@@ -473,7 +473,7 @@ class Promoter:
     async def _acknowledged_in_use(self, replicas: ReplicationSet, following: list[str]) -> bool:
         """Return whether a replica in use acknowledges. A marked replica may be about to be stopped, and then all
         writes would stop."""
-        marked = {server.name for server in replicas.database.servers.values() if server.down}
+        marked = {server.name for server in replicas.database.places.values() if server.down}
         if marked.issuperset(following) or not await self._acknowledged(replicas, True):
             return False
         return not marked or bool(replicas.acknowledging(await replicas.members()))

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tao.model.errors import OperatorError
+from tao.model.topology import region_of_place
 from tao.replication.server_statements import MemberState
 
 
@@ -40,7 +41,8 @@ class ServerSeeding(OperatorError):
 
 @dataclass(frozen=True, slots=True)
 class SetMember:
-    """A server of a replication set. ``state`` is None when it does not answer; ``error`` then says why."""
+    """A server of a replication set. ``region`` is its place: the region, or ``REGION/standby``. ``state`` is None when
+    it does not answer; ``error`` then says why."""
 
     name: str
     region: str
@@ -71,10 +73,10 @@ class SetMember:
 class PromotionRequest:
     """The promotion that was asked for.
 
-    ``region``: the region whose server becomes master, or None for the most advanced server. ``master_lost``: proceed
-    without the old master. ``without``: servers that may be unreachable, because the operator vouches that they have
-    nothing that the others lack. ``waited_for_replica``: the commits of the lost master waited for a replica when it
-    answered last, a moment ago.
+    ``region``: the region (or other place) whose server becomes master, or None for the most advanced server.
+    ``master_lost``: proceed without the old master. ``without``: servers that may be unreachable, because the
+    operator vouches that they have nothing that the others lack. ``waited_for_replica``: the commits of the lost
+    master waited for a replica when it answered last, a moment ago.
     """
 
     region: str | None = None
@@ -121,13 +123,14 @@ def choose(members: Sequence[SetMember], request: PromotionRequest) -> SetMember
     """Choose the server to promote once receiving has stopped: one that has received everything that any other
     reachable server has.
 
-    Among equals the requested one is chosen, else the first by name. Raises `PromotionRefused`, or `MasterAnswers` when
-    a lost master has come back.
+    Among equals the requested one is chosen, else the one in the master's region, else the first by name. Raises
+    `PromotionRefused`, or `MasterAnswers` when a lost master has come back.
     """
     master = _master(members)
     check_lost(master, request)
     candidates = sorted(
-        (each for each in members if not each.is_master and each.is_complete), key=lambda each: each.name
+        (each for each in members if not each.is_master and each.is_complete),
+        key=lambda each: (region_of_place(each.region) != master.region, each.name),
     )
     best = [each for each in candidates if not any(lack for _, lack in _lacks(each, candidates))]
     if not best:

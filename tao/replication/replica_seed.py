@@ -276,7 +276,7 @@ class Reseeder:
 def database_with(topology: Topology, server: str) -> Database:
     """Return the database that a server belongs to. Raises `TopologyError` when there is none."""
     for database in topology.databases:
-        if any(each.name == server for each in database.servers.values()):
+        if any(each.name == server for each in database.places.values()):
             return database
     raise TopologyError(f"there is no database server {server!r}")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tao.model.errors import DeadlineExceeded, ShardBlocked, TaoError, TopologyError
-from tao.model.topology import Database, DatabaseServer, Topology
+from tao.model.topology import Database, DatabaseServer, Topology, region_of_place
 from tao.replication.accounts import Account
 from tao.replication.lease import LeaseTerms, lease_terms, revoke_lease
 from tao.replication.locks import SESSION_IDLE_SECONDS, LockHold, LockLost
@@ -92,12 +92,12 @@ class ReplicationSet:
         return asyncio.get_running_loop().time() + self._statement_seconds
 
     def region_of(self, name: str) -> str:
-        """Return the region of a server."""
-        return next(region for region, server in self.database.servers.items() if server.name == name)
+        """Return the place of a server, which is what all methods here take for its region."""
+        return next(place for place, server in self.database.places.items() if server.name == name)
 
     def login(self, region: str, account: Account | None = None) -> ServerAccount:
         """Return the address of a region's server with an account; None: with an administrator's."""
-        server = self.database.servers[region].seen_from(self._seen_from)
+        server = self.database.places[region].seen_from(self._seen_from)
         return (account or self._accounts.administrator).at(server)
 
     @asynccontextmanager
@@ -106,7 +106,7 @@ class ReplicationSet:
 
         ``deadline``: for the connection; None means `statement_deadline`. Raises `TaoError`, including `LockLost`.
         """
-        name = self.database.servers[region].name
+        name = self.database.places[region].name
         setup = SessionSetup(writes=True, under_lock_seconds=0 if self._hold is None else SESSION_IDLE_SECONDS)
         session = await open_session(self.login(region), name, setup, deadline=deadline or self.statement_deadline())
         try:
@@ -126,7 +126,7 @@ class ReplicationSet:
         A server that was silent last time gets less time: a promotion calls this several times, and the writers of the
         whole database wait for each call.
         """
-        return list(await asyncio.gather(*map(self._member, self.database.servers)))
+        return list(await asyncio.gather(*map(self._member, self.database.places)))
 
     async def beside_master(self, region: str) -> tuple[SetMember, SetMember]:
         """Return the state of a server and of the master. The master is queried afterwards, so it has everything that a
@@ -135,7 +135,7 @@ class ReplicationSet:
         return member, await self._member(self.database.master_region)
 
     async def _member(self, region: str) -> SetMember:
-        name, is_master = self.database.servers[region].name, region == self.database.master_region
+        name, is_master = self.database.places[region].name, region == self.database.master_region
         patience = _RETRY_SHARE if name in self._silent else 1.0
         deadline = asyncio.get_running_loop().time() + patience * self._statement_seconds
         try:
@@ -153,7 +153,7 @@ class ReplicationSet:
     def follows(self, member: SetMember, master_region: str) -> bool:
         """Return whether the member follows the server of that region, at the address that the member's own region
         uses."""
-        master = self.database.servers[master_region].seen_from(member.region)
+        master = self.database.servers[master_region].seen_from(region_of_place(member.region))
         following = None if member.state is None else member.state.following
         return following is not None and following.source == f"{master.host}:{master.port}"
 
@@ -168,7 +168,7 @@ class ReplicationSet:
             for member in members
             if member.acknowledges
             and member.is_complete
-            and not self.database.servers[member.region].down
+            and not self.database.places[member.region].down
             and self.follows(member, self.database.master_region)
         ]
 
@@ -201,7 +201,7 @@ class ReplicationSet:
         """
         found = {member.region: member for member in members}
         master = found[self.database.master_region]
-        others = [found[region] for region in self.database.servers if region != master.region]
+        others = [found[region] for region in self.database.places if region != master.region]
         return (
             master.state is not None
             and master.state.waits_for_replica
@@ -277,7 +277,7 @@ class ReplicationSet:
         Raises `PromotionRefused` when it has received meanwhile what the server that was chosen to be master lacks, or
         another `TaoError`. The three steps share a session: it would end with the server.
         """
-        name = self.database.servers[region].name
+        name = self.database.places[region].name
         async with self.session(region) as session:
             await stop_receiving(session, deadline=self.statement_deadline())
             state = await member_state(session, deadline=self.statement_deadline())
@@ -286,7 +286,7 @@ class ReplicationSet:
 
     async def follow(self, region: str, master_region: str) -> None:
         """Make a server a replica of another, whatever it was before. Raises `TaoError`."""
-        master = self.database.servers[master_region].seen_from(region)
+        master = self.database.places[master_region].seen_from(region_of_place(region))
         replicator = self._accounts.replicator
         tls = SourceTls.of(replicator.tls)
         source = ReplicationSource(master.host, master.port, replicator.user, replicator.password, tls)
@@ -301,7 +301,7 @@ class ReplicationSet:
 
         Other rows say nothing about a promotion of the server: a shard that was moved here has an epoch of its own,
         above the database's. Raises `TaoError`."""
-        name = self.database.servers[region].name
+        name = self.database.places[region].name
         async with self.session(region) as session:
             return await highest_epoch(session, self.shards, master=name, deadline=self.statement_deadline())
 

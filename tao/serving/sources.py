@@ -210,7 +210,7 @@ class Databases:
 
     def _server(self, name: str) -> DatabaseServer:
         for database in self._configuration.routes.topology.databases:
-            for server in database.servers.values():
+            for server in database.places.values():
                 if server.name == name:
                     return server.seen_from(self._region)
         raise TopologyError(f"the topology names no database server {name}")

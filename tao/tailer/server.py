@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Iterable
 from typing import Any, Final
 
 from tao.model.errors import TopologyError
-from tao.model.topology import CacheServer, Database, DatabaseServer
+from tao.model.topology import CacheServer, Database, DatabaseServer, region_of_place
 from tao.observability.logs import Logger, configure_logs, logger
 from tao.observability.metrics import Metrics
 from tao.replication.gtid import rewound
@@ -179,8 +179,11 @@ class TailerServer:
     def _database(self) -> Database:
         settings = self._settings
         for database in self._configuration.routes.topology.databases:
-            server = database.servers.get(settings.region)
-            if server is not None and server.name == settings.database_server:
+            # The region's server and its standby change places in a promotion.
+            if any(
+                server.name == settings.database_server and region_of_place(place) == settings.region
+                for place, server in database.places.items()
+            ):
                 return database
         raise TopologyError(
             f"{settings.topology_file} names no database server {settings.database_server!r} in region "

@@ -77,6 +77,10 @@ def dump_topology(topology: Topology) -> str:
                 region: replace(server, reached_from=_sorted(server.reached_from))
                 for region, server in sorted(database.servers.items())
             },
+            standbys={
+                region: replace(server, reached_from=_sorted(server.reached_from))
+                for region, server in sorted(database.standbys.items())
+            },
         )
         for database in topology.databases
     )
@@ -84,6 +88,9 @@ def dump_topology(topology: Topology) -> str:
     # Programs of an earlier version refuse fields that they do not know.
     if document["changes"] is None:
         del document["changes"]
+    for database in document["databases"]:
+        if not database["standbys"]:
+            del database["standbys"]
     for region in document["regions"]:
         if not region["watchers"]:
             del region["watchers"]
@@ -215,9 +222,11 @@ def _database_faults(database: Database, regions: set[str]) -> Iterator[str]:
         yield f"{where}.servers: has none in region {region!r}; a database has one in each region"
     for region in sorted(set(database.servers) - regions):
         yield f"{where}.servers: there is no region {region!r}"
+    for region in sorted(set(database.standbys) - regions):
+        yield f"{where}.standbys: there is no region {region!r}"
     if not FIRST_EPOCH <= database.version_epoch <= MAX_EPOCH:
         yield f"{where}.version_epoch: is {database.version_epoch}; epochs are {FIRST_EPOCH} to {MAX_EPOCH}"
-    for server in database.servers.values():
+    for server in database.places.values():
         if not server.socket and not (server.host and 1 <= server.port <= 65_535):
             yield f"{where}/{server.name}: needs a socket, or a host and a port from 1 to 65535"
         yield from _viewpoint_faults(f"{where}/{server.name}", server.reached_from, regions)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from tao.model.errors import TopologyError
-from tao.model.topology import CacheServer, Database, DatabaseServer, Tier, Topology
+from tao.model.topology import STANDBY, CacheServer, Database, DatabaseServer, Tier, Topology, region_of_place
 from tao.routing.shard_map import Ring
 from tao.topology.document import check_topology
 
@@ -44,7 +44,11 @@ def mark_database_server(topology: Topology, name: str, down: bool) -> Topology:
     if name not in {each.server.name for each in topology.database_servers}:
         raise TopologyError(f"there is no database server {name!r}")
     databases = tuple(
-        _with(database, servers={region: mark(server) for region, server in database.servers.items()})
+        _with(
+            database,
+            servers={region: mark(server) for region, server in database.servers.items()},
+            standbys={region: mark(server) for region, server in database.standbys.items()},
+        )
         for database in topology.databases
     )
     return _by_hand(_next(topology, databases=databases), name)
@@ -80,16 +84,26 @@ def as_version(topology: Topology, version: int) -> Topology:
     return _with(topology, version=version)
 
 
-def promote(topology: Topology, database: str, region: str, version_epoch: int, lost: str = "") -> Topology:
-    """Make ``region`` the master region of a database, under a higher version epoch. ``lost`` names the former master's
-    server when it is out of reach: it is marked down until it follows the new one."""
+def promote(topology: Topology, database: str, place: str, version_epoch: int, lost: str = "") -> Topology:
+    """Make the server at ``place`` the master of a database, under a higher version epoch. A standby changes places
+    with its region's other server. ``lost`` names the former master's server when it is out of reach: it is marked down
+    until it follows the new one."""
     found = next((each for each in topology.databases if each.name == database), None)
     if found is None:
         raise TopologyError(f"there is no database {database!r}")
     if version_epoch <= found.version_epoch:
         raise TopologyError(f"{database}: the version epoch {version_epoch} is not above {found.version_epoch}")
-    servers = {at: _with(each, down=True) if each.name == lost else each for at, each in found.servers.items()}
-    changed = _with(found, master_region=region, version_epoch=version_epoch, servers=servers)
+    region = region_of_place(place)
+    places = {at: _with(each, down=True) if each.name == lost else each for at, each in found.places.items()}
+    if place != region:
+        places[region], places[place] = places[place], places[region]
+    changed = _with(
+        found,
+        master_region=region,
+        version_epoch=version_epoch,
+        servers={at: places[at] for at in found.servers},
+        standbys={at: places[f"{at}{STANDBY}"] for at in found.standbys},
+    )
     databases = tuple(changed if each is found else each for each in topology.databases)
     marked = (*topology.marked_by_watcher, lost) if lost else topology.marked_by_watcher
     return _next(topology, databases=databases, marked_by_watcher=tuple(dict.fromkeys(marked)))

@@ -30,6 +30,9 @@ from tao.model.topology import Database, Region, Tier, Topology
 from tao.topology.document import parse_topology
 
 HEAD: Final = "head"
+_OF_SERVERS: Final = ("servers", "standbys")
+"""The fields of a database that map a region to a server. Those without any are left out: programs of an earlier
+version refuse fields that they do not know."""
 """The section that every change rewrites."""
 
 _SHARDS_OF_BLOCK: Final = 256
@@ -56,7 +59,7 @@ def _sections(topology: Topology) -> Iterator[tuple[str, bytes]]:
         yield from _region_sections(region)
     for database in topology.databases:
         yield f"databases/{database.name}", _encode(_without_servers(database))
-        for server in database.servers.values():
+        for server in database.places.values():
             yield f"database-servers/{server.name}", _encode(server)
     for change in topology.changes or ():
         yield f"changes/{change.version}", _encode(change)
@@ -96,7 +99,8 @@ def _tier_sections(path: str, tier: Tier) -> Iterator[tuple[str, bytes]]:
 
 def _without_servers(database: Database) -> dict[str, Any]:  # Any: the fields of a database
     fields: dict[str, Any] = {name: getattr(database, name) for name in database.__struct_fields__ if name != "name"}
-    return {**fields, "servers": {region: server.name for region, server in database.servers.items()}}
+    named = {kind: {region: server.name for region, server in fields.pop(kind).items()} for kind in _OF_SERVERS}
+    return {**fields, **{kind: names for kind, names in named.items() if names}}
 
 
 def topology_of(sections: _Sections, source: str) -> Topology:
@@ -170,6 +174,8 @@ def _tier_of(parts: _Parts, region: str, name: str) -> dict[str, Any]:
 
 def _database_of(parts: _Parts, name: str) -> dict[str, Any]:
     database = parts.take(f"databases/{name}")
-    names = database.pop("servers", {})
-    servers = {region: parts.take(f"database-servers/{server}") for region, server in names.items()}
-    return {"name": name, "servers": servers, **database}
+    servers = {
+        kind: {region: parts.take(f"database-servers/{server}") for region, server in database.pop(kind, {}).items()}
+        for kind in _OF_SERVERS
+    }
+    return {"name": name, **servers, **database}

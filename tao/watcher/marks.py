@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tao.model.topology import Database, Region, Tier, Topology
+from tao.model.topology import Database, Region, Tier, Topology, region_of_place
 from tao.topology import edits
 
 
@@ -123,12 +123,12 @@ def _tailer_marks(region: Region, own: WatcherReport, peers: Mapping[str, Watche
 
 def _database_marks(database: Database, own: WatcherReport, peers: Mapping[str, WatcherReport | None]) -> list[Mark]:
     marks: list[Mark] = []
-    for region, server in database.servers.items():
-        verdict = _agreed(server.name, region, own, peers)
+    for place, server in database.places.items():
+        verdict = _agreed(server.name, region_of_place(place), own, peers)
         if verdict is ServerVerdict.UP and server.down:
             marks.append(Mark(server.name, down=False))
         # A master that is gone is replaced and not marked: no other server could take its reads.
-        elif verdict is ServerVerdict.DOWN and not server.down and region != database.master_region:
+        elif verdict is ServerVerdict.DOWN and not server.down and place != database.master_region:
             marks.append(Mark(server.name, down=True))
     return marks
 

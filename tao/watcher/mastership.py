@@ -393,8 +393,8 @@ class Mastership:
         database = replicas.database
         terms = self._settings.lease.terms(semi_sync=database.semi_sync) if database.keeps_lease else LeaseTerms()
         # The master comes first: a promotion takes the length of its lease from the other servers.
-        for region in sorted(database.servers, key=lambda each: each != database.master_region):
-            name = database.servers[region].name
+        for region in sorted(database.places, key=lambda each: each != database.master_region):
+            name = database.places[region].name
             if self._prepared.get(name) != terms and not await self._prepare(replicas, region, name, terms):
                 break
         if not terms.seconds:

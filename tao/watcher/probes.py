@@ -111,7 +111,7 @@ class DatabaseProbes:
             )
             self.verdicts[member.name] = steady_verdict(
                 verdict,
-                database.servers[member.region].down,
+                database.places[member.region].down,
                 self._good_probes[member.name],
                 probes_until_up=self._settings.answers_until_up,
             )
@@ -127,7 +127,7 @@ class DatabaseProbes:
 
     def _verdict(self, replicas: ReplicationSet, member: SetMember, now: float) -> ServerVerdict:
         settings = self._settings
-        is_marked = replicas.database.servers[member.region].down
+        is_marked = replicas.database.places[member.region].down
         if member.is_master and self._refusals[member.name] >= settings.master_refusals:
             return ServerVerdict.DEAD
         if member.state is None:

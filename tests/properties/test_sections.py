@@ -69,6 +69,7 @@ def topologies(draw: st.DrawFn) -> Topology:
             shards=((first, last),),
             version_epoch=draw(st.integers(1, 9)),
             semi_sync=draw(st.booleans()),
+            standbys={each: DatabaseServer(name=f"{each}-{number}-2") for each in regions if draw(st.booleans())},
         )
 
     middle = draw(st.integers(0, shards - 1))

@@ -51,7 +51,7 @@ from tests.sim.replicated import Machines, Server, critical_read, statements, wr
 from tests.sim.substitutes import Substitution, replaced
 
 REPLACED_SECONDS: Final = 4.0
-"""From the death of a semi-synchronous master's process until a write is acknowledged again."""
+"""From the death of a semi-synchronous master's process until a write is acknowledged again, in one region."""
 _REGIONS: Final = ("east", "west", "north")
 _BEFORE_SECONDS: Final = 3.0
 """Until watchers have begun, and have seen the master wait for its replicas."""
@@ -209,16 +209,19 @@ class _Store:
 class Hour:
     """One hour of one database, with one incident."""
 
-    def __init__(self, seed: int, loop: SimLoop, kinds: Sequence[str] = ()) -> None:
-        """``kinds``: of the incidents; none: those that the seed chooses."""
+    def __init__(self, seed: int, loop: SimLoop, kinds: Sequence[str] = (), regions: int = 0) -> None:
+        """``kinds`` of incidents, and number of ``regions``: none and 0 leave them to the seed."""
         rng = self.random = random.Random(seed)
         self.seed: Final = seed
         self.loop: Final = loop
         self.findings: Final = Findings(hours=1)
         self._kinds: Final = kinds
-        regions = _REGIONS[: rng.choice((2, 3))]
+        names = _REGIONS[: regions or rng.choice((1, 2, 3))]
+        has_standby = len(names) == 1 or rng.random() < 0.5
         self.semi_sync: Final = rng.random() < 0.8
-        servers = [Server(f"{region}-db", region, number) for number, region in enumerate(regions, 1)]
+        servers = [Server(f"{region}-db", region, number) for number, region in enumerate(names, 1)]
+        if has_standby:
+            servers.append(Server("east-standby", "east", len(servers) + 1))
         self.machines: Final = Machines(loop, rng, servers)
         self.master: Final = servers[0]
         self.topology = self._document(servers)
@@ -232,17 +235,26 @@ class Hour:
         self._processes: Final[list[Process]] = []
 
     def _document(self, servers: list[Server]) -> Topology:
+        names = dict.fromkeys(server.region for server in servers)
         regions = tuple(
             Region(
-                name=server.region,
-                leaders=_tier(f"{server.region}-leader"),
-                followers=(_tier(f"{server.region}-follower"),),
-                watchers=(WatcherProcess(name=f"{server.region}-watcher", frames="127.0.0.1:1"),),
+                name=region,
+                leaders=_tier(f"{region}-leader"),
+                followers=(_tier(f"{region}-follower"),),
+                watchers=(WatcherProcess(name=f"{region}-watcher", frames="127.0.0.1:1"),),
             )
-            for server in servers
+            for region in names
         )
-        places = {server.region: DatabaseServer(name=server.name, port=server.number) for server in servers}
-        database = Database(name="db", master_region="east", servers=places, shards=((0, 0),), semi_sync=self.semi_sync)
+        listed = {server.name: DatabaseServer(name=server.name, port=server.number) for server in servers}
+        standby = listed.pop("east-standby", None)
+        database = Database(
+            name="db",
+            master_region="east",
+            servers={region.name: listed[f"{region.name}-db"] for region in regions},
+            shards=((0, 0),),
+            semi_sync=self.semi_sync,
+            standbys={} if standby is None else {"east": standby},
+        )
         return Topology(version=1, shards=1, regions=regions, databases=(database,))
 
     # the watchers
@@ -331,15 +343,15 @@ class Hour:
     async def play(self) -> None:
         """Play the seconds around the incident."""
         self._open_master()
-        for server in self.machines.servers.values():
-            watcher = _Watcher(self, server.region)
+        for region in self.region_names():
+            watcher = _Watcher(self, region)
             self.watchers[watcher.process.name] = watcher
-            self.machines.regions[watcher.process.name] = server.region
+            self.machines.regions[watcher.process.name] = region
         # The first one acts.
         for watcher in self.random.sample([*self.watchers.values()], len(self.watchers)):
             watcher.process.context.run(self._start, watcher)
         self._run(Process("observer", "east"), self._note_who_is_well())
-        for region in sorted({server.region for server in self.machines.servers.values()}):
+        for region in self.region_names():
             client = Process(f"{region}-client", region)
             self.machines.regions[client.name] = region
             for server in self.machines.servers.values():
@@ -384,7 +396,7 @@ class Hour:
             self.findings.lost_writes.append(f"seed {self.seed}: {kinds}: {master.name} lacks {lost}")
         self.findings.lost_writes += [f"seed {self.seed}: {each}" for each in self.machines.two_masters]
         late = self._died_at >= 0 or any(each > REPLACED_SECONDS for each in self.findings.replaced_seconds)
-        if late:
+        if late and len(self.region_names()) == 1:
             self.findings.late.append(f"seed {self.seed}: {self.findings.replaced_seconds}")
         self.findings.errors += [f"seed {self.seed}: {each}" for each in self.loop.errors]
 
@@ -420,6 +432,9 @@ class Hour:
     def all_names(self) -> list[str]:
         return [*self.machines.regions]
 
+    def region_names(self) -> list[str]:
+        return [region.name for region in self.topology.regions]
+
     def of_region(self, region: str) -> list[str]:
         return [name for name, at in self.machines.regions.items() if at == region]
 
@@ -451,7 +466,7 @@ def _cut_replicas(hour: Hour) -> None:
 
 
 def _cut_region(hour: Hour) -> None:
-    region = hour.random.choice(("east", "east", "west"))
+    region = hour.random.choice(("east", "east", *hour.region_names()))
     inside = hour.of_region(region)
     hour.cut_off(inside, [name for name in hour.all_names() if name not in inside], _any_seconds(hour, 14))
 
@@ -497,13 +512,13 @@ _INCIDENTS: Final[dict[str, Callable[[Hour], None]]] = {
 }
 
 
-def play_hour(seed: int, kinds: Sequence[str] = ()) -> Findings:
-    """Play one hour, with these incidents if any are named, and return what it has brought."""
+def play_hour(seed: int, kinds: Sequence[str] = (), regions: int = 0) -> Findings:
+    """Play one hour (`Hour`), and return what it has brought."""
     loop = SimLoop()
     asyncio.set_event_loop(loop)
     try:
         with _quiet_logs():
-            hour = Hour(seed, loop, kinds)
+            hour = Hour(seed, loop, kinds, regions)
             substitutions = [*statements(hour.machines), Substitution(LockFiles, partial(SimLockFiles, hour.locks))]
             with replaced(substitutions):
                 loop.run_until_complete(hour.play())

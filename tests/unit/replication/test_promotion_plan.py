@@ -37,6 +37,13 @@ def test_among_equals_the_wish_decides_and_else_the_name() -> None:
     assert choose(members, PromotionRequest("west", master_lost=True)).region == "west"
 
 
+def test_among_equals_the_standby_of_the_masters_region_is_promoted_and_else_the_one_that_has_most() -> None:
+    members = [master(None), replica("a-region", "1-1-9"), replica("east/standby", "1-1-3", received="1-1-9")]
+    assert choose(members, LOST).region == "east/standby"
+    ahead = [master(None), replica("a-region", "1-1-9"), replica("east/standby", "1-1-8")]
+    assert choose(ahead, LOST).region == "a-region"
+
+
 def test_a_server_that_lacks_something_is_not_promoted_on_wish() -> None:
     members = [master(None), replica("west", "1-1-8"), replica("north", "1-1-9")]
     with pytest.raises(PromotionRefused, match=r"west-db lacks 1-1-9 of north-db"):

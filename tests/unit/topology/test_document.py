@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from tao.model.errors import TopologyError
-from tao.model.topology import Topology
+from tao.model.topology import DatabaseServer, Topology
 from tao.routing.shard_map import Ring
 from tao.routing.topology_changes import record_change
 from tao.topology import document as document_module
-from tao.topology.document import decode_topology, dump_topology, encode_region, parse_topology
+from tao.topology.document import check_topology, decode_topology, dump_topology, encode_region, parse_topology
 
 Document = dict[str, Any]  # Any: plain JSON, taken apart by the tests
 
@@ -165,6 +165,22 @@ def test_the_part_of_a_region_has_its_servers_and_all_databases_and_no_marks_or_
     assert (part.marked_by_watcher, part.changes) == ((), None)
     with pytest.raises(TopologyError, match="no region 'nowhere'"):
         encode_region(marked, "nowhere")
+
+
+def test_a_standby_is_written_only_where_there_is_one(topology: Topology) -> None:
+    assert "standbys" not in document_of(topology)["databases"][0]
+    (database,) = topology.databases
+    with_standby = msgspec.structs.replace(database, standbys={"here": DatabaseServer(name="db-2")})
+    found = msgspec.structs.replace(topology, databases=(with_standby,))
+    assert parse_topology(dump_topology(found), "here") == found
+    for standbys, fault in (
+        ({"there": DatabaseServer(name="db-2")}, "databases/db.standbys: there is no region 'there'"),
+        ({"here": DatabaseServer(name="db-here")}, "'db-here' is there 2 times"),
+        ({"here": DatabaseServer(name="db-2", port=0)}, "databases/db/db-2: needs a socket"),
+    ):
+        broken = msgspec.structs.replace(database, standbys=standbys)
+        with pytest.raises(TopologyError, match=fault):
+            check_topology(msgspec.structs.replace(topology, databases=(broken,)))
 
 
 def test_what_a_server_sends_may_have_fields_of_a_later_version(topology: Topology) -> None:

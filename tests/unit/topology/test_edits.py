@@ -25,6 +25,20 @@ def test_marking_a_database_server_changes_that_server_alone(topology: Topology)
     assert changed.databases[0].servers["here"].down
 
 
+def test_a_standby_that_is_promoted_changes_places_with_the_former_master(topology: Topology) -> None:
+    (database,) = topology.databases
+    with_standby = msgspec.structs.replace(database, standbys={"here": DatabaseServer(name="db-2")})
+    before = msgspec.structs.replace(topology, databases=(with_standby,))
+    assert [each.is_master for each in before.database_servers] == [True, False]
+    changed = edits.promote(before, "db", "here/standby", 2, lost="db-here")
+    (after,) = changed.databases
+    assert (after.master_region, after.version_epoch) == ("here", 2)
+    assert after.servers == {"here": DatabaseServer(name="db-2")}
+    assert after.standbys == {"here": DatabaseServer(name="db-here", down=True)}
+    assert changed.marked_by_watcher == ("db-here",)
+    assert not edits.mark_database_server(changed, "db-here", down=False).databases[0].standbys["here"].down
+
+
 def test_a_shard_is_moved_cloned_and_given_back(topology: Topology) -> None:
     changed = edits.move_shard(topology, "here", "web", 3, "w-2", "w-1")
     assert changed.regions[0].followers[0].moved[3] == ("w-2", "w-1")

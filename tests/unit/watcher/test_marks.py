@@ -44,6 +44,16 @@ def topology(down: Iterable[str] = ()) -> Topology:
     return Topology(version=1, shards=4, regions=regions, databases=(database,), marked_by_watcher=tuple(down))
 
 
+def test_a_standby_is_marked_on_the_word_of_its_region_and_a_master_never() -> None:
+    before = topology()
+    (database,) = before.databases
+    with_standby = msgspec.structs.replace(database, standbys={"east": DatabaseServer(name="east-db-2")})
+    found = msgspec.structs.replace(before, databases=(with_standby,))
+    own = WatcherReport("west", {"east-db-2": ServerVerdict.DOWN, "east-db": ServerVerdict.DOWN})
+    assert wanted_marks(found, own, {}) == [Mark("east-db-2", down=True)]
+    assert wanted_marks(found, own, {"east": WatcherReport("east", {})}) == []
+
+
 def with_tailer(*, down: bool = False) -> Topology:
     before = topology(["tailer"] if down else [])
     tailer = TailerProcess(name="tailer", database="db", admin="127.0.0.1:1", down=down)
