@@ -30,7 +30,7 @@ from loadtest.rounds import percentile
 from loadtest.scenario import SCHEMA, BenchSettings, Progress, Scenario
 from loadtest.target import OWN_TIER
 from tao.admin.server_stats import server_stats
-from tao.client import Graph, connect
+from tao.client import ClientSettings, Graph, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Role, Shape
@@ -58,6 +58,8 @@ _TOY_WINDOW_SECONDS: Final = 2.0
 _SAMPLES_PER_WINDOW: Final = 4
 _JOIN_SECONDS: Final = 120.0
 _TICK_SECONDS: Final = 0.02
+_TIMEOUT_SECONDS: Final = 30.0
+"""A busy machine should show as a slow answer, not as a failed request."""
 _MOST_PENDING: Final = 2_000
 """Requests under way; beyond that none is begun, and the run says so."""
 _POINTS: Final = 2.0
@@ -278,8 +280,9 @@ async def _loaded(cluster: DevCluster, wanted: GrowOptions, *, toy: bool) -> Asy
     """Write the objects, and load the cluster through clients that know it by its file and by the address of a
     follower."""
     async with AsyncExitStack() as stack:
+        patient = ClientSettings(timeout_seconds=_TIMEOUT_SECONDS)
         graphs = [
-            await stack.enter_async_context(connect(place, tier=OWN_TIER))
+            await stack.enter_async_context(connect(place, tier=OWN_TIER, settings=patient))
             for place in (str(cluster.topology_path), cluster.client_address)
         ]
         objects = _TOY_OBJECTS if toy else _OBJECTS
