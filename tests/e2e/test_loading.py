@@ -28,7 +28,7 @@ from tests.rigs.forked_programs import Ended, run_tao
 pytestmark = [pytest.mark.database, pytest.mark.e2e]
 
 PAGES = 100
-EDGES = 400
+EDGES = 1_000
 GUIDE = (Path(__file__).resolve().parents[2] / "docs/how-to/load-a-graph.md").read_text()
 BLOCK = re.compile(r'^```(csv|python|sh|text)(?: title="([\w.]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 

@@ -10,6 +10,7 @@ from tests.rigs.effort import EFFORT_PERCENT
 from tests.rigs.toy_runs import ToyRun
 
 scenario = pytest.mark.scenario
+takes_minutes = pytest.mark.skipif(EFFORT_PERCENT < 100, reason="takes minutes of a machine: `make thorough` runs it")
 pytestmark = [pytest.mark.e2e, pytest.mark.database, pytest.mark.timeout(420)]
 
 
@@ -77,6 +78,7 @@ def test_a_follower_and_a_leader_are_drained_and_restarted_and_no_request_fails(
     assert found["reads"] > found["acked_writes"] > 0
 
 
+@takes_minutes
 @scenario("grow")
 def test_a_tier_grows_and_shrinks_under_load_and_no_request_fails(ran: ToyRun) -> None:
     found = msgspec.json.decode(ran.json)
@@ -90,7 +92,7 @@ def test_a_tier_grows_and_shrinks_under_load_and_no_request_fails(ran: ToyRun) -
     assert found["reads"] > found["writes"] > 0
 
 
-@pytest.mark.skipif(EFFORT_PERCENT < 100, reason="takes minutes of two regions with TLS: `make thorough` runs it")
+@takes_minutes
 @scenario("rotation")
 def test_authority_certificates_tokens_and_rights_are_replaced_and_no_request_fails(ran: ToyRun) -> None:
     found = msgspec.json.decode(ran.json)
@@ -113,6 +115,7 @@ def test_the_report_says_how_long_clients_go_without_each_server_that_was_killed
     assert 0 < found["master"]["detection"]["p50"] < found["master"]["writes"]["p50"]
 
 
+@takes_minutes
 @scenario("move")
 def test_shards_move_under_load_and_while_the_mover_is_killed_and_nothing_is_lost(ran: ToyRun) -> None:
     found = msgspec.json.decode(ran.json)
