@@ -38,7 +38,7 @@ class CommittedMessages:
     def __init__(self, settings: DeliverySettings) -> None:
         self._settings: Final = settings
         self._kept: Final[OrderedDict[tuple[str, int, int], _Kept]] = OrderedDict()
-        self._sources: Final[set[str]] = set()
+        self._databases: Final[set[str]] = set()
         self._commits: Final[dict[asyncio.Event, None]] = {}
         self.bytes = 0
         """Estimated size of the messages here."""
@@ -73,12 +73,13 @@ class CommittedMessages:
 
     def has_of(self, database: str) -> bool:
         """Return whether messages of a database have been kept in this life of the leader."""
-        return database in self._sources
+        return database in self._databases
 
     def keep(self, source: str, number: int, batches: Iterable[ShardMessages], now: float) -> None:
         """Keep what transaction ``number`` of ``source`` has changed, one batch for each shard."""
-        self._sources.add(source.partition("@")[0])
+        self._databases.add(source.rpartition("@")[0])
         for batch in batches:
+            self.release(source, number, batch.shard)
             size = sum(map(estimated_bytes, batch.messages))
             if size <= self._settings.committed_bytes // _LARGE_SHARE:
                 self._kept[source, number, batch.shard] = _Kept(batch, size, now)

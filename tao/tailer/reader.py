@@ -15,6 +15,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncGenerator, Container, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import pymysql.err
@@ -31,7 +32,7 @@ from tao.storage.session import ServerAccount
 from tao.storage.tls import BinlogConnection
 from tao.tailer.binlog import BinlogLost, BinlogMoved, BinlogTransaction, BinlogUnusable, ServerIdTaken
 from tao.tailer.settings import ReaderSettings
-from tao.tailer.transactions import EVENTS, ShardSchemas, Transactions, boundary_of
+from tao.tailer.transactions import EVENTS, RowDecoder, ShardSchemas, Transactions, boundary_of
 
 _CANNOT_READ: Final = 1236
 """ER_MASTER_FATAL_ERROR_READING_BINLOG: has many causes, which only the text distinguishes."""
@@ -379,6 +380,8 @@ class BinlogReader:
                 self.connected = True
                 if event is None:
                     raise pymysql.err.OperationalError(CR.CR_SERVER_LOST, "the server ended the binlog stream")
+                if isinstance(event, FormatDescriptionEvent):
+                    self._leave_rows(stream)
                 self._forget_tables(stream, event)
                 transaction = self._transactions.take(event)
                 if transaction is not None and not self._pass_on(transaction, reached, queue):
@@ -386,6 +389,22 @@ class BinlogReader:
         finally:
             for connection in opened:
                 connection._force_close()  # without COM_QUIT: the server is in the middle of a packet stream
+
+    def _leave_rows(self, stream: Any) -> None:
+        """Have packets of row events pass the library by, as long as they are left undecoded. A leader never has the
+        messages of MySQL's transactions, because their commits report no GTID."""
+        if self._dialect is not Dialect.MARIADB:
+            return
+        connection, decoder, leave = stream._stream_connection, RowDecoder(stream), self._transactions.leave
+        read = partial(type(connection)._read_packet, connection)
+
+        def read_packet() -> Any:
+            packet = read()
+            while leave(packet.get_all_data(), stream.table_map, decoder):
+                packet = read()
+            return packet
+
+        connection._read_packet = read_packet
 
     def _pass_on(self, transaction: BinlogTransaction, reached: GtidPosition, queue: TransactionQueue) -> bool:
         """Queue a transaction that is not a duplicate. Returns False when the thread has to end."""

@@ -12,10 +12,12 @@ the schemas' names finds the shards, and errs on the side of too many.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
+from pymysql.protocol import MysqlPacket
+from pymysqlreplication.constants import BINLOG
 from pymysqlreplication.event import (
     ExecuteLoadQueryEvent,
     FormatDescriptionEvent,
@@ -27,6 +29,7 @@ from pymysqlreplication.event import (
     XAPrepareEvent,
     XidEvent,
 )
+from pymysqlreplication.packet import BinLogPacketWrapper
 from pymysqlreplication.row_event import DeleteRowsEvent, PartialUpdateRowsEvent, UpdateRowsEvent, WriteRowsEvent
 
 from tao.planning.row_events import (
@@ -101,11 +104,20 @@ EVENTS: Final = (
 _ROW_BYTES: Final = 700
 """Memory of a row beside its data: two dictionaries and their integers."""
 _TRANSACTION_BYTES: Final = 400
-_EVENT_BYTES: Final = 1_200
+_EVENT_BYTES: Final = 200
 """Memory of an undecoded event beside its data."""
 _MAX_UNDECODED_BYTES: Final = 1 << 20
 """Estimated size of a transaction whose rows are left undecoded. A leader keeps no messages of larger ones either."""
 _GRAPH_TABLES: Final = frozenset({OBJECTS_TABLE, LISTS_TABLE, EDGES_TABLE})
+_TABLE_ID: Final = slice(20, 26)
+"""Where a packet has the number of a table: after the byte OK, the header of 19 bytes."""
+_ROWS: Final = frozenset(
+    {
+        *(BINLOG.WRITE_ROWS_EVENT_V1, BINLOG.UPDATE_ROWS_EVENT_V1, BINLOG.DELETE_ROWS_EVENT_V1),
+        *(BINLOG.WRITE_ROWS_EVENT_V2, BINLOG.UPDATE_ROWS_EVENT_V2, BINLOG.DELETE_ROWS_EVENT_V2),
+    }
+)
+"""The types of the row events that may be left undecoded."""
 _STANDALONE: Final = 1
 """Flag of a MariaDB GTID event: its group is one statement without a commit event."""
 _IGNORABLE: Final = 0x80
@@ -119,6 +131,57 @@ class ShardSchemas:
 
     def __contains__(self, schema: object) -> bool:
         return shard_of_schema(str(schema)) is not None
+
+
+class RowDecoder:
+    """Decodes row events of one stream apart from it."""
+
+    def __init__(self, stream: Any) -> None:
+        """``stream``: a `BinLogStreamReader` that has read its format. Two of its private parts are used; the tests of
+        the reader fail without them."""
+        self._connection: Final = stream._ctl_connection
+        self._version: Final = stream.mysql_version
+        self._use_checksum: Final = stream._BinLogStreamReader__use_checksum
+        self._header_lengths: Final = stream._BinLogStreamReader__post_header_lengths
+
+    def event(self, data: bytes, table: Any) -> Event:
+        """Return the event in a packet. ``table``: the library's definition of its table. Raises what the library
+        does."""
+        return BinLogPacketWrapper(
+            MysqlPacket(data, "utf8"),
+            {table.table_id: table},
+            self._connection,
+            self._version,
+            self._use_checksum,
+            frozenset({WriteRowsEvent, UpdateRowsEvent, DeleteRowsEvent}),
+            *(None, None, None, None),  # every table of every schema
+            freeze_schema=True,
+            ignore_decode_errors=False,
+            verify_checksum=False,
+            optional_meta_data=True,
+            enable_logging=False,
+            post_header_lengths=self._header_lengths,
+        ).event
+
+
+class _LeftRows(NamedTuple):
+    """A row event that is not decoded, the library's definition of its table, and what decodes it."""
+
+    shard: int
+    data: bytes
+    table: Any
+    decoder: RowDecoder
+
+    @property
+    def size_bytes(self) -> int:
+        return _EVENT_BYTES + len(self.data)
+
+    def decoded(self) -> list[RowEvent] | None:
+        """Return the rows; None when they cannot be read."""
+        try:
+            return decoded_rows(self.shard, self.decoder.event(self.data, self.table))
+        except Exception:  # noqa: BLE001 - as in `decoded_rows`
+            return None
 
 
 class Transactions:
@@ -188,7 +251,7 @@ class Transactions:
         self._timestamp = timestamp
         self._explicit = explicit
         self._events: list[RowEvent] = []
-        self._undecoded: list[tuple[int, Event]] = []
+        self._undecoded: list[_LeftRows] = []
         self._must_decode = not (gtid and self.leaves_undecoded)
         self._invalid: set[int] = set()
         self._all_invalid = False
@@ -240,32 +303,44 @@ class Transactions:
                 return None if self._explicit else self._end()
 
     def _rows(self, event: Event) -> None:
-        schema: str = event.schema
-        shard = self._shards.get(schema)
+        shard = self._shard_of(event.schema)
         if shard is None:
-            shard = self._shards[schema] = shard_of_schema(schema)
-            if shard is None:
-                return
+            return
         if self._overflowed:
             self._invalid.add(shard)
             return
-        if not self._must_decode and self._leave_undecoded(shard, event):
-            return
-        self._decode(shard, event)
-
-    def _leave_undecoded(self, shard: int, event: Event) -> bool:
-        """Return whether the rows of an event need not be decoded now. If they must be, so must those before."""
-        table: str = event.table
-        if table in HOUSEKEEPING_TABLES:
-            return True  # caches hold nothing of these
-        is_graph = table in _GRAPH_TABLES or table.startswith(CUSTOM_EDGES_PREFIX)
-        size = event.event_size + _EVENT_BYTES
-        if is_graph and not isinstance(event, PartialUpdateRowsEvent) and self._bytes + size <= _MAX_UNDECODED_BYTES:
-            self._undecoded.append((shard, event))
-            self._bytes += size
-            return True
         self._decode_all()
-        return False
+        if isinstance(event, PartialUpdateRowsEvent):
+            self._invalid.add(shard)
+            return
+        self._add(shard, decoded_rows(shard, event), event.event_size)
+
+    def leave(self, data: bytes, tables: Mapping[int, Any], decoder: RowDecoder) -> bool:
+        """Take an event undecoded, if that is possible. Returns False for an event that the library has to read.
+
+        ``data``: the packet. ``tables``: the library's definitions by number; it has to read those that it lacks."""
+        if self._must_decode or len(data) < _TABLE_ID.stop or data[0]:
+            return False
+        kind = data[5]
+        if kind not in _ROWS:
+            return kind == BINLOG.TABLE_MAP_EVENT and int.from_bytes(data[_TABLE_ID], "little") in tables
+        table = tables.get(int.from_bytes(data[_TABLE_ID], "little"))
+        if table is None:
+            return False
+        shard = self._shard_of(table.schema)
+        if shard is None:
+            return False
+        name: str = table.table
+        if name in HOUSEKEEPING_TABLES:
+            return True  # caches hold nothing of these
+        if name not in _GRAPH_TABLES and not name.startswith(CUSTOM_EDGES_PREFIX):
+            return False
+        left = _LeftRows(shard, data, table, decoder)
+        self._bytes += left.size_bytes
+        self._undecoded.append(left)
+        if self._bytes > _MAX_UNDECODED_BYTES:
+            self._decode_all()
+        return True
 
     def _decode_all(self) -> None:
         """Decode the rows that were left, and all that follow."""
@@ -273,17 +348,26 @@ class Transactions:
         undecoded, self._undecoded = self._undecoded, []
         if undecoded:
             self._bytes = 0
-        for shard, event in undecoded:
-            self._decode(shard, event)
+        for each in undecoded:
+            self._add(each.shard, each.decoded(), len(each.data))
 
-    def _decode(self, shard: int, event: Event) -> None:
-        events = decoded_rows(shard, event)
+    def _shard_of(self, schema: str) -> int | None:
+        shard = self._shards.get(schema)
+        if shard is None:
+            shard = self._shards[schema] = shard_of_schema(schema)
+        return shard
+
+    def _add(self, shard: int, events: list[RowEvent] | None, size_bytes: int) -> None:
+        """Add the decoded rows of an event; None when they could not be read."""
+        if self._overflowed:
+            self._invalid.add(shard)
+            return
         if events is None:
-            self.unknown_events += not isinstance(event, PartialUpdateRowsEvent)
+            self.unknown_events += 1
             self._invalid.add(shard)
             return
         self._events += events
-        self._bytes += event.event_size + _ROW_BYTES * len(events)
+        self._bytes += size_bytes + _ROW_BYTES * len(events)
         if self._bytes > self._max_bytes:
             self.oversized += 1
             self._overflowed = True
@@ -294,8 +378,6 @@ class Transactions:
 
 def decoded_rows(shard: int, event: Event) -> list[RowEvent] | None:
     """Decode the rows of an event; None when they cannot be read."""
-    if isinstance(event, PartialUpdateRowsEvent):
-        return None
     try:
         rows = event.rows
     except Exception:  # noqa: BLE001 - decoding foreign bytes may raise anything; the shard becomes invalid
@@ -310,22 +392,22 @@ def decoded_rows(shard: int, event: Event) -> list[RowEvent] | None:
             return [RowEvent(shard, table, row["values"], None) for row in rows]
 
 
-def _by_shard(undecoded: Sequence[tuple[int, Event]]) -> Sequence[UndecodedRows]:
+def _by_shard(undecoded: Sequence[_LeftRows]) -> Sequence[UndecodedRows]:
     """Group row events by their shard."""
-    events: dict[int, list[Event]] = {}
-    for shard, event in undecoded:
-        events.setdefault(shard, []).append(event)
+    by_shard: dict[int, list[_LeftRows]] = {}
+    for each in undecoded:
+        by_shard.setdefault(each.shard, []).append(each)
     return [
-        UndecodedRows(shard, sum([_EVENT_BYTES + each.event_size for each in some]), partial(_decoded, shard, some))
-        for shard, some in events.items()
+        UndecodedRows(shard, sum([each.size_bytes for each in some]), partial(_decoded, shard, some))
+        for shard, some in by_shard.items()
     ]
 
 
-def _decoded(shard: int, events: Sequence[Event]) -> BinlogTransaction:
-    rows: list[RowEvent] = []
-    for event in events:
-        decoded = decoded_rows(shard, event)
+def _decoded(shard: int, undecoded: Sequence[_LeftRows]) -> BinlogTransaction:
+    events: list[RowEvent] = []
+    for each in undecoded:
+        decoded = each.decoded()
         if decoded is None:
             return BinlogTransaction(gtid="", invalid_shards=frozenset({shard}))
-        rows += decoded
-    return BinlogTransaction(gtid="", events=rows)
+        events += decoded
+    return BinlogTransaction(gtid="", events=events)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
+from typing import Any, cast
 
-from tao.tailer.transactions import ShardSchemas, boundary_of, shards_invalidated_by
+import pytest
+from pymysqlreplication.constants import BINLOG
+from pymysqlreplication.event import MariadbGtidEvent, QueryEvent, XidEvent
+from pymysqlreplication.row_event import DeleteRowsEvent, WriteRowsEvent
+
+from tao.tailer.binlog import BinlogTransaction
+from tao.tailer.transactions import RowDecoder, ShardSchemas, Transactions, boundary_of, shards_invalidated_by
 
 
 @pytest.mark.parametrize(
@@ -63,3 +70,131 @@ def test_the_copy_of_a_shard_that_moves_here_is_no_shard_until_it_is_renamed() -
     assert shards_invalidated_by("DROP DATABASE IF EXISTS tao_00042_incoming", "") == frozenset()
     assert "tao_00042_incoming" not in ShardSchemas()
     assert "tao_00042" in ShardSchemas()
+
+
+TABLES = {
+    number: SimpleNamespace(schema=schema, table=table)
+    for number, (schema, table) in enumerate(
+        [
+            ("tao_00001", "assocs"),
+            ("tao_00002", "assocs_wide"),
+            ("tao_00001", "inverse_intents"),
+            ("tao_00001", "heartbeat"),
+            ("elsewhere", "assocs"),
+        ]
+    )
+}
+IN_ASSOCS, IN_WIDE, IN_INTENTS, IN_HEARTBEAT, IN_OTHER, UNKNOWN = range(6)
+
+
+def packet(kind: int, table: int, size: int = 0) -> bytes:
+    return bytes([0, *(0,) * 4, kind, *(0,) * 14]) + table.to_bytes(6, "little") + bytes(size)
+
+
+def an_event(of: type, **attributes: object) -> Any:
+    event: Any = object.__new__(of)
+    vars(event).update(attributes)
+    return event
+
+
+class Stream:
+    """A stream of a transaction's packets: those that are left are decoded later, the others are events at once."""
+
+    def __init__(self, *, leaves: bool = True, max_bytes: int = 1 << 30) -> None:
+        self.transactions = Transactions(max_bytes)
+        self.transactions.leaves_undecoded = leaves
+        self.transactions.take(an_event(MariadbGtidEvent, gtid="0-1-7", timestamp=5, flags=0))
+        self.undecodable: set[bytes] = set()
+
+    def event(self, data: bytes, table: Any) -> Any:
+        """See `RowDecoder`."""
+        if data in self.undecodable:
+            raise ValueError("no such column")
+        rows = [{"values": {"id1": data[5]}}]
+        kind = DeleteRowsEvent if data[5] == BINLOG.DELETE_ROWS_EVENT_V1 else WriteRowsEvent
+        return an_event(kind, schema=table.schema, table=table.table, event_size=len(data), _RowsEvent__rows=rows)
+
+    def send(self, data: bytes) -> bool:
+        """Return whether the packet was left undecoded."""
+        if self.transactions.leave(data, TABLES, cast("RowDecoder", self)):
+            return True
+        table = TABLES.get(int.from_bytes(data[20:26], "little"))
+        if table is not None and data[5] != BINLOG.TABLE_MAP_EVENT:
+            self.transactions.take(self.event(data, table))
+        return False
+
+    def state(self, text: str) -> None:
+        self.transactions.take(an_event(QueryEvent, query=text, schema=b""))
+
+    def end(self) -> BinlogTransaction:
+        found = self.transactions.take(an_event(XidEvent))
+        assert found is not None
+        return found
+
+
+WRITE, DELETE = BINLOG.WRITE_ROWS_EVENT_V1, BINLOG.DELETE_ROWS_EVENT_V1
+
+
+def test_rows_of_the_graph_are_left_undecoded_shard_by_shard() -> None:
+    stream = Stream()
+    assert stream.send(packet(BINLOG.TABLE_MAP_EVENT, IN_ASSOCS))
+    assert not stream.send(packet(BINLOG.TABLE_MAP_EVENT, UNKNOWN)), "the library has to read it"
+    for kind, table in ((WRITE, IN_ASSOCS), (WRITE, IN_WIDE), (WRITE, IN_INTENTS), (DELETE, IN_ASSOCS)):
+        assert stream.send(packet(kind, table))
+    assert not stream.send(packet(WRITE, IN_OTHER))
+    found = stream.end()
+    assert (found.gtid, found.events, found.invalid_shards) == ("0-1-7", [], frozenset())
+    assert [rows.shard for rows in found.undecoded] == [1, 2]
+    assert sum(rows.size_bytes for rows in found.undecoded) <= found.size_bytes
+    first, second = (rows.decode() for rows in found.undecoded)
+    assert [(event.table, event.kind) for event in first.events] == [("assocs", "insert"), ("assocs", "delete")]
+    assert [(event.shard, event.table) for event in second.events] == [(2, "assocs_wide")]
+
+
+def test_everything_is_decoded_where_no_leader_commits() -> None:
+    stream = Stream(leaves=False)
+    assert not stream.send(packet(BINLOG.TABLE_MAP_EVENT, IN_ASSOCS))
+    assert not stream.send(packet(WRITE, IN_ASSOCS))
+    found = stream.end()
+    assert len(found.events) == 1
+    assert found.undecoded == []
+
+
+@pytest.mark.parametrize("also", ["heartbeat", "statement", "size"])
+def test_what_cannot_be_left_has_the_rows_before_it_decoded(also: str) -> None:
+    stream = Stream()
+    assert stream.send(packet(WRITE, IN_ASSOCS))
+    match also:
+        case "heartbeat":
+            assert not stream.send(packet(WRITE, IN_HEARTBEAT))
+        case "statement":
+            stream.state("UPDATE tao_00003.objects SET otype = 1")
+        case _:
+            assert stream.send(packet(WRITE, IN_ASSOCS, size=1 << 20))
+    assert not stream.send(packet(DELETE, IN_ASSOCS))
+    found = stream.end()
+    assert found.undecoded == []
+    assert (found.events[0].kind, found.events[-1].kind) == ("insert", "delete")
+    assert found.invalid_shards == ({3} if also == "statement" else set())
+
+
+def test_a_shard_whose_rows_cannot_be_decoded_later_is_invalid() -> None:
+    stream = Stream()
+    stream.undecodable.add(packet(WRITE, IN_ASSOCS))
+    stream.send(packet(WRITE, IN_ASSOCS))
+    stream.send(packet(WRITE, IN_WIDE))
+    first, second = (rows.decode() for rows in stream.end().undecoded)
+    assert not first.events
+    assert first.invalid_shards == {1}
+    assert len(second.events) == 1
+
+
+def test_undecoded_rows_count_against_the_bound_of_a_transaction_once_they_are_decoded() -> None:
+    stream = Stream(max_bytes=2_000)
+    for _ in range(4):
+        stream.send(packet(WRITE, IN_ASSOCS))
+    stream.send(packet(WRITE, IN_HEARTBEAT))
+    found = stream.end()
+    assert not found.events
+    assert found.invalid_shards == {1}
+    assert stream.transactions.oversized == 1
