@@ -315,10 +315,11 @@ class DeliveryPath:
         not for the touches that may be among them."""
         for outbox in full:
             if outbox.failures or outbox.rejected or self._is_slow(outbox):
-                decoded = await self._decoded(outbox.waiting_undecoded())
-                for queue in (outbox.parts, *outbox.held.values()):
-                    first = outbox.sending_count if queue is outbox.sending else 0
-                    self._put_in_place(outbox, queue, decoded, first)
+                async with outbox.decoding:
+                    decoded = await self._decoded(outbox.waiting_undecoded())
+                    for queue in (outbox.parts, *outbox.held.values()):
+                        first = outbox.sending_count if queue is outbox.sending else 0
+                        self._put_in_place(outbox, queue, decoded, first)
 
     async def _decoded(self, parts: Sequence[Part]) -> dict[int, list[Part]]:
         """Return the parts to put in place of undecoded ones, by the ``id`` of those."""
@@ -461,8 +462,9 @@ class DeliveryPath:
         """Return the first parts of a queue, which are under way from now on. They are decoded for a leader that has
         committed nothing here."""
         while True:
-            parts = head_of(queue, self._settings)
-            outbox.begin_relay(queue, parts, self._time())
+            async with outbox.decoding:  # else `_decode_stuck` may be decoding these parts
+                parts = head_of(queue, self._settings)
+                outbox.begin_relay(queue, parts, self._time())
             asks = outbox.takes_references and self._is_mastered_here()
             undecoded = [part for part in parts if is_undecoded(part) and not (asks and part.span.source)]
             if not undecoded:

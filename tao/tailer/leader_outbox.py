@@ -260,9 +260,18 @@ class LeaderOutbox:
     """The queues of one leader. All parts of a shard are in one queue and keep their order."""
 
     __slots__ = (
-        *("bytes", "collapsed", "failures", "held", "held_attempts", "leader", "parts", "proof", "rejected"),
-        *("relay_seconds", "retry_at", "running", "sending", "sending_bytes", "sending_count", "sending_touches"),
-        *("sent_at", "takes_references", "timer", "topology_version", "touch_bytes", "urgent_parts", "woken"),
+        *("bytes", "collapsed", "decoding", "failures", "held", "held_attempts", "leader", "parts", "proof"),
+        *("rejected", "relay_seconds", "retry_at", "running", "sending", "sending_bytes", "sending_count"),
+        *(
+            "sending_touches",
+            "sent_at",
+            "takes_references",
+            "timer",
+            "topology_version",
+            "touch_bytes",
+            "urgent_parts",
+            "woken",
+        ),
     )
 
     def __init__(self, leader: str) -> None:
@@ -282,6 +291,8 @@ class LeaderOutbox:
         """Loop time of the next attempt for held shards."""
         self.takes_references = False
         """The leader has said that it has messages of commits of its own."""
+        self.decoding: Final = asyncio.Lock()
+        """Held while waiting parts are decoded, so that no part is sent or decoded by another task meanwhile."""
         self.topology_version = 0
         """The version of the topology under which the shards here were routed to this leader."""
         self.bytes = 0
