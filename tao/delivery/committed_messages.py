@@ -84,6 +84,10 @@ class CommittedMessages:
             if size <= self._settings.committed_bytes // _LARGE_SHARE:
                 self._kept[source, number, batch.shard] = _Kept(batch, size, now)
                 self.bytes += size
+        self.expire(now)
+
+    def expire(self, now: float) -> None:
+        """Drop what is too old, and the oldest of what is too much."""
         oldest_at = now - self._settings.committed_seconds
         while self._kept:
             first = next(iter(self._kept.values()))

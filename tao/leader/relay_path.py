@@ -176,6 +176,7 @@ class RelayPath:
         for shard in named | foreign.keys() | set(relay.bulk_shards):
             if not self._serves(shard):
                 raise NotMine(f"this leader does not serve shard {shard}", self._configuration.routes.version)
+        self._committed.expire(self._clock.monotonic())
         if relay.references:
             missing = missing_of(relay, self._committed.find)
             if missing:

@@ -431,6 +431,8 @@ class DeliveryPath:
                 outbox.takes_references = relayed.takes_references
                 if not relayed.missing:
                     break
+                if not relay.references:
+                    raise ProtocolError(f"{outbox.leader} is missing what a relay without references contains")
                 await self._decode_missing(outbox, queue, parts, relayed)
         except (RequestError, NotMine, ShardBlocked, InternalError, ProtocolError) as error:
             shards = {part.shard for part in parts if not is_proof(part)}

@@ -60,6 +60,15 @@ def test_old_messages_make_room_for_later_ones() -> None:
     assert [committed.find(SOURCE, number, 0) is not None for number in (1, 2, 3)] == [False, True, True]
 
 
+def test_messages_that_are_kept_twice_are_counted_once() -> None:
+    committed = CommittedMessages(DeliverySettings())
+    for number in (7, 8):
+        committed.keep(SOURCE, 7, [batch(0, number)], NOW)
+    assert committed.find(SOURCE, 7, 0) == batch(0, 8)
+    committed.release(SOURCE, 7, 0)
+    assert committed.bytes == 0
+
+
 async def test_commits_under_way_are_awaited_but_not_those_that_begin_later() -> None:
     committed = CommittedMessages(DeliverySettings())
     release = asyncio.Event()

@@ -389,3 +389,15 @@ async def test_a_leader_says_whether_it_has_committed_to_the_database(make_rig: 
     for database, takes in (("db1", True), ("db2", False)):
         (answer,) = rig.relay(Relay(source=database))
         assert relayed_from_pb(answer.relayed).takes_references == takes
+
+
+async def test_a_leader_that_commits_nothing_more_drops_its_messages_when_they_are_old(
+    make_rig: Callable[[], Rig],
+) -> None:
+    rig = make_rig()
+    kept(rig, 1)
+    for seconds, is_kept in ((29, True), (2, False)):
+        rig.clock.now += seconds
+        rig.relay(Relay(source="db1", source_unix_ms=1))
+        assert (rig.publisher.committed.find(SOURCE, 1, 0) is not None) == is_kept
+    assert rig.publisher.committed.bytes == 0

@@ -30,8 +30,12 @@ class Asked(Leaders):
         super().__init__()
         self.has: set[int] = set()
         self.takes_references = True
+        self.misses_messages = False
 
     async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> Relayed:
+        if self.misses_messages:
+            await asyncio.sleep(0)
+            return Relayed(missing=(Reference(0, SOURCE, (1,)),))
         if relay.references and not self.takes_references:
             self.attempts.append((leader.name, relay))
             raise InvalidArgument("a leader does not serve 'nothing' requests")
@@ -177,6 +181,18 @@ async def test_a_leader_of_a_former_version_gets_the_messages(rig: AskingRig) ->
     assert rig.asked.contents(0) == [change(0, 3), change(0, 4)]
     assert rig.path.rejected_relays == 0
     assert sum(bool(relay.references) for _, relay in rig.leaders.attempts) == 1, "it is not asked again"
+
+
+async def test_a_leader_that_is_missing_messages_that_a_relay_contains_is_not_asked_again_at_once(
+    rig: AskingRig,
+) -> None:
+    rig.asked.misses_messages = True
+    await rig.path.submit("0-1-1", about(change(0, 1)))
+    await turns()
+    assert rig.path.retried_relays > 0
+    rig.asked.misses_messages = False
+    await rig.path.drained()
+    assert rig.acknowledged == ["0-1-1"]
 
 
 async def test_a_shard_that_has_moved_is_decoded_for_its_new_leader(rig: AskingRig) -> None:
