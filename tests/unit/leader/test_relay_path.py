@@ -374,13 +374,20 @@ async def test_a_reference_to_a_shard_that_is_not_served_is_rejected(make_rig: C
 
 async def test_a_leader_waits_for_a_commit_that_the_tailer_has_read_already(make_rig: Callable[[], Rig]) -> None:
     rig = make_rig()
-    with rig.publisher.committed.committing():
+    with rig.publisher.committed.committing("db1"):
         answers = rig.relay(Relay(references=(named(1),), source="db1"))
         assert answers == []
         (messages,) = kept(rig, 1)
     await until(lambda: answers)
     assert relayed_from_pb(answers[0].relayed).missing == ()
     assert rig.messages == [messages]
+
+
+async def test_a_leader_does_not_wait_for_the_commits_to_another_database(make_rig: Callable[[], Rig]) -> None:
+    rig = make_rig()
+    with rig.publisher.committed.committing("db2"):
+        (answer,) = rig.relay(Relay(references=(named(1),), source="db1"))
+    assert relayed_from_pb(answer.relayed).missing == (named(1),)
 
 
 async def test_a_leader_says_whether_it_has_committed_to_the_database(make_rig: Callable[[], Rig]) -> None:
