@@ -312,11 +312,14 @@ class DeliveryPath:
 
     async def _decode_stuck(self, full: Iterable[LeaderOutbox]) -> None:
         """Decode what waits for leaders that do not take it soon. An invalidation may then stand for the messages, and
-        not for the touches that may be among them."""
+        not for the touches that may be among them. A relay's size at a time: decoded rows take more memory."""
         for outbox in full:
-            if outbox.failures or outbox.rejected or self._is_slow(outbox):
+            while outbox.failures or outbox.rejected or self._is_slow(outbox):
                 async with outbox.decoding:
-                    decoded = await self._decoded(outbox.waiting_undecoded())
+                    parts = outbox.waiting_undecoded(self._settings.relay_bytes)
+                    if not parts:
+                        break
+                    decoded = await self._decoded(parts)
                     for queue in (outbox.parts, *outbox.held.values()):
                         first = outbox.sending_count if queue is outbox.sending else 0
                         self._put_in_place(outbox, queue, decoded, first)

@@ -353,14 +353,18 @@ class LeaderOutbox:
         """Note that no parts are being sent any more."""
         self.sending, self.sending_count, self.sending_bytes = None, 0, 0
 
-    def waiting_undecoded(self) -> list[Part]:
-        """Return the undecoded parts that are not under way, in all queues."""
-        return [
-            part
-            for queue in (self.parts, *self.held.values())
-            for part in islice(queue, self.sending_count if queue is self.sending else 0, None)
-            if is_undecoded(part)
-        ]
+    def waiting_undecoded(self, max_bytes: int) -> list[Part]:
+        """Return the first undecoded parts that are not under way, of all queues: as many as ``max_bytes`` hold."""
+        found: list[Part] = []
+        size = 0
+        for queue in (self.parts, *self.held.values()):
+            for part in islice(queue, self.sending_count if queue is self.sending else 0, None):
+                if is_undecoded(part):
+                    size += part.size_bytes
+                    if found and size > max_bytes:
+                        return found
+                    found.append(part)
+        return found
 
     def put_in_place(self, queue: deque[Part], decoded: Mapping[int, list[Part]], *, first: int = 0) -> list[Part]:
         """Put decoded parts in the place of undecoded ones, named by their ``id``, from place ``first`` of a queue on.

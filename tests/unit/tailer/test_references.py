@@ -77,12 +77,15 @@ class AskingRig(Rig):
         self.path.decode = self.decode
         self.rows: dict[int, Translated] = {}
         self.decoded: list[int] = []
+        self.decoded_bytes: list[int] = []
+        """Estimated size of the rows that were decoded at once."""
         self.decodes = asyncio.Event()
         self.decodes.set()
 
     async def decode(self, undecoded: Sequence[UndecodedRows]) -> list[Translated]:
         await asyncio.sleep(0)
         await self.decodes.wait()
+        self.decoded_bytes.append(sum(rows.size_bytes for rows in undecoded))
         numbers = [int(rows.decode().gtid) for rows in undecoded]
         self.decoded += numbers
         return [self.rows[number] for number in numbers]
@@ -251,5 +254,6 @@ async def test_a_part_that_is_decoded_to_make_room_is_not_sent_or_decoded_by_the
     await rig.path.drained()
     assert rig.decoded
     assert len(rig.decoded) == len(set(rig.decoded))
+    assert max(rig.decoded_bytes) <= 1_000, "of an outbox no more than a relay holds is decoded at once"
     assert rig.acknowledged[-1] == "0-1-14"
     await rig.close()
