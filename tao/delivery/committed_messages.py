@@ -39,7 +39,8 @@ class CommittedMessages:
         self._settings: Final = settings
         self._kept: Final[OrderedDict[tuple[str, int, int], _Kept]] = OrderedDict()
         self._databases: Final[set[str]] = set()
-        self._commits: Final[dict[asyncio.Event, None]] = {}
+        self._commits: Final[dict[str, dict[asyncio.Event, bool]]] = {}
+        # By database: what is set when a commit under way ends, and whether a relay has waited for it in vain.
         self.bytes = 0
         """Estimated size of the messages here."""
         self.entered = 0
@@ -48,28 +49,31 @@ class CommittedMessages:
         """Transactions of a shard that were asked for and are not here."""
 
     @contextmanager
-    def committing(self) -> Iterator[None]:
+    def committing(self, database: str) -> Iterator[None]:
         """Mark a commit that is under way; its messages are kept before the block ends."""
-        ended = asyncio.Event()
-        self._commits[ended] = None
+        commits, ended = self._commits.setdefault(database, {}), asyncio.Event()
+        commits[ended] = False
         try:
             yield
         finally:
-            del self._commits[ended]
+            del commits[ended]
             ended.set()
 
-    @property
-    def commits(self) -> int:
-        """The number of commits under way."""
-        return len(self._commits)
+    def commits(self, database: str) -> list[asyncio.Event]:
+        """Return the commits to a database that are under way and that no relay has waited for in vain."""
+        return [ended for ended, is_late in self._commits.get(database, {}).items() if not is_late]
 
-    async def commits_end(self) -> None:
-        """Wait for the commits that are under way now, for `DeliverySettings.commit_seconds` at most: the tailer may
-        read a transaction before its commit is answered."""
+    async def commits_end(self, database: str) -> None:
+        """Wait for the commits to a database that are under way now, for `DeliverySettings.commit_seconds` at most: the
+        tailer may read a transaction before its commit is answered. A commit that takes longer is not waited for again:
+        it may hang for as long as a replica is away, and each relay would take that much longer."""
+        waited = self.commits(database)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.commit_seconds):
-                for ended in tuple(self._commits):
+                for ended in waited:
                     await ended.wait()
+        commits = self._commits.get(database, {})
+        commits.update((ended, True) for ended in waited if ended in commits)
 
     def has_of(self, database: str) -> bool:
         """Return whether messages of a database have been kept in this life of the leader."""
@@ -84,6 +88,10 @@ class CommittedMessages:
             if size <= self._settings.committed_bytes // _LARGE_SHARE:
                 self._kept[source, number, batch.shard] = _Kept(batch, size, now)
                 self.bytes += size
+        self.expire(now)
+
+    def expire(self, now: float) -> None:
+        """Drop what is too old, and the oldest of what is too much."""
         oldest_at = now - self._settings.committed_seconds
         while self._kept:
             first = next(iter(self._kept.values()))

@@ -59,8 +59,8 @@ class DeliverySettings:
     commits in the tenth of a second that they usually wait. The oldest make room, and the tailer decodes them."""
 
     committed_seconds: float = 30.0
-    """Messages of own commits make room for later ones after this time. A tailer that is further behind is away or
-    catches up, and decodes what it reads."""
+    """Messages of own commits are dropped after this time. A tailer that is further behind is away or catches up, and
+    decodes what it reads."""
 
     commit_seconds: float = 0.5
     """A relay that names a transaction unknown here waits this long for the commits under way: with semi-synchronous

@@ -157,14 +157,14 @@ class RelayPath:
         Raises `NotMine`, with nothing applied, for a shard that is not served."""
         is_whole = request.HasField("relay")
         relay = relay_from_pb(request.relay if is_whole else request.relay_by_reference)
-        if self._committed.commits and missing_of(relay, self._committed.find):
+        if self._committed.commits(relay.source) and missing_of(relay, self._committed.find):
             self._spawn(self._enter_after_commits(relay, request, reply))
         else:
             self._enter(relay, request, reply)
 
     async def _enter_after_commits(self, relay: Relay, request: pb.Request, reply: Reply) -> None:
         try:
-            await self._committed.commits_end()
+            await self._committed.commits_end(relay.source)
             self._enter(relay, request, reply)
         except Exception as error:  # noqa: BLE001 - answered, and raised again there
             self._fail(error, reply)
@@ -176,6 +176,7 @@ class RelayPath:
         for shard in named | foreign.keys() | set(relay.bulk_shards):
             if not self._serves(shard):
                 raise NotMine(f"this leader does not serve shard {shard}", self._configuration.routes.version)
+        self._committed.expire(self._clock.monotonic())
         if relay.references:
             missing = missing_of(relay, self._committed.find)
             if missing:

@@ -396,7 +396,8 @@ class WritePath:
             plan = plan_writes(existing, rows, writes, schema, self._clock.unix_ms())
             if plan.rows:
                 await transaction.apply(plan.rows)
-                with self._publisher.committed.committing():
+                database = self._database_of(server)
+                with self._publisher.committed.committing("" if database is None else database.name):
                     self._keep_messages(await commit_or_unknown(transaction), server, plan, rows)
         return _Committed(plan, rows)
 

@@ -84,14 +84,13 @@ class _Guard:
 class DatabaseSession:
     """A connection for one task at a time, made by `open_session`."""
 
-    __slots__ = ("_connection", "_guard", "_last_gtid", "dialect", "idle_since")
+    __slots__ = ("_connection", "_guard", "dialect", "idle_since")
 
     def __init__(self, connection: ServerConnection, server: str, locking: bool) -> None:
         self._connection = connection
         self._guard = _Guard(connection, server, locking)
         self.dialect: Dialect = dialect_of(connection.server_version)
         self.idle_since = 0.0
-        self._last_gtid = ""
 
     @property
     def is_open(self) -> bool:
@@ -102,13 +101,6 @@ class DatabaseSession:
     def thread_id(self) -> int:
         """The server's number for the connection."""
         return self._connection.thread_id
-
-    def new_gtid(self, rows: Sequence[Row]) -> str:
-        """Return the GTID in the answer to `Dialect.last_gtid`. It is empty when there is none, and when it is
-        that of an earlier transaction, because the last one has changed nothing."""
-        gtid = str(rows[0][0]) if rows else ""
-        is_new, self._last_gtid = gtid != self._last_gtid, gtid
-        return gtid if is_new else ""
 
     def abort(self) -> None:
         """Close at once, also in the middle of a statement; the server rolls back what was open and logs an aborted

@@ -5,8 +5,9 @@ The tailer above this port does not depend on threads, connections or event form
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -40,15 +41,31 @@ class ServerIdTaken(OperatorError):
     reason = "SERVER_ID_TAKEN"
 
 
-class UndecodedRows(msgspec.Struct, frozen=True):
-    """The row events of one transaction in the tables of one shard's graph, as the server sent them.
+class UndecodedRows:
+    """The row events of one transaction in the tables of one shard's graph, as the server sent them."""
 
-    ``decode`` returns what they say, as the transaction of this shard alone; it may run in any thread.
-    ``size_bytes`` is their estimated size in memory."""
+    __slots__ = ("_decoded", "_lock", "_read", "shard", "size_bytes")
 
-    shard: int
-    size_bytes: int
-    decode: Callable[[], BinlogTransaction]
+    def __init__(self, shard: int, size_bytes: int, read: Callable[[], BinlogTransaction]) -> None:
+        """``size_bytes``: estimated size in memory. ``read`` returns what the rows say; it is called once."""
+        self.shard: Final = shard
+        self.size_bytes: Final = size_bytes
+        self._read: Callable[[], BinlogTransaction] | None = read
+        self._decoded: BinlogTransaction | None = None
+        self._lock: Final = threading.Lock()
+
+    def decode(self) -> BinlogTransaction:
+        """Return what the rows say, as the transaction of this shard alone. If they cannot be read, the shard is
+        invalid. Any thread may call it, and each call returns the same: what reads rows keeps a state."""
+        with self._lock:
+            if self._read is not None:
+                try:
+                    self._decoded = self._read()
+                except Exception:  # noqa: BLE001 - decoding foreign bytes may raise anything
+                    self._decoded = BinlogTransaction(gtid="", invalid_shards=frozenset({self.shard}))
+                self._read = None
+        assert self._decoded is not None
+        return self._decoded
 
 
 class BinlogTransaction(msgspec.Struct, frozen=True, kw_only=True):

@@ -312,13 +312,17 @@ class DeliveryPath:
 
     async def _decode_stuck(self, full: Iterable[LeaderOutbox]) -> None:
         """Decode what waits for leaders that do not take it soon. An invalidation may then stand for the messages, and
-        not for the touches that may be among them."""
+        not for the touches that may be among them. A relay's size at a time: decoded rows take more memory."""
         for outbox in full:
-            if outbox.failures or outbox.rejected or self._is_slow(outbox):
-                decoded = await self._decoded(outbox.waiting_undecoded())
-                for queue in (outbox.parts, *outbox.held.values()):
-                    first = outbox.sending_count if queue is outbox.sending else 0
-                    self._put_in_place(outbox, queue, decoded, first)
+            while outbox.failures or outbox.rejected or self._is_slow(outbox):
+                async with outbox.decoding:
+                    parts = outbox.waiting_undecoded(self._settings.relay_bytes)
+                    if not parts:
+                        break
+                    decoded = await self._decoded(parts)
+                    for queue in (outbox.parts, *outbox.held.values()):
+                        first = outbox.sending_count if queue is outbox.sending else 0
+                        self._put_in_place(outbox, queue, decoded, first)
 
     async def _decoded(self, parts: Sequence[Part]) -> dict[int, list[Part]]:
         """Return the parts to put in place of undecoded ones, by the ``id`` of those."""
@@ -430,6 +434,8 @@ class DeliveryPath:
                 outbox.takes_references = relayed.takes_references
                 if not relayed.missing:
                     break
+                if not relay.references:
+                    raise ProtocolError(f"{outbox.leader} is missing what a relay without references contains")
                 await self._decode_missing(outbox, queue, parts, relayed)
         except (RequestError, NotMine, ShardBlocked, InternalError, ProtocolError) as error:
             shards = {part.shard for part in parts if not is_proof(part)}
@@ -461,8 +467,9 @@ class DeliveryPath:
         """Return the first parts of a queue, which are under way from now on. They are decoded for a leader that has
         committed nothing here."""
         while True:
-            parts = head_of(queue, self._settings)
-            outbox.begin_relay(queue, parts, self._time())
+            async with outbox.decoding:  # else `_decode_stuck` may be decoding these parts
+                parts = head_of(queue, self._settings)
+                outbox.begin_relay(queue, parts, self._time())
             asks = outbox.takes_references and self._is_mastered_here()
             undecoded = [part for part in parts if is_undecoded(part) and not (asks and part.span.source)]
             if not undecoded:

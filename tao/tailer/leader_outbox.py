@@ -260,9 +260,18 @@ class LeaderOutbox:
     """The queues of one leader. All parts of a shard are in one queue and keep their order."""
 
     __slots__ = (
-        *("bytes", "collapsed", "failures", "held", "held_attempts", "leader", "parts", "proof", "rejected"),
-        *("relay_seconds", "retry_at", "running", "sending", "sending_bytes", "sending_count", "sending_touches"),
-        *("sent_at", "takes_references", "timer", "topology_version", "touch_bytes", "urgent_parts", "woken"),
+        *("bytes", "collapsed", "decoding", "failures", "held", "held_attempts", "leader", "parts", "proof"),
+        *("rejected", "relay_seconds", "retry_at", "running", "sending", "sending_bytes", "sending_count"),
+        *(
+            "sending_touches",
+            "sent_at",
+            "takes_references",
+            "timer",
+            "topology_version",
+            "touch_bytes",
+            "urgent_parts",
+            "woken",
+        ),
     )
 
     def __init__(self, leader: str) -> None:
@@ -282,6 +291,8 @@ class LeaderOutbox:
         """Loop time of the next attempt for held shards."""
         self.takes_references = False
         """The leader has said that it has messages of commits of its own."""
+        self.decoding: Final = asyncio.Lock()
+        """Held while waiting parts are decoded, so that no part is sent or decoded by another task meanwhile."""
         self.topology_version = 0
         """The version of the topology under which the shards here were routed to this leader."""
         self.bytes = 0
@@ -342,14 +353,18 @@ class LeaderOutbox:
         """Note that no parts are being sent any more."""
         self.sending, self.sending_count, self.sending_bytes = None, 0, 0
 
-    def waiting_undecoded(self) -> list[Part]:
-        """Return the undecoded parts that are not under way, in all queues."""
-        return [
-            part
-            for queue in (self.parts, *self.held.values())
-            for part in islice(queue, self.sending_count if queue is self.sending else 0, None)
-            if is_undecoded(part)
-        ]
+    def waiting_undecoded(self, max_bytes: int) -> list[Part]:
+        """Return the first undecoded parts that are not under way, of all queues: as many as ``max_bytes`` hold."""
+        found: list[Part] = []
+        size = 0
+        for queue in (self.parts, *self.held.values()):
+            for part in islice(queue, self.sending_count if queue is self.sending else 0, None):
+                if is_undecoded(part):
+                    size += part.size_bytes
+                    if found and size > max_bytes:
+                        return found
+                    found.append(part)
+        return found
 
     def put_in_place(self, queue: deque[Part], decoded: Mapping[int, list[Part]], *, first: int = 0) -> list[Part]:
         """Put decoded parts in the place of undecoded ones, named by their ``id``, from place ``first`` of a queue on.

@@ -104,8 +104,11 @@ EVENTS: Final = (
 _ROW_BYTES: Final = 700
 """Memory of a row beside its data: two dictionaries and their integers."""
 _TRANSACTION_BYTES: Final = 400
-_EVENT_BYTES: Final = 200
+_EVENT_BYTES: Final = 120
 """Memory of an undecoded event beside its data."""
+_UNDECODED_BYTES: Final = 900
+"""Memory of the undecoded events of a shard beside the events, until a leader has acknowledged them: their place in an
+outbox, and a share of the transaction."""
 _MAX_UNDECODED_BYTES: Final = 1 << 20
 """Estimated size of a transaction whose rows are left undecoded. A leader keeps no messages of larger ones either."""
 _GRAPH_TABLES: Final = frozenset({OBJECTS_TABLE, LISTS_TABLE, EDGES_TABLE})
@@ -261,14 +264,15 @@ class Transactions:
     def _end(self) -> BinlogTransaction | None:
         if self._undecoded and (self._invalid or self._all_invalid):
             self._decode_all()
+        undecoded = _by_shard(self._undecoded)
         transaction = BinlogTransaction(
             gtid=self._gtid,
             events=self._events,
-            undecoded=_by_shard(self._undecoded),
+            undecoded=undecoded,
             invalid_shards=frozenset(self._invalid),
             all_invalid=self._all_invalid,
             committed_unix_ms=self._timestamp * 1000,
-            size_bytes=_TRANSACTION_BYTES + self._bytes,
+            size_bytes=_TRANSACTION_BYTES + _UNDECODED_BYTES * len(undecoded) + self._bytes,
         )
         self._begin("", 0, explicit=False)
         if not (transaction.gtid or transaction.events or transaction.invalid_shards or transaction.all_invalid):
@@ -398,7 +402,7 @@ def _by_shard(undecoded: Sequence[_LeftRows]) -> Sequence[UndecodedRows]:
     for each in undecoded:
         by_shard.setdefault(each.shard, []).append(each)
     return [
-        UndecodedRows(shard, sum([each.size_bytes for each in some]), partial(_decoded, shard, some))
+        UndecodedRows(shard, _UNDECODED_BYTES + sum([each.size_bytes for each in some]), partial(_decoded, shard, some))
         for shard, some in by_shard.items()
     ]
 

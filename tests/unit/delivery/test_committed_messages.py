@@ -60,40 +60,60 @@ def test_old_messages_make_room_for_later_ones() -> None:
     assert [committed.find(SOURCE, number, 0) is not None for number in (1, 2, 3)] == [False, True, True]
 
 
+def test_messages_that_are_kept_twice_are_counted_once() -> None:
+    committed = CommittedMessages(DeliverySettings())
+    for number in (7, 8):
+        committed.keep(SOURCE, 7, [batch(0, number)], NOW)
+    assert committed.find(SOURCE, 7, 0) == batch(0, 8)
+    committed.release(SOURCE, 7, 0)
+    assert committed.bytes == 0
+
+
 async def test_commits_under_way_are_awaited_but_not_those_that_begin_later() -> None:
     committed = CommittedMessages(DeliverySettings())
     release = asyncio.Event()
 
     async def commit() -> None:
-        with committed.committing():
+        with committed.committing("db"):
             await release.wait()
 
     first = asyncio.create_task(commit())
     await asyncio.sleep(0)
-    waiting = asyncio.create_task(committed.commits_end())
+    waiting = asyncio.create_task(committed.commits_end("db"))
     await asyncio.sleep(0)
-    with committed.committing():
-        assert committed.commits == 2
+    with committed.committing("db"):
+        assert len(committed.commits("db")) == 2
         assert not waiting.done()
         release.set()
         await waiting
     await first
-    assert committed.commits == 0
+    assert not committed.commits("db")
 
 
-async def test_a_commit_that_hangs_is_not_awaited_for_ever() -> None:
+async def test_a_commit_that_hangs_is_awaited_once_and_not_for_ever() -> None:
     committed = CommittedMessages(DeliverySettings(commit_seconds=0.0))
-    with committed.committing():
-        await committed.commits_end()
+    with committed.committing("db"):
+        await committed.commits_end("db")
+        assert not committed.commits("db")
+        with committed.committing("db"):
+            assert len(committed.commits("db")) == 1
+    assert not committed.commits("db")
+
+
+async def test_commits_to_another_database_are_not_awaited() -> None:
+    committed = CommittedMessages(DeliverySettings())
+    with committed.committing("db"):
+        assert not committed.commits("db2")
+        await committed.commits_end("db2")
 
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_commit_has_ended_even_when_it_failed(fails: bool) -> None:
     committed = CommittedMessages(DeliverySettings())
     try:
-        with committed.committing():
+        with committed.committing("db"):
             if fails:
                 raise RuntimeError
     except RuntimeError:
         pass
-    assert committed.commits == 0
+    assert not committed.commits("db")

@@ -374,7 +374,7 @@ async def test_a_reference_to_a_shard_that_is_not_served_is_rejected(make_rig: C
 
 async def test_a_leader_waits_for_a_commit_that_the_tailer_has_read_already(make_rig: Callable[[], Rig]) -> None:
     rig = make_rig()
-    with rig.publisher.committed.committing():
+    with rig.publisher.committed.committing("db1"):
         answers = rig.relay(Relay(references=(named(1),), source="db1"))
         assert answers == []
         (messages,) = kept(rig, 1)
@@ -383,9 +383,28 @@ async def test_a_leader_waits_for_a_commit_that_the_tailer_has_read_already(make
     assert rig.messages == [messages]
 
 
+async def test_a_leader_does_not_wait_for_the_commits_to_another_database(make_rig: Callable[[], Rig]) -> None:
+    rig = make_rig()
+    with rig.publisher.committed.committing("db2"):
+        (answer,) = rig.relay(Relay(references=(named(1),), source="db1"))
+    assert relayed_from_pb(answer.relayed).missing == (named(1),)
+
+
 async def test_a_leader_says_whether_it_has_committed_to_the_database(make_rig: Callable[[], Rig]) -> None:
     rig = make_rig()
     kept(rig, 1)
     for database, takes in (("db1", True), ("db2", False)):
         (answer,) = rig.relay(Relay(source=database))
         assert relayed_from_pb(answer.relayed).takes_references == takes
+
+
+async def test_a_leader_that_commits_nothing_more_drops_its_messages_when_they_are_old(
+    make_rig: Callable[[], Rig],
+) -> None:
+    rig = make_rig()
+    kept(rig, 1)
+    for seconds, is_kept in ((29, True), (2, False)):
+        rig.clock.now += seconds
+        rig.relay(Relay(source="db1", source_unix_ms=1))
+        assert (rig.publisher.committed.find(SOURCE, 1, 0) is not None) == is_kept
+    assert rig.publisher.committed.bytes == 0

@@ -350,7 +350,7 @@ async def test_the_messages_of_a_commit_are_kept_for_the_tailer_under_its_transa
     assert added.version_epoch == 1
     assert isinstance(linked.messages[0], ListChange)
     assert committed.find("db@1:0-1", 2, 0) is None
-    assert committed.commits == 0
+    assert not committed.commits("db")
 
 
 async def test_a_write_that_changes_nothing_or_whose_outcome_is_unknown_keeps_nothing(
@@ -363,4 +363,4 @@ async def test_a_write_that_changes_nothing_or_whose_outcome_is_unknown_keeps_no
         await rig.write(edge(OTHER))
     assert rig.publisher.committed.find("db@1:0-1", 1, 0) is not None
     assert not any(rig.publisher.committed.find("db@1:0-1", number, shard) for number in (2, 3) for shard in (0, 1))
-    assert rig.publisher.committed.commits == 0
+    assert not rig.publisher.committed.commits("db")

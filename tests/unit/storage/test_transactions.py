@@ -25,6 +25,7 @@ class NextSession(DatabaseSession):
         super().__init__(FailingConnection(), "db-1", locking=True)
         self.failure = failure
         self.ran: list[str] = []
+        self.last_gtid = ""
         self.commits: list[list[list[Row]]] = []
         """What the next COMMITs are answered with; the session is lost after an answer that lacks the GTID."""
 
@@ -37,13 +38,14 @@ class NextSession(DatabaseSession):
             if len(results) < 2:
                 self.abort()
                 raise ConnectionLost("closed")
+            self.last_gtid = str(results[-1][0][0]) if results[-1] else ""
             return results
         failure, self.failure = self.failure, None
         if failure is not None:
             if not isinstance(failure, ShardBlocked):
                 self.abort()
             raise failure
-        return [[], []]
+        return [[], [(self.last_gtid,)]]
 
 
 class Lender:
@@ -121,7 +123,15 @@ async def test_a_commit_returns_its_gtid_and_never_that_of_an_earlier_one() -> N
     pool.lent = iter([session] * 4)
     session.commits = [[[], [("0-1-7",)]], [[], [("0-1-7",)]], [[], [("0-1-9",)]], [[], []]]
     assert [await commit(pool) for _ in range(4)] == ["0-1-7", "", "0-1-9", ""]
-    assert session.ran[1] == "COMMIT; SELECT @@last_gtid"
+    assert session.ran[:2] == ["START TRANSACTION; SELECT @@last_gtid", "COMMIT; SELECT @@last_gtid"]
+
+
+async def test_a_commit_without_effect_does_not_return_the_gtid_of_a_heartbeat_before_it() -> None:
+    pool = Lender(None)
+    session = pool.sessions[0]
+    session.last_gtid = "0-1-8"
+    session.commits = [[[], [("0-1-8",)]]]
+    assert await commit(pool) == ""
 
 
 async def test_a_connection_lost_after_the_answer_to_commit_leaves_only_the_gtid_unknown() -> None:

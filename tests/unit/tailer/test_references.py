@@ -30,8 +30,12 @@ class Asked(Leaders):
         super().__init__()
         self.has: set[int] = set()
         self.takes_references = True
+        self.misses_messages = False
 
     async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> Relayed:
+        if self.misses_messages:
+            await asyncio.sleep(0)
+            return Relayed(missing=(Reference(0, SOURCE, (1,)),))
         if relay.references and not self.takes_references:
             self.attempts.append((leader.name, relay))
             raise InvalidArgument("a leader does not serve 'nothing' requests")
@@ -73,9 +77,15 @@ class AskingRig(Rig):
         self.path.decode = self.decode
         self.rows: dict[int, Translated] = {}
         self.decoded: list[int] = []
+        self.decoded_bytes: list[int] = []
+        """Estimated size of the rows that were decoded at once."""
+        self.decodes = asyncio.Event()
+        self.decodes.set()
 
     async def decode(self, undecoded: Sequence[UndecodedRows]) -> list[Translated]:
         await asyncio.sleep(0)
+        await self.decodes.wait()
+        self.decoded_bytes.append(sum(rows.size_bytes for rows in undecoded))
         numbers = [int(rows.decode().gtid) for rows in undecoded]
         self.decoded += numbers
         return [self.rows[number] for number in numbers]
@@ -94,15 +104,19 @@ class AskingRig(Rig):
         self.leaders.relayed.clear()
         self.leaders.attempts.clear()
 
+    async def close(self) -> None:
+        """Check that nothing is left, and end."""
+        assert self.path.unacknowledged_bytes == 0
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
 
 @pytest.fixture
 async def rig() -> AsyncIterator[AskingRig]:
     rig = AskingRig()
     yield rig
-    assert rig.path.unacknowledged_bytes == 0
-    for task in rig.tasks:
-        task.cancel()
-    await asyncio.gather(*rig.tasks, return_exceptions=True)
+    await rig.close()
 
 
 async def test_a_leader_that_has_committed_nothing_is_not_asked(rig: AskingRig) -> None:
@@ -172,6 +186,18 @@ async def test_a_leader_of_a_former_version_gets_the_messages(rig: AskingRig) ->
     assert sum(bool(relay.references) for _, relay in rig.leaders.attempts) == 1, "it is not asked again"
 
 
+async def test_a_leader_that_is_missing_messages_that_a_relay_contains_is_not_asked_again_at_once(
+    rig: AskingRig,
+) -> None:
+    rig.asked.misses_messages = True
+    await rig.path.submit("0-1-1", about(change(0, 1)))
+    await turns()
+    assert rig.path.retried_relays > 0
+    rig.asked.misses_messages = False
+    await rig.path.drained()
+    assert rig.acknowledged == ["0-1-1"]
+
+
 async def test_a_shard_that_has_moved_is_decoded_for_its_new_leader(rig: AskingRig) -> None:
     await rig.first_answers()
     rig.leaders.failures["leader-1"] = lambda _: NotMine("moved", 2)
@@ -205,7 +231,29 @@ async def test_touches_survive_when_undecoded_rows_make_room(failure: TaoError |
     assert [each for _, relay in rig.leaders.relayed for each in relay.touches] == [touch]
     assert any(0 in relay.bulk_shards for _, relay in rig.leaders.relayed)
     assert rig.acknowledged[-1] == "0-1-22"
-    assert rig.path.unacknowledged_bytes == 0
-    for task in rig.tasks:
-        task.cancel()
-    await asyncio.gather(*rig.tasks, return_exceptions=True)
+    await rig.close()
+
+
+async def test_a_part_that_is_decoded_to_make_room_is_not_sent_or_decoded_by_the_leaders_task_meanwhile() -> None:
+    rig = AskingRig(replace(QUICK, relay_bytes=1_000, leader_bytes=2_000, backoff_max_seconds=0.0))
+    await rig.first_answers()
+    rig.leaders.failures["leader-1"] = lambda _: Unavailable("away")
+    rig.decodes.clear()
+
+    async def commit_all() -> None:
+        for number in range(3, 15):
+            await rig.commit(number)
+
+    committing = asyncio.create_task(commit_all())
+    await turns(50)
+    assert not committing.done(), "waits for room, and so decodes"
+    rig.leaders.failures.clear()
+    await turns(50)
+    rig.decodes.set()
+    await committing
+    await rig.path.drained()
+    assert rig.decoded
+    assert len(rig.decoded) == len(set(rig.decoded))
+    assert max(rig.decoded_bytes) <= 1_000, "of an outbox no more than a relay holds is decoded at once"
+    assert rig.acknowledged[-1] == "0-1-14"
+    await rig.close()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
+from collections import deque
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,7 +13,9 @@ from pymysqlreplication.constants import BINLOG
 from pymysqlreplication.event import MariadbGtidEvent, QueryEvent, XidEvent
 from pymysqlreplication.row_event import DeleteRowsEvent, WriteRowsEvent
 
+from tao.model.delivery import Span
 from tao.tailer.binlog import BinlogTransaction
+from tao.tailer.leader_outbox import Part, Receipts
 from tao.tailer.transactions import RowDecoder, ShardSchemas, Transactions, boundary_of, shards_invalidated_by
 
 
@@ -149,6 +154,27 @@ def test_rows_of_the_graph_are_left_undecoded_shard_by_shard() -> None:
     first, second = (rows.decode() for rows in found.undecoded)
     assert [(event.table, event.kind) for event in first.events] == [("assocs", "insert"), ("assocs", "delete")]
     assert [(event.shard, event.table) for event in second.events] == [(2, "assocs_wide")]
+
+
+def test_the_estimated_size_of_undecoded_rows_is_about_what_they_take_in_an_outbox() -> None:
+    packets, parts, receipts = 1_000, deque[Part](), Receipts()
+    stream = Stream()
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(packets):
+            stream.transactions.take(an_event(MariadbGtidEvent, gtid=f"0-1-{number + 300}", timestamp=5, flags=0))
+            stream.send(packet(WRITE, IN_ASSOCS, size=number % 200))
+            transaction = stream.end()
+            for rows in transaction.undecoded:
+                span = Span(rows.shard, "db@1:0-1", number + 299, number + 300)
+                parts.append(Part(receipts.begin([transaction.gtid]), rows.shard, rows, rows.size_bytes, span))
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert len(parts) == packets
+    assert 0.8 < sum(part.size_bytes for part in parts) / taken < 1.5
 
 
 def test_everything_is_decoded_where_no_leader_commits() -> None:
