@@ -156,7 +156,7 @@ def _registration(topology: Topology, name: str) -> Registration | None:
 def _check_others_on_ring(topology: Topology, name: str) -> None:
     """Raise `TopologyError` when no server of the tier would be left to take over the shards of this one."""
     tier = topology.place_of(name).tier
-    others = [each for each in tier.servers if each.name != name and not each.down and each.weight > 0]
+    others = [each for each in tier.servers if each.name != name and each.takes_shards]
     if all(each.registration and each.registration.leaving for each in others):
         raise TopologyError(f"{name} is the last server of {tier.name} in use: no other server could take its shards")
 
@@ -299,8 +299,10 @@ def _has_all(topology: Topology, leader: str, stats: Stats) -> bool:
 
 
 def _others(topology: Topology, name: str) -> Sequence[str]:
-    """Return the servers of the same tier that are not marked down."""
-    return [server.name for server in topology.place_of(name).tier.servers if server.name != name and not server.down]
+    """Return the servers of the same tier to which the ring gives its shards."""
+    return [
+        server.name for server in topology.place_of(name).tier.servers if server.name != name and server.takes_shards
+    ]
 
 
 def _check_stand_in(topology: Topology, name: str) -> None:
@@ -309,11 +311,11 @@ def _check_stand_in(topology: Topology, name: str) -> None:
     if _others(topology, name):
         return
     region, tier = place
-    behind = [each for each in region.followers if each != tier and any(not server.down for server in each.servers)]
+    behind = [each for each in region.followers if each != tier and any(server.takes_shards for server in each.servers)]
     if place.role == "leader" or not behind:
         raise TopologyError(
-            f"{name} is the last server of {tier.name} in {region.name} that is not marked down: no other server could "
-            "replace it"
+            f"{name} is the last server of {tier.name} in {region.name} that has a weight and is not marked down: no "
+            "other server could replace it"
         )
 
 

@@ -115,6 +115,14 @@ async def test_the_last_server_of_a_tier_is_refused(file: Path) -> None:
     assert down(file) == {"l-1", "f-1"}
 
 
+async def test_a_server_that_has_no_shards_on_the_ring_stands_in_for_no_other(file: Path) -> None:
+    await change_in_file(file, lambda found: edits.change_server(found, "l-1", weight=0.0))
+    with pytest.raises(TopologyError, match="l-2 is the last server of leaders"):
+        await drain_cache_server(file, "l-2", 5, say_nothing)
+    assert (await drain_cache_server(file, "l-1", 5, say_nothing)).safe_to_stop
+    assert down(file) == {"l-1"}
+
+
 def registered(file: Path, weight: float, admin: str = GONE, *, leaving: bool = False) -> Topology:
     """A document with a second server of tier ``web`` that has registered itself."""
     entry = CacheServer(
