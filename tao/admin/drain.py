@@ -29,7 +29,7 @@ from tao.etcd.location import Location
 from tao.model.errors import OperatorError, TaoError, TopologyError
 from tao.model.topology import Registration, Topology
 from tao.replication.accounts import SERVICES
-from tao.replication.locks import hold_exclusively, mastership_lock
+from tao.replication.locks import LockHold, hold_exclusively, mastership_lock
 from tao.replication.promotion import Promoter, PromotionSettings
 from tao.replication.replication_set import NotCaughtUp, ReplicationSet, SetAccounts
 from tao.replication.server_statements import server_processes
@@ -156,7 +156,7 @@ def _registration(topology: Topology, name: str) -> Registration | None:
 def _check_others_on_ring(topology: Topology, name: str) -> None:
     """Raise `TopologyError` when no server of the tier would be left to take over the shards of this one."""
     tier = topology.place_of(name).tier
-    others = [each for each in tier.servers if each.name != name and not each.down and each.weight > 0]
+    others = [each for each in tier.servers if each.name != name and each.takes_shards]
     if all(each.registration and each.registration.leaving for each in others):
         raise TopologyError(f"{name} is the last server of {tier.name} in use: no other server could take its shards")
 
@@ -299,8 +299,10 @@ def _has_all(topology: Topology, leader: str, stats: Stats) -> bool:
 
 
 def _others(topology: Topology, name: str) -> Sequence[str]:
-    """Return the servers of the same tier that are not marked down."""
-    return [server.name for server in topology.place_of(name).tier.servers if server.name != name and not server.down]
+    """Return the servers of the same tier to which the ring gives its shards."""
+    return [
+        server.name for server in topology.place_of(name).tier.servers if server.name != name and server.takes_shards
+    ]
 
 
 def _check_stand_in(topology: Topology, name: str) -> None:
@@ -309,11 +311,11 @@ def _check_stand_in(topology: Topology, name: str) -> None:
     if _others(topology, name):
         return
     region, tier = place
-    behind = [each for each in region.followers if each != tier and any(not server.down for server in each.servers)]
+    behind = [each for each in region.followers if each != tier and any(server.takes_shards for server in each.servers)]
     if place.role == "leader" or not behind:
         raise TopologyError(
-            f"{name} is the last server of {tier.name} in {region.name} that is not marked down: no other server could "
-            "replace it"
+            f"{name} is the last server of {tier.name} in {region.name} that has a weight and is not marked down: no "
+            "other server could replace it"
         )
 
 
@@ -322,13 +324,17 @@ async def drain_replica(
 ) -> Drained:
     """Mark a replica down and wait until nobody reads from it.
 
-    Raises `TopologyError` for a master, and `OperatorError` when a server has no admin address to ask."""
-    topology = await mark_in_file(file, name, down=True, check=_check_replica)
-    database = database_of_server(topology, name)
+    Raises `TopologyError` for a master, and `OperatorError` when a server has no admin address to ask. Raises
+    `LockTaken` while the master is being changed; nothing is marked then."""
+    database = database_of_server(await topology_file(file).load(), name)
     region = next(region for region, server in database.places.items() if server.name == name)
-    replicas = ReplicationSet(database, accounts, seen_from="", statement_seconds=_STATEMENT_SECONDS)
-    async with hold_exclusively(topology_locks(file), mastership_lock(database.name), PromotionSettings().lock_seconds):
-        let_go = await replicas.let_master_go()
+    lock = hold_exclusively(topology_locks(file), mastership_lock(database.name), PromotionSettings().lock_seconds)
+    async with lock as hold:
+        # Mark it, and read the topology, under the lock: whoever held it meanwhile may have changed the master. Commits
+        # of a former master wait for replicas that follow it no more, and must not be acknowledged.
+        topology = await mark_in_file(file, name, down=True, check=_check_replica)
+        let_go = await _replication_set(topology, name, accounts, hold).let_master_go()
+    replicas = _replication_set(topology, name, accounts)
     quiet = Quiet()
 
     async def missing() -> list[str]:
@@ -353,6 +359,15 @@ async def drain_replica(
         topology_version=topology.version,
         waiting_for=left,
         notes=[f"commits of {database.name} wait for no replica until tao undrain"] if let_go else [],
+    )
+
+
+def _replication_set(
+    topology: Topology, name: str, accounts: SetAccounts, hold: LockHold | None = None
+) -> ReplicationSet:
+    """Return the set that a server belongs to. ``hold``: that of its mastership lock, while the set is changed."""
+    return ReplicationSet(
+        database_of_server(topology, name), accounts, seen_from="", statement_seconds=_STATEMENT_SECONDS, hold=hold
     )
 
 

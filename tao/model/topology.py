@@ -51,6 +51,11 @@ class CacheServer(msgspec.Struct, frozen=True, kw_only=True):
     def __hash__(self) -> int:
         return hash(self.name)  # the generated one would hash `reached_from`, which is a dictionary
 
+    @property
+    def takes_shards(self) -> bool:
+        """Whether the ring gives it shards, so that it can stand in for another server of its tier."""
+        return self.weight > 0 and not self.down
+
     def seen_from(self, region: str) -> CacheServer:
         """Return this server with the addresses to use from ``region``; itself where those are the usual ones."""
         there = self.reached_from.get(region)

@@ -220,8 +220,12 @@ class Promoter:
     async def rejoin(self, database: str, server: str) -> None:
         """Make a server follow the master of its set again, and wait until it has caught up.
 
+        The lock is free while the server catches up: renewals of the master's lease need it, and without them the
+        master would answer no critical reads.
+
         Raises `ServerDiverged` when it cannot follow; then it is closed to writes, and nothing else has changed. Raises
-        `NotCaughtUp` after ``catch_up_seconds``; its mark is then unchanged.
+        `NotCaughtUp` after ``catch_up_seconds``, and `OperatorError` when the server does not follow the master any
+        more once it has caught up; its mark is then unchanged.
         """
         async with self._exclusively(database):
             replicas = await self._set(database)
@@ -235,7 +239,16 @@ class Promoter:
             member, master = await replicas.beside_master(region)
             check_rejoin(member, master)
             await replicas.follow(region, master.region)
-            await replicas.until_applied(region, self._settings.catch_up_seconds)
+        replicas = await self._set(database)
+        await replicas.until_applied(region, self._settings.catch_up_seconds)
+        if replicas.database.semi_sync:
+            await self._check_acknowledged(replicas)
+        async with self._exclusively(database):
+            before, replicas = replicas, await self._set(database)
+            member, _ = await replicas.beside_master(region)
+            if replicas.master != before.master or not replicas.follows(member, replicas.database.master_region):
+                raise OperatorError(f"{server} does not follow {before.master.name} any more: somebody changed the set")
+            check_seeded(member)
             if replicas.database.semi_sync:
                 # Not earlier: commits would wait until the replica has received everything that it lacks.
                 await self._wait_for_replicas_again(replicas)
@@ -489,10 +502,14 @@ class Promoter:
                 await asyncio.sleep(_PAUSE_SECONDS)
         return True
 
-    async def _wait_for_replicas_again(self, replicas: ReplicationSet) -> None:
-        """Make a master that waited for no replica wait again, now that one is back."""
+    async def _check_acknowledged(self, replicas: ReplicationSet) -> None:
+        """Raise `OperatorError` when no replica acknowledges to the master within ``acknowledging_seconds``."""
         if not await self._acknowledged(replicas, True):
             raise OperatorError(f"{replicas.master.name} has no replica that acknowledges; it waits for none")
+
+    async def _wait_for_replicas_again(self, replicas: ReplicationSet) -> None:
+        """Make a master that waited for no replica wait again, now that one is back."""
+        await self._check_acknowledged(replicas)
         async with replicas.session(replicas.database.master_region) as session:
             await set_semi_sync(session, waits=True, deadline=replicas.statement_deadline())
 

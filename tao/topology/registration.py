@@ -153,7 +153,7 @@ def _is_overdue(registration: Registration, now_unix_ms: int, remove_after_secon
 
 
 def _others_in_use(tier: Tier, name: str) -> bool:
-    return any(server.weight > 0 and not server.down for server in tier.servers if server.name != name)
+    return any(server.takes_shards for server in tier.servers if server.name != name)
 
 
 def _check_tier(topology: Topology, wanted: Registrant) -> None:

@@ -2,9 +2,10 @@
 
 Every server acts on a mark, so marks are set with care. A watcher may itself be cut off, so the watcher of a server's
 own region has to agree where there is one, and nothing changes while that one is silent. The last unmarked server of a
-tier stays unmarked: nothing would be left to try, and callers detect failures themselves. A tailer's mark only tells
-operators. Only marks that a watcher set are taken away. While the master of a database is being changed, none of its
-servers changes its mark: the next master follows no server for a while, and is the only one that can be read.
+tier that has a weight stays unmarked: nothing would be left to try, and callers detect failures themselves. A tailer's
+mark only tells operators. Only marks that a watcher set are taken away. While the master of a database is being
+changed, none of its servers changes its mark: the next master follows no server for a while, and is the only one that
+can be read.
 """
 
 from __future__ import annotations
@@ -99,13 +100,13 @@ def steady_verdict(verdict: ServerVerdict, is_marked: bool, good_probes: int, *,
 
 def _tier_marks(tier: Tier, region: str, own: WatcherReport, peers: Mapping[str, WatcherReport | None]) -> list[Mark]:
     marks: list[Mark] = []
-    up = sum(not server.down for server in tier.servers)
+    up = sum(server.takes_shards for server in tier.servers)
     for server in tier.servers:
         verdict = _agreed(server.name, region, own, peers)
         if verdict is ServerVerdict.UP and server.down:
             marks.append(Mark(server.name, down=False))
-        elif verdict is ServerVerdict.DOWN and not server.down and up > 1:
-            up -= 1
+        elif verdict is ServerVerdict.DOWN and not server.down and up > server.takes_shards:
+            up -= server.takes_shards
             marks.append(Mark(server.name, down=True))
     return marks
 

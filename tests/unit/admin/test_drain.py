@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from tao.admin.documents import mark_in_file
+from tao.admin import drain
+from tao.admin.documents import change_in_file, mark_in_file
 from tao.admin.drain import Quiet, drain_cache_server, drain_replica, undrain_cache_server, work_of
 from tao.model.errors import OperatorError, TopologyError
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Registration, Tier, Topology
 from tao.replication.accounts import Account
-from tao.replication.replication_set import SetAccounts
+from tao.replication.locks import FileLocks, LockHold, LockTerms, mastership_lock
+from tao.replication.replication_set import ReplicationSet, SetAccounts
 from tao.routing.routes import Routes
 from tao.topology import edits
 from tao.topology.document import dump_topology, parse_topology
@@ -110,6 +115,14 @@ async def test_the_last_server_of_a_tier_is_refused(file: Path) -> None:
     assert down(file) == {"l-1", "f-1"}
 
 
+async def test_a_server_that_has_no_shards_on_the_ring_stands_in_for_no_other(file: Path) -> None:
+    await change_in_file(file, lambda found: edits.change_server(found, "l-1", weight=0.0))
+    with pytest.raises(TopologyError, match="l-2 is the last server of leaders"):
+        await drain_cache_server(file, "l-2", 5, say_nothing)
+    assert (await drain_cache_server(file, "l-1", 5, say_nothing)).safe_to_stop
+    assert down(file) == {"l-1"}
+
+
 def registered(file: Path, weight: float, admin: str = GONE, *, leaving: bool = False) -> Topology:
     """A document with a second server of tier ``web`` that has registered itself."""
     entry = CacheServer(
@@ -174,6 +187,58 @@ async def test_a_master_is_refused_and_the_command_that_helps_is_named(file: Pat
     nobody = Account("nobody", "x")
     with pytest.raises(TopologyError, match="tao promote db"):
         await drain_replica(file, SetAccounts(nobody, nobody), "db-1", 5, say_nothing)
+
+
+def add_replicas(file: Path, *regions: str) -> None:
+    """Regions with replicas of a database whose commits wait for one."""
+    before = parse_topology(file.read_bytes(), "topology")
+    added = [
+        Region(name=each, leaders=tier(f"{each}-leaders", f"{each}-l"), followers=(tier(f"{each}-web", f"{each}-f"),))
+        for each in regions
+    ]
+    (database,) = before.databases
+    servers = database.servers | {each: DatabaseServer(name=f"{each}-db", port=1) for each in regions}
+    databases = (msgspec.structs.replace(database, servers=servers, semi_sync=True),)
+    after = msgspec.structs.replace(before, regions=(*before.regions, *added), databases=databases)
+    file.write_text(dump_topology(after))
+
+
+async def test_a_replica_is_drained_by_the_topology_that_a_promotion_which_held_the_lock_has_left(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The former master must not be let go: its commits wait for replicas that follow it no more."""
+    add_replicas(file, "west", "north")
+    let_go: list[str] = []
+
+    async def let_master_go(replicas: ReplicationSet) -> bool:
+        replicas.check_hold()
+        marked = [each.name for each in replicas.database.servers.values() if each.down]
+        let_go.append(f"{replicas.master.name} without {marked}, held: {replicas._hold is not None}")
+        raise OperatorError("that is enough")
+
+    monkeypatch.setattr(ReplicationSet, "let_master_go", let_master_go)
+    is_waiting = asyncio.Event()
+    locks = FileLocks(file)
+    held = locks.held
+
+    @asynccontextmanager
+    async def waiting(name: str, *, exclusive: bool, terms: LockTerms | None = None) -> AsyncIterator[LockHold]:
+        is_waiting.set()
+        async with held(name, exclusive=exclusive, terms=terms) as hold:
+            yield hold
+
+    async with locks.held(mastership_lock("db"), exclusive=True):
+        monkeypatch.setattr(drain, "topology_locks", lambda _: locks)
+        monkeypatch.setattr(locks, "held", waiting)
+        nobody = Account("nobody", "x")
+        draining = asyncio.create_task(
+            drain_replica(file, SetAccounts(nobody, nobody), "north-db", 0.01, say_nothing), name="drain"
+        )
+        await is_waiting.wait()
+        await change_in_file(file, lambda found: edits.promote(found, "db", "west", 2))
+    with pytest.raises(OperatorError, match="that is enough"):
+        await draining
+    assert let_go == ["west-db without ['north-db'], held: True"]
 
 
 async def test_a_server_without_an_admin_port_cannot_be_put_back_by_this_command(file: Path) -> None:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from functools import partialmethod
 from pathlib import Path
 from typing import cast
 
 import pytest
 
+from tao.model.errors import OperatorError, TopologyError
 from tao.model.ports import TopologyStore
+from tao.model.topology import CacheServer, Region, Tier, Topology
 from tao.replication.accounts import Account
 from tao.replication.lease import LeaseTerms
-from tao.replication.locks import FileLocks
+from tao.replication.locks import FileLocks, mastership_lock
 from tao.replication.promotion import Promoter, PromotionSettings, PromotionStep
-from tao.replication.promotion_plan import PromotionRequest
+from tao.replication.promotion_plan import PromotionRequest, SetMember
 from tao.replication.replication_set import ReplicationSet, SetAccounts
+from tao.topology import edits
+from tao.topology.document import dump_topology
+from tao.topology.file_store import TopologyFile
 from tests.unit.replication.members import master, replica
 from tests.unit.replication.test_replication_set import replication_set_of
+
+ACCOUNTS = SetAccounts(Account("tao_admin", "secret"), Account("tao_replicator", "secret"))
 
 
 @pytest.mark.parametrize(
@@ -53,11 +61,87 @@ async def test_it_asks_for_renewals_again_when_the_others_have_stopped_receiving
     monkeypatch.setattr(ReplicationSet, "members", all_members)
     locks = FileLocks(tmp_path / "topology.json")
     monkeypatch.setattr(locks, "can_be_away", can_be_away)
-    account = Account("tao_admin", "secret")
-    accounts = SetAccounts(account, account)
-    promoter = Promoter(cast("TopologyStore", None), locks, accounts, PromotionSettings(), on_step=on_step)
+    promoter = Promoter(cast("TopologyStore", None), locks, ACCOUNTS, PromotionSettings(), on_step=on_step)
     replicas = replication_set_of("east", "west", semi_sync=semi_sync)
     chosen = await promoter._choose(replicas, members, PromotionRequest(master_lost=True), last_renewal, fenced=False)
     assert chosen.region == "west"
     assert when == asked
     assert steps == [PromotionStep.FENCE, PromotionStep.STOP_RECEIVING, PromotionStep.COMPARE]
+
+
+@pytest.fixture
+def topology_file(tmp_path: Path) -> Path:
+    """A database whose replica in the west is marked down."""
+
+    def tier(name: str) -> Tier:
+        return Tier(name=name, servers=(CacheServer(name=f"{name}-1", grpc="127.0.0.1:1"),))
+
+    regions = tuple(
+        Region(name=each, leaders=tier(f"{each}-leaders"), followers=(tier(f"{each}-web"),))
+        for each in ("east", "west", "north")
+    )
+    database = replication_set_of("east", "west", "north", marked="west").database
+    path = tmp_path / "topology.json"
+    path.write_text(dump_topology(Topology(version=1, shards=2, regions=regions, databases=(database,))))
+    return path
+
+
+class Rejoin:
+    """A server that is attached and catches up, without any database: what it does is noted."""
+
+    def __init__(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(error: TopologyError) -> None:
+            raise error
+
+        self.store = TopologyFile(file, on_error=fail)
+        self.locks = FileLocks(file)
+        self.done = list[str]()
+        self.promoter = Promoter(self.store, self.locks, ACCOUNTS, PromotionSettings())
+        self.promotes_meanwhile = False
+        for name in ("close", "follow", "until_applied", "beside_master"):
+            monkeypatch.setattr(ReplicationSet, name, partialmethod(getattr(type(self), f"_{name}"), rejoin=self))
+        monkeypatch.setattr(Promoter, "_acknowledged", partialmethod(type(self)._acknowledged, rejoin=self))
+
+    @staticmethod
+    async def _close(_: ReplicationSet, region: str, *, rejoin: Rejoin) -> None:
+        rejoin.done.append(f"close {region}")
+
+    @staticmethod
+    async def _follow(_: ReplicationSet, region: str, master_region: str, *, rejoin: Rejoin) -> None:
+        rejoin.done.append(f"{region} follows {master_region}")
+
+    @staticmethod
+    async def _until_applied(replicas: ReplicationSet, region: str, _: float, *, rejoin: Rejoin) -> None:
+        replicas.check_hold()
+        async with rejoin.locks.held(mastership_lock("db"), exclusive=False):
+            rejoin.done.append(f"{region} catches up, and the lease is renewed")
+        if rejoin.promotes_meanwhile:
+            found = await rejoin.store.load()
+            await rejoin.store.change(found.version, edits.promote(found, "db", "north", 2))
+
+    @staticmethod
+    async def _beside_master(_: ReplicationSet, region: str, *, rejoin: Rejoin) -> tuple[SetMember, SetMember]:
+        return replica(region, "1-1-1", receiving=True), master("1-1-1")
+
+    @staticmethod
+    async def _acknowledged(_: Promoter, replicas: ReplicationSet, expected: bool, *, rejoin: Rejoin) -> bool:
+        return True
+
+
+async def test_the_masters_lease_is_renewed_while_a_server_that_rejoins_catches_up(
+    topology_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rejoin = Rejoin(topology_file, monkeypatch)
+    await rejoin.promoter.rejoin("db", "west-db")
+    assert rejoin.done == ["close west", "west follows east", "west catches up, and the lease is renewed"]
+    assert not (await rejoin.store.load()).databases[0].servers["west"].down
+
+
+async def test_a_server_whose_master_is_replaced_while_it_catches_up_stays_marked(
+    topology_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rejoin = Rejoin(topology_file, monkeypatch)
+    rejoin.promotes_meanwhile = True
+    with pytest.raises(OperatorError, match="west-db does not follow east-db any more"):
+        await rejoin.promoter.rejoin("db", "west-db")
+    assert (await rejoin.store.load()).databases[0].servers["west"].down

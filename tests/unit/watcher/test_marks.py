@@ -105,6 +105,12 @@ def test_the_last_server_of_a_tier_is_never_marked() -> None:
     assert marks_of(topology(["east-f1"]), seen(east_f1=True, east_f2=True), {}) == []
 
 
+def test_the_last_server_with_a_weight_is_never_marked_and_others_are() -> None:
+    new = edits.change_server(topology(), "east-f2", weight=0.0)
+    assert marks_of(new, seen(east_f1=True), {}) == []
+    assert marks_of(new, seen(east_f1=True, east_f2=True), {}) == [Mark("east-f2", down=True)]
+
+
 def test_servers_of_a_region_with_a_watcher_of_its_own_are_marked_only_on_its_word() -> None:
     own = seen(west_f1=True, west_db=True)
     agreeing = WatcherReport("west", {"west-f1": ServerVerdict.DOWN})
