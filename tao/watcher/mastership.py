@@ -26,6 +26,7 @@ from tao.replication.locks import LockHold, Locks, LocksAway, LockTaken, masters
 from tao.replication.promotion import Promoter, PromotionResult
 from tao.replication.promotion_plan import PromotionRequest, SetMember
 from tao.replication.replication_set import ReplicationSet
+from tao.storage.session import DatabaseSession
 from tao.watcher.probes import PeerReports, WatcherContext
 from tao.watcher.settings import WatcherSettings
 
@@ -411,7 +412,7 @@ class Mastership:
                 hold.check()
                 if not self._renews_lease_of(replicas):
                     return
-                renewed = await renew_lease(session, now, terms, deadline=replicas.statement_deadline())
+                renewed = await self._renew_at(session, replicas, now, terms)
         except LockTaken:
             return  # its master is being changed
         except LocksAway as error:
@@ -423,6 +424,21 @@ class Mastership:
             self.renewals += 1
         else:
             self.missed_renewals += 1
+
+    async def _renew_at(
+        self, session: DatabaseSession, replicas: ReplicationSet, from_unix_ms: int, terms: LeaseTerms
+    ) -> bool:
+        """Renew a lease under its lock. Returns whether it was renewed.
+
+        The set may be out of date. A lease that has not ended belongs to the master all the same, because its successor
+        waits for the end; within the grace it is the topology that says whether there is a successor.
+        """
+        before_end = terms.without_grace
+        if await renew_lease(session, from_unix_ms, before_end, deadline=replicas.statement_deadline()):
+            return True
+        if not terms.grace_seconds or not await self._promoter.is_master(replicas.database.name, replicas.master.name):
+            return False
+        return await renew_lease(session, from_unix_ms, terms, deadline=replicas.statement_deadline())
 
     async def _renew_without_lock(self, replicas: ReplicationSet, terms: LeaseTerms, away: LocksAway) -> bool:
         """Renew the lease of a master of the own region although nobody can tell who holds its lock, if all other

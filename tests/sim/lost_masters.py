@@ -219,7 +219,9 @@ class Hour:
         regions = _REGIONS[: rng.choice((2, 3))]
         self.semi_sync: Final = rng.random() < 0.8
         servers = [Server(f"{region}-db", region, number) for number, region in enumerate(regions, 1)]
-        self.machines: Final = Machines(loop, rng, servers)
+        # Drawn apart, so that what else a seed draws is as it was.
+        ways = random.Random(f"ways of {seed}")
+        self.machines: Final = Machines(loop, rng, servers, refuses=ways.random() < 0.5)
         self.master: Final = servers[0]
         self.topology = self._document(servers)
         self.store: Final = cast("TopologyStore", _Store(self))
@@ -254,8 +256,10 @@ class Hour:
         wait = self.machines.one_way_seconds(asking.name, name)
         deadline = self.loop.now + timeout_seconds
         await asyncio.sleep(wait)
-        if self.machines.is_cut(asking.name, name) or asked.process.state != "runs":
-            await asyncio.sleep(max(0.0, deadline - self.loop.now))
+        is_cut = self.machines.is_cut(asking.name, name)
+        if is_cut or asked.process.state != "runs":
+            if not (is_cut and self.machines.refuses):
+                await asyncio.sleep(max(0.0, deadline - self.loop.now))
             raise ConnectionLost(f"{name} did not answer")
         report = asked.report()
         await asyncio.sleep(wait)
