@@ -24,7 +24,7 @@ from tao.replication.lease import (
 )
 from tao.replication.locks import LockHold, Locks, LocksAway, LockTaken, mastership_lock
 from tao.replication.promotion import Promoter, PromotionResult
-from tao.replication.promotion_plan import PromotionRequest, SetMember
+from tao.replication.promotion_plan import PromotionRequest, SetMember, discarded_transactions
 from tao.replication.replication_set import ReplicationSet
 from tao.storage.session import DatabaseSession
 from tao.watcher.probes import PeerReports, WatcherContext
@@ -36,7 +36,8 @@ class Action(StrEnum):
 
     NOTHING = "nothing"
     RESTORE = "restore"
-    """The master of the topology answers and is closed: it restarted, or a promotion was interrupted."""
+    """The master of the topology answers and is closed, or nobody follows it although it waits for a replica: it
+    restarted, or a promotion was interrupted."""
     PROMOTE = "promote"
     """The master has been silent for too long."""
     REJOIN = "rejoin"
@@ -102,6 +103,8 @@ def next_action(
         return Action.NOTHING, ""
     if observation.closed_observations >= CLOSED_OBSERVATIONS:
         return Action.RESTORE, ""
+    if observation.semi_sync and _waits_for_nobody(master, observation.members):
+        return Action.RESTORE, ""
     if observation.semi_sync and not master.state.waits_for_replica and observation.acknowledging:
         return Action.WAIT, ""
     if observation.lost_acknowledgements >= LOST_ACKNOWLEDGEMENTS:
@@ -111,6 +114,22 @@ def next_action(
             if not member.is_master and member.is_complete and member.state and member.state.following is None:
                 return Action.REJOIN, member.name
     return Action.NOTHING, ""
+
+
+def _waits_for_nobody(master: SetMember, members: Sequence[SetMember]) -> bool:
+    """Return whether an open master waits for a replica, nobody follows it, and a server that follows nobody could.
+
+    A promotion that failed after it had detached the others leaves such a master. What takes the last replica away on
+    purpose makes the master wait for none.
+    """
+    others = [member for member in members if not member.is_master and member.state is not None]
+    return (
+        master.state is not None
+        and not master.state.read_only
+        and master.state.waits_for_replica
+        and all(member.state is None or member.state.following is None for member in others)
+        and any(member.is_complete and not discarded_transactions(member, master) for member in others)
+    )
 
 
 class Mastership:

@@ -102,6 +102,20 @@ def test_a_master_found_closed_twice_is_opened() -> None:
     assert action(*closed, closed=2)[0] is Action.RESTORE
 
 
+def test_a_master_that_waits_for_a_replica_while_nobody_follows_it_gets_its_replicas_back() -> None:
+    """So a promotion leaves it that failed when the others had been detached."""
+    waiting, west = master("1-1-7", waits=True), replica("west", "1-1-7", alone=True)
+    assert action(waiting, west, semi_sync=True) == (Action.RESTORE, "")
+    assert action(waiting, west, replica("north", None), semi_sync=True)[0] is Action.RESTORE
+    north = replica("north", "1-1-7", receiving=True)
+    assert action(waiting, west, north, semi_sync=True)[0] is Action.NOTHING
+    assert action(master("1-1-7"), west, semi_sync=True)[0] is Action.NOTHING, "its last replica was taken away"
+    astray = replica("west", "1-1-7,2-2-9", alone=True)
+    assert action(waiting, astray, semi_sync=True)[0] is Action.NOTHING, "it cannot follow"
+    seeding = replica("west", "1-1-7", alone=True, seeding=True)
+    assert action(waiting, seeding, semi_sync=True)[0] is Action.NOTHING, "somebody is at it"
+
+
 def test_a_server_that_replicates_from_no_master_is_rejoined_only_when_enabled() -> None:
     alone = (master("1-1-1"), replica("west", "1-1-1", alone=True))
     assert action(*alone)[0] is Action.NOTHING
