@@ -6,7 +6,8 @@ row with the time until which it may write, by its own clock, and an event that 
 second, once that time has passed. Neither is replicated: both are created and written outside the binlog, in a schema
 that no service account can write. Critical reads look at the row (`tao.storage.master_check`).
 
-Two rules make it a lease. A renewal never revives a lease that has run out, so a fence that revoked it stays in force.
+Two rules make it a lease. A renewal never revives a lease that has run out, so a fence that revoked it stays in force;
+within its grace it does so only for a server that the topology names as master while the renewal holds the lock.
 The new end counts from a time that the server reported *before* the renewal was sent, so a renewal that was delayed
 buys no more time than one that was not. An operator must not set back the clock of a server while it is master.
 
@@ -20,7 +21,7 @@ stop the writes of a healthy server because its watchers are gone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tao.model.errors import OperatorError
@@ -48,6 +49,11 @@ class LeaseTerms:
     """Length of a lease: it answers critical reads. 0 for a server that keeps none."""
     grace_seconds: float = 0.0
     """For how long after the end of a lease it takes writes."""
+
+    @property
+    def without_grace(self) -> LeaseTerms:
+        """Terms under which a lease is renewed only until it ends."""
+        return replace(self, grace_seconds=0.0)
 
     @property
     def reads_over_after_seconds(self) -> float:
@@ -159,7 +165,8 @@ async def grant_lease(session: DatabaseSession, from_unix_ms: int, *, deadline: 
 
 async def renew_lease(session: DatabaseSession, from_unix_ms: int, terms: LeaseTerms, *, deadline: float) -> bool:
     """Extend a lease that has not run out, or whose grace has not. Returns False when it has run out or was revoked, or
-    the server is closed. ``terms``: those that the server keeps."""
+    the server is closed. ``terms``: those that the server keeps, or `LeaseTerms.without_grace`, unless the caller knows
+    that the server is still the master."""
     (((read_only,),),) = await session.run("SELECT @@GLOBAL.read_only", deadline=deadline)
     grace_ms = int(terms.grace_seconds * 1000)
     return not read_only and await _write(

@@ -148,6 +148,11 @@ class Promoter:
         database."""
         return await (await self._set(database)).members()
 
+    async def is_master(self, database: str, server: str) -> bool:
+        """Return whether the stored topology names the server as master of the database. The answer holds for as long
+        as the caller holds the lock of the database."""
+        return (await self._set(database)).master.name == server
+
     async def promote(
         self, database: str, request: PromotionRequest, *, last_renewal: LastRenewal | None = None
     ) -> PromotionResult:

@@ -24,8 +24,9 @@ from tao.replication.lease import (
 )
 from tao.replication.locks import LockHold, Locks, LocksAway, LockTaken, mastership_lock
 from tao.replication.promotion import Promoter, PromotionResult
-from tao.replication.promotion_plan import PromotionRequest, SetMember
+from tao.replication.promotion_plan import PromotionRequest, SetMember, discarded_transactions
 from tao.replication.replication_set import ReplicationSet
+from tao.storage.session import DatabaseSession
 from tao.watcher.probes import PeerReports, WatcherContext
 from tao.watcher.settings import WatcherSettings
 
@@ -35,7 +36,8 @@ class Action(StrEnum):
 
     NOTHING = "nothing"
     RESTORE = "restore"
-    """The master of the topology answers and is closed: it restarted, or a promotion was interrupted."""
+    """The master of the topology answers and is closed, or nobody follows it although it waits for a replica: it
+    restarted, or a promotion was interrupted."""
     PROMOTE = "promote"
     """The master has been silent for too long."""
     REJOIN = "rejoin"
@@ -101,6 +103,8 @@ def next_action(
         return Action.NOTHING, ""
     if observation.closed_observations >= CLOSED_OBSERVATIONS:
         return Action.RESTORE, ""
+    if observation.semi_sync and _waits_for_nobody(master, observation.members):
+        return Action.RESTORE, ""
     if observation.semi_sync and not master.state.waits_for_replica and observation.acknowledging:
         return Action.WAIT, ""
     if observation.lost_acknowledgements >= LOST_ACKNOWLEDGEMENTS:
@@ -110,6 +114,22 @@ def next_action(
             if not member.is_master and member.is_complete and member.state and member.state.following is None:
                 return Action.REJOIN, member.name
     return Action.NOTHING, ""
+
+
+def _waits_for_nobody(master: SetMember, members: Sequence[SetMember]) -> bool:
+    """Return whether an open master waits for a replica, nobody follows it, and a server that follows nobody could.
+
+    A promotion that failed after it had detached the others leaves such a master. What takes the last replica away on
+    purpose makes the master wait for none.
+    """
+    others = [member for member in members if not member.is_master and member.state is not None]
+    return (
+        master.state is not None
+        and not master.state.read_only
+        and master.state.waits_for_replica
+        and all(member.state is None or member.state.following is None for member in others)
+        and any(member.is_complete and not discarded_transactions(member, master) for member in others)
+    )
 
 
 class Mastership:
@@ -411,7 +431,7 @@ class Mastership:
                 hold.check()
                 if not self._renews_lease_of(replicas):
                     return
-                renewed = await renew_lease(session, now, terms, deadline=replicas.statement_deadline())
+                renewed = await self._renew_at(session, replicas, now, terms)
         except LockTaken:
             return  # its master is being changed
         except LocksAway as error:
@@ -423,6 +443,21 @@ class Mastership:
             self.renewals += 1
         else:
             self.missed_renewals += 1
+
+    async def _renew_at(
+        self, session: DatabaseSession, replicas: ReplicationSet, from_unix_ms: int, terms: LeaseTerms
+    ) -> bool:
+        """Renew a lease under its lock. Returns whether it was renewed.
+
+        The set may be out of date. A lease that has not ended belongs to the master all the same, because its successor
+        waits for the end; within the grace it is the topology that says whether there is a successor.
+        """
+        before_end = terms.without_grace
+        if await renew_lease(session, from_unix_ms, before_end, deadline=replicas.statement_deadline()):
+            return True
+        if not terms.grace_seconds or not await self._promoter.is_master(replicas.database.name, replicas.master.name):
+            return False
+        return await renew_lease(session, from_unix_ms, terms, deadline=replicas.statement_deadline())
 
     async def _renew_without_lock(self, replicas: ReplicationSet, terms: LeaseTerms, away: LocksAway) -> bool:
         """Renew the lease of a master of the own region although nobody can tell who holds its lock, if all other

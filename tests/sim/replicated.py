@@ -77,13 +77,15 @@ class Server:
 class Machines:
     """Servers and watchers, each on a machine, and the links between them."""
 
-    def __init__(self, loop: SimLoop, rng: random.Random, servers: list[Server]) -> None:
+    def __init__(self, loop: SimLoop, rng: random.Random, servers: list[Server], *, refuses: bool) -> None:
         self.loop: Final = loop
         self.random: Final = rng
         self.servers: Final = {server.name: server for server in servers}
         self.regions: Final = {server.name: server.region for server in servers}
         self.cuts: Final[dict[frozenset[str], float]] = {}
         """Pair of machines → since when nothing gets from one to the other."""
+        self.refuses: Final = refuses
+        """Whoever tries to get through a cut is refused at once, as by the rule of a firewall."""
         self.slow: Final[dict[str, float]] = {}
         """Machine → most seconds by which it answers late."""
         self.two_masters: Final[list[str]] = []
@@ -121,7 +123,7 @@ class Machines:
         wait = self.one_way_seconds(here, server.name)
         await self._sleep(wait, here, server, deadline)
         if self.is_cut(here, server.name):
-            await self._silence(server, deadline)
+            await self._end_at_cut(server, deadline)
         if not server.runs:
             raise NotListening(f"{server.name}: connection refused")
         late = self.random.random() * self.slow.get(server.name, 0.0)
@@ -133,13 +135,18 @@ class Machines:
         result = statement(server)
         await self._sleep(wait, here, server, deadline)
         if self.is_cut(here, server.name):
-            await self._silence(server, deadline)
+            await self._end_at_cut(server, deadline)
         return result
 
     async def _sleep(self, seconds: float, here: str, server: Server, deadline: float) -> None:
         if self.loop.now + seconds > deadline:
             await self._silence(server, deadline)
         await asyncio.sleep(seconds)
+
+    async def _end_at_cut(self, server: Server, deadline: float) -> None:
+        if self.refuses:
+            raise NotListening(f"{server.name}: refused on the way")
+        await self._silence(server, deadline)
 
     async def _silence(self, server: Server, deadline: float) -> None:
         await asyncio.sleep(max(0.0, deadline - self.loop.now))

@@ -102,6 +102,20 @@ def test_a_master_found_closed_twice_is_opened() -> None:
     assert action(*closed, closed=2)[0] is Action.RESTORE
 
 
+def test_a_master_that_waits_for_a_replica_while_nobody_follows_it_gets_its_replicas_back() -> None:
+    """So a promotion leaves it that failed when the others had been detached."""
+    waiting, west = master("1-1-7", waits=True), replica("west", "1-1-7", alone=True)
+    assert action(waiting, west, semi_sync=True) == (Action.RESTORE, "")
+    assert action(waiting, west, replica("north", None), semi_sync=True)[0] is Action.RESTORE
+    north = replica("north", "1-1-7", receiving=True)
+    assert action(waiting, west, north, semi_sync=True)[0] is Action.NOTHING
+    assert action(master("1-1-7"), west, semi_sync=True)[0] is Action.NOTHING, "its last replica was taken away"
+    astray = replica("west", "1-1-7,2-2-9", alone=True)
+    assert action(waiting, astray, semi_sync=True)[0] is Action.NOTHING, "it cannot follow"
+    seeding = replica("west", "1-1-7", alone=True, seeding=True)
+    assert action(waiting, seeding, semi_sync=True)[0] is Action.NOTHING, "somebody is at it"
+
+
 def test_a_server_that_replicates_from_no_master_is_rejoined_only_when_enabled() -> None:
     alone = (master("1-1-1"), replica("west", "1-1-1", alone=True))
     assert action(*alone)[0] is Action.NOTHING
@@ -400,6 +414,44 @@ async def test_servers_are_prepared_anew_when_their_number_changes_and_the_maste
     assert steps == ["install east", "install west"]
     await mastership._renew(one)
     assert steps[2:] == ["remove east"]
+    await tasks.close()
+
+
+@pytest.mark.parametrize(
+    ("ended", "is_master", "renewed"), [(False, False, True), (True, True, True), (True, False, False)]
+)
+async def test_a_lease_is_renewed_in_its_grace_only_while_the_topology_names_the_master(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: bool, is_master: bool, renewed: bool
+) -> None:
+    """What the watcher knows may be a second old: by then another server may be master, and open."""
+
+    class Replicas(ReplicationSet):
+        @asynccontextmanager
+        async def session(self, region: str) -> AsyncIterator[str]:  # type: ignore[override]
+            yield region
+
+    class Knowing(Broken):
+        async def is_master(self, database: str, server: str) -> bool:
+            assert (database, server) == ("db", "east-db")
+            return is_master
+
+    async def lease_terms(region: str, **_: object) -> LeaseTerms:
+        return LeaseSettings().terms(semi_sync=True)
+
+    async def server_unix_ms(*_: object, **__: object) -> float:
+        return 7.0
+
+    async def renew_lease(server: str, since: float, terms: LeaseTerms, **_: object) -> bool:
+        return terms.grace_seconds > 0 or not ended
+
+    for each in (lease_terms, server_unix_ms, renew_lease):
+        monkeypatch.setattr(mastership_module, each.__name__, each)
+    tasks = BackgroundTasks("watcher", logger("watcher"))
+    mastership = mastership_of(tmp_path, Knowing(), tasks, LoopClock())
+    replicas = Replicas.__new__(Replicas)
+    replicas.__dict__.update(east_and_west(semi_sync=True).__dict__)
+    await mastership._renew(replicas)
+    assert (mastership.renewals, mastership.missed_renewals) == (int(renewed), int(not renewed))
     await tasks.close()
 
 
