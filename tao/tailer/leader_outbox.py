@@ -566,10 +566,11 @@ class LeaderOutbox:
 def head_of(queue: deque[Part], settings: OutboxSettings) -> list[Part]:
     """Return the first parts of a queue, as many as one relay holds."""
     taken: list[Part] = []
-    size = 0
-    for part in islice(queue, settings.relay_parts):
+    size = weight = 0
+    for part in queue:
         size += part.size_bytes
-        if taken and size > settings.relay_bytes:
+        weight += part.content.messages if isinstance(part.content, UndecodedRows) else 1
+        if taken and (size > settings.relay_bytes or weight > settings.relay_parts):
             break
         taken.append(part)
     return taken
