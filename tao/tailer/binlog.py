@@ -44,12 +44,16 @@ class ServerIdTaken(OperatorError):
 class UndecodedRows:
     """The row events of one transaction in the tables of one shard's graph, as the server sent them."""
 
-    __slots__ = ("_decoded", "_lock", "_read", "shard", "size_bytes")
+    __slots__ = ("_decoded", "_lock", "_read", "messages", "shard", "size_bytes")
 
-    def __init__(self, shard: int, size_bytes: int, read: Callable[[], BinlogTransaction]) -> None:
-        """``size_bytes``: estimated size in memory. ``read`` returns what the rows say; it is called once."""
+    def __init__(
+        self, shard: int, size_bytes: int, read: Callable[[], BinlogTransaction], *, messages: int = 1
+    ) -> None:
+        """``size_bytes``: estimated size in memory. ``read`` returns what the rows say; it is called once.
+        ``messages``: estimated number of messages."""
         self.shard: Final = shard
         self.size_bytes: Final = size_bytes
+        self.messages: Final = messages
         self._read: Callable[[], BinlogTransaction] | None = read
         self._decoded: BinlogTransaction | None = None
         self._lock: Final = threading.Lock()

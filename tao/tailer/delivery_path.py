@@ -146,6 +146,9 @@ class DeliveryPath:
         self._progress: Final = asyncio.Event()
         self.on_wanted: Callable[[Iterable[Span]], None] = lambda _: None
         """Called with the shards about which a leader asked when it acknowledged a relay."""
+        self.on_asking: Callable[[bool], None] = lambda _: None
+        """Called after each answer with whether any leader is asked now for messages of its own. While none is, rows
+        are better decoded at once."""
         self.decode: Callable[[Sequence[UndecodedRows]], Awaitable[Sequence[Translated]]] = _decode_nothing
         """Decodes and translates rows, each a shard's of one transaction."""
         self.unacknowledged_bytes = 0
@@ -230,6 +233,10 @@ class DeliveryPath:
     def _is_mastered_here(self) -> bool:
         scope, databases = self._scope, self._routes().topology.databases
         return any(each.name == scope.database and each.master_region == scope.region for each in databases)
+
+    def _asks_any_leader(self) -> bool:
+        now = self._time()
+        return any(outbox.asks(now) for outbox in self._outboxes.values()) and self._is_mastered_here()
 
     # ---- queues ----------------------------------------------------------------------------------------------------
 
@@ -431,7 +438,8 @@ class DeliveryPath:
                 if relay.source_unix_ms and self._has_parts_elsewhere(outbox):
                     relay = msgspec.structs.replace(relay, source_unix_ms=0)
                 relayed = await self._send(outbox.leader, relay)
-                outbox.takes_references = relayed.takes_references
+                outbox.take_answer(relay, relayed, self._time())
+                self.on_asking(self._asks_any_leader())
                 if not relayed.missing:
                     break
                 if not relay.references:
@@ -444,6 +452,7 @@ class DeliveryPath:
             if any(map(is_undecoded, parts)) and not isinstance(error, NotMine | ShardBlocked):
                 # A leader of a former version does not serve such relays.
                 outbox.takes_references = False
+                self.on_asking(self._asks_any_leader())
                 self._report_failure(outbox, error)
                 return False
             outbox.failures = 0
@@ -470,7 +479,7 @@ class DeliveryPath:
             async with outbox.decoding:  # else `_decode_stuck` may be decoding these parts
                 parts = head_of(queue, self._settings)
                 outbox.begin_relay(queue, parts, self._time())
-            asks = outbox.takes_references and self._is_mastered_here()
+            asks = outbox.asks(self._time()) and self._is_mastered_here()
             undecoded = [part for part in parts if is_undecoded(part) and not (asks and part.span.source)]
             if not undecoded:
                 return parts

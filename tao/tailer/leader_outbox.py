@@ -23,7 +23,7 @@ import msgspec
 from tao.delivery.message_log import estimated_bytes
 from tao.model.changes import ListChange, ListInvalidation, Message, ObjectChange, ObjectInvalidation, ShardMessages
 from tao.model.delivery import Span
-from tao.model.relay import ChangeRuns, Relay, Touch
+from tao.model.relay import ChangeRuns, Relay, Relayed, Touch
 from tao.planning.row_events import Translated
 from tao.replication.gtid import joined
 from tao.tailer.binlog import UndecodedRows
@@ -34,6 +34,10 @@ _MIN_FINISHED_RECEIPTS: Final = 64
 
 _PART_BYTES: Final = 200
 """Estimated size of a touch, a shard number or the proof of a time, with its entry in a queue."""
+
+_NOT_ASKED_SECONDS: Final = 1.0
+"""How long a leader is not asked for messages of its own after it was missing all that a relay named. A tailer that
+catches up then wastes one relay a second, and one that has caught up decodes a second's commits."""
 
 Content = ShardMessages | UndecodedRows | Touch | int
 """Messages, rows that may be messages of the leader's own, a touch, or the number of a shard to invalidate as a
@@ -260,7 +264,18 @@ class LeaderOutbox:
     """The queues of one leader. All parts of a shard are in one queue and keep their order."""
 
     __slots__ = (
-        *("bytes", "collapsed", "decoding", "failures", "held", "held_attempts", "leader", "parts", "proof"),
+        *(
+            "asks_from",
+            "bytes",
+            "collapsed",
+            "decoding",
+            "failures",
+            "held",
+            "held_attempts",
+            "leader",
+            "parts",
+            "proof",
+        ),
         *("rejected", "relay_seconds", "retry_at", "running", "sending", "sending_bytes", "sending_count"),
         *(
             "sending_touches",
@@ -291,6 +306,8 @@ class LeaderOutbox:
         """Loop time of the next attempt for held shards."""
         self.takes_references = False
         """The leader has said that it has messages of commits of its own."""
+        self.asks_from = 0.0
+        """Loop time from which it is asked for them."""
         self.decoding: Final = asyncio.Lock()
         """Held while waiting parts are decoded, so that no part is sent or decoded by another task meanwhile."""
         self.topology_version = 0
@@ -331,6 +348,18 @@ class LeaderOutbox:
     def waiting_bytes(self) -> int:
         """Estimated size of the parts that are not under way, without touches."""
         return self.bytes - self.touch_bytes - self.sending_bytes
+
+    def asks(self, now: float) -> bool:
+        """Return whether the leader is asked for messages of its own."""
+        return self.takes_references and now >= self.asks_from
+
+    def take_answer(self, relay: Relay, relayed: Relayed, now: float) -> None:
+        """Note what an answer says about messages of the leader's own. A leader that was missing all of them is not
+        asked for a moment: what is read now it has committed long ago, or another program has."""
+        self.takes_references = relayed.takes_references
+        missing, named = (sum(len(each.numbers) for each in some) for some in (relayed.missing, relay.references))
+        if missing and missing == named:
+            self.asks_from = now + _NOT_ASKED_SECONDS
 
     def slow_at(self, settings: OutboxSettings) -> float:
         """Return the loop time from which the leader counts as slow (`OutboxSettings.slow_seconds`); infinite while
@@ -537,10 +566,11 @@ class LeaderOutbox:
 def head_of(queue: deque[Part], settings: OutboxSettings) -> list[Part]:
     """Return the first parts of a queue, as many as one relay holds."""
     taken: list[Part] = []
-    size = 0
-    for part in islice(queue, settings.relay_parts):
+    size = weight = 0
+    for part in queue:
         size += part.size_bytes
-        if taken and size > settings.relay_bytes:
+        weight += part.content.messages if isinstance(part.content, UndecodedRows) else 1
+        if taken and (size > settings.relay_bytes or weight > settings.relay_parts):
             break
         taken.append(part)
     return taken

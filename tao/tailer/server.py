@@ -119,6 +119,7 @@ class TailerServer:
         )
         delivery.on_wanted = self._rewind.request
         delivery.decode = tail.decode
+        delivery.on_asking = self._reader.leave_undecoded
 
     async def _start_admin(self) -> None:
         metrics = Metrics(role="tailer", server=self._settings.name)
@@ -168,8 +169,6 @@ class TailerServer:
 
     def _read_from(self, routes: Routes) -> None:
         account = self._login(self._binlog_server(routes))
-        # The region's leaders commit what this tailer reads only while the master is here.
-        self._reader.leave_undecoded(self._database().master_region == self._settings.region)
         for reader in (self._reader, self._second_reader):
             reader.read_from(account)
 

@@ -109,6 +109,8 @@ _EVENT_BYTES: Final = 120
 _UNDECODED_BYTES: Final = 900
 """Memory of the undecoded events of a shard beside the events, until a leader has acknowledged them: their place in an
 outbox, and a share of the transaction."""
+_MESSAGE_BYTES: Final = 64
+"""Size of a small row in the binlog, of which one message is made."""
 _MAX_UNDECODED_BYTES: Final = 1 << 20
 """Estimated size of a transaction whose rows are left undecoded. A leader keeps no messages of larger ones either."""
 _GRAPH_TABLES: Final = frozenset({OBJECTS_TABLE, LISTS_TABLE, EDGES_TABLE})
@@ -402,7 +404,12 @@ def _by_shard(undecoded: Sequence[_LeftRows]) -> Sequence[UndecodedRows]:
     for each in undecoded:
         by_shard.setdefault(each.shard, []).append(each)
     return [
-        UndecodedRows(shard, _UNDECODED_BYTES + sum([each.size_bytes for each in some]), partial(_decoded, shard, some))
+        UndecodedRows(
+            shard,
+            _UNDECODED_BYTES + sum([each.size_bytes for each in some]),
+            partial(_decoded, shard, some),
+            messages=sum([1 + len(each.data) // _MESSAGE_BYTES for each in some]),
+        )
         for shard, some in by_shard.items()
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 
 import msgspec
@@ -14,7 +15,8 @@ from tao.model.errors import NotMine, Unavailable
 from tao.model.relay import Touch
 from tao.planning.row_events import Translated
 from tao.routing.routes import Routes
-from tao.tailer.leader_outbox import LeaderOutbox, Part, Receipt, relay_of
+from tao.tailer.binlog import BinlogTransaction, UndecodedRows
+from tao.tailer.leader_outbox import LeaderOutbox, Part, Receipt, head_of, relay_of
 from tao.tailer.settings import OutboxSettings
 from tests.rigs.leader_rig import make_id, make_topology
 from tests.rigs.pacing import until
@@ -88,6 +90,15 @@ async def test_parts_that_waited_behind_a_held_shard_are_not_deferred_again_once
     await until(lambda: any(relay.source_unix_ms for leader, relay in rig.leaders.relayed if leader == "leader-1"))
     await rig.path.drained()
     assert rig.acknowledged == ["t1", "t2"]
+
+
+def test_undecoded_rows_count_for_the_messages_that_a_leader_applies_for_them() -> None:
+    settings = OutboxSettings(relay_parts=10)
+    rows = UndecodedRows(1, 100, lambda: BinlogTransaction(gtid=""), messages=4)
+    parts = deque(Part(Receipt([]), 1, rows, 100, Span(1, "db@1", number, number + 1)) for number in range(8))
+    assert len(head_of(parts, settings)) == 2
+    large = Part(Receipt([]), 1, UndecodedRows(1, 100, rows.decode, messages=40), 100, Span(1, "db@1", 8, 9))
+    assert head_of(deque([large, *parts]), settings) == [large], "or it would never be sent"
 
 
 def parts_of_shard(*spans: Span) -> LeaderOutbox:

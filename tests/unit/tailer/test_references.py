@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+import msgspec
 import pytest
 
 from tao.model.delivery import Span
@@ -164,6 +165,42 @@ async def test_the_parts_of_decoded_rows_cover_the_span_of_the_undecoded(rig: As
     (relay,) = [relay for _, relay in rig.leaders.relayed]
     assert relay.touches == touches
     assert relay.spans == (Span(0, SOURCE, 1, 3),)
+
+
+async def test_rows_are_left_undecoded_while_a_leader_is_asked(rig: AskingRig) -> None:
+    asking: list[bool] = []
+    rig.path.on_asking = asking.append
+    rig.asked.takes_references = False
+    await rig.path.submit("0-1-1", about(change(0, 1)))
+    await rig.path.drained()
+    assert asking == [False]
+    rig.asked.takes_references = True
+    await rig.path.submit("0-1-2", about(change(0, 2)))
+    await rig.path.drained()
+    assert asking == [False, True]
+    rig.routes = Routes(msgspec.structs.replace(rig.routes.topology, databases=()))
+    await rig.path.submit("0-1-3", about(change(0, 3)))
+    await rig.path.drained()
+    assert asking == [False, True, False], "the master is in another region now"
+
+
+async def test_a_leader_that_was_missing_everything_is_not_asked_for_a_moment(
+    rig: AskingRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rig.first_answers()
+    asking: list[bool] = []
+    rig.path.on_asking = asking.append
+    for number in (3, 4):
+        await rig.commit(number)
+        await rig.path.drained()
+    assert [bool(relay.references) for _, relay in rig.leaders.attempts] == [True, False, False]
+    assert asking[0], "the other leader is asked"
+    now = rig.path._time() + 1.0
+    monkeypatch.setattr(rig.path, "_time", lambda: now)
+    rig.asked.has = {5}
+    await rig.commit(5)
+    await rig.path.drained()
+    assert rig.asked.contents(0) == [change(0, 3), change(0, 4), 5]
 
 
 async def test_rows_that_change_nothing_advance_the_position(rig: AskingRig) -> None:

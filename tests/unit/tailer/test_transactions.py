@@ -151,6 +151,7 @@ def test_rows_of_the_graph_are_left_undecoded_shard_by_shard() -> None:
     assert (found.gtid, found.events, found.invalid_shards) == ("0-1-7", [], frozenset())
     assert [rows.shard for rows in found.undecoded] == [1, 2]
     assert sum(rows.size_bytes for rows in found.undecoded) <= found.size_bytes
+    assert [rows.messages for rows in found.undecoded] == [2, 1]
     first, second = (rows.decode() for rows in found.undecoded)
     assert [(event.table, event.kind) for event in first.events] == [("assocs", "insert"), ("assocs", "delete")]
     assert [(event.shard, event.table) for event in second.events] == [(2, "assocs_wide")]
