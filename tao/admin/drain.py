@@ -131,6 +131,10 @@ async def _remove_registered(file: Location, name: str, timeout_seconds: float, 
         server = Routes(topology).server(name)
         if server.weight:
             return [f"{name} to leave the ring ({eighths(server)}/{STEPS} of its share left)"]
+        registration = stats.get(name, {}).get("registration")
+        if registration and not registration["leaving"]:
+            # It has seen the topology, and not what that says of itself: once removed, it would register again.
+            return [f"{name} to notice that it leaves"]
         return [*_unheard(stats, topology.version), *_unfinished(name, place.tier, topology, stats, watched)]
 
     left = await until_none(missing, timeout_seconds, show)

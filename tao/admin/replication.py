@@ -10,17 +10,19 @@ one, which is a promotion, and it attaches no server that has transactions which
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from tao.model.errors import OperatorError, TaoError
+from tao.model.ports import TopologyStore
 from tao.model.topology import Database, DatabaseServer, Topology
 from tao.replication.accounts import Account, ServiceAccounts
 from tao.replication.lease import grant_lease, lease_terms, remove_lease, server_unix_ms
+from tao.replication.locks import LockHold, Locks, hold_exclusively, mastership_lock
 from tao.replication.server_statements import (
     MemberState,
     ReplicationSource,
@@ -39,6 +41,8 @@ from tao.storage.dialect import SessionSetup
 from tao.storage.session import DatabaseSession, open_session
 
 _STATEMENT_SECONDS = 10.0
+_LOCK_SECONDS = 10.0
+"""For the lock of a database: longer than it takes until a holder that hangs can be taken over."""
 _WATCHER_START_SECONDS = 60.0
 _PAUSE_SECONDS = 0.05
 
@@ -109,6 +113,8 @@ async def lead(master: DatabaseServer, administrator: Account, *, keeps_lease: b
 
 async def resume(topology: Topology, name: str, accounts: ServiceAccounts, *, watched: bool) -> None:
     """Let a server that was started again, which is closed to writes, take up its part. Raises a `TaoError`.
+
+    The caller holds the mastership lock of its database, and has read ``topology`` under it.
 
     A master is opened here, unless the cluster is ``watched``: then a watcher opens it. A replica is attached to its
     master again. A former master stays as it is: it follows no server until `tao rejoin`."""
@@ -229,25 +235,45 @@ def plan_replication(
 
 
 async def apply_replication(
-    topology: Topology,
-    steps: list[ReplicationStep],
-    accounts: ReplicationAccounts,
-    wait_seconds: float,
-    show: Callable[[str], None],
+    store: TopologyStore, locks: Locks, steps: list[ReplicationStep], accounts: ReplicationAccounts, *, anew: bool
 ) -> None:
-    """Do the steps, then wait until every replica has what its master has now, at most ``wait_seconds`` for each.
+    """Do the steps, each under the mastership lock of its database. ``anew``: as they were planned.
 
-    ``show`` receives what is waited for. Raises a `TaoError`."""
+    Raises `OperatorError`, with nothing changed, when they are not what is to be done any more: a promotion may have
+    changed the master since they were planned. Raises `LockTaken` while a master is being changed, or another
+    `TaoError`."""
     changed = {step.server for step in steps if step.action != NOTHING_TO_DO}
-    for master in masters(topology):
-        if master.name in changed:
-            await lead(master, accounts.administrator)
-    for replica in replicas(topology):
-        if replica.server.name in changed:
-            await follow(replica, accounts.administrator, accounts.replicator)
+    async with AsyncExitStack() as stack:
+        holds = [
+            await stack.enter_async_context(hold_exclusively(locks, mastership_lock(database), _LOCK_SECONDS))
+            for database in sorted({step.database for step in steps if step.server in changed})
+        ]
+        topology = await store.load()
+        if plan_replication(topology, await member_states(topology, accounts.administrator), anew=anew) != steps:
+            raise OperatorError("the topology or its database servers have changed meanwhile: repeat the command")
+        for master in masters(topology):
+            if master.name in changed:
+                _check_all(holds)
+                await lead(master, accounts.administrator)
+        for replica in replicas(topology):
+            if replica.server.name in changed:
+                _check_all(holds)
+                await follow(replica, accounts.administrator, accounts.replicator)
+
+
+def _check_all(holds: Iterable[LockHold]) -> None:
+    for hold in holds:
+        hold.check()
+
+
+async def catch_up_all(
+    topology: Topology, administrator: Account, wait_seconds: float, show: Callable[[str], None]
+) -> None:
+    """Wait until every replica has what its master has now, at most ``wait_seconds`` for each. ``show`` receives what
+    is waited for. Raises a `TaoError`."""
     for replica in replicas(topology):
         show(f"waiting for {replica.server.name}")
-        await catch_up(replica, accounts.administrator, wait_seconds)
+        await catch_up(replica, administrator, wait_seconds)
 
 
 def _at_master(database: Database, members: Mapping[str, MemberState]) -> ReplicationStep:

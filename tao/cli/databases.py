@@ -12,12 +12,14 @@ from typing import Final
 
 import click
 
+from tao.admin import documents
 from tao.admin.documents import load_topology, read_schema
 from tao.admin.replication import (
     NOTHING_TO_DO,
     ReplicationAccounts,
     ReplicationStep,
     apply_replication,
+    catch_up_all,
     member_states,
     plan_replication,
 )
@@ -25,7 +27,7 @@ from tao.cli.frame import ask, run, show
 from tao.cli.logins import database_tls, password_of
 from tao.cli.options import PLACE_METAVAR, FloatRange, Place, given, json_option, yes_option
 from tao.etcd.location import Location
-from tao.model.topology import Database, DatabaseServer, Topology
+from tao.model.topology import Database, DatabaseServer
 from tao.replication.accounts import LOOPBACK_HOSTS, Account, ServiceAccounts, TlsDemand, ensure_accounts
 from tao.storage.migrations import migrate as migrate_shards
 from tao.storage.session import ServerAccount
@@ -174,7 +176,8 @@ def replicate(topology_file: Location, as_user: str, anew: bool, wait_seconds: f
     """Have every replica follow its master, as the topology names it.
 
     Replicas that follow already are left alone. It refuses, before it changes anything, where the topology's master
-    follows another server, and where a replica has transactions that its master lacks. The password with which
+    follows another server, and where a replica has transactions that its master lacks. A promotion that is under way
+    is waited for, and one that has happened since the question ends the command. The password with which
     replicas log in is taken from TAO_REPLICATOR_PASSWORD.
     """
     topology = load_topology(topology_file)
@@ -189,14 +192,17 @@ def replicate(topology_file: Location, as_user: str, anew: bool, wait_seconds: f
     changed = [step.server for step in steps if step.action != NOTHING_TO_DO]
     if changed:
         ask(f"Change replication on {', '.join(changed)}?")
-    run(_replicate(topology, steps, accounts, wait_seconds))
+    run(_replicate(topology_file, steps, accounts, wait_seconds, anew=anew))
     replicas = counted(sum(bool(step.follows) for step in steps), "replica")
     done = f"{counted(len(changed), 'server')} changed; {replicas} up to date with the masters"
     show({"servers": steps}, lambda: click.echo(done))
 
 
 async def _replicate(
-    topology: Topology, steps: list[ReplicationStep], accounts: ReplicationAccounts, wait_seconds: float
+    place: Location, steps: list[ReplicationStep], accounts: ReplicationAccounts, wait_seconds: float, *, anew: bool
 ) -> None:
+    store = documents.topology_file(place)
+    if any(step.action != NOTHING_TO_DO for step in steps):
+        await apply_replication(store, documents.topology_locks(place), steps, accounts, anew=anew)
     with WaitDisplay() as display:
-        await apply_replication(topology, steps, accounts, wait_seconds, display.show)
+        await catch_up_all(await store.load(), accounts.administrator, wait_seconds, display.show)

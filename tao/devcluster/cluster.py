@@ -20,6 +20,7 @@ from typing import Self
 
 import msgspec
 
+from tao.admin.documents import database_of_server
 from tao.admin.drain import drain_cache_server
 from tao.admin.replication import (
     catch_up,
@@ -70,6 +71,8 @@ from tao.devcluster.state_folder import (
 from tao.etcd.location import EtcdSettings, Location
 from tao.model.errors import OperatorError, TopologyError
 from tao.model.topology import Database, Topology
+from tao.replication.etcd_locks import open_locks
+from tao.replication.locks import hold_exclusively, mastership_lock
 from tao.schema.registry import Schema
 from tao.storage.migrations import migrate
 from tao.topology.document import dump_topology
@@ -258,9 +261,20 @@ class DevCluster:
         await self._stop_one(member)
         await self._start_one(member)
         if member.role is Role.DATABASE and self.record.shape.is_distributed:
-            topology = await self.topology()
-            watched = self.record.shape.watchers > 0
-            await resume(topology, name, cluster_accounts(self._folder, self.record), watched=watched)
+            await self._resume(name)
+
+    async def _resume(self, name: str) -> None:
+        """Let a database server take up its part. Under the lock of its database, so that no watcher changes its master
+        meanwhile."""
+        database = database_of_server(await self.topology(), name).name
+        etcd = EtcdConnections(EtcdSettings())
+        try:
+            locks = open_locks(self.topology_place, etcd)
+            async with hold_exclusively(locks, mastership_lock(database), self._settings.start_seconds):
+                accounts, watched = cluster_accounts(self._folder, self.record), self.record.shape.watchers > 0
+                await resume(await self.topology(), name, accounts, watched=watched)
+        finally:
+            await etcd.close()
 
     async def start_stopped(self) -> list[str]:
         """Start the processes that do not run, in starting order; return their names when they are ready."""

@@ -107,7 +107,7 @@ class Subscriptions:
         configuration = context.configuration
         self._name: Final = context.name
         self._region: Final = context.region
-        self._tier: Final = context.tier
+        self._own_shards: Final = context.own_shards
         self._cache: Final = cache
         self._changes: Final = changes
         self._configuration: Final = configuration
@@ -146,7 +146,7 @@ class Subscriptions:
 
     def follow_routes(self, routes: Routes) -> None:
         """Subscribe the hosted shards at their current leaders, and drop the shards that are not hosted any more."""
-        hosted = frozenset(routes.tier(self._region, self._tier).shards_of(self._name))
+        hosted = self._own_shards(routes)
         for shard in self._hosted - hosted:
             self._cache.close_shard(shard)
             self._inbox.forget(shard)

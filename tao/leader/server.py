@@ -245,9 +245,8 @@ class LeaderServer(CachingServer[LeaderSettings]):
         await self._ownership.confirm(seconds / 2)
 
     def _follow_routes(self, routes: Routes) -> None:
-        # By tier: a server that is removed from the topology while it runs has no shards, and must give up its own.
-        region = self._context.region
-        shards = frozenset(routes.tier(region, self._context.tier).shards_of(self._settings.name))
+        # A server that is removed from the topology while it runs has no shards, and must give up its own.
+        region, shards = self._context.region, self._context.own_shards(routes)
         former, self._followed = self._followed, routes
         affected = AffectedShards(shards, shards) if former is None else affected_shards(former, routes, region)
         # Forget proofs of freshness before the shards change: they say nothing about shards that are added.

@@ -27,6 +27,7 @@ from tao.schema.registry import Schema, load_schema
 from tao.serving.access import AccessControl
 from tao.serving.audit import AuditTrail
 from tao.topology.document import dump_topology, encode_region
+from tao.topology.registration import placed
 from tao.topology.stores import SCHEMA_KEY, EtcdConnections
 from tao.wire.links import Links
 from tao.wire.session import Reply
@@ -233,3 +234,16 @@ class ServerContext:
 
     audit: AuditTrail = field(default_factory=AuditTrail)
     """Records what the audit log asks for."""
+
+    registered_grpc: str = ""
+    """The gRPC address under which the server has registered itself; empty for one that an operator has added."""
+
+    def own_shards(self, routes: Routes) -> frozenset[int]:
+        """Return the shards that a topology assigns to this server; none when it is not listed.
+
+        None either when another server has registered under its name: two leaders of one name would take each other's
+        shards in turn."""
+        found = placed(routes.topology, self.name) if self.registered_grpc else None
+        if found is not None and found.server.grpc != self.registered_grpc:
+            return frozenset()
+        return frozenset(routes.tier(self.region, self.tier).shards_of(self.name))

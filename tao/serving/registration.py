@@ -153,7 +153,8 @@ class RegistrationKeeper:
             self._stepped_at = now
 
     def _note_place(self, grpc: str) -> None:
-        """Note whether another server has taken this one's name: a watcher found this one gone when it registered."""
+        """Note whether another server has taken this one's name: a watcher found this one gone when it registered.
+        Then this one gives up its shards (`ServerContext.own_shards`)."""
         self.trouble = (
             ""
             if grpc == self.wanted.server.grpc

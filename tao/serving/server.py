@@ -229,6 +229,7 @@ class CachingServer(Generic[SettingsType]):
             budget=RetryBudget(settings.retries, clock.monotonic()),
             log=self._log,
             audit=await self._open_audit(configuration, clock),
+            registered_grpc=settings.registration.grpc if settings.registration.join else "",
         )
 
     async def _register(self, configuration: Configuration, credentials: Credentials, clock: Clock) -> None:

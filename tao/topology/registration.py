@@ -4,8 +4,9 @@ document out.
 A server that registers gets an entry of weight 0: it is listed, so that others accept it, and has no shards. Then its
 weight comes nearer to its share in steps. A follower takes an eighth of its share at a time, because it begins with an
 empty cache, and each shard that it takes is missed for a while; a leader takes all at once, because clients do not
-notice its misses. A server that leaves goes back to weight 0 the same way. The next step follows from the document and
-from nothing else: whoever takes it, and however often, it is one step.
+notice its misses. A server that leaves goes back to weight 0 the same way, and one whose share was lowered goes down by
+an eighth of what it has. The next step follows from the document and from nothing else: whoever takes it, and however
+often, it is one step.
 
 Entries that operators have added have no `Registration`, and are left alone.
 """
@@ -19,6 +20,7 @@ import msgspec
 
 from tao.model.errors import NameTaken, TopologyError
 from tao.model.topology import CacheServer, PlacedServer, Registration, Role, Tier, Topology
+from tao.routing.shard_map import ring_points
 from tao.topology import edits
 
 STEPS: Final = 8
@@ -45,8 +47,8 @@ def register(topology: Topology, wanted: Registrant) -> Topology:
 
     The server of a gRPC address is the same one: it keeps its weight when it starts again, gets its new other
     addresses, and stays where it was about to leave. An entry with another address is replaced if its server is gone
-    or has left the ring. Raises `NameTaken` for any other, and `TopologyError` for a tier that does not exist, or that
-    is not one of servers of this role."""
+    or has left the ring. Raises `NameTaken` for any other, and `TopologyError` for a tier that does not exist, that is
+    not one of servers of this role, or whose ring has no room for the share."""
     _check_tier(topology, wanted)
     name = wanted.server.name
     found = placed(topology, name)
@@ -82,10 +84,16 @@ def step(topology: Topology, name: str, *, is_ready: bool) -> Topology:
     goal, present = 0 if registration.leaving else STEPS, eighths(server)
     if server.weight == registration.share * goal / STEPS or (goal > present and not is_ready):
         return topology
-    nearer = goal if found.place.role == "leader" else present + max(-1, min(1, goal - present))
+    nearer = goal if found.place.role == "leader" else _next_eighths(present, goal)
     if nearer == 0:
         return edits.take_off_ring(topology, name)  # with the shards that are mapped to it by hand
     return edits.change_server(topology, name, weight=registration.share * nearer / STEPS)
+
+
+def _next_eighths(present: int, goal: int) -> int:
+    """Return how many eighths of its share a follower has after its next step. One that has more than its share,
+    because that was lowered, gives up an eighth of what it has, so that the steps are few however low the share."""
+    return present + 1 if goal > present else max(goal, present - max(1, present // STEPS))
 
 
 def eighths(server: CacheServer) -> int:
@@ -169,6 +177,13 @@ def _check_tier(topology: Topology, wanted: Registrant) -> None:
         raise TopologyError(
             f"{wanted.server.name} is a {wanted.role} and cannot join {place.path}, a tier of {place.role}s"
         )
+    weights = {server.name: server.weight for server in place.tier.servers}
+    try:
+        ring_points({**weights, wanted.server.name: wanted.share})
+    except TopologyError as error:
+        raise TopologyError(
+            f"{wanted.server.name} cannot join {place.path} with a share of {wanted.share:g}: {error.message}"
+        ) from error
 
 
 def _why_taken(found: PlacedServer, wanted: Registrant) -> str:

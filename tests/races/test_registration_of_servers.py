@@ -20,24 +20,31 @@ takes a step by version 4 → conflict; registers again in version 6, with weigh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import pytest
 
+from tao.cache import CacheSettings, GraphCache
+from tao.follower.subscriptions import Subscriptions, SubscriptionSettings
 from tao.model.errors import NameTaken, TopologyConflict, TopologyError
 from tao.model.topology import Registration, Role, Topology
 from tao.observability.logs import logger
 from tao.runtime.clock import LoopClock
 from tao.serving.configuration import Configuration
+from tao.serving.forward_path import WriteThrough
 from tao.serving.registration import RegistrationKeeper, RegistrationSettings
+from tao.serving.server import SchemaArenas
 from tao.topology import edits
 from tao.topology.document import dump_topology
 from tao.topology.file_store import TopologyFile
 from tao.topology.registration import follow_absences, leave, placed
-from tests.rigs.leader_rig import SCHEMA, make_topology
+from tao.wire.identity import Credentials
+from tao.wire.links import Links, LinkSettings
+from tests.rigs.leader_rig import ARENAS, SCHEMA, make_topology
+from tests.rigs.server_context import make_context
 
 NAME: Final = "near-3"
 HOURS_MS: Final = 9_000_000
@@ -169,6 +176,40 @@ async def test_a_server_whose_name_another_has_taken_over_gets_no_more_shards_an
     await first.look(lambda: True)
     assert first.trouble == "another server has registered as near-3, at 10.0.0.1:2: stop one of both"
     assert entry(await store.load()) == (0.0, Registration())
+
+
+async def test_a_server_whose_name_another_has_taken_over_gives_up_the_shards_that_it_has(path: Path) -> None:
+    store = Store(path)
+    first = await starting(store)
+    await first.register()
+    await store.edit(lambda found: edits.move_shard(found, "east", "near", 1, NAME))
+    configuration, subscriptions = subscribed(await store.load(), "10.0.0.1:1")
+    assert subscriptions.hosted
+
+    await store.edit(lambda found: follow_absences(edits.mark_by_watcher(found, NAME, down=True), 1, 3600))
+    second = await starting(store, port=2)
+    await second.register()
+    await store.edit(lambda found: edits.move_shard(found, "east", "near", 1, NAME))
+    configuration.use_topology(await store.load())
+    assert configuration.routes.shards_of(NAME), "they are those of the other one"
+    assert not subscriptions.hosted
+
+
+def subscribed(topology: Topology, grpc: str) -> tuple[Configuration, Subscriptions]:
+    """A follower that has registered itself at this address, without connections."""
+
+    def start_nothing(job: Coroutine[object, object, None]) -> None:
+        job.close()
+
+    configuration = Configuration(topology, SCHEMA, logger("test"))
+    cache = GraphCache(CacheSettings(arena_bytes=ARENAS, credit_slots=1009), SchemaArenas(SCHEMA, ARENAS))
+    links = Links(LinkSettings(), Credentials(NAME, "follower", ""))
+    context = make_context(configuration, links, start_nothing, name=NAME, registered_grpc=grpc)
+    subscriptions = Subscriptions(
+        context, cache, WriteThrough(cache, LoopClock(), 60.0), SubscriptionSettings(retry_seconds=0.001)
+    )
+    subscriptions.follow_routes(configuration.routes)
+    return configuration, subscriptions
 
 
 async def test_a_server_that_was_asked_to_leave_does_not_register_again_while_it_runs(path: Path) -> None:

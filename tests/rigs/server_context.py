@@ -24,6 +24,7 @@ def make_context(
     clock: Clock | None = None,
     budget: RetryBudget | None = None,
     audit: AuditTrail | None = None,
+    registered_grpc: str = "",
 ) -> ServerContext:
     """Return a context whose tasks are all started by ``spawn``, whatever their name."""
     return ServerContext(
@@ -37,4 +38,5 @@ def make_context(
         budget=budget or RetryBudget(RetrySettings(), 0.0),
         log=logger("test"),
         audit=audit or AuditTrail(),
+        registered_grpc=registered_grpc,
     )

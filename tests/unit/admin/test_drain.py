@@ -169,6 +169,27 @@ async def test_a_registered_server_is_removed_only_when_every_other_one_knows_th
     assert "f-3" in names(file)
 
 
+async def test_a_registered_server_is_removed_only_when_it_knows_that_it_leaves(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it would find itself removed as by a watcher, and register again while it runs."""
+    registered(file, 0.0)
+    own = {"role": "follower", "topology_version": 99, "hits": 0, "misses": 0, "failures": 0}
+    own |= {"writes": {"forwarded": 0, "failed": 0}, "registration": {"leaving": False}}
+
+    async def figures(_: Topology, *, wanted: str = "") -> dict[str, dict[str, object]]:
+        return {wanted: own}
+
+    monkeypatch.setattr(drain, "figures", figures)
+    monkeypatch.setattr(drain, "QUIET_SECONDS", 0.0)
+    found = await drain_cache_server(file, "f-3", 0.01, say_nothing)
+    assert found.waiting_for == ["f-3 to notice that it leaves"]
+    assert "f-3" in names(file)
+    own["registration"] = {"leaving": True}
+    assert (await drain_cache_server(file, "f-3", 5, say_nothing)).safe_to_stop
+    assert "f-3" not in names(file)
+
+
 async def test_the_last_server_on_the_ring_of_a_tier_does_not_leave_it(file: Path) -> None:
     registered(file, 1.0)
     await mark_in_file(file, "f-1", down=True)

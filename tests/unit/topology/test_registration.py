@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import msgspec
 import pytest
 
@@ -82,6 +84,22 @@ def test_a_server_with_another_share_takes_steps_to_it_from_either_side(topology
     assert weights(less)[-1] == 0.5
     assert eighths(server(less)) == 16
     assert weights(register(joined, registrant(share=2.0)))[-1] == 2.0
+
+
+def test_a_server_whose_share_is_much_lower_gets_there_in_few_steps_of_an_eighth_of_what_it_has(
+    topology: Topology,
+) -> None:
+    joined = edits.change_server(register(topology, registrant(share=80.0)), "w-3", weight=80.0)
+    found = weights(register(joined, registrant(share=1.0)))
+    assert found[:3] == [80.0, 70.0, 61.25]
+    assert found[-1] == 1.0
+    assert len(found) == 38
+    assert all(before * 7 / 8 <= after < before for before, after in pairwise(found))
+
+
+def test_a_share_for_which_the_ring_has_no_room_is_refused(topology: Topology) -> None:
+    with pytest.raises(TopologyError, match=r"w-3 cannot join here/web with a share of 1e\+06: .*use lower weights"):
+        register(topology, registrant(share=1e6))
 
 
 def test_a_server_that_an_operator_has_added_is_left_alone(topology: Topology) -> None:
