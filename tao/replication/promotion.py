@@ -297,9 +297,14 @@ class Promoter:
 
         It may be open for longer, so the other servers forget it first: one that restarts would receive from it again.
         """
-        await asyncio.gather(
-            *(replicas.forget_master(each.region, chosen) for each in others if each.name != chosen.name)
+        done = await asyncio.gather(
+            *(replicas.forget_master(each.region, chosen) for each in others if each.name != chosen.name),
+            return_exceptions=True,
         )
+        for each in done:
+            # Not before all have ended: whatever follows attaches a server again, which one of them could detach.
+            if each is not None:
+                raise each
         await self._begin(replicas, PromotionStep.OUTLAST)
         terms = await self._lease_terms(replicas, others)
         await _until_over(max(each.reads_over_after_seconds for each in terms), last_renewal)

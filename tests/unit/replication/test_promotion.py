@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import cast
 
@@ -13,7 +14,7 @@ from tao.replication.accounts import Account
 from tao.replication.lease import LeaseTerms
 from tao.replication.locks import FileLocks
 from tao.replication.promotion import OnStep, Promoter, PromotionSettings, PromotionStep
-from tao.replication.promotion_plan import PromotionRequest
+from tao.replication.promotion_plan import PromotionRequest, SetMember
 from tao.replication.replication_set import ReplicationSet, SetAccounts
 from tests.unit.replication.members import master, replica
 from tests.unit.replication.test_replication_set import replication_set_of
@@ -65,6 +66,31 @@ async def test_it_asks_for_renewals_again_when_the_others_have_stopped_receiving
     assert chosen.region == "west"
     assert when == asked
     assert steps == [PromotionStep.FENCE, PromotionStep.STOP_RECEIVING, PromotionStep.COMPARE]
+
+
+async def test_a_promotion_fails_only_when_no_server_is_being_detached_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What follows attaches them again."""
+    detaching, detached = asyncio.Event(), list[str]()
+
+    async def forget_master(_: ReplicationSet, region: str, chosen: SetMember) -> None:
+        if region == "north":
+            raise Unavailable("its connection broke")
+        await detaching.wait()
+        detached.append(region)
+
+    monkeypatch.setattr(ReplicationSet, "forget_master", forget_master)
+    others = [replica(region, "1-1-1") for region in ("west", "north", "south")]
+    replicas = replication_set_of("east", "west", "north", "south", semi_sync=True)
+    failing = asyncio.ensure_future(promoter_of(tmp_path)._outlast(replicas, others[0], others, None))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not failing.done()
+    detaching.set()
+    with pytest.raises(Unavailable):
+        await failing
+    assert detached == ["south"]
 
 
 @pytest.mark.parametrize("answers", [False, True])
