@@ -30,6 +30,7 @@ from tao.replication.promotion_plan import (
     PromotionRequest,
     SetMember,
     check_before,
+    check_kept,
     check_lost,
     check_rejoin,
     check_seeded,
@@ -45,6 +46,7 @@ from tao.replication.server_statements import (
     detach,
     end_wait,
     highest_epoch,
+    member_state,
     open_to_writes,
     raise_epoch,
     set_semi_sync,
@@ -321,6 +323,7 @@ class Promoter:
             await stop_receiving(session, deadline=replicas.statement_deadline())
             deadline = asyncio.get_running_loop().time() + self._settings.catch_up_seconds
             await apply_received(session, deadline=deadline)
+            check_kept(chosen, await member_state(session, deadline=replicas.statement_deadline()))
             await self._begin(replicas, PromotionStep.DETACH)
             await detach(session, deadline=replicas.statement_deadline())
 
