@@ -30,6 +30,7 @@ from tao.replication.promotion_plan import (
     PromotionRequest,
     SetMember,
     check_before,
+    check_kept,
     check_lost,
     check_rejoin,
     check_seeded,
@@ -45,6 +46,7 @@ from tao.replication.server_statements import (
     detach,
     end_wait,
     highest_epoch,
+    member_state,
     open_to_writes,
     raise_epoch,
     set_semi_sync,
@@ -168,7 +170,7 @@ class Promoter:
         async with self._exclusively(database):
             replicas = await self._set(database)
             if request.region == replicas.database.master_region:
-                return await self._restore(replicas)
+                return await self._restore(replicas, last_renewal)
             if request.master_lost:
                 self._silent.add(replicas.master.name)  # the caller has waited for an answer already
             members = await replicas.members()
@@ -186,7 +188,7 @@ class Promoter:
             except TaoError:
                 # Nothing irrevocable has happened: reopen the old master if it can be reached by now.
                 with suppress(PromotionRefused):
-                    await self._restore(replicas)
+                    await self._restore(replicas, last_renewal)
                 raise
             return await self._install(replicas, chosen, lost, lacks_commits=bool(lost))
 
@@ -194,7 +196,7 @@ class Promoter:
         """Bring the servers into the state that the topology describes: finish or undo an interrupted promotion, and
         open a master that restarted. Raises as `promote`."""
         async with self._exclusively(database):
-            return await self._restore(await self._set(database))
+            return await self._restore(await self._set(database), None)
 
     async def wait_for_replicas(self, database: str) -> None:
         """Make commits of the master wait for a replica again, as the topology says. Raises `OperatorError` when no
@@ -310,9 +312,14 @@ class Promoter:
 
         It may be open for longer, so the other servers forget it first: one that restarts would receive from it again.
         """
-        await asyncio.gather(
-            *(replicas.forget_master(each.region, chosen) for each in others if each.name != chosen.name)
+        done = await asyncio.gather(
+            *(replicas.forget_master(each.region, chosen) for each in others if each.name != chosen.name),
+            return_exceptions=True,
         )
+        for each in done:
+            # Not before all have ended: whatever follows attaches a server again, which one of them could detach.
+            if each is not None:
+                raise each
         await self._begin(replicas, PromotionStep.OUTLAST)
         terms = await self._lease_terms(replicas, others)
         await _until_over(max(each.reads_over_after_seconds for each in terms), last_renewal)
@@ -329,6 +336,7 @@ class Promoter:
             await stop_receiving(session, deadline=replicas.statement_deadline())
             deadline = asyncio.get_running_loop().time() + self._settings.catch_up_seconds
             await apply_received(session, deadline=deadline)
+            check_kept(chosen, await member_state(session, deadline=replicas.statement_deadline()))
             await self._begin(replicas, PromotionStep.DETACH)
             await detach(session, deadline=replicas.statement_deadline())
 
@@ -399,13 +407,18 @@ class Promoter:
 
     # ---- the state that the topology describes -----------------------------------------------------------------------
 
-    async def _restore(self, replicas: ReplicationSet) -> PromotionResult:
+    async def _restore(self, replicas: ReplicationSet, last_renewal: LastRenewal | None) -> PromotionResult:
         members = await replicas.members()
         master = next(member for member in members if member.is_master)
         others = [member for member in members if not member.is_master and member.state is not None]
         epochs, without_tables = await replicas.epochs_as_masters(members)
         region = unfinished(members, epochs, replicas.database.version_epoch)
         if region is not None:
+            if master.state is None:
+                # It may answer critical reads: its lease may have been renewed since the interrupted run.
+                await self._begin(replicas, PromotionStep.OUTLAST)
+                await self._wait_for_lease(replicas, others, last_renewal)
+                _, master = await replicas.beside_master(region)
             if master.state is not None:
                 await replicas.close(master.region)
             chosen = next(member for member in others if member.region == region)

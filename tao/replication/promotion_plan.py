@@ -185,6 +185,14 @@ def check_has_all(chosen: SetMember, other: SetMember) -> None:
         raise PromotionRefused(f"{chosen.name} lacks {lack}, which {other.name} has received meanwhile")
 
 
+def check_kept(chosen: SetMember, now: MemberState) -> None:
+    """Raise `PromotionRefused` when a server that was chosen lacks what it had received when it was compared: a MariaDB
+    server that restarts before it has applied its relay log drops it, to fetch it anew."""
+    lack = _lack(SetMember(chosen.name, chosen.region, now), chosen)
+    if lack:
+        raise PromotionRefused(f"{chosen.name} has lost {lack}, which it had received: it restarted meanwhile")
+
+
 def check_lost(master: SetMember, request: PromotionRequest) -> None:
     """Raise `MasterAnswers` when a master that was reported lost answers: everything it has can still be received."""
     if request.master_lost and master.state is not None:

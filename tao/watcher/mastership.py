@@ -384,12 +384,9 @@ class Mastership:
         return {name: now - self._renewed_at.get(name, self._began) for name in self._sets}
 
     async def _last_renewal(self, database: str, region: str) -> float:
-        """Return the latest renewal by any watcher that may have renewed: this one, and the one of the master's
-        region."""
+        """Return the latest renewal by any watcher that may have renewed: this one, and all of the master's region."""
         renewed_at = max(self._renewed_at.get(database, self._began), self.active_since)
-        # Another watcher of this region may have renewed without the lock.
-        is_own = self._locks.can_be_away and region == self._settings.region
-        if is_own or region in self._peers.reports:
+        if region == self._settings.region or region in self._peers.reports:
             asked_at = self._clock.monotonic()
             ago = await self._peers.renewed_seconds_ago(region, database)
             renewed_at = max(renewed_at, (asked_at if ago else self._clock.monotonic()) - ago)

@@ -216,7 +216,9 @@ class PeerReports:
         self._topology: Final = topology
         self._region: Final = region
         self._settings: Final = settings
-        self.reports: dict[str, WatcherReport | None] = dict.fromkeys(self._watchers())
+        self.reports: dict[str, WatcherReport | None] = dict.fromkeys(self._watched_regions())
+        self._heard: dict[str, list[WatcherReport]] = {}
+        """Region → what all its watchers but this one reported last, the own region too."""
 
     async def run(self) -> None:
         """Fetch the reports until cancelled."""
@@ -226,14 +228,15 @@ class PeerReports:
 
     async def look(self) -> None:
         """Fetch the reports once."""
-        watchers = self._watchers()
-        found = await asyncio.gather(*(self._ask_all(region) for region in watchers))
-        self.reports = {region: next(iter(_judged(all_)), None) for region, all_ in zip(watchers, found, strict=True)}
+        others = self._watched_regions()
+        regions = [*others, self._region]
+        found = await asyncio.gather(*(self._ask_all(region) for region in regions))
+        self._heard = {region: _judged(all_) for region, all_ in zip(regions, found, strict=True)}
+        self.reports = {region: next(iter(self._heard[region]), None) for region in others}
 
     def says_up(self, region: str, server: str) -> bool:
-        """Return whether the watcher of the region judges the server to be up."""
-        report = self.reports.get(region)
-        return report is not None and report.verdicts.get(server) is ServerVerdict.UP
+        """Return whether another watcher of the region, which may be the own one, judges the server to be up."""
+        return any(report.verdicts.get(server) is ServerVerdict.UP for report in self._heard.get(region, ()))
 
     def says_dead(self, region: str, server: str) -> bool:
         """Return whether the watcher of a master's region finds that nothing listens at its address."""
@@ -243,28 +246,30 @@ class PeerReports:
     async def renewed_seconds_ago(self, region: str, database: str) -> float:
         """Ask the other watchers of a region how long ago one renewed a master's lease. Returns 0, a moment ago, when
         one does not say, and infinity when there are none."""
-        others = [
+        others = self._others_of(region)
+        asked = servers_at_frames(others)
+        reports = await asyncio.gather(*(self._ask(each, region) for each in asked))
+        agos = [0.0 if report is None else report.renewed_seconds_ago.get(database, 0.0) for report in reports]
+        return min(agos, default=math.inf) if len(asked) == len(others) else 0.0
+
+    def _watched_regions(self) -> list[str]:
+        """Return the other regions that have a watcher."""
+        regions = self._topology().regions
+        return [region.name for region in regions if region.name != self._region and region.watchers]
+
+    def _others_of(self, region: str) -> list[WatcherProcess]:
+        """Return the watchers of a region but this one; those without an address of frames are silent."""
+        return [
             watcher
             for each in self._topology().regions
             if each.name == region
             for watcher in each.watchers
             if watcher.name != self._name
         ]
-        asked = servers_at_frames(others)
-        reports = await asyncio.gather(*(self._ask(each, region) for each in asked))
-        agos = [0.0 if report is None else report.renewed_seconds_ago.get(database, 0.0) for report in reports]
-        return min(agos, default=math.inf) if len(asked) == len(others) else 0.0
-
-    def _watchers(self) -> dict[str, list[CacheServer]]:
-        """Return the watchers of each other region that has any; those without an address of frames are silent."""
-        return {
-            region.name: servers_at_frames(region.watchers)
-            for region in self._topology().regions
-            if region.name != self._region and region.watchers
-        }
 
     async def _ask_all(self, region: str) -> list[pb.WatcherReport | None]:
-        return list(await asyncio.gather(*(self._ask(each, region) for each in self._watchers().get(region, ()))))
+        others = servers_at_frames(self._others_of(region))
+        return list(await asyncio.gather(*(self._ask(each, region) for each in others)))
 
     async def _ask(self, watcher: CacheServer, region: str) -> pb.WatcherReport | None:
         """Return what a watcher sees; None, for whatever reason, when that is not known."""

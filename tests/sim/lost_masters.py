@@ -100,10 +100,9 @@ class Findings:
 class _Watcher:
     """One watcher, of the product's parts that concern masters."""
 
-    def __init__(self, hour: Hour, region: str) -> None:
-        self.process: Final = Process(f"{region}-watcher", region)
+    def __init__(self, hour: Hour, name: str, region: str) -> None:
+        self.process: Final = Process(name, region)
         self._hour: Final = hour
-        name = self.process.name
         settings = WatcherSettings(
             name=name,
             region=region,
@@ -232,6 +231,7 @@ class Hour:
         self.rejoins: Final = ways.random() < 0.5
         self._breaks_at = ways.choice([*PromotionStep, *[None] * 2 * len(PromotionStep)])
         """The step of a promotion that fails, once."""
+        self.watchers_a_region: Final = ways.choice((1, 1, 2))
         self._broke = False
         self._written_at = 0.0
         self.master: Final = servers[0]
@@ -252,7 +252,7 @@ class Hour:
                 name=region,
                 leaders=_tier(f"{region}-leader"),
                 followers=(_tier(f"{region}-follower"),),
-                watchers=(WatcherProcess(name=f"{region}-watcher", frames="127.0.0.1:1"),),
+                watchers=tuple(WatcherProcess(name=each, frames="127.0.0.1:1") for each in self._named(region)),
             )
             for region in names
         )
@@ -269,6 +269,10 @@ class Hour:
         return Topology(version=1, shards=1, regions=regions, databases=(database,))
 
     # the watchers
+
+    def _named(self, region: str) -> list[str]:
+        """Return the names of a region's watchers."""
+        return [f"{region}-watcher", f"{region}-watcher-2"][: self.watchers_a_region]
 
     async def report_of(self, name: str, timeout_seconds: float) -> pb.WatcherReport:
         """Return the report of a watcher, which the present process asks for. Raises `TaoError`."""
@@ -298,10 +302,12 @@ class Hour:
         if any(each.epoch > database.version_epoch for each in self.machines.servers.values()):
             return  # it was interrupted, and can only be finished
         self.findings.promotions += 1
-        since = [self._well_since.get((watcher.process.name, old.name))]
-        own = f"{old.region}-watcher"
-        if not self.machines.is_cut(own, watcher.process.name) and self.watchers[own].process.state == "runs":
-            since.append(self._well_since.get((own, old.name)))
+        reporting = [
+            own
+            for own in self._named(old.region)
+            if not self.machines.is_cut(own, watcher.process.name) and self.watchers[own].process.state == "runs"
+        ]
+        since = [self._well_since.get((name, old.name)) for name in (watcher.process.name, *reporting)]
         if any(each is not None and self.loop.now - each >= _WELL_SECONDS for each in since):
             self.findings.false.append(f"seed {self.seed}: {watcher.process.name} replaced {old.name}")
         if not self.semi_sync:
@@ -363,9 +369,9 @@ class Hour:
         """Play the seconds around the incident."""
         self._open_master()
         for region in self.region_names():
-            watcher = _Watcher(self, region)
-            self.watchers[watcher.process.name] = watcher
-            self.machines.regions[watcher.process.name] = region
+            for name in self._named(region):
+                self.watchers[name] = _Watcher(self, name, region)
+                self.machines.regions[name] = region
         # The first one acts.
         for watcher in self.random.sample([*self.watchers.values()], len(self.watchers)):
             watcher.process.context.run(self._start, watcher)
@@ -513,6 +519,14 @@ def _cut_machine(hour: Hour) -> None:
     )
 
 
+def _cut_rack(hour: Hour) -> None:
+    """Cut off the master with one watcher of its region, and the region's clients."""
+    region = hour.master.region
+    others = [f"{region}-watcher-2"] if hour.watchers_a_region > 1 else []
+    inside = [hour.master.name, f"{region}-client", *others]
+    hour.cut_off(inside, [name for name in hour.all_names() if name not in inside], _any_seconds(hour, 14))
+
+
 def _restart_replica(hour: Hour) -> None:
     hour.kill(hour.random.choice(_replicas(hour)), _any_seconds(hour, 5))
 
@@ -538,6 +552,7 @@ _INCIDENTS: Final[dict[str, Callable[[Hour], None]]] = {
     "other watchers cut off": _cut_other_watchers,
     "master cut off from replicas": _cut_replicas,
     "master's machine cut off": _cut_machine,
+    "rack cut off": _cut_rack,
     "region cut off": _cut_region,
     "replica restarted": _restart_replica,
     "replica stands still": lambda hour: hour.stand_still(hour.random.choice(_replicas(hour)), _any_seconds(hour, 10)),

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partialmethod
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from tao.model.errors import OperatorError, TopologyError
+from tao.model.errors import OperatorError, TopologyError, Unavailable
 from tao.model.ports import TopologyStore
 from tao.model.topology import CacheServer, Region, Tier, Topology
 from tao.replication.accounts import Account
 from tao.replication.lease import LeaseTerms
 from tao.replication.locks import FileLocks, mastership_lock
-from tao.replication.promotion import Promoter, PromotionSettings, PromotionStep
+from tao.replication.promotion import OnStep, Promoter, PromotionSettings, PromotionStep
 from tao.replication.promotion_plan import PromotionRequest, SetMember
 from tao.replication.replication_set import ReplicationSet, SetAccounts
 from tao.topology import edits
@@ -24,6 +25,11 @@ from tests.unit.replication.members import master, replica
 from tests.unit.replication.test_replication_set import replication_set_of
 
 ACCOUNTS = SetAccounts(Account("tao_admin", "secret"), Account("tao_replicator", "secret"))
+
+
+def promoter_of(folder: Path, on_step: OnStep | None = None) -> Promoter:
+    locks = FileLocks(folder / "topology.json")
+    return Promoter(cast("TopologyStore", None), locks, ACCOUNTS, PromotionSettings(), on_step=on_step)
 
 
 @pytest.mark.parametrize(
@@ -59,9 +65,8 @@ async def test_it_asks_for_renewals_again_when_the_others_have_stopped_receiving
     monkeypatch.setattr(ReplicationSet, "lease_terms", lease_terms)
     monkeypatch.setattr(ReplicationSet, "stop_receiving", stop_receiving)
     monkeypatch.setattr(ReplicationSet, "members", all_members)
-    locks = FileLocks(tmp_path / "topology.json")
-    monkeypatch.setattr(locks, "can_be_away", can_be_away)
-    promoter = Promoter(cast("TopologyStore", None), locks, ACCOUNTS, PromotionSettings(), on_step=on_step)
+    promoter = promoter_of(tmp_path, on_step)
+    monkeypatch.setattr(promoter._locks, "can_be_away", can_be_away)
     replicas = replication_set_of("east", "west", semi_sync=semi_sync)
     chosen = await promoter._choose(replicas, members, PromotionRequest(master_lost=True), last_renewal, fenced=False)
     assert chosen.region == "west"
@@ -145,3 +150,76 @@ async def test_a_server_whose_master_is_replaced_while_it_catches_up_stays_marke
     with pytest.raises(OperatorError, match="west-db does not follow east-db any more"):
         await rejoin.promoter.rejoin("db", "west-db")
     assert (await rejoin.store.load()).databases[0].servers["west"].down
+
+
+async def test_a_promotion_fails_only_when_no_server_is_being_detached_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What follows attaches them again."""
+    detaching, detached = asyncio.Event(), list[str]()
+
+    async def forget_master(_: ReplicationSet, region: str, chosen: SetMember) -> None:
+        if region == "north":
+            raise Unavailable("its connection broke")
+        await detaching.wait()
+        detached.append(region)
+
+    monkeypatch.setattr(ReplicationSet, "forget_master", forget_master)
+    others = [replica(region, "1-1-1") for region in ("west", "north", "south")]
+    replicas = replication_set_of("east", "west", "north", "south", semi_sync=True)
+    failing = asyncio.ensure_future(promoter_of(tmp_path)._outlast(replicas, others[0], others, None))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not failing.done()
+    detaching.set()
+    with pytest.raises(Unavailable):
+        await failing
+    assert detached == ["south"]
+
+
+@pytest.mark.parametrize("answers", [False, True])
+async def test_an_interrupted_promotion_is_finished_only_when_the_lease_of_a_silent_master_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    """The lease may have been renewed since the run that raised the epoch."""
+    members = [master("1-1-1" if answers else None), replica("west", "1-1-1", alone=True)]
+    done = list[str]()
+
+    async def all_members(_: ReplicationSet) -> object:
+        return members
+
+    async def epochs_as_masters(*_: object) -> object:
+        return {"west-db": 9}, {}
+
+    async def close(_: ReplicationSet, region: str) -> None:
+        done.append(f"close {region}")
+
+    async def beside_master(_: ReplicationSet, region: str) -> object:
+        return members[1], members[0]
+
+    async def wait_for_lease(*_: object) -> None:
+        done.append("wait")
+
+    async def apply_and_detach(*_: object) -> None: ...
+
+    async def install(*_: object, **__: object) -> None:
+        done.append("install")
+        raise Unavailable("the rest is not of interest")
+
+    for name, instead in (
+        ("members", all_members),
+        ("epochs_as_masters", epochs_as_masters),
+        ("close", close),
+        ("beside_master", beside_master),
+    ):
+        monkeypatch.setattr(ReplicationSet, name, instead)
+    promoter = promoter_of(tmp_path)
+    for name, replaced in (
+        ("_wait_for_lease", wait_for_lease),
+        ("_apply_and_detach", apply_and_detach),
+        ("_install", install),
+    ):
+        monkeypatch.setattr(promoter, name, replaced)
+    with pytest.raises(Unavailable):
+        await promoter._restore(replication_set_of("east", "west", semi_sync=True), None)
+    assert done == (["close east", "install"] if answers else ["wait", "install"])

@@ -15,6 +15,7 @@ from tao.replication.promotion_plan import (
     SetMember,
     check_before,
     check_has_all,
+    check_kept,
     check_rejoin,
     choose,
     is_fenced_by_replicas,
@@ -182,3 +183,15 @@ def test_a_server_that_has_received_more_than_the_one_that_was_chosen_ends_the_p
     check_has_all(chosen, replica("north", "1-1-4", received="1-1-5"))
     with pytest.raises(PromotionRefused, match="west-db lacks 1-1-6, which north-db has received"):
         check_has_all(chosen, replica("north", "1-1-4", received="1-1-6"))
+
+
+def test_a_server_that_has_lost_its_relay_log_since_it_was_chosen_is_not_promoted() -> None:
+    chosen = replica("west", "1-1-5", received="1-1-7")
+    for now in ("1-1-7", "1-1-8"):
+        kept = replica("west", now).state
+        assert kept is not None
+        check_kept(chosen, kept)
+    less = replica("west", "1-1-6").state
+    assert less is not None
+    with pytest.raises(PromotionRefused, match="west-db has lost"):
+        check_kept(chosen, less)

@@ -455,6 +455,22 @@ async def test_a_lease_is_renewed_in_its_grace_only_while_the_topology_names_the
     await tasks.close()
 
 
+async def test_the_other_watchers_of_the_own_region_are_asked_when_they_renewed_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks, clock = BackgroundTasks("watcher", logger("watcher")), ManualClock()
+    mastership = mastership_of(tmp_path, Broken(), tasks, clock)
+
+    async def renewed_seconds_ago(region: str, database: str) -> float:
+        assert (region, database) == ("east", "db")
+        return 2.0
+
+    monkeypatch.setattr(mastership._peers, "renewed_seconds_ago", renewed_seconds_ago)
+    clock.now += 60
+    assert await mastership._last_renewal("db", "east") == clock.monotonic() - 2.0
+    await tasks.close()
+
+
 class AwayLocks:
     """Locks in a service that does not answer."""
 

@@ -124,6 +124,10 @@ async def test_another_watcher_of_the_region_says_when_it_renewed(watcher: str) 
     topology = topology_of(west=("127.0.0.1:9", watcher))
     peers = PeerReports(links, lambda: topology, "west", PROBES, "west-watcher-0")
     assert await peers.renewed_seconds_ago("west", "db") == 2.5
+    await peers.look()
+    assert peers.says_up("west", "west-leader-1"), "so it sees for its region too"
+    assert not peers.says_up("west", "west-leader-2")
+    assert peers.reports == {}, "which are those of other regions"
     await links.close()
 
 
