@@ -421,6 +421,8 @@ class Mastership:
                 self._locks.held(mastership_lock(database.name), exclusive=False) as hold,
                 replicas.session(database.master_region) as session,
             ):
+                if not await self._keeps(session, replicas, terms):
+                    return
                 now = await server_unix_ms(session, deadline=replicas.statement_deadline())
                 # Whatever happens to the renewal, the lease ends at most its length after this moment.
                 self._renewed_at[database.name] = self._clock.monotonic()
@@ -464,6 +466,8 @@ class Mastership:
         if database.semi_sync and database.master_region == self._settings.region:
             try:
                 async with replicas.session(database.master_region) as session:
+                    if not await self._keeps(session, replicas, terms):
+                        return False
                     now = await server_unix_ms(session, deadline=replicas.statement_deadline())
                     # Before the servers are asked: a promotion that stops one of them later counts with this renewal.
                     self._renewed_at[database.name] = self._clock.monotonic()
@@ -474,12 +478,22 @@ class Mastership:
         self._log.warning("lease_not_renewed", database=database.name, reason=reason)
         return False
 
+    async def _keeps(self, session: DatabaseSession, replicas: ReplicationSet, terms: LeaseTerms) -> bool:
+        """Return whether the master keeps its lease on these terms; otherwise it is prepared again before a renewal.
+
+        A watcher of another version installs its own, under which a renewal could last longer than a promotion waits.
+        """
+        found = await lease_terms(session, deadline=replicas.statement_deadline())
+        if found.in_ms != terms.in_ms:
+            self._prepared.pop(replicas.master.name, None)
+        return found.in_ms == terms.in_ms
+
     async def _prepare(self, replicas: ReplicationSet, region: str, name: str, terms: LeaseTerms) -> bool:
         """Have a server keep a lease on these terms, or none for 0 seconds. Return whether it does so now."""
         try:
             async with replicas.session(region) as session:
                 found = await lease_terms(session, deadline=replicas.statement_deadline())
-                if terms.seconds and found != terms:
+                if terms.seconds and found.in_ms != terms.in_ms:
                     await install_lease(session, terms, deadline=replicas.statement_deadline())
                 elif found.seconds and not terms.seconds:  # the database had a second server once
                     await remove_lease(session, deadline=replicas.statement_deadline())
