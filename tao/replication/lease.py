@@ -32,8 +32,9 @@ from tao.storage.session import DatabaseSession
 EVENT_SECONDS: Final = 1
 """Interval at which the server checks its lease, hence the longest time that it takes writes after the lease ended."""
 
-CLOCK_MARGIN_SECONDS: Final = 0.1
-"""How much the clocks of a server and of a watcher may differ in how long a lease lasts."""
+CLOCK_MARGIN_SECONDS: Final = 0.3
+"""How much the clocks of a server and of a watcher may differ in how long a lease lasts. By default chrony slews a
+clock by up to a twelfth: 0.2 of 2.5 s."""
 
 _NOW: Final = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)"
 _EVENT: Final = "tao.close_without_lease"

@@ -17,7 +17,7 @@ from tao.model.ports import Clock
 from tao.model.topology import Database, DatabaseServer, Topology
 from tao.observability.logs import logger
 from tao.replication.accounts import Account
-from tao.replication.lease import LeaseTerms
+from tao.replication.lease import EVENT_SECONDS, LeaseTerms
 from tao.replication.locks import FileLocks, LockHold, Locks, LocksAway, LockTerms
 from tao.replication.promotion import Promoter, PromotionResult
 from tao.replication.promotion_plan import SetMember
@@ -356,6 +356,14 @@ async def test_the_loss_of_the_only_server_of_a_database_is_reported_once_and_ov
     assert (found["database"], found["target"]) == ("db", "east-db")
     assert "no second server" in found["reason"]
     await tasks.close()
+
+
+def test_a_promotion_outlasts_the_lease_of_a_server_whose_clock_is_slewed() -> None:
+    """By a twelfth, the most that chrony does by default."""
+    for semi_sync in (True, False):
+        terms = LeaseSettings().terms(semi_sync=semi_sync)
+        assert terms.reads_over_after_seconds * 11 / 12 > terms.seconds or not terms.grace_seconds
+        assert terms.over_after_seconds * 11 / 12 > terms.seconds + terms.grace_seconds + EVENT_SECONDS
 
 
 def test_only_a_database_with_a_second_server_keeps_a_lease() -> None:
