@@ -20,7 +20,7 @@ from tao.replication.accounts import Account
 from tao.replication.lease import EVENT_SECONDS, LeaseTerms
 from tao.replication.locks import FileLocks, LockHold, Locks, LocksAway, LockTerms
 from tao.replication.promotion import Promoter, PromotionResult
-from tao.replication.promotion_plan import SetMember
+from tao.replication.promotion_plan import PromotionRequest, SetMember
 from tao.replication.replication_set import ReplicationSet, SetAccounts
 from tao.runtime.clock import LoopClock
 from tao.runtime.tasks import BackgroundTasks
@@ -330,6 +330,28 @@ async def test_what_a_lost_master_was_last_seen_to_do_decides_and_not_what_the_t
     assert promoted == ["db"] * (2 if waits else 0)
     withheld = [each for each in logs if each["event"] == "promotion_withheld"]
     assert [each["target"] for each in withheld] == ([] if waits else ["east-db"]), "said once"
+    await tasks.close()
+
+
+@pytest.mark.parametrize(("clients", "fenced"), [(1, True), (2, False), (0, False)])
+async def test_a_master_to_which_a_stranger_acknowledges_is_not_fenced_by_its_replicas(
+    tmp_path: Path, clients: int, fenced: bool
+) -> None:
+    asked: list[bool] = []
+
+    class Promoting(Broken):
+        async def promote(self, database: str, request: PromotionRequest, **_: object) -> PromotionResult:  # type: ignore[override]
+            asked.append(request.waited_for_replica)
+            raise Unavailable("not in this test")
+
+    tasks, clock, silent = BackgroundTasks("watcher", logger("watcher")), ManualClock(), {"east-db": 0.0}
+    mastership = mastership_of(tmp_path, Promoting(), tasks, clock, silent.__getitem__)
+    replicas, west = east_and_west(semi_sync=True), replica("west", "1-1-1", receiving=True, acknowledges=True)
+    mastership.observe(replicas, [master("1-1-1", waits=True, clients=clients), west], clock.monotonic())
+    silent["east-db"] = 5.0
+    mastership.observe(replicas, [master(None), replica("west", "1-1-1")], clock.monotonic())
+    await turns()
+    assert asked == [fenced]
     await tasks.close()
 
 
