@@ -8,7 +8,7 @@ is a port of the delay line; nobody calls another region's followers. Nothing he
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -82,6 +82,11 @@ def line_routes(shape: Shape, ports: Ports) -> list[Route]:
     ]
 
 
+def _listed_followers(shape: Shape, region: str, tier: str) -> list[Member]:
+    """Return the followers of a tier that do not add themselves to the topology."""
+    return [each for each in shape.select(Role.FOLLOWER, region, tier=tier) if not each.registers]
+
+
 def build_topology(record: ClusterRecord, former: TopologyOutline, *, semi_sync: bool = False) -> Topology:
     """Return the topology document. Masters, version epochs and the shards of each database are those of the ``former``
     document, if it has any."""
@@ -108,15 +113,12 @@ def build_topology(record: ClusterRecord, former: TopologyOutline, *, semi_sync:
             grpc, frames, admin = (f"{LOOPBACK}:{ports[name][kind]}" for kind in PORT_KINDS[Role.LEADER])
             yield CacheServer(name=name, grpc=grpc, frames=frames, admin=admin, reached_from=views)
 
-    def listed_followers(region: str, tier: str) -> list[Member]:
-        return [each for each in shape.select(Role.FOLLOWER, region, tier=tier) if not each.registers]
-
     def region_of(region: str) -> Region:
         return Region(
             name=region,
             leaders=Tier(name="leaders", servers=tuple(cache_servers(shape.select(Role.LEADER, region)))),
             followers=tuple(
-                Tier(name=tier, servers=tuple(cache_servers(listed_followers(region, tier))))
+                Tier(name=tier, servers=tuple(cache_servers(_listed_followers(shape, region, tier))))
                 for tier in shape.tier_names
             ),
             tailers=tuple(
@@ -184,6 +186,18 @@ def instance_settings(
     )
 
 
+def _registration(member: Member, ports: Mapping[str, Mapping[str, int]], step_seconds: float) -> dict[str, object]:
+    """Return the settings by which a server adds itself to the topology."""
+    addresses = {kind: f"{LOOPBACK}:{ports[member.name][kind]}" for kind in PORT_KINDS[member.role]}
+    return {
+        "join": True,
+        "region": member.region,
+        "tier": member.tier,
+        "step_seconds": step_seconds,
+        **addresses,
+    }
+
+
 def settings_text(
     member: Member, record: ClusterRecord, folder: StateFolder, settings: ClusterSettings, arenas: set[str]
 ) -> bytes:
@@ -238,14 +252,7 @@ def settings_text(
             "reader_password": accounts.reader.password,
         }
     if member.registers:
-        addresses = {kind: f"{LOOPBACK}:{ports[member.name][kind]}" for kind in PORT_KINDS[member.role]}
-        found["registration"] = {
-            "join": True,
-            "region": member.region,
-            "tier": member.tier,
-            "step_seconds": settings.step_seconds,
-            **addresses,
-        }
+        found["registration"] = _registration(member, ports, settings.step_seconds)
     if member.role is Role.LEADER:
         found |= {
             "leader_user": accounts.leader.user,

@@ -32,8 +32,9 @@ from tao.storage.session import DatabaseSession
 EVENT_SECONDS: Final = 1
 """Interval at which the server checks its lease, hence the longest time that it takes writes after the lease ended."""
 
-CLOCK_MARGIN_SECONDS: Final = 0.1
-"""How much the clocks of a server and of a watcher may differ in how long a lease lasts."""
+CLOCK_MARGIN_SECONDS: Final = 0.3
+"""How much the clocks of a server and of a watcher may differ in how long a lease lasts. By default chrony slews a
+clock by up to a twelfth: 0.2 of 2.5 s."""
 
 _NOW: Final = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)"
 _EVENT: Final = "tao.close_without_lease"
@@ -49,6 +50,11 @@ class LeaseTerms:
     """Length of a lease: it answers critical reads. 0 for a server that keeps none."""
     grace_seconds: float = 0.0
     """For how long after the end of a lease it takes writes."""
+
+    @property
+    def in_ms(self) -> tuple[int, int]:
+        """Length and grace in milliseconds, as servers keep them."""
+        return round(self.seconds * 1000), round(self.grace_seconds * 1000)
 
     @property
     def without_grace(self) -> LeaseTerms:
@@ -79,13 +85,14 @@ async def install_lease(session: DatabaseSession, terms: LeaseTerms, *, deadline
     if session.dialect is Dialect.MYSQL and super_closed:
         await session.run("ROLLBACK; SET GLOBAL super_read_only = 0", deadline=deadline)
     await session.run("ROLLBACK; SET SESSION sql_log_bin = 0", deadline=deadline)
+    lasts_ms, grace_ms = terms.in_ms
     try:
         await session.run(
             "CREATE SCHEMA IF NOT EXISTS tao; "
             "CREATE TABLE IF NOT EXISTS tao.lease (only_row TINYINT UNSIGNED NOT NULL PRIMARY KEY, "
             "ends_unix_ms BIGINT UNSIGNED NOT NULL, lasts_ms BIGINT UNSIGNED NOT NULL) ENGINE = InnoDB; "
             "INSERT IGNORE INTO tao.lease VALUES (1, 0, 0); "
-            f"UPDATE tao.lease SET lasts_ms = {int(terms.seconds * 1000)}; "
+            f"UPDATE tao.lease SET lasts_ms = {lasts_ms}; "
             # A promotion counts with the new terms as soon as they are installed at the other servers.
             f"UPDATE tao.lease SET ends_unix_ms = LEAST(ends_unix_ms, {_NOW} + lasts_ms); COMMIT; "
             # Give an open master a first lease, so that it stays open until a watcher renews it.
@@ -94,7 +101,6 @@ async def install_lease(session: DatabaseSession, terms: LeaseTerms, *, deadline
             f"CREATE EVENT IF NOT EXISTS {_EVENT} ON SCHEDULE EVERY {EVENT_SECONDS} SECOND DO BEGIN END",
             deadline=deadline,
         )
-        grace_ms = int(terms.grace_seconds * 1000)
         # MariaDB marks an event that was created on a replica as one that runs only on the master. A lease that was
         # revoked has no grace.
         await session.run(
@@ -168,7 +174,7 @@ async def renew_lease(session: DatabaseSession, from_unix_ms: int, terms: LeaseT
     the server is closed. ``terms``: those that the server keeps, or `LeaseTerms.without_grace`, unless the caller knows
     that the server is still the master."""
     (((read_only,),),) = await session.run("SELECT @@GLOBAL.read_only", deadline=deadline)
-    grace_ms = int(terms.grace_seconds * 1000)
+    _, grace_ms = terms.in_ms
     return not read_only and await _write(
         session,
         f"{from_unix_ms:d} + lasts_ms",

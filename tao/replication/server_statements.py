@@ -341,6 +341,8 @@ class MemberState:
     waiting_commits: int = 0
     """As a master, groups of commits that are in its binlog and wait for a replica now. Not counted on MySQL, which
     loses no acknowledgement (`ReplicationSet.has_lost_acknowledgements`)."""
+    acknowledging_clients: int = 0
+    """As a master, the connected replicas that acknowledge to it, those outside the topology too."""
 
 
 async def member_state(session: DatabaseSession, *, deadline: float) -> MemberState:
@@ -366,6 +368,7 @@ async def member_state(session: DatabaseSession, *, deadline: float) -> MemberSt
         waits_for_replica=semi_sync.waits,
         acknowledges=semi_sync.acknowledges,
         waiting_commits=semi_sync.waiting if mariadb else 0,
+        acknowledging_clients=semi_sync.clients,
     )
 
 

@@ -109,7 +109,7 @@ SEMI_SYNC_PREFIXES: Final = {
 
 SEMI_SYNC_STATUS: Final = (
     "SHOW GLOBAL STATUS WHERE Variable_name LIKE 'Rpl_semi_sync_%%_status' "
-    "OR Variable_name LIKE 'Rpl_semi_sync_%%_wait_sessions'"
+    "OR Variable_name LIKE 'Rpl_semi_sync_%%_wait_sessions' OR Variable_name LIKE 'Rpl_semi_sync_%%_clients'"
 )
 """A statement whose rows `semi_sync_state` reads. It asks for status values and not settings, because only the status
 shows a master that has given up waiting and a replica that is not connected."""
@@ -126,6 +126,8 @@ class SemiSyncState:
     """It acknowledges what it receives. This stays True for a moment after its master is gone."""
     waiting: int = 0
     """Commits of its that wait for a replica now: one of each group that is in the binlog."""
+    clients: int = 0
+    """Connected replicas that acknowledge to it, whoever they are."""
 
 
 def semi_sync_state(dialect: Dialect, rows: Sequence[Row]) -> SemiSyncState:
@@ -136,4 +138,5 @@ def semi_sync_state(dialect: Dialect, rows: Sequence[Row]) -> SemiSyncState:
         waits=values.get(f"{as_master}_status") == "ON",
         acknowledges=values.get(f"{as_replica}_status") == "ON",
         waiting=int(values.get(f"{as_master}_wait_sessions", 0)),
+        clients=int(values.get(f"{as_master}_clients", 0)),
     )

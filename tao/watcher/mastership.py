@@ -173,6 +173,8 @@ class Mastership:
         self._lost: Final = set[str]()
         self._waited_for_replica: Final[dict[str, str]] = {}
         """Database → its master, if that waited for a replica when it answered last."""
+        self._acknowledged_by_set: Final[dict[str, str]] = {}
+        """Database → its master, if nobody but servers of its set acknowledged to it when it answered last."""
         self._withheld: Final = set[str]()
         self.activity: LockHold | None = None
         """The hold of the lock of the active watcher."""
@@ -206,6 +208,8 @@ class Mastership:
         master = next(member for member in members if member.is_master)
         if master.state is not None:
             self._waited_for_replica[name] = master.name if master.state.waits_for_replica else ""
+            has_all = master.state.acknowledging_clients == len(replicas.acknowledging(members))
+            self._acknowledged_by_set[name] = master.name if has_all else ""
         self._note_loss(name, master, len(members))
         closed = master.state is not None and master.state.read_only
         self._closed_observations[name] = self._closed_observations.get(name, 0) + 1 if closed else 0
@@ -310,10 +314,12 @@ class Mastership:
         try:
             if action is Action.PROMOTE:
                 self._log.warning("master_lost", database=name, silent_seconds=round(observation.silent_seconds, 2))
-                region = next(member.region for member in observation.members if member.is_master)
+                region, master = next((each.region, each.name) for each in observation.members if each.is_master)
                 renewed = partial(self._last_renewal, name, region)
                 # While a lease lasted, others may have changed what a silent master does.
                 is_known = observation.silent_seconds < self._settings.lease.terms(semi_sync=True).over_after_seconds
+                # A replica outside the set, which the promotion would not stop, could acknowledge all along.
+                is_known = is_known and self._acknowledged_by_set.get(name) == master
                 waited = observation.waited_for_replica and is_known
                 request = PromotionRequest(master_lost=True, waited_for_replica=waited)
                 done = await self._promoter.promote(name, request, last_renewal=renewed)
@@ -357,14 +363,14 @@ class Mastership:
                 "promoted_within_seconds": round(seconds, 3),
                 "waits_for_replica": done.waits_for_replica,
             }
-        master = done.master if done else ""
-        self._audit.acted(action.value, database=name, master=master, target=server)
+        promoted = done.master if done else ""
+        self._audit.acted(action.value, database=name, master=promoted, target=server)
         self._log.warning(
             "action_completed",
             database=name,
             action=action.value,
             seconds=round(seconds, 3),
-            master=master,
+            master=promoted,
             target=server,
             left=done.left if done else {},
             without_tables=done.without_tables if done else {},
@@ -421,6 +427,8 @@ class Mastership:
                 self._locks.held(mastership_lock(database.name), exclusive=False) as hold,
                 replicas.session(database.master_region) as session,
             ):
+                if not await self._keeps(session, replicas, terms):
+                    return
                 now = await server_unix_ms(session, deadline=replicas.statement_deadline())
                 # Whatever happens to the renewal, the lease ends at most its length after this moment.
                 self._renewed_at[database.name] = self._clock.monotonic()
@@ -464,6 +472,8 @@ class Mastership:
         if database.semi_sync and database.master_region == self._settings.region:
             try:
                 async with replicas.session(database.master_region) as session:
+                    if not await self._keeps(session, replicas, terms):
+                        return False
                     now = await server_unix_ms(session, deadline=replicas.statement_deadline())
                     # Before the servers are asked: a promotion that stops one of them later counts with this renewal.
                     self._renewed_at[database.name] = self._clock.monotonic()
@@ -474,12 +484,22 @@ class Mastership:
         self._log.warning("lease_not_renewed", database=database.name, reason=reason)
         return False
 
+    async def _keeps(self, session: DatabaseSession, replicas: ReplicationSet, terms: LeaseTerms) -> bool:
+        """Return whether the master keeps its lease on these terms; otherwise it is prepared again before a renewal.
+
+        A watcher of another version installs its own, under which a renewal could last longer than a promotion waits.
+        """
+        found = await lease_terms(session, deadline=replicas.statement_deadline())
+        if found.in_ms != terms.in_ms:
+            self._prepared.pop(replicas.master.name, None)
+        return found.in_ms == terms.in_ms
+
     async def _prepare(self, replicas: ReplicationSet, region: str, name: str, terms: LeaseTerms) -> bool:
         """Have a server keep a lease on these terms, or none for 0 seconds. Return whether it does so now."""
         try:
             async with replicas.session(region) as session:
                 found = await lease_terms(session, deadline=replicas.statement_deadline())
-                if terms.seconds and found != terms:
+                if terms.seconds and found.in_ms != terms.in_ms:
                     await install_lease(session, terms, deadline=replicas.statement_deadline())
                 elif found.seconds and not terms.seconds:  # the database had a second server once
                     await remove_lease(session, deadline=replicas.statement_deadline())

@@ -164,6 +164,10 @@ class Machines:
             since = min(since, master.stands_still_since)
         return self.loop.now - since < NET_TIMEOUT_SECONDS
 
+    def acknowledging(self, master: Server) -> int:
+        """Return how many replicas acknowledge to a master."""
+        return sum(each.following is master and self.receives(each) for each in self.servers.values())
+
     def send(self, master: Server) -> None:
         """Send what they lack to all replicas that can be reached."""
         for replica in self.servers.values():
@@ -214,6 +218,7 @@ class Machines:
             gtids,
             gtids,
             waits_for_replica=server.waits,
+            acknowledging_clients=self.acknowledging(server),
             acknowledges=status is not None and status.receiving,
         )
 
@@ -279,9 +284,6 @@ def statements(machines: Machines) -> list[Substitution]:
     def highest_epoch(server: Server, _: object, *, master: str = "") -> int:
         return server.epoch if master in ("", server.master_row) else 0
 
-    def acknowledging(server: Server) -> int:
-        return sum(each.following is server and machines.receives(each) for each in servers.values())
-
     by_original: dict[Any, Statement] = {
         server_statements.attach: attach,
         server_statements.detach: detach,
@@ -292,7 +294,7 @@ def statements(machines: Machines) -> list[Substitution]:
         server_statements.fence: fence,
         server_statements.raise_epoch: raise_epoch,
         server_statements.highest_epoch: highest_epoch,
-        server_statements.acknowledging_replicas: acknowledging,
+        server_statements.acknowledging_replicas: machines.acknowledging,
         server_statements.acknowledge_as_replica: lambda server: None,
         server_statements.apply_received: lambda server: None,
         server_statements.member_state: machines.state,

@@ -26,15 +26,27 @@ def following(*, receiving: bool = False, lag: int | None = 0) -> ReplicationSta
 
 
 def master(
-    has: str | None, *, closed: bool = False, region: str = "east", waits: bool = False, waiting: int = 0
+    has: str | None,
+    *,
+    closed: bool = False,
+    region: str = "east",
+    waits: bool = False,
+    waiting: int = 0,
+    clients: int = 0,
 ) -> SetMember:
     """``has``: GTIDs; None when it does not answer. ``waits``: its commits do, for a replica; ``waiting``: of how many
-    that is so now."""
-    state = (
-        None
-        if has is None
-        else MemberState(closed, None, gtids(has), gtids(has), waits_for_replica=waits, waiting_commits=waiting)
-    )
+    that is so now; ``clients``: replicas that acknowledge to it."""
+    state = None
+    if has is not None:
+        state = MemberState(
+            closed,
+            None,
+            gtids(has),
+            gtids(has),
+            waits_for_replica=waits,
+            waiting_commits=waiting,
+            acknowledging_clients=clients,
+        )
     return SetMember(f"{region}-db", region, state, "" if state else "refused", is_master=True)
 
 

@@ -17,10 +17,10 @@ from tao.model.ports import Clock
 from tao.model.topology import Database, DatabaseServer, Topology
 from tao.observability.logs import logger
 from tao.replication.accounts import Account
-from tao.replication.lease import LeaseTerms
+from tao.replication.lease import EVENT_SECONDS, LeaseTerms
 from tao.replication.locks import FileLocks, LockHold, Locks, LocksAway, LockTerms
 from tao.replication.promotion import Promoter, PromotionResult
-from tao.replication.promotion_plan import SetMember
+from tao.replication.promotion_plan import PromotionRequest, SetMember
 from tao.replication.replication_set import ReplicationSet, SetAccounts
 from tao.runtime.clock import LoopClock
 from tao.runtime.tasks import BackgroundTasks
@@ -333,6 +333,28 @@ async def test_what_a_lost_master_was_last_seen_to_do_decides_and_not_what_the_t
     await tasks.close()
 
 
+@pytest.mark.parametrize(("clients", "fenced"), [(1, True), (2, False), (0, False)])
+async def test_a_master_to_which_a_stranger_acknowledges_is_not_fenced_by_its_replicas(
+    tmp_path: Path, clients: int, fenced: bool
+) -> None:
+    asked: list[bool] = []
+
+    class Promoting(Broken):
+        async def promote(self, database: str, request: PromotionRequest, **_: object) -> PromotionResult:
+            asked.append(request.waited_for_replica)
+            raise Unavailable("not in this test")
+
+    tasks, clock, silent = BackgroundTasks("watcher", logger("watcher")), ManualClock(), {"east-db": 0.0}
+    mastership = mastership_of(tmp_path, Promoting(), tasks, clock, silent.__getitem__)
+    replicas, west = east_and_west(semi_sync=True), replica("west", "1-1-1", receiving=True, acknowledges=True)
+    mastership.observe(replicas, [master("1-1-1", waits=True, clients=clients), west], clock.monotonic())
+    silent["east-db"] = 5.0
+    mastership.observe(replicas, [master(None), replica("west", "1-1-1")], clock.monotonic())
+    await turns()
+    assert asked == [fenced]
+    await tasks.close()
+
+
 async def turns() -> None:
     """Of the loop, more than a action takes here."""
     for _ in range(10):
@@ -356,6 +378,14 @@ async def test_the_loss_of_the_only_server_of_a_database_is_reported_once_and_ov
     assert (found["database"], found["target"]) == ("db", "east-db")
     assert "no second server" in found["reason"]
     await tasks.close()
+
+
+def test_a_promotion_outlasts_the_lease_of_a_server_whose_clock_is_slewed() -> None:
+    """By a twelfth, the most that chrony does by default."""
+    for semi_sync in (True, False):
+        terms = LeaseSettings().terms(semi_sync=semi_sync)
+        assert terms.reads_over_after_seconds * 11 / 12 > terms.seconds or not terms.grace_seconds
+        assert terms.over_after_seconds * 11 / 12 > terms.seconds + terms.grace_seconds + EVENT_SECONDS
 
 
 def test_only_a_database_with_a_second_server_keeps_a_lease() -> None:
@@ -412,8 +442,12 @@ async def test_servers_are_prepared_anew_when_their_number_changes_and_the_maste
     await mastership._renew(two)
     await mastership._renew(two)
     assert steps == ["install east", "install west"]
+    kept["east"] = LeaseTerms(9.0)
+    await mastership._renew(two)
+    await mastership._renew(two)
+    assert steps[2:] == ["install east"], "a watcher of another version had prepared it"
     await mastership._renew(one)
-    assert steps[2:] == ["remove east"]
+    assert steps[3:] == ["remove east"]
     await tasks.close()
 
 
