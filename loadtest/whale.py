@@ -262,7 +262,7 @@ LoadList = Callable[[int, str, int], Awaitable[list[int]]]
 
 FANS: Final = "fans"
 _FANS_EDGES: Final = 50_000
-_TOY_FANS_EDGES: Final = 7_000
+_TOY_FANS_EDGES: Final = 10_000
 _FANS_ASKED: Final = 2_000
 _TOY_FANS_ASKED: Final = 200
 _FANS_ROUNDS: Final = 4
