@@ -2,7 +2,8 @@
 
 The transactions are committed first, so that neither the database's commits nor a leader's planning is measured; the
 leader that acknowledges answers after a millisecond, as one in the same region does. What is measured is reading,
-decoding, translating and relaying: the work of a tailer that has fallen behind.
+decoding, translating and relaying: the work of a tailer that has fallen behind. The same binlog is then read once more
+for leaders that have all messages themselves, so that rows stay undecoded.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import os
 import random
 import time
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Final
 
@@ -24,7 +26,7 @@ from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Ti
 from tao.model.writes import AssocAdd
 from tao.observability.logs import logger
 from tao.planning.coordination import PlannedWrite, keys_of
-from tao.planning.row_events import translate
+from tao.planning.row_events import Translated, translate
 from tao.planning.write_plan import plan_writes
 from tao.replication.accounts import Account, ServiceAccounts
 from tao.routing.routes import Routes
@@ -35,6 +37,7 @@ from tao.storage.names import edge_tables_of
 from tao.storage.pools import Pools
 from tao.storage.session import ServerAccount
 from tao.storage.writes import WRITE_SETUP, MySqlWriteStore
+from tao.tailer.binlog import UndecodedRows
 from tao.tailer.continuity import Continuity
 from tao.tailer.delivery_path import DeliveryPath, RelayScope
 from tao.tailer.reader import BinlogReader
@@ -56,10 +59,13 @@ _AIM: Final = 5_000
 class _Acknowledging:
     """The leaders' port: encodes a relay, as the way to a leader would, and acknowledges it."""
 
+    def __init__(self, *, takes_references: bool) -> None:
+        self._answer: Final = Relayed(takes_references=takes_references)
+
     async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> Relayed:
         relay_to_pb(relay).SerializeToString()
         await asyncio.sleep(_ANSWER_SECONDS)
-        return Relayed()
+        return self._answer
 
 
 async def run(settings: BenchSettings, progress: Progress, _options: object) -> ScenarioResult:
@@ -108,38 +114,60 @@ def _account(instance: DatabaseInstance, role: str) -> ServerAccount:
 
 
 async def _measure(instance: DatabaseInstance, schema: Schema, writes: int, batch: int) -> list[Quantity]:
-    log = logger("bench")
-    reader = BinlogReader(_account(instance, "replicator"), 4_000_000_000, ReaderSettings(), log)
+    reader = BinlogReader(_account(instance, "replicator"), 4_000_000_000, ReaderSettings(), logger("bench"))
     start = await reader.current_position()
     committed = await _commit(instance, schema, writes, batch)
+    quantities: list[Quantity] = []
+    for by_reference in (False, True):
+        wall, cpu = await _tail(reader, schema, start, committed, by_reference=by_reference)
+        name = f"writes, {batch} a transaction"
+        rates = {
+            name: writes / wall,
+            f"{name}, of CPU time": writes / cpu,
+            f"transactions of {batch}": committed / wall,
+        }
+        how = ", by reference" if by_reference else ""
+        quantities += [Quantity(name=f"{what}{how}", value=value, unit="per_second") for what, value in rates.items()]
+    return quantities
+
+
+async def _tail(
+    reader: BinlogReader, schema: Schema, start: str, committed: int, *, by_reference: bool
+) -> tuple[float, float]:
+    """Relay ``committed`` transactions; returns the seconds that it took, and those of CPU time."""
     position = reader.position(start)
     routes = _routes()
+    log = logger("bench")
     tasks = BackgroundTasks("bench", log)
 
     async def refresh() -> None:
         return
 
+    async def decode(undecoded: Sequence[UndecodedRows]) -> Sequence[Translated]:
+        return [translate(rows.decode().events, schema) for rows in undecoded]
+
     continuity = Continuity("db", lambda: 1, lambda _: True)
     continuity.begin(start)
     delivery = DeliveryPath(
-        RelayScope("east", "db", lambda: routes, refresh), _Acknowledging(), continuity, position.advance,
-        lambda job: tasks.start(job, "leader outbox"), OutboxSettings(), log,
+        RelayScope("east", "db", lambda: routes, refresh), _Acknowledging(takes_references=by_reference), continuity,
+        position.advance, lambda job: tasks.start(job, "leader outbox"), OutboxSettings(), log,
     )  # fmt: skip
+    delivery.decode = decode
+    reader.leave_undecoded(by_reference)
     read = 0
     wall, cpu = time.perf_counter(), time.process_time()
     async with asyncio.timeout(_STEP_SECONDS), aclosing(reader.batches(start)) as batches:
         async for transactions in batches:
             for transaction in transactions:
-                await delivery.submit(transaction.gtid, translate(transaction.events, schema))
+                translated = translate(transaction.events, schema)
+                await delivery.submit(transaction.gtid, translated, undecoded=transaction.undecoded)
             read += len(transactions)
             if read >= committed:
                 break
         await delivery.drained()
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     await tasks.close()
-    name = f"writes, {batch} a transaction"
-    rates = {name: writes / wall, f"{name}, of CPU time": writes / cpu, f"transactions of {batch}": read / wall}
-    return [Quantity(name=what, value=value, unit="per_second") for what, value in rates.items()]
+    return wall, cpu
 
 
 async def _commit(instance: DatabaseInstance, schema: Schema, writes: int, batch: int) -> int:

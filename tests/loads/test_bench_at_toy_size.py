@@ -264,6 +264,7 @@ def test_a_tailers_catching_up_is_measured(ran: ToyRun) -> None:
     by_name = {quantity.name: quantity for quantity in result.quantities}
     assert by_name["writes, 64 a transaction"].value > 0
     assert by_name["writes, 1 a transaction, of CPU time"].value > 0
+    assert by_name["writes, 64 a transaction, by reference"].value > 0
 
 
 @scenario("geo", "--rtt-ms", "10")
