@@ -340,7 +340,7 @@ async def test_a_master_to_which_a_stranger_acknowledges_is_not_fenced_by_its_re
     asked: list[bool] = []
 
     class Promoting(Broken):
-        async def promote(self, database: str, request: PromotionRequest, **_: object) -> PromotionResult:  # type: ignore[override]
+        async def promote(self, database: str, request: PromotionRequest, **_: object) -> PromotionResult:
             asked.append(request.waited_for_replica)
             raise Unavailable("not in this test")
 
