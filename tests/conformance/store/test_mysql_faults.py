@@ -90,7 +90,7 @@ async def test_a_connection_killed_in_commit_leaves_the_outcome_unknown(
     stores: Stores, migrated: DatabaseInstance, make_pools: MakePools
 ) -> None:
     id1 = new_id()
-    async with cutting_proxy(migrated.port, lambda chunk: b"COMMIT" in chunk) as port:
+    async with cutting_proxy(migrated.port, lambda chunk: b"; COMMIT" in chunk) as port:
         store = MySqlWriteStore(server_of, make_pools(writes=True, port=port), table_of)
         async with store.transaction(SERVER, timeout_seconds=5) as transaction:
             await transaction.lock_and_read(SHARDS, WriteKeys())
