@@ -334,8 +334,8 @@ async def drain_replica(
     region = next(region for region, server in database.places.items() if server.name == name)
     lock = hold_exclusively(topology_locks(file), mastership_lock(database.name), PromotionSettings().lock_seconds)
     async with lock as hold:
-        # Mark it, and read the topology, under the lock: whoever held it meanwhile may have changed the master. Commits
-        # of a former master wait for replicas that follow it no more, and must not be acknowledged.
+        # Mark it, and read the topology, under the lock: its former holder may have changed the master. Commits of a
+        # former master wait for replicas that do not follow it any more, and must not be acknowledged.
         topology = await mark_in_file(file, name, down=True, check=_check_replica)
         let_go = await _replication_set(topology, name, accounts, hold).let_master_go()
     replicas = _replication_set(topology, name, accounts)

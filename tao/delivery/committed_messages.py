@@ -1,10 +1,10 @@
 """The messages of a leader's own commits, kept until the tailer comes to them in the binlog.
 
 The tailer need not decode what its leader has committed. It names the transaction, and the leader takes the messages
-from here. A transaction is named by its source and number, which nothing else ever has
-(`tao.replication.gtid.source_position`); so what is found is right, whoever owned the shard in between. What is not
-found the tailer decodes: after a restart, for a commit whose outcome is unknown, for another's commit, and for messages
-that had to make room.
+from here. A transaction is named by its source and number, which no other transaction ever has
+(`tao.replication.gtid.source_position`). So the messages that are found are the right ones, even if another leader
+owned the shard in between. The tailer decodes a transaction that is not found: after a restart, after a commit whose
+outcome is unknown, for the commit of another leader, and when its messages had to make room.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ class ReplicationSet:
 
         That state passes within a round trip, or never. When a connection is lost together with an acknowledgement, the
         replica connects again and asks for what follows the transaction. MariaDB 10.11 goes on to wait, and with
-        AFTER_SYNC all other commits wait behind it. MySQL counts what such a replica skips as acknowledged.
+        AFTER_SYNC all other commits wait behind it. This is not looked for on MySQL.
         """
         found = {member.name: member for member in members}
         master = found[self.master.name].state

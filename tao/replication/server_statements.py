@@ -339,8 +339,8 @@ class MemberState:
     acknowledges: bool = False
     """As a replica, it acknowledges to its master what it has received, while it is connected."""
     waiting_commits: int = 0
-    """As a master, groups of commits that are in its binlog and wait for a replica now. Not counted on MySQL, which
-    loses no acknowledgement (`ReplicationSet.has_lost_acknowledgements`)."""
+    """As a master, groups of commits that are in its binlog and wait for a replica now. 0 on MySQL, where a statement
+    has no id by which its wait could be ended."""
     acknowledging_clients: int = 0
     """As a master, the connected replicas that acknowledge to it, those outside the topology too."""
 
@@ -419,17 +419,14 @@ async def waiting_statements(session: DatabaseSession, *, deadline: float) -> li
     return [int(row[0]) for row in rows]
 
 
-async def end_wait(session: DatabaseSession, statement: int, *, deadline: float) -> bool:
+async def end_wait(session: DatabaseSession, statement: int, *, deadline: float) -> None:
     """End the wait of one statement of a MariaDB server for an acknowledgement: its group of commits then succeeds.
 
-    Returns whether it still ran. Only for commits that a replica has. A thread's next statement, which may wait for an
-    acknowledgement that it needs, is never touched: it has another query id.
+    Only for commits that a replica has. A thread's next statement, which may wait for an acknowledgement that it needs,
+    has another query id and is never touched.
     """
-    try:
+    with suppress(InternalError):  # "no such query": it has ended by itself
         await session.run("KILL QUERY ID %s", (statement,), deadline=deadline)
-    except InternalError:
-        return False
-    return True
 
 
 async def stop_receiving(session: DatabaseSession, *, deadline: float) -> None:

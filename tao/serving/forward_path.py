@@ -204,7 +204,7 @@ class ForwardPath:
             error = error_from_pb(answer.error) if answer.HasField("error") else None
             if error is None:
                 self._budget.earn()
-            elif _may_go_on(error) and self._budget.spend(self._clock.monotonic()):
+            elif _is_worth_repeating(error) and self._budget.spend(self._clock.monotonic()):
                 with suppress(TaoError):  # too busy for another task
                     self._spawn(self._ask_later(passed, error, answer, attempt))
                     return
@@ -307,7 +307,7 @@ class ForwardPath:
             unanswered.clear()
 
     def _retry_or_fail(self, forwarded: _Forwarded, slot: int, error: TaoError, retries: dict[int, TaoError]) -> None:
-        if _may_go_on(error):
+        if _is_worth_repeating(error):
             retries[slot] = error
         else:
             self._fail(forwarded, slot, error)
@@ -465,7 +465,7 @@ def _unreachable(leader: CacheServer, error: TaoError) -> Unavailable:
     )
 
 
-def _may_go_on(error: TaoError) -> bool:
+def _is_worth_repeating(error: TaoError) -> bool:
     """Return whether a request that failed with this error is worth sending again while there is time.
 
     Nothing was written, and the right leader may be found or come up meanwhile. A leader waits for a lock only for a

@@ -125,9 +125,9 @@ class SemiSyncState:
     acknowledges: bool
     """It acknowledges what it receives. This stays True for a moment after its master is gone."""
     waiting: int = 0
-    """Commits of its that wait for a replica now: one of each group that is in the binlog."""
+    """As a master, groups of commits that are in its binlog and wait for a replica now."""
     clients: int = 0
-    """Connected replicas that acknowledge to it, whoever they are."""
+    """As a master, connected replicas that acknowledge to it, including those that the topology does not name."""
 
 
 def semi_sync_state(dialect: Dialect, rows: Sequence[Row]) -> SemiSyncState:

@@ -5,8 +5,8 @@ A server that registers gets an entry of weight 0: it is listed, so that others 
 weight comes nearer to its share in steps. A follower takes an eighth of its share at a time, because it begins with an
 empty cache, and each shard that it takes is missed for a while; a leader takes all at once, because clients do not
 notice its misses. A server that leaves goes back to weight 0 the same way, and one whose share was lowered goes down by
-an eighth of what it has. The next step follows from the document and from nothing else: whoever takes it, and however
-often, it is one step.
+an eighth of what it has. The next step follows from the document and from nothing else. So it is taken once, even if
+several processes try it, or one process tries it twice.
 
 Entries that operators have added have no `Registration`, and are left alone.
 """

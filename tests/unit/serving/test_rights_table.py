@@ -181,7 +181,7 @@ async def test_a_cell_says_what_happens_at_a_port_that_watchers_ask(heading: str
                 server.handle(REQUESTS[other], MemoryReply(lambda _: None, peer=PEERS[peer][0]))
 
 
-async def test_a_request_that_is_not_in_the_table_of_a_server_is_refused_whoever_sends_it(region: RegionRig) -> None:
+async def test_a_request_that_is_not_in_the_table_of_a_server_is_refused_to_every_role(region: RegionRig) -> None:
     kinds = {each.name for each in pb.Request.DESCRIPTOR.oneofs_by_name["body"].fields}
     kinds.remove("forget")  # sessions serve it themselves: it ends a series of the same peer
     assert kinds <= REQUESTS.keys()

@@ -1,4 +1,4 @@
-"""Undecoded rows: read once, whoever asks and however often."""
+"""Undecoded rows are read once, even if several threads ask for them."""
 
 from __future__ import annotations
 
