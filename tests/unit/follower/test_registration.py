@@ -75,6 +75,14 @@ async def entry_once(path: Path, holds: Callable[[CacheServer], bool]) -> CacheS
         await asyncio.sleep(0.02)
 
 
+async def until_unready(admin: str, reason: str) -> None:
+    """Wait until the follower has read the entry that it wrote: before, it is ready, since it has no shards."""
+    while True:
+        if reason in await unreadiness(admin):
+            return
+        await asyncio.sleep(0.02)
+
+
 async def change(path: Path, edit: Callable[[Topology], Topology]) -> None:
     store = TopologyFile(path, on_error=fail)
     before = await store.load()
@@ -87,7 +95,7 @@ async def test_it_is_ready_without_shards_and_waits_at_the_first_eighth_for_a_le
         entry = await entry_once(path, lambda server: server.weight > 0)
         assert (entry.weight, entry.registration) == (SHARE / 8, Registration(share=SHARE))
         assert (entry.grpc, entry.admin) == (settings.registration.grpc, settings.registration.admin)
-        assert "shards are not subscribed yet" in await unreadiness(entry.admin)
+        await until_unready(entry.admin, "shards are not subscribed yet")
         assert (await server_stats(entry.admin))["registration"] == {"leaving": False, "trouble": ""}
 
 
