@@ -313,7 +313,9 @@ class Subscriptions:
             self._apply(received)
         missing = {shard for shard in (*received.refused, *received.gaps) if self._is_led_by(leader, shard)}
         self._mark_unconfirmed(missing)
-        self._inbox.confirm(leader, filter(self.is_subscribed, received.confirmed))
+        hosted, behind = self._hosted, self._behind
+        subscribed = [shard for shard in received.confirmed if shard in hosted and shard not in behind]
+        self._inbox.confirm(leader, subscribed)
         return missing
 
     def _apply(self, received: Received) -> None:
@@ -321,13 +323,14 @@ class Subscriptions:
             self._drop_entries(shard)
         self.resets += len(received.resets)
         self.gaps += len(received.gaps)
+        # A delivery without messages carries the version epoch, too.
+        epochs = {messages.shard: messages.version_epoch for messages in reversed(received.messages)}
         for shard in received.confirmed:
             if shard in self._hosted and not self._cache.is_open(shard):
-                self._cache.open_shard(shard)
+                self._cache.open_shard(shard, epochs.get(shard, 0))
                 self._changes.note_begun(shard)
         self._behind.difference_update(received.confirmed)
         for messages in received.messages:
-            # A delivery without messages carries the version epoch, too.
             if self._cache.is_open(messages.shard):
                 self._cache.open_shard(messages.shard, messages.version_epoch)
             if messages.messages:

@@ -160,6 +160,9 @@ def shard_messages_from_pb(messages: pb.ShardMessages) -> ShardMessages:
 
 def position_to_pb(position: Position) -> pb.Position:
     """Convert a position in a shard's stream."""
+    if position == Position(position.shard):
+        # A server that starts subscribes thousands of shards from the beginning.
+        return pb.Position(shard=position.shard)
     return pb.Position(
         shard=position.shard,
         stream=position.stream,
@@ -208,13 +211,15 @@ def delivery_to_pb(delivery: Delivery) -> pb.Delivery:
 def delivery_from_pb(delivery: pb.Delivery) -> Delivery:
     """Convert a delivery. Raises `ProtocolError` when a message is malformed."""
     shards = tuple(
-        ShardDelivery(
-            position_from_pb(shard.position),
-            shard.reset,
-            shard_messages_from_pb(shard.messages) if shard.HasField("messages") else None,
-            shard.continued,
-        )
-        for shard in delivery.shards
+        [
+            ShardDelivery(
+                position_from_pb(shard.position),
+                shard.reset,
+                shard_messages_from_pb(shard.messages) if shard.HasField("messages") else None,
+                shard.continued,
+            )
+            for shard in delivery.shards
+        ]
     )
     if len(delivery.proven_databases) != len(delivery.proven_unix_ms):
         raise ProtocolError("a delivery proves times of databases in columns of different length")
