@@ -441,6 +441,21 @@ async def receive_again(session: DatabaseSession, *, deadline: float) -> None:
     await session.run("START SLAVE" if session.dialect is Dialect.MARIADB else "START REPLICA", deadline=deadline)
 
 
+async def connect_again(session: DatabaseSession, *, deadline: float) -> bool:
+    """Have a replica that waits for its next attempt to connect try at once. Returns False when it does not wait: it
+    receives, has been stopped, or follows no master.
+
+    Both statements are one message, which the server executes to its end even when its sender dies meanwhile: nobody
+    starts a replica again that was found stopped. The caller holds the lock of the database, so that nobody else stops
+    it in between."""
+    status = await replication_status(session, deadline=deadline)
+    if status is None or status.receiving or status.stopped:
+        return False
+    replica = "SLAVE" if session.dialect is Dialect.MARIADB else "REPLICA"
+    await session.run(f"STOP {replica} IO_THREAD; START {replica} IO_THREAD", deadline=deadline)
+    return True
+
+
 async def apply_received(session: DatabaseSession, *, deadline: float) -> None:
     """Wait until the relay log is fully executed. Raises as `wait_for_position`."""
     status = await replication_status(session, deadline=deadline)
