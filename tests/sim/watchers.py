@@ -108,6 +108,11 @@ class SimReplicationSet:
         following = None if member.state is None else member.state.following
         return following is not None and following.source == self.server(master_region).name
 
+    async def master_listens(self, region: str, _: float) -> bool:
+        """See `ReplicationSet.master_listens`."""
+        master, here = self.master, self.server(region).process
+        return not master.down and not self._world.network.is_cut(here, master.process)
+
     def acknowledging(self, _: Iterable[SetMember]) -> list[str]:
         return []
 
@@ -194,6 +199,11 @@ class SimPromoter:
     async def wait_for_replicas(self, name: str) -> None:
         """Refuse: nothing is semi-synchronous here."""
         raise OperatorError(f"{name} is not semi-synchronous")
+
+    async def connect_again(self, name: str, _: str) -> bool:
+        """See `Promoter.connect_again`. A simulated replica receives as soon as the network lets it."""
+        async with self._locks.held(mastership_lock(name), exclusive=False):
+            return False
 
     async def rejoin(self, name: str, server: str) -> None:
         """Refuse: an operator does this here."""
