@@ -331,8 +331,9 @@ class Subscriptions:
                 self._changes.note_begun(shard)
         self._behind.difference_update(received.confirmed)
         for messages in received.messages:
-            if self._cache.is_open(messages.shard):
-                self._cache.open_shard(messages.shard, messages.version_epoch)
+            shard, epoch = messages.shard, messages.version_epoch
+            if self._cache.version_epoch(shard) < epoch and self._cache.is_open(shard):
+                self._cache.open_shard(shard, epoch)
             if messages.messages:
                 self.messages += len(messages.messages)
                 self._changes.apply(messages)
