@@ -139,7 +139,7 @@ async def test_only_replicas_of_the_region_that_try_to_reach_the_master_are_look
 @pytest.mark.parametrize("state", [{"receiving": True}, {"stopped": True}], ids=["receives", "stopped"])
 async def test_the_look_ends_when_the_replica_has_no_need_of_it(rig: Rig, state: dict[str, bool]) -> None:
     rig.observe()
-    rig.observe(**state)
+    rig.observe(**state)  # type: ignore[arg-type]
     await until(lambda: len(rig.tasks) == 0)
     assert rig.promotions.reconnected == []
 
