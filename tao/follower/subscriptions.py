@@ -43,7 +43,7 @@ from tao.routing.routes import Routes
 from tao.routing.topology_changes import affected_shards
 from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import WriteThrough
-from tao.wire.convert import delivery_from_pb, error_from_pb, position_to_pb
+from tao.wire.convert import delivery_from_pb, error_from_pb, subscribe_to_pb
 from tao.wire.links import LinkPort
 from tao.wire.v1 import session_pb2 as pb
 
@@ -423,8 +423,7 @@ class DeliveryStream:
         self._forget()
 
     def _subscribe(self, positions: Sequence[Position], series: int = 0) -> pb.Request:
-        asked = [position_to_pb(position) for position in positions]
-        return pb.Request(subscribe=pb.Subscribe(subscriber=self._subscriber, positions=asked, series=series))
+        return subscribe_to_pb(self._subscriber, positions, series)
 
     def _take_unasked(self) -> list[int]:
         unasked = self._unasked

@@ -160,9 +160,6 @@ def shard_messages_from_pb(messages: pb.ShardMessages) -> ShardMessages:
 
 def position_to_pb(position: Position) -> pb.Position:
     """Convert a position in a shard's stream."""
-    if position == Position(position.shard):
-        # A server that starts subscribes thousands of shards from the beginning.
-        return pb.Position(shard=position.shard)
     return pb.Position(
         shard=position.shard,
         stream=position.stream,
@@ -170,6 +167,27 @@ def position_to_pb(position: Position) -> pb.Position:
         source=position.source,
         reached=position.reached,
     )
+
+
+def subscribe_to_pb(subscriber: str, positions: Iterable[Position], series: int) -> pb.Request:
+    """Build a request for the messages of shards from these positions on. Each is made in its place, since a copy would
+    cost as much again: a server that starts subscribes thousands of shards, all of them from the beginning."""
+    request = pb.Request()
+    subscribe = request.subscribe
+    subscribe.subscriber, subscribe.series = subscriber, series
+    add = subscribe.positions.add
+    for position in positions:
+        if position.stream or position.source or position.sequence or position.reached:
+            add(
+                shard=position.shard,
+                stream=position.stream,
+                sequence=position.sequence,
+                source=position.source,
+                reached=position.reached,
+            )
+        else:
+            add(shard=position.shard)
+    return request
 
 
 def position_from_pb(position: pb.Position) -> Position:
