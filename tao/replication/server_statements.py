@@ -40,6 +40,7 @@ HEARTBEAT_SECONDS: Final = 1
 ``replica_net_timeout``, a multiple of this, reconnects, so that a dead connection is not mistaken for an idle one."""
 _RUNNING: Final = "Yes"
 _STOPPED: Final = "No"
+_CONNECTING: Final = "Connecting"
 
 
 class SourceTls(StrEnum):
@@ -93,6 +94,8 @@ class ReplicationStatus:
     """GTIDs executed."""
     error: str
     """The last error of receiving or applying, or an empty string."""
+    connecting: bool = False
+    """The replica has no connection to the master: it waits for its next attempt, or is making one."""
 
 
 async def attach(session: DatabaseSession, source: ReplicationSource, *, deadline: float) -> None:
@@ -191,6 +194,7 @@ async def replication_status(session: DatabaseSession, *, deadline: float) -> Re
         received=_one_line(row["Gtid_IO_Pos" if mariadb else "Retrieved_Gtid_Set"]),
         executed=await executed_position(session, deadline=deadline),
         error="; ".join(_one_line(text) for text in complaints if text),
+        connecting=halves[0] == _CONNECTING,
     )
 
 
@@ -443,13 +447,14 @@ async def receive_again(session: DatabaseSession, *, deadline: float) -> None:
 
 async def connect_again(session: DatabaseSession, *, deadline: float) -> bool:
     """Have a replica that waits for its next attempt to connect try at once. Returns False when it does not wait: it
-    receives, has been stopped, or follows no master.
+    is connected, has been stopped, or follows no master. A connection that is there takes some round trips more until
+    it receives, and a restart would begin them anew.
 
     Both statements are one message, which the server executes to its end even when its sender dies meanwhile: nobody
     starts a replica again that was found stopped. The caller holds the lock of the database, so that nobody else stops
     it in between."""
     status = await replication_status(session, deadline=deadline)
-    if status is None or status.receiving or status.stopped:
+    if status is None or not status.connecting or status.stopped:
         return False
     replica = "SLAVE" if session.dialect is Dialect.MARIADB else "REPLICA"
     await session.run(f"STOP {replica} IO_THREAD; START {replica} IO_THREAD", deadline=deadline)

@@ -69,9 +69,9 @@ class Reconnection:
         following = None if member.state is None else member.state.following
         return (
             following is not None
-            and not member.is_master
-            and not following.receiving
+            and following.connecting
             and not following.stopped
+            and not member.is_master
             and region_of_place(member.region) == self._region
             and replicas.follows(member, replicas.database.master_region)
         )

@@ -92,16 +92,17 @@ class SimReplicationSet:
         source = next((each for each in world.databases.values() if server in each.replicas), None)
         if source is None:
             return None
-        receives = not source.down and not world.network.is_cut(source.process, server.process)
+        is_reached = not source.down and not world.network.is_cut(source.process, server.process)
         return ReplicationStatus(
             source=source.name,
-            receiving=receives and world.loop.now >= server.stopped_until,
+            receiving=is_reached and world.loop.now >= server.stopped_until,
             applying=True,
             stopped=False,
             lag_seconds=0,
             received="",
             executed="",
             error="",
+            connecting=not is_reached,
         )
 
     def follows(self, member: SetMember, master_region: str) -> bool:

@@ -65,7 +65,12 @@ class Rig:
         """Observe the replica in this state."""
         member = replica(region, "1-1-1")
         assert member.state is not None
-        status = replace(following(receiving=receiving), source=source or f"127.0.0.1:{self.port}", stopped=stopped)
+        status = replace(
+            following(receiving=receiving),
+            source=source or f"127.0.0.1:{self.port}",
+            stopped=stopped,
+            connecting=not receiving,
+        )
         seen = SetMember(member.name, region, replace(member.state, following=status))
         self.reconnection.observe(self.replicas, [master("1-1-1"), seen])
 
