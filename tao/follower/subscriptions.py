@@ -182,9 +182,8 @@ class Subscriptions:
     async def renew(self, timeout_seconds: float) -> None:
         """Subscribe everything again after a pause. Return when the leaders have confirmed it, and hence sent what was
         missed, or after ``timeout_seconds``: without leaders the follower goes on serving what is cached."""
-        for shard in self._hosted:
-            # The answer to a write may have been under way for longer than version floors are kept.
-            self._changes.note_begun(shard)
+        # The answer to a write may have been under way for longer than version floors are kept.
+        self._changes.note_begun(*self._hosted)
         self._mark_unconfirmed(self._hosted)
         self._caught_up.clear()
         for leader_stream in self._streams.values():
@@ -325,10 +324,11 @@ class Subscriptions:
         self.gaps += len(received.gaps)
         # A delivery without messages carries the version epoch, too.
         epochs = {messages.shard: messages.version_epoch for messages in reversed(received.messages)}
-        for shard in received.confirmed:
-            if shard in self._hosted and not self._cache.is_open(shard):
-                self._cache.open_shard(shard, epochs.get(shard, 0))
-                self._changes.note_begun(shard)
+        hosted, is_open = self._hosted, self._cache.is_open
+        opened = [shard for shard in received.confirmed if shard in hosted and not is_open(shard)]
+        for shard in opened:
+            self._cache.open_shard(shard, epochs.get(shard, 0))
+        self._changes.note_begun(*opened)
         self._behind.difference_update(received.confirmed)
         for messages in received.messages:
             shard, epoch = messages.shard, messages.version_epoch
