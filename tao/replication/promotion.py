@@ -405,22 +405,6 @@ class Promoter:
                 if not left:
                     raise
 
-    async def connect_again(self, database: str, region: str) -> bool:
-        """Have a replica that has lost its master try to connect at once. Returns whether it did not receive.
-
-        The lock is shared, as for renewals of leases: a promotion, which stops its replicas from receiving, holds it
-        alone. Raises `LockTaken` while one is under way, or another `TaoError`."""
-        topology = await self._store.load()
-        async with self._locks.held(mastership_lock(database), exclusive=False) as hold:
-            replicas = ReplicationSet(
-                find_database(topology, database),
-                self._accounts,
-                seen_from=self._seen_from,
-                statement_seconds=self._settings.statement_seconds,
-                hold=hold,
-            )
-            return await replicas.connect_again(region)
-
     # ---- the state that the topology describes -----------------------------------------------------------------------
 
     async def _restore(self, replicas: ReplicationSet, last_renewal: LastRenewal | None) -> PromotionResult:

@@ -19,7 +19,6 @@ from tao.replication.server_statements import (
     SourceTls,
     acknowledge_as_replica,
     attach,
-    connect_again,
     detach,
     executed_position,
     fence,
@@ -236,25 +235,6 @@ class ReplicationSet:
         """Stop a server from receiving more from its master. Raises `TaoError`."""
         async with self.session(region) as session:
             await stop_receiving(session, deadline=self.statement_deadline())
-
-    async def connect_again(self, region: str) -> bool:
-        """Have a server that has lost its master try to connect to it at once. Returns whether it did not receive.
-        Raises `TaoError`."""
-        async with self.session(region) as session:
-            return await connect_again(session, deadline=self.statement_deadline())
-
-    async def master_listens(self, region: str, timeout_seconds: float) -> bool:
-        """Return whether the master's address takes connections, as servers of the region reach it.
-
-        That takes one round trip. The master counts a client that has broken off."""
-        master = self.master.seen_from(region_of_place(region))
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                _, writer = await asyncio.open_connection(master.host, master.port)
-        except OSError:  # also a timeout
-            return False
-        writer.close()
-        return True
 
     async def catch_up(self, target: SetMember, timeout_seconds: float) -> None:
         """Wait until a server has everything of the master, which is closed. Raises `PromotionRefused` when it does not

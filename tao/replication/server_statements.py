@@ -40,7 +40,6 @@ HEARTBEAT_SECONDS: Final = 1
 ``replica_net_timeout``, a multiple of this, reconnects, so that a dead connection is not mistaken for an idle one."""
 _RUNNING: Final = "Yes"
 _STOPPED: Final = "No"
-_CONNECTING: Final = "Connecting"
 
 
 class SourceTls(StrEnum):
@@ -94,8 +93,6 @@ class ReplicationStatus:
     """GTIDs executed."""
     error: str
     """The last error of receiving or applying, or an empty string."""
-    connecting: bool = False
-    """The replica has no connection to the master: it waits for its next attempt, or is making one."""
 
 
 async def attach(session: DatabaseSession, source: ReplicationSource, *, deadline: float) -> None:
@@ -194,7 +191,6 @@ async def replication_status(session: DatabaseSession, *, deadline: float) -> Re
         received=_one_line(row["Gtid_IO_Pos" if mariadb else "Retrieved_Gtid_Set"]),
         executed=await executed_position(session, deadline=deadline),
         error="; ".join(_one_line(text) for text in complaints if text),
-        connecting=halves[0] == _CONNECTING,
     )
 
 
@@ -443,22 +439,6 @@ async def stop_receiving(session: DatabaseSession, *, deadline: float) -> None:
 async def receive_again(session: DatabaseSession, *, deadline: float) -> None:
     """Undo `stop_receiving` at a server that is still a replica. Idempotent."""
     await session.run("START SLAVE" if session.dialect is Dialect.MARIADB else "START REPLICA", deadline=deadline)
-
-
-async def connect_again(session: DatabaseSession, *, deadline: float) -> bool:
-    """Have a replica that waits for its next attempt to connect try at once. Returns False when it does not wait: it
-    is connected, has been stopped, or follows no master. A connection that is there takes some round trips more until
-    it receives, and a restart would begin them anew.
-
-    Both statements are one message, which the server executes to its end even when its sender dies meanwhile: nobody
-    starts a replica again that was found stopped. The caller holds the lock of the database, so that nobody else stops
-    it in between."""
-    status = await replication_status(session, deadline=deadline)
-    if status is None or not status.connecting or status.stopped:
-        return False
-    replica = "SLAVE" if session.dialect is Dialect.MARIADB else "REPLICA"
-    await session.run(f"STOP {replica} IO_THREAD; START {replica} IO_THREAD", deadline=deadline)
-    return True
 
 
 async def apply_received(session: DatabaseSession, *, deadline: float) -> None:

@@ -38,7 +38,6 @@ from tao.watcher.interrupted_moves import InterruptedMoves
 from tao.watcher.marks import ServerVerdict, WatcherReport, marks_by_database, wanted_marks, with_marks
 from tao.watcher.mastership import Mastership
 from tao.watcher.probes import DatabaseProbes, PeerReports, ServerProbes, WatcherContext, servers_at_frames
-from tao.watcher.reconnection import Reconnection
 from tao.watcher.settings import WatcherSettings
 from tao.watcher.shard_clones import Cloner, CloningSettings, HotShards, topology_version_of
 from tao.wire.identity import Credentials
@@ -107,7 +106,6 @@ class WatcherServer:
             context,
             self._databases.is_dead,
         )
-        self._reconnection = Reconnection(settings.region, promoter, context)
         hot_shards = self._hot_shards = self._build_hot_shards(links, context)
         self._moves = self._build_interrupted_moves(accounts, context)
         metrics = Metrics(role="watcher", server=settings.name)
@@ -218,8 +216,6 @@ class WatcherServer:
 
     def _observe(self, replicas: ReplicationSet, members: list[SetMember], began: float) -> None:
         self._mastership.observe(replicas, members, began)
-        if not self._settings.dry_run:
-            self._reconnection.observe(replicas, members)
 
     async def _log_step(self, step: PromotionStep) -> None:
         self._log.info("promotion_step_started", step=step.name.lower())
@@ -308,7 +304,6 @@ class WatcherServer:
             "replication_lag_seconds": self._databases.lags,
             "waits_for_replica": self._databases.waits_for_replica,
             "lost_databases": mastership.lost_databases(),
-            "reconnected_replicas": self._reconnection.reconnected,
             "marks_set": self._marks_set,
             "cloning": self._hot_shards.done,
             "released_moves": self._moves.released,

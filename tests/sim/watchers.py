@@ -92,27 +92,21 @@ class SimReplicationSet:
         source = next((each for each in world.databases.values() if server in each.replicas), None)
         if source is None:
             return None
-        is_reached = not source.down and not world.network.is_cut(source.process, server.process)
+        receives = not source.down and not world.network.is_cut(source.process, server.process)
         return ReplicationStatus(
             source=source.name,
-            receiving=is_reached and world.loop.now >= server.stopped_until,
+            receiving=receives and world.loop.now >= server.stopped_until,
             applying=True,
             stopped=False,
             lag_seconds=0,
             received="",
             executed="",
             error="",
-            connecting=not is_reached,
         )
 
     def follows(self, member: SetMember, master_region: str) -> bool:
         following = None if member.state is None else member.state.following
         return following is not None and following.source == self.server(master_region).name
-
-    async def master_listens(self, region: str, _: float) -> bool:
-        """See `ReplicationSet.master_listens`."""
-        master, here = self.master, self.server(region).process
-        return not master.down and not self._world.network.is_cut(here, master.process)
 
     def acknowledging(self, _: Iterable[SetMember]) -> list[str]:
         return []
@@ -200,11 +194,6 @@ class SimPromoter:
     async def wait_for_replicas(self, name: str) -> None:
         """Refuse: nothing is semi-synchronous here."""
         raise OperatorError(f"{name} is not semi-synchronous")
-
-    async def connect_again(self, name: str, _: str) -> bool:
-        """See `Promoter.connect_again`. A simulated replica receives as soon as the network lets it."""
-        async with self._locks.held(mastership_lock(name), exclusive=False):
-            return False
 
     async def rejoin(self, name: str, server: str) -> None:
         """Refuse: an operator does this here."""
