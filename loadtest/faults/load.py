@@ -345,6 +345,10 @@ class RecordedLoad(ClientLoad):
             verdict, number = await self._ask(reader.graph, key, demanded, floor, far_end=far_end)
         except TaoError as error:
             object_id, attached = key.other if far_end else key.id, own_floor > 0
+            # The graph knows its own writes a moment before the load does: it may have attached one that was answered
+            # while this read began.
+            own = reader.own.get(place, 0) if reader.attaches else 0
+            pending = pending or (far_end and 0 < key.pending_number <= own)
             self._failed(error, now, reader, key.kind, object_id, demand, attached=attached, inverse_pending=pending)
             return
         if verdict is not ReadVerdict.RIGHT:

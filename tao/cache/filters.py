@@ -227,6 +227,11 @@ class FilterTable:
         return freed
 
 
+_NO_TABLES: Final[dict[int, FilterTable]] = {}
+_NO_BUILDS: Final[dict[int, FilterBuild]] = {}
+"""Those of a shard that has never had a filter. Never changed: the first one replaces them."""
+
+
 class ShardFilters:
     """All filters of one shard, and the builds under way."""
 
@@ -234,8 +239,8 @@ class ShardFilters:
 
     def __init__(self, arenas: Arenas) -> None:
         self._arenas = arenas
-        self._tables: dict[int, FilterTable] = {}
-        self._builds: dict[int, FilterBuild] = {}
+        self._tables = _NO_TABLES
+        self._builds = _NO_BUILDS
 
     def get(self, id1: int, atype: int) -> MembershipFilter | None:
         table = self._tables.get(atype)
@@ -254,6 +259,8 @@ class ShardFilters:
     def begin(self, id1: int, atype: int, floor: int, version_epoch: int) -> FilterBuild:
         """Begin a build, which keeps changes from now on. Begin the scan after this call. The build ends by `put` or
         `give_up`."""
+        if self._builds is _NO_BUILDS:
+            self._builds = {}
         build = self._builds[floor_key(id1, atype)] = FilterBuild(id1, atype, floor, version_epoch)
         return build
 
@@ -269,6 +276,8 @@ class ShardFilters:
         table = self._tables.get(build.atype)
         if table is None:
             arena = self._arenas.for_list(build.atype)
+            if self._tables is _NO_TABLES:
+                self._tables = {}
             table = self._tables[build.atype] = FilterTable(build.atype, arena, self._arenas)
         return table.put(build.id1, build.filter)
 

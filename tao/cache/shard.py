@@ -11,6 +11,7 @@ Every way in keeps these rules:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import Final
 
 from tao.cache.filters import FilterBuild, ShardFilters
 from tao.cache.outcomes import Applied, FillTicket, Stored
@@ -30,13 +31,17 @@ from tao.model.graph import (
     version_of,
 )
 
+_NO_ENTRIES: Final[dict[int, bytes]] = {}
+"""The objects of every shard that has no table of the default arena yet. Never changed: entries are put into tables."""
+
 
 class CachedShard:
     """The cached part of one shard.
 
     ``objects`` and ``lists`` are the dictionaries of the tables, ``counts`` their packed counts; hits read them
     directly, because they cannot afford a call. ``objects`` belongs to the default arena, ``other_objects`` to the
-    other arenas.
+    other arenas. Each table is made when it gets its first entry: a server that starts opens thousands of shards at
+    once.
     """
 
     __slots__ = (
@@ -75,7 +80,7 @@ class CachedShard:
         self.lists: dict[int, dict[int, bytes]] = {}
         self.counts: dict[int, PackedCounts] = {}
         self.other_objects: tuple[dict[int, bytes], ...] = ()
-        self.objects = self._objects_of(0).entries
+        self.objects = _NO_ENTRIES
 
     def tables(self) -> Iterator[EntryTable | CountTable]:
         yield from self._object_tables.values()
@@ -108,10 +113,9 @@ class CachedShard:
             held = self._object_tables.pop(name, None)
             if held is not None:
                 held.retire()
-        self.other_objects = ()
-        others = list(self._object_tables.values())
-        self.objects = self._objects_of(0).entries
-        self.other_objects = tuple(table.entries for table in others if table.entries is not self.objects)
+        default = self._object_tables.get(self._arenas.for_object(0).name)
+        self.objects = _NO_ENTRIES if default is None else default.entries
+        self.other_objects = tuple(table.entries for table in self._object_tables.values() if table is not default)
 
     def retire_moved_lists(self) -> None:
         """Drop the tables of types that a new schema puts into another arena."""
@@ -127,9 +131,11 @@ class CachedShard:
         table = self._object_tables.get(arena.name)
         if table is None:
             table = EntryTable("object", self.number, 0, arena, self._arenas)
-            if self._object_tables:
-                self.other_objects = (*self.other_objects, table.entries)
             self._object_tables[arena.name] = table
+            if arena is self._arenas.for_object(0):
+                self.objects = table.entries
+            else:
+                self.other_objects = (*self.other_objects, table.entries)
         return table
 
     def _lists_of(self, atype: int) -> tuple[EntryTable, CountTable]:

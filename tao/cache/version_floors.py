@@ -14,11 +14,17 @@ Keys and versions are plain integers, so the garbage collector has nothing to vi
 from __future__ import annotations
 
 from array import array
+from math import inf
+from typing import Final
 
 
 def floor_key(key_id: int, atype: int) -> int:
     """Return one integer for a list (and its count), or with ``atype`` 0 for an object."""
     return key_id << 32 | atype
+
+
+_NO_FLOORS: Final[dict[int, int]] = {}
+"""The halves of a shard that has had no floors yet. Never changed: `VersionFloors.rotate` replaces them before that."""
 
 
 class VersionFloors:
@@ -30,10 +36,8 @@ class VersionFloors:
     def __init__(self, floor_seconds: float, max_floors: int) -> None:
         self._floor_seconds = floor_seconds
         self._max_floors = max_floors
-        self._young: dict[int, int] = {}
-        self._old: dict[int, int] = {}
-        self._rotated = 0.0
-        self.overflowed_until = float("-inf")
+        self._young = self._old = _NO_FLOORS
+        self._rotated = self.overflowed_until = -inf
         self.overflows = 0
 
     def __len__(self) -> int:

@@ -100,11 +100,14 @@ class Inbox:
         """Have the proofs of the leader's stream hold for these shards, from the next one on: the leader has confirmed
         that it sends all of their changes."""
         proofs = self._proofs[leader]
+        known = self._joined
+        from_now_on = proofs, proofs.count
         for shard in shards:
-            joined = self._joined.get(shard)
+            joined = known.get(shard)
             if joined is None or joined[0] is not proofs:
-                self.suspend((shard,))
-                self._joined[shard] = proofs, proofs.count
+                if joined is not None:
+                    self.suspend((shard,))
+                known[shard] = from_now_on
 
     def suspend(self, shards: Iterable[int]) -> None:
         """Have no further proof hold for these shards, until a leader has confirmed them again. They keep what has been
@@ -151,7 +154,7 @@ class Inbox:
         for part in delivery.shards:
             held = self._positions.get(part.position.shard)
             if held is not None:
-                self._take(part, self._raised(held), outcomes)
+                self._take(part, self._raised(held) if held.stream else held, outcomes)
         return Received(
             resets=[shard for shard, outcome in outcomes.items() if outcome.reset],
             messages=[messages for outcome in outcomes.values() for messages in outcome.messages],
@@ -183,24 +186,23 @@ class Inbox:
             return  # all of its messages were received before
         if not part.reset and position.source == held.source and position.reached < held.reached:
             position = msgspec.structs.replace(position, reached=held.reached)  # a proof has raised it meanwhile
-        if part.reset or position.source != held.source:
+        if shard in self._joined and (part.reset or position.source != held.source):
             self.suspend((shard,))  # former proofs say nothing about the new position
         self._positions[shard] = position
         if part.messages is not None:
             known = 0 if new_stream else held.sequence - start
             fresh = msgspec.structs.replace(part.messages, messages=run[known:]) if known else part.messages
-            outcome.messages.append(fresh)
+            outcome.messages += (fresh,)
 
 
-@dataclass(slots=True)
-class _Outcome:
+class _Outcome(msgspec.Struct, gc=False):
     """What the parts of one delivery for one shard come to. A reset or a gap replaces what earlier parts came to: the
     whole cache content of the shard is about to be dropped."""
 
     reset: bool = False
     gap: bool = False
     confirmed: bool = False
-    messages: list[ShardMessages] = field(default_factory=list)
+    messages: tuple[ShardMessages, ...] = ()
 
 
 def _is_gap(position: Position, start: int, held: Position) -> bool:

@@ -43,7 +43,7 @@ from tao.routing.routes import Routes
 from tao.routing.topology_changes import affected_shards
 from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import WriteThrough
-from tao.wire.convert import delivery_from_pb, error_from_pb, position_to_pb
+from tao.wire.convert import delivery_from_pb, error_from_pb, subscribe_to_pb
 from tao.wire.links import LinkPort
 from tao.wire.v1 import session_pb2 as pb
 
@@ -182,9 +182,8 @@ class Subscriptions:
     async def renew(self, timeout_seconds: float) -> None:
         """Subscribe everything again after a pause. Return when the leaders have confirmed it, and hence sent what was
         missed, or after ``timeout_seconds``: without leaders the follower goes on serving what is cached."""
-        for shard in self._hosted:
-            # The answer to a write may have been under way for longer than version floors are kept.
-            self._changes.note_begun(shard)
+        # The answer to a write may have been under way for longer than version floors are kept.
+        self._changes.note_begun(*self._hosted)
         self._mark_unconfirmed(self._hosted)
         self._caught_up.clear()
         for leader_stream in self._streams.values():
@@ -313,7 +312,9 @@ class Subscriptions:
             self._apply(received)
         missing = {shard for shard in (*received.refused, *received.gaps) if self._is_led_by(leader, shard)}
         self._mark_unconfirmed(missing)
-        self._inbox.confirm(leader, filter(self.is_subscribed, received.confirmed))
+        hosted, behind = self._hosted, self._behind
+        subscribed = [shard for shard in received.confirmed if shard in hosted and shard not in behind]
+        self._inbox.confirm(leader, subscribed)
         return missing
 
     def _apply(self, received: Received) -> None:
@@ -321,15 +322,18 @@ class Subscriptions:
             self._drop_entries(shard)
         self.resets += len(received.resets)
         self.gaps += len(received.gaps)
-        for shard in received.confirmed:
-            if shard in self._hosted and not self._cache.is_open(shard):
-                self._cache.open_shard(shard)
-                self._changes.note_begun(shard)
+        # A delivery without messages carries the version epoch, too.
+        epochs = {messages.shard: messages.version_epoch for messages in reversed(received.messages)}
+        hosted, is_open = self._hosted, self._cache.is_open
+        opened = [shard for shard in received.confirmed if shard in hosted and not is_open(shard)]
+        for shard in opened:
+            self._cache.open_shard(shard, epochs.get(shard, 0))
+        self._changes.note_begun(*opened)
         self._behind.difference_update(received.confirmed)
         for messages in received.messages:
-            # A delivery without messages carries the version epoch, too.
-            if self._cache.is_open(messages.shard):
-                self._cache.open_shard(messages.shard, messages.version_epoch)
+            shard, epoch = messages.shard, messages.version_epoch
+            if self._cache.version_epoch(shard) < epoch and self._cache.is_open(shard):
+                self._cache.open_shard(shard, epoch)
             if messages.messages:
                 self.messages += len(messages.messages)
                 self._changes.apply(messages)
@@ -419,8 +423,7 @@ class DeliveryStream:
         self._forget()
 
     def _subscribe(self, positions: Sequence[Position], series: int = 0) -> pb.Request:
-        asked = [position_to_pb(position) for position in positions]
-        return pb.Request(subscribe=pb.Subscribe(subscriber=self._subscriber, positions=asked, series=series))
+        return subscribe_to_pb(self._subscriber, positions, series)
 
     def _take_unasked(self) -> list[int]:
         unasked = self._unasked

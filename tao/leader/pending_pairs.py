@@ -33,7 +33,7 @@ class RetryTimes:
     """Pauses between two tries of one pair, in seconds."""
 
     first_seconds: float
-    """After a refusal, and after the first try that was not answered in time."""
+    """After the write, and after the first try that was not answered in time."""
 
     longest_seconds: float
     """Longest pause. It is also the pause after an error that only a person can mend."""
@@ -117,7 +117,7 @@ class PendingPairs:
         """Try the pair again at the next look; ``for_good``: an operator has to act first, so after the longest
         pause."""
         if pair in self._pairs:
-            self._queue(pair, now + (self._times.longest_seconds if for_good else self._times.first_seconds))
+            self._queue(pair, now + (self._times.longest_seconds if for_good else 0.0))
 
     def unanswered(self, pair: IntentKey, now: float) -> None:
         """Try the pair again after a pause that doubles each time."""

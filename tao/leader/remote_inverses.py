@@ -90,6 +90,10 @@ class LocalInverses(Protocol):
 _FIRST_PAUSE_SECONDS: Final = 0.05
 """Pause before a refused copy is sent again; it doubles. A takeover takes a few hundred milliseconds."""
 
+_LONGEST_PAUSE_SECONDS: Final = 0.2
+"""Longest pause between two copies. When a cut ends, takeovers wait a second or more for the database; the copy should
+follow soon after them. A refusal costs the other leader little."""
+
 _Result = TypeVar("_Result")
 
 
@@ -177,7 +181,7 @@ class RemoteLeaders:
                 if is_over or (not isinstance(error, (NotMine, Fenced)) and not self._budget.spend(now)):
                     raise error from (None if error is unknown else unknown)
             await asyncio.sleep(pause)
-            pause *= 2
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             await self._configuration.refresh()
 
     async def _settle(

@@ -97,8 +97,7 @@ class ReplicaShards:
 
         What is cached is continued. Answers to writes may have been under way for longer than version floors are
         kept."""
-        for shard in self._opened:
-            self._changes.note_begun(shard)
+        self._changes.note_begun(*self._opened)
 
     def _change(self, hosted: frozenset[int]) -> None:
         for shard in self._opened - hosted:

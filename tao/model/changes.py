@@ -98,7 +98,7 @@ Change = ObjectChange | ListChange
 Message = ObjectChange | ListChange | ObjectInvalidation | ListInvalidation | ShardInvalidation
 
 
-class ShardMessages(msgspec.Struct, frozen=True):
+class ShardMessages(msgspec.Struct, frozen=True, gc=False):
     """Messages of one shard, with the version epoch of the shard when they were made."""
 
     shard: int

@@ -13,7 +13,7 @@ import msgspec
 from tao.model.changes import ShardMessages
 
 
-class Position(msgspec.Struct, frozen=True):
+class Position(msgspec.Struct, frozen=True, gc=False):
     """How far a subscriber has received the messages of a shard. ``stream=""``: it has nothing.
 
     ``source`` names a history of commits as binlogs number it, and ``reached`` a transaction in it: the subscriber has
@@ -42,7 +42,7 @@ class Span(msgspec.Struct, frozen=True):
     more: bool = False
 
 
-class ShardDelivery(msgspec.Struct, frozen=True):
+class ShardDelivery(msgspec.Struct, frozen=True, gc=False):
     """Messages of one shard. ``position`` is the subscriber's position once they are applied; with ``reset`` it first
     drops everything that it holds of the shard. ``continued``: the stream is new, and goes on from where the subscriber
     has received the position's ``source``."""

@@ -673,9 +673,9 @@ class WriteThrough:
         self._write_answer_seconds: Final = write_answer_seconds
         self._begun_at: Final[dict[int, float]] = {}
 
-    def note_begun(self, shard: int) -> None:
-        """Note that this cache knows nothing of what has been sent about the shard before now."""
-        self._begun_at[shard] = self._clock.monotonic()
+    def note_begun(self, *shards: int) -> None:
+        """Note that this cache knows nothing of what has been sent about the shards before now."""
+        self._begun_at.update(dict.fromkeys(shards, self._clock.monotonic()))
 
     def apply(self, messages: ShardMessages) -> None:
         """Apply messages. A message that invalidates the shard may stand for others that are kept nowhere any more."""

@@ -27,6 +27,10 @@ from tao.watcher.settings import ProbeSettings
 from tao.wire.links import Link, Links
 from tao.wire.v1 import session_pb2 as pb
 
+_SECOND_LOOK_SECONDS: Final = 0.2
+"""Time until a database is looked at again whose commits may wait for acknowledgements that were lost. All its writes
+wait then. Longer than an acknowledgement needs that is only on its way: a look itself takes some round trips."""
+
 
 @dataclass(frozen=True, slots=True)
 class WatcherContext:
@@ -89,11 +93,14 @@ class DatabaseProbes:
 
     async def _look(self, database: Database) -> None:
         try:
-            await self._ask(database)
+            if await self._ask(database):
+                await asyncio.sleep(_SECOND_LOOK_SECONDS)
+                await self._ask(database)
         finally:
             self._looking.discard(database.name)
 
-    async def _ask(self, database: Database) -> None:
+    async def _ask(self, database: Database) -> bool:
+        """Observe a database. Returns whether commits of its master may wait for lost acknowledgements."""
         replicas = ReplicationSet(
             database, self._accounts, seen_from=self._region, statement_seconds=self._settings.timeout_seconds
         )
@@ -118,6 +125,7 @@ class DatabaseProbes:
             if member.is_master:
                 self._note_waiting(database, member)
         self._observe(replicas, members, began)
+        return replicas.has_lost_acknowledgements(members)
 
     def _note_waiting(self, database: Database, master: SetMember) -> None:
         if database.semi_sync and master.state is not None and not master.state.read_only:

@@ -169,6 +169,27 @@ def position_to_pb(position: Position) -> pb.Position:
     )
 
 
+def subscribe_to_pb(subscriber: str, positions: Iterable[Position], series: int) -> pb.Request:
+    """Build a request for the messages of shards from these positions on. Each is made in its place, since a copy would
+    cost as much again: a server that starts subscribes thousands of shards, all of them from the beginning."""
+    request = pb.Request()
+    subscribe = request.subscribe
+    subscribe.subscriber, subscribe.series = subscriber, series
+    add = subscribe.positions.add
+    for position in positions:
+        if position.stream or position.source or position.sequence or position.reached:
+            add(
+                shard=position.shard,
+                stream=position.stream,
+                sequence=position.sequence,
+                source=position.source,
+                reached=position.reached,
+            )
+        else:
+            add(shard=position.shard)
+    return request
+
+
 def position_from_pb(position: pb.Position) -> Position:
     """Convert a position in a shard's stream."""
     return Position(position.shard, position.stream, position.sequence, position.source, position.reached)
@@ -208,13 +229,15 @@ def delivery_to_pb(delivery: Delivery) -> pb.Delivery:
 def delivery_from_pb(delivery: pb.Delivery) -> Delivery:
     """Convert a delivery. Raises `ProtocolError` when a message is malformed."""
     shards = tuple(
-        ShardDelivery(
-            position_from_pb(shard.position),
-            shard.reset,
-            shard_messages_from_pb(shard.messages) if shard.HasField("messages") else None,
-            shard.continued,
-        )
-        for shard in delivery.shards
+        [
+            ShardDelivery(
+                position_from_pb(shard.position),
+                shard.reset,
+                shard_messages_from_pb(shard.messages) if shard.HasField("messages") else None,
+                shard.continued,
+            )
+            for shard in delivery.shards
+        ]
     )
     if len(delivery.proven_databases) != len(delivery.proven_unix_ms):
         raise ProtocolError("a delivery proves times of databases in columns of different length")

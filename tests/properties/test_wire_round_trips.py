@@ -90,6 +90,13 @@ def test_deliveries_survive_the_wire(sent: Delivery) -> None:
     assert convert.delivery_from_pb(pb.Delivery.FromString(on_the_wire)) == sent
 
 
+@given(st.lists(st.builds(Position, shards, st.text(max_size=8), versions, st.text(max_size=8), versions)), versions)
+def test_subscriptions_survive_the_wire(sent: list[Position], series: int) -> None:
+    request = pb.Request.FromString(convert.subscribe_to_pb("follower-1", sent, series).SerializeToString())
+    assert (request.subscribe.subscriber, request.subscribe.series) == ("follower-1", series)
+    assert list(map(convert.position_from_pb, request.subscribe.positions)) == sent
+
+
 @given(writes)
 def test_writes_survive_the_wire(sent: Write) -> None:
     on_the_wire = convert.write_to_pb(sent).SerializeToString()

@@ -6,6 +6,7 @@ from tao.cache import Applied
 from tao.model.changes import GoneEdge, ListChange, ListInvalidation, ObjectChange, ObjectInvalidation
 from tao.model.edge_block import COMPLETE, decode_block, header
 from tao.model.graph import ABSENT, Edge, decode_count, decode_object
+from tao.model.ids import SHARD_SHIFT
 from tests.unit.cache.graphs import (
     ATYPE,
     ID1,
@@ -164,6 +165,26 @@ def test_an_object_lies_in_one_arena_at_a_time() -> None:
     assert cache.object(ID1) is not None
     cache.apply(ObjectChange(ID1, v(1), v(2), ABSENT, None), 1, 0.0)
     assert [(figures.name, figures.objects) for figures in cache.arenas()] == [("default", 1), ("special", 0)]
+
+
+def test_what_one_shard_gets_first_does_not_appear_in_another_that_is_still_empty() -> None:
+    """Empty shards share what is empty in each."""
+    cache = open_cache()
+    first, empty = ID1, ID1 + (1 << SHARD_SHIFT)
+    cache.open_shard(empty >> SHARD_SHIFT, 1)
+    store_object(cache, v(1), id_=first)
+    cache.raise_object_floor(first + 1, v(9), 0.0)
+    shard, other = (cache.filter_shard(id_ >> SHARD_SHIFT) for id_ in (first, empty))
+    assert shard is not None
+    assert other is not None
+    shard.begin_filter(first, ATYPE)
+    assert cache.object(first) is not None
+    assert [len(other.objects), len(other.floors), list(other.tables())] == [0, 0, []]
+    cache.invalidate_types(empty >> SHARD_SHIFT, (1,), ())
+    cache.invalidate_types(first >> SHARD_SHIFT, (1,), ())
+    assert cache.object(first) is None
+    store_object(cache, v(2), id_=empty)
+    assert (cache.object(first), cache.object(empty) is not None) == (None, True)
 
 
 def test_write_through_caches_a_new_object_and_a_list_of_its_first_version_only() -> None:

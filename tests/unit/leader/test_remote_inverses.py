@@ -100,6 +100,15 @@ async def test_a_request_for_a_shard_that_changes_hands_is_retried_with_a_fresh_
     assert (fakes.asked, fakes.refreshed) == (3, 2)
 
 
+async def test_the_pauses_between_requests_do_not_outgrow_a_takeover(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a cut takeovers wait for the database for a second or more. Pauses that double miss their end by as much;
+    the last one here would last for four seconds."""
+    monkeypatch.setattr(remote_inverses, "_FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(remote_inverses, "_LONGEST_PAUSE_SECONDS", 0.002)
+    fakes = await settle([NotMine("moving") for _ in range(12)], timeout_seconds=1.0)
+    assert fakes.asked == 13
+
+
 @pytest.mark.parametrize("fault", [DatabaseDown("db-1"), OutcomeUnknown("the connection broke")])
 async def test_an_error_that_a_retry_cannot_help_is_returned_at_once(fault: TaoError) -> None:
     with pytest.raises(type(fault)):

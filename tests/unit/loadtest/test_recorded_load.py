@@ -76,6 +76,27 @@ async def test_an_old_answer_of_the_far_end_is_a_violation_and_a_refusal_is_not(
     assert record.unexplained.total() == (record.far_end_reads - record.far_end_reads_pending if refuses else 0)
 
 
+@pytest.mark.parametrize("attaches", [True, False])
+async def test_a_refusal_is_explained_by_an_own_write_that_was_answered_while_the_read_began(attaches: bool) -> None:
+    record, graph = RunRecord(), Graph()
+    key = Key(KeyKind.EDGE, NEAR, FAR, Register(None), token=WriteToken())
+    key.register.end(key.register.begin(1, 0.0), RecordedOutcome.ACKNOWLEDGED, 0.0)
+    reader = Reader("east", "east", cast(Any, graph), attaches=attaches)
+
+    async def refuse(*_: object, **__: object) -> Any:
+        key.pending_number = reader.own[0] = 1
+        raise StaleRead("the list lacks the inverse of an edge")
+
+    graph.assoc_range = refuse  # type: ignore[method-assign]
+    load = RecordedLoad(REGIONS, record, Random(1), RecordedOptions(reads=0.01, writes=0.01), [reader], [key])
+    record.strike("link_cut", "line")
+    try:
+        await load._read(reader, 0, Demand.PLAIN, far_end=True)
+    finally:
+        await load.cancel()
+    assert (record.failed_reads, record.unexplained.total()) == (1, 0 if attaches else 1)
+
+
 @pytest.fixture
 async def pair() -> AsyncIterator[tuple[RecordedLoad, RunRecord, Graph]]:
     """Yield the load of one edge between databases of two regions, with three clients."""
