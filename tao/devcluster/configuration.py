@@ -92,6 +92,7 @@ def build_topology(record: ClusterRecord, former: TopologyOutline, *, semi_sync:
     document, if it has any."""
     shape, ports = record.shape, record.ports
     master_regions, version_epochs = former.master_regions(shape), former.version_epochs()
+    former_standbys = former.standbys()
     through_line: dict[str, dict[str, dict[str, int]]] = {}
     for crossing in crossings(shape):
         views = through_line.setdefault(crossing.server, {})
@@ -103,6 +104,11 @@ def build_topology(record: ClusterRecord, former: TopologyOutline, *, semi_sync:
             for source, seen in through_line.get(member.name, {}).items()
         }
         return DatabaseServer(name=member.name, host=LOOPBACK, port=ports[member.name]["mysql"], reached_from=views)
+
+    def database_servers(region: str, database: str) -> list[DatabaseServer]:
+        """Return the servers of a database in a region: that which serves the region, then its standby, if any."""
+        members = shape.select(Role.DATABASE, region, database=database)
+        return [database_server(each) for each in sorted(members, key=lambda each: each.name in former_standbys)]
 
     def cache_servers(members: Iterable[Member]) -> Iterator[CacheServer]:
         for name in (member.name for member in members):
@@ -147,7 +153,10 @@ def build_topology(record: ClusterRecord, former: TopologyOutline, *, semi_sync:
             Database(
                 name=name,
                 master_region=master_regions[name],
-                servers={each.region: database_server(each) for each in shape.select(Role.DATABASE, database=name)},
+                servers={region: database_servers(region, name)[0] for region in shape.region_names},
+                standbys={
+                    region: standby for region in shape.region_names for standby in database_servers(region, name)[1:]
+                },
                 shards=shards,
                 version_epoch=version_epochs.get(name, FIRST_EPOCH),
                 semi_sync=semi_sync,
@@ -164,18 +173,21 @@ def instance_settings(
     """Return the settings of a database server of the cluster."""
     shape = record.shape
     number = shape.database_names.index(member.database) + 1
+    of_region = shape.select(Role.DATABASE, member.region, database=member.database)
     return InstanceSettings(
         folder=folder.database(member.name),
         accounts=cluster_accounts(folder, record),
         cache_folder=default_cache_folder(os.environ),
         port=record.ports[member.name]["mysql"],
         options=ServerOptions(
-            server_id=number + _SERVER_IDS_PER_REGION * shape.region_names.index(member.region),
+            server_id=number
+            + _SERVER_IDS_PER_REGION * shape.region_names.index(member.region)
+            + _SERVER_IDS_PER_REGION // 2 * of_region.index(member),
             gtid_domain=number,
-            replicated=shape.is_distributed,
+            replicated=shape.replicates,
             semi_sync=settings.semi_sync,
             # With several servers each starts closed to writes; the one that the topology names as master is opened.
-            read_only=shape.is_distributed,
+            read_only=shape.replicates,
             durability=settings.durability,
             buffer_pool_mb=settings.buffer_pool_mb,
             tls=tls_files(folder, member.name) if settings.tls else None,
