@@ -8,7 +8,7 @@ is a port of the delay line; nobody calls another region's followers. Nothing he
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -91,8 +91,6 @@ def build_topology(record: ClusterRecord, former: TopologyOutline, *, semi_sync:
     """Return the topology document. Masters, version epochs and the shards of each database are those of the ``former``
     document, if it has any."""
     shape, ports = record.shape, record.ports
-    master_regions, version_epochs = former.master_regions(shape), former.version_epochs()
-    former_standbys = former.standbys()
     through_line: dict[str, dict[str, dict[str, int]]] = {}
     for crossing in crossings(shape):
         views = through_line.setdefault(crossing.server, {})
@@ -104,11 +102,6 @@ def build_topology(record: ClusterRecord, former: TopologyOutline, *, semi_sync:
             for source, seen in through_line.get(member.name, {}).items()
         }
         return DatabaseServer(name=member.name, host=LOOPBACK, port=ports[member.name]["mysql"], reached_from=views)
-
-    def database_servers(region: str, database: str) -> list[DatabaseServer]:
-        """Return the servers of a database in a region: that which serves the region, then its standby, if any."""
-        members = shape.select(Role.DATABASE, region, database=database)
-        return [database_server(each) for each in sorted(members, key=lambda each: each.name in former_standbys)]
 
     def cache_servers(members: Iterable[Member]) -> Iterator[CacheServer]:
         for name in (member.name for member in members):
@@ -150,20 +143,35 @@ def build_topology(record: ClusterRecord, former: TopologyOutline, *, semi_sync:
         shards=former.shards or shape.shards,
         regions=tuple(map(region_of, shape.region_names)),
         databases=tuple(
-            Database(
-                name=name,
-                master_region=master_regions[name],
-                servers={region: database_servers(region, name)[0] for region in shape.region_names},
-                standbys={
-                    region: standby for region in shape.region_names for standby in database_servers(region, name)[1:]
-                },
-                shards=shards,
-                version_epoch=version_epochs.get(name, FIRST_EPOCH),
-                semi_sync=semi_sync,
-            )
-            for name, shards in former.shard_ranges(shape).items()
+            _database(name, shape, former, database_server, semi_sync=semi_sync) for name in shape.database_names
         ),
         changes=(),
+    )
+
+
+def _database(
+    name: str,
+    shape: Shape,
+    former: TopologyOutline,
+    server_of: Callable[[Member], DatabaseServer],
+    *,
+    semi_sync: bool,
+) -> Database:
+    former_standbys = former.standbys()
+
+    def servers_in(region: str) -> list[DatabaseServer]:
+        """Return the server that serves a region, then its standby, if any."""
+        members = shape.select(Role.DATABASE, region, database=name)
+        return [server_of(each) for each in sorted(members, key=lambda each: each.name in former_standbys)]
+
+    return Database(
+        name=name,
+        master_region=former.master_regions(shape)[name],
+        servers={region: servers_in(region)[0] for region in shape.region_names},
+        standbys={region: standby for region in shape.region_names for standby in servers_in(region)[1:]},
+        shards=former.shard_ranges(shape)[name],
+        version_epoch=former.version_epochs().get(name, FIRST_EPOCH),
+        semi_sync=semi_sync,
     )
 
 
