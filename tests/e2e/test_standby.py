@@ -24,9 +24,7 @@ ONE_REGION = Shape(tiers=1, followers=1, leaders=1, shards=4, watchers=1, standb
 TWO_REGIONS = Shape(regions=2, tiers=1, followers=1, leaders=1, shards=4, watchers=1, standby=True)
 
 
-@pytest_asyncio.fixture(
-    scope="module", loop_scope="module", params=[ONE_REGION, TWO_REGIONS], ids=["one region", "two regions"]
-)
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[ONE_REGION, TWO_REGIONS], ids=["one", "several"])
 async def cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[DevCluster]:
