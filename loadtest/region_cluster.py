@@ -52,13 +52,13 @@ _UNSUBSCRIBED: Final = ("unsubscribed_shards",)
 def lossless_settings(folder: Path, shape: Shape, *, log_level: str) -> ClusterSettings:
     """Return the settings of a cluster with near regions that loses no write when one thing fails.
 
-    In one region a database has no second server that could receive its commits."""
+    In one region without standbys a database has no second server that could receive its commits."""
     return ClusterSettings(
         state_dir=folder / "two",
         shape=shape,
         rtt_ms=SEMI_SYNC_RTT_MS,
         durability=Durability.RELAXED,
-        semi_sync=shape.is_distributed,
+        semi_sync=shape.replicates,
         log_level=log_level,
     )
 
@@ -146,7 +146,7 @@ class RegionCluster:
         async with self._access() as access:
             caches = await verify_caches(access.routes, access.links, access.store, on_progress=on_progress)
             databases = await compare_replicas(
-                access.routes, self.schema, access.scans, access.scans_in, on_progress=on_progress
+                access.routes, self.schema, access.scans, access.scans_at, on_progress=on_progress
             )
             pairs = await find_broken_pairs(access.routes, self.schema, access.scans, access.store)
         kinds = Counter(f"cached {fault.kind}: {fault.verdict}" for fault in caches.findings)
@@ -202,7 +202,7 @@ class RegionCluster:
     @asynccontextmanager
     async def _intents(self) -> AsyncIterator[MySqlWriteStore]:
         leader, routes = self.accounts.leader, self.routes
-        servers = {server.name: server for each in self.topology.databases for server in each.servers.values()}
+        servers = {each.server.name: each.server for each in self.topology.database_servers}
 
         def master(shard: int) -> str:
             return routes.database_server(shard, routes.master_region(shard)).name

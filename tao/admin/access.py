@@ -50,8 +50,8 @@ class Access:
     """The same with a longer time limit, for pages that read many rows each."""
     intents: MySqlWriteStore
     """Reads intents. The account cannot write."""
-    scans_in: Callable[[str], Scans]
-    """Returns scans of a region's own database servers."""
+    scans_at: Callable[[str], Scans]
+    """Returns scans of the database server of that name."""
 
 
 @asynccontextmanager
@@ -67,8 +67,8 @@ async def access_of(login: ReaderLogin, token: str, tls: TlsFiles | None = None)
     def master(shard: int) -> str:
         return routes.database_server(shard, routes.master_region(shard)).name
 
-    def scans_in(region: str) -> Scans:
-        return Scans(lambda shard: routes.database_server(shard, region).name, pools)
+    def scans_at(name: str) -> Scans:
+        return Scans(lambda _shard: name, pools)
 
     tables = edge_tables_of(lambda: login.schema)
     pools = Pools(account, READ_SETUP)
@@ -83,7 +83,7 @@ async def access_of(login: ReaderLogin, token: str, tls: TlsFiles | None = None)
                 scans=Scans(master, pools),
                 slow_scans=Scans(master, pools, page_seconds=SLOW_PAGE_SECONDS),
                 intents=MySqlWriteStore(master, pools, tables),
-                scans_in=scans_in,
+                scans_at=scans_at,
             )
     finally:
         await pools.close()

@@ -1,4 +1,4 @@
-"""Compares every replica with its master, row by row (`tao verify --all-regions`).
+"""Compares every replica and standby with its master, row by row (`tao verify --all-regions`).
 
 Both are scanned in key order, a page at a time. The pages are read at different moments, and a replica is behind its
 master, so rows that differ are read again after a pause. A row was in flight when it is equal then, or has changed at
@@ -44,7 +44,7 @@ class Difference:
 
 @dataclass(slots=True, kw_only=True)
 class ReplicaReport(ServerReport):
-    """The result at one replica."""
+    """The result at one replica. ``region``: its place, which is ``REGION/standby`` for a standby."""
 
     region: str
     rows: int = 0
@@ -58,25 +58,29 @@ async def compare_replicas(
     routes: Routes,
     schema: Schema,
     masters: Scans,
-    scans_in: Callable[[str], Scans],
+    scans_at: Callable[[str], Scans],
     *,
     recheck_seconds: float = 2.0,
     page_rows: int = PAGE_ROWS,
     on_progress: Callable[[str, int], None] = lambda _server, _rows: None,
 ) -> ReplicasReport:
-    """Compare all replicas with their masters.
+    """Compare all replicas, standbys included, with their masters.
 
-    ``masters``: scans of the masters. ``scans_in``: returns scans of a region's own servers. ``recheck_seconds``: the
+    ``masters``: scans of the masters. ``scans_at``: returns scans of a server by its name. ``recheck_seconds``: the
     pause before rows that differ are read again. ``on_progress`` receives a replica's name and how many rows have been
     compared."""
     report = ReplicasReport()
     tables = _tables(schema)
-    for database, region, server in routes.topology.database_servers:
-        if region == database.master_region or server.name != database.servers[region].name:
-            continue  # nobody reads a standby, and no account of readers is logged in to it
-        line = ReplicaReport(server=server.name, region=region)
+    compared = [
+        (database, place, server)
+        for database in routes.topology.databases
+        for place, server in database.places.items()
+        if place != database.master_region
+    ]
+    for database, place, server in compared:
+        line = ReplicaReport(server=server.name, region=place)
         with report.checking(line):
-            check = _ReplicaCheck(line, masters, scans_in(region), report, recheck_seconds, page_rows)
+            check = _ReplicaCheck(line, masters, scans_at(server.name), report, recheck_seconds, page_rows)
             for shard in (shard for first, last in database.shards for shard in range(first, last + 1)):
                 for table, (start, scan) in tables.items():
                     await check.check_table(shard, table, start, scan)

@@ -17,7 +17,16 @@ import msgspec
 
 from tao.admin.server_stats import admin_addresses, server_stats, unreadiness
 from tao.model.errors import TaoError
-from tao.model.topology import CacheServer, Database, PlacedServer, Region, TailerProcess, Topology, WatcherProcess
+from tao.model.topology import (
+    CacheServer,
+    Database,
+    DatabaseServer,
+    PlacedServer,
+    Region,
+    TailerProcess,
+    Topology,
+    WatcherProcess,
+)
 from tao.topology.registration import STEPS, eighths
 
 UP: Final = "ready"
@@ -91,8 +100,8 @@ class DatabaseRow(msgspec.Struct, frozen=True, kw_only=True):
     """One database.
 
     ``servers``: each server's name and ``up``, ``not known``, ``marked down`` or its problem, as leaders (for the
-    master) and tailers see it. ``semi_sync``: commits should wait for a replica, by the topology;
-    ``waits_for_replica``: they do; None when that is unknown."""
+    master) and tailers see it; of a standby ``standby, `` and its state, as watchers see it. ``semi_sync``: commits
+    should wait for a replica, by the topology; ``waits_for_replica``: they do; None when that is unknown."""
 
     name: str
     master_region: str
@@ -248,6 +257,10 @@ def _database(
             known = [answer.stats for answer in tails if answer.stats]
             connected = any(stats.get("connected") for stats in known)
             servers[server.name] = "up" if connected else "its binlog cannot be read" if known else "not known"
+    servers |= {
+        standby.name: f"standby, {_standby_state(standby, region, topology, answers)}"
+        for region, standby in database.standbys.items()
+    }
     return DatabaseRow(
         name=database.name,
         master_region=database.master_region,
@@ -255,6 +268,16 @@ def _database(
         semi_sync=database.semi_sync,
         waits_for_replica=_waits(database, topology, answers),
     )
+
+
+def _standby_state(standby: DatabaseServer, region: str, topology: Topology, answers: Mapping[str, Answer]) -> str:
+    """Return the state of a standby: only watchers ask it, and those of its own region know best."""
+    if standby.down:
+        return MARKED_DOWN
+    regions = sorted(topology.regions, key=lambda each: each.name != region)
+    watchers = [watcher.name for each in regions for watcher in each.watchers]
+    verdicts = [answers[name].stats.get("verdicts", {}).get(standby.name) for name in watchers]
+    return next((verdict for verdict in verdicts if verdict is not None), "not known")
 
 
 def _waits(database: Database, topology: Topology, answers: Mapping[str, Answer]) -> bool | None:

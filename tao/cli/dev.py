@@ -60,6 +60,13 @@ _up_options = combined(
         "there are data.",
     ),
     click.option("--databases", type=int, help="The number of databases; fixed once there are data.  [default: 1]"),
+    click.option(
+        "--standby",
+        is_flag=True,
+        default=None,
+        help="Give each database a second server in its master's region, which a watcher promotes first; fixed once "
+        "there are data.",
+    ),
     click.option("--shards", type=int, help="The number of shards; fixed once there are data.  [default: 16]"),
     click.option(
         "--buffer-pool-mb",
@@ -78,10 +85,8 @@ _up_options = combined(
     click.option(
         "--durability",
         type=click.Choice(["full", "relaxed", "semi_sync"]),
-        default="full",
-        show_default=True,
-        help="full: commits are synced to disk. semi_sync: they also wait for another region's replica. relaxed: a "
-        "crash of the machine may lose the last second.",
+        help="full: commits are synced to disk. semi_sync: they also wait for a replica. relaxed: a crash of the "
+        "machine may lose the last second.  [default: full; semi_sync with --standby]",
     ),
     click.option(
         "--watcher/--no-watcher",
@@ -118,7 +123,7 @@ _up_options = combined(
 @_up_options
 def up(  # Any: the other options, which are named like the fields of `Shape` and `ClusterSettings`
     mixed_mastership: bool,
-    durability: str,
+    durability: str | None,
     watcher: bool | None,
     client_port: int | None,
     detach: bool,
@@ -134,9 +139,11 @@ def up(  # Any: the other options, which are named like the fields of `Shape` an
     from tao.devcluster.layout import ClusterSettings, Shape
 
     numbers = {name: others.pop(name) for name in Shape.__struct_fields__ if name in others}
+    shape = _shape(state_dir, numbers, mixed_mastership, watcher)
+    durability = durability or ("semi_sync" if shape.standby else "full")
     settings = ClusterSettings(
         state_dir=state_dir,
-        shape=_shape(state_dir, numbers, mixed_mastership, watcher),
+        shape=shape,
         durability=Durability.FULL if durability == "semi_sync" else Durability(durability),
         semi_sync=durability == "semi_sync",
         client_port=client_port or 0,

@@ -44,7 +44,7 @@ class SampleType(click.ParamType["Sample"]):
     default="0",
     help="Compare about N entries of each shard at each server, or N% of them, evenly spread.  [default: all]",
 )
-@click.option("--all-regions", is_flag=True, help="Compare every replica with its master too, row by row.")
+@click.option("--all-regions", is_flag=True, help="Compare every replica and standby with its master too, row by row.")
 @reader_options
 @json_option
 def verify(sample: Sample, all_regions: bool) -> int:
@@ -80,7 +80,7 @@ async def _verify_replicas(login: ReaderLogin) -> ReplicasReport:
     with Counting("rows compared") as counting:
         async with databases_of_command(login) as access:
             return await compare_replicas(
-                access.routes, login.schema, access.scans, access.scans_in, on_progress=counting.show
+                access.routes, login.schema, access.scans, access.scans_at, on_progress=counting.show
             )
 
 
@@ -139,4 +139,7 @@ def _outcome(report: CachesReport | ReplicasReport, compared: int, clean: str) -
     if report.clean:
         return f"none wrong: {clean}"
     wrong = f"{report.wrong:,} wrong" if report.wrong else "none wrong" if compared else "so nothing is known"
-    return wrong + (f"; {counted(report.unchecked, 'server')} could not be checked" if report.unchecked else "")
+    if not report.unchecked:
+        return wrong
+    names = ", ".join(line.server for line in report.servers if line.error)
+    return f"{wrong}; {counted(report.unchecked, 'server')} could not be checked: {names}"

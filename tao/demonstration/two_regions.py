@@ -134,7 +134,7 @@ async def _compare(stage: Stage) -> int:
     """Compare caches and replicas; return how many entries and rows were compared."""
     async with stage.access() as access:
         caches = await verify_caches(access.routes, access.links, access.store)
-        databases = await compare_replicas(access.routes, stage.schema, access.scans, access.scans_in)
+        databases = await compare_replicas(access.routes, stage.schema, access.scans, access.scans_at)
     check(
         caches.clean and databases.clean,
         f"the regions differ: {[*caches.findings, *databases.findings][:1]}",

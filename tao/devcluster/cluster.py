@@ -260,7 +260,7 @@ class DevCluster:
         member = self._member(name)
         await self._stop_one(member)
         await self._start_one(member)
-        if member.role is Role.DATABASE and self.record.shape.is_distributed:
+        if member.role is Role.DATABASE and self.record.shape.replicates:
             await self._resume(name)
 
     async def _resume(self, name: str) -> None:
@@ -431,11 +431,11 @@ class DevCluster:
             tao_fork_server()  # it imports modules while the databases start
         await self._start_role(Role.DATABASE)
         await self._start_role(Role.LINE)
-        if shape.is_distributed:
+        if shape.replicates:
             await self._replicate()
         self._on_progress(f"preparing {shape.shards} shards")
         await self._migrate(schema)
-        if shape.is_distributed:
+        if shape.replicates:
             await self._catch_up()
         for role in (Role.LEADER, Role.TAILER, Role.FOLLOWER, Role.WATCHER):
             await self._start_role(role)
@@ -614,6 +614,11 @@ def _checked_shape(shape: Shape, former: ClusterRecord | None, folder: Path) -> 
         raise OperatorError(
             f"{folder} has data of {old.regions} region(s), which cannot be changed: leave --regions and "
             "--mixed-mastership out, or choose another --state-dir"
+        )
+    if shape.standby is not old.standby:
+        raise OperatorError(
+            f"{folder} has data {'with' if old.standby else 'without'} standbys, which cannot be changed: "
+            f"{'repeat' if old.standby else 'leave out'} --standby, or choose another --state-dir"
         )
     return shape.check()
 

@@ -8,7 +8,7 @@ is a port of the delay line; nobody calls another region's followers. Nothing he
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -91,7 +91,6 @@ def build_topology(record: ClusterRecord, former: TopologyOutline, *, semi_sync:
     """Return the topology document. Masters, version epochs and the shards of each database are those of the ``former``
     document, if it has any."""
     shape, ports = record.shape, record.ports
-    master_regions, version_epochs = former.master_regions(shape), former.version_epochs()
     through_line: dict[str, dict[str, dict[str, int]]] = {}
     for crossing in crossings(shape):
         views = through_line.setdefault(crossing.server, {})
@@ -144,17 +143,35 @@ def build_topology(record: ClusterRecord, former: TopologyOutline, *, semi_sync:
         shards=former.shards or shape.shards,
         regions=tuple(map(region_of, shape.region_names)),
         databases=tuple(
-            Database(
-                name=name,
-                master_region=master_regions[name],
-                servers={each.region: database_server(each) for each in shape.select(Role.DATABASE, database=name)},
-                shards=shards,
-                version_epoch=version_epochs.get(name, FIRST_EPOCH),
-                semi_sync=semi_sync,
-            )
-            for name, shards in former.shard_ranges(shape).items()
+            _database(name, shape, former, database_server, semi_sync=semi_sync) for name in shape.database_names
         ),
         changes=(),
+    )
+
+
+def _database(
+    name: str,
+    shape: Shape,
+    former: TopologyOutline,
+    server_of: Callable[[Member], DatabaseServer],
+    *,
+    semi_sync: bool,
+) -> Database:
+    former_standbys = former.standbys()
+
+    def servers_in(region: str) -> list[DatabaseServer]:
+        """Return the server that serves a region, then its standby, if any."""
+        members = shape.select(Role.DATABASE, region, database=name)
+        return [server_of(each) for each in sorted(members, key=lambda each: each.name in former_standbys)]
+
+    return Database(
+        name=name,
+        master_region=former.master_regions(shape)[name],
+        servers={region: servers_in(region)[0] for region in shape.region_names},
+        standbys={region: standby for region in shape.region_names for standby in servers_in(region)[1:]},
+        shards=former.shard_ranges(shape)[name],
+        version_epoch=former.version_epochs().get(name, FIRST_EPOCH),
+        semi_sync=semi_sync,
     )
 
 
@@ -164,18 +181,21 @@ def instance_settings(
     """Return the settings of a database server of the cluster."""
     shape = record.shape
     number = shape.database_names.index(member.database) + 1
+    of_region = shape.select(Role.DATABASE, member.region, database=member.database)
     return InstanceSettings(
         folder=folder.database(member.name),
         accounts=cluster_accounts(folder, record),
         cache_folder=default_cache_folder(os.environ),
         port=record.ports[member.name]["mysql"],
         options=ServerOptions(
-            server_id=number + _SERVER_IDS_PER_REGION * shape.region_names.index(member.region),
+            server_id=number
+            + _SERVER_IDS_PER_REGION * shape.region_names.index(member.region)
+            + _SERVER_IDS_PER_REGION // 2 * of_region.index(member),
             gtid_domain=number,
-            replicated=shape.is_distributed,
+            replicated=shape.replicates,
             semi_sync=settings.semi_sync,
             # With several servers each starts closed to writes; the one that the topology names as master is opened.
-            read_only=shape.is_distributed,
+            read_only=shape.replicates,
             durability=settings.durability,
             buffer_pool_mb=settings.buffer_pool_mb,
             tls=tls_files(folder, member.name) if settings.tls else None,

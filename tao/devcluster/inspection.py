@@ -41,7 +41,7 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The state of one process.
 
     ``state``: ready, starting (it runs and is not ready) or stopped. ``pid`` is 0 when it is stopped, ``region`` is
-    empty for the delay line. ``replication``: the state of a running database, where there are several regions."""
+    empty for the delay line. ``replication``: the state of a running database, where a database has several servers."""
 
     name: str
     role: Role
@@ -83,7 +83,7 @@ async def cluster_status(state_dir: Path) -> ClusterStatus:
     record = folder.require()
     running = folder.running(record)
     line = await _line_status(folder) if any(record.shape.server_names[name] is Role.LINE for name in running) else None
-    replication = await _replication(folder, record) if record.shape.is_distributed and running else {}
+    replication = await _replication(folder, record) if record.shape.replicates and running else {}
 
     async def one(member: Member) -> ProcessStatus:
         name, identity = member.name, running.get(member.name)

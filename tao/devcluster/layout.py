@@ -82,6 +82,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     they are in files."""
     databases: int = 1
     """The number of databases. Each has a server in every region, of some 90 MB resident memory."""
+    standby: bool = False
+    """Whether each database has a second server in its master's region, which a watcher promotes first."""
     shards: int = 16
     """The number of shards, spread evenly over the databases. More take longer to start; 16 exercise every path between
     shards."""
@@ -115,6 +117,11 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     def is_distributed(self) -> bool:
         """True when there is more than one region."""
         return self.regions > 1
+
+    @property
+    def replicates(self) -> bool:
+        """True when a database has several servers."""
+        return self.is_distributed or self.standby
 
     @property
     def region_names(self) -> list[str]:
@@ -154,6 +161,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
         for number, database in enumerate(self.database_names, 1):
             yield member(Role.DATABASE, database, database=database)
+            if self.standby and region == self.master_regions[database]:
+                yield member(Role.DATABASE, f"{database}b", database=database)
             yield member(Role.TAILER, f"tailer-{number}", database=database)
         for number in range(1, self.leaders + 1):
             yield member(Role.LEADER, f"leader-{number}")
@@ -181,7 +190,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         return {member.name: member.role for member in self.members}
 
     def database_server(self, region: str, database: str) -> str:
-        """Return the name of the database's server in a region: ``db-1``, or ``east-db-1``."""
+        """Return the name of the database's first server in a region: ``db-1``, or ``east-db-1``."""
         return self.select(Role.DATABASE, region, database=database)[0].name
 
     def first_follower(self, region: str = "") -> str:

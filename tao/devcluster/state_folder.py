@@ -91,11 +91,16 @@ def service_accounts(passwords: dict[str, str]) -> ServiceAccounts:
     )
 
 
+class _ServerOutline(msgspec.Struct, frozen=True):
+    name: str
+
+
 class _DatabaseOutline(msgspec.Struct, frozen=True):
     name: str
     master_region: str
     version_epoch: int = FIRST_EPOCH
     shards: tuple[tuple[int, int], ...] = ()
+    standbys: dict[str, _ServerOutline] = {}
 
 
 class TopologyOutline(msgspec.Struct, frozen=True):
@@ -120,6 +125,10 @@ class TopologyOutline(msgspec.Struct, frozen=True):
             return found
         return {name: (shards,) for name, shards in shape.shard_ranges.items()}
 
+    def standbys(self) -> set[str]:
+        """Return the names of the database servers that are standbys: a promotion exchanges one with its master."""
+        return {standby.name for database in self.databases for standby in database.standbys.values()}
+
     def version_epochs(self) -> dict[str, int]:
         """Return the version epoch of each database that the document names."""
         return {database.name: database.version_epoch for database in self.databases}
@@ -128,7 +137,14 @@ class TopologyOutline(msgspec.Struct, frozen=True):
 def outline_of(topology: Topology) -> TopologyOutline:
     """Return the outline of a whole document."""
     databases = (
-        _DatabaseOutline(each.name, each.master_region, each.version_epoch, each.shards) for each in topology.databases
+        _DatabaseOutline(
+            each.name,
+            each.master_region,
+            each.version_epoch,
+            each.shards,
+            {region: _ServerOutline(server.name) for region, server in each.standbys.items()},
+        )
+        for each in topology.databases
     )
     return TopologyOutline(topology.version, topology.shards, tuple(databases))
 

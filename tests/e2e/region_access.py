@@ -162,7 +162,7 @@ class Regions:
         schema = load_schema(self.cluster.schema_path.read_text(), str(self.cluster.schema_path))
         async with self.access() as access:
             caches = await verify_caches(access.routes, access.links, access.store)
-            databases = await compare_replicas(access.routes, schema, access.scans, access.scans_in)
+            databases = await compare_replicas(access.routes, schema, access.scans, access.scans_at)
             pairs = await find_broken_pairs(access.routes, schema, access.scans, access.store)
         assert sum(line.entries for line in caches.servers) > 0
         assert sum(line.rows for line in databases.servers) > 0

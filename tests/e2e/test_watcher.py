@@ -3,10 +3,8 @@ marks."""
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -14,23 +12,18 @@ import pytest
 import pytest_asyncio
 
 from tao.admin.server_stats import server_stats
-from tao.client import ClientSettings, Graph, TaoError, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.database_program import Durability, Flavour
 from tao.devcluster.layout import ClusterSettings, Role, Shape
 from tao.devcluster.processes import read_record
 from tao.devcluster.state_folder import StateFolder
-from tao.model.topology import Topology
-from tao.routing.routes import Routes
-from tao.topology.document import parse_topology
-from tests.e2e.cluster_access import PACE_SECONDS
-from tests.e2e.region_access import RTT_MS, Regions, until
+from tests.e2e.region_access import RTT_MS, until
+from tests.e2e.steady_writers import assert_nothing_lost, command, regions_of, topology_of, writing
 from tests.rigs.forked_programs import run_tao
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
 SHAPE = Shape(regions=2, tiers=1, followers=2, leaders=1, shards=4, watchers=1)
-WRITERS = 4
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -44,76 +37,6 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Dev
     )
     async with DevCluster(settings) as cluster:
         yield cluster
-
-
-def topology_of(cluster: DevCluster) -> Topology:
-    return parse_topology(cluster.topology_path.read_bytes(), "topology")
-
-
-def regions_of(cluster: DevCluster) -> Regions:
-    topology = topology_of(cluster)
-    return Regions(cluster, topology, Routes(topology))
-
-
-async def command(cluster: DevCluster, *words: str) -> tuple[int, dict[str, Any], str]:
-    """Return the exit status, JSON and errors of a command, run as an operator does."""
-    ended = await run_tao(*words, "--yes", "--json", folder=cluster.topology_path.parent.parent)
-    return ended.status, msgspec.json.decode(ended.output) if ended.output else {}, ended.errors
-
-
-class Writers:
-    """Writers that each count upwards in an object of its own, with the last acknowledged numbers."""
-
-    def __init__(self, graph: Graph, objects: list[int]) -> None:
-        self.graph = graph
-        self.acknowledged = dict.fromkeys(objects, 0)
-        self.attempted = dict.fromkeys(objects, 0)
-        self.errors: list[TaoError] = []
-
-    async def run(self, object_id: int) -> None:
-        while True:
-            self.attempted[object_id] += 1
-            number = self.attempted[object_id]
-            try:
-                await self.graph.obj_update(object_id, {"home": str(number)})
-                self.acknowledged[object_id] = number
-            except TaoError as error:
-                self.errors.append(error)
-            await asyncio.sleep(2 * PACE_SECONDS)
-
-    async def go_on(self) -> None:
-        """Wait until each writer has some more acknowledged writes."""
-        before = dict(self.acknowledged)
-
-        async def all_have() -> bool:
-            return all(now >= before[each] + 5 for each, now in self.acknowledged.items())
-
-        await until(all_have, "writes do not continue")
-
-
-@asynccontextmanager
-async def writing(cluster: DevCluster, region: str) -> AsyncIterator[Writers]:
-    settings = ClientSettings(timeout_seconds=10)
-    async with connect(str(cluster.topology_path), region=region, settings=settings) as graph:
-        writers = Writers(graph, [await graph.obj_add("user", {"name": "writer"}) for _ in range(WRITERS)])
-        tasks = [asyncio.create_task(writers.run(each)) for each in writers.acknowledged]
-        try:
-            await writers.go_on()
-            yield writers
-            await writers.go_on()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def assert_nothing_lost(cluster: DevCluster, writers: Writers) -> None:
-    for region in ("east", "west"):
-        async with connect(str(cluster.topology_path), region=region) as graph:
-            for each, number in writers.acknowledged.items():
-                found = await graph.obj_get(each, critical=True)
-                assert found is not None
-                assert number <= int(str(found.fields["home"])) <= writers.attempted[each]
 
 
 def marked(cluster: DevCluster) -> set[str]:

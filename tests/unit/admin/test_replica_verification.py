@@ -6,10 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
+import msgspec
+
 from tao.admin.replica_verification import ReplicasReport, compare_replicas
 from tao.model.errors import Unavailable
 from tao.model.graph import Edge, EdgeKey, ListKey
 from tao.model.rows import ListRow, ObjectRow
+from tao.model.topology import DatabaseServer, Topology
 from tao.routing.routes import Routes
 from tao.storage.names import DEFAULT_EDGE_TABLE
 from tao.storage.scans import Scans
@@ -60,13 +63,23 @@ def filled() -> Tables:
     )
 
 
-async def compare(master: Tables, replica: Tables, page_rows: int = 4) -> ReplicasReport:
-    """Shard 0 is mastered in east; the replica of shard 1, which is empty, is there."""
+TWO_REGIONS = topology(shard_1_in="west")
+
+
+async def compare(
+    master: Tables, replica: Tables, page_rows: int = 4, *, topology: Topology = TWO_REGIONS, away: str = ""
+) -> ReplicasReport:
+    """Shard 0 is mastered in east; the replica of shard 1, which is empty, is there. ``away``: a server that does not
+    answer."""
+
+    def scans_at(name: str) -> Scans:
+        return cast(Scans, Tables(away=True) if name == away else master if name.endswith("east") else replica)
+
     return await compare_replicas(
-        Routes(topology(shard_1_in="west")),
+        Routes(topology),
         SCHEMA,
         cast(Scans, master),
-        lambda region: cast(Scans, replica if region == "west" else master),
+        scans_at,
         recheck_seconds=0.0,
         page_rows=page_rows,
     )
@@ -123,4 +136,23 @@ async def test_a_row_that_is_equal_or_newer_at_the_second_look_is_in_flight() ->
 async def test_a_replica_that_does_not_answer_is_not_clean() -> None:
     report = await compare(filled(), Tables(away=True))
     assert [line.error for line in report.servers] == ["the replica is away", ""]
+    assert not report.clean
+
+
+async def test_a_standby_is_compared_with_its_master_wherever_it_is_and_named_when_it_does_not_answer() -> None:
+    first, second = TWO_REGIONS.databases
+    standbys = {region: DatabaseServer(name=f"db-0-{region}b") for region in ("east", "west")}
+    with_standbys = msgspec.structs.replace(
+        TWO_REGIONS, databases=(msgspec.structs.replace(first, standbys=standbys), second)
+    )
+    master, late = filled(), filled()
+    late.objects[3] = ObjectRow(3, 1, 1, False, b"other")
+    report = await compare(master, late, topology=with_standbys, away="db-0-westb")
+    assert [(line.server, line.region, line.wrong, line.error) for line in report.servers] == [
+        ("db-0-west", "west", 1, ""),
+        ("db-0-eastb", "east/standby", 1, ""),
+        ("db-0-westb", "west/standby", 0, "the replica is away"),
+        ("db-1-east", "east", 0, ""),
+    ]
+    assert [(found.server, found.key) for found in report.findings] == [("db-0-west", (3,)), ("db-0-eastb", (3,))]
     assert not report.clean

@@ -292,3 +292,30 @@ def test_a_row_says_how_far_a_server_that_registers_itself_has_come(
     view = view_of(topology_of(msgspec.structs.replace(region("east"), followers=(tier,))), healthy(TWO), SECONDS)
     assert [row.membership for row in view.followers] == [text]
     assert [row.membership for row in view.leaders] == [""]
+
+
+def test_a_standby_has_a_state_of_its_own_as_the_watchers_of_its_region_see_it() -> None:
+    watched = [
+        msgspec.structs.replace(each, watchers=(WatcherProcess(name=f"{each.name}-watcher", admin="host:4"),))
+        for each in (region("west"), region("east"))
+    ]
+    topology = topology_of(*watched)
+    (database,) = topology.databases
+
+    def state(east: dict[str, str], west: dict[str, str], *, down: bool = False) -> str:
+        standbys = {"east": DatabaseServer(name="east-db-1b", down=down)}
+        with_standby = msgspec.structs.replace(
+            topology, databases=(msgspec.structs.replace(database, standbys=standbys),)
+        )
+        watchers = {
+            "east_watcher": Answer({"active": True, "verdicts": east} if east else {}),
+            "west_watcher": Answer({"active": True, "verdicts": west}),
+        }
+        view = view_of(with_standby, healthy(with_standby, **watchers), SECONDS)
+        assert list(view.databases[0].servers) == ["west-db-1", "east-db-1", "east-db-1b"]
+        return view.databases[0].servers["east-db-1b"]
+
+    assert state({"east-db-1b": "up"}, {"east-db-1b": "unsure"}) == "standby, up"
+    assert state({}, {"east-db-1b": "down"}) == "standby, down"
+    assert state({}, {}) == "standby, not known"
+    assert state({"east-db-1b": "up"}, {}, down=True) == "standby, marked down"

@@ -99,7 +99,7 @@ def test_a_server_that_could_not_be_asked_is_unchecked_and_not_wrong(checked: Ch
     checked.report.servers.append(CacheReport(server="follower-1b", role="follower", error="it is away"))
     result = call("verify")
     assert result.exit_code == 1
-    assert "1,000 entries compared, none wrong; 1 server could not be checked" in result.stdout
+    assert "1,000 entries compared, none wrong; 1 server could not be checked: follower-1b" in result.stdout
     told = json.loads(call("verify", "--json").stdout)
     assert (told["wrong"], told["unchecked_servers"], told["clean"]) == (0, 1, False)
 

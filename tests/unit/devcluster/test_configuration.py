@@ -96,12 +96,16 @@ def test_the_line_has_a_route_for_every_connection_between_regions(tmp_path: Pat
 
 def test_servers_of_a_set_share_their_gtid_domain_and_no_two_servers_an_id(tmp_path: Path) -> None:
     options = {}
-    for member in SHAPE.members:
+    shape = msgspec.structs.replace(SHAPE, standby=True)
+    ports = RECORD.ports | {member.name: {"mysql": 5} for member in shape.select(Role.DATABASE)}
+    record = msgspec.structs.replace(RECORD, shape=shape, ports=ports)
+    for member in shape.members:
         if member.role is Role.DATABASE:
-            settings = instance_settings(member, RECORD, StateFolder(tmp_path), ClusterSettings())
+            settings = instance_settings(member, record, StateFolder(tmp_path), ClusterSettings())
             options[member.name] = settings.options
             assert settings.options.read_only, "a server that restarts must not take writes by itself"
-    assert len({each.server_id for each in options.values()}) == 4
+    assert len({each.server_id for each in options.values()}) == len(options) == 6
+    assert options["east-db-1b"].gtid_domain == options["east-db-1"].gtid_domain
     assert options["east-db-2"].gtid_domain == options["west-db-2"].gtid_domain != options["east-db-1"].gtid_domain
 
 

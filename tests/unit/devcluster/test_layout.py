@@ -9,7 +9,7 @@ import pytest
 
 from tao.devcluster.configuration import build_topology, crossings, line_routes
 from tao.devcluster.layout import LINE, PORT_KINDS, Role, Shape
-from tao.devcluster.state_folder import ClusterRecord, TopologyOutline
+from tao.devcluster.state_folder import ClusterRecord, TopologyOutline, outline_of
 from tao.model.errors import SettingsError
 from tao.model.topology import Topology
 from tao.topology import edits
@@ -66,6 +66,8 @@ def test_every_shard_lies_on_one_database_and_the_databases_are_evenly_full(shar
         Shape(tiers=3, followers=4, leaders=3, databases=2, shards=9),
         Shape(regions=2),
         Shape(regions=4, tiers=1, databases=4, mixed_mastership=True),
+        Shape(standby=True),
+        Shape(regions=2, databases=2, mixed_mastership=True, standby=True),
     ],
 )
 def test_the_topology_of_every_shape_passes_the_rules_of_topologies(shape: Shape) -> None:
@@ -97,6 +99,28 @@ def test_one_region_has_plain_names_and_nothing_between_regions() -> None:
     assert crossings(shape) == []
     assert {member.role for member in shape.members} == {Role.DATABASE, Role.LEADER, Role.TAILER, Role.FOLLOWER}
     assert [name for name, role in shape.server_names.items() if role is Role.TAILER] == ["tailer-1", "tailer-2"]
+
+
+def test_each_database_has_its_standby_in_its_masters_region() -> None:
+    shape = Shape(regions=2, databases=2, mixed_mastership=True, standby=True).check()
+    databases = {database.name: database for database in topology_of(shape).databases}
+    for name, region in (("db-1", "east"), ("db-2", "west")):
+        assert databases[name].master_region == region
+        assert {at: server.name for at, server in databases[name].standbys.items()} == {region: f"{region}-{name}b"}
+        assert {server.name for server in databases[name].servers.values()} == {f"east-{name}", f"west-{name}"}
+        (other,) = {"east", "west"} - {region}
+        assert set(databases[name].standbys[region].reached_from) == {other}, "a replica there may follow it one day"
+    assert topology_of(Shape()).databases[0].standbys == {}
+
+
+def test_a_cluster_that_starts_again_has_the_server_as_master_that_was_promoted() -> None:
+    shape = Shape(standby=True).check()
+    record = ClusterRecord(shape=shape, ports=ports_of(shape), topology_version=7)
+    first = build_topology(record, TopologyOutline())
+    promoted = edits.promote(first, "db-1", "local/standby", 2)
+    again = build_topology(record, msgspec.json.decode(dump_topology(promoted), type=TopologyOutline))
+    assert again.databases == promoted.databases == build_topology(record, outline_of(promoted)).databases
+    assert again.databases[0].servers["local"].name == "db-1b"
 
 
 def test_each_region_has_a_full_set_and_a_tailer_for_each_of_its_database_servers() -> None:
