@@ -39,7 +39,7 @@ from tests.sim.plans import (
 from tests.sim.runs import run
 from tests.sim.shrinking import shrink
 from tests.sim.single_failures import AFTERMATH_SECONDS
-from tests.sim.variants import VARIANTS, find
+from tests.sim.variants import MOVES, ONE_TIER, VARIANTS, find
 
 SWEEP_SEEDS = examples(70)
 """Seeds of two acts each, some 21 simulated minutes a seed. `python -m tests.sim` runs any number."""
@@ -163,6 +163,14 @@ def test_no_request_fails_for_what_operators_plan() -> None:
         outcome = run(make_plan(seed, 1, shape, dict.fromkeys(PLANNED, 1)))
         assert outcome.violation is None, f"seed {seed}"
         assert outcome.results["done"], f"seed {seed}"
+
+
+@pytest.mark.timeout(900)
+def test_no_read_fails_because_a_client_and_a_follower_have_different_topologies() -> None:
+    """Shards move between the followers of the only tier, of which each learns at another moment."""
+    for seed in range(examples(8)):
+        outcome = run(make_plan(seed, 1, ONE_TIER, MOVES, single_share=1.0))
+        assert outcome.violation is None, outcome.violation
 
 
 def test_an_operator_clones_and_restarts_to_the_end() -> None:
