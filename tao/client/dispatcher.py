@@ -67,12 +67,6 @@ class _Retry(NamedTuple):
     error: TaoError
 
 
-def _is_skew(error: TaoError, version: int) -> bool:
-    """Return whether a server refused queries because it routes by another version than ``version``, by which they were
-    sent."""
-    return isinstance(error, NotMine) and error.topology_version != version
-
-
 RefreshTopology = Callable[[int, ServerQueue], Awaitable[None]]
 """Fetches a topology of at least this version, from this server where necessary."""
 
@@ -137,8 +131,8 @@ class Dispatcher:
                 return await queue.link.ask(request, deadline - self._loop.time())
             except _RETRIED_READ_ERRORS as error:
                 now, is_skew = self._loop.time(), _is_skew(error, version)
-                may_count = is_skew or (number < self._settings.max_attempts and self._spend_retry(now))
-                if now >= deadline or not may_count:
+                may_retry = is_skew or (number < self._settings.max_attempts and self._spend_retry(now))
+                if now >= deadline or not may_retry:
                     raise
                 number += not is_skew
                 if isinstance(error, NotMine):
@@ -367,3 +361,9 @@ class Dispatcher:
         self._sweep_scheduled = False
         for call in [each for each in self._in_flight if each.is_abandoned()]:
             self._end(call)
+
+
+def _is_skew(error: TaoError, version: int) -> bool:
+    """Return whether a server refused queries because it routes by another version than ``version``, by which they were
+    sent."""
+    return isinstance(error, NotMine) and error.topology_version != version
