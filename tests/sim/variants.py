@@ -67,10 +67,10 @@ _PAIRS_CUT: Final = {"commit fault": 1, "cut pair": 2, "database down": 1}
 """Faults that leave inverses pending."""
 _READING_DATABASES: Final = Shape(leaders=2, reads_databases=True)
 _WATCHED: Final = Shape(leaders=2, watchers=1)
-ONE_TIER: Final = Shape(leaders=2, tiers=1, followers=3, shards=8)
+ONE_TIER: Final = Shape(regions=1, leaders=2, tiers=1, followers=3, shards=8)
 """A shape in which no other tier answers what one follower refuses."""
-MOVES: Final = {"move shard": 1}
-"""Faults that leave clients and followers with different topologies for a moment."""
+MOVES: Final = {"move between followers": 1}
+"""Changes that leave clients and followers with different topologies for a moment."""
 
 
 @dataclass(frozen=True, slots=True)
