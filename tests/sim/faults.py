@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final
 
 from tao.routing.routes import Routes
+from tests.sim.clients import Client
 from tests.sim.foreign import write_past_the_product
 from tests.sim.loop import Process
 from tests.sim.moves import Moves
@@ -434,7 +435,7 @@ class Faults:
         self._move(name, {shard: servers[(fault.pick + fault.other) % len(servers)]})
 
     def _move_between_followers(self, fault: Fault) -> None:
-        """Move a shard to the next follower of its tier, and read everything there while clients and followers learn of
+        """Move a shard to the next follower of its tier, and read all objects there while clients and followers learn of
         it at different moments."""
         world = self._world
         region, shard = REGIONS[fault.other % world.shape.regions], fault.pick % world.shape.shards
@@ -443,7 +444,11 @@ class Faults:
         home = Routes(world.topology).tier(*place).home(shard).name
         self._move(place, {shard: servers[(servers.index(home) + 1) % len(servers)]})
         for tenth in range(1, 7):
-            world.loop.call_later(tenth / 10, self._read_everything, region)
+            for client in [each for each in world.clients if each.process.region == region]:
+                world.loop.call_later(tenth / 10, self._read_objects, client)
+
+    def _read_objects(self, client: Client) -> None:
+        self._world.spawn(client.read_objects(), client.process)
 
     def _move(self, place: tuple[str, str], homes: dict[int, str]) -> None:
         self._world.change_topology(with_homes(self._world.topology, place, homes))
