@@ -17,10 +17,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from typing import cast
 
 import pytest
 
-from tao.client.configuration import ClientConfiguration
+from tao.client.configuration import ClientConfiguration, LinkPool
 from tao.client.graph import Graph
 from tao.client.settings import ClientSettings
 from tao.model.topology import ServerPlace, Topology
@@ -57,8 +58,9 @@ class ClientLinks(MemoryLinks):
 async def client_of(region: RegionRig, topology: Topology) -> AsyncIterator[tuple[Graph, ClientLinks]]:
     """Open a client that learns the region's topology from the servers of ``topology``."""
     links = ClientLinks(region)
-    configuration = await ClientConfiguration.fetch(topology, None, links, PATIENT)
-    async with Graph(links, configuration, PATIENT, None, unix_seconds=lambda: 1_700_000_000.0) as graph:
+    pool = cast("LinkPool", links)  # its links return numbers, which nobody uses
+    configuration = await ClientConfiguration.fetch(topology, None, pool, PATIENT)
+    async with Graph(pool, configuration, PATIENT, None, unix_seconds=lambda: 1_700_000_000.0) as graph:
         yield graph, links
 
 

@@ -435,8 +435,8 @@ class Faults:
         self._move(name, {shard: servers[(fault.pick + fault.other) % len(servers)]})
 
     def _move_between_followers(self, fault: Fault) -> None:
-        """Move a shard to the next follower of its tier, and read all objects while clients and followers learn of it at
-        different moments."""
+        """Move a shard to the next follower of its tier, and read all objects while clients and followers learn of it
+        at different moments."""
         world = self._world
         region, shard = REGIONS[fault.other % world.shape.regions], fault.pick % world.shape.shards
         place = (region, TIERS[0])
