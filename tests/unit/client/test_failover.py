@@ -269,13 +269,30 @@ async def test_a_server_that_does_not_send_its_newer_topology_costs_a_part_of_th
         assert len(cluster.batches()) == 3
 
 
+class Down(FakeLink):
+    """A link that stays down, and counts how often somebody looks whether it does."""
+
+    looks = 0
+
+    @property
+    def is_down(self) -> bool:
+        self.looks += 1
+        return True
+
+    @is_down.setter
+    def is_down(self, down: bool) -> None:
+        pass
+
+
 async def test_a_read_that_waits_for_a_server_that_is_down_goes_where_a_newer_topology_places_it() -> None:
     cluster = FakeCluster(make_topology(far=()))
+    down = cluster.links["near-1"] = Down("near-1", cluster)
+    down.behaviour = failing(Unavailable("it has left"))
     async with await cluster.connect(ClientSettings(timeout_seconds=60, retry_backoff_seconds=1e-9)) as graph:
-        cluster.link("near-1").behaviour = failing(Unavailable("it has left"))
-        cluster.link("near-1").is_down = True
         reading = asyncio.ensure_future(graph.obj_get(1))
-        await until(lambda: cluster.batches("near-1"))
+        await until(lambda: len(cluster.batches("near-1")) == 1)
+        looks = down.looks
+        await until(lambda: down.looks > looks + 10)  # the read waits for it
         graph.use_routes(Routes(make_topology(version=2, near=("near-2",), far=())))
         assert await reading is None
         assert len(cluster.batches("near-2")) == 1
