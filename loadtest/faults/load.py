@@ -351,6 +351,9 @@ class RecordedLoad(ClientLoad):
             pending = pending or (far_end and 0 < key.pending_number <= own)
             self._failed(error, now, reader, key.kind, object_id, demand, attached=attached, inverse_pending=pending)
             return
+        only_own = floor == own_floor and not reader.attaches and demand is not Demand.CRITICAL
+        if verdict is ReadVerdict.STALE and only_own and calm != record.calm_since:
+            return  # a fault has come meanwhile, and another tier may have answered, which has the write later
         if verdict is not ReadVerdict.RIGHT:
             what = f"{reader.name} read write {number} of {key.kind} {key.id}, {demand}, which had to see {floor}"
             kind = demand if floor > own_floor or demand is Demand.CRITICAL else "own writes"

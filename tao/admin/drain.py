@@ -167,9 +167,17 @@ def _check_others_on_ring(topology: Topology, name: str) -> None:
 
 async def undrain_cache_server(file: Location, name: str, timeout_seconds: float, show: Show) -> Drained:
     """Wait until a server is ready, mark it up, or have it stay if it was leaving, and wait until it has taken its
-    shards back."""
+    shards back.
+
+    Raises `TopologyError` for a server that is not in the topology, such as one that has left it by draining."""
     deadline = asyncio.get_running_loop().time() + timeout_seconds
     before = await topology_file(file).load()
+    if placed(before, name) is None:
+        raise TopologyError(
+            f"there is no server {name!r} in topology version {before.version}: one that registers itself leaves the "
+            "topology when it has been drained, and registers again when it starts, so start it again instead; add any "
+            "other with `tao topology add-server`"
+        )
     if _registration(before, name):
         before = await change_in_file(file, partial(leave, name=name, leaving=False))
     server = Routes(before).server(name)

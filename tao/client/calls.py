@@ -20,10 +20,11 @@ from tao.wire.v1 import session_pb2 as pb
 
 class Attempt(NamedTuple):
     """The servers that a batch was sent to so far, the current one last, and the loop time by which the caller wants
-    its answer."""
+    its answer. ``number`` counts the attempts, but for those refused for another version of the topology."""
 
     tried: tuple[ServerQueue, ...]
     deadline: float
+    number: int = 1
 
 
 class Failure(NamedTuple):
@@ -34,14 +35,16 @@ class Failure(NamedTuple):
 
 
 class BatchCall(ABC, Generic[Result]):
-    """A batch in flight. ``waiters[slot]`` is None once the slot is resolved or its waiter was taken."""
+    """A batch in flight. ``waiters[slot]`` is None once the slot is resolved or its waiter was taken.
+    ``topology_version`` is the version by which it was sent."""
 
-    __slots__ = ("attempt", "queue", "size", "waiters")
+    __slots__ = ("attempt", "queue", "size", "topology_version", "waiters")
 
     def __init__(self, attempt: Attempt, waiters: list[Waiter[Result] | None]) -> None:
         self.attempt = attempt
         self.queue = attempt.tried[-1]
         self.size = len(waiters)
+        self.topology_version = 0
         self.waiters = waiters
 
     @abstractmethod

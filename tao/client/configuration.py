@@ -60,6 +60,9 @@ _UNWATCHED_PAUSES: Final = 30
 """Pauses between two looks for newer documents by a process that may not watch. A query that is refused for an old
 topology fetches the newer one at once."""
 
+_WATCH_DRAWS: Final = 4
+"""Followers among which one that is not down is looked for; each that was never asked costs a link, so they are few."""
+
 _MAX_BYTES_AT_ONCE: Final = 16 << 10
 """Size of the documents that the loop decodes and routes by itself, of some 70 servers: that takes less than ten ms,
 and a process of a small installation needs no thread for them."""
@@ -226,8 +229,7 @@ class ClientConfiguration:
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            # A random follower of the region, so that thousands of clients do not all watch through the first.
-            server = random.choice(_followers(self.topology, self.region))
+            server = self._server_to_watch()
             ended: asyncio.Future[TaoError | None] = loop.create_future()
             watch = pb.Watch(
                 topology_version=self.topology.version, schema_hash=self.schema.version_hash, region=self.region
@@ -240,6 +242,14 @@ class ClientConfiguration:
                 await self._fetch_both(server)
                 pause_seconds *= _UNWATCHED_PAUSES
             await asyncio.sleep(pause_seconds * random.uniform(0.5, 1.5))
+
+    def _server_to_watch(self) -> CacheServer:
+        """Return a random follower of the region, so that thousands of clients do not all watch through the first; one
+        that is not known to be down, if there is one among a few: it may be gone by a topology that is not known
+        here."""
+        followers = _followers(self.topology, self.region)
+        drawn = random.sample(followers, min(len(followers), _WATCH_DRAWS))
+        return next((each for each in drawn if not self._links.to(each).is_down), drawn[0])
 
     async def _fetch_both(self, server: CacheServer) -> None:
         """Fetch the documents whose changes this process has no right to be told of."""

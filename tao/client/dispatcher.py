@@ -5,6 +5,10 @@ nothing was written. Each retry goes to a server that was not tried yet, where t
 attempts, the caller's deadline and a budget over all retries bound them, so that a cluster in trouble does not receive
 the same load many times over.
 
+A query that a server refuses because it routes by another version of the topology is bounded by its deadline alone. The
+older side reads the newer document at once: the client from the server that refused, the server because the request
+names the client's version. So the versions meet within milliseconds, and a read never fails because they differed.
+
 A server whose answer is full has answered as much as one message holds. The rest of the batch goes to the same server
 at once, in a smaller batch, and does not count as an attempt: each round brings some answers, so it ends.
 """
@@ -13,7 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -117,21 +122,24 @@ class Dispatcher:
         of an operation's time. Raises a `TaoError`."""
         deadline = self._loop.time() + time_share * self._settings.timeout_seconds
         tried: tuple[ServerQueue, ...] = (self.router.writer(shard),)
+        number = 1
         while True:
-            queue = tried[-1]
-            request.topology_version = self.router.version
+            queue, version = tried[-1], self.router.version
+            request.topology_version = version
             self.stats.batches += 1
             try:
                 return await queue.link.ask(request, deadline - self._loop.time())
             except _RETRIED_READ_ERRORS as error:
-                now = self._loop.time()
-                if len(tried) >= self._settings.max_attempts or now >= deadline or not self._spend_retry(now):
+                now, is_skew = self._loop.time(), _is_skew(error, version)
+                may_retry = is_skew or (number < self._settings.max_attempts and self._spend_retry(now))
+                if now >= deadline or not may_retry:
                     raise
+                number += not is_skew
                 if isinstance(error, NotMine):
-                    await self._refresh(error.topology_version, queue)
+                    await self._take_newer_topology(error.topology_version, queue, deadline)
                 following = self.router.next(shard, tried)
                 if following in tried:
-                    await asyncio.sleep(self._backoff_seconds(len(tried)))
+                    await asyncio.sleep(self._backoff_seconds(min(len(tried), _MAX_BACKOFF_TRIES)))
                 self.stats.retries += 1
                 self.stats.failovers += following is not queue
                 tried = (*tried, following)
@@ -170,7 +178,7 @@ class Dispatcher:
         self._in_flight.add(call)
         self.stats.batches += 1
         request = call.request()
-        request.topology_version = self.router.version
+        request.topology_version = call.topology_version = self.router.version
         call.queue.link.send(request, self._timeout_seconds(call), partial(self._on_answer, call))
 
     def _timeout_seconds(self, call: AnyCall) -> float:
@@ -249,48 +257,51 @@ class Dispatcher:
                 self._fail(waiter, error)
         if rest_of_answer:
             self._send_rest(call, rest_of_answer)
-        if not retries:
-            return
-        has_attempts = len(call.attempt.tried) < self._settings.max_attempts and not self._closed
+        skewed = [each for each in retries if _is_skew(each.error, call.topology_version)]
+        others = [each for each in retries if not _is_skew(each.error, call.topology_version)]
         # A server that does not have the shard has not begun any work: forwarding the queries adds no load, however
         # many there are, so it costs nothing of the budget.
-        is_forwarded = all(isinstance(each.error, NotMine) for each in retries)
-        if has_attempts and (is_forwarded or self._spend_retry(self._loop.time())):
+        if skewed:
+            self._retry_later(call, skewed, call.attempt.number, may_retry=True)
+        if others:
+            has_attempts = call.attempt.number < self._settings.max_attempts
+            is_forwarded = all(isinstance(each.error, NotMine) for each in others)
+            may_retry = has_attempts and (is_forwarded or self._spend_retry(self._loop.time()))
+            self._retry_later(call, others, call.attempt.number + 1, may_retry=may_retry)
+
+    def _retry_later(self, call: AnyCall, retries: list[_Retry], number: int, *, may_retry: bool) -> None:
+        """Retry these slots of a call in attempt ``number``, or report their errors."""
+        if may_retry and not self._closed:
             self._unanswered += len(retries)  # they count like queries in flight
-            task = self._loop.create_task(self._retry(call, retries))
+            task = self._loop.create_task(self._retry(call, retries, number))
             self._retries.add(task)
             task.add_done_callback(self._retries.discard)
         else:
             for each in retries:
                 self._fail(each.waiter, each.error)
 
-    async def _retry(self, call: AnyCall, retries: list[_Retry]) -> None:
+    async def _retry(self, call: AnyCall, retries: list[_Retry], number: int) -> None:
         """Send these slots of a call again, each to the server that the router chooses now. Slots that cannot be sent
         receive their error."""
-        waiting = dict(zip(range(len(retries)), retries, strict=True))
+        waiting = dict(enumerate(retries))
+        tried, deadline = call.attempt.tried, call.attempt.deadline
         try:
             refused_versions = [each.error.topology_version for each in retries if isinstance(each.error, NotMine)]
             if refused_versions:
-                await self._refresh(max(refused_versions), call.queue)
-            indexes_by_queue: dict[ServerQueue, list[int]] = {}
-            for index, each in waiting.items():
-                queue = self.router.next(call.shard_of(each.slot), call.attempt.tried)
-                indexes_by_queue.setdefault(queue, []).append(index)
+                await self._take_newer_topology(max(refused_versions), call.queue, deadline)
             slept = False
-            # Servers that were tried before come last, since they are given a pause first, and those that are down
-            # after them, since a read may wait long for one.
-            tried = call.attempt.tried
-            for queue, indexes in sorted(
-                indexes_by_queue.items(), key=lambda item: (item[0] in tried, item[0].link.is_down)
-            ):
+            while waiting and self._loop.time() < deadline:
+                queue, indexes = self._next_group(call, waiting)
                 if queue in tried and (not slept or queue.link.is_down):
-                    slept = True
+                    slept, version = True, self.router.version
                     await self._pause_before(queue, call)
-                if self._loop.time() >= call.attempt.deadline:
-                    break
+                    if self.router.version != version:
+                        continue  # another server may have the shards now
+                    if self._loop.time() >= deadline:
+                        break
                 self.stats.retries += 1
                 self.stats.failovers += queue is not call.queue
-                self._send_subset(call, queue, [waiting.pop(index) for index in indexes])
+                self._send_subset(call, queue, [waiting.pop(index) for index in indexes], number)
         except TaoError as error:
             waiting = {index: each._replace(error=error) for index, each in waiting.items()}
         finally:
@@ -298,15 +309,35 @@ class Dispatcher:
             for each in waiting.values():
                 self._fail(each.waiter, each.error)
 
+    def _next_group(self, call: AnyCall, waiting: Mapping[int, _Retry]) -> tuple[ServerQueue, list[int]]:
+        """Return the server to send to next, and the indexes of the waiting slots that it gets. Servers that were tried
+        before come last, since they are given a pause first, and those that are down after them, since a read may wait
+        long for one."""
+        tried = call.attempt.tried
+        indexes_by_queue: dict[ServerQueue, list[int]] = {}
+        for index, each in waiting.items():
+            queue = self.router.next(call.shard_of(each.slot), tried)
+            indexes_by_queue.setdefault(queue, []).append(index)
+        return min(indexes_by_queue.items(), key=lambda item: (item[0] in tried, item[0].link.is_down))
+
+    async def _take_newer_topology(self, version: int, queue: ServerQueue, deadline: float) -> None:
+        """Fetch the topology by which a server has refused queries, if it is newer than the one in use. A server that
+        does not send it costs a part of the time that is left, and the queries are retried all the same."""
+        left = deadline - self._loop.time()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, left * self._settings.first_attempt_share)):
+                await self._refresh(version, queue)
+
     async def _pause_before(self, queue: ServerQueue, call: AnyCall) -> None:
         """Give a server that was tried before a moment to recover. When it is down, and with it every other server of
-        the shard, a read waits up to its deadline: a message sent before would fail at once, and the link probes the
-        server meanwhile."""
-        tries, deadline = len(call.attempt.tried), call.attempt.deadline
+        the shard, a read waits up to its deadline, or until a newer topology may name another server: a message sent
+        before would fail at once, and the link probes the server meanwhile."""
+        tries, deadline, version = len(call.attempt.tried), call.attempt.deadline, self.router.version
         while True:
             pause_seconds = self._backoff_seconds(min(tries, _MAX_BACKOFF_TRIES))
             await asyncio.sleep(min(pause_seconds, max(0.0, deadline - self._loop.time())))
-            if not (isinstance(call, ReadCall) and queue.link.is_down and self._loop.time() < deadline):
+            is_down = queue.link.is_down and self.router.version == version
+            if not (isinstance(call, ReadCall) and is_down and self._loop.time() < deadline):
                 return
             tries += 1
 
@@ -315,10 +346,10 @@ class Dispatcher:
         self.stats.retries += 1
         self._send(call.subset(call.attempt, [each.slot for each in rest], [each.waiter for each in rest]))
 
-    def _send_subset(self, call: AnyCall, queue: ServerQueue, retries: list[_Retry]) -> None:
+    def _send_subset(self, call: AnyCall, queue: ServerQueue, retries: list[_Retry], number: int) -> None:
         # `_send` counts them again, and nothing runs in between that could take their room.
         self._unanswered -= len(retries)
-        attempt = Attempt((*call.attempt.tried, queue), call.attempt.deadline)
+        attempt = Attempt((*call.attempt.tried, queue), call.attempt.deadline, number)
         slots = [each.slot for each in retries]
         self._send(call.subset(attempt, slots, [each.waiter for each in retries]))
 
@@ -330,3 +361,9 @@ class Dispatcher:
         self._sweep_scheduled = False
         for call in [each for each in self._in_flight if each.is_abandoned()]:
             self._end(call)
+
+
+def _is_skew(error: TaoError, version: int) -> bool:
+    """Return whether a server refused queries because it routes by another version than ``version``, by which they were
+    sent."""
+    return isinstance(error, NotMine) and error.topology_version != version

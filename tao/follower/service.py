@@ -30,7 +30,7 @@ from tao.model.errors import (
 from tao.model.ids import SHARD_SHIFT
 from tao.model.tokens import PendingShard
 from tao.model.topology import CacheServer
-from tao.routing.budgets import work_seconds
+from tao.routing.budgets import MIN_WORK_SECONDS, work_seconds
 from tao.serving.access import OnBehalfOf
 from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import MAX_SETTLED, ForwardPath
@@ -111,6 +111,13 @@ class UnarySettings:
     first_attempt_share: float = 0.5
     """Share of the time left that a read's first server gets while another one could still answer. A write's server
     gets all of it, because a write that may have reached its server is not repeated."""
+
+    first_pause_seconds: float = 0.02
+    """Pause before a call is sent again that a server has refused because it routes by an older topology; it doubles.
+    The server reads the newer document meanwhile, in milliseconds."""
+
+    max_pause_seconds: float = 0.16
+    """Longest such pause."""
 
     max_relayed: int = 10_000
     """Most calls under way to other followers, each of which holds a task. More are refused as overload. One caller may
@@ -277,7 +284,11 @@ class UnaryPath:
         reply.on_close(lambda: _stop(task))
         self._under_way[caller] += 1
         try:
-            answer = await self._ask(request, candidates, OnBehalfOf.sender(request, reply.peer), until)
+            answer = await self._ask_until_found(request, candidates, OnBehalfOf.sender(request, reply.peer), until)
+            if answer is None:
+                request.deadline_ms = max(1, round((until - self._clock.monotonic()) * 1000))
+                self._own.handle(request, reply)
+                return
         except TaoError as error:
             answer = failure(error)
         finally:
@@ -286,17 +297,44 @@ class UnaryPath:
                 del self._under_way[caller]
         reply.send(answer)
 
+    async def _ask_until_found(
+        self, request: pb.Request, candidates: tuple[CacheServer, ...], behalf: OnBehalfOf, until: float
+    ) -> pb.Answer | None:
+        """Return the first answer that is not an error; None when this follower hosts the shard by now. As long as
+        servers refuse the call because they route by another version of the topology, ask by the newer one. Raises the
+        error of the last server that was asked."""
+        pause_seconds = self._settings.first_pause_seconds
+        while candidates:
+            version = self._configuration.routes.version
+            try:
+                return await self._ask(request, candidates, behalf, until)
+            except NotMine as error:
+                left = until - self._clock.monotonic()
+                if error.topology_version == version or left <= pause_seconds + MIN_WORK_SECONDS:
+                    raise
+                # The older side reads the document at once: this server here, the other because it was asked.
+                if error.topology_version > version:
+                    await self._configuration.refresh()
+                if self._configuration.routes.version == version:
+                    await asyncio.sleep(pause_seconds)
+                    pause_seconds = min(2 * pause_seconds, self._settings.max_pause_seconds)
+            candidates = self._candidates(home_shard(request))
+        return None
+
     async def _ask(
         self, request: pb.Request, candidates: tuple[CacheServer, ...], behalf: OnBehalfOf, until: float
     ) -> pb.Answer:
-        """Return the first answer that is not an error. Raises the error of the last server that was asked."""
+        """Return the first answer that is not an error. Raises the error of the last server that was asked, but
+        `NotMine` when any of them has refused the call for another version of the topology."""
         error: TaoError = Unavailable("the topology names no follower for the shard")
+        skew: NotMine | None = None
+        version = self._configuration.routes.version
         is_write = request.HasField("write")
         for number, server in enumerate(candidates, 1):
             left = until - self._clock.monotonic()
             if number == 1 and len(candidates) > 1 and not is_write:
                 left *= self._settings.first_attempt_share
-            relayed = pb.Request(topology_version=self._configuration.routes.version, traceparent=request.traceparent)
+            relayed = pb.Request(topology_version=version, traceparent=request.traceparent)
             if is_write:
                 relayed.write.CopyFrom(request.write)
             else:
@@ -310,10 +348,12 @@ class UnaryPath:
                 error = refused
             except TaoError as failed:
                 error = failed
+            if isinstance(error, NotMine) and error.topology_version != version:
+                skew = error
             # A read that was not answered in time may be asked again; a write that had all the time may not.
             if not isinstance(error, NotMine | Unavailable) and (is_write or not isinstance(error, DeadlineExceeded)):
-                break
-        raise error
+                raise error
+        raise skew or error
 
 
 def home_shard(request: pb.Request) -> int | None:

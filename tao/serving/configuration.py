@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,6 +37,13 @@ from tao.wire.v1 import session_pb2 as pb
 if TYPE_CHECKING:
     from tao.topology.etcd_document import EtcdSchema
 
+_NOTED_PAUSE_SECONDS: Final = 0.1
+"""Shortest pause between two looks for a version that peers have named: the document may not be visible here yet, and
+clients ask again in tenths of a second."""
+
+_NOTED_PAUSES: Final = 9.0
+"""The same as a multiple of what the look before took: a large document takes a tenth of a second."""
+
 
 class Configuration:
     """The current routes and schema, and the listeners and watching clients that are notified of newer ones."""
@@ -50,6 +58,7 @@ class Configuration:
         """``load`` reads the current topology document, for `refresh`."""
         self._load: Final = load
         self._looking: asyncio.Future[bool] | None = None
+        self._may_look_at = -inf
         self.routes = Routes(topology)
         self.schema = schema
         self.access: Final = AccessControl(schema, log)
@@ -85,10 +94,21 @@ class Configuration:
     async def refresh(self) -> bool:
         """Read the topology document now, because another server has named a newer version. Concurrent callers share
         one read. A document that cannot be read changes nothing. Returns whether it was read."""
-        if self._looking is None:
-            self._looking = asyncio.ensure_future(self._look())
-            self._looking.add_done_callback(self._looked)
-        return await asyncio.shield(self._looking)
+        return await asyncio.shield(self._looking or self._begin_looking())
+
+    def note_version(self, version: int) -> None:
+        """Read the topology document soon if a peer routes by a newer one: it takes this server for the host of shards
+        that are not here yet. At most a tenth of the time is spent on that, whatever versions peers name."""
+        now = asyncio.get_running_loop().time()
+        if version > self.routes.version and self._looking is None and now >= self._may_look_at:
+            self._look_soon(now)
+
+    def _look_soon(self, began: float) -> None:
+        def looked(_: asyncio.Future[bool]) -> None:
+            now = asyncio.get_running_loop().time()
+            self._may_look_at = now + max(_NOTED_PAUSE_SECONDS, _NOTED_PAUSES * (now - began))
+
+        self._begin_looking().add_done_callback(looked)
 
     async def refresh_after_pause(self) -> bool:
         """Read the topology document as `refresh` does, in a read that has not begun before this call: one that was
@@ -96,6 +116,11 @@ class Configuration:
         if self._looking is not None:
             await asyncio.wait((self._looking,))
         return await self.refresh()
+
+    def _begin_looking(self) -> asyncio.Future[bool]:
+        self._looking = asyncio.ensure_future(self._look())
+        self._looking.add_done_callback(self._looked)
+        return self._looking
 
     async def _look(self) -> bool:
         if self._load is None:

@@ -326,6 +326,7 @@ class CacheService:
         """``paths`` serve the kinds of requests that the other role does not serve in the same way."""
         configuration, region = context.configuration, context.region
         self._role: Final = role
+        self._configuration: Final = configuration
         self._access: Final = configuration.access
         self._audit: Final = context.audit
         self._rules: Final = FOLLOWER_RULES if role == "follower" else LEADER_RULES
@@ -356,6 +357,8 @@ class CacheService:
         role may not make, `PermissionDenied` for one that its caller has no right to make."""
         kind = request.WhichOneof("body") or "nothing"
         path = self._paths.get(kind)
+        if request.topology_version > self._configuration.routes.version:
+            self._configuration.note_version(request.topology_version)
         if path is None:
             other = "leader" if self._role == "follower" else "follower"
             raise InvalidArgument(f"a {self._role} does not serve {kind!r} requests; ask a {other}")

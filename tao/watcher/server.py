@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Iterable
 from typing import Final
 
 from tao.model.errors import TaoError, TopologyConflict
@@ -60,6 +61,7 @@ class WatcherServer:
         )
         self._locks: Final = open_locks(settings.topology_file, self._etcd, LoopClock().monotonic)
         self._marks_set = 0
+        self._servers_removed = 0
 
     async def start(self) -> WatcherServer:
         """Start probing. Raises `OperatorError` or `OSError` when files or the admin port are not available."""
@@ -271,16 +273,17 @@ class WatcherServer:
             marks = [mark for mark in marks if mark not in of_databases[busy]]
         marked = with_marks(before, marks)
         after = follow_absences(marked, LoopClock().unix_ms(), settings.remove_after_seconds)
-        removed = before.server_places.keys() - after.server_places.keys()
+        removed = sorted(before.server_places.keys() - after.server_places.keys())
         for mark in marks:
             self._log.warning("mark_changed", target=mark.server, down=mark.down, dry_run=settings.dry_run)
-        for name in removed:
-            self._log.warning("absent_server_removed", target=name, dry_run=settings.dry_run)
         if settings.dry_run or after is before:
+            self._log_removed(before, removed)
             return
         try:
             self._use_topology(await self._topology_store.change(before.version, after))
             self._marks_set += len(marks)
+            self._servers_removed += len(removed)
+            self._log_removed(before, removed)
             for mark in marks:
                 self._audit.acted("mark_changed", target=mark.server, down=mark.down)
             for name in removed:
@@ -290,6 +293,19 @@ class WatcherServer:
             self._use_topology(await self._topology_store.load())
         except TaoError as error:
             self._log.error("marks_not_stored", reason=error.message)
+
+    def _log_removed(self, before: Topology, removed: Iterable[str]) -> None:
+        now_ms = LoopClock().unix_ms()
+        for name in removed:
+            place, server = before.place_of(name), Routes(before).server(name)
+            gone_ms = server.registration.gone_unix_ms if server.registration else now_ms
+            self._log.warning(
+                "absent_server_removed",
+                target=name,
+                tier=place.path,
+                gone_seconds=round((now_ms - gone_ms) / 1000),
+                dry_run=self._settings.dry_run,
+            )
 
     def _stats(self) -> dict[str, object]:
         mastership = self._mastership
@@ -305,6 +321,7 @@ class WatcherServer:
             "waits_for_replica": self._databases.waits_for_replica,
             "lost_databases": mastership.lost_databases(),
             "marks_set": self._marks_set,
+            "servers_removed": self._servers_removed,
             "cloning": self._hot_shards.done,
             "released_moves": self._moves.released,
             "actions": mastership.actions,
@@ -337,6 +354,12 @@ class WatcherServer:
             )
         metrics.gauge_family(
             "marks_total", "Down marks set and taken away.", "outcome", lambda: {"stored": self._marks_set}
+        )
+        metrics.gauge_family(
+            "removals_total",
+            "Servers that had registered themselves, were gone for long, and were removed from the topology.",
+            "outcome",
+            lambda: {"stored": float(self._servers_removed)},
         )
         metrics.gauge_family(
             "clonings_total",

@@ -79,6 +79,11 @@ class MemoryLink:
         """Answer as `tao.wire.links.Link.is_down`, but without delay."""
         return self.down
 
+    @property
+    def is_impaired(self) -> bool:
+        """Answer as `tao.wire.links.Link.is_impaired`."""
+        return self.down
+
     def send(self, request: pb.Request, timeout_seconds: float, on_answer: AnswerHandler) -> int:
         self._last += 1
         number = self._last

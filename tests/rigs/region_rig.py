@@ -4,7 +4,7 @@ them."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from tao.cache import CacheSettings, GraphCache
@@ -56,13 +56,15 @@ class FollowerRig:
         *,
         forwarding: ForwardSettings | None = None,
         audit: AuditTrail | None = None,
+        load: Callable[[], Awaitable[Topology]] | None = None,
     ) -> None:
+        """``load`` reads the topology document."""
         self.name = name
         self.links = MemoryLinks(name)
         self.tasks = Tasks()
         clock = LoopClock()
         links = self.links.as_links()
-        self.configuration = Configuration(topology, SCHEMA, logger("test"))
+        self.configuration = Configuration(topology, SCHEMA, logger("test"), load)
         arenas = SchemaArenas(SCHEMA, ARENAS)
         self.cache = GraphCache(CacheSettings(arena_bytes=ARENAS, credit_slots=1009), arenas)
         budget = self.budget = RetryBudget(RetrySettings(), 0.0)
@@ -153,18 +155,19 @@ class FollowerRig:
 class RegionRig:
     """A region with followers ``near-1`` and ``near-2`` (shard 1), and leaders ``leader-1`` and ``leader-2`` (shard 1).
 
-    Build it with `running`.
+    Build it with `running`. Followers read ``document`` when they are made to; nothing watches it.
     """
 
     def __init__(self, *, split_leaders: bool = False) -> None:
         self.topology = make_topology(near={1: ("near-2",)}, leaders={1: ("leader-2",)} if split_leaders else None)
+        self.document = self.topology
         self.store = MemoryStore(4)
         self.others = OtherRigs()
         self.leaders = {
             name: LeaderRig(self.store, self.store, name=name, others=self.others, topology=self.topology)
             for name in ("leader-1", "leader-2")
         }
-        self.near, self.far = (FollowerRig(name, self.topology) for name in ("near-1", "near-2"))
+        self.near, self.far = (FollowerRig(name, self.topology, load=self._load) for name in ("near-1", "near-2"))
         for follower in (self.near, self.far):
             for name, leader in self.leaders.items():
                 follower.links[name].handler = leader.service
@@ -174,6 +177,9 @@ class RegionRig:
     @property
     def leader(self) -> LeaderRig:
         return self.leaders["leader-1"]
+
+    async def _load(self) -> Topology:
+        return self.document
 
     async def start(self) -> None:
         routes = self.near.configuration.routes

@@ -140,7 +140,7 @@ class _Repeats:
         self._answers: Final[dict[RetryBudget, int]] = {}
         self._began: Final[dict[RetryBudget, float]] = {}
 
-    def asked_again(self, dispatcher: Dispatcher, _: object, again: list[Any]) -> None:
+    def asked_again(self, dispatcher: Dispatcher, _: object, again: list[Any], __: int) -> None:
         self._again.setdefault(dispatcher, []).append(again)
 
     def waiting(self, dispatcher: Dispatcher) -> float:

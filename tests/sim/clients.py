@@ -254,6 +254,12 @@ class Client:
         lists = [self.graph.assoc_range(each, atype, 0, 50, critical=critical) for each in ids for atype in EDGE_TYPES]
         await asyncio.gather(*objects, *lists, return_exceptions=True)
 
+    async def read_objects(self) -> None:
+        """Read the object of each key, and ignore the results."""
+        assert self.graph is not None
+        ids = [key_id(number, self._shards) for number in range(KEYS)]
+        await asyncio.gather(*map(self.graph.obj_get, ids), return_exceptions=True)
+
     async def write_all_at_once(self) -> None:
         """Perform it and ignore the result."""
         assert self.graph is not None

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final
 
 from tao.routing.routes import Routes
+from tests.sim.clients import Client
 from tests.sim.foreign import write_past_the_product
 from tests.sim.loop import Process
 from tests.sim.moves import Moves
@@ -21,7 +22,7 @@ from tests.sim.plans import OF_WATCHERS, PLANNED, UNSEEN_SECONDS, Fault
 from tests.sim.promotion import Promotions
 from tests.sim.rush import rush
 from tests.sim.single_failures import LASTS_SECONDS
-from tests.sim.topologies import DATABASES, REGIONS, servers_of, tiers_of, with_homes, with_mark
+from tests.sim.topologies import DATABASES, REGIONS, TIERS, servers_of, tiers_of, with_homes, with_mark
 from tests.sim.world import World
 
 COMMIT_FAULTS: Final = ("aborted", "lost before", "lost after")
@@ -68,6 +69,7 @@ class Faults:
             "planned restart": self._operator.restart,
             "move to database": self._moves.move,
             "move dies": self._moves.die,
+            "move between followers": self._move_between_followers,
             "restart between writes": self._restart_between_writes,
             "rush": partial(rush, world, self._invalidate_everything),
             "kill watcher": self._kill_watcher,
@@ -431,6 +433,22 @@ class Faults:
         name = tiers[fault.other % len(tiers)]
         servers = servers_of(world.topology, name)
         self._move(name, {shard: servers[(fault.pick + fault.other) % len(servers)]})
+
+    def _move_between_followers(self, fault: Fault) -> None:
+        """Move a shard to the next follower of its tier, and read all objects while clients and followers learn of it
+        at different moments."""
+        world = self._world
+        region, shard = REGIONS[fault.other % world.shape.regions], fault.pick % world.shape.shards
+        place = (region, TIERS[0])
+        servers = servers_of(world.topology, place)
+        home = Routes(world.topology).tier(*place).home(shard).name
+        self._move(place, {shard: servers[(servers.index(home) + 1) % len(servers)]})
+        for tenth in range(1, 7):
+            for client in [each for each in world.clients if each.process.region == region]:
+                world.loop.call_later(tenth / 10, self._read_objects, client)
+
+    def _read_objects(self, client: Client) -> None:
+        self._world.spawn(client.read_objects(), client.process)
 
     def _move(self, place: tuple[str, str], homes: dict[int, str]) -> None:
         self._world.change_topology(with_homes(self._world.topology, place, homes))

@@ -78,11 +78,12 @@ class Tempo(msgspec.Struct, frozen=True):
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """The size of the world: one or two regions, two databases, two follower tiers in each region, and the number of
-    servers of each tier."""
+    """The size of the world: one or two regions, two databases, one or two follower tiers in each region, and the
+    number of servers of each tier."""
 
     regions: int = 2
     leaders: int = 1
+    tiers: int = 2
     followers: int = 1
     shards: int = 4
     clients: int = 2

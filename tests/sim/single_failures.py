@@ -49,6 +49,7 @@ LASTS_SECONDS: Final = {
     "binlog lost": 3.0,
     "planned restart": 60.0,
     "restart between writes": 4.0,
+    "move between followers": 2.0,
     "topology late": 6.0,
     "move to database": 20.0,
     "move dies": 30.0,

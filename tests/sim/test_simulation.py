@@ -10,12 +10,15 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from tao.model.topology import Topology
+from tao.watcher.server import WatcherServer
 from tests.rigs.effort import examples
 from tests.sim import __main__ as command
 from tests.sim.bounds import EXPECTED
@@ -39,7 +42,7 @@ from tests.sim.plans import (
 from tests.sim.runs import run
 from tests.sim.shrinking import shrink
 from tests.sim.single_failures import AFTERMATH_SECONDS
-from tests.sim.variants import VARIANTS, find
+from tests.sim.variants import MOVES, ONE_TIER, VARIANTS, find
 
 SWEEP_SEEDS = examples(70)
 """Seeds of two acts each, some 21 simulated minutes a seed. `python -m tests.sim` runs any number."""
@@ -165,6 +168,14 @@ def test_no_request_fails_for_what_operators_plan() -> None:
         assert outcome.results["done"], f"seed {seed}"
 
 
+@pytest.mark.timeout(900)
+def test_no_read_fails_because_a_client_and_a_follower_have_different_topologies() -> None:
+    """Shards move between the followers of the only tier, of which each learns at another moment."""
+    for seed in range(examples(8)):
+        outcome = run(make_plan(seed, 1, ONE_TIER, MOVES, single_share=1.0))
+        assert outcome.violation is None, outcome.violation
+
+
 def test_an_operator_clones_and_restarts_to_the_end() -> None:
     shape = Shape(leaders=2, followers=2)
     faults = (Fault(20.0, "clone", 1, 0, 30.0), Fault(25.0, "planned restart", 1, 0, 0.0))
@@ -174,6 +185,23 @@ def test_an_operator_clones_and_restarts_to_the_end() -> None:
     results = [" ".join(map(str, event[2:])) for event in outcome.recent if event[1] == "operator"]
     assert [each.partition(" ")[0] for each in results] == ["clone", "restart", "unclone"], results
     assert not any("ERROR" in each or "waiting" in each for each in results), results
+
+
+def test_a_watcher_counts_the_registered_servers_that_it_removes(monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[tuple[WatcherServer, str]] = []
+    log_removed = WatcherServer._log_removed
+
+    def log(watcher: WatcherServer, before: Topology, names: Iterable[str]) -> None:
+        log_removed(watcher, before, names)
+        logged.extend((watcher, name) for name in names)
+
+    monkeypatch.setattr(WatcherServer, "_log_removed", log)
+    shape = Shape(regions=1, leaders=2, followers=2, watchers=1)
+    plan = msgspec.structs.replace(make_plan(1, 1, shape, kinds={}), faults=(Fault(20.0, "kill", 3, 0, 30.0),))
+    assert run(plan).violation is None
+    ((watcher, name),) = logged
+    assert name == "follower-east-a2"
+    assert watcher._servers_removed == 1
 
 
 def test_seeds_are_played_side_by_side_with_the_same_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ from tao.routing.routes import Routes
 from tests.sim.plans import Shape
 
 REGIONS: Final = ("east", "west")
+TIERS: Final = ("a", "b")
 DATABASES: Final = ("db1", "db2")
 
 
@@ -91,7 +92,7 @@ def make_topology(shape: Shape) -> Topology:
                 name=tier,
                 servers=tuple(server(f"follower-{name}-{tier}{number}") for number in range(1, shape.followers + 1)),
             )
-            for tier in ("a", "b")
+            for tier in TIERS[: shape.tiers]
         )
         tailers = tuple(
             TailerProcess(name=tailer, database=database, admin=f"{tailer}:3", frames=f"{tailer}:2")

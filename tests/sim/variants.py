@@ -21,6 +21,7 @@ from tao.cache import FillTicket, GraphCache
 from tao.cache.outcomes import Applied
 from tao.cache.shard import CachedShard
 from tao.cache.version_floors import VersionFloors
+from tao.client import dispatcher
 from tao.client.consistency import Consistency
 from tao.client.own_writes import OwnWrites
 from tao.client.pending_inverses import PendingInverses
@@ -46,6 +47,7 @@ from tao.model.writes import SettleEdge
 from tao.observability.key_history import KeyHistoryRecorder
 from tao.planning.row_events import Translated
 from tao.routing import topology_changes
+from tao.serving.configuration import Configuration
 from tao.serving.sources import Databases, Take
 from tao.tailer.delivery_path import DeliveryPath
 from tao.tailer.leader_outbox import LeaderOutbox, Part
@@ -65,6 +67,10 @@ _PAIRS_CUT: Final = {"commit fault": 1, "cut pair": 2, "database down": 1}
 """Faults that leave inverses pending."""
 _READING_DATABASES: Final = Shape(leaders=2, reads_databases=True)
 _WATCHED: Final = Shape(leaders=2, watchers=1)
+ONE_TIER: Final = Shape(regions=1, leaders=2, tiers=1, followers=3, shards=8)
+"""A shape in which no other tier answers what one follower refuses."""
+MOVES: Final = {"move between followers": 1}
+"""Changes that leave clients and followers with different topologies for a moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +326,14 @@ def _backup_tier_not_asked() -> AbstractContextManager[None]:
     return _replaced(Router, next=same, _healthiest=preferred)
 
 
+@contextmanager
+def _topology_skew_ignored() -> Iterator[None]:
+    """Let a server that is asked by a newer topology wait until it finds the document by itself, and let the SDK count
+    what is refused meanwhile as attempts."""
+    with _replaced(dispatcher, _is_skew=lambda *_: False), _replaced(Configuration, note_version=lambda *_: None):
+        yield
+
+
 def _leader_alone_asked() -> AbstractContextManager[None]:
     """Let a follower ask only the leader of its region, whatever the result."""
 
@@ -513,6 +527,7 @@ VARIANTS: Final[Sequence[Variant]] = (
         {"kill": 1, "pause": 1, "cut server": 1},
         single_share=1.0,
     ),
+    Variant("topology skew ignored", _topology_skew_ignored, frozenset({"7"}), MOVES, ONE_TIER, single_share=1.0),
     Variant(
         "leader alone asked for misses",
         _leader_alone_asked,

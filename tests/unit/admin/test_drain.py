@@ -204,6 +204,13 @@ async def test_a_server_that_is_undrained_while_it_leaves_stays(file: Path) -> N
     assert entry_of_f3(file).registration == Registration()
 
 
+async def test_a_server_that_has_left_by_draining_is_not_undrained_but_started_again(file: Path) -> None:
+    registered(file, 1.0)
+    assert (await drain_cache_server(file, "f-3", 5, say_nothing)).safe_to_stop
+    with pytest.raises(TopologyError, match=r"no server 'f-3' .* registers again when it starts, so start it again"):
+        await undrain_cache_server(file, "f-3", 5, say_nothing)
+
+
 async def test_a_master_is_refused_and_the_command_that_helps_is_named(file: Path) -> None:
     nobody = Account("nobody", "x")
     with pytest.raises(TopologyError, match="tao promote db"):

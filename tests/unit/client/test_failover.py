@@ -25,9 +25,11 @@ from tao.topology.edits import mark_server
 from tao.wire.convert import error_to_pb
 from tao.wire.session import AnswerHandler
 from tao.wire.v1 import session_pb2 as pb
-from tests.unit.client.fakes import Behaviour, FakeCluster, FakeLink, failing, make_id, make_topology
+from tests.unit.client.fakes import Behaviour, FakeCluster, FakeLink, failing, make_id, make_topology, until
 
 QUICK = ClientSettings(retry_backoff_seconds=0.001)
+NO_RETRIES = RetrySettings(share=0, burst=1, per_second=0)
+"""A budget that one retry would use up."""
 BUDGET_OF_TWO = ClientSettings(retries=RetrySettings(burst=2, per_second=0), retry_backoff_seconds=0.001)
 
 
@@ -187,6 +189,133 @@ async def test_not_mine_from_every_server_reaches_the_caller(cluster: FakeCluste
             cluster.link(name).behaviour = failing(NotMine("nobody's", 1))
         with pytest.raises(NotMine):
             await graph.obj_get(1)
+
+
+async def test_a_read_waits_up_to_its_deadline_for_a_server_that_has_an_older_topology() -> None:
+    """No attempt and no budget bounds the retries: the server is about to read the newer document."""
+    cluster = FakeCluster(make_topology(version=5, far=()))
+    settings = ClientSettings(timeout_seconds=60, retries=NO_RETRIES, retry_backoff_seconds=1e-9)
+    async with await cluster.connect(settings) as graph:
+        cluster.link("near-1").behaviour = failing(NotMine("not yet", 4), times=20)
+        assert await graph.obj_get(1) is None
+        assert {sent.topology_version for sent in cluster.batches()} == {5}, "by which the server knows what to read"
+        assert (graph.stats.retries, graph.stats.retries_refused, graph.stats.errors) == (20, 0, 0)
+        cluster.link("near-1").behaviour = failing(NotMine("not yet", 4), times=20)
+        await graph.assoc_add(1, "follows", 3)  # nothing was written, so a write may be sent again
+        assert (await graph.assoc_range(1, "follows", 0, 9)).id2s == [3]
+
+
+async def test_a_read_waits_up_to_its_deadline_while_servers_have_newer_topologies() -> None:
+    """The topology goes on changing, each time before the query arrives."""
+    cluster = FakeCluster(make_topology(far=()))
+    settings = ClientSettings(timeout_seconds=60, retries=NO_RETRIES, retry_backoff_seconds=1e-9)
+    versions = iter(range(2, 22))
+
+    def moved_again(link: FakeLink, request: pb.Request, on_answer: AnswerHandler) -> None:
+        version = next(versions, 0)
+        if version:
+            cluster.topology = make_topology(version=version, far=())
+            on_answer(pb.Answer(error=error_to_pb(NotMine("moved", version))))
+        else:
+            on_answer(link.answer(request))
+
+    async with await cluster.connect(settings) as graph:
+        cluster.link("near-1").behaviour = moved_again
+        assert await graph.obj_get(1) is None
+        assert [sent.topology_version for sent in cluster.batches()] == [*range(1, 22)]
+
+
+class RefusingIds(FakeLink):
+    """A link that refuses to reserve ids, by an older topology, a number of times."""
+
+    refusals = 20
+
+    async def ask(self, request: pb.Request, timeout_seconds: float) -> pb.Answer:
+        if request.HasField("reserve_ids") and self.refusals:
+            self.refusals -= 1
+            raise NotMine("not yet", 0)
+        return await super().ask(request, timeout_seconds)
+
+
+async def test_ids_are_reserved_when_the_server_has_read_the_newer_topology() -> None:
+    cluster = FakeCluster(make_topology(far=()))
+    link = cluster.links["near-1"] = RefusingIds("near-1", cluster)
+    settings = ClientSettings(timeout_seconds=60, retries=NO_RETRIES, retry_backoff_seconds=1e-9)
+    async with await cluster.connect(settings) as graph:
+        assert len(await graph.reserve_ids(3, shard=0)) == 3
+        assert link.refusals == 0
+
+
+class NoTopology(FakeLink):
+    """A link whose server sends its topology once, and then does not answer when it is asked for it."""
+
+    asked = 0
+
+    async def ask(self, request: pb.Request, timeout_seconds: float) -> pb.Answer:
+        if request.HasField("get_topology"):
+            self.asked += 1
+            if self.asked > 1:
+                await asyncio.Event().wait()
+        return await super().ask(request, timeout_seconds)
+
+
+async def test_a_server_that_does_not_send_its_newer_topology_costs_a_part_of_the_time() -> None:
+    cluster = FakeCluster(make_topology(far=()))
+    cluster.links["near-1"] = NoTopology("near-1", cluster)
+    settings = ClientSettings(timeout_seconds=60, first_attempt_share=0.001, retry_backoff_seconds=1e-9)
+    async with await cluster.connect(settings) as graph:
+        cluster.link("near-1").behaviour = failing(NotMine("moved", 2), times=2)
+        assert await graph.obj_get(1) is None
+        assert len(cluster.batches()) == 3
+
+
+class Down(FakeLink):
+    """A link that stays down, and counts how often somebody looks whether it does."""
+
+    looks = 0
+
+    @property
+    def is_down(self) -> bool:
+        self.looks += 1
+        return True
+
+    @is_down.setter
+    def is_down(self, down: bool) -> None:
+        pass
+
+
+async def test_a_read_that_waits_for_a_server_that_is_down_goes_where_a_newer_topology_places_it() -> None:
+    cluster = FakeCluster(make_topology(far=()))
+    down = cluster.links["near-1"] = Down("near-1", cluster)
+    down.behaviour = failing(Unavailable("it has left"))
+    async with await cluster.connect(ClientSettings(timeout_seconds=60, retry_backoff_seconds=1e-9)) as graph:
+        reading = asyncio.ensure_future(graph.obj_get(1))
+        await until(lambda: len(cluster.batches("near-1")) == 1)
+        looks = down.looks
+        await until(lambda: down.looks > looks + 10)  # the read waits for it
+        graph.use_routes(Routes(make_topology(version=2, near=("near-2",), far=())))
+        assert await reading is None
+        assert len(cluster.batches("near-2")) == 1
+
+
+async def test_queries_that_are_refused_otherwise_are_bounded_beside_those_of_an_older_topology() -> None:
+    """Both are of one batch: one slot is refused by an older topology, the other one is not answered."""
+    cluster = FakeCluster(make_topology(far=()))
+
+    def refuse(link: FakeLink, request: pb.Request, on_answer: AnswerHandler) -> None:
+        ids = list(request.read.obj_ids)
+        errors = [NotMine("not yet", 0) if each == 1 else Unavailable("restarting") for each in ids]
+        on_answer(pb.Answer(read=pb.ReadAnswer(failed_slots=range(len(ids)), errors=map(error_to_pb, errors))))
+
+    settings = ClientSettings(timeout_seconds=60, retry_backoff_seconds=1e-9)
+    async with await cluster.connect(settings) as graph:
+        cluster.link("near-1").behaviour = refuse
+        skewed = asyncio.ensure_future(graph.obj_get(1))
+        with pytest.raises(Unavailable):
+            await graph.obj_get(2)
+        assert not skewed.done()
+        cluster.link("near-1").behaviour = None
+        assert await skewed is None
 
 
 async def test_a_retry_at_the_only_server_waits_for_a_pause() -> None:

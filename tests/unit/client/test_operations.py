@@ -254,6 +254,16 @@ async def test_a_watch_that_breaks_is_opened_again(cluster: FakeCluster) -> None
         await until(lambda: any(link.watchers for link in cluster.links.values()))
 
 
+async def test_a_follower_that_is_down_is_not_watched(cluster: FakeCluster) -> None:
+    """It may have left by a topology that only the others have."""
+    cluster.link("near-1").is_down = True
+    async with await cluster.connect(ClientSettings(watch_retry_seconds=1e-6)):
+        for _ in range(20):
+            await until(lambda: any(link.watchers for link in cluster.links.values()))
+            assert not cluster.link("near-1").watchers
+            cluster.link("far-1").watchers.pop()(pb.Answer(error=pb.Error(reason="UNAVAILABLE", message="gone")))
+
+
 async def test_a_process_that_may_not_watch_fetches_the_documents_now_and_then(cluster: FakeCluster) -> None:
     async with await cluster.connect(ClientSettings(watch_retry_seconds=1e-6)) as graph:
         await until(lambda: any(link.watchers for link in cluster.links.values()))

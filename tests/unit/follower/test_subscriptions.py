@@ -131,8 +131,8 @@ async def test_a_shard_confirmed_by_its_new_leader_stays_confirmed_when_the_old_
     successor.handler = PromptLeader()
     successor.hold_requests.add("subscribe")
     successor.hold_answers.add("subscribe")
-    # Behind it there may be an acknowledgement, to which nobody replies.
-    series = next(reply for reply in former.replies.values() if not reply.closed)
+    asked = [former.replies[sent.number] for sent in former.sent if sent.HasField("subscribe")]
+    (series,) = [reply for reply in asked if not reply.closed]
     near.configuration.use_topology(make_topology(2, near={1: ("near-2",)}, leaders={2: ("leader-2",)}))
     for _ in range(turns):
         await asyncio.sleep(0)

@@ -84,9 +84,12 @@ class Stage:
         self.hosted: frozenset[int] = frozenset()
         self.down = False
         self.found_down: set[str] = set()
+        self.on_refresh: Callable[[], None] = lambda: None
         tiers = [SimpleNamespace(tier=name, hosts=self.hosts) for name in ("t2", "t1")]
         leaders = SimpleNamespace(home=lambda _: CacheServer(name="leader", grpc=""))
-        routes = SimpleNamespace(shards=8, version=4, follower_tiers=lambda _: tiers, leaders=lambda _: leaders)
+        routes = self.routes = SimpleNamespace(
+            shards=8, version=4, follower_tiers=lambda _: tiers, leaders=lambda _: leaders
+        )
         self.requests: list[pb.Request] = []
         self.access = AccessControl(SCHEMA, logger("test"))
         for tier in tiers:
@@ -95,7 +98,10 @@ class Stage:
         self.shares = WorkShares(ShareSettings(write_cost=4, max_under_way_per_caller=16))
         self.path = UnaryPath(
             make_context(
-                cast(Configuration, SimpleNamespace(routes=routes, access=self.access, schema=SCHEMA)),
+                cast(
+                    Configuration,
+                    SimpleNamespace(routes=routes, access=self.access, schema=SCHEMA, refresh=self.refresh),
+                ),
                 cast(Links, SimpleNamespace(to=self.link, is_down=lambda server: server.name in self.found_down)),
                 self.spawn,
                 region="r",
@@ -107,6 +113,10 @@ class Stage:
             lambda: self.hosted,
             UnarySettings(max_relayed=limit),
         )
+
+    async def refresh(self) -> bool:
+        self.on_refresh()
+        return True
 
     def hosts(self, tier: str) -> tuple[CacheServer, ...]:
         name = "a" if tier == "t1" else "b"
@@ -200,6 +210,38 @@ async def test_a_write_that_may_have_been_done_or_was_rejected_is_not_repeated(e
     stage.answers = {"a": error, "b": FOUND}
     assert (await stage.call(WRITE)).error.reason == error.reason
     assert [name for name, _ in stage.asked] == ["a"]
+
+
+@pytest.mark.parametrize("request_", [READ, WRITE])
+async def test_a_call_that_servers_with_an_older_topology_refuse_is_sent_again(request_: pb.Request) -> None:
+    """Servers ``a`` and ``b`` read the newer document because they are asked by it."""
+    stage = Stage()
+    stage.answers = {"a": NotMine("not yet", 3), "b": Unavailable("gone")}
+    calling = asyncio.ensure_future(stage.call(request_))
+    await until(lambda: [name for name, _ in stage.asked].count("a") > 2)
+    stage.answers["a"] = FOUND
+    assert await calling == FOUND
+    assert {sent.topology_version for sent in stage.requests} == {4}
+
+
+async def test_a_call_that_a_server_with_a_newer_topology_refuses_follows_it() -> None:
+    stage = Stage()
+    stage.answers = {"a": NotMine("moved here", 5), "b": NotMine("moved", 5)}
+
+    def newer() -> None:
+        stage.routes.version = 5
+        stage.hosted = frozenset({3})
+
+    stage.on_refresh = newer
+    stage.path.handle(READ, FakeReply())  # type: ignore[arg-type]  # it has what is used of it
+    await until(lambda: stage.served_here)
+
+
+async def test_a_call_that_a_server_refuses_by_the_same_topology_is_not_sent_again() -> None:
+    stage = Stage()
+    stage.answers = {"a": NotMine("nobody's", 4), "b": NotMine("nobody's", 4)}
+    assert (await stage.call(READ)).error.reason == "NOT_MINE"
+    assert [name for name, _ in stage.asked] == ["a", "b"]
 
 
 async def test_a_server_marked_down_is_asked_last() -> None:

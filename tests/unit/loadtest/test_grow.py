@@ -42,12 +42,13 @@ class FakeCluster:
     def __init__(self) -> None:
         self.record = ClusterRecord(shape=Shape())
         self.looks: dict[str, int] = {}
+        self.silent: set[str] = set()
 
     def admin(self, name: str) -> str:
         return name
 
     async def stats(self, name: str) -> dict[str, int]:
-        if name == "follower-1d":
+        if name == "follower-1d" or name in self.silent:
             raise Unavailable("it starts")
         self.looks[name] = self.looks.get(name, 0) + 1
         return {"hits": 90 * self.looks[name], "misses": 10 * self.looks[name]}
@@ -99,10 +100,21 @@ async def test_a_hit_rate_is_that_of_the_followers_that_answer_since_the_last_lo
     assert set(cluster.looks) == {"follower-1a", "follower-1b", "follower-1c"}
 
 
+async def test_a_follower_that_was_silent_at_a_look_counts_from_the_look_before(cluster: FakeCluster) -> None:
+    """And not from its start, when it missed everything."""
+    rate = HitRate(cast("DevCluster", cluster))
+    await rate.since()
+    cluster.silent = {"follower-1a"}
+    await rate.since()
+    cluster.silent = set()
+    assert await rate.since() == 90.0
+    assert rate._before["follower-1a"] == (180, 20)
+
+
 async def test_a_size_is_measured_after_each_change(cluster: FakeCluster) -> None:
     load = ZipfLoad([], (), WANTED)
     wanted = GrowOptions(followers=3, after_seconds=1.0)
-    growth = Growth(cast("DevCluster", cluster), load, wanted, window_seconds=0.02)
+    growth = Growth(cast("DevCluster", cluster), load, wanted, window_seconds=0.02, settle_seconds=0.01)
     stages = []
     for grows in (True, False):
         changing = asyncio.create_task(growth.changed(grows=grows))

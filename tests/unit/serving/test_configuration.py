@@ -47,6 +47,42 @@ def test_only_a_newer_topology_is_used_and_passed_to_listeners(configuration: Co
     assert configuration.routes.version == configuration.topology_document().version == 5
 
 
+class Looks:
+    """A topology document, and how often it was read."""
+
+    def __init__(self) -> None:
+        self.document = make_topology(2)
+        self.count = 0
+
+    async def load(self) -> Topology:
+        self.count += 1
+        return self.document
+
+
+async def test_a_version_that_a_peer_names_is_looked_for_at_once_and_then_after_pauses() -> None:
+    looks = Looks()
+    configuration = Configuration(looks.document, SCHEMA, logger("test"), looks.load)
+    for version in (0, 1, 2):
+        configuration.note_version(version)
+    await quiet()
+    assert looks.count == 0, "it is known"
+    looks.document = make_topology(3)
+    configuration.note_version(3)
+    configuration.note_version(1 << 60)  # while it is being read
+    await until(lambda: configuration.routes.version == 3)
+    for _ in range(100):
+        configuration.note_version(1 << 60)  # which nobody will ever see
+        await asyncio.sleep(0)
+    assert looks.count == 1, "a peer that names any version does not keep the server busy"
+
+    async def until_read_again() -> None:
+        while looks.count == 1:
+            configuration.note_version(1 << 60)
+            await asyncio.sleep(0.001)
+
+    await until_read_again()
+
+
 def test_a_compatible_schema_is_in_use_at_once(configuration: Configuration) -> None:
     heard: list[str] = []
     configuration.on_schema(lambda schema: heard.append(schema.version_hash))
