@@ -74,10 +74,10 @@ class ShareSettings:
     """Most cost under way of one caller while others have work: theirs queues behind it. It covers 3 ms at some 40,000
     misses a second, or 60 critical reads on their way to another region. A role's budget may say another number."""
 
-    max_master_reads_beside_others: int = 8
-    """Most cost under way of one caller's critical reads from masters of this region, while others have work. Four such
-    reads keep a shard's statements busy (`ReadSettings.max_pending_per_shard`). It does not apply to a caller whose
-    role's budget says how much may be under way."""
+    max_master_reads_beside_others: int = 4
+    """Most cost under way of one caller's critical reads from masters of this region, while others have work. Two such
+    reads take half of the statements that a shard may have in progress (`ReadSettings.max_pending_per_shard`). It does
+    not apply to a caller whose role's budget says how much may be under way."""
 
     others_seconds: float = 1.0
     """Time after its work during which a caller still counts as one of the others: the pause of a client that sends one
