@@ -91,8 +91,8 @@ _COLUMNS: Final = {
 }
 _NOTES: Final = [
     (
-        "First table: CPU of a query within one process, in slices without and with rights that alternate, medians. *of "
-        "a follower*: what rights add, divided by a follower's CPU without them."
+        "First table: CPU of a query within one process, in slices without and with rights that alternate; medians. "
+        "*of a follower*: what rights add, divided by a follower's CPU without them."
     ),
     "Second table: CPU of a follower for a query. The ratio, with the document to without, is the median of all pairs.",
     "*before*: the same ratio while neither follower has a document. The cost is the quotient of the two.",

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, Final, Protocol
 
 import pymysql.err
+from pymysql.constants import ER
 
 from tao.model.errors import OperatorError
 from tao.model.topology import DatabaseServer
@@ -168,9 +169,18 @@ async def create_accounts(
                         # Privileges and target come from the table above. The driver wants percent signs doubled.
                         await cursor.execute(f"GRANT {privileges} ON {target.replace('%', '%%')} TO %s@%s", who)
                     for privileges, target in former if role == "watcher" else ():
-                        await cursor.execute(f"REVOKE {privileges} ON {target} FROM %s@%s", who)
+                        await _revoke(cursor, f"{privileges} ON {target}", who)
         finally:
             await cursor.execute("SET SESSION sql_log_bin = 1, max_error_count = DEFAULT")
+
+
+async def _revoke(cursor: Any, privileges: str, who: tuple[str, str]) -> None:
+    try:
+        await cursor.execute(f"REVOKE {privileges} FROM %s@%s", who)
+    except pymysql.err.OperationalError as error:
+        # MySQL refuses to take what an account does not have; MariaDB takes what there is.
+        if error.args[0] != ER.NONEXISTING_GRANT:
+            raise
 
 
 async def ensure_accounts(
