@@ -63,7 +63,7 @@ _PAUSE_SECONDS: Final = 0.05
 _LOOK_SECONDS: Final = 0.2
 _PATIENCE_SECONDS: Final = 60.0
 _TIMEOUT_SECONDS: Final = 10.0
-_MOST_SECONDS: Final = 900.0
+_MOST_SECONDS: Final = 1_800.0
 _EXAMPLES: Final = 5
 
 Transport = Literal["frames", "grpc"]

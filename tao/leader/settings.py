@@ -40,10 +40,14 @@ class LeaderSettings(CacheServerSettings):
     behind."""
 
     shares: ShareSettings = ShareSettings(
-        max_under_way=32_768, max_under_way_per_caller=8_192, max_under_way_beside_others=1_024
+        max_under_way=32_768,
+        max_under_way_per_caller=8_192,
+        max_under_way_beside_others=1_024,
+        max_master_reads_beside_others=128,
     )
     """Shares of followers, and of the callers that they name. A follower may have more under way than its clients
-    together, so that work waits at followers, which know whose it is; a caller as much as eight of them let it."""
+    together, so that work waits at followers, which know whose it is; a caller as much as eight of them let it. Beside
+    the fills of followers no caller is alone, so critical reads have the room of 32 followers."""
 
     misses: DatabaseReadSettings = DatabaseReadSettings()
     replica: ReplicaSettings = ReplicaSettings()

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, Final, Protocol
 
 import pymysql.err
+from pymysql.constants import ER
 
 from tao.model.errors import OperatorError
 from tao.model.topology import DatabaseServer
@@ -48,8 +49,9 @@ _PRIVILEGES: Mapping[str, tuple[tuple[str, str], ...]] = {
 
 
 _WATCHES_SHARDS = (
-    # Leases and their event are in the schema `tao`; a promotion raises the version epochs in those of the shards.
-    ("ALL PRIVILEGES", "tao.*"),
+    # The lease and its event, which a watcher makes and alters, are in the schema `tao`. A promotion raises the version
+    # epochs in the schemas of the shards, and inserts the time up to which a lost master has reserved ids.
+    ("SELECT, INSERT, UPDATE, CREATE, EVENT", "tao.*"),
     ("SELECT, INSERT, UPDATE", f"`{SHARD_SCHEMAS}`.*"),
 )
 _WATCHER_PRIVILEGES: Mapping[Dialect, tuple[tuple[str, str], ...]] = {
@@ -57,7 +59,7 @@ _WATCHER_PRIVILEGES: Mapping[Dialect, tuple[tuple[str, str], ...]] = {
     # semi-synchronous replication, to keep a lease out of the binlog, and to end connections of a lost master. Without
     # RELOAD a replica cannot forget its master.
     Dialect.MARIADB: (
-        ("REPLICATION SLAVE ADMIN, REPLICATION MASTER ADMIN, REPLICATION CLIENT, SLAVE MONITOR", "*.*"),
+        ("REPLICATION SLAVE ADMIN, REPLICATION MASTER ADMIN, SLAVE MONITOR", "*.*"),
         ("READ_ONLY ADMIN, BINLOG ADMIN, CONNECTION ADMIN, PROCESS, RELOAD", "*.*"),
         *_WATCHES_SHARDS,
     ),
@@ -66,6 +68,16 @@ _WATCHER_PRIVILEGES: Mapping[Dialect, tuple[tuple[str, str], ...]] = {
         ("REPLICATION_SLAVE_ADMIN, SYSTEM_VARIABLES_ADMIN, SESSION_VARIABLES_ADMIN, CONNECTION_ADMIN", "*.*"),
         *_WATCHES_SHARDS,
     ),
+}
+
+_FORMER_IN_TAO = (
+    ("DELETE, DROP, ALTER, INDEX, REFERENCES, LOCK TABLES, CREATE TEMPORARY TABLES, TRIGGER, EXECUTE", "tao.*"),
+    ("CREATE VIEW, SHOW VIEW, CREATE ROUTINE, ALTER ROUTINE", "tao.*"),
+)
+_FORMER_WATCHER_PRIVILEGES: Mapping[Dialect, tuple[tuple[str, str], ...]] = {
+    # What earlier versions granted besides. An account that exists keeps what it has until that is revoked.
+    Dialect.MARIADB: (("REPLICATION CLIENT", "*.*"), *_FORMER_IN_TAO),
+    Dialect.MYSQL: _FORMER_IN_TAO,
 }
 
 
@@ -143,6 +155,7 @@ async def create_accounts(
             await cursor.execute("SELECT VERSION()")
             ((version,),) = await cursor.fetchall()
             privileges_of = {**_PRIVILEGES, "watcher": _WATCHER_PRIVILEGES[dialect_of(version)]}
+            former = _FORMER_WATCHER_PRIVILEGES[dialect_of(version)]
             for role, grants in privileges_of.items():
                 account: Account | None = getattr(accounts, role)
                 for host in hosts if account is not None else ():
@@ -155,8 +168,19 @@ async def create_accounts(
                     for privileges, target in grants:
                         # Privileges and target come from the table above. The driver wants percent signs doubled.
                         await cursor.execute(f"GRANT {privileges} ON {target.replace('%', '%%')} TO %s@%s", who)
+                    for privileges, target in former if role == "watcher" else ():
+                        await _revoke(cursor, f"{privileges} ON {target}", who)
         finally:
             await cursor.execute("SET SESSION sql_log_bin = 1, max_error_count = DEFAULT")
+
+
+async def _revoke(cursor: Any, privileges: str, who: tuple[str, str]) -> None:
+    try:
+        await cursor.execute(f"REVOKE {privileges} FROM %s@%s", who)
+    except pymysql.err.OperationalError as error:
+        # MySQL refuses to take what an account does not have; MariaDB takes what there is.
+        if error.args[0] != ER.NONEXISTING_GRANT:
+            raise
 
 
 async def ensure_accounts(

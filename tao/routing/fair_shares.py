@@ -10,6 +10,10 @@ While there is room, work starts at once. A caller that is alone may have much u
 soon as others have work, too, it may have little: work that has started stands before theirs in every queue of the
 loop, of the leader and of the database, where no turns are taken. The rest stays free, however long its work takes.
 
+Critical reads that a master of this region answers have a smaller bound beside others. Each is a statement of its own,
+so a few of them keep a database busy, and more only make its queue longer. Those that go to another region are most of
+their time on the way, and a small bound would make their caller wait for round trips.
+
 What a read costs is known when it has been answered, by the size of its answer. The next reads of a caller are taken to
 cost what its latest have cost.
 
@@ -70,6 +74,11 @@ class ShareSettings:
     """Most cost under way of one caller while others have work: theirs queues behind it. It covers 3 ms at some 40,000
     misses a second, or 60 critical reads on their way to another region. A role's budget may say another number."""
 
+    max_master_reads_beside_others: int = 4
+    """Most cost under way of one caller's critical reads from masters of this region, while others have work. Two such
+    reads take half of the statements that a shard may have in progress (`ReadSettings.max_pending_per_shard`). It does
+    not apply to a caller whose role's budget says how much may be under way."""
+
     others_seconds: float = 1.0
     """Time after its work during which a caller still counts as one of the others: the pause of a client that sends one
     request after the other must not let another caller's thousand start."""
@@ -88,6 +97,8 @@ class ShareSettings:
                 "max_under_way_per_caller has to be from critical_cost to max_under_way, and "
                 f"max_under_way_beside_others at least critical_cost: {self}"
             )
+        if self.max_master_reads_beside_others < self.critical_cost:
+            raise SettingsError(f"max_master_reads_beside_others has to be at least critical_cost: {self}")
 
     @property
     def max_beside_others(self) -> int:
@@ -98,13 +109,17 @@ class ShareSettings:
 class Claim:
     """The costly work of one request: items of the same cost, at most what one caller may have under way."""
 
-    __slots__ = ("caller", "cost", "max_under_way", "under_way", "waiting")
+    __slots__ = ("caller", "cost", "is_parked", "max_under_way", "reads_master", "under_way", "waiting")
 
-    def __init__(self, caller: str, cost: int, max_under_way: int | None = None) -> None:
-        """``max_under_way``: the bound of its caller, alone or not; None: those of the settings."""
+    def __init__(self, caller: str, cost: int, max_under_way: int | None = None, *, reads_master: bool = False) -> None:
+        """``max_under_way``: the bound of its caller, alone or not; None: those of the settings. ``reads_master``: its
+        items are critical reads that a master of this region answers."""
         self.caller: Final = caller
         self.cost: Final = cost
         self.max_under_way: Final = max_under_way
+        self.reads_master: Final = reads_master
+        self.is_parked = False
+        """Whether it waits until an item that reads a master ends, and takes part in no turns."""
         self.waiting = 0
         """Items that may not start yet."""
         self.under_way = 0
@@ -115,12 +130,14 @@ class _Caller:
     """One caller with work, or that had some lately. It is in the queue of turns while it waits with claims and may
     start more."""
 
-    __slots__ = ("claims", "deficit", "idle_since", "in_turn", "max_under_way", "name", "read_units", "under_way",
-                 "waiting")  # fmt: skip
+    __slots__ = ("claims", "deficit", "idle_since", "in_turn", "master_reads", "max_under_way", "name", "parked",
+                 "read_units", "under_way", "waiting")  # fmt: skip
 
     def __init__(self, name: str) -> None:
         self.name: Final = name
-        self.claims: Final[deque[Claim]] = deque()  # those that wait with items
+        self.claims: Final[deque[Claim]] = deque()  # those that wait with items and are not parked
+        self.parked: Final[deque[Claim]] = deque()  # while there are some, a read of a master is under way or in turn
+        self.master_reads = 0  # what of `under_way` reads masters of this region
         self.deficit = 0
         self.idle_since = 0.0
         self.in_turn = False
@@ -172,6 +189,7 @@ class FairShares:
             and not caller.claims
             and self.under_way + cost <= settings.max_under_way
             and caller.under_way + cost <= self._bound(caller)
+            and not (claim.reads_master and (caller.parked or self._exceeds_master_reads(caller, cost)))
         ):
             self._start(caller, claim, items)
             return True
@@ -197,6 +215,8 @@ class FairShares:
             # One item always: the bound may have become smaller than what it costs.
             if caller.under_way and caller.under_way + claim.cost > self._bound(caller):
                 self._leave_turns(caller)
+            elif claim.reads_master and caller.master_reads and self._exceeds_master_reads(caller, claim.cost):
+                self._park(caller)
             elif caller.deficit < claim.cost:
                 caller.deficit += settings.turn_cost
                 self._turns.rotate(-1)
@@ -217,6 +237,9 @@ class FairShares:
         claim.under_way -= items
         caller.under_way -= cost
         self.under_way -= cost
+        if claim.reads_master:
+            caller.master_reads -= cost
+            self._unpark(caller)
         if read_units:
             caller.read_units += (read_units - caller.read_units) / READS_OF_MEAN
         if caller.claims:
@@ -236,7 +259,14 @@ class FairShares:
         caller = self._callers[claim.caller]
         caller.waiting -= claim.waiting * claim.cost
         claim.waiting = 0
-        caller.claims.remove(claim)
+        if claim.is_parked:
+            claim.is_parked = False
+            caller.parked.remove(claim)
+        else:
+            caller.claims.remove(claim)
+            if claim.reads_master:
+                self._unpark(caller)
+                self._take_turns(caller)
         if not caller.claims:
             self._leave_turns(caller)
         self._note_idle(caller)
@@ -248,10 +278,32 @@ class FairShares:
         settings = self.settings
         return settings.max_under_way_per_caller if len(self._callers) == 1 else settings.max_beside_others
 
+    def _exceeds_master_reads(self, caller: _Caller, cost: int) -> bool:
+        """Return whether so much more would be too much for the caller to read from masters beside others."""
+        most = self.settings.max_master_reads_beside_others
+        return caller.master_reads + cost > most and caller.max_under_way is None and len(self._callers) > 1
+
+    def _park(self, caller: _Caller) -> None:
+        """Have the caller's other claims go on, until a read of a master ends."""
+        claim = caller.claims.popleft()
+        claim.is_parked = True
+        caller.parked.append(claim)
+        if not caller.claims:
+            self._leave_turns(caller)
+
+    def _unpark(self, caller: _Caller) -> None:
+        """Have one parked claim wait for its turn: one of them at a time, because many would only be parked again."""
+        if caller.parked:
+            claim = caller.parked.popleft()
+            claim.is_parked = False
+            caller.claims.append(claim)
+
     def _start(self, caller: _Caller, claim: Claim, items: int) -> None:
         claim.under_way += items
         caller.under_way += items * claim.cost
         self.under_way += items * claim.cost
+        if claim.reads_master:
+            caller.master_reads += items * claim.cost
 
     def _start_waiting(self, caller: _Caller, claim: Claim) -> None:
         caller.deficit -= claim.cost
@@ -277,7 +329,7 @@ class FairShares:
         caller.deficit = 0
 
     def _note_idle(self, caller: _Caller) -> None:
-        if not caller.claims and not caller.under_way:
+        if not caller.claims and not caller.parked and not caller.under_way:
             caller.idle_since = self._now()
             self._idle[caller.name] = caller
 

@@ -40,6 +40,8 @@ OBSERVERS: Final = frozenset({"tailer", "watcher"})
 changes of topology and schema."""
 
 _NEVER_WRITTEN: Final = encode_object(NEVER_WRITTEN, ABSENT, b"")
+NOTHING_SHOWN: Final = (None, _NEVER_WRITTEN)
+"""The values that tell their caller of nothing that is there."""
 _MAX_KEPT: Final = 10_000
 """Callers whose checks, and denials whose texts, are kept: names are chosen elsewhere and must not fill the memory."""
 
@@ -444,11 +446,6 @@ class ReadCheck:
     def may_ask_for(self, atype: int) -> bool:
         """Return whether a query of an association type is answered; of objects, which have type 0, every one is."""
         return not self._enforced or not atype or bool(self._rights.read.associations >> atype & 1)
-
-    @staticmethod
-    def is_shown(value: bytes | None) -> bool:
-        """Return whether a value tells the caller of something that is there."""
-        return value is not None and value != _NEVER_WRITTEN
 
     def _is_hidden(self, value: bytes) -> bool:
         """Return whether an object is, or was until it was deleted, of a type that the caller may not read."""

@@ -48,7 +48,7 @@ from tao.serving.single_flight import FetchWaiter, SingleFlight
 from tao.serving.sources import not_there_yet
 from tao.wire.convert import error_to_pb
 from tao.wire.identity import PeerIdentity
-from tao.wire.read_batch import BatchQueries, OperationSizes, operation_at
+from tao.wire.read_batch import BatchQueries, OperationSizes, id1s_of, operation_at
 from tao.wire.session import Reply, failure
 from tao.wire.v1 import session_pb2 as pb
 
@@ -90,6 +90,10 @@ def _pass_everything_on(_: int, __: PeerIdentity) -> TaoError | None:
     return None
 
 
+def _always(_: int) -> bool:
+    return True
+
+
 class ReadPolicy(NamedTuple):
     """The reads that a server serves, by its role."""
 
@@ -101,6 +105,9 @@ class ReadPolicy(NamedTuple):
 
     pass_on: Callable[[int, PeerIdentity], TaoError | None] = _pass_everything_on
     """Return why a critical read of a shard that this peer has sent is not passed on to another region, or None."""
+
+    is_mastered_here: Callable[[int], bool] = _always
+    """Return whether the master of a shard is in this region."""
 
     past_floors: bool = False
     """The callers keep nothing: when no copy has what is known here, they get what is committed."""
@@ -127,6 +134,7 @@ class Misses:
         self.admit: Final = policy.admit
         self.staleness_ms: Final = policy.staleness_ms
         self.pass_on: Final = policy.pass_on
+        self.is_mastered_here: Final = policy.is_mastered_here
         self.settings: Final = policy.bounds
         self.past_floors: Final = policy.past_floors
         self.failures = [0] * len(OperationSizes._fields)
@@ -229,7 +237,8 @@ class _MissedBatch:
         self._is_over = False
         self._timer: asyncio.TimerHandle
         self._shares: Final = misses.shares
-        self._work: Final = misses.shares.reads(request, reply.peer, self._begin_some)
+        reads_master = batch.critical and any(misses.is_mastered_here(id1 >> SHARD_SHIFT) for id1 in id1s_of(batch))
+        self._work: Final = misses.shares.reads(request, reply.peer, self._begin_some, reads_master=reads_master)
         self.caller: Final = caller_of(request, reply.peer)
 
     @property

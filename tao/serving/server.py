@@ -299,10 +299,17 @@ class CachingServer(Generic[SettingsType]):
         clock = context.clock
         single_flight = SingleFlight(self._cache, source, clock, self._list_limit, fills)
         self._refills = PrefixRefills(single_flight, context.spawn_as("refill"), self._settings.refills)
-        schema = context.configuration.schema
-        policy = policy._replace(access=context.configuration.access)
+        configuration, schema = context.configuration, context.configuration.schema
+
+        def is_mastered_here(shard: int) -> bool:
+            try:
+                return configuration.routes.master_region(shard) == context.region
+            except InvalidArgument:  # nobody has checked the shards of a batch yet
+                return True
+
+        policy = policy._replace(access=configuration.access, is_mastered_here=is_mastered_here)
         # A leader's callers are held to their budgets by the followers that they ask.
-        budgets = context.configuration.access if self.role == "follower" else None
+        budgets = configuration.access if self.role == "follower" else None
         traffic, shares = Traffic(clock, rates), WorkShares(self._settings.shares, budgets, clock.monotonic)
         self._reads = ReadService(self._cache, single_flight, schema, policy, traffic=traffic, shares=shares)
 

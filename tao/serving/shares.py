@@ -82,10 +82,12 @@ class ShareOfWork(Claim):
         start: Callable[[int], None],
         price: int = 0,
         terms: Terms = _NO_TERMS,
+        *,
+        reads_master: bool = False,
     ) -> None:
         """``price``: what its caller's budget is charged for an item when it is asked for. ``cost`` is at most what the
-        caller may have under way; the price has no bound."""
-        super().__init__(caller or "", cost, terms.max_under_way)
+        caller may have under way; the price has no bound. ``reads_master``: see `Claim`."""
+        super().__init__(caller or "", cost, terms.max_under_way, reads_master=reads_master)
         self.has_share: Final = caller is None
         self.start: Final = start
         self.price: Final = price
@@ -138,13 +140,16 @@ class WorkShares:
             },
         )
 
-    def reads(self, request: pb.Request, peer: PeerIdentity, start: Callable[[int], None]) -> ShareOfWork:
-        """Return the work of a request whose items are misses or critical reads."""
+    def reads(
+        self, request: pb.Request, peer: PeerIdentity, start: Callable[[int], None], *, reads_master: bool = False
+    ) -> ShareOfWork:
+        """Return the work of a request whose items are misses or critical reads. ``reads_master``: they are critical,
+        and a master of this region answers some of them."""
         caller = sharer_of(request, peer)
         if caller is None:
             return ShareOfWork(None, 1, start)
         units = self._shares.read_units(caller) * (self.settings.critical_cost if request.read.critical else 1)
-        return self._work(caller, units, start, units, self._terms(request, peer))
+        return self._work(caller, units, start, units, self._terms(request, peer), reads_master=reads_master)
 
     def writes(self, request: pb.Request, peer: PeerIdentity, start: Callable[[int], None]) -> ShareOfWork:
         """Return the work of a request that writes, which is one item."""
@@ -159,11 +164,20 @@ class WorkShares:
         price = number * settings.write_cost
         return self._work(caller, min(price, settings.max_request_cost), start, price, self._terms(request, peer))
 
-    def _work(self, caller: str, cost: int, start: Callable[[int], None], price: int, terms: Terms) -> ShareOfWork:
+    def _work(
+        self,
+        caller: str,
+        cost: int,
+        start: Callable[[int], None],
+        price: int,
+        terms: Terms,
+        *,
+        reads_master: bool = False,
+    ) -> ShareOfWork:
         if cost > self._always_fits:
             most = terms.max_under_way or self.settings.max_beside_others
             cost = min(cost, most, self.settings.max_under_way)
-        return ShareOfWork(caller, cost, start, price, terms)
+        return ShareOfWork(caller, cost, start, price, terms, reads_master=reads_master)
 
     def _terms(self, request: pb.Request, peer: PeerIdentity) -> Terms:
         # A server stands for all of its callers without a name, too.

@@ -14,7 +14,7 @@ from typing import Final
 from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import Clock
 from tao.routing.read_rates import Key, RateSettings, ReadRates
-from tao.serving.access import ReadCheck
+from tao.serving.access import NOTHING_SHOWN, ReadCheck
 from tao.wire.read_batch import OperationSizes
 from tao.wire.v1 import session_pb2 as pb
 
@@ -83,7 +83,7 @@ class Traffic:
     ) -> None:
         """Add the batch's queries for hot items to the answer: to a caller with a ``check``, those of which ``values``
         show something. Call this only when there are hot items."""
-        hot, slot = self.rates.hot, 0
+        hot, slot, answered = self.rates.hot, 0, len(values)
         for operation, (size, ids) in enumerate(zip(sizes, _ids(batch), strict=True)):
             if size:
                 atypes = _atypes(batch, operation)[:] if operation else [0] * size
@@ -91,7 +91,8 @@ class Traffic:
                 # Most batches ask for no hot item: one set operation in C finds that out.
                 if not hot.keys().isdisjoint(keys):
                     for place in (place for place, key in enumerate(keys, slot) if key in hot):
-                        if check is not None and not (place < len(values) and check.is_shown(values[place])):
+                        # Without a call: when much of a batch is hot, it would be most of what rights cost.
+                        if check is not None and (place >= answered or values[place] in NOTHING_SHOWN):
                             continue
                         rate = hot[keys[place - slot]]
                         answer.hot_slots.append(place)

@@ -24,7 +24,7 @@ from tao.devcluster.database import (
 from tao.devcluster.database_program import Durability, Flavour, ServerBinaryMissing, ServerOptions, find_server_binary
 from tao.devcluster.processes import read_record, write_record
 from tao.model.errors import OperatorError
-from tao.replication.accounts import Account, ServiceAccounts
+from tao.replication.accounts import LOOPBACK_HOSTS, Account, ServiceAccounts, create_accounts
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.unhurried]
 
@@ -147,11 +147,39 @@ async def test_each_account_may_do_its_own_work_and_nothing_else(make_instance: 
         (accounts.replicator, "SELECT * FROM tao_00001.objects"),
         (accounts.watcher, "DROP TABLE tao_00001.objects"),
         (accounts.watcher, "DELETE FROM tao_00001.objects"),
+        (accounts.watcher, "DROP TABLE tao.lease"),
+        (accounts.watcher, "DELETE FROM tao.lease"),
+        (accounts.watcher, "ALTER TABLE tao.lease ADD COLUMN x INT"),
         (accounts.watcher, "SELECT * FROM mysql.global_priv" if mariadb else "SELECT * FROM mysql.user"),
         (accounts.watcher, "CREATE USER x@localhost"),
     ):
         with pytest.raises((pymysql.err.OperationalError, pymysql.err.ProgrammingError), match="denied"):
             await fetch(instance, account, forbidden)
+
+
+async def test_making_accounts_again_takes_from_the_watcher_what_earlier_versions_granted(
+    make_instance: MakeInstance,
+) -> None:
+    instance = make_instance()
+    await instance.start()
+    accounts = instance.accounts
+    assert accounts.watcher is not None
+    watcher = accounts.watcher
+    root = await aiomysql.connect(unix_socket=str(instance.socket_path), user="root", autocommit=True)
+    try:
+        async with root.cursor() as cursor:
+            await cursor.execute("SET SESSION max_error_count = 0")  # MySQL warns about accounts of localhost
+            await cursor.execute("CREATE DATABASE IF NOT EXISTS tao")
+            for host in LOOPBACK_HOSTS:
+                await cursor.execute("GRANT ALL PRIVILEGES ON tao.* TO %s@%s", (watcher.user, host))
+        await fetch(instance, watcher, "CREATE TABLE tao.lost (id INT)")
+        await create_accounts(root, accounts)
+    finally:
+        root.close()
+
+    with pytest.raises((pymysql.err.OperationalError, pymysql.err.ProgrammingError), match="denied"):
+        await fetch(instance, watcher, "DROP TABLE tao.lost")
+    await fetch(instance, watcher, "INSERT INTO tao.lost VALUES (1)")
 
 
 async def test_making_accounts_leaves_no_trace_in_the_binlog(make_instance: MakeInstance) -> None:

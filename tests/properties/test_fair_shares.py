@@ -20,13 +20,14 @@ SETTINGS = ShareSettings(
     others_seconds=2.0,
     max_waiting_per_caller=30,
     critical_cost=2,
+    max_master_reads_beside_others=3,
 )
 BUDGETED = "c"
 """The caller whose claims say how much it may have under way."""
 
 
 def claim_of(caller: str, cost: int) -> Claim:
-    return Claim(caller, cost, 7 if caller == BUDGETED else None)
+    return Claim(caller, cost, 7 if caller == BUDGETED else None, reads_master=cost % 2 == 0)
 
 
 @dataclass
@@ -38,6 +39,8 @@ class Naive:
     waiting: dict[str, list[Claim]] = field(default_factory=dict)
     turns: list[str] = field(default_factory=list)
     deficits: dict[str, int] = field(default_factory=dict)
+    parked: dict[str, list[Claim]] = field(default_factory=lambda: {name: [] for name in "abc"})
+    """The claims of each caller that wait for the end of an item that reads a master."""
     worked_at: dict[str, float] = field(default_factory=dict)
     """When each caller has asked for work, or ended some."""
     time: float = 0.0
@@ -49,11 +52,31 @@ class Naive:
         recently = self.worked_at.get(caller, -99.0) > self.time - self.settings.others_seconds
         return recently or self.under_way(caller) > 0 or bool(self.waiting.get(caller))
 
+    def has_others(self, caller: str) -> bool:
+        return any(self.works(each) for each in "abc" if each != caller)
+
     def bound(self, caller: str) -> int:
         if caller == BUDGETED:
             return 7
-        others = any(self.works(each) for each in "abc" if each != caller)
-        return self.settings.max_under_way_beside_others if others else self.settings.max_under_way_per_caller
+        settings = self.settings
+        return settings.max_under_way_beside_others if self.has_others(caller) else settings.max_under_way_per_caller
+
+    def master_reads(self, caller: str) -> int:
+        return sum(claim.cost for claim in self.started if claim.caller == caller and claim.reads_master)
+
+    def may_read_master(self, claim: Claim, cost: int) -> bool:
+        if not claim.reads_master or claim.caller == BUDGETED or not self.has_others(claim.caller):
+            return True
+        return self.master_reads(claim.caller) + cost <= self.settings.max_master_reads_beside_others
+
+    def in_turn(self, caller: str) -> list[Claim]:
+        return [claim for claim in self.waiting.get(caller, ()) if claim not in self.parked[caller]]
+
+    def unpark(self, caller: str) -> None:
+        if self.parked[caller]:
+            claim = self.parked[caller].pop(0)
+            items = [each for each in self.waiting[caller] if each is claim]
+            self.waiting[caller] = [each for each in self.waiting[caller] if each is not claim] + items
 
     def has_room(self, caller: str, cost: int) -> bool:
         return self.under_way() + cost <= self.settings.max_under_way and self.may_have(caller, cost)
@@ -64,7 +87,10 @@ class Naive:
     def add(self, claim: Claim, items: int) -> bool:
         self.worked_at[claim.caller] = self.time
         waiting = self.waiting.setdefault(claim.caller, [])
-        if not self.turns and not waiting and self.has_room(claim.caller, claim.cost * items):
+        has_room = self.has_room(claim.caller, claim.cost * items) and self.may_read_master(claim, claim.cost * items)
+        if claim.reads_master and self.parked[claim.caller]:
+            has_room = False
+        if not self.turns and not self.in_turn(claim.caller) and has_room:
             self.started += [claim] * items
             return True
         waiting_cost = sum(each.cost for each in waiting) + claim.cost * items
@@ -75,7 +101,7 @@ class Naive:
         return False
 
     def enter(self, caller: str) -> None:
-        if self.waiting.get(caller) and caller not in self.turns:
+        if self.in_turn(caller) and caller not in self.turns:
             self.turns.append(caller)
 
     def leave(self, caller: str) -> None:
@@ -86,9 +112,13 @@ class Naive:
     def next(self) -> Claim | None:
         while self.turns:
             caller = self.turns[0]
-            claim = self.waiting[caller][0]
+            claim = self.in_turn(caller)[0]
             if self.under_way(caller) and not self.may_have(caller, claim.cost):
                 self.leave(caller)
+            elif self.master_reads(caller) and not self.may_read_master(claim, claim.cost):
+                self.parked[caller].append(claim)
+                if not self.in_turn(caller):
+                    self.leave(caller)
             elif self.deficits.get(caller, 0) < claim.cost:
                 self.deficits[caller] = self.deficits.get(caller, 0) + self.settings.turn_cost
                 self.turns.append(self.turns.pop(0))
@@ -96,11 +126,12 @@ class Naive:
                 return None
             else:
                 self.deficits[caller] -= claim.cost
-                rest = self.waiting[caller][1:]
+                rest = list(self.waiting[caller])
+                rest.remove(claim)
                 same = [each for each in rest if each is claim]
                 self.waiting[caller] = [each for each in rest if each is not claim] + same
                 self.started.append(claim)
-                if not self.waiting[caller]:
+                if not self.in_turn(caller):
                     self.leave(caller)
                 return claim
         return None
@@ -108,13 +139,20 @@ class Naive:
     def end(self, claim: Claim) -> None:
         self.worked_at[claim.caller] = self.time
         self.started.remove(claim)
+        if claim.reads_master:
+            self.unpark(claim.caller)
         self.enter(claim.caller)
 
     def withdraw(self, claim: Claim) -> None:
         if claim in self.waiting.get(claim.caller, ()):
             self.worked_at[claim.caller] = self.time
             self.waiting[claim.caller] = [each for each in self.waiting[claim.caller] if each is not claim]
-            if not self.waiting[claim.caller]:
+            if claim in self.parked[claim.caller]:
+                self.parked[claim.caller].remove(claim)
+            elif claim.reads_master:
+                self.unpark(claim.caller)
+                self.enter(claim.caller)
+            if not self.in_turn(claim.caller):
                 self.leave(claim.caller)
 
 
@@ -159,6 +197,13 @@ def test_fair_shares_decide_as_lists_of_items_would(steps: list[tuple[str, str, 
             assert naive.under_way(name) <= SETTINGS.max_under_way_per_caller
         with_work = {each.caller for each in naive.started} | {name for name, each in naive.waiting.items() if each}
         assert shares.callers == len(with_work)
+    # Nothing waits for ever: what is under way ends, and each end lets the next begin.
+    while naive.started:
+        shares.end(naive.started[0])
+        naive.end(naive.started[0])
+        while shares.next() is not None:
+            assert naive.next() is not None
+    assert shares.waiting == 0
 
 
 def started_now(shares: FairShares) -> list[Claim]:
@@ -214,6 +259,37 @@ def test_a_caller_has_less_under_way_beside_others_until_they_have_been_idle_for
     shares.end(hog)
     assert len(started_now(shares)) == 3
     assert hog.under_way == 8
+
+
+def test_critical_reads_of_masters_here_have_a_smaller_bound_beside_others_and_do_not_hold_up_other_reads() -> None:
+    shares = FairShares(SETTINGS, lambda: 0.0)
+    honest, critical = Claim("honest", 1), Claim("hog", 2, reads_master=True)
+    elsewhere, miss = Claim("hog", 2), Claim("hog", 1)
+    assert shares.add(honest, 1)
+    assert not shares.add(critical, 3)
+    assert started_now(shares) == [critical]
+    assert shares.add(elsewhere, 1)
+    assert shares.add(miss, 1)
+    shares.end(critical)
+    assert started_now(shares) == [critical]
+
+
+def test_a_parked_claim_goes_on_when_the_one_that_was_to_go_before_it_is_withdrawn() -> None:
+    shares = FairShares(SETTINGS, lambda: 0.0)
+    running, first, second = (Claim("hog", 2, reads_master=True) for _ in range(3))
+    assert shares.add(Claim("honest", 1), 1)
+    assert shares.add(running, 1)
+    for claim in (first, second):
+        assert not shares.add(claim, 1)
+    assert started_now(shares) == []
+    shares.end(running)
+    shares.withdraw(first)
+    assert started_now(shares) == [second]
+
+
+def test_a_caller_that_is_alone_reads_as_much_from_masters_as_its_bound_lets_it() -> None:
+    shares = FairShares(SETTINGS, lambda: 0.0)
+    assert shares.add(Claim("alone", 2, reads_master=True), 4)
 
 
 def test_a_caller_whose_bound_has_become_less_than_one_item_costs_does_one_at_a_time() -> None:
@@ -286,6 +362,7 @@ def test_what_callers_have_spent_is_kept_for_a_bounded_number_of_them(monkeypatc
         {"max_under_way_per_caller": 9_000},
         {"max_under_way": 0},
         {"max_under_way_beside_others": 1},
+        {"max_master_reads_beside_others": 1},
         {"critical_cost": 200},
         {"bytes_per_unit": 0},
     ],

@@ -1,10 +1,11 @@
-"""The cost of rights is the ratio of two followers with rights at one of them, divided by that without."""
+"""The cost of rights: between two followers, each its own control, and within one process."""
 
 from __future__ import annotations
 
 from random import Random
 
 from loadtest.rights import PairedCosts
+from loadtest.rights_path import PathCosts
 
 
 def pairs(chance: Random, factor: float) -> list[tuple[float, float]]:
@@ -30,3 +31,12 @@ def test_rights_that_cost_nothing_have_an_interval_around_nothing() -> None:
     chance = Random(6)
     figures = PairedCosts(before=pairs(chance, 0.97), after=pairs(chance, 0.97)).figures()
     assert figures["cost_percent_low"] < 0 < figures["cost_percent_high"]
+
+
+def test_what_rights_add_within_one_process_is_related_to_the_path_and_to_a_whole_follower() -> None:
+    chance = Random(7)
+    quadruples = [(2.0 * speed, 2.0 * speed * 1.03) for speed in (chance.uniform(0.9, 1.1) for _ in range(100))]
+    figures = PathCosts(quadruples=quadruples).figures(follower_us=4.0)
+    assert abs(figures["path_percent"] - 3.0) < 1e-6
+    assert figures["added_us_low"] <= figures["added_us"] <= figures["added_us_high"]
+    assert abs(figures["follower_percent"] - 100 * figures["added_us"] / 4.0) < 0.02

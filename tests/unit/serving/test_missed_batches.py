@@ -82,8 +82,12 @@ class Asked:
         admits: int = 10_000,
         shares: WorkShares | None = None,
         critical: bool = False,
+        is_mastered_here: bool = True,
+        caller: str = "",
     ) -> None:
         self.reply = Heard()
+        self.reply.peer = PeerIdentity("client", "client", caller=caller)
+        self._is_mastered_here = is_mastered_here
         self.waiting: dict[int, Take] = {}
         self.begun: list[int] = []
         self.failures = [0] * len(OPERATIONS)
@@ -100,7 +104,8 @@ class Asked:
         settings = self._settings
         cache = GraphCache(CacheSettings(arena_bytes=ARENAS, credit_slots=1009), SchemaArenas(SCHEMA, ARENAS))
         single_flight = SingleFlight(cache, self, ManualClock(), lambda _: 100, FillSettings())
-        misses = Misses(single_flight, SCHEMA, ReadPolicy(self._admit, bounds=settings), self.shares)
+        policy = ReadPolicy(self._admit, is_mastered_here=lambda _: self._is_mastered_here, bounds=settings)
+        misses = Misses(single_flight, SCHEMA, policy, self.shares)
         misses.failures = self.failures
         self.single_flight = single_flight
         slots, sizes = list(range(self._slots)), OperationSizes(self._slots, 0, 0, 0, 0)
@@ -253,6 +258,17 @@ async def test_critical_reads_cost_more_than_misses() -> None:
     assert critical.begun == [0, 1, 2]
     critical.waiting[1](VALUE)
     assert critical.begun == [0, 1, 2, 3]
+
+
+async def test_beside_others_few_critical_reads_of_masters_here_are_under_way_and_more_of_masters_elsewhere() -> None:
+    shares = WorkShares(ShareSettings(critical_cost=2, max_master_reads_beside_others=4))
+    Asked(1, shares=shares, caller="other").begin()
+    here = Asked(9, shares=shares, critical=True, caller="hog").begin()
+    assert here.begun == [0, 1]
+    elsewhere = Asked(9, shares=shares, critical=True, is_mastered_here=False, caller="hog").begin()
+    assert len(elsewhere.begun) == 9
+    here.waiting[0](VALUE)
+    assert here.begun == [0, 1, 2]
 
 
 async def test_a_batch_that_has_begun_goes_on_though_its_caller_may_have_nothing_more_waiting() -> None:
