@@ -259,10 +259,11 @@ class _DatabaseQuery(msgspec.Struct):
 class _Line:
     """The queries that are collected for one database."""
 
-    __slots__ = ("began", "gathered", "timer", "under_way")
+    __slots__ = ("began", "gathered", "is_starting", "timer", "under_way")
 
     def __init__(self) -> None:
         self.gathered: list[_DatabaseQuery] = []
+        self.is_starting = False  # a read takes what is gathered in the next turn of the loop
         self.under_way: list[_DatabaseQuery] | None = None  # the queries of the latest read
         self.began = 0.0
         self.timer: asyncio.TimerHandle | None = None
@@ -291,9 +292,6 @@ class DatabaseSource:
         self._settings: Final = settings
         self._refresh: Final = refresh
         self._loop: Final = asyncio.get_running_loop()
-        self._gathering: TickBatcher[tuple[str, bool], _DatabaseQuery] = TickBatcher(
-            self._line_up, settings.max_batch_queries
-        )
         self._lines: dict[tuple[str, bool], _Line] = {}
         self.read_seconds: Callable[[float], None] = lambda _: None
 
@@ -311,10 +309,10 @@ class DatabaseSource:
         except TaoError as error:  # the shard may be gone from the topology since the last read
             deliver(asked.take, error)
         else:
-            self._gathering.add((database, asked.critical), asked)
+            self._line_up((database, asked.critical), asked)
 
     def _take(self, asked: _DatabaseQuery, fetched: Fetched) -> None:
-        if answers(version_of(fetched.value), asked.minimum, fetched.version_epoch):
+        if not asked.minimum or answers(version_of(fetched.value), asked.minimum, fetched.version_epoch):
             deliver(asked.take, fetched)
         elif asked.reads < self._settings.max_rereads:
             self._ask_again(asked)
@@ -349,14 +347,13 @@ class DatabaseSource:
         for one in asked:
             self._ask_again(one)
 
-    def _line_up(self, to: tuple[str, bool], asked: list[_DatabaseQuery]) -> None:
+    def _line_up(self, to: tuple[str, bool], asked: _DatabaseQuery) -> None:
         line = self._lines.get(to)
         if line is None:
             line = self._lines[to] = _Line()
-        room = self._settings.max_batch_queries - len(line.gathered)
-        if len(asked) > room:
-            self._start_reading(to, line)
-        line.gathered.extend(asked)
+        line.gathered.append(asked)
+        if line.is_starting:
+            return
         may_wait_until = line.began + self._settings.gather_seconds
         if (
             line.under_way is None
@@ -368,33 +365,40 @@ class DatabaseSource:
             line.timer = self._loop.call_at(may_wait_until, self._start_reading, to, line)
 
     def _start_reading(self, to: tuple[str, bool], line: _Line) -> None:
+        """Start a read, which begins in the next turn of the loop: the queries of this turn join it."""
         if line.timer is not None:
             line.timer.cancel()
             line.timer = None
-        asked, line.gathered = line.gathered, []
-        if not asked:
+        if line.is_starting or not line.gathered:
             return
-        line.under_way = asked
-        line.began = self._loop.time()
+        line.is_starting = True
         try:
-            self._spawn(self._read(to, line, asked))
+            self._spawn(self._read(to, line))
         except TaoError as error:
-            line.under_way = None
+            line.is_starting = False
+            asked, line.gathered = line.gathered, []
             _fail_all(asked, error)
 
-    async def _read(self, to: tuple[str, bool], line: _Line, asked: list[_DatabaseQuery]) -> None:
-        started = self._loop.time()
-        failure: TaoError = InternalError("the read was given up; see the server's log")
+    async def _read(self, to: tuple[str, bool], line: _Line) -> None:
+        started = line.began = self._loop.time()
+        most = self._settings.max_batch_queries
+        asked, line.gathered = line.gathered[:most], line.gathered[most:]
+        line.is_starting = False
+        line.under_way = asked
+        if line.gathered:
+            self._start_reading(to, line)
+        failure: TaoError | None = None
 
         def take(places: Sequence[int], read: FillRead | TaoError) -> None:
             some = [asked[place] for place in places]
             if isinstance(read, TaoError):
                 self._refuse(some, read)
                 return
+            epochs = read.version_epochs
             for one, value in zip(some, read.values, strict=True):
                 if not one.is_answered:
                     # First what may raise: a query that is marked as answered is not failed when the read ends.
-                    fetched = Fetched(value, read.version_epochs[shard_of(one.query)], "database")
+                    fetched = Fetched(value, epochs[shard_of(one.query)], "database")
                     one.is_answered = True
                     self._take(one, fetched)
 
@@ -402,13 +406,14 @@ class DatabaseSource:
             await self._store.read_each(
                 [one.query for one in asked],
                 critical=to[1],
-                timeout_seconds=max(one.until for one in asked) - started,
+                timeout_seconds=max([one.until for one in asked]) - started,
                 on_read=take,
             )
         except TaoError as error:
             failure = error
         finally:
-            _fail_all(asked, failure)
+            if left := [one for one in asked if not one.is_answered]:
+                _fail_all(left, failure or InternalError("the read was given up; see the server's log"))
             self.read_seconds(self._loop.time() - started)
             if line.under_way is asked:
                 line.under_way = None

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from tao.model.errors import InternalError, OperatorError, Overloaded, SettingsError, TaoError
 from tao.model.ports import OnRead, ReadStore
@@ -187,10 +187,15 @@ class MySqlReadStore(ReadStore):
             finally:
                 self._leave(entered, shards)
 
-        fetches: list[Coroutine[None, None, None]] = [fetch_together(*group) for group in together.items()]
-        fetches.extend(self._fetch_when_admitted(job, server, shard) for server, shard in alone)
         try:
-            await _run_all(fetches)
+            if len(together) == 1 and not alone:
+                # Most reads. Each coroutine less is a microsecond less of a read that serves a single miss.
+                (group,) = together.items()
+                await self._fetch(job, *group)
+            else:
+                fetches: list[Coroutine[None, None, None]] = [fetch_together(*group) for group in together.items()]
+                fetches.extend(self._fetch_when_admitted(job, server, shard) for server, shard in alone)
+                await _run_all(fetches)
         finally:
             self._leave(entered, tuple(entered))
 
@@ -273,7 +278,7 @@ class MySqlReadStore(ReadStore):
         for some in apart:
             await self._fetch_at_once(job, server, some)
 
-    async def _run(self, server: str, queries: Sequence[Query], job: _ReadJob, held: _HeldRows) -> ReadPlan:
+    def _run(self, server: str, queries: Sequence[Query], job: _ReadJob, held: _HeldRows) -> Awaitable[ReadPlan]:
         async def read(session: DatabaseSession, with_lease: bool) -> ReadPlan:
             plan = ReadPlan(queries, self._edge_tables, master=server if job.critical else "")
             held.release()
@@ -290,7 +295,7 @@ class MySqlReadStore(ReadStore):
             return plan
 
         checked_shard = shard_of_query(queries[0]) if job.critical else None
-        return await self._ask(server, read, job.deadline, checked_shard=checked_shard)
+        return self._ask(server, read, job.deadline, checked_shard=checked_shard)
 
     async def _ask(
         self,
@@ -344,8 +349,7 @@ class MySqlReadStore(ReadStore):
             gate.waiting -= 1
 
 
-@dataclass(frozen=True, slots=True)
-class _ReadJob:
+class _ReadJob(NamedTuple):
     """The queries of one read, and the callback that receives each shard's answers."""
 
     queries: Sequence[Query]
@@ -369,6 +373,8 @@ class _ReadJob:
 
     def runs_of(self, shards: Iterable[int], max_rows: int) -> list[list[int]]:
         """Return the places of these shards in runs, each of which brings at most that many rows, or has one query."""
+        if len(self.queries) == 1:
+            return [[0]]
         runs: list[list[int]] = []
         left = 0
         for place in self.places(shards):
@@ -426,9 +432,6 @@ def _rows_of(query: Query) -> int:
 async def _run_all(jobs: Sequence[Coroutine[None, None, None]]) -> None:
     """Run the jobs concurrently. An exception, which is a caller's error or a bug and not a database's answer, ends
     them all."""
-    if len(jobs) == 1:
-        await jobs[0]
-        return
     try:
         async with asyncio.TaskGroup() as group:
             for job in jobs:
