@@ -18,6 +18,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
@@ -201,10 +202,19 @@ class Databases:
     def login(self, user: str, password: str, tls: DatabaseTls | None) -> Callable[[str], ServerAccount]:
         """Return a function from a server's name to its address, as this region reaches it, with the account to use.
         The function raises `TopologyError` for an unknown name."""
+        accounts: dict[str, ServerAccount] = {}  # of the routes in use: each read asks for one
+        routes = self._configuration.routes
 
         def account(name: str) -> ServerAccount:
-            server = self._server(name)
-            return ServerAccount(server.host, server.port, user, password, server.socket, tls)
+            nonlocal routes
+            if routes is not self._configuration.routes:
+                routes = self._configuration.routes
+                accounts.clear()
+            found = accounts.get(name)
+            if found is None:
+                server = self._server(name)
+                found = accounts[name] = ServerAccount(server.host, server.port, user, password, server.socket, tls)
+            return found
 
         return account
 
@@ -369,17 +379,11 @@ class DatabaseSource:
         if line.timer is not None:
             line.timer.cancel()
             line.timer = None
-        if line.is_starting or not line.gathered:
-            return
-        line.is_starting = True
-        try:
-            self._spawn(self._read(to, line))
-        except TaoError as error:
-            line.is_starting = False
-            asked, line.gathered = line.gathered, []
-            _fail_all(asked, error)
+        if line.gathered and not line.is_starting:
+            line.is_starting = True
+            self._loop.call_soon(self._begin_read, to, line)
 
-    async def _read(self, to: tuple[str, bool], line: _Line) -> None:
+    def _begin_read(self, to: tuple[str, bool], line: _Line) -> None:
         started = line.began = self._loop.time()
         most = self._settings.max_batch_queries
         asked, line.gathered = line.gathered[:most], line.gathered[most:]
@@ -387,37 +391,64 @@ class DatabaseSource:
         line.under_way = asked
         if line.gathered:
             self._start_reading(to, line)
-        failure: TaoError | None = None
 
-        def take(places: Sequence[int], read: FillRead | TaoError) -> None:
-            some = [asked[place] for place in places]
-            if isinstance(read, TaoError):
-                self._refuse(some, read)
-                return
-            epochs = read.version_epochs
-            for one, value in zip(some, read.values, strict=True):
-                if not one.is_answered:
-                    # First what may raise: a query that is marked as answered is not failed when the read ends.
-                    fetched = Fetched(value, epochs[shard_of(one.query)], "database")
-                    one.is_answered = True
-                    self._take(one, fetched)
-
-        try:
-            await self._store.read_each(
-                [one.query for one in asked],
-                critical=to[1],
-                timeout_seconds=max([one.until for one in asked]) - started,
-                on_read=take,
-            )
-        except TaoError as error:
-            failure = error
-        finally:
-            if left := [one for one in asked if not one.is_answered]:
-                _fail_all(left, failure or InternalError("the read was given up; see the server's log"))
+        def end() -> None:
             self.read_seconds(self._loop.time() - started)
             if line.under_way is asked:
                 line.under_way = None
                 self._start_reading(to, line)
+
+        def end_at_once() -> None:
+            self._read_rest(asked, to[1], end)
+
+        has_begun = not to[1] and self._store.read_at_once(
+            [one.query for one in asked],
+            timeout_seconds=max([one.until for one in asked]) - started,
+            on_read=partial(self._take_read, asked),
+            on_end=end_at_once,
+        )
+        if not has_begun:
+            self._read_rest(asked, to[1], end)
+
+    def _take_read(self, asked: Sequence[_DatabaseQuery], places: Sequence[int], read: FillRead | TaoError) -> None:
+        some = [asked[place] for place in places]
+        if isinstance(read, TaoError):
+            self._refuse(some, read)
+            return
+        epochs = read.version_epochs
+        for one, value in zip(some, read.values, strict=True):
+            if not one.is_answered:
+                # First what may raise: a query that is marked as answered is not failed when the read ends.
+                fetched = Fetched(value, epochs[shard_of(one.query)], "database")
+                one.is_answered = True
+                self._take(one, fetched)
+
+    def _read_rest(self, asked: Sequence[_DatabaseQuery], critical: bool, on_end: Callable[[], None]) -> None:
+        """Read the queries that have no answer yet, if there are any, as a task."""
+        rest = [one for one in asked if not one.is_answered]
+        if not rest:
+            on_end()
+            return
+        try:
+            self._spawn(self._read(rest, critical, on_end))
+        except TaoError as error:
+            _fail_all(rest, error)
+            on_end()
+
+    async def _read(self, asked: Sequence[_DatabaseQuery], critical: bool, on_end: Callable[[], None]) -> None:
+        failure: TaoError | None = None
+        try:
+            await self._store.read_each(
+                [one.query for one in asked],
+                critical=critical,
+                timeout_seconds=max([one.until for one in asked]) - self._loop.time(),
+                on_read=partial(self._take_read, asked),
+            )
+        except TaoError as error:
+            failure = error
+        finally:
+            _fail_all(asked, failure or InternalError("the read was given up; see the server's log"))
+            on_end()
 
 
 def _fail_all(asked: Sequence[_DatabaseQuery], error: TaoError) -> None:

@@ -14,7 +14,8 @@ The same holds for the intents that a settlement reads.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
@@ -27,11 +28,13 @@ from tao.storage.failures import ConnectionLost
 from tao.storage.master_check import master_check, master_refusal, master_states, missing_answer
 from tao.storage.names import EdgeTables, schema_name
 from tao.storage.pools import Pools
-from tao.storage.read_plan import COLUMNS, ReadPlan, shard_of_query
+from tao.storage.read_plan import COLUMNS, ReadPlan, Statement, shard_of_query
 from tao.storage.result_packets import Row
 from tao.storage.semaphore import Semaphore
 from tao.storage.session import DatabaseSession
 from tao.storage.write_statements import intent_row, read_intents
+
+_logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 READ_SETUP: Final = SessionSetup(writes=False)
@@ -146,7 +149,7 @@ class MySqlReadStore(ReadStore):
         self._local_of = local_of
         self._master_of = master_of
         self._pools = pools
-        self._edge_tables = edge_tables
+        self.edge_tables: Final = edge_tables
         self._settings = settings or ReadSettings()
         self.max_held_bytes: Final = self._settings.max_held_bytes
         self.held_bytes = 0
@@ -198,6 +201,44 @@ class MySqlReadStore(ReadStore):
                 await _run_all(fetches)
         finally:
             self._leave(entered, tuple(entered))
+
+    def read_at_once(
+        self, queries: Sequence[Query], *, timeout_seconds: float, on_read: OnRead, on_end: Callable[[], None]
+    ) -> bool:
+        """See the port: for queries of one server, when each shard has room and a connection is idle."""
+        now = asyncio.get_running_loop().time()
+        by_shard: dict[int, list[int]] = {}
+        for place, query in enumerate(queries):
+            by_shard.setdefault(shard_of_query(query), []).append(place)
+        job = _ReadJob(queries, by_shard, False, now + timeout_seconds, on_read)
+        entered: dict[int, float] = {}
+        server, session = "", None
+        try:
+            for shard in by_shard:
+                local = self._local_of(shard)
+                if local != (server or local) or not self._gate(shard).enter(now, self._settings.slow_seconds):
+                    return False
+                server = local
+                entered[shard] = now
+            runs = job.runs_of(by_shard, self._settings.max_rows_at_once)
+            if len(runs) == 1:
+                pool = self._pools.of(server)
+                session = pool.lend_at_once()
+        except TaoError:  # `read_each` reports it where it belongs
+            return False
+        finally:
+            if session is None:
+                self._leave(entered, tuple(entered))
+        if session is None:
+            return False
+
+        def end(error: TaoError | None) -> None:
+            pool.take_back(session, error)
+            self._leave(entered, tuple(entered))
+            on_end()
+
+        _ReadAtOnce(self, job, runs[0], server, session, end).begin()
+        return True
 
     async def read_intents(self, shard: int, far_shard: int, *, limit: int, timeout_seconds: float) -> list[IntentRow]:
         """See `tao.model.ports.IntentReads`. Raises what `read_each` answers critical reads with."""
@@ -280,7 +321,7 @@ class MySqlReadStore(ReadStore):
 
     def _run(self, server: str, queries: Sequence[Query], job: _ReadJob, held: _HeldRows) -> Awaitable[ReadPlan]:
         async def read(session: DatabaseSession, with_lease: bool) -> ReadPlan:
-            plan = ReadPlan(queries, self._edge_tables, master=server if job.critical else "")
+            plan = ReadPlan(queries, self.edge_tables, master=server if job.critical else "")
             held.release()
             receive = _counted(plan, held)
             while plan.statements:
@@ -396,20 +437,81 @@ class _ReadJob(NamedTuple):
         if plan.is_unconfirmed:
             self.on_read(places, missing_answer(server))
             return
-        failed: dict[int, TaoError] = {}
-        for shard in {shard_of_query(self.queries[place]): None for place in places}:
-            if shard not in epochs:
-                failed[shard] = InternalError(f"table {schema_name(shard)}.shard is empty: run the shard's migrations")
-        refused: dict[int, list[int]] = {shard: [] for shard in failed}
-        if failed:
-            for place in places:
-                if (shard := shard_of_query(self.queries[place])) in failed:
-                    refused[shard].append(place)
-            answered = [at for at, place in enumerate(places) if shard_of_query(self.queries[place]) not in failed]
-            places, values = [places[at] for at in answered], [values[at] for at in answered]
-        self.on_read(places, FillRead(values, epochs))
-        for shard, error in failed.items():
-            self.on_read(refused[shard], error)
+        lacking = {shard for place in places if (shard := shard_of_query(self.queries[place])) not in epochs}
+        if not lacking:
+            self.on_read(places, FillRead(values, epochs))
+            return
+        answered = [at for at, place in enumerate(places) if shard_of_query(self.queries[place]) not in lacking]
+        self.on_read([places[at] for at in answered], FillRead([values[at] for at in answered], epochs))
+        for refused in self.by_shard_of(places):
+            if (shard := shard_of_query(self.queries[refused[0]])) in lacking:
+                name = schema_name(shard)
+                self.on_read(refused, InternalError(f"table {name}.shard is empty: run the shard's migrations"))
+
+
+class _ReadAtOnce:
+    """A read of one server that has its session and waits for nothing else: by callbacks, which cost half of what a
+    task does with its coroutines. Most reads of a server that is not busy serve one miss, and are read so."""
+
+    def __init__(
+        self,
+        store: MySqlReadStore,
+        job: _ReadJob,
+        places: Sequence[int],
+        server: str,
+        session: DatabaseSession,
+        on_end: Callable[[TaoError | None], None],
+    ) -> None:
+        """``on_end`` is called once, with the error of the read if it has one, when all else is done."""
+        self._job: Final = job
+        self._places: Final = places
+        self._server: Final = server
+        self._session: Final = session
+        self._on_end: Final = on_end
+        self._held: Final = _HeldRows(store)
+        self._plan: Final = ReadPlan([job.queries[place] for place in places], store.edge_tables)
+        self._receive: Final = _counted(self._plan, self._held)
+        self._statements: Iterator[Statement] = iter(self._plan.statements)
+
+    def begin(self) -> None:
+        """Send the next statement, or end after the last one."""
+        statement = next(self._statements, None)
+        if statement is None:
+            self._plan.go_on()
+            self._statements = iter(self._plan.statements)
+            statement = next(self._statements, None)
+            if statement is None:
+                self._end(None)
+                return
+        self._session.begin_stream(
+            statement.sql, statement.values, self._receive, self._take_end, deadline=self._job.deadline, columns=COLUMNS
+        )
+
+    def _take_end(self, error: TaoError | None) -> None:
+        if error is None:
+            self.begin()
+        else:
+            self._end(error)
+
+    def _end(self, error: TaoError | None) -> None:
+        job, places = self._job, self._places
+        try:
+            if error is None:
+                job.report_answers(self._server, places, self._plan)
+            elif not _may_mend(error, job, places):
+                job.on_read(places, error)
+        except Exception:
+            _logger.exception("the answers of a read could not be delivered")
+        finally:
+            self._held.release()
+            self._on_end(error)
+
+
+def _may_mend(error: TaoError, job: _ReadJob, places: Sequence[int]) -> bool:
+    """Return whether the queries of a read that has failed may be answered on another connection, or one by one."""
+    if isinstance(error, OperatorError):
+        return len(job.by_shard_of(places)) > 1
+    return isinstance(error, ConnectionLost) or (isinstance(error, Overloaded) and len(places) > 1)
 
 
 def _counted(plan: ReadPlan, held: _HeldRows) -> Callable[[list[Row]], None]:
