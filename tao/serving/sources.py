@@ -401,12 +401,17 @@ class DatabaseSource:
         def end_at_once() -> None:
             self._read_rest(asked, to[1], end)
 
-        has_begun = not to[1] and self._store.read_at_once(
-            [one.query for one in asked],
-            timeout_seconds=max([one.until for one in asked]) - started,
-            on_read=partial(self._take_read, asked),
-            on_end=end_at_once,
-        )
+        has_begun = False
+        try:
+            has_begun = not to[1] and self._store.read_at_once(
+                [one.query for one in asked],
+                timeout_seconds=max([one.until for one in asked]) - started,
+                on_read=partial(self._take_read, asked),
+                on_end=end_at_once,
+            )
+        except Exception:
+            # A bug there must not leave fetches that never finish.
+            _logger.exception("a read could not be begun at once")
         if not has_begun:
             self._read_rest(asked, to[1], end)
 

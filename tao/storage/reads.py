@@ -237,7 +237,13 @@ class MySqlReadStore(ReadStore):
             self._leave(entered, tuple(entered))
             on_end()
 
-        _ReadAtOnce(self, job, runs[0], server, session, end).begin()
+        try:
+            reading = _ReadAtOnce(self, job, runs[0], server, session, end)
+        except Exception:  # noqa: BLE001 - a query of an unknown type, or a bug: `read_each` fails with it, too
+            pool.take_back(session, None)
+            self._leave(entered, tuple(entered))
+            return False
+        reading.begin()
         return True
 
     async def read_intents(self, shard: int, far_shard: int, *, limit: int, timeout_seconds: float) -> list[IntentRow]:

@@ -112,6 +112,24 @@ async def test_a_read_that_waits_for_nothing_needs_no_task_and_what_it_leaves_un
     await tasks.close()
 
 
+async def test_a_fault_of_a_read_at_once_leaves_the_queries_to_a_task(caplog: pytest.LogCaptureFixture) -> None:
+    class FaultyStore(StoreAtOnce):
+        def read_at_once(self, *_: object, **__: object) -> bool:
+            raise LookupError("a bug in the store")
+
+    store, tasks = FaultyStore(), Tasks()
+    source = DatabaseSource(store, lambda _: "db", tasks, DatabaseReadSettings())
+    query = ObjectQuery(make_id(64, 0))
+    fetching = asyncio.ensure_future(fetch_and_wait(source, query, 0, critical=False, timeout_seconds=5))
+    await quiet()
+    assert store.again == [[query]]
+    assert "could not be begun" in caplog.text
+    store.tell(0)
+    assert (await fetching).version_epoch == 1
+    store.over.set()
+    await tasks.close()
+
+
 class StoreInTurn(ReadStore):
     """Each read ends when the test says so."""
 

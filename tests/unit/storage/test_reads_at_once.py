@@ -7,7 +7,15 @@ from typing import Any, cast
 
 import pytest
 
-from tao.model.errors import DatabaseDown, DeadlineExceeded, InvalidArgument, OperatorError, Overloaded, TaoError
+from tao.model.errors import (
+    DatabaseDown,
+    DeadlineExceeded,
+    InvalidArgument,
+    OperatorError,
+    Overloaded,
+    TaoError,
+    UnknownType,
+)
 from tao.model.ids import make_id
 from tao.model.queries import FillRead, ObjectQuery, Query, RangeQuery
 from tao.storage.failures import ConnectionLost
@@ -17,6 +25,12 @@ from tao.storage.result_packets import Row
 
 NOW = 1_700_000_000_000
 SETTINGS = ReadSettings(max_pending_per_shard=1, max_rows_at_once=200, max_held_bytes=4_096)
+
+
+def _table_of(atype: int) -> str:
+    if atype > 1:
+        raise UnknownType(f"there is no type {atype}")
+    return "assocs"
 
 
 class Server:
@@ -30,7 +44,7 @@ class Server:
         self.sent: list[str] = []
         self.on_rows: Callable[[list[Row]], None]
         self.on_end: Callable[[TaoError | None], None]
-        self.store = MySqlReadStore(self._local_of, lambda _: "db", cast(Pools, self), lambda _: "assocs", SETTINGS)
+        self.store = MySqlReadStore(self._local_of, lambda _: "db", cast(Pools, self), _table_of, SETTINGS)
 
     def _local_of(self, shard: int) -> str:
         if shard > 9:
@@ -132,6 +146,13 @@ async def test_what_takes_more_than_one_statement_for_one_server_is_not_read_at_
     refused = Read(server, *queries)
     assert (refused.has_begun, refused.ends, server.lent) == (False, 0, 0)
     assert Read(server, item(1)).has_begun, "nothing was left behind at the shard"
+
+
+async def test_a_query_of_an_unknown_type_gives_its_session_back() -> None:
+    server = Server()
+    assert not Read(server, RangeQuery(item(1).id, 9, 0, 10)).has_begun
+    assert (server.lent, server.returned, server.sent) == (1, [None], [])
+    assert Read(server, item(1)).has_begun
 
 
 async def test_nothing_waits_for_a_session_or_a_server_that_is_down() -> None:
