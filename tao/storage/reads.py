@@ -17,6 +17,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from tao.model.errors import InternalError, OperatorError, Overloaded, SettingsError, TaoError
@@ -27,7 +28,7 @@ from tao.storage.dialect import SessionSetup
 from tao.storage.failures import ConnectionLost
 from tao.storage.master_check import master_check, master_refusal, master_states, missing_answer
 from tao.storage.names import EdgeTables, schema_name
-from tao.storage.pools import Pools
+from tao.storage.pools import Pool, Pools
 from tao.storage.read_plan import COLUMNS, ReadPlan, Statement, shard_of_query
 from tao.storage.result_packets import Row
 from tao.storage.semaphore import Semaphore
@@ -212,7 +213,7 @@ class MySqlReadStore(ReadStore):
             by_shard.setdefault(shard_of_query(query), []).append(place)
         job = _ReadJob(queries, by_shard, False, now + timeout_seconds, on_read)
         entered: dict[int, float] = {}
-        server, session = "", None
+        server, pool, session = "", None, None
         try:
             for shard in by_shard:
                 local = self._local_of(shard)
@@ -229,14 +230,9 @@ class MySqlReadStore(ReadStore):
         finally:
             if session is None:
                 self._leave(entered, tuple(entered))
-        if session is None:
+        if pool is None or session is None:
             return False
-
-        def end(error: TaoError | None) -> None:
-            pool.take_back(session, error)
-            self._leave(entered, tuple(entered))
-            on_end()
-
+        end = partial(self._end_read_at_once, pool, session, entered, on_end)
         try:
             reading = _ReadAtOnce(self, job, runs[0], server, session, end)
         except Exception:  # noqa: BLE001 - a query of an unknown type, or a bug: `read_each` fails with it, too
@@ -245,6 +241,18 @@ class MySqlReadStore(ReadStore):
             return False
         reading.begin()
         return True
+
+    def _end_read_at_once(
+        self,
+        pool: Pool,
+        session: DatabaseSession,
+        entered: dict[int, float],
+        on_end: Callable[[], None],
+        error: TaoError | None,
+    ) -> None:
+        pool.take_back(session, error)
+        self._leave(entered, tuple(entered))
+        on_end()
 
     async def read_intents(self, shard: int, far_shard: int, *, limit: int, timeout_seconds: float) -> list[IntentRow]:
         """See `tao.model.ports.IntentReads`. Raises what `read_each` answers critical reads with."""
