@@ -46,6 +46,10 @@ class KeyHistory(msgspec.Struct, frozen=True):
 class KeyRecorder(Protocol):
     """Records events within bounds."""
 
+    cause: str
+    """What the events that are recorded now have come from. Whoever sets it restores it before anything else runs, as
+    `caused_by` does for a block."""
+
     def record_key(self, key: int, atype: int, event: str, version: int) -> None:
         """Record an event of an object (``atype`` 0), or of a list and its count."""
 
@@ -62,6 +66,8 @@ class KeyRecorder(Protocol):
 
 class NoRecorder:
     """A recorder that records nothing."""
+
+    cause = ""
 
     def record_key(self, key: int, atype: int, event: str, version: int) -> None: ...
 

@@ -174,10 +174,16 @@ class CachedShard:
 
     def floor(self, key: int, atype: int) -> int:
         """Return the highest version of the object (``atype`` 0) or list that is known by any means."""
-        held = self.held(key, atype)
-        heard = self.floors.get(floor_key(key, atype))
+        held = self.held_count(key, atype) if atype else self.held_object(key)
+        known = self.floors.get(floor_key(key, atype))
         departed = self._arenas.departed.get(key, atype)
-        return max(heard, departed, version_of(held) if held else 0, self.filters.version(key, atype) if atype else 0)
+        if departed > known:
+            known = departed
+        if held and (version := version_of(held)) > known:
+            known = version
+        if atype and (version := self.filters.version(key, atype)) > known:
+            known = version
+        return known
 
     # ways in: each one leaves its arena within the budget
 

@@ -45,7 +45,8 @@ class VersionFloors:
 
     def get(self, key: int) -> int:
         """Return the floor, 0 when there is none."""
-        return max(self._young.get(key, 0), self._old.get(key, 0))
+        young = self._young.get(key, 0)
+        return max(young, self._old.get(key, 0)) if self._old else young
 
     def raise_to(self, key: int, version: int, now: float) -> None:
         """Raise the floor of ``key`` to ``version``. A floor that is higher already stays, and its lifetime starts
@@ -97,7 +98,7 @@ class DepartedVersions:
         self._versions = array("Q", bytes(8 * self._slots))
 
     def record(self, key_id: int, atype: int, version: int) -> None:
-        slot = floor_key(key_id, atype) % self._slots
+        slot = (key_id << 32 | atype) % self._slots
         if self._ids[slot] != key_id or self._atypes[slot] != atype:
             self._ids[slot] = key_id
             self._atypes[slot] = atype
@@ -107,5 +108,5 @@ class DepartedVersions:
 
     def get(self, key_id: int, atype: int) -> int:
         """Return the version that the entry had, 0 when it is not remembered."""
-        slot = floor_key(key_id, atype) % self._slots
+        slot = (key_id << 32 | atype) % self._slots
         return self._versions[slot] if self._ids[slot] == key_id and self._atypes[slot] == atype else 0

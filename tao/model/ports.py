@@ -44,6 +44,16 @@ class ReadStore(Protocol):
         the read, and is raised here.
         """
 
+    def read_at_once(
+        self, queries: Sequence[Query], *, timeout_seconds: float, on_read: OnRead, on_end: Callable[[], None]
+    ) -> bool:
+        """Begin to read as `read_each` does, without a task, if that has to wait for nothing here. Returns whether it
+        has begun.
+
+        ``on_end`` is called once after it has begun. Queries that have no answer by then are to be read by
+        `read_each`: the read failed in a way that another connection or a statement for each shard may mend."""
+        return False
+
     async def read(self, queries: Sequence[Query], *, critical: bool, timeout_seconds: float) -> FillRead:
         """Read as `read_each` does, for callers that need all answers together, in the order of the queries. Raises the
         first failure."""

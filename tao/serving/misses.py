@@ -343,7 +343,8 @@ class _MissedBatch:
             if not self._is_over:
                 self._put(miss, answer)
         finally:
-            self._ask_for_next()
+            if self._unasked:
+                self._ask_for_next()
             size_bytes = 0 if isinstance(answer, TaoError) else len(answer.value)
             self._shares.end_read(self._work, size_bytes, critical=self._critical or miss.staleness_ms > 0)
 
@@ -353,7 +354,8 @@ class _MissedBatch:
                 answer = self._too_stale(shard_of(miss.query), miss.staleness_ms, answer)
         else:
             try:
-                answer = self._shown(miss, answer)
+                if miss.is_cut or self._check is not None:
+                    answer = self._shown(miss, answer)
                 # Compared once it is hidden: what the caller may not see is older than any minimum, as if it never was.
                 # A cache that asks checks what its own readers asked for: its minimum is not a reader's write token.
                 if miss.minimum and not self._for_fill and (version := version_of(answer.value)) < miss.minimum:
@@ -707,7 +709,7 @@ class _MissAnswers:
         self._is_empty = False
         self._room -= size
         self._collected_bytes += size
-        collected = self._collected(fetched.origin)
+        collected = self._by_origin.get(fetched.origin) or self._collected(fetched.origin)
         read = collected.answer.read
         read.slots.append(slot)
         read.values.append(fetched.value)

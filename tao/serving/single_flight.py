@@ -191,7 +191,8 @@ class SingleFlight:
 
     def fetch_for(self, waiter: FetchWaiter) -> Fetch:
         """Return the fetch for the waiter to join, which may have yet to begin. Raises `Overloaded`."""
-        self.check_waiting()
+        if self.waiting >= self.settings.max_waiting:
+            self.check_waiting()
         key = waiter.fetch_key
         fetch = self._by_key.get(key)
         if fetch is not None and fetch.minimum <= waiter.max_joined_minimum and self._may_join(fetch):
@@ -249,8 +250,13 @@ class SingleFlight:
 
     def store(self, ticket: FillTicket, query: Query, fetched: Fetched) -> Stored:
         """Store what was fetched under the ticket, if it may be kept."""
-        with self.cache.recorder.caused_by(fetched.origin):
+        # Not by `caused_by`: every fill comes by here, and the block would cost more than the events.
+        recorder = self.cache.recorder
+        before, recorder.cause = recorder.cause, fetched.origin
+        try:
             return self._store(ticket, query, fetched)
+        finally:
+            recorder.cause = before
 
     def _store(self, ticket: FillTicket, query: Query, fetched: Fetched) -> Stored:
         now = self._clock.monotonic()

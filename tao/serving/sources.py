@@ -18,6 +18,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
@@ -201,10 +202,19 @@ class Databases:
     def login(self, user: str, password: str, tls: DatabaseTls | None) -> Callable[[str], ServerAccount]:
         """Return a function from a server's name to its address, as this region reaches it, with the account to use.
         The function raises `TopologyError` for an unknown name."""
+        accounts: dict[str, ServerAccount] = {}  # of the routes in use: each read asks for one
+        routes = self._configuration.routes
 
         def account(name: str) -> ServerAccount:
-            server = self._server(name)
-            return ServerAccount(server.host, server.port, user, password, server.socket, tls)
+            nonlocal routes
+            if routes is not self._configuration.routes:
+                routes = self._configuration.routes
+                accounts.clear()
+            found = accounts.get(name)
+            if found is None:
+                server = self._server(name)
+                found = accounts[name] = ServerAccount(server.host, server.port, user, password, server.socket, tls)
+            return found
 
         return account
 
@@ -259,10 +269,11 @@ class _DatabaseQuery(msgspec.Struct):
 class _Line:
     """The queries that are collected for one database."""
 
-    __slots__ = ("began", "gathered", "timer", "under_way")
+    __slots__ = ("began", "gathered", "is_starting", "timer", "under_way")
 
     def __init__(self) -> None:
         self.gathered: list[_DatabaseQuery] = []
+        self.is_starting = False  # a read takes what is gathered in the next turn of the loop
         self.under_way: list[_DatabaseQuery] | None = None  # the queries of the latest read
         self.began = 0.0
         self.timer: asyncio.TimerHandle | None = None
@@ -291,9 +302,6 @@ class DatabaseSource:
         self._settings: Final = settings
         self._refresh: Final = refresh
         self._loop: Final = asyncio.get_running_loop()
-        self._gathering: TickBatcher[tuple[str, bool], _DatabaseQuery] = TickBatcher(
-            self._line_up, settings.max_batch_queries
-        )
         self._lines: dict[tuple[str, bool], _Line] = {}
         self.read_seconds: Callable[[float], None] = lambda _: None
 
@@ -311,10 +319,10 @@ class DatabaseSource:
         except TaoError as error:  # the shard may be gone from the topology since the last read
             deliver(asked.take, error)
         else:
-            self._gathering.add((database, asked.critical), asked)
+            self._line_up((database, asked.critical), asked)
 
     def _take(self, asked: _DatabaseQuery, fetched: Fetched) -> None:
-        if answers(version_of(fetched.value), asked.minimum, fetched.version_epoch):
+        if not asked.minimum or answers(version_of(fetched.value), asked.minimum, fetched.version_epoch):
             deliver(asked.take, fetched)
         elif asked.reads < self._settings.max_rereads:
             self._ask_again(asked)
@@ -349,14 +357,13 @@ class DatabaseSource:
         for one in asked:
             self._ask_again(one)
 
-    def _line_up(self, to: tuple[str, bool], asked: list[_DatabaseQuery]) -> None:
+    def _line_up(self, to: tuple[str, bool], asked: _DatabaseQuery) -> None:
         line = self._lines.get(to)
         if line is None:
             line = self._lines[to] = _Line()
-        room = self._settings.max_batch_queries - len(line.gathered)
-        if len(asked) > room:
-            self._start_reading(to, line)
-        line.gathered.extend(asked)
+        line.gathered.append(asked)
+        if line.is_starting:
+            return
         may_wait_until = line.began + self._settings.gather_seconds
         if (
             line.under_way is None
@@ -368,51 +375,85 @@ class DatabaseSource:
             line.timer = self._loop.call_at(may_wait_until, self._start_reading, to, line)
 
     def _start_reading(self, to: tuple[str, bool], line: _Line) -> None:
+        """Start a read, which begins in the next turn of the loop: the queries of this turn join it."""
         if line.timer is not None:
             line.timer.cancel()
             line.timer = None
-        asked, line.gathered = line.gathered, []
-        if not asked:
-            return
+        if line.gathered and not line.is_starting:
+            line.is_starting = True
+            self._loop.call_soon(self._begin_read, to, line)
+
+    def _begin_read(self, to: tuple[str, bool], line: _Line) -> None:
+        started = line.began = self._loop.time()
+        most = self._settings.max_batch_queries
+        asked, line.gathered = line.gathered[:most], line.gathered[most:]
+        line.is_starting = False
         line.under_way = asked
-        line.began = self._loop.time()
-        try:
-            self._spawn(self._read(to, line, asked))
-        except TaoError as error:
-            line.under_way = None
-            _fail_all(asked, error)
+        if line.gathered:
+            self._start_reading(to, line)
 
-    async def _read(self, to: tuple[str, bool], line: _Line, asked: list[_DatabaseQuery]) -> None:
-        started = self._loop.time()
-        failure: TaoError = InternalError("the read was given up; see the server's log")
-
-        def take(places: Sequence[int], read: FillRead | TaoError) -> None:
-            some = [asked[place] for place in places]
-            if isinstance(read, TaoError):
-                self._refuse(some, read)
-                return
-            for one, value in zip(some, read.values, strict=True):
-                if not one.is_answered:
-                    # First what may raise: a query that is marked as answered is not failed when the read ends.
-                    fetched = Fetched(value, read.version_epochs[shard_of(one.query)], "database")
-                    one.is_answered = True
-                    self._take(one, fetched)
-
-        try:
-            await self._store.read_each(
-                [one.query for one in asked],
-                critical=to[1],
-                timeout_seconds=max(one.until for one in asked) - started,
-                on_read=take,
-            )
-        except TaoError as error:
-            failure = error
-        finally:
-            _fail_all(asked, failure)
+        def end() -> None:
             self.read_seconds(self._loop.time() - started)
             if line.under_way is asked:
                 line.under_way = None
                 self._start_reading(to, line)
+
+        def end_at_once() -> None:
+            self._read_rest(asked, to[1], end)
+
+        has_begun = False
+        try:
+            has_begun = not to[1] and self._store.read_at_once(
+                [one.query for one in asked],
+                timeout_seconds=max([one.until for one in asked]) - started,
+                on_read=partial(self._take_read, asked),
+                on_end=end_at_once,
+            )
+        except Exception:
+            # A bug there must not leave fetches that never finish.
+            _logger.exception("a read could not be begun at once")
+        if not has_begun:
+            self._read_rest(asked, to[1], end)
+
+    def _take_read(self, asked: Sequence[_DatabaseQuery], places: Sequence[int], read: FillRead | TaoError) -> None:
+        some = [asked[place] for place in places]
+        if isinstance(read, TaoError):
+            self._refuse(some, read)
+            return
+        epochs = read.version_epochs
+        for one, value in zip(some, read.values, strict=True):
+            if not one.is_answered:
+                # First what may raise: a query that is marked as answered is not failed when the read ends.
+                fetched = Fetched(value, epochs[shard_of(one.query)], "database")
+                one.is_answered = True
+                self._take(one, fetched)
+
+    def _read_rest(self, asked: Sequence[_DatabaseQuery], critical: bool, on_end: Callable[[], None]) -> None:
+        """Read the queries that have no answer yet, if there are any, as a task."""
+        rest = [one for one in asked if not one.is_answered]
+        if not rest:
+            on_end()
+            return
+        try:
+            self._spawn(self._read(rest, critical, on_end))
+        except TaoError as error:
+            _fail_all(rest, error)
+            on_end()
+
+    async def _read(self, asked: Sequence[_DatabaseQuery], critical: bool, on_end: Callable[[], None]) -> None:
+        failure: TaoError | None = None
+        try:
+            await self._store.read_each(
+                [one.query for one in asked],
+                critical=critical,
+                timeout_seconds=max([one.until for one in asked]) - self._loop.time(),
+                on_read=partial(self._take_read, asked),
+            )
+        except TaoError as error:
+            failure = error
+        finally:
+            _fail_all(asked, failure or InternalError("the read was given up; see the server's log"))
+            on_end()
 
 
 def _fail_all(asked: Sequence[_DatabaseQuery], error: TaoError) -> None:

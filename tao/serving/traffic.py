@@ -84,8 +84,9 @@ class Traffic:
         """Add the batch's queries for hot items to the answer: to a caller with a ``check``, those of which ``values``
         show something. Call this only when there are hot items."""
         hot, slot, answered = self.rates.hot, 0, len(values)
-        for operation, (size, ids) in enumerate(zip(sizes, _ids(batch), strict=True)):
+        for operation, size in enumerate(sizes):
             if size:
+                ids = _ids(batch, operation)
                 atypes = _atypes(batch, operation)[:] if operation else [0] * size
                 keys = list(zip(ids[:], atypes, strict=True))
                 # Most batches ask for no hot item: one set operation in C finds that out.
@@ -156,16 +157,23 @@ class Traffic:
 
 def key_at(batch: pb.ReadBatch, sizes: OperationSizes, slot: int) -> Key:
     """Return the key of the query in a slot."""
-    for operation, (size, ids) in enumerate(zip(sizes, _ids(batch), strict=True)):
+    for operation, size in enumerate(sizes):
         if slot < size:
-            return ids[slot], _atypes(batch, operation)[slot] if operation else 0
+            return _ids(batch, operation)[slot], _atypes(batch, operation)[slot] if operation else 0
         slot -= size
     raise IndexError("no such slot")
 
 
-def _ids(batch: pb.ReadBatch) -> tuple[Sequence[int], ...]:
-    return batch.obj_ids, batch.count_id1s, batch.range_id1s, batch.time_range_id1s, batch.get_id1s
+# By name, because reading a column that was not sent creates it.
+_ID_COLUMNS: Final = ("obj_ids", "count_id1s", "range_id1s", "time_range_id1s", "get_id1s")
+_ATYPE_COLUMNS: Final = ("count_atypes", "range_atypes", "time_range_atypes", "get_atypes")
+
+
+def _ids(batch: pb.ReadBatch, operation: int) -> Sequence[int]:
+    column: Sequence[int] = getattr(batch, _ID_COLUMNS[operation])
+    return column
 
 
 def _atypes(batch: pb.ReadBatch, operation: int) -> Sequence[int]:
-    return (batch.count_atypes, batch.range_atypes, batch.time_range_atypes, batch.get_atypes)[operation - 1]
+    column: Sequence[int] = getattr(batch, _ATYPE_COLUMNS[operation - 1])
+    return column

@@ -96,6 +96,19 @@ class Pool:
         """
         return _Loan(self, deadline, fresh)
 
+    def lend_at_once(self) -> DatabaseSession | None:
+        """Lend an idle session, or return None when there is none or others wait; the caller returns it by `take_back`.
+        Raises `DatabaseDown`."""
+        self._health.check()
+        if not self._idle or not self._semaphore.try_acquire():
+            return None
+        session = self._idle_session()
+        if session is None:
+            self._semaphore.release()
+            return None
+        self._lent[session] = self._health.began()
+        return session
+
     async def lend(self, deadline: float, fresh: bool) -> DatabaseSession:
         """Lend a session; the caller returns it by `take_back`. See `session`."""
         self._health.check()
@@ -245,7 +258,7 @@ class Pools:
         account = self._account_of(server)
         known = self._pools.get(server)
         if known is not None:
-            if known[0] == account:
+            if known[0] is account or known[0] == account:
                 return known[1]
             closing = asyncio.ensure_future(known[1].close())
             self._closing.add(closing)

@@ -2,7 +2,8 @@
 
 aiomysql connects and authenticates. Then its transport gets another protocol: received bytes go to a `ResultReader`,
 and a waiting task is woken once an answer can be read further, which for a read of few rows is once. aiomysql's own
-reader, an `asyncio.StreamReader`, wakes the task for every packet.
+reader, an `asyncio.StreamReader`, wakes the task for every packet. The rows of a cache fill are passed to a callback in
+the turn of the loop in which they arrive, without a task.
 
 One of aiomysql's private parts is used, the writer for its transport; the tests of sessions fail without it.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import pymysql.err
@@ -37,6 +38,11 @@ class ServerConnection(asyncio.Protocol):
         # the results that take the rows, while a task waits for all of them
         self._results: list[list[Row]] | None = None
         self._rows: list[Row] = []  # the rows of the result after those
+        # the callbacks that take the rows of the answer, while no task waits for it
+        self._on_rows: Callable[[list[Row]], None] | None = None
+        self._on_end: Callable[[Exception | None], None]
+        self._most_rows = 0
+        self._is_resting = False  # until the next turn of the loop, after so many rows
         self._deadline = 0.0
         self._alarm: asyncio.TimerHandle | None = None
         self._is_paused = False
@@ -122,6 +128,59 @@ class ServerConnection(asyncio.Protocol):
                 return is_at_end
             await self._more(deadline)
 
+    def pass_rows(
+        self,
+        on_rows: Callable[[list[Row]], None],
+        on_end: Callable[[Exception | None], None],
+        limit: int,
+        deadline: float,
+    ) -> None:
+        """Pass the rows of the next result to ``on_rows`` as they arrive, at most ``limit`` in one turn of the loop.
+
+        ``on_end`` is called once, with None at the result's end, or with what `head` would raise or ``on_rows`` has
+        raised. It must not raise."""
+        self._on_rows, self._on_end, self._most_rows = on_rows, on_end, limit
+        self._rows = []
+        if self._lost:
+            self._end_rows(pymysql.err.OperationalError(CR.CR_SERVER_LOST, self._lost))
+            return
+        self._wait_until(deadline)
+
+    def _go_on(self) -> None:
+        self._is_resting = False
+        if self._on_rows is not None:
+            if self._is_paused:
+                self._is_paused = False
+                self._transport.resume_reading()
+            self._take_rows(self._on_rows)
+
+    def _take_rows(self, on_rows: Callable[[list[Row]], None]) -> None:
+        reader = self._reader
+        try:
+            if reader.columns is None:
+                has_rows = reader.read_head()
+                if not has_rows:
+                    if has_rows is not None:
+                        self._end_rows(None)
+                    return
+            is_at_end = reader.read_rows(self._rows, self._most_rows)
+            if is_at_end is None:
+                return
+            rows, self._rows = self._rows, []
+            on_rows(rows)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is for the one who asked
+            self._end_rows(error)
+            return
+        if is_at_end:
+            self._end_rows(None)
+        else:
+            self._is_resting = True
+            self._loop.call_soon(self._go_on)
+
+    def _end_rows(self, error: Exception | None) -> None:
+        self._on_rows = None
+        self._on_end(error)
+
     def close(self) -> None:
         """Close at once."""
         self._driver.close()
@@ -135,17 +194,20 @@ class ServerConnection(asyncio.Protocol):
     async def _more(self, deadline: float) -> None:
         if self._lost:
             raise pymysql.err.OperationalError(CR.CR_SERVER_LOST, self._lost)
+        self._wait_until(deadline)
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wait_until(self, deadline: float) -> None:
         self._deadline = deadline
         if self._alarm is None or self._alarm.when() > deadline:
             self._set_alarm(deadline)
         if self._is_paused:
             self._is_paused = False
             self._transport.resume_reading()
-        self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
 
     def _set_alarm(self, at: float) -> None:
         """One timer serves many answers: usually each has come long before, and the next deadline is later."""
@@ -155,18 +217,24 @@ class ServerConnection(asyncio.Protocol):
 
     def _look(self) -> None:
         self._alarm = None
-        if self._waiter is None or self._waiter.done():
+        is_waiting = self._waiter is not None and not self._waiter.done()
+        if not is_waiting and self._on_rows is None:
             return
-        if self._loop.time() >= self._deadline:
+        if self._loop.time() < self._deadline:
+            self._set_alarm(self._deadline)
+        elif self._waiter is not None:
             self._waiter.set_exception(TimeoutError())
         else:
-            self._set_alarm(self._deadline)
+            self._end_rows(TimeoutError())
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
         reader = self._reader
         reader.feed(data)
-        if self._waiter is None:
+        if self._on_rows is not None and not self._is_resting:
+            if reader.unread >= reader.wanted:
+                self._take_rows(self._on_rows)
+        elif self._waiter is None:
             if reader.unread > _MAX_UNREAD_BYTES and not self._is_paused:
                 self._is_paused = True
                 self._transport.pause_reading()
@@ -184,5 +252,8 @@ class ServerConnection(asyncio.Protocol):
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
+        lost = pymysql.err.OperationalError(CR.CR_SERVER_LOST, self._lost)
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(pymysql.err.OperationalError(CR.CR_SERVER_LOST, self._lost))
+            self._waiter.set_exception(lost)
+        elif self._on_rows is not None:
+            self._end_rows(lost)

@@ -67,18 +67,22 @@ class _Guard:
     ) -> None:
         if error is None:
             return
-        if isinstance(error, TimeoutError):
-            self._connection.close()
-            raise DeadlineExceeded(f"database server {self._server}: no answer within the time allowed") from error
         if not isinstance(error, Exception):
             self._connection.close()
             return
+        raise self.failure_of(error) from error
+
+    def failure_of(self, error: Exception) -> TaoError:
+        """Return what an error of the connection means to its user, and close it after anything but a refusal."""
+        if isinstance(error, TimeoutError):
+            self._connection.close()
+            return DeadlineExceeded(f"database server {self._server}: no answer within the time allowed")
         # The driver may raise anything when a connection breaks: AttributeError for a dropped stream, RuntimeError from
         # uvloop's transport. The connection's state is unknown then, and it must not be used again.
         failure = translate(error, self._server, locking=self._locking)
         if isinstance(failure, ConnectionLost):
             self._connection.close()
-        raise failure from error
+        return failure
 
 
 class DatabaseSession:
@@ -182,6 +186,39 @@ class DatabaseSession:
                     on_rows, on_check = on_check, None
                     await connection.head(deadline)
                 is_at_end = await connection.rows(rows, _ROWS_PER_TURN, deadline)
+
+    def begin_stream(
+        self,
+        sql: str,
+        arguments: Sequence[object],
+        on_rows: Callable[[list[Row]], None],
+        on_end: Callable[[TaoError | None], None],
+        *,
+        deadline: float,
+        columns: Columns,
+    ) -> None:
+        """Do as `stream`, by callbacks and without a task: ``on_end`` is called once, with the error that `stream`
+        would raise or None, perhaps before this returns. An error that ``on_rows`` raises ends the stream, too, and
+        closes the connection."""
+        connection = self._connection
+
+        def take(rows: list[Row]) -> None:
+            try:
+                on_rows(rows)
+            except BaseException:
+                self.abort()  # unread rows are left on the connection
+                raise
+
+        def end(error: Exception | None) -> None:
+            on_end(error if error is None or isinstance(error, TaoError) else self._guard.failure_of(error))
+
+        try:
+            with self._guard:
+                connection.send(sql, arguments, columns)
+        except TaoError as refused:
+            on_end(refused)
+        else:
+            connection.pass_rows(take, end, _ROWS_PER_TURN, deadline)
 
 
 async def connect(account: ServerAccount, **options: Any) -> Any:

@@ -351,8 +351,8 @@ def _read_bounds(arena_bytes: int) -> list[Bound]:
         Bound(
             "gathered misses",
             DatabaseSource,
-            lambda source: _longest(len(line.gathered) for line in source._lines.values()),
-            roles.MISSES.max_gathered - 1,  # this many are sent at once
+            lambda source: _longest(len(line.gathered) for line in source._lines.values() if not line.is_starting),
+            roles.MISSES.max_gathered - 1,  # this many are read in the next turn
             ("_line_up",),
         ),
         Bound("direct reads", MissPath, lambda path: path._under_way, roles.DIRECT_READS.max_under_way),

@@ -107,6 +107,7 @@ class SimReadStore(ReadStore):
         self._world: Final = world
         self._local_of: Final = local_of
         self._master_of: Final = master_of
+        self._at_once: Final[set[asyncio.Task[None]]] = set()
 
     async def read_each(
         self, queries: Sequence[Query], *, critical: bool, timeout_seconds: float, on_read: OnRead
@@ -147,6 +148,33 @@ class SimReadStore(ReadStore):
             on_read(places, refused[0] if refused else found)
 
         await asyncio.gather(*(read(*each) for each in by_server.items()))
+
+    def read_at_once(
+        self, queries: Sequence[Query], *, timeout_seconds: float, on_read: OnRead, on_end: Callable[[], None]
+    ) -> bool:
+        """See the port. As in the product, only for one server, and what a lost connection leaves unanswered is read
+        again."""
+        try:
+            if len({self._local_of(_shard(query)) for query in queries}) != 1:
+                return False
+        except TaoError:
+            return False
+
+        def take(places: Sequence[int], read: FillRead | TaoError) -> None:
+            if not isinstance(read, Unavailable):
+                on_read(places, read)
+
+        def end(reading: asyncio.Task[None]) -> None:
+            self._at_once.discard(reading)
+            if not reading.cancelled():
+                on_end()
+
+        reading = asyncio.get_running_loop().create_task(
+            self.read_each(queries, critical=False, timeout_seconds=timeout_seconds, on_read=take)
+        )
+        self._at_once.add(reading)
+        reading.add_done_callback(end)
+        return True
 
     async def read_intents(self, shard: int, far_shard: int, *, limit: int, timeout_seconds: float) -> list[IntentRow]:
         """See the port."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from tao.model.edge_block import COMPLETE, PREFIX, check_block, decode_block, header
+from tao.model.errors import TaoError
 from tao.model.graph import ABSENT, MAX_ID2_SET, MAX_TIME, Edge, decode_count, decode_object, deleted_data
 from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import (
     CountQuery,
     EdgesQuery,
+    FillRead,
     MemberPage,
     ObjectQuery,
     Query,
@@ -51,7 +54,29 @@ HOSTILE = [
 
 
 async def ask(stores: Stores, *queries: Query) -> list[bytes]:
-    return (await stores.read.read(queries, critical=False, timeout_seconds=5)).values
+    """Return what both ways to read answer: with a task, and at once on the connection that the first has left idle."""
+    answer = await stores.read.read(queries, critical=False, timeout_seconds=5)
+    at_once = await ask_at_once(stores, *queries)
+    if at_once is not None:
+        assert (at_once.values, at_once.version_epochs) == (answer.values, answer.version_epochs)
+    return answer.values
+
+
+async def ask_at_once(stores: Stores, *queries: Query) -> FillRead | None:
+    """Return the answer of a read without a task; None when such a read would have to wait."""
+    found: list[tuple[int, bytes]] = []
+    epochs: dict[int, int] = {}
+    ended = asyncio.Event()
+
+    def take(places: Sequence[int], read: FillRead | TaoError) -> None:
+        assert isinstance(read, FillRead)
+        found.extend(zip(places, read.values, strict=True))
+        epochs.update(read.version_epochs)
+
+    if not stores.read.read_at_once(queries, timeout_seconds=5, on_read=take, on_end=ended.set):
+        return None
+    await ended.wait()
+    return FillRead([value for _, value in sorted(found)], epochs)
 
 
 async def edges_of(stores: Stores, query: Query) -> list[Edge]:
@@ -238,7 +263,10 @@ async def test_torn_fill_version_count_and_edges_are_of_one_moment_while_a_write
     queries = (RangeQuery(id1, LIKES, 0, 1000), EdgesQuery(id1, LIKES, tuple(range(1, rounds + 1))))
     seen: set[int] = set()
     while not writer.done():
-        for block in await ask(stores, *queries):
+        answer = await stores.read.read(queries, critical=False, timeout_seconds=5)
+        at_once = await ask_at_once(stores, *queries)
+        assert at_once is not None
+        for block in (*answer.values, *at_once.values):
             at_version, count, n, _ = header(block)
             assert count == n
             assert at_version == (version(n) if n else 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
@@ -60,6 +60,73 @@ async def test_a_slow_or_failed_shard_neither_delays_nor_fails_others_of_the_sam
     store.tell(0)
     store.over.set()
     await slow
+    await tasks.close()
+
+
+class StoreAtOnce(StoreByHand):
+    """Begins each read at once, and answers it when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_end: Callable[[], None] = lambda: None
+        self.again: list[Sequence[Query]] = []
+
+    def read_at_once(
+        self, queries: Sequence[Query], *, timeout_seconds: float, on_read: OnRead, on_end: Callable[[], None]
+    ) -> bool:
+        self.asked, self.on_read, self.on_end = queries, on_read, on_end
+        return True
+
+    async def read_each(
+        self, queries: Sequence[Query], *, critical: bool, timeout_seconds: float, on_read: OnRead
+    ) -> None:
+        self.again.append(queries)
+        await super().read_each(queries, critical=critical, timeout_seconds=timeout_seconds, on_read=on_read)
+
+
+async def test_a_read_that_waits_for_nothing_needs_no_task_and_what_it_leaves_unanswered_is_read_again() -> None:
+    store, tasks = StoreAtOnce(), Tasks()
+    source = DatabaseSource(store, lambda _: "db", tasks, DatabaseReadSettings(gather_seconds=60))
+
+    async def fetch(shard: int) -> Fetched:
+        return await fetch_and_wait(source, ObjectQuery(make_id(64, shard)), 0, critical=False, timeout_seconds=5)
+
+    answered, unanswered = asyncio.ensure_future(fetch(0)), asyncio.ensure_future(fetch(1))
+    await quiet()
+    store.tell(0)
+    assert (await answered).version_epoch == 1
+    gathered = asyncio.ensure_future(fetch(2))
+    await quiet()
+    assert not store.again
+    store.on_end()
+    await quiet()
+    assert store.again == [[ObjectQuery(make_id(64, 1))]]
+    store.on_read([0], FillRead([encode_object(1, USER, b"")], {1: 1}))
+    assert (await unanswered).version_epoch == 1
+    store.over.set()
+    await quiet()
+    assert store.asked == [ObjectQuery(make_id(64, 2))], "the next read begins when all of this one ended"
+    store.on_read([0], FillRead([encode_object(1, USER, b"")], {2: 1}))
+    store.on_end()
+    await gathered
+    await tasks.close()
+
+
+async def test_a_fault_of_a_read_at_once_leaves_the_queries_to_a_task(caplog: pytest.LogCaptureFixture) -> None:
+    class FaultyStore(StoreAtOnce):
+        def read_at_once(self, *_: object, **__: object) -> bool:
+            raise LookupError("a bug in the store")
+
+    store, tasks = FaultyStore(), Tasks()
+    source = DatabaseSource(store, lambda _: "db", tasks, DatabaseReadSettings())
+    query = ObjectQuery(make_id(64, 0))
+    fetching = asyncio.ensure_future(fetch_and_wait(source, query, 0, critical=False, timeout_seconds=5))
+    await quiet()
+    assert store.again == [[query]]
+    assert "could not be begun" in caplog.text
+    store.tell(0)
+    assert (await fetching).version_epoch == 1
+    store.over.set()
     await tasks.close()
 
 

@@ -182,3 +182,74 @@ async def test_a_statement_that_affects_many_rows_says_whether_another_follows()
     connection.data_received(b"\x03\x00\x00\x01\x00\xfc\x01")
     with pytest.raises(pymysql.err.InternalError):
         await connection.results([], soon())
+
+
+class Passed:
+    """What `ServerConnection.pass_rows` has passed on."""
+
+    def __init__(self, connection: ServerConnection, limit: int = 100, *, deadline: float | None = None) -> None:
+        self.sizes: list[int] = []
+        self.ends: list[Exception | None] = []
+        self.fault: Exception | None = None
+        self.ended = asyncio.Event()
+        connection.send("SELECT", ())
+        connection.pass_rows(self._take, self._end, limit, soon() if deadline is None else deadline)
+
+    def _take(self, rows: list[Row]) -> None:
+        self.sizes.append(len(rows))
+        if self.fault is not None:
+            raise self.fault
+
+    def _end(self, error: Exception | None) -> None:
+        self.ends.append(error)
+        self.ended.set()
+
+
+_NUMBERS = encode([Result([Column("number", 3, 63)], [(str(number).encode(),) for number in range(25)])])
+
+
+async def test_rows_are_passed_on_as_they_arrive_and_a_bounded_number_in_a_turn() -> None:
+    connection = ServerConnection(Driver())
+    passed = Passed(connection, limit=10)
+    for at in range(0, len(_NUMBERS), 7):
+        connection.data_received(_NUMBERS[at : at + 7])
+    assert passed.sizes == [10], "the rest waits for the next turn"
+    await passed.ended.wait()
+    assert (passed.sizes, passed.ends) == ([10, 10, 5], [None])
+    again = Passed(connection, limit=100)
+    connection.data_received(_NUMBERS)
+    assert (again.sizes, again.ends) == ([25], [None]), "in the turn in which they have arrived"
+
+
+async def test_rows_that_arrive_between_two_turns_do_not_begin_another_one() -> None:
+    connection = ServerConnection(Driver())
+    passed = Passed(connection, limit=10)
+    connection.data_received(_NUMBERS[:200])
+    connection.data_received(_NUMBERS[200:])
+    assert passed.sizes == [10]
+    await passed.ended.wait()
+    assert passed.sizes == [10, 10, 5]
+
+
+async def test_who_is_passed_rows_hears_of_the_end_once_however_it_comes() -> None:
+    fault = LookupError("a bug above the driver")
+    raising = Passed(connection := ServerConnection(Driver()))
+    raising.fault = fault
+    connection.data_received(_NUMBERS)
+    assert raising.ends == [fault]
+    connection.connection_lost(None)
+    assert raising.ends == [fault]
+
+    lost = Passed(connection := ServerConnection(Driver()))
+    connection.data_received(_NUMBERS[:100])
+    connection.connection_lost(None)
+    assert [type(end) for end in lost.ends] == [pymysql.err.OperationalError]
+
+    connection = ServerConnection(Driver())
+    connection.connection_lost(None)
+    late = Passed(connection)
+    assert [type(end) for end in late.ends] == [pymysql.err.OperationalError]
+
+    silent = Passed(ServerConnection(Driver()), deadline=asyncio.get_running_loop().time() + 0.01)
+    await silent.ended.wait()
+    assert [type(end) for end in silent.ends] == [TimeoutError]
