@@ -1,8 +1,8 @@
 """The figures of two trees' runs, in pairs: how many times slower the second tree is, with an interval.
 
-The two runs of a pair follow each other, so what else the machine did weighs on both; each pair gives one ratio of each
-figure. The median of the pairs is judged. The bounds of its interval are ratios of pairs, chosen by the sign test, as it
-assumes nothing about their distribution.
+The two runs of a pair follow each other, so what else the machine did weighs on both. Each pair gives one ratio of each
+figure, and the median of the pairs is judged. The bounds of its interval are ratios of pairs, chosen by the sign test:
+it assumes nothing about their distribution.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Slowdown(msgspec.Struct, frozen=True, kw_only=True):
         """Return the aim that it is not slower than allowed."""
         interval = f"interval {self.low:.3f} to {self.high:.3f}"
         return at_most(
-            f"{scenario}: {self.measure} at most {BOUND - 1:.0%} slower", self.ratio, BOUND, f"{self.shape}, {interval}"
+            f"{scenario}: {self.measure} at most {100 * (BOUND - 1):g} % slower", self.ratio, BOUND, f"{self.shape}, {interval}"
         )
 
 
