@@ -103,10 +103,8 @@ class Slowdown(msgspec.Struct, frozen=True, kw_only=True):
 
     def aim(self, scenario: str) -> Aim:
         """Return the aim that it is not slower than allowed."""
-        interval = f"interval {self.low:.3f} to {self.high:.3f}"
-        return at_most(
-            f"{scenario}: {self.measure} at most {100 * (BOUND - 1):g} % slower", self.ratio, BOUND, f"{self.shape}, {interval}"
-        )
+        aim = f"{scenario}: {self.measure} at most {100 * (BOUND - 1):g} % slower"
+        return at_most(aim, self.ratio, BOUND, f"{self.shape}, interval {self.low:.3f} to {self.high:.3f}")
 
 
 class Compared(NamedTuple):

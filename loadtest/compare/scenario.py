@@ -141,7 +141,7 @@ class _Turns:
         if name not in report.get("scenarios", {}):
             raise OperatorError(f"{name} of {tree.name} ended with status {status} and no result:\n{tail}")
         result = report["scenarios"][name]
-        self.faults += [f"{tree.name}: {name}: {fault}" for fault in result.get("faults", [])]
+        self.faults.extend(f"{tree.name}: {name}: {fault}" for fault in result.get("faults", []))
         return measured_in(result)
 
 
