@@ -18,9 +18,9 @@ import msgspec
 from loadtest import options
 from loadtest.client_process import run_job
 from loadtest.peer_servers import PeerServer, private_server
-from loadtest.peers.arena import CONTESTANTS, Rivals
+from loadtest.peers.arena import CACHES, CONTESTANTS, Rivals
 from loadtest.peers.caches import LOOKASIDES
-from loadtest.peers.contestants import MYSQL, TAO
+from loadtest.peers.contestants import TAO
 from loadtest.peers.figures import (
     SHAPES,
     ServerMemory,
@@ -167,7 +167,7 @@ SCENARIO: Final = Scenario(
 def _reservations(
     peers: PeersOptions, result: PeersResult, memory: Mapping[str, Sequence[ServerMemory]]
 ) -> Iterator[str]:
-    if not result.warming.steady and peers.contestants != (MYSQL,):
+    if not result.warming.steady and set(peers.contestants) & set(CACHES):
         yield "Warming ended at one of its bounds, before every cache was steady."
     over = [name for name, servers in memory.items() if any(each.is_over for each in servers)]
     if over:

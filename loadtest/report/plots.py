@@ -24,6 +24,7 @@ _COLOURS: Final = {
     "redis_lookaside": "tab:red",
     "memcached_lookaside": "tab:green",
     "mysql": "tab:orange",
+    "mysql_asyncmy": "tab:brown",
 }
 
 Measured = Mapping[str, Any]
