@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 import aiomcache
+import memcachio.errors
 import msgspec
 import redis.exceptions
 
@@ -47,7 +48,8 @@ from tao.devcluster.ports import LOOPBACK
 from tao.model.errors import OperatorError, TaoError
 
 FAILURES: Final = (
-    TaoError, *SQL_ERRORS, redis.exceptions.RedisError, aiomcache.ClientException, OSError, TimeoutError,
+    TaoError, *SQL_ERRORS, redis.exceptions.RedisError, aiomcache.ClientException, memcachio.errors.MemcachedError,
+    OSError, TimeoutError,
 )  # fmt: skip
 """Errors with which a request may fail; any other is an error of the measurement."""
 _OPEN_LOOP_STRETCH: Final = 3.0

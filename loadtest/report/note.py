@@ -182,7 +182,6 @@ _PEERS: Final = {
     "redis_lookaside": "Redis look-aside",
     "memcached_lookaside": "memcached look-aside",
     "mysql": "MySQL alone",
-    "mysql_asyncmy": "MySQL alone, asyncmy",
 }
 _IN_TURNS: Final[tuple[tuple[str, str, Callable[[Any], str]], ...]] = (
     ("hit rate of reads, in turns", "hit_rate", _percent),
