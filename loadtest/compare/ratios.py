@@ -99,6 +99,8 @@ class Slowdown(msgspec.Struct, frozen=True, kw_only=True):
         if self.is_control:
             return "control"
         certainly = "slower" if self.low > 1 else "faster" if self.high < 1 else "may be equal"
+        if sign_interval(self.pairs)[2] < _CONFIDENCE:
+            certainly = "too few pairs"
         return f"{certainly}, {'met' if self.ratio <= BOUND else 'not met'}"
 
     def aim(self, scenario: str) -> Aim:
