@@ -12,10 +12,10 @@ BIN := $(VENV)/bin
 # Named after the content of the lock and of the compiled modules, so that switching branches reinstalls only when they differ.
 STAMP := $(VENV)/.installed-$(shell cksum requirements.lock pyproject.toml hatch_build.py tao/cache/*.pyx 2>/dev/null | cksum | cut -d' ' -f1)
 
-.PHONY: help env proto proto-check format lint types layers commits check unit test thorough demo bench report reference docs wheels wheel-check sbom audit lock clean
+.PHONY: help env proto proto-check format lint types layers commits check unit test thorough demo bench bench-compare report reference docs wheels wheel-check sbom audit lock clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 env: $(STAMP) ## Create .venv with the locked dependencies and this package, editable
 
@@ -74,6 +74,12 @@ bench: $(STAMP) ## Run the benchmarks beside their peers; JSON in build/bench.js
 	@.ci/ensure-redis build/bin
 	@.ci/ensure-memcached
 	PATH="$(CURDIR)/build/bin:$$PATH" $(BIN)/python -m loadtest bench --json build/bench.json
+
+bench-compare: $(STAMP) ## Compare this tree with an earlier commit, in pairs: BASE=COMMIT (OPTIONS="--pairs 10 --only stream")
+	@$(if $(BASE),,echo "say which commit: make bench-compare BASE=COMMIT" >&2; exit 1)
+	@.ci/ensure-database
+	@.ci/ensure-redis build/bin
+	PATH="$(CURDIR)/build/bin:$$PATH" $(BIN)/python -m loadtest compare --base "$(BASE)" --json build/bench-compare.json $(OPTIONS)
 
 report: $(STAMP) ## Write docs/explanation/benchmarks.md from the JSON files in build/benchmarks (REMARK=text)
 	$(BIN)/python -m loadtest report --from build/benchmarks --out docs/explanation/benchmarks.md $(if $(REMARK),--remark "$(REMARK)")

@@ -20,6 +20,7 @@ from loadtest import (
 )
 from loadtest.capacity import scenario as capacity
 from loadtest.cold import herd, storm
+from loadtest.compare import scenario as compare
 from loadtest.faults import chaos, converge, etcd_faults, master_lost, recovery, rolling_restart, rotation
 from loadtest.hostile import scenario as hostile
 from loadtest.peers import scenario as peers
@@ -31,7 +32,7 @@ from loadtest.scenario import Scenario
 _MODULES = (
     *(cached_reads, stream, rights, misses, hot_key, memory, writes, spool, tailer_throughput, geo, converge),
     *(master_lost, whale, load, published, peers, herd, storm, capacity, locality, chaos, etcd_faults),
-    *(rolling_restart, recovery, rotation, move, scale, hostile, grow),
+    *(rolling_restart, recovery, rotation, move, scale, hostile, grow, compare),
 )
 
 

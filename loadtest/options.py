@@ -107,6 +107,7 @@ def click_options(options: type[Options]) -> Callable[[Command], Command]:
 
 ATTACK: Final = Option("--attack", "Make only attacks whose name has this in it; may be repeated.", str, multiple=True)
 AWAITERS: Final = Option("--awaiters", "Concurrent requests of each load process.", int, 1, 10_000)
+BASE: Final = Option("--base", "Commit to compare with.", str)
 CACHE_SHARE: Final = Option("--cache-share", "Size of each cache, as a share of all payload bytes.", float, 0.001, 10)
 CLIENTS: Final = Option("--clients", "Clients that ask for the key at once.", int, 10, 200_000)
 CONTESTANT: Final = Option("--only", "Measure only this contestant; may be repeated.", str, multiple=True)
@@ -139,6 +140,7 @@ RESTART_COMMAND: Final = Option(
 ROLE: Final = Option("--role", "Restart only servers of this role; may be repeated.", str, multiple=True)
 ROUNDS: Final = Option("--rounds", "Rounds for objects, and as many for lists.", int, 1, 50)
 RTT_MS: Final = Option("--rtt-ms", "Round trip between the regions, in milliseconds.", float, 0.001, 1_000)
+SCENARIO: Final = Option("--only", "Compare only this scenario of `bench`; may be repeated.", str, multiple=True)
 SECONDS: Final = Option("--seconds", "Measured time in seconds.", float, 0.001, 3_600)
 SEED: Final = Option("--seed", "Seed of everything that is drawn at random.", int)
 SESSIONS: Final = Option("--sessions", "SDK clients of each load process.", int, 1, 1_000)

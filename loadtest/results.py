@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 FORMAT = 2
-_PACKAGES = ("aiomysql", "grpcio", "hiredis", "msgspec", "protobuf", "redis", "uvloop")
+_PACKAGES = ("aiomysql", "asyncmy", "grpcio", "hiredis", "memcachio", "msgspec", "protobuf", "redis", "uvloop")
 
 
 class Measure(StrEnum):

@@ -61,7 +61,7 @@ def tables_of(result: ScenarioResult) -> list[Listing]:
         listing({"figure": "{name}", "value": "{value:,.1f}", "unit": "{unit}"}, quantities),
         *result.listings,
     ]
-    if not result.figures:
+    if not result.figures and not any("verdict" in each.columns for each in result.listings):
         aims = [
             {**_values(each), "shape": f" ({each.shape})" if each.shape else "", "met": met(each.met)}
             for each in result.aims

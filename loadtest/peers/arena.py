@@ -19,7 +19,7 @@ import msgspec
 
 from loadtest.drivers import WrongAnswer
 from loadtest.peers.caches import LOOKASIDES
-from loadtest.peers.contestants import MYSQL, TAO, Answer, Peer, SqlPeer, TaoPeer
+from loadtest.peers.contestants import MYSQL, MYSQL_ASYNCMY, TAO, Answer, Peer, SqlPeer, TaoPeer
 from loadtest.peers.lookaside import Lookaside
 from loadtest.peers.sql_graph import SqlAddress, SqlGraph, open_pool
 from loadtest.published.conformity import FirstReads
@@ -33,7 +33,7 @@ from loadtest.target import OWN_TIER
 from tao.client import ClientSettings, connect
 from tao.devcluster.ports import LOOPBACK
 
-CONTESTANTS: Final = (TAO, *LOOKASIDES, MYSQL)
+CONTESTANTS: Final = (TAO, *LOOKASIDES, MYSQL, MYSQL_ASYNCMY)
 CACHES: Final = (TAO, *LOOKASIDES)
 """The contestants with a cache."""
 CHECKABLE: Final = (Kind.OBJ_GET, Kind.ASSOC_COUNT, Kind.ASSOC_RANGE, Kind.ASSOC_TIME_RANGE, Kind.ASSOC_GET)
@@ -208,7 +208,8 @@ class PeerGraph:
             settings = ClientSettings(timeout_seconds=_TIMEOUT_SECONDS)
             graph = connect(rivals.topology_file, tier=tier, settings=settings)
             return TaoPeer(await self._stack.enter_async_context(graph), self.ids, self._payloads(2))
-        pool = await open_pool(rivals.sql, _SQL_CONNECTIONS)
+        driver = "asyncmy" if name == MYSQL_ASYNCMY else "aiomysql"
+        pool = await open_pool(rivals.sql, _SQL_CONNECTIONS, driver)
         store = SqlGraph(pool)
         if name in LOOKASIDES:
             store = Lookaside(pool, LOOKASIDES[name].client(LOOPBACK, rivals.cache_ports[name], _CONNECTIONS))

@@ -1,9 +1,9 @@
-"""The two caches of a look-aside behind the few operations that it needs, each used as its documentation recommends.
+"""The caches of a look-aside behind the few operations that it needs, each used as its documentation recommends.
 
 A *lease* lets one client fill a key that many miss, and makes a deletion win over a fill that began before it. Facebook
 gave its memcached users leases ("Scaling Memcache at Facebook", NSDI 2013, section 3.2.1). Redis does it with scripts;
-memcached with compare-and-swap on a placeholder, in two round trips: its meta commands would need one, but aiomcache
-0.8 does not have them.
+memcached with compare-and-swap on a placeholder, in two round trips: its meta commands would need one, but neither
+aiomcache 0.8 nor memcachio 0.5 has them.
 
 All operations take several keys: each server gets its keys at once (MGET, a pipeline, a multi-get), and all servers are
 asked at the same time.
@@ -20,12 +20,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import aiomcache
+import memcachio
 import redis.asyncio
 
 from loadtest.peer_servers import MEMCACHED_SERVER, REDIS_SERVER, ServerProgram
 
 REDIS: Final = "redis_lookaside"
 MEMCACHED: Final = "memcached_lookaside"
+MEMCACHIO: Final = "memcached_memcachio"
 _CONNECTION_SECONDS: Final = 60
 _LEASE_MS: Final = 2_000
 _LEASE_SECONDS: Final = 2
@@ -207,6 +209,56 @@ class MemcachedCache(Cache):
             await client.close()
 
 
+class MemcachioCache(Cache):
+    """memcached through memcachio, which sends many requests over one connection without waiting for each answer."""
+
+    def __init__(self, host: str, ports: Sequence[int], connections: int) -> None:
+        super().__init__(
+            [
+                memcachio.Client((host, port), max_connections=connections, blocking_timeout=_CONNECTION_SECONDS)
+                for port in ports
+            ]
+        )
+
+    async def get(self, key: bytes) -> bytes | None:
+        return (await self._got(self.of(key), [key]))[0]
+
+    async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return await self.in_order(keys, lambda number, mine: self._got(self._clients[number], mine))
+
+    async def _got(self, client: Any, keys: Sequence[bytes]) -> list[bytes | None]:
+        found = await client.get(*keys)
+        return [_value(found[key].value if key in found else None) for key in keys]
+
+    async def lease(self, keys: Sequence[bytes]) -> list[Lease | None]:
+        leases: list[Lease | None] = await at_once([self._lease(key) for key in keys])
+        return leases
+
+    async def _lease(self, key: bytes) -> Lease | None:
+        client = self.of(key)
+        mine = _PLACEHOLDER + secrets.token_bytes(8)
+        if not await client.add(key, mine, expiry=_LEASE_SECONDS):
+            return None
+        item = (await client.gets(key)).get(key)
+        swap: int | None = item.cas if item is not None and item.value == mine else None
+        return swap
+
+    async def fill(self, values: Mapping[bytes, tuple[bytes, Lease]]) -> None:
+        await at_once([self.of(key).cas(key, value, lease) for key, (value, lease) in values.items()])
+
+    async def delete(self, keys: Sequence[bytes]) -> None:
+        await at_once([self.of(key).delete(key) for key in keys])
+
+    async def used_bytes(self) -> list[int]:
+        """Return the memory of the pages."""
+        stats = [of for client in self._clients for of in (await client.stats("slabs")).values()]
+        return [int(of[b"total_malloced"]) for of in stats]
+
+    async def close(self) -> None:
+        for client in self._clients:
+            client.connection_pool.close()
+
+
 def _value(found: bytes | None) -> bytes | None:
     return None if found is None or found.startswith(_PLACEHOLDER) else found
 
@@ -230,5 +282,6 @@ class CacheKind:
 LOOKASIDES: Final = {
     REDIS: CacheKind(REDIS_SERVER, RedisCache, _REDIS_OWN_MB),
     MEMCACHED: CacheKind(MEMCACHED_SERVER, MemcachedCache),
+    MEMCACHIO: CacheKind(MEMCACHED_SERVER, MemcachioCache),
 }
 """The contestants with a look-aside cache; a line here adds one."""

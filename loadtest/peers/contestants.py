@@ -23,6 +23,7 @@ from tao.client.diagnostics import MEMORY, Trace
 
 TAO: Final = "tao"
 MYSQL: Final = "mysql"
+MYSQL_ASYNCMY: Final = "mysql_asyncmy"
 _OPEN_SECONDS: Final = 0.005
 _CLOSED_SECONDS: Final = 0.045
 """Share of the time that is sampled, a tenth: thousands of answers in a few seconds of load, hundreds of misses among

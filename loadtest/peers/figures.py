@@ -16,7 +16,7 @@ import msgspec
 
 from loadtest.latencies import LatencySummary, summary_of
 from loadtest.peers.caches import LOOKASIDES, REDIS
-from loadtest.peers.contestants import MYSQL, TAO
+from loadtest.peers.contestants import MYSQL, MYSQL_ASYNCMY, TAO
 from loadtest.peers.staleness import ONE_TIER, StaleReads
 from loadtest.results import Aim, Figure, Goal, Listing, Measure, at_most
 from loadtest.rounds import MICRO, Comparison, Counts, Round, Source, Turns, figures_of, percentile
@@ -31,7 +31,7 @@ BATCHES: Final = "batches"
 PAIR: Final = "pair"
 SHAPES: Final = (MANY, OPEN, ONE, BATCHES, PAIR)
 """Kinds of load, in the order in which they run."""
-PEERS: Final = (*LOOKASIDES, MYSQL)
+PEERS: Final = (*LOOKASIDES, MYSQL, MYSQL_ASYNCMY)
 _PERCENTS: Final = (1, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 98, 99, 99.5, 99.9, 100)
 _THROUGHPUT: Final = {REDIS: 3.0, MYSQL: 5.0}
 _TOLERATED: Final = 1.1
@@ -119,7 +119,8 @@ def _peer_figure(kind: str, figure: Figure, rounds: Sequence[Round]) -> PeerFigu
     counts = [counts_of_tao(each.counts) if of_tao else _counts(each) for each in rounds]
     whole = CacheCounts(*map(sum, zip(*counts, strict=True)))
     hits, joined, misses, in_follower = whole
-    reads, tells = max(1, hits + joined + misses), figure.contestant != MYSQL and figure.queries_per_operation == 1
+    has_cache = of_tao or figure.contestant in LOOKASIDES
+    reads, tells = max(1, hits + joined + misses), has_cache and figure.queries_per_operation == 1
     first_reads = [each.counts["first_reads"] for each in rounds if "first_reads" in each.counts]
     latencies = sorted(chain.from_iterable(each.samples.ordered() for each in rounds))
     failed: Counter[str] = Counter()

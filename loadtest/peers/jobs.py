@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Final
 
 import aiomcache
+import memcachio.errors
 import msgspec
-import pymysql.err
 import redis.exceptions
 
 from loadtest.client_process import StepReport, run_job
@@ -27,6 +27,7 @@ from loadtest.drivers import at_rate, closed
 from loadtest.peers.arena import CACHES, OBJECTS_OF_A_BATCH, PeerGraph, Prepared, Rivals
 from loadtest.peers.contestants import TAO, Peer
 from loadtest.peers.figures import BATCHES, MANY, ONE, OPEN, PAIR, PeerFigure, counts_of_tao, goals_of, peer_figures
+from loadtest.peers.sql_graph import SQL_ERRORS
 from loadtest.peers.warm_up import WarmBounds, Warming, Window, ask_all, warmed
 from loadtest.rounds import (
     Comparison,
@@ -47,7 +48,8 @@ from tao.devcluster.ports import LOOPBACK
 from tao.model.errors import OperatorError, TaoError
 
 FAILURES: Final = (
-    TaoError, pymysql.err.MySQLError, redis.exceptions.RedisError, aiomcache.ClientException, OSError, TimeoutError,
+    TaoError, *SQL_ERRORS, redis.exceptions.RedisError, aiomcache.ClientException, memcachio.errors.MemcachedError,
+    OSError, TimeoutError,
 )  # fmt: skip
 """Errors with which a request may fail; any other is an error of the measurement."""
 _OPEN_LOOP_STRETCH: Final = 3.0

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from shutil import which
 from typing import Final
 
 import msgspec
@@ -18,9 +19,9 @@ import msgspec
 from loadtest import options
 from loadtest.client_process import run_job
 from loadtest.peer_servers import PeerServer, private_server
-from loadtest.peers.arena import CONTESTANTS, Rivals
+from loadtest.peers.arena import CACHES, CONTESTANTS, Rivals
 from loadtest.peers.caches import LOOKASIDES
-from loadtest.peers.contestants import MYSQL, TAO
+from loadtest.peers.contestants import TAO
 from loadtest.peers.figures import (
     SHAPES,
     ServerMemory,
@@ -106,6 +107,7 @@ async def run(settings: BenchSettings, progress: Progress, peers: PeersOptions) 
     """Measure all contestants over one graph. Raises `OperatorError`."""
     if peers.seconds is not None:
         settings = replace(settings, seconds=peers.seconds)
+    peers, absent = without_absent(peers)
     progress.step("planning the graph")
     data_bytes = _subject(settings, peers, peers.nodes).plan().payload_bytes
     cache_mb = max(_SMALLEST_MB, round(data_bytes * peers.cache_share) >> 20)
@@ -131,7 +133,7 @@ async def run(settings: BenchSettings, progress: Progress, peers: PeersOptions) 
             "answers_checked_of_each": result.checked,
         },
         listings=listings(shapes, stale, memory),
-        notes=[*_NOTES, *_reservations(peers, result, memory), *peers_win(shapes)],
+        notes=[*_NOTES, *absent, *_reservations(peers, result, memory), *peers_win(shapes)],
         aims=aims,
         measured={
             **of_contestants(shapes, stale, memory),
@@ -164,10 +166,21 @@ SCENARIO: Final = Scenario(
 )
 
 
+def without_absent(peers: PeersOptions) -> tuple[PeersOptions, list[str]]:
+    """Return the options without the contestants whose server's program is not here, and the reason for each. One that
+    `--only` names stays: that its program is missing is then an error."""
+    absent = {
+        name: kind.program for name, kind in LOOKASIDES.items() if not peers.only and which(kind.program.name) is None
+    }
+    only = tuple(name for name in peers.contestants if name not in absent)
+    reasons = [f"{name}: skipped, no {each.name} on the PATH: {each.where_from}." for name, each in absent.items()]
+    return replace(peers, only=only), reasons
+
+
 def _reservations(
     peers: PeersOptions, result: PeersResult, memory: Mapping[str, Sequence[ServerMemory]]
 ) -> Iterator[str]:
-    if not result.warming.steady and peers.contestants != (MYSQL,):
+    if not result.warming.steady and set(peers.contestants) & set(CACHES):
         yield "Warming ended at one of its bounds, before every cache was steady."
     over = [name for name, servers in memory.items() if any(each.is_over for each in servers)]
     if over:

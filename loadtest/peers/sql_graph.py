@@ -1,8 +1,8 @@
 """The graph in MySQL by hand: tables, indexes and transactions as an application without a graph store would have them.
 
 Four tables of edges (links, marks, and the inverses of both), each with its rows in key order and an index by time;
-counters beside the links, because counting rows at every page view does not last. The client is aiomysql, with a pool
-of connections and autocommit for reads.
+counters beside the links, because counting rows at every page view does not last. The client is aiomysql or asyncmy,
+with a pool of connections and autocommit for reads.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from time import time_ns
 from typing import Any, Final, TypeVar
 
 import aiomysql
+import asyncmy
+import asyncmy.errors
 import msgspec
 import pymysql.err
 
@@ -24,6 +26,13 @@ from loadtest.rounds import Source
 DATABASE: Final = "peer"
 LINK_TABLES: Final = ("link", "linked_by")
 MARK_TABLES: Final = ("mark", "marked_by")
+DRIVERS: Final[dict[str, Callable[..., Awaitable[Any]]]] = {
+    "aiomysql": aiomysql.create_pool,
+    "asyncmy": asyncmy.create_pool,
+}
+"""What opens a pool, by driver: the two have the same methods. `Any`: aiomysql has no types."""
+SQL_ERRORS: Final = (pymysql.err.MySQLError, asyncmy.errors.MySQLError)
+_OPERATIONAL: Final = (pymysql.err.OperationalError, asyncmy.errors.OperationalError)
 _DEADLOCK: Final = 1213
 _ATTEMPTS: Final = 5
 _BATCH: Final = 2000
@@ -62,23 +71,23 @@ class AnswerSource:
             self.how = how
 
 
-async def open_pool(address: SqlAddress, connections: int) -> Any:
-    """Connect, and create the database if it does not exist. Returns a pool; `Any`: aiomysql has no types."""
+async def open_pool(address: SqlAddress, connections: int, driver: str = "aiomysql") -> Any:
+    """Connect, and create the database if it does not exist. Returns a pool of a driver; `Any`: as for `DRIVERS`."""
     where = {"host": address.host, "port": address.port, "user": address.user, "password": address.password}
     connection = await aiomysql.connect(**where)
     async with connection.cursor() as cursor:
         await cursor.execute(f"CREATE DATABASE IF NOT EXISTS {DATABASE}")
     await connection.ensure_closed()
-    return await aiomysql.create_pool(
+    return await DRIVERS[driver](
         minsize=min(4, connections), maxsize=connections, autocommit=True, db=DATABASE, **where
     )
 
 
 class SqlGraph:
-    """The graph over one pool. Methods raise `pymysql.err.MySQLError`; reads record their source, the database."""
+    """The graph over one pool. Methods raise one of `SQL_ERRORS`; reads record their source, the database."""
 
     def __init__(self, pool: Any) -> None:
-        """``pool`` is a pool of aiomysql, which has no types."""
+        """``pool`` is a pool of one of `DRIVERS`."""
         self._pool = pool
 
     async def close(self) -> None:
@@ -199,7 +208,7 @@ class SqlGraph:
 
 @asynccontextmanager
 async def transaction(connection: Any) -> AsyncIterator[None]:
-    """Commit what is done in this context, or roll it back. `Any`: aiomysql has no types."""
+    """Commit what is done in this context, or roll it back. `Any`: as for `DRIVERS`."""
     await connection.begin()
     try:
         yield
@@ -210,11 +219,11 @@ async def transaction(connection: Any) -> AsyncIterator[None]:
 
 
 async def repeat_deadlocked(attempt: Callable[[], Awaitable[Result]]) -> Result:
-    """Attempt a transaction again, a few times, when it ended in a deadlock. Raises `pymysql.err.MySQLError`."""
+    """Attempt a transaction again, a few times, when it ended in a deadlock. Raises one of `SQL_ERRORS`."""
     for _ in range(_ATTEMPTS - 1):
         try:
             return await attempt()
-        except pymysql.err.OperationalError as error:
+        except _OPERATIONAL as error:
             if error.args[0] != _DEADLOCK:
                 raise
     return await attempt()

@@ -23,7 +23,9 @@ _COLOURS: Final = {
     "tao": "tab:blue",
     "redis_lookaside": "tab:red",
     "memcached_lookaside": "tab:green",
+    "memcached_memcachio": "tab:olive",
     "mysql": "tab:orange",
+    "mysql_asyncmy": "tab:brown",
 }
 
 Measured = Mapping[str, Any]

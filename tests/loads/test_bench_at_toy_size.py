@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from loadtest.peers.arena import CONTESTANTS
 from loadtest.results import Report, ScenarioResult
 from tests.rigs.forked_programs import ROOT
 from tests.rigs.toy_runs import ToyRun
@@ -157,7 +158,7 @@ def test_cached_reads_are_measured_over_every_transport_beside_redis(ran: ToyRun
 @scenario("peers", "--workload", "linkbench", "--seconds", "0.2", "--plot", "{folder}/plot.png")
 def test_a_published_workload_is_measured_beside_what_a_user_would_pick_instead(ran: ToyRun) -> None:
     found = msgspec.json.decode(ran.json)
-    for name in ("tao", "redis_lookaside", "memcached_lookaside", "mysql"):
+    for name in CONTESTANTS:
         assert found[name]["throughput_qps"] > 0
         assert found[name]["server_cpu_us_per_query"] >= 0
         assert found[name]["failed"] == 0
@@ -170,12 +171,12 @@ def test_a_published_workload_is_measured_beside_what_a_user_would_pick_instead(
     assert 0 < found["tao"]["follower_hit_rate"] <= found["tao"]["hit_rate"] <= 1
     assert 0 < found["redis_lookaside"]["hit_rate"] <= 1
     shapes = {figure["shape"] for figure in found["figures"]}
-    assert len(found["figures"]) == 4 * len(shapes) == 20
+    assert len(found["figures"]) == len(CONTESTANTS) * len(shapes) == 30
     assert all(figure["operations"] > 0 for figure in found["figures"])
     # Everybody is asked the same and looks at what was answered: nobody can have seen nothing.
     assert all(figure["touched_bytes"] > 0 for figure in found["figures"])
-    assert len(found["aims"]) == 2 + 2 * 3 + 2
-    caches = {"tao", "redis_lookaside", "memcached_lookaside"}
+    assert len(found["aims"]) == 2 + 2 * 5 + 2
+    caches = {"tao", "redis_lookaside", "memcached_lookaside", "memcached_memcachio"}
     assert set(found["warming"]["hit_rates"]) == caches
     assert {len(rates) for rates in found["warming"]["hit_rates"].values()} == {1}
     assert all(0 <= found[name]["first_read_share"] <= 1 for name in caches)
@@ -185,10 +186,12 @@ def test_a_published_workload_is_measured_beside_what_a_user_would_pick_instead(
     assert (ran.folder / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-@scenario("peers", "--only", "mysql", "--only", "tao", "--shape", "one", "--no-stale")
+@scenario("peers", "--only", "mysql_asyncmy", "--only", "mysql", "--only", "tao", "--shape", "one", "--no-stale")
 def test_some_contestants_are_measured_in_some_shapes(ran: ToyRun) -> None:
     found = msgspec.json.decode(ran.json)
-    assert [(each["kind"], each["contestant"]) for each in found["figures"]] == [("one", "tao"), ("one", "mysql")]
+    names = ("tao", "mysql", "mysql_asyncmy")
+    assert [(each["kind"], each["contestant"]) for each in found["figures"]] == [("one", name) for name in names]
+    assert all(each["failed"] == {} for each in found["figures"])
     assert "redis_lookaside" not in found
     assert found["mysql"]["stale_reads"] is None
     assert [each["aim"] for each in found["aims"]] == ["no failed request of tao"]

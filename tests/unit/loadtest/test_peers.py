@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count, islice, repeat
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from loadtest.drivers import WrongAnswer, at_rate
 from loadtest.peers.arena import CONTESTANTS, Prepared, check
-from loadtest.peers.caches import MEMCACHED, REDIS
+from loadtest.peers.caches import LOOKASIDES, MEMCACHED, REDIS
 from loadtest.peers.contestants import MYSQL, TAO, Answer
 from loadtest.peers.figures import (
     CacheCounts,
@@ -25,7 +26,7 @@ from loadtest.peers.figures import (
     peers_win,
 )
 from loadtest.peers.jobs import FAILURES
-from loadtest.peers.scenario import PeersOptions
+from loadtest.peers.scenario import PeersOptions, without_absent
 from loadtest.peers.staleness import StaleReads
 from loadtest.published.graph_plan import GraphPlan
 from loadtest.published.requests import WorkloadRequest
@@ -244,7 +245,8 @@ def test_aims_are_throughput_and_tails_beside_whoever_takes_part_and_nothing_wro
         return [goal.describe() for goal in goals_of(kind, names).get(TAO, ())]
 
     assert texts("many", *CONTESTANTS) == [
-        "≥ 3 × redis_lookaside", "≥ 5 × mysql", "≤ 1 × redis_lookaside", "≤ 1 × memcached_lookaside", "≤ 1 × mysql",
+        "≥ 3 × redis_lookaside", "≥ 5 × mysql", "≤ 1 × redis_lookaside", "≤ 1 × memcached_lookaside",
+        "≤ 1 × memcached_memcachio", "≤ 1 × mysql", "≤ 1 × mysql_asyncmy",
     ]  # fmt: skip
     assert texts("open", TAO, MYSQL) == ["≤ 1 × mysql"]
     assert texts("one", *CONTESTANTS) == texts("many", MYSQL) == []
@@ -266,7 +268,7 @@ def test_a_peer_that_wins_is_named_in_any_shape() -> None:
     assert [each for each in wins if each.startswith("one")] == [
         "one: memcached_lookaside is better in throughput (0.78 ×)"
     ]
-    assert len([each for each in wins if each.startswith("open")]) == 3
+    assert len([each for each in wins if each.startswith("open")]) == 5
 
 
 def test_of_some_contestants_and_shapes_what_can_be_compared_is() -> None:
@@ -284,6 +286,18 @@ def test_contestants_and_shapes_are_chosen_in_their_order() -> None:
     assert chosen.at_toy_size().contestants == chosen.contestants
     with pytest.raises(OperatorError, match="--only postgres"):
         PeersOptions(only=("postgres",))
+
+
+def test_a_peer_whose_server_is_absent_is_skipped_with_a_reason_unless_it_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found, reasons = without_absent(PeersOptions())
+    assert found.contestants == ("tao", "mysql", "mysql_asyncmy")
+    assert [reason.partition(":")[0] for reason in reasons] == list(LOOKASIDES)
+    assert all("on the PATH" in reason for reason in reasons)
+    asked = PeersOptions(only=("tao", REDIS))
+    assert without_absent(asked) == (asked, [])
 
 
 def test_tables_have_what_was_measured_and_leave_the_rest_empty() -> None:

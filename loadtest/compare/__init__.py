@@ -1,0 +1,1 @@
+"""The present tree beside an earlier commit: which figures have become slower."""
