@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tao.replication import replication_set
 from tao.replication.lease import LeaseTerms
 from tao.replication.promotion import Promoter
 from tao.replication.promotion_plan import SetMember
@@ -36,7 +37,7 @@ def test_a_promotion_that_does_not_wait_for_the_lease_although_a_replica_still_r
 ) -> None:
     monkeypatch.setattr(SetMember, "receives", property(lambda _: False))
     monkeypatch.setattr(Machines, "acknowledging", lambda *_: 0)  # as many as then seem to
-    monkeypatch.setattr(ReplicationSet, "stop_receiving", _nothing)
+    monkeypatch.setattr(replication_set, "stop_receiving", _nothing)
     monkeypatch.setattr(ReplicationSet, "forget_master", _nothing)
     assert _first("other watchers cut off", regions=3, seed=35).lost_writes
 
