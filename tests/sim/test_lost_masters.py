@@ -7,7 +7,7 @@ import pytest
 from tao.replication import replication_set
 from tao.replication.lease import LeaseTerms
 from tao.replication.promotion import Promoter
-from tao.replication.promotion_plan import SetMember
+from tao.replication.promotion_plan import PromotionRequest, SetMember
 from tao.replication.replication_set import ReplicationSet
 from tao.watcher.settings import LeaseSettings
 from tests.sim.lost_masters import Findings, play_hour, play_hours
@@ -49,3 +49,12 @@ def test_a_master_that_is_opened_while_the_former_one_still_answers_critical_rea
     # A short lease is mostly over when the other steps are done.
     monkeypatch.setattr(LeaseSettings, "terms", lambda _, **__: LeaseTerms(20.0))
     assert _first("region cut off", regions=2, seed=0).stale_reads
+
+
+async def _lost(_: Promoter, replicas: ReplicationSet, __: PromotionRequest) -> str:
+    return replicas.master.name
+
+
+def test_a_promotion_that_does_not_ask_a_lost_master_again_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Promoter, "_lost_master", _lost)
+    assert _first("master stands still", regions=1, seed=54).lost_writes
