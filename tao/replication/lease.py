@@ -24,9 +24,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tao.model.errors import OperatorError
+from tao.model.errors import OperatorError, TaoError
 from tao.replication.server_statements import set_read_only
 from tao.storage.dialect import Dialect
+from tao.storage.failures import TablesMissing
+from tao.storage.result_packets import Row
 from tao.storage.session import DatabaseSession
 
 EVENT_SECONDS: Final = 1
@@ -134,14 +136,23 @@ async def remove_lease(session: DatabaseSession, *, deadline: float) -> None:
 
 async def lease_terms(session: DatabaseSession, *, deadline: float) -> LeaseTerms:
     """Return the terms of the server's leases, of 0 seconds when it keeps none and never closes itself."""
-    (events,) = await session.run(
-        "SELECT event_comment FROM information_schema.events "
-        "WHERE event_schema = 'tao' AND event_name = 'close_without_lease'",
-        deadline=deadline,
-    )
+    results: list[list[Row]] = []
+    try:
+        # In one packet: promotions between distant regions wait for the answer.
+        await session.run(
+            "SELECT event_comment FROM information_schema.events "
+            "WHERE event_schema = 'tao' AND event_name = 'close_without_lease'; "
+            "SELECT MAX(lasts_ms) FROM tao.lease; ROLLBACK",
+            deadline=deadline,
+            results=results,
+        )
+    except TablesMissing:
+        # No lease was ever installed.
+        await session.run("ROLLBACK", deadline=deadline)
+        return LeaseTerms()
+    events, ((lasts_ms,),), _ = results
     if not events:
         return LeaseTerms()
-    ((((lasts_ms,),), _)) = await session.run("SELECT MAX(lasts_ms) FROM tao.lease; ROLLBACK", deadline=deadline)
     return LeaseTerms(int(lasts_ms or 0) / 1000, int(str(events[0][0]).removeprefix(_GRACE) or 0) / 1000)
 
 
@@ -202,11 +213,17 @@ async def _has_table(session: DatabaseSession, deadline: float) -> bool:
 
 
 async def _write(session: DatabaseSession, ends: str, condition: str, deadline: float) -> bool:
-    results = await session.run(
-        "ROLLBACK; SET SESSION sql_log_bin = 0; "
-        # The value must change, or a renewal within the same millisecond would count no row.
-        f"UPDATE tao.lease SET ends_unix_ms = GREATEST({ends}, ends_unix_ms + 1) * ({ends} > 0) "
-        f"WHERE only_row = 1{condition}; SELECT ROW_COUNT(); COMMIT; SET SESSION sql_log_bin = 1",
-        deadline=deadline,
-    )
+    try:
+        results = await session.run(
+            "ROLLBACK; SET SESSION sql_log_bin = 0; "
+            # The value must change, or a renewal within the same millisecond would count no row.
+            f"UPDATE tao.lease SET ends_unix_ms = GREATEST({ends}, ends_unix_ms + 1) * ({ends} > 0) "
+            f"WHERE only_row = 1{condition}; SELECT ROW_COUNT(); COMMIT; SET SESSION sql_log_bin = 1",
+            deadline=deadline,
+        )
+    except TaoError:
+        # A caller that goes on with this session must not write beside the binlog.
+        if session.is_open:
+            await session.run("ROLLBACK; SET SESSION sql_log_bin = 1", deadline=deadline)
+        raise
     return bool(results[3][0][0])

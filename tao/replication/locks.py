@@ -74,8 +74,8 @@ MASTERSHIP: Final = LockTerms(touch_seconds=1.0, holder_timeout_seconds=3.0, tak
 ended, which is at most `holder_timeout_seconds` plus `SESSION_IDLE_SECONDS` after its last touch."""
 
 SESSION_IDLE_SECONDS: Final = 4
-"""The database server ends a session of such a change that is idle for this long. No session is idle longer than it
-takes to query all servers of the set when one of them is unreachable."""
+"""The database server ends a session of such a change that is idle for this long. Sessions that are kept for the next
+step are used again at shorter intervals (`tao.replication.kept_sessions`)."""
 
 
 class LockHold(Protocol):

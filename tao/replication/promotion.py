@@ -15,14 +15,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
 from tao.model.errors import OperatorError, TaoError, TopologyConflict
 from tao.model.ids import PROMOTION_AHEAD_MS
 from tao.model.ports import TopologyStore
-from tao.model.topology import Database
+from tao.model.topology import Database, Topology
+from tao.replication.kept_sessions import KeptSessions
 from tao.replication.lease import LeaseTerms, grant_lease, lease_terms, server_unix_ms
 from tao.replication.locks import LockHold, Locks, hold_exclusively, mastership_lock
 from tao.replication.promotion_plan import (
@@ -49,6 +50,7 @@ from tao.replication.server_statements import (
     member_state,
     open_to_writes,
     raise_epoch,
+    schemas_with_reserved_ids,
     set_semi_sync,
     stop_receiving,
     waiting_statements,
@@ -120,6 +122,46 @@ class PromotionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 OnStep = Callable[[PromotionStep], Awaitable[None]]
 LastRenewal = Callable[[], Awaitable[float]]
+_One = TypeVar("_One")
+_Other = TypeVar("_Other")
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One change of a database's servers, under the lock of the database."""
+
+    hold: LockHold
+    sessions: KeptSessions
+    locked_at: float
+    """When the lock was held, on the loop's clock."""
+
+
+class _Prepared(NamedTuple):
+    """What is read of a chosen server once it follows nobody: it does not change any more, so it can be read while the
+    old master's lease ends."""
+
+    epoch: int
+    """The version epoch under which it becomes master."""
+    reserving: frozenset[str]
+    """Its schemas that have a table of reserved ids."""
+    elsewhere: list[str]
+    """The servers of all other databases."""
+    terms: LeaseTerms
+    """Those of its leases."""
+    unix_ms: int
+    """Its clock, at ``read_at`` on the loop's."""
+    read_at: float
+
+
+class _Installed(NamedTuple):
+    """A master of which the topology has just learned."""
+
+    terms: LeaseTerms
+    """Those of its leases."""
+    unix_ms: int
+    """Its clock when the topology was changed."""
+    lost: str
+    """The name of the former master when it does not answer, or an empty string."""
 
 
 class Promoter:
@@ -143,7 +185,7 @@ class Promoter:
         self._seen_from: Final = seen_from
         self._on_step: Final = on_step
         self._silent: Final = set[str]()
-        self._holds: Final[dict[str, LockHold]] = {}
+        self._runs: Final[dict[str, _Run]] = {}
 
     async def observe(self, database: str) -> list[SetMember]:
         """Return the current state of the servers of a database. Raises `TopologyError` when there is no such
@@ -167,7 +209,7 @@ class Promoter:
         finishes or undoes what was done. Raises `LockTaken` when another run is under way, and `LockLost` when this
         process was paused and another one may have taken over.
         """
-        async with self._exclusively(database):
+        async with self._exclusively(database) as run:
             replicas = await self._set(database)
             if request.region == replicas.database.master_region:
                 return await self._restore(replicas, last_renewal)
@@ -179,18 +221,26 @@ class Promoter:
             semi_sync = replicas.database.semi_sync
             fenced = is_fenced_by_replicas(members, request, semi_sync=semi_sync, marked=marked)
             try:
-                chosen = await self._choose(replicas, members, request, last_renewal, fenced=fenced)
-                await self._apply_and_detach(replicas, chosen)
+                chosen = await self._choose(replicas, members, request, last_renewal, run.locked_at, fenced=fenced)
                 if fenced:
                     others = [member for member in members if not member.is_master]
-                    await self._outlast(replicas, chosen, others, last_renewal)
-                lost = await self._lost_master(replicas, request)
+                    # Not before all have stopped receiving: until then a watcher that is cut off from the locks may
+                    # renew (`ReplicationSet.is_followed_by_all`), and install other terms before it does.
+                    over = self._reads_over_at(replicas, others, last_renewal)
+                    _, over_at = await _both(self._apply_and_detach(replicas, chosen), over)
+                    outlast = self._outlast(replicas, chosen, others, over_at)
+                    prepared, _ = await _both(self._prepare(replicas, chosen), outlast)
+                    lost = await self._lost_master(replicas, request)
+                else:
+                    await self._apply_and_detach(replicas, chosen)
+                    lost_master = self._lost_master(replicas, request)
+                    prepared, lost = await _both(self._prepare(replicas, chosen), lost_master)
             except TaoError:
                 # Nothing irrevocable has happened: reopen the old master if it can be reached by now.
                 with suppress(PromotionRefused):
                     await self._restore(replicas, last_renewal)
                 raise
-            return await self._install(replicas, chosen, lost, lacks_commits=bool(lost))
+            return await self._install(replicas, chosen, prepared, lost, lacks_commits=bool(lost))
 
     async def restore(self, database: str) -> PromotionResult:
         """Bring the servers into the state that the topology describes: finish or undo an interrupted promotion, and
@@ -271,6 +321,7 @@ class Promoter:
         members: list[SetMember],
         request: PromotionRequest,
         last_renewal: LastRenewal | None,
+        locked_at: float,
         *,
         fenced: bool,
     ) -> SetMember:
@@ -285,44 +336,55 @@ class Promoter:
             await self._begin(replicas, PromotionStep.CATCH_UP)
             await replicas.catch_up(choose_catch_up_target(others, request), self._settings.catch_up_seconds)
         elif not fenced:
-            await self._wait_for_lease(replicas, others, last_renewal)
+            await self._wait_for_lease(replicas, others, last_renewal, locked_at)
         await self._begin(replicas, PromotionStep.STOP_RECEIVING)
-        await asyncio.gather(*(replicas.stop_receiving(member.region) for member in others))
+        stopped = await self._stop_receiving(replicas, others)
         if request.master_lost and not fenced and self._locks.can_be_away and replicas.database.semi_sync:
             # A watcher that is cut off from the locks may have renewed the lease until now (`is_followed_by_all`).
-            await self._wait_for_lease(replicas, others, last_renewal)
+            await self._wait_for_lease(replicas, others, last_renewal, asyncio.get_running_loop().time())
+            # Again: when it restarts, a replica receives by itself.
+            stopped = await self._stop_receiving(replicas, others)
         await self._begin(replicas, PromotionStep.COMPARE)
-        return choose(await replicas.members(), request)
+        if not request.master_lost:
+            stopped[master.region] = await replicas.member(master.region)
+        # A lost master is asked once more when nothing but the decision is left (`_lost_master`): here each answer that
+        # does not come costs its writers a second, and until then all can be undone.
+        return choose([stopped.get(member.region, member) for member in members], request)
+
+    async def _stop_receiving(self, replicas: ReplicationSet, others: list[SetMember]) -> dict[str, SetMember]:
+        """Have the replicas stop receiving, and return by region what each has then."""
+        stopped = await _all_of(*(replicas.stop_receiving(member.region) for member in others))
+        return {member.region: member for member in stopped}
 
     async def _wait_for_lease(
-        self, replicas: ReplicationSet, others: list[SetMember], last_renewal: LastRenewal | None
+        self, replicas: ReplicationSet, others: list[SetMember], last_renewal: LastRenewal | None, latest: float
     ) -> None:
-        """Wait until a master that cannot be reached has closed itself."""
+        """Wait until a master that cannot be reached has closed itself. ``latest``: as in `_over_at`."""
         terms = await self._lease_terms(replicas, others)
-        await _until_over(max(each.over_after_seconds for each in terms), last_renewal)
+        over_at = await _over_at(max(each.over_after_seconds for each in terms), last_renewal, latest)
+        await replicas.wait(over_at - asyncio.get_running_loop().time())
+
+    async def _reads_over_at(
+        self, replicas: ReplicationSet, others: list[SetMember], last_renewal: LastRenewal | None
+    ) -> float:
+        """Return when a master whose replicas have all stopped receiving answers no critical read any more."""
+        latest = asyncio.get_running_loop().time()
+        terms = await self._lease_terms(replicas, others)
+        return await _over_at(max(each.reads_over_after_seconds for each in terms), last_renewal, latest)
 
     async def _outlast(
-        self,
-        replicas: ReplicationSet,
-        chosen: SetMember,
-        others: list[SetMember],
-        last_renewal: LastRenewal | None,
+        self, replicas: ReplicationSet, chosen: SetMember, others: list[SetMember], over_at: float
     ) -> None:
-        """Wait until a master that can acknowledge no write answers no critical read either.
+        """Wait until a master that can acknowledge no write answers no critical read either, at ``over_at``.
 
         It may be open for longer, so the other servers forget it first: one that restarts would receive from it again.
+        They do so only now that the chosen one has applied everything: until then its relay log is lost when it
+        restarts, and theirs may have what it had.
         """
-        done = await asyncio.gather(
-            *(replicas.forget_master(each.region, chosen) for each in others if each.name != chosen.name),
-            return_exceptions=True,
-        )
-        for each in done:
-            # Not before all have ended: whatever follows attaches a server again, which one of them could detach.
-            if each is not None:
-                raise each
+        rest = [each for each in others if each.name != chosen.name]
+        await _all_of(*(replicas.forget_master(each.region, chosen) for each in rest))
         await self._begin(replicas, PromotionStep.OUTLAST)
-        terms = await self._lease_terms(replicas, others)
-        await _until_over(max(each.reads_over_after_seconds for each in terms), last_renewal)
+        await replicas.wait(over_at - asyncio.get_running_loop().time())
 
     async def _lease_terms(self, replicas: ReplicationSet, members: list[SetMember]) -> list[LeaseTerms]:
         """Return the terms of the servers' leases. All servers of a set keep leases, or none does."""
@@ -346,63 +408,83 @@ class Promoter:
         This runs before the epoch is raised. From then until the topology is changed, reads may find no server with the
         versions they require, and a master that hangs delays each query to it by seconds. Raises `MasterAnswers`.
         """
-        master = next(member for member in await replicas.members() if member.is_master)
+        master = await replicas.member(replicas.database.master_region)
         check_lost(master, request)
         return "" if master.state is not None else master.name
+
+    async def _prepare(self, replicas: ReplicationSet, chosen: SetMember) -> _Prepared:
+        """Read what `_install` needs of a server that follows nobody any more."""
+        elsewhere = await self._servers_elsewhere(replicas.database)
+
+        async def epoch_and_clock() -> tuple[int, int, float]:
+            async with replicas.session(chosen.region) as session:
+                known = await highest_epoch(session, replicas.shards, deadline=replicas.statement_deadline())
+                unix_ms = await server_unix_ms(session, deadline=replicas.statement_deadline())
+                return known, unix_ms, asyncio.get_running_loop().time()
+
+        async def tables_and_terms() -> tuple[frozenset[str], LeaseTerms]:
+            async with replicas.session(chosen.region) as session:
+                reserving = await schemas_with_reserved_ids(session, deadline=replicas.statement_deadline())
+                return reserving, await lease_terms(session, deadline=replicas.statement_deadline())
+
+        (known, unix_ms, read_at), (reserving, terms) = await _both(epoch_and_clock(), tables_and_terms())
+        # The epoch has to be above the document's and above those of shards that were moved here, under which the old
+        # master may have assigned versions that no server here has received. After an interrupted run, whose master was
+        # never opened, it is one higher than need be.
+        epoch = max(replicas.database.version_epoch, known) + 1
+        return _Prepared(epoch, reserving, elsewhere, terms, unix_ms, read_at)
 
     # ---- from here on, a promotion can only be finished --------------------------------------------------------------
 
     async def _install(
-        self, replicas: ReplicationSet, chosen: SetMember, lost: str, *, lacks_commits: bool
+        self, replicas: ReplicationSet, chosen: SetMember, prepared: _Prepared, lost: str, *, lacks_commits: bool
     ) -> PromotionResult:
         """Raise the version epoch, change the topology and open the new master.
 
         ``lost``: the name of the old master when it does not answer. ``lacks_commits``: the new master may lack the old
         one's last commits, which reserved ids; its shards begin above any that they can have reserved."""
-        region, shards = chosen.region, replicas.shards
+        region, epoch = chosen.region, prepared.epoch
         async with replicas.session(region) as session:
             await self._begin(replicas, PromotionStep.RAISE_EPOCH)
-            # The epoch has to be above the document's and above those of shards that were moved here, under which the
-            # old master may have assigned versions that no server here has received. After an interrupted run, whose
-            # master was never opened, it is one higher than need be.
-            known = await highest_epoch(session, shards, deadline=replicas.statement_deadline())
-            epoch = max(replicas.database.version_epoch, known) + 1
-            lacks_until = 0
+            lacks_until, now = 0, asyncio.get_running_loop().time()
             if lacks_commits:
-                now = await server_unix_ms(session, deadline=replicas.statement_deadline())
-                lacks_until = now + PROMOTION_AHEAD_MS
-            terms = await lease_terms(session, deadline=replicas.statement_deadline())
-            deadline = asyncio.get_running_loop().time() + self._settings.catch_up_seconds
+                lacks_until = prepared.unix_ms + round(1000 * (now - prepared.read_at)) + PROMOTION_AHEAD_MS
+            deadline = now + self._settings.catch_up_seconds
             await raise_epoch(
                 session,
-                shards,
+                replicas.shards,
                 chosen.name,
                 epoch,
-                elsewhere=await self._servers_elsewhere(replicas.database),
+                elsewhere=prepared.elsewhere,
                 lacks_ids_until_unix_ms=lacks_until,
+                reserving=prepared.reserving,
                 deadline=deadline,
             )
         await self._begin(replicas, PromotionStep.TOPOLOGY)
-        await self._change_topology(replicas, region, epoch, lost)
-        changed = await self._set(replicas.database.name)
+        change = self._change_topology(replicas, region, epoch, lost)
+        topology, unix_ms = await _both(change, replicas.unix_ms(region))
+        changed = self._set_of(topology, replicas.database.name)
         # The lease of a lost master is over, so it answers no critical read.
-        return await self._open(changed, settle=not (lost and terms.seconds))
+        settle = not (lost and prepared.terms.seconds)
+        return await self._open(changed, settle=settle, installed=_Installed(prepared.terms, unix_ms, lost))
 
-    async def _change_topology(self, replicas: ReplicationSet, region: str, epoch: int, lost: str) -> None:
+    async def _change_topology(self, replicas: ReplicationSet, region: str, epoch: int, lost: str) -> Topology:
         """Store the promotion by compare-and-set, and retry when something else in the document changed at the same
-        time: marks do when a region fails."""
+        time: marks do when a region fails. Returns the document as it is now."""
         database = replicas.database
-        for left in reversed(range(_MAX_CONFLICTS)):
+        conflicts = 0
+        while True:
             topology = await self._store.load()
             replicas.check_hold()
             found = find_database(topology, database.name)
             if found.servers[found.master_region].name != replicas.master.name:
                 raise OperatorError(f"the master of {database.name} was changed by somebody else meanwhile")
             try:
-                await self._store.change(topology.version, edits.promote(topology, database.name, region, epoch, lost))
-                return
+                promoted = edits.promote(topology, database.name, region, epoch, lost)
+                return await self._store.change(topology.version, promoted)
             except TopologyConflict:
-                if not left:
+                conflicts += 1
+                if conflicts == _MAX_CONFLICTS:
                     raise
 
     # ---- the state that the topology describes -----------------------------------------------------------------------
@@ -417,7 +499,7 @@ class Promoter:
             if master.state is None:
                 # It may answer critical reads: its lease may have been renewed since the interrupted run.
                 await self._begin(replicas, PromotionStep.OUTLAST)
-                await self._wait_for_lease(replicas, others, last_renewal)
+                await self._wait_for_lease(replicas, others, last_renewal, asyncio.get_running_loop().time())
                 _, master = await replicas.beside_master(region)
             if master.state is not None:
                 await replicas.close(master.region)
@@ -425,7 +507,8 @@ class Promoter:
             await self._apply_and_detach(replicas, chosen)
             # The old master may have been lost when the interrupted run began.
             lost = "" if master.state is not None else master.name
-            done = await self._install(replicas, chosen, lost, lacks_commits=True)
+            prepared = await self._prepare(replicas, chosen)
+            done = await self._install(replicas, chosen, prepared, lost, lacks_commits=True)
             return msgspec.structs.replace(done, without_tables=without_tables)
         if master.state is None:
             raise PromotionRefused(f"the master {master.name} does not answer: {master.error}")
@@ -436,29 +519,31 @@ class Promoter:
             )
         return msgspec.structs.replace(await self._open(replicas, settle=False), without_tables=without_tables)
 
-    async def _open(self, replicas: ReplicationSet, *, settle: bool) -> PromotionResult:
-        """Make the other servers follow the master of the topology, and open it to writes."""
+    async def _open(
+        self, replicas: ReplicationSet, *, settle: bool, installed: _Installed | None = None
+    ) -> PromotionResult:
+        """Make the other servers follow the master of the topology, and open it to writes. ``installed``: it has just
+        become master."""
         loop = asyncio.get_running_loop()
         opened_at = loop.time() + (self._settings.settle_seconds if settle else 0.0)
         database = replicas.database
         await self._begin(replicas, PromotionStep.REPOINT)
-        following, left = await self._repoint(replicas)
+        following, left = await self._repoint(replicas, installed.lost if installed else "")
         await self._begin(replicas, PromotionStep.SETTLE)
         await asyncio.sleep(max(0.0, opened_at - loop.time()))
         await self._begin(replicas, PromotionStep.OPEN)
-        async with replicas.session(database.master_region) as session:
-            await raise_epoch(
-                session,
-                replicas.shards,
-                replicas.master.name,
-                database.version_epoch,
-                elsewhere=await self._servers_elsewhere(database),
-                deadline=replicas.statement_deadline(),
-            )
+        if installed is None:
+            await self._raise_again(replicas)
         waits = database.semi_sync and await self._acknowledged_in_use(replicas, following)
         async with replicas.session(database.master_region) as session:
-            now = await server_unix_ms(session, deadline=replicas.statement_deadline())
-            if (await replicas.lease_terms(database.master_region)).seconds:
+            deadline = replicas.statement_deadline()
+            terms = installed.terms if installed else await lease_terms(session, deadline=deadline)
+            if terms.seconds:
+                # A lease may count from an earlier time. While others are made to follow, much of it would be over.
+                if installed and not settle and not following:
+                    now = installed.unix_ms
+                else:
+                    now = await server_unix_ms(session, deadline=deadline)
                 await grant_lease(session, now, deadline=replicas.statement_deadline())
             await open_to_writes(session, semi_sync=waits, deadline=replicas.statement_deadline())
         version = (await self._store.load()).version
@@ -473,20 +558,39 @@ class Promoter:
             waits_for_replica=waits,
         )
 
-    async def _repoint(self, replicas: ReplicationSet) -> tuple[list[str], dict[str, str]]:
-        members = await replicas.members()
+    async def _raise_again(self, replicas: ReplicationSet) -> None:
+        """Write the topology's epoch into shard rows of the master that lack it."""
+        async with replicas.session(replicas.database.master_region) as session:
+            await raise_epoch(
+                session,
+                replicas.shards,
+                replicas.master.name,
+                replicas.database.version_epoch,
+                elsewhere=await self._servers_elsewhere(replicas.database),
+                deadline=replicas.statement_deadline(),
+            )
+
+    async def _repoint(self, replicas: ReplicationSet, lost: str) -> tuple[list[str], dict[str, str]]:
+        """Make the other servers follow the master, all at a time. Returns which do, and why each other one does not.
+
+        A ``lost`` server is not asked: writes would wait for its silence. It rejoins when it is back."""
+        places = replicas.database.places
+        asked = [region for region in places if places[region].name != lost]
+        left = {lost: f"{lost} does not answer"} if lost else {}
+        if len(asked) == 1:
+            return [], left
+        members = await asyncio.gather(*map(replicas.member, asked))
         master = next(member for member in members if member.is_master)
-        following: list[str] = []
-        left: dict[str, str] = {}
-        for member in members:
-            if member.is_master:
-                continue
-            try:
-                await self._repoint_member(replicas, member, master)
-                following.append(member.name)
-            except TaoError as error:
+        others = [member for member in members if not member.is_master]
+        done = await asyncio.gather(
+            *(self._repoint_member(replicas, member, master) for member in others), return_exceptions=True
+        )
+        for member, error in zip(others, done, strict=True):
+            if isinstance(error, TaoError):
                 left[member.name] = error.message
-        return following, left
+            elif error is not None:
+                raise error
+        return [member.name for member in others if member.name not in left], left
 
     async def _repoint_member(self, replicas: ReplicationSet, member: SetMember, master: SetMember) -> None:
         """Make a server that answers follow the master. Raises `ServerDiverged` when it must not."""
@@ -494,9 +598,9 @@ class Promoter:
         if replicas.follows(member, master.region) and arrives:
             return  # Keep the connection: an open master would hold up all commits until the replica has reconnected.
         check_seeded(member)
-        if member.state is not None and member.state.following is None:
+        if member.state is not None and member.state.following is None and not member.state.read_only:
             # It may be an old master that is still open. Close it first, so that the comparison covers all it will ever
-            # have had.
+            # have had. One that was found closed commits nothing more: whoever opens it needs the lock.
             await replicas.close(member.region)
         check_rejoin(*await replicas.beside_master(member.region))
         await replicas.follow(member.region, master.region)
@@ -532,26 +636,31 @@ class Promoter:
             await set_semi_sync(session, waits=True, deadline=replicas.statement_deadline())
 
     @asynccontextmanager
-    async def _exclusively(self, database: str) -> AsyncIterator[None]:
+    async def _exclusively(self, database: str) -> AsyncIterator[_Run]:
         async with hold_exclusively(self._locks, mastership_lock(database), self._settings.lock_seconds) as hold:
-            self._holds[database] = hold
+            run = self._runs[database] = _Run(hold, KeptSessions(), asyncio.get_running_loop().time())
             try:
-                yield
+                yield run
             except TaoError:
                 hold.check()  # a process that was paused sees time-outs and closed sessions; report the cause
                 raise
             finally:
-                del self._holds[database]
+                del self._runs[database]
+                run.sessions.close()
 
     async def _set(self, database: str) -> ReplicationSet:
-        topology = await self._store.load()
+        return self._set_of(await self._store.load(), database)
+
+    def _set_of(self, topology: Topology, database: str) -> ReplicationSet:
+        run = self._runs.get(database)
         return ReplicationSet(
             find_database(topology, database),
             self._accounts,
             seen_from=self._seen_from,
             statement_seconds=self._settings.statement_seconds,
             silent=self._silent,
-            hold=self._holds.get(database),
+            hold=None if run is None else run.hold,
+            sessions=None if run is None else run.sessions,
         )
 
     async def _servers_elsewhere(self, database: Database) -> list[str]:
@@ -565,9 +674,36 @@ class Promoter:
             await self._on_step(step)
 
 
-async def _until_over(after_seconds: float, last_renewal: LastRenewal | None) -> None:
-    """Wait until so long after the last renewal of a lease; not at all for 0, which a server without leases has."""
-    if after_seconds:
-        loop = asyncio.get_running_loop()
-        since = loop.time() if last_renewal is None else await last_renewal()
-        await asyncio.sleep(max(0.0, since + after_seconds - loop.time()))
+async def _over_at(after_seconds: float, last_renewal: LastRenewal | None, latest: float) -> float:
+    """Return when it is so long after the last renewal of a lease; at once for 0, which a server without leases has.
+
+    ``latest``: no renewal has begun later, whatever is known of the last one: since then this process holds the lock,
+    or no server receives. So the watchers of a region that is lost with its master need not be waited for any longer.
+    """
+    if not after_seconds:
+        return 0.0
+    since = latest if last_renewal is None else min(latest, await last_renewal())
+    return since + after_seconds
+
+
+async def _all_of(*awaitables: Awaitable[_One]) -> list[_One]:
+    """Return all results, once all have ended. Raises the first error of them.
+
+    Not before: what follows attaches a server again, which one of them could still stop or detach.
+    """
+    results: list[_One] = []
+    for each in await asyncio.gather(*awaitables, return_exceptions=True):
+        if isinstance(each, BaseException):
+            raise each
+        results.append(each)
+    return results
+
+
+async def _both(one: Awaitable[_One], other: Awaitable[_Other]) -> tuple[_One, _Other]:
+    """Return the results of two different steps, as `_all_of` does."""
+    first, second = await asyncio.gather(one, other, return_exceptions=True)
+    if isinstance(first, BaseException):
+        raise first
+    if isinstance(second, BaseException):
+        raise second
+    return first, second

@@ -11,10 +11,12 @@ from typing import Final
 from tao.model.errors import DeadlineExceeded, ShardBlocked, TaoError, TopologyError
 from tao.model.topology import Database, DatabaseServer, Topology, region_of_place
 from tao.replication.accounts import Account
-from tao.replication.lease import LeaseTerms, lease_terms, revoke_lease
+from tao.replication.kept_sessions import KEEP_ALIVE_SECONDS, KeptSessions
+from tao.replication.lease import LeaseTerms, lease_terms, revoke_lease, server_unix_ms
 from tao.replication.locks import SESSION_IDLE_SECONDS, LockHold, LockLost
 from tao.replication.promotion_plan import PromotionRefused, SetMember, check_has_all
 from tao.replication.server_statements import (
+    MemberState,
     ReplicationSource,
     SourceTls,
     acknowledge_as_replica,
@@ -30,7 +32,7 @@ from tao.replication.server_statements import (
     wait_for_position,
 )
 from tao.storage.dialect import SessionSetup
-from tao.storage.failures import NotListening, TablesMissing
+from tao.storage.failures import ConnectionLost, NotListening, TablesMissing
 from tao.storage.session import DatabaseSession, ServerAccount, open_session
 
 _PAUSE_SECONDS: Final = 0.05
@@ -63,12 +65,14 @@ class ReplicationSet:
         statement_seconds: float,
         silent: set[str] | None = None,
         hold: LockHold | None = None,
+        sessions: KeptSessions | None = None,
     ) -> None:
         """``seen_from``: the region whose addresses are used, or empty for the default ones.
 
         ``statement_seconds``: bound on each statement and on a connection. ``silent``: names of servers that did not
         answer last time, updated here and shared by a caller that observes the set several times. ``hold``: the hold of
-        the mastership lock, for a caller that changes the master; no session is used once it is lost.
+        the mastership lock, for a caller that changes the master; no session is used once it is lost. ``sessions``:
+        those that are used again; None: each use opens one.
         """
         self.database: Final = database
         self._accounts: Final = accounts
@@ -76,6 +80,7 @@ class ReplicationSet:
         self._statement_seconds: Final = statement_seconds
         self._silent: Final = set[str]() if silent is None else silent
         self._hold: Final = hold
+        self._sessions: Final = sessions
 
     @property
     def master(self) -> DatabaseServer:
@@ -102,18 +107,38 @@ class ReplicationSet:
 
     @asynccontextmanager
     async def session(self, region: str, *, deadline: float | None = None) -> AsyncIterator[DatabaseSession]:
-        """Open an administrator's session at the server of a region.
+        """Use an administrator's session at the server of a region.
 
         ``deadline``: for the connection; None means `statement_deadline`. Raises `TaoError`, including `LockLost`.
         """
-        name = self.database.places[region].name
-        setup = SessionSetup(writes=True, under_lock_seconds=0 if self._hold is None else SESSION_IDLE_SECONDS)
-        session = await open_session(self.login(region), name, setup, deadline=deadline or self.statement_deadline())
+        name, sessions = self.database.places[region].name, self._sessions
+        session = None if sessions is None else sessions.take(name)
+        if session is None:
+            setup = SessionSetup(writes=True, under_lock_seconds=0 if self._hold is None else SESSION_IDLE_SECONDS)
+            deadline = deadline or self.statement_deadline()
+            session = await open_session(self.login(region), name, setup, deadline=deadline)
+        is_clean = False
         try:
-            self.check_hold()  # if the lock is lost after this, the session ends before another process acts
+            # If the lock is lost after this, the session ends before another process acts: its server ends it once it
+            # has been idle for so long, since it was opened or since its last use.
+            self.check_hold()
             yield session
+            is_clean = True
         finally:
-            session.quit()
+            if is_clean and sessions is not None:
+                sessions.give(name, session)
+            else:
+                session.quit()
+
+    async def wait(self, seconds: float) -> None:
+        """Wait, and keep the sessions open meanwhile. Raises `LockLost`."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while (left := end - loop.time()) > KEEP_ALIVE_SECONDS and self._sessions is not None:
+            await asyncio.sleep(KEEP_ALIVE_SECONDS)
+            self.check_hold()
+            await self._sessions.keep_alive(deadline=end)
+        await asyncio.sleep(max(0.0, left))
 
     def check_hold(self) -> None:
         """Raise `LockLost` when another process may be changing the mastership by now. Call this before each step."""
@@ -126,21 +151,21 @@ class ReplicationSet:
         A server that was silent last time gets less time: a promotion calls this several times, and the writers of the
         whole database wait for each call.
         """
-        return list(await asyncio.gather(*map(self._member, self.database.places)))
+        return list(await asyncio.gather(*map(self.member, self.database.places)))
 
     async def beside_master(self, region: str) -> tuple[SetMember, SetMember]:
         """Return the state of a server and of the master. The master is queried afterwards, so it has everything that a
         follower was found to have, and what it lacks it never had."""
-        member = await self._member(region)
-        return member, await self._member(self.database.master_region)
+        member = await self.member(region)
+        return member, await self.member(self.database.master_region)
 
-    async def _member(self, region: str) -> SetMember:
+    async def member(self, region: str) -> SetMember:
+        """Return the current state of a server."""
         name, is_master = self.database.places[region].name, region == self.database.master_region
         patience = _RETRY_SHARE if name in self._silent else 1.0
         deadline = asyncio.get_running_loop().time() + patience * self._statement_seconds
         try:
-            async with self.session(region, deadline=deadline) as session:
-                state = await member_state(session, deadline=deadline)
+            state = await self._state(region, deadline)
         except LockLost:
             raise
         except TaoError as error:
@@ -149,6 +174,21 @@ class ReplicationSet:
             return SetMember(name, region, None, error.message, is_master=is_master, is_refused=refused)
         self._silent.discard(name)
         return SetMember(name, region, state, is_master=is_master)
+
+    async def _state(self, region: str, deadline: float) -> MemberState:
+        sessions, name = self._sessions, self.database.places[region].name
+        is_kept = sessions is not None and sessions.has(name)
+        try:
+            async with self.session(region, deadline=deadline) as session:
+                return await member_state(session, deadline=deadline)
+        except ConnectionLost:
+            if not is_kept:
+                raise
+        # A server that has restarted has ended the sessions that were kept, and answers.
+        if sessions is not None:
+            sessions.drop(name)
+        async with self.session(region, deadline=deadline) as session:
+            return await member_state(session, deadline=deadline)
 
     def follows(self, member: SetMember, master_region: str) -> bool:
         """Return whether the member follows the server of that region, at the address that the member's own region
@@ -231,10 +271,15 @@ class ReplicationSet:
                 await revoke_lease(session, deadline=self.statement_deadline())
             await fence(session, other, deadline=self.statement_deadline())
 
-    async def stop_receiving(self, region: str) -> None:
-        """Stop a server from receiving more from its master. Raises `TaoError`."""
+    async def stop_receiving(self, region: str) -> SetMember:
+        """Stop a server from receiving more from its master. Returns its state then. Raises `TaoError`.
+
+        Both steps share a session, which would end with the server: one that restarts receives again.
+        """
         async with self.session(region) as session:
             await stop_receiving(session, deadline=self.statement_deadline())
+            state = await member_state(session, deadline=self.statement_deadline())
+        return SetMember(self.database.places[region].name, region, state)
 
     async def catch_up(self, target: SetMember, timeout_seconds: float) -> None:
         """Wait until a server has everything of the master, which is closed. Raises `PromotionRefused` when it does not
@@ -270,6 +315,11 @@ class ReplicationSet:
         """Return the terms of the server's leases. Raises `TaoError`."""
         async with self.session(region) as session:
             return await lease_terms(session, deadline=self.statement_deadline())
+
+    async def unix_ms(self, region: str) -> int:
+        """Return the server's clock (`server_unix_ms`). Raises `TaoError`."""
+        async with self.session(region) as session:
+            return await server_unix_ms(session, deadline=self.statement_deadline())
 
     async def forget_master(self, region: str, chosen: SetMember) -> None:
         """Make a server that has stopped receiving follow no master, so that it receives from none when it restarts.

@@ -38,6 +38,8 @@ regions ends."""
 HEARTBEAT_SECONDS: Final = 1
 """Interval at which an idle master sends heartbeats. A replica that receives nothing for its server's
 ``replica_net_timeout``, a multiple of this, reconnects, so that a dead connection is not mistaken for an idle one."""
+_Named = list[dict[str, Any]]
+"""Rows of a result by column name. `Any`: columns of SHOW."""
 _RUNNING: Final = "Yes"
 _STOPPED: Final = "No"
 
@@ -106,28 +108,23 @@ async def attach(session: DatabaseSession, source: ReplicationSource, *, deadlin
     encryption = await _encryption(session, source.tls, "master" if mariadb else "source", deadline)
     await set_read_only(session, True, deadline=deadline)
     if mariadb:
-        await session.run("STOP SLAVE", deadline=deadline)
         # The replica's position does not include what the server wrote while it was a master.
-        await session.run("SET GLOBAL gtid_slave_pos = @@GLOBAL.gtid_current_pos", deadline=deadline)
-        await session.run(
+        statements = (
+            "STOP SLAVE; SET GLOBAL gtid_slave_pos = @@GLOBAL.gtid_current_pos; "
             "CHANGE MASTER TO master_host = %s, master_port = %s, master_user = %s, master_password = %s, "
-            f"master_use_gtid = slave_pos, master_connect_retry = %s, master_heartbeat_period = %s{encryption.sql}",
-            (*where, *timing, *encryption.files),
-            deadline=deadline,
+            "master_use_gtid = slave_pos, master_connect_retry = %s, "
+            f"master_heartbeat_period = %s{encryption.sql}; START SLAVE"
         )
-        await session.run("START SLAVE", deadline=deadline)
-        return
-    await session.run("STOP REPLICA", deadline=deadline)
-    # Retry without a limit (0): the default of 10 would give up during any real outage. The public key lets the
-    # password pass without TLS.
-    await session.run(
-        "CHANGE REPLICATION SOURCE TO source_host = %s, source_port = %s, source_user = %s, source_password = %s, "
-        "source_auto_position = 1, source_connect_retry = %s, source_heartbeat_period = %s, source_retry_count = 0, "
-        f"get_source_public_key = 1{encryption.sql}",
-        (*where, *timing, *encryption.files),
-        deadline=deadline,
-    )
-    await session.run("START REPLICA", deadline=deadline)
+    else:
+        # Retry without a limit (0): the default of 10 would give up during any real outage. The public key lets the
+        # password pass without TLS.
+        statements = (
+            "STOP REPLICA; CHANGE REPLICATION SOURCE TO "
+            "source_host = %s, source_port = %s, source_user = %s, source_password = %s, "
+            "source_auto_position = 1, source_connect_retry = %s, source_heartbeat_period = %s, "
+            f"source_retry_count = 0, get_source_public_key = 1{encryption.sql}; START REPLICA"
+        )
+    await session.run(statements, (*where, *timing, *encryption.files), deadline=deadline)
 
 
 class _Encryption(NamedTuple):
@@ -154,31 +151,46 @@ async def _encryption(session: DatabaseSession, tls: SourceTls, source: str, dea
 
 async def detach(session: DatabaseSession, *, deadline: float) -> None:
     """Detach the server from its master for good. It stays read-only or not, as it was. Idempotent."""
-    if session.dialect is Dialect.MARIADB:
-        await session.run("STOP SLAVE", deadline=deadline)
-        await session.run("RESET SLAVE ALL", deadline=deadline)
-    else:
-        await session.run("STOP REPLICA", deadline=deadline)
-        await session.run("RESET REPLICA ALL", deadline=deadline)
+    replica = "SLAVE" if session.dialect is Dialect.MARIADB else "REPLICA"
+    await session.run(f"STOP {replica}; RESET {replica} ALL", deadline=deadline)
 
 
 async def set_read_only(session: DatabaseSession, read_only: bool, *, deadline: float) -> None:
     """Close the server to writes, or open it. MySQL then also refuses administrators; MariaDB lets them write."""
-    name = "read_only" if session.dialect is Dialect.MARIADB else "super_read_only"
+    await session.run(_read_only_setting(session.dialect, read_only), deadline=deadline)
+
+
+def _read_only_setting(dialect: Dialect, read_only: bool) -> str:
+    name = "read_only" if dialect is Dialect.MARIADB else "super_read_only"
+    # Clearing MySQL's super_read_only leaves read_only set.
+    also = "" if read_only or dialect is Dialect.MARIADB else "; SET GLOBAL read_only = 0"
     # MySQL refuses this within a transaction, which reading any table has begun.
-    await session.run(f"ROLLBACK; SET GLOBAL {name} = {read_only:d}", deadline=deadline)
-    if not read_only:
-        # Clearing MySQL's super_read_only leaves read_only set.
-        await session.run("SET GLOBAL read_only = 0", deadline=deadline)
+    return f"ROLLBACK; SET GLOBAL {name} = {read_only:d}{also}"
 
 
 async def replication_status(session: DatabaseSession, *, deadline: float) -> ReplicationStatus | None:
     """Return the replication state of the server, or None when it follows no master."""
-    mariadb = session.dialect is Dialect.MARIADB
-    found = await session.named("SHOW SLAVE STATUS" if mariadb else "SHOW REPLICA STATUS", deadline=deadline)
+    # In one packet: between distant regions the round trips decide how long a promotion takes.
+    found, executed = await session.named_results(
+        f"{_show_status(session.dialect)}; {_select_executed(session.dialect)}", deadline=deadline
+    )
+    return _status_of(session.dialect, found, executed)
+
+
+def _show_status(dialect: Dialect) -> str:
+    return "SHOW SLAVE STATUS" if dialect is Dialect.MARIADB else "SHOW REPLICA STATUS"
+
+
+def _select_executed(dialect: Dialect) -> str:
+    return f"SELECT @@GLOBAL.{'gtid_current_pos' if dialect is Dialect.MARIADB else 'gtid_executed'} AS position"
+
+
+def _status_of(dialect: Dialect, found: _Named, executed: _Named) -> ReplicationStatus | None:
+    """Parse the results of `_show_status` and `_select_executed`."""
     if not found:
         return None
     row = found[0]
+    mariadb = dialect is Dialect.MARIADB
     source, replica = ("Master", "Slave") if mariadb else ("Source", "Replica")
     halves = (row[f"{replica}_IO_Running"], row[f"{replica}_SQL_Running"])
     complaints = (row["Last_IO_Error"], row["Last_SQL_Error"])
@@ -189,15 +201,14 @@ async def replication_status(session: DatabaseSession, *, deadline: float) -> Re
         stopped=_STOPPED in halves,
         lag_seconds=row[f"Seconds_Behind_{source}"],
         received=_one_line(row["Gtid_IO_Pos" if mariadb else "Retrieved_Gtid_Set"]),
-        executed=await executed_position(session, deadline=deadline),
+        executed=_one_line(executed[0]["position"]),
         error="; ".join(_one_line(text) for text in complaints if text),
     )
 
 
 async def executed_position(session: DatabaseSession, *, deadline: float) -> str:
     """Return the GTIDs of every transaction that the server has committed, its own and those of its masters."""
-    name = "gtid_current_pos" if session.dialect is Dialect.MARIADB else "gtid_executed"
-    (((position,),),) = await session.run(f"SELECT @@GLOBAL.{name}", deadline=deadline)
+    (((position,),),) = await session.run(_select_executed(session.dialect), deadline=deadline)
     return _one_line(position)
 
 
@@ -237,30 +248,37 @@ def _one_line(text: Any) -> str:  # Any: a column of SHOW
 async def set_semi_sync(session: DatabaseSession, *, waits: bool, deadline: float) -> None:
     """Set whether commits of this server wait for a replica. A server without semi-synchronous replication stays
     without; there ``waits`` raises `OperatorError`."""
-    known = await _variables(session, deadline=deadline)
-    master, _ = SEMI_SYNC_PREFIXES[session.dialect]
-    if f"{master}_enabled" not in known:
-        if waits:
-            raise OperatorError("no semi-synchronous replication here: load the plugins (docs/how-to/deploy.md)")
-        return
+    if await _can_wait(session, waits, deadline):
+        await session.run(_semi_sync_settings(session.dialect, waits=waits), deadline=deadline)
+
+
+async def _can_wait(session: DatabaseSession, waits: bool, deadline: float) -> bool:
+    """Return whether commits could wait for a replica. Raises `OperatorError` when they should and cannot."""
+    can_wait = await _has_semi_sync(session, SEMI_SYNC_PREFIXES[session.dialect][0], deadline=deadline)
+    if waits and not can_wait:
+        raise OperatorError("no semi-synchronous replication here: load the plugins (docs/how-to/deploy.md)")
+    return can_wait
+
+
+def _semi_sync_settings(dialect: Dialect, *, waits: bool) -> str:
+    master, _ = SEMI_SYNC_PREFIXES[dialect]
+    before = ""
     if waits:
         # The default timeout of ten seconds silently falls back to asynchronous replication. With AFTER_SYNC nobody
         # sees a row before a replica has received it.
-        no_replica = "no_slave" if session.dialect is Dialect.MARIADB else "no_replica"
-        await session.run(
+        no_replica = "no_slave" if dialect is Dialect.MARIADB else "no_replica"
+        before = (
             f"SET GLOBAL {master}_wait_point = 'AFTER_SYNC'; SET GLOBAL {master}_timeout = 4294967295; "
-            f"SET GLOBAL {master}_wait_{no_replica} = 1",
-            deadline=deadline,
+            f"SET GLOBAL {master}_wait_{no_replica} = 1; "
         )
-    await session.run(f"SET GLOBAL {master}_enabled = {waits:d}", deadline=deadline)
+    return f"{before}SET GLOBAL {master}_enabled = {waits:d}"
 
 
 async def acknowledge_as_replica(session: DatabaseSession, *, deadline: float) -> None:
     """Make a server acknowledge to its master what it receives, from its next connection on. Its own commits wait for
     no replica."""
-    known = await _variables(session, deadline=deadline)
     master, replica = SEMI_SYNC_PREFIXES[session.dialect]
-    if f"{replica}_enabled" not in known:
+    if not await _has_semi_sync(session, replica, deadline=deadline):
         raise OperatorError("no semi-synchronous replication here: load the plugins (docs/how-to/deploy.md)")
     await session.run(f"SET GLOBAL {master}_enabled = 0; SET GLOBAL {replica}_enabled = 1", deadline=deadline)
 
@@ -272,9 +290,11 @@ async def acknowledging_replicas(session: DatabaseSession, *, deadline: float) -
     return int(rows[0]["Value"]) if rows else 0
 
 
-async def _variables(session: DatabaseSession, *, deadline: float) -> set[str]:
-    rows = await session.named("SHOW GLOBAL VARIABLES LIKE 'rpl_semi_sync%%'", deadline=deadline)
-    return {str(row["Variable_name"]) for row in rows}
+async def _has_semi_sync(session: DatabaseSession, prefix: str, *, deadline: float) -> bool:
+    """Return whether the server can be a master or replica (``prefix``) of semi-synchronous replication."""
+    if session.dialect is Dialect.MARIADB:
+        return True  # it has both built in; MySQL needs plugins
+    return bool(await session.named(f"SHOW GLOBAL VARIABLES LIKE '{prefix}_enabled'", deadline=deadline))
 
 
 _SHOWN: Final = ("Id", "User", "Host", "db", "Command", "Time", "State", "Info")
@@ -346,30 +366,34 @@ class MemberState:
 
 
 async def member_state(session: DatabaseSession, *, deadline: float) -> MemberState:
-    """Read which transactions the server has and which master it follows."""
-    mariadb = session.dialect is Dialect.MARIADB
-    status = await replication_status(session, deadline=deadline)
-    # MariaDB's positions name one transaction per domain; the binlog state names the last one of each committing
-    # server.
-    name = "gtid_binlog_state" if mariadb else "gtid_executed"
-    (((read_only, executed, seeding),), figures, _) = await session.run(
-        f"SELECT @@GLOBAL.read_only, @@GLOBAL.{name}, {IS_BEING_SEEDED}; {SEMI_SYNC_STATUS}; ROLLBACK",
+    """Read which transactions the server has and which master it follows, in one round trip."""
+    dialect = session.dialect
+    found, executed_here, (values,), figures, _ = await session.named_results(
+        f"{_show_status(dialect)}; {_select_executed(dialect)}; {_select_state(dialect)}; {SEMI_SYNC_STATUS}; ROLLBACK",
         deadline=deadline,
     )
-    semi_sync = semi_sync_state(session.dialect, figures)
-    executed = str(executed).replace("\n", "")
+    status = _status_of(dialect, found, executed_here)
+    semi_sync = semi_sync_state(dialect, [tuple(each.values()) for each in figures])
+    executed = _one_line(values["executed"])
     received = [executed] if status is None else [executed, status.received]
     return MemberState(
-        read_only=bool(read_only),
+        read_only=bool(values["read_only"]),
         following=status,
-        executed=GtidSet(session.dialect, executed),
-        received=GtidSet(session.dialect, *received),
-        seeding=bool(seeding),
+        executed=GtidSet(dialect, executed),
+        received=GtidSet(dialect, *received),
+        seeding=bool(values["seeding"]),
         waits_for_replica=semi_sync.waits,
         acknowledges=semi_sync.acknowledges,
-        waiting_commits=semi_sync.waiting if mariadb else 0,
+        waiting_commits=semi_sync.waiting if dialect is Dialect.MARIADB else 0,
         acknowledging_clients=semi_sync.clients,
     )
+
+
+def _select_state(dialect: Dialect) -> str:
+    # MariaDB's positions name one transaction per domain; the binlog state names the last one of each committing
+    # server.
+    name = "gtid_binlog_state" if dialect is Dialect.MARIADB else "gtid_executed"
+    return f"SELECT @@GLOBAL.read_only AS read_only, @@GLOBAL.{name} AS executed, {IS_BEING_SEEDED} AS seeding"
 
 
 async def fence(session: DatabaseSession, other: DatabaseSession, *, deadline: float) -> int:
@@ -429,6 +453,11 @@ async def end_wait(session: DatabaseSession, statement: int, *, deadline: float)
         await session.run("KILL QUERY ID %s", (statement,), deadline=deadline)
 
 
+async def roll_back(session: DatabaseSession, *, deadline: float) -> None:
+    """Show the server that a session is in use, and end its transaction, if there is one."""
+    await session.run("ROLLBACK", deadline=deadline)
+
+
 async def stop_receiving(session: DatabaseSession, *, deadline: float) -> None:
     """Stop receiving from the master; what was received is still applied. Idempotent."""
     await session.run(
@@ -447,7 +476,10 @@ async def apply_received(session: DatabaseSession, *, deadline: float) -> None:
     if status is None or not status.received:
         return
     mariadb = session.dialect is Dialect.MARIADB
-    await session.run("START SLAVE SQL_THREAD" if mariadb else "START REPLICA SQL_THREAD", deadline=deadline)
+    if mariadb and status.executed == status.received:
+        return  # MySQL's positions name also what the server had before
+    if not status.applying:
+        await session.run("START SLAVE SQL_THREAD" if mariadb else "START REPLICA SQL_THREAD", deadline=deadline)
     await wait_for_position(session, status.received, deadline=deadline)
 
 
@@ -477,6 +509,7 @@ async def raise_epoch(
     *,
     elsewhere: Collection[str] = (),
     lacks_ids_until_unix_ms: int = 0,
+    reserving: Collection[str] = (),
     deadline: float,
 ) -> None:
     """Write the master, the version epoch and a new generation into the shards' rows, in batches.
@@ -489,12 +522,12 @@ async def raise_epoch(
 
     ``lacks_ids_until_unix_ms``: the server may lack times of ids, up to this one, that the lost master has reserved.
     The shards whose rows change then begin above it, and a minute above what is stored here: a promotion before this
-    one may have begun there. A shard that has no table for it yet (its master was lost before or during a migration)
-    needs nothing: without a row, a shard begins a minute above the clock.
+    one may have begun there. ``reserving``: the schemas that have the table for it (`schemas_with_reserved_ids`).
+    A shard without it (its master was lost before or during a migration) needs nothing: without a row, a shard begins a
+    minute above the clock.
     """
     if session.dialect is Dialect.MYSQL:
         await session.run("ROLLBACK; SET GLOBAL super_read_only = 0", deadline=deadline)
-    reserving = await _schemas_with_reserved_ids(session, deadline=deadline) if lacks_ids_until_unix_ms else set()
     outdated = "only_row = 1 AND (master_server <> %s OR version_epoch < %s)"
     fences = list(elsewhere)
     if fences:
@@ -504,7 +537,7 @@ async def raise_epoch(
         values: list[object] = []
         for shard in some:
             schema = schema_name(shard)
-            if schema in reserving:
+            if lacks_ids_until_unix_ms and schema in reserving:
                 # Before the row changes, because only rows that are out of date count.
                 statements.append(
                     f"INSERT INTO {schema}.reserved_ids (only_row, reserved_unix_ms) "
@@ -521,18 +554,20 @@ async def raise_epoch(
         await session.run(f"START TRANSACTION; {'; '.join(statements)}; COMMIT", values, deadline=deadline)
 
 
-async def _schemas_with_reserved_ids(session: DatabaseSession, *, deadline: float) -> set[str]:
+async def schemas_with_reserved_ids(session: DatabaseSession, *, deadline: float) -> frozenset[str]:
+    """Return the schemas of the shards that have a table of reserved ids."""
     rows, _ = await session.run(
         "SELECT table_schema FROM information_schema.tables WHERE table_name = 'reserved_ids'; ROLLBACK",
         deadline=deadline,
     )
-    return {schema for (schema,) in rows}
+    return frozenset(schema for (schema,) in rows)
 
 
 async def open_to_writes(session: DatabaseSession, *, semi_sync: bool, deadline: float) -> None:
     """Let leaders write. ``semi_sync``: from now on each commit waits without limit until a replica has received it."""
-    await set_semi_sync(session, waits=semi_sync, deadline=deadline)
-    await set_read_only(session, False, deadline=deadline)
+    can_wait = await _can_wait(session, semi_sync, deadline)
+    before = f"{_semi_sync_settings(session.dialect, waits=semi_sync)}; " if can_wait else ""
+    await session.run(f"{before}{_read_only_setting(session.dialect, False)}", deadline=deadline)
 
 
 def _groups(shards: Sequence[int]) -> list[Sequence[int]]:

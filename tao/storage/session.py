@@ -142,15 +142,23 @@ class DatabaseSession:
 
         Raises as `run` does. `Any`: see `Row`.
         """
+        (rows,) = await self.named_results(sql, deadline=deadline)
+        return rows
+
+    async def named_results(self, sql: str, *, deadline: float) -> list[list[dict[str, Any]]]:
+        """Run all statements in ``sql`` and return the rows of each by column name. Raises as `run` does."""
         connection = self._connection
-        rows: list[Row] = []
-        names: tuple[str, ...] = ()
+        results: list[list[dict[str, Any]]] = []
         with self._guard:
             connection.send(sql, ())
-            if await connection.head(deadline):
-                names = connection.column_names
-                await connection.rows(rows, sys.maxsize, deadline)
-        return [dict(zip(names, row, strict=True)) for row in rows]
+            while not results or connection.has_next:
+                rows: list[Row] = []
+                names: tuple[str, ...] = ()
+                if await connection.head(deadline):
+                    names = connection.column_names
+                    await connection.rows(rows, sys.maxsize, deadline)
+                results.append([dict(zip(names, row, strict=True)) for row in rows])
+        return results
 
     async def stream(
         self,

@@ -173,8 +173,8 @@ class Mastership:
         self._lost: Final = set[str]()
         self._waited_for_replica: Final[dict[str, str]] = {}
         """Database → its master, if that waited for a replica when it answered last."""
-        self._acknowledged_by_set: Final[dict[str, str]] = {}
-        """Database → its master, if nobody but servers of its set acknowledged to it when it answered last."""
+        self._acknowledged_by_set: Final[dict[str, tuple[str, float]]] = {}
+        """Database → its master, and when it was seen last that nobody but servers of its set acknowledge to it."""
         self._withheld: Final = set[str]()
         self.activity: LockHold | None = None
         """The hold of the lock of the active watcher."""
@@ -208,8 +208,7 @@ class Mastership:
         master = next(member for member in members if member.is_master)
         if master.state is not None:
             self._waited_for_replica[name] = master.name if master.state.waits_for_replica else ""
-            has_all = master.state.acknowledging_clients == len(replicas.acknowledging(members))
-            self._acknowledged_by_set[name] = master.name if has_all else ""
+            self._note_acknowledgements(replicas, master.name, master.state.acknowledging_clients, members, began)
         self._note_loss(name, master, len(members))
         closed = master.state is not None and master.state.read_only
         self._closed_observations[name] = self._closed_observations.get(name, 0) + 1 if closed else 0
@@ -242,6 +241,21 @@ class Mastership:
                 return
             self._acting.add(name)
             self._tasks.start(self._do(name, action, server, observation), f"{action} {name}")
+
+    def _note_acknowledgements(
+        self, replicas: ReplicationSet, master: str, clients: int, members: Sequence[SetMember], now: float
+    ) -> None:
+        """Note whether nobody but servers of the set acknowledges to its master, which counts its ``clients``.
+
+        An observation that cannot tell leaves what an earlier one has found: a master is often lost together with the
+        link to its replicas, which then do not answer, or do not acknowledge any more, while it still does.
+        """
+        known = len(replicas.acknowledging(members))
+        silent = sum(member.state is None for member in members)
+        if clients == known:
+            self._acknowledged_by_set[replicas.database.name] = master, now
+        elif clients > known + silent:
+            self._acknowledged_by_set.pop(replicas.database.name, None)
 
     def _count_lost_acknowledgements(self, replicas: ReplicationSet, members: list[SetMember]) -> None:
         """Count the observations of commits that wait in vain. Those of a master that goes on to commit do not."""
@@ -316,10 +330,11 @@ class Mastership:
                 self._log.warning("master_lost", database=name, silent_seconds=round(observation.silent_seconds, 2))
                 region, master = next((each.region, each.name) for each in observation.members if each.is_master)
                 renewed = partial(self._last_renewal, name, region)
-                # While a lease lasted, others may have changed what a silent master does.
-                is_known = observation.silent_seconds < self._settings.lease.terms(semi_sync=True).over_after_seconds
-                # A replica outside the set, which the promotion would not stop, could acknowledge all along.
-                is_known = is_known and self._acknowledged_by_set.get(name) == master
+                # While a lease lasted, others may have changed what a silent master does. And a replica outside the
+                # set, which the promotion would not stop, could acknowledge all along.
+                known_for = self._settings.lease.terms(semi_sync=True).over_after_seconds
+                acknowledged_by, seen_at = self._acknowledged_by_set.get(name, ("", began))
+                is_known = acknowledged_by == master and max(observation.silent_seconds, began - seen_at) < known_for
                 waited = observation.waited_for_replica and is_known
                 request = PromotionRequest(master_lost=True, waited_for_replica=waited)
                 done = await self._promoter.promote(name, request, last_renewal=renewed)

@@ -18,6 +18,7 @@ from tao.model.errors import TaoError
 from tao.model.ports import Clock
 from tao.model.topology import CacheServer, Database, TailerProcess, Topology, WatcherProcess
 from tao.observability.logs import Logger
+from tao.replication.kept_sessions import KeptSessions
 from tao.replication.promotion_plan import SetMember
 from tao.replication.replication_set import ReplicationSet, SetAccounts
 from tao.runtime.tasks import BackgroundTasks
@@ -68,6 +69,9 @@ class DatabaseProbes:
         self._following_at: Final[dict[str, float]] = {}
         self._good_probes: Final[dict[str, int]] = {}
         self._refusals: Final[dict[str, int]] = {}
+        self._sessions: Final[dict[str, tuple[Database, KeptSessions]]] = {}
+        """Database → its sessions, and the database as the topology had it when they were opened. Between distant
+        regions a new session a probe would make a probe last for as long as the pause between two."""
         self.verdicts: dict[str, ServerVerdict] = {}
         self.lags: dict[str, float | None] = {}
         self.waits_for_replica: dict[str, bool] = {}
@@ -76,11 +80,19 @@ class DatabaseProbes:
     async def run(self) -> None:
         """Probe until cancelled. A database whose servers hang does not delay the others."""
         while True:
-            for database in self._topology().databases:
+            databases = self._topology().databases
+            for name in self._sessions.keys() - {database.name for database in databases}:
+                self._sessions.pop(name)[1].close()
+            for database in databases:
                 if database.name not in self._looking:
                     self._looking.add(database.name)
                     self._tasks.start(self._look(database), f"look at {database.name}")
             await asyncio.sleep(self._settings.interval_seconds)
+
+    def close(self) -> None:
+        """Close the sessions, once no probe runs any more."""
+        for _, sessions in self._sessions.values():
+            sessions.close()
 
     def silent_seconds(self, server: str) -> float:
         """Return how long ago the server last answered, counted from the first probe when it never has."""
@@ -102,7 +114,11 @@ class DatabaseProbes:
     async def _ask(self, database: Database) -> bool:
         """Observe a database. Returns whether commits of its master may wait for lost acknowledgements."""
         replicas = ReplicationSet(
-            database, self._accounts, seen_from=self._region, statement_seconds=self._settings.timeout_seconds
+            database,
+            self._accounts,
+            seen_from=self._region,
+            statement_seconds=self._settings.timeout_seconds,
+            sessions=self._sessions_of(database),
         )
         began = self._clock.monotonic()
         members = await replicas.members()
@@ -126,6 +142,16 @@ class DatabaseProbes:
                 self._note_waiting(database, member)
         self._observe(replicas, members, began)
         return replicas.has_lost_acknowledgements(members)
+
+    def _sessions_of(self, database: Database) -> KeptSessions:
+        """Return the sessions of a database, new ones when anything of it has changed: its servers may have moved."""
+        before, sessions = self._sessions.get(database.name, (None, None))
+        if sessions is None or before != database:
+            if sessions is not None:
+                sessions.close()
+            sessions = KeptSessions()
+            self._sessions[database.name] = database, sessions
+        return sessions
 
     def _note_waiting(self, database: Database, master: SetMember) -> None:
         if database.semi_sync and master.state is not None and not master.state.read_only:

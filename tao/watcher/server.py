@@ -178,6 +178,7 @@ class WatcherServer:
         """See `tao.runtime.process.RunningServer`. Another watcher takes over at once."""
         self._stop_watching()
         await self._tasks.close()
+        self._databases.close()
         await self._port.close()
         await self._admin.close()
         await self._links.close()

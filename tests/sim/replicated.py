@@ -54,6 +54,8 @@ class Server:
     """Server number → the last of its transactions that is here."""
     following: Server | None = None
     io_runs: bool = False
+    starts: int = 0
+    """How often it was restarted: sessions end with the process."""
     acknowledged: dict[int, asyncio.Future[None]] = field(default_factory=dict)
     """Transactions that wait until a replica has them."""
 
@@ -68,6 +70,7 @@ class Server:
         """End the process, and start it again if it ``runs``: closed to writes, as its option file says, and receiving
         from the master that it follows."""
         self.runs, self.read_only, self.waits = runs, True, False
+        self.starts += 1
         self.io_runs = self.following is not None
         for waiting in self.acknowledged.values():
             waiting.cancel()
@@ -224,18 +227,39 @@ class Machines:
 
 
 class Session:
-    """An administrator's session."""
+    """An administrator's session. It ends with the server's process, when it is idle for too long, and when a statement
+    is not answered."""
 
     dialect: Final = Dialect.MARIADB
 
-    def __init__(self, machines: Machines, server: Server) -> None:
+    def __init__(self, machines: Machines, server: Server, idle_seconds: float, starts: int) -> None:
+        """``idle_seconds``: how long it may be idle; 0: for ever. ``starts``: those of the server that it is at."""
         self._machines: Final = machines
         self.server: Final = server
+        self._idle_seconds: Final = idle_seconds
+        self._starts: Final = starts
+        self._used_at = machines.loop.now
+        self.idle_since = 0.0
+        self.is_open = True
 
     async def run(self, statement: Callable[[Server], _Result], deadline: float) -> _Result:
-        return await self._machines.trip(self.server, statement, deadline)
+        def at_server(server: Server) -> _Result:
+            idle = self._machines.loop.now - self._used_at
+            if server.starts != self._starts or 0 < self._idle_seconds < idle:
+                raise ConnectionLost(f"{server.name}: the connection broke")
+            self._used_at = self._machines.loop.now
+            return statement(server)
 
-    def quit(self) -> None: ...
+        try:
+            if not self.is_open:
+                raise ConnectionLost(f"{self.server.name}: the connection is closed")
+            return await self._machines.trip(self.server, at_server, deadline)
+        except ConnectionLost:
+            self.is_open = False
+            raise
+
+    def quit(self) -> None:
+        self.is_open = False
 
 
 Statement = Callable[..., Any]
@@ -246,10 +270,9 @@ def statements(machines: Machines) -> list[Substitution]:
     """Return the replacements of the product's statements."""
     loop, servers = machines.loop, machines.servers
 
-    async def open_session(_: ServerAccount, name: str, __: SessionSetup, *, deadline: float) -> Session:
-        session = Session(machines, servers[name])
-        await session.run(lambda server: None, deadline)
-        return session
+    async def open_session(_: ServerAccount, name: str, setup: SessionSetup, *, deadline: float) -> Session:
+        starts = await machines.trip(servers[name], lambda server: server.starts, deadline)
+        return Session(machines, servers[name], setup.under_lock_seconds, starts)
 
     def attach(server: Server, source: ReplicationSource) -> None:
         server.following = next(each for each in servers.values() if each.number == source.port)
@@ -287,12 +310,14 @@ def statements(machines: Machines) -> list[Substitution]:
     by_original: dict[Any, Statement] = {
         server_statements.attach: attach,
         server_statements.detach: detach,
+        server_statements.roll_back: lambda server: None,
         server_statements.stop_receiving: stop_receiving,
         server_statements.receive_again: receive_again,
         server_statements.set_semi_sync: set_semi_sync,
         server_statements.open_to_writes: open_to_writes,
         server_statements.fence: fence,
         server_statements.raise_epoch: raise_epoch,
+        server_statements.schemas_with_reserved_ids: lambda server: frozenset(),
         server_statements.highest_epoch: highest_epoch,
         server_statements.acknowledging_replicas: machines.acknowledging,
         server_statements.acknowledge_as_replica: lambda server: None,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tao.replication import replication_set
 from tao.replication.lease import LeaseTerms
 from tao.replication.promotion import Promoter
-from tao.replication.promotion_plan import SetMember
+from tao.replication.promotion_plan import PromotionRequest, SetMember
 from tao.replication.replication_set import ReplicationSet
 from tao.watcher.settings import LeaseSettings
 from tests.sim.lost_masters import Findings, play_hour, play_hours
@@ -36,7 +37,7 @@ def test_a_promotion_that_does_not_wait_for_the_lease_although_a_replica_still_r
 ) -> None:
     monkeypatch.setattr(SetMember, "receives", property(lambda _: False))
     monkeypatch.setattr(Machines, "acknowledging", lambda *_: 0)  # as many as then seem to
-    monkeypatch.setattr(ReplicationSet, "stop_receiving", _nothing)
+    monkeypatch.setattr(replication_set, "stop_receiving", _nothing)
     monkeypatch.setattr(ReplicationSet, "forget_master", _nothing)
     assert _first("other watchers cut off", regions=3, seed=35).lost_writes
 
@@ -48,3 +49,12 @@ def test_a_master_that_is_opened_while_the_former_one_still_answers_critical_rea
     # A short lease is mostly over when the other steps are done.
     monkeypatch.setattr(LeaseSettings, "terms", lambda _, **__: LeaseTerms(20.0))
     assert _first("region cut off", regions=2, seed=0).stale_reads
+
+
+async def _lost(_: Promoter, replicas: ReplicationSet, __: PromotionRequest) -> str:
+    return replicas.master.name
+
+
+def test_a_promotion_that_does_not_ask_a_lost_master_again_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Promoter, "_lost_master", _lost)
+    assert _first("master stands still", regions=1, seed=54).lost_writes

@@ -12,11 +12,19 @@ import pytest
 from tao.model.errors import OperatorError, TopologyError, Unavailable
 from tao.model.ports import TopologyStore
 from tao.model.topology import CacheServer, Region, Tier, Topology
+from tao.replication import promotion
 from tao.replication.accounts import Account
 from tao.replication.lease import LeaseTerms
 from tao.replication.locks import FileLocks, mastership_lock
-from tao.replication.promotion import OnStep, Promoter, PromotionSettings, PromotionStep
-from tao.replication.promotion_plan import PromotionRequest, SetMember
+from tao.replication.promotion import (
+    OnStep,
+    Promoter,
+    PromotionSettings,
+    PromotionStep,
+    _both,
+    _over_at,
+)
+from tao.replication.promotion_plan import MasterAnswers, PromotionRequest, SetMember
 from tao.replication.replication_set import ReplicationSet, SetAccounts
 from tao.topology import edits
 from tao.topology.document import dump_topology
@@ -53,24 +61,24 @@ async def test_it_asks_for_renewals_again_when_the_others_have_stopped_receiving
     async def lease_terms(_: ReplicationSet, region: str) -> LeaseTerms:
         return LeaseTerms(5.0)
 
-    async def stop_receiving(_: ReplicationSet, region: str) -> None:
+    async def stop_receiving(_: ReplicationSet, region: str) -> SetMember:
         stopped.append(region)
-
-    async def all_members(_: ReplicationSet) -> object:
-        return members
+        return members[1]
 
     async def on_step(step: PromotionStep) -> None:
         steps.append(step)
 
     monkeypatch.setattr(ReplicationSet, "lease_terms", lease_terms)
     monkeypatch.setattr(ReplicationSet, "stop_receiving", stop_receiving)
-    monkeypatch.setattr(ReplicationSet, "members", all_members)
     promoter = promoter_of(tmp_path, on_step)
     monkeypatch.setattr(promoter._locks, "can_be_away", can_be_away)
     replicas = replication_set_of("east", "west", semi_sync=semi_sync)
-    chosen = await promoter._choose(replicas, members, PromotionRequest(master_lost=True), last_renewal, fenced=False)
+    chosen = await promoter._choose(
+        replicas, members, PromotionRequest(master_lost=True), last_renewal, 0.0, fenced=False
+    )
     assert chosen.region == "west"
     assert when == asked
+    assert stopped == ["west"] * len(asked), "a replica that restarts meanwhile receives by itself"
     assert steps == [PromotionStep.FENCE, PromotionStep.STOP_RECEIVING, PromotionStep.COMPARE]
 
 
@@ -167,7 +175,7 @@ async def test_a_promotion_fails_only_when_no_server_is_being_detached_any_more(
     monkeypatch.setattr(ReplicationSet, "forget_master", forget_master)
     others = [replica(region, "1-1-1") for region in ("west", "north", "south")]
     replicas = replication_set_of("east", "west", "north", "south", semi_sync=True)
-    failing = asyncio.ensure_future(promoter_of(tmp_path)._outlast(replicas, others[0], others, None))
+    failing = asyncio.ensure_future(promoter_of(tmp_path)._outlast(replicas, others[0], others, 0.0))
     for _ in range(5):
         await asyncio.sleep(0)
     assert not failing.done()
@@ -175,6 +183,31 @@ async def test_a_promotion_fails_only_when_no_server_is_being_detached_any_more(
     with pytest.raises(Unavailable):
         await failing
     assert detached == ["south"]
+
+
+async def test_a_promotion_fails_only_when_no_replica_is_being_stopped_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopping, stopped = asyncio.Event(), list[str]()
+
+    async def stop_receiving(_: ReplicationSet, region: str) -> SetMember:
+        if region == "north":
+            raise Unavailable("its connection broke")
+        await stopping.wait()
+        stopped.append(region)
+        return replica(region, "1-1-1")
+
+    monkeypatch.setattr(ReplicationSet, "stop_receiving", stop_receiving)
+    others = [replica(region, "1-1-1") for region in ("north", "south")]
+    replicas = replication_set_of("east", "north", "south", semi_sync=True)
+    failing = asyncio.ensure_future(promoter_of(tmp_path)._stop_receiving(replicas, others))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not failing.done()
+    stopping.set()
+    with pytest.raises(Unavailable):
+        await failing
+    assert stopped == ["south"]
 
 
 @pytest.mark.parametrize("answers", [False, True])
@@ -202,6 +235,8 @@ async def test_an_interrupted_promotion_is_finished_only_when_the_lease_of_a_sil
 
     async def apply_and_detach(*_: object) -> None: ...
 
+    async def prepare(*_: object) -> None: ...
+
     async def install(*_: object, **__: object) -> None:
         done.append("install")
         raise Unavailable("the rest is not of interest")
@@ -217,9 +252,86 @@ async def test_an_interrupted_promotion_is_finished_only_when_the_lease_of_a_sil
     for name, replaced in (
         ("_wait_for_lease", wait_for_lease),
         ("_apply_and_detach", apply_and_detach),
+        ("_prepare", prepare),
         ("_install", install),
     ):
         monkeypatch.setattr(promoter, name, replaced)
     with pytest.raises(Unavailable):
         await promoter._restore(replication_set_of("east", "west", semi_sync=True), None)
     assert done == (["close east", "install"] if answers else ["wait", "install"])
+
+
+@pytest.mark.parametrize(("renewed_at", "over_at"), [(4.0, 6.5), (50.0, 12.5), (None, 12.5)])
+async def test_the_lease_is_over_no_later_than_after_the_moment_from_which_nobody_could_renew_it(
+    renewed_at: float | None, over_at: float
+) -> None:
+    """A watcher that does not say when it renewed last counts as one that has done so just now."""
+
+    async def last_renewal() -> float:
+        assert renewed_at is not None
+        return renewed_at
+
+    assert await _over_at(2.5, None if renewed_at is None else last_renewal, 10.0) == over_at
+
+
+async def test_a_promotion_goes_on_only_when_both_of_two_concurrent_steps_have_ended() -> None:
+    ended = asyncio.Event()
+
+    async def fail() -> None:
+        raise Unavailable("its connection broke")
+
+    both = asyncio.ensure_future(_both(fail(), ended.wait()))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not both.done()
+    ended.set()
+    with pytest.raises(Unavailable):
+        await both
+
+
+@pytest.mark.parametrize("waited", [True, False])
+async def test_a_lost_master_that_answers_when_its_lease_is_over_keeps_its_place(
+    topology_file: Path, monkeypatch: pytest.MonkeyPatch, waited: bool
+) -> None:
+    """Nobody asks it while the others are stopped, so this is the last moment to find out."""
+    done = list[str]()
+    regions = ("west", "north")
+
+    async def members(_: ReplicationSet) -> object:
+        return [master(None), *map(replica, regions, ["1-1-1"] * 2)]
+
+    async def stop_receiving(_: ReplicationSet, region: str) -> SetMember:
+        return replica(region, "1-1-1")
+
+    async def member(_: ReplicationSet, region: str) -> SetMember:
+        done.append(f"{region} is asked")
+        return master("1-1-1")
+
+    async def over(*_: object) -> None:
+        done.append("its lease is over")
+
+    async def restore(*_: object) -> None:
+        done.append("it is restored")
+
+    async def nothing(*_: object) -> float:
+        return 0.0
+
+    for name, instead in (("members", members), ("stop_receiving", stop_receiving), ("member", member)):
+        monkeypatch.setattr(ReplicationSet, name, instead)
+
+    def fail(error: TopologyError) -> None:
+        raise error
+
+    locks = FileLocks(topology_file)
+    promoter = Promoter(TopologyFile(topology_file, on_error=fail), locks, ACCOUNTS, PromotionSettings())
+    for name, replaced in (
+        ("_wait_for_lease", over),
+        ("_outlast", over),
+        ("_restore", restore),
+        *((each, nothing) for each in ("_apply_and_detach", "_prepare", "_reads_over_at")),
+    ):
+        monkeypatch.setattr(promoter, name, replaced)
+    monkeypatch.setattr(promotion, "is_fenced_by_replicas", lambda *_, **__: waited)
+    with pytest.raises(MasterAnswers):
+        await promoter.promote("db", PromotionRequest(master_lost=True))
+    assert done == ["its lease is over", "east is asked", "it is restored"]

@@ -337,15 +337,9 @@ async def test_what_a_lost_master_was_last_seen_to_do_decides_and_not_what_the_t
 async def test_a_master_to_which_a_stranger_acknowledges_is_not_fenced_by_its_replicas(
     tmp_path: Path, clients: int, fenced: bool
 ) -> None:
-    asked: list[bool] = []
-
-    class Promoting(Broken):
-        async def promote(self, database: str, request: PromotionRequest, **_: object) -> PromotionResult:
-            asked.append(request.waited_for_replica)
-            raise Unavailable("not in this test")
-
-    tasks, clock, silent = BackgroundTasks("watcher", logger("watcher")), ManualClock(), {"east-db": 0.0}
-    mastership = mastership_of(tmp_path, Promoting(), tasks, clock, silent.__getitem__)
+    asked, silent = list[bool](), {"east-db": 0.0}
+    tasks, clock = BackgroundTasks("watcher", logger("watcher")), ManualClock()
+    mastership = mastership_of(tmp_path, asks(asked), tasks, clock, silent.__getitem__)
     replicas, west = east_and_west(semi_sync=True), replica("west", "1-1-1", receiving=True, acknowledges=True)
     mastership.observe(replicas, [master("1-1-1", waits=True, clients=clients), west], clock.monotonic())
     silent["east-db"] = 5.0
@@ -353,6 +347,59 @@ async def test_a_master_to_which_a_stranger_acknowledges_is_not_fenced_by_its_re
     await turns()
     assert asked == [fenced]
     await tasks.close()
+
+
+@pytest.mark.parametrize(
+    ("clients", "west_answers", "earlier", "fenced"),
+    [
+        (1, False, True, True),  # the link to the replica is cut, and then the master dies
+        (1, False, False, False),
+        (2, False, True, False),  # one of them is a stranger
+        (0, True, True, True),  # the link is cut between the answers of the two
+    ],
+)
+async def test_an_observation_that_cannot_tell_who_acknowledges_leaves_what_an_earlier_one_has_found(
+    tmp_path: Path, clients: int, west_answers: bool, earlier: bool, fenced: bool
+) -> None:
+    asked, silent = list[bool](), {"east-db": 0.0}
+    tasks, clock = BackgroundTasks("watcher", logger("watcher")), ManualClock()
+    mastership = mastership_of(tmp_path, asks(asked), tasks, clock, silent.__getitem__)
+    replicas, west = east_and_west(semi_sync=True), replica("west", "1-1-1", receiving=True, acknowledges=True)
+    if earlier:
+        mastership.observe(replicas, [master("1-1-1", waits=True, clients=1), west], clock.monotonic())
+    then = west if west_answers else replica("west", None)
+    mastership.observe(replicas, [master("1-1-1", waits=True, clients=clients), then], clock.monotonic())
+    silent["east-db"] = 5.0
+    mastership.observe(replicas, [master(None), replica("west", "1-1-1")], clock.monotonic())
+    await turns()
+    assert asked == [fenced]
+    await tasks.close()
+
+
+async def test_what_was_seen_longer_ago_than_a_lease_lasts_says_nothing_of_who_acknowledges(tmp_path: Path) -> None:
+    asked, silent = list[bool](), {"east-db": 0.0}
+    tasks, clock = BackgroundTasks("watcher", logger("watcher")), ManualClock()
+    mastership = mastership_of(tmp_path, asks(asked), tasks, clock, silent.__getitem__)
+    replicas, west = east_and_west(semi_sync=True), replica("west", "1-1-1", receiving=True, acknowledges=True)
+    mastership.observe(replicas, [master("1-1-1", waits=True, clients=1), west], clock.monotonic())
+    clock.now += LeaseSettings().terms(semi_sync=True).over_after_seconds
+    mastership.observe(replicas, [master("1-1-1", waits=True, clients=1), replica("west", None)], clock.monotonic())
+    silent["east-db"] = 5.0
+    mastership.observe(replicas, [master(None), replica("west", "1-1-1")], clock.monotonic())
+    await turns()
+    assert asked == [False]
+    await tasks.close()
+
+
+def asks(asked: list[bool]) -> Promoter:
+    """Return a promoter that notes whether the master was seen to wait, and fails."""
+
+    class Asking(Broken):
+        async def promote(self, database: str, request: PromotionRequest, **_: object) -> PromotionResult:
+            asked.append(request.waited_for_replica)
+            raise Unavailable("not in this test")
+
+    return Asking()
 
 
 async def turns() -> None:
