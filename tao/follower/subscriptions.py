@@ -420,7 +420,8 @@ class DeliveryStream:
 
     def _subscribe(self, positions: Sequence[Position], series: int = 0) -> pb.Request:
         asked = [position_to_pb(position) for position in positions]
-        return pb.Request(subscribe=pb.Subscribe(subscriber=self._subscriber, positions=asked, series=series))
+        subscribe = pb.Subscribe(subscriber=self._subscriber, positions=asked, series=series, takes_repeats=True)
+        return pb.Request(subscribe=subscribe)
 
     def _take_unasked(self) -> list[int]:
         unasked = self._unasked

@@ -203,7 +203,7 @@ def delivery_to_pb(delivery: Delivery) -> pb.Delivery:
         reached_numbers=[number for _, number in delivery.reached],
     )
     for shard in delivery.shards:
-        part = converted.shards.add(reset=shard.reset, continued=shard.continued)
+        part = converted.shards.add(reset=shard.reset, continued=shard.continued, repeated=shard.repeated)
         _write_position(shard.position, part.position)
         if shard.messages is not None:
             part.messages.SetInParent()
@@ -219,6 +219,7 @@ def delivery_from_pb(delivery: pb.Delivery) -> Delivery:
             shard.reset,
             shard_messages_from_pb(shard.messages) if shard.HasField("messages") else None,
             shard.continued,
+            shard.repeated,
         )
         for shard in delivery.shards
     )
