@@ -97,9 +97,9 @@ class MessageLog:
         shard, position = stream.shard, stream.coverage.head
         for message in batch.messages:
             stream.last += 1
-            size = estimated_bytes(message)
             first = self._first_numbers.setdefault((shard, id(message)), stream.last)
             repeats = 0 if first == stream.last else first
+            size = self._held[shard, first].size_bytes if repeats else estimated_bytes(message)
             self._held[shard, stream.last] = _Held(stream, batch.version_epoch, message, size, position, repeats)
             self.bytes += size
             if stream.last - stream.first >= self._settings.log_messages_per_shard:

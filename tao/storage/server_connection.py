@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import pymysql.err
@@ -75,7 +75,7 @@ class ServerConnection(asyncio.Protocol):
         self._reader.begin(expected)
         escape = self._driver.escape
         # Percent signs are interpreted without arguments, too: one rule for all statements.
-        text = sql % tuple([each if type(each) is int else escape(each) for each in arguments])
+        text = sql % tuple([each if type(each) is int else _literal(each, escape) for each in arguments])
         content = text.encode(self._driver.encoding, "surrogateescape")
         self._transport.write(command_packets(COMMAND.COM_QUERY, content))
 
@@ -186,3 +186,13 @@ class ServerConnection(asyncio.Protocol):
             self._alarm = None
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(pymysql.err.OperationalError(CR.CR_SERVER_LOST, self._lost))
+
+
+def _literal(value: object, escape: Callable[[object], str]) -> str:
+    """Return a value as text of a statement: ``escape`` is the driver's way, which takes ten times as long for what most
+    values of a write are."""
+    if value == b"" and type(value) is bytes:
+        return "_binary''"
+    if type(value) is list and all([type(each) is int for each in value]):
+        return f"({','.join(map(str, value))})"
+    return escape(value)
