@@ -22,9 +22,9 @@ from pymysql.protocol import FieldDescriptorPacket
 from tao.storage.rows_python import Decoder, Row, parse_row
 
 try:
-    from tao.storage.rows_core import parse_rows
+    from tao.storage.rows_core import parse_done, parse_rows, skip_columns
 except ImportError:  # built without a compiler
-    from tao.storage.rows_python import parse_rows
+    from tao.storage.rows_python import parse_done, parse_rows, skip_columns
 
 _HEADER_BYTES: Final = 4
 """Bytes of a packet's head: three of length, one of its number."""
@@ -121,6 +121,11 @@ class ResultReader:
         """Begin with a result. Returns whether it has rows, or None when not enough of it has arrived."""
         self._join()
         before = self._number
+        done = parse_done(self._data, self._at, before)
+        if done is not None:
+            stop, self._number, has_next = done
+            self._end(stop, has_next)
+            return False
         head = self._packet(self._at)
         place = head
         count = 0
@@ -195,19 +200,8 @@ class ResultReader:
 
     def _columns_end(self, at: int, count: int) -> tuple[int, int] | None:
         """Return what `_packet` returns, for the packet that comes after this many columns."""
-        data, number = self._data, self._number
-        while count:
-            first = at + _HEADER_BYTES
-            # A packet that is not the whole packet of a column in its turn is parsed in full.
-            if first >= len(data) or data[at + 3] != (number + 1) & 0xFF or data[first] == _ERROR or data[at + 2]:
-                break
-            stop = first + (data[at] | data[at + 1] << 8)
-            if stop == first or stop > len(data):
-                break
-            number = data[at + 3]
-            count -= 1
-            at = stop
-        self._number = number
+        at, self._number, count = skip_columns(self._data, at, self._number, count)
+        # A packet that is not the whole packet of a column in its turn is parsed in full.
         place = self._packet(at)
         for _ in range(count):
             place = self._packet(place[1]) if place is not None else None

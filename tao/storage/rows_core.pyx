@@ -13,7 +13,10 @@ from tao.storage.rows_python import broken_row
 cdef enum:
     HEADER_BYTES = 4
     WHOLE = 0xFFFFFF
+    OK = 0
     END = 0xFE
+    ERROR = 0xFF
+    MORE_RESULTS = 8
     NO_VALUE = 251
     MOST_DIGITS = 18
 
@@ -37,6 +40,13 @@ cdef object number_of(const unsigned char *at, Py_ssize_t length):
     return -<long long>value if negative else <long long>value
 
 
+cdef inline Py_ssize_t width_after(unsigned char first):
+    """Return the bytes of a length after its first byte; -1 for one that begins no length."""
+    if first < NO_VALUE:
+        return 0
+    return 2 if first == 252 else 3 if first == 253 else 8 if first == 254 else -1
+
+
 cdef tuple row_of(const unsigned char *at, const unsigned char *stop, tuple decoders):
     cdef Py_ssize_t column, width, place, columns = PyTuple_GET_SIZE(decoders)
     cdef uint64_t length
@@ -53,8 +63,8 @@ cdef tuple row_of(const unsigned char *at, const unsigned char *stop, tuple deco
             value = None
         else:
             if length > NO_VALUE:
-                width = 2 if length == 252 else 3 if length == 253 else 8
-                if length == 255 or stop - at < width:
+                width = width_after(<unsigned char>length)
+                if width < 0 or stop - at < width:
                     raise broken_row()
                 length = 0
                 for place in range(width):
@@ -74,6 +84,41 @@ cdef tuple row_of(const unsigned char *at, const unsigned char *stop, tuple deco
     if at != stop:
         raise broken_row()
     return row
+
+
+def skip_columns(bytes data, Py_ssize_t at, int number, Py_ssize_t count):
+    """See `tao.storage.rows_python.skip_columns`."""
+    cdef const unsigned char *start = <const unsigned char *>PyBytes_AS_STRING(data)
+    cdef Py_ssize_t arrived = PyBytes_GET_SIZE(data), first, stop
+    while count:
+        first = at + HEADER_BYTES
+        if first >= arrived or start[at + 3] != (number + 1) & 0xFF or start[first] == ERROR or start[at + 2]:
+            break
+        stop = first + (start[at] | start[at + 1] << 8)
+        if stop == first or stop > arrived:
+            break
+        number = start[at + 3]
+        count -= 1
+        at = stop
+    return at, number, count
+
+
+def parse_done(bytes data, Py_ssize_t at, int number):
+    """See `tao.storage.rows_python.parse_done`."""
+    cdef const unsigned char *start = <const unsigned char *>PyBytes_AS_STRING(data)
+    cdef Py_ssize_t arrived = PyBytes_GET_SIZE(data), first = at + HEADER_BYTES, stop, place, width
+    if first >= arrived or start[first] != OK or start[at + 2]:
+        return None
+    stop = first + (start[at] | start[at + 1] << 8)
+    if stop > arrived or start[at + 3] != (number + 1 if number >= 0 else 1) & 0xFF:
+        return None
+    place = first + 1
+    for _ in range(2):
+        width = width_after(start[place]) if place < stop else -1
+        if width < 0:
+            return None
+        place += 1 + width
+    return None if place + 2 > stop else (stop, start[at + 3], bool(start[place] & MORE_RESULTS))
 
 
 def parse_rows(bytes data, Py_ssize_t at, int number, list rows, Py_ssize_t limit, tuple decoders):

@@ -1,6 +1,7 @@
-"""Make rows of the packets of a result in MySQL's text protocol. `tao.storage.rows_core` is the compiled twin.
+"""Parse the usual packets of results in MySQL's text protocol. `tao.storage.rows_core` is the compiled twin.
 
-A row takes 2 to 6 µs here, and a sixth of that compiled: most of what a server computes for a result.
+A row takes 2 to 6 µs here, and a sixth of that compiled: most of what a server computes for a result. Whatever is
+unusual is left to `tao.storage.result_packets.ResultReader`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ Decoder: TypeAlias = Callable[[bytes], Any]
 
 _HEADER_BYTES: Final = 4
 _WHOLE: Final = 0xFFFFFF
+_OK: Final = 0x00
 _END: Final = 0xFE
+_ERROR: Final = 0xFF
+_MORE_RESULTS: Final = 0x08
 _NULL: Final = 251
 _WIDTHS: Final = {252: 2, 253: 3, 254: 8}
 """Maps the first byte of a length to the bytes of the length proper; smaller first bytes are the length."""
@@ -47,6 +51,43 @@ def parse_rows(
         number = data[at + 3]
         at = stop
     return at, number
+
+
+def skip_columns(data: bytes, at: int, number: int, count: int) -> tuple[int, int, int]:
+    """Skip the packets of this many columns that begin at ``at``.
+
+    Stops before a packet that has not all arrived, and before one that is not a column's in its turn. Returns where it
+    stopped, the number of the last packet, and how many columns are left."""
+    arrived = len(data)
+    while count:
+        first = at + _HEADER_BYTES
+        if first >= arrived or data[at + 3] != (number + 1) & 0xFF or data[first] == _ERROR or data[at + 2]:
+            break
+        stop = first + (data[at] | data[at + 1] << 8)
+        if stop == first or stop > arrived:
+            break
+        number = data[at + 3]
+        count -= 1
+        at = stop
+    return at, number, count
+
+
+def parse_done(data: bytes, at: int, number: int) -> tuple[int, int, bool] | None:
+    """Return what follows a result without rows whose only packet begins at ``at``: where the next packet begins, the
+    number of this one, and whether another result follows. None: it has not all arrived, or is no such packet in its
+    turn. ``number``: of the last packet, -1 before the first."""
+    first = at + _HEADER_BYTES
+    if first >= len(data) or data[first] != _OK or data[at + 2]:
+        return None
+    stop = first + (data[at] | data[at + 1] << 8)
+    if stop > len(data) or data[at + 3] != (number + 1 if number >= 0 else 1) & 0xFF:
+        return None
+    place = first + 1
+    for _ in range(2):  # rows affected and last id
+        if place >= stop or data[place] >= _NULL and data[place] not in _WIDTHS:
+            return None
+        place += 1 + _WIDTHS.get(data[place], 0)
+    return None if place + 2 > stop else (stop, data[at + 3], bool(data[place] & _MORE_RESULTS))
 
 
 def parse_row(data: bytes, at: int, stop: int, decoders: tuple[Decoder | None, ...]) -> Row:

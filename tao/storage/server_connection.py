@@ -98,7 +98,9 @@ class ServerConnection(asyncio.Protocol):
                 if has_rows is None:
                     return False
                 self._rows = []
-            if reader.columns is not None and reader.read_rows(self._rows, sys.maxsize) is None:
+            else:
+                has_rows = True
+            if has_rows and reader.read_rows(self._rows, sys.maxsize) is None:
                 return False
             results.append(self._rows)
             if not reader.has_next:

@@ -139,3 +139,44 @@ def test_both_parsers_agree_on_any_bytes(
     compiled = importlib.import_module(COMPILED).parse_rows
     seen = bytes(data[:arrived])
     assert outcome(compiled, seen, number, limit, decoders) == outcome(specified, seen, number, limit, decoders)
+
+
+_OK: Final = b"\x00\x01\xfc\x00\x01\x0a\x00\x00\x00"
+"""A result without rows: one row affected, last id 256, and another result follows."""
+
+
+def core(name: str) -> Any:
+    """Return both implementations of a function, where there are two: `Any`, as they differ in type."""
+    names = ["tao.storage.rows_python", *([COMPILED] if importlib.util.find_spec(COMPILED) else [])]
+    return [getattr(importlib.import_module(each), name) for each in names]
+
+
+@pytest.mark.parametrize("parse_done", core("parse_done"))
+def test_a_result_without_rows_says_what_follows(parse_done: Callable[[bytes, int, int], Any]) -> None:
+    data = b"x" + packet(9, _OK) + packet(10, b"\x00\x00\x00\x02\x00")
+    assert parse_done(data, 1, 8) == (1 + 4 + len(_OK), 9, True)
+    assert parse_done(data, 1 + 4 + len(_OK), 9) == (len(data), 10, False)
+    assert parse_done(packet(1, _OK), 0, -1) == (4 + len(_OK), 1, True)
+
+
+@pytest.mark.parametrize("parse_done", core("parse_done"))
+@pytest.mark.parametrize(
+    "data",
+    [packet(3, _OK), packet(2, b"\x01"), packet(2, b""), packet(2, b"\x00\xff\x00\x00\x00"), packet(2, b"\x00\x00\x00")],
+)
+def test_what_is_no_whole_result_without_rows_is_left(
+    parse_done: Callable[[bytes, int, int], Any], data: bytes
+) -> None:
+    assert parse_done(data, 0, 1) is None
+    assert all(parse_done(packet(2, _OK)[:end], 0, 1) is None for end in range(4 + len(_OK)))
+
+
+@needs_compiled
+@given(st.binary(max_size=12), st.integers(-1, 256), st.integers(0, 3), st.integers(0, 60))
+def test_both_agree_on_columns_and_ends(content: bytes, number: int, count: int, arrived: int) -> None:
+    columns = packet(number + 1, content) + packet(number + 2, content) + packet(number + 3, _OK)
+    for data in (columns[:arrived], packet(number + 1, b"\x00" + content)[:arrived]):
+        of_python, of_core = core("parse_done")
+        assert of_core(data, 0, number) == of_python(data, 0, number)
+        of_python, of_core = core("skip_columns")
+        assert of_core(data, 0, number, count) == of_python(data, 0, number, count)
