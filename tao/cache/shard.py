@@ -316,12 +316,12 @@ class CachedShard:
         """Apply a list change. A list at version ``before`` is spliced, any other is dropped; the count is replaced."""
         self._arenas.moment.now = now
         id1, atype, after = change.id1, change.atype, change.after
-        held = self.held_count(id1, atype)
+        block = self.held_list(id1, atype)
+        held = block or self.held_count(id1, atype)  # a list begins with its version, as a count does
         self.floors.raise_to(floor_key(id1, atype), after, now)
         self.filters.apply(change)
         if held and version_of(held) >= after:
             return Applied.IGNORED
-        block = self.held_list(id1, atype)
         if not held:
             if not insert or change.before or self.floor(id1, atype) > after or self.floors.is_overflowed(now):
                 return Applied.NOT_CACHED
