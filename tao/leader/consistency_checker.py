@@ -290,7 +290,9 @@ class ConsistencyChecker:
                     elif suspects is not None:
                         self._count_unanswered(server, [sample], look)
         # Servers are inspected concurrently: one that hangs must not delay the looks at others.
-        inspections = await asyncio.gather(*(self._inspect(server, samples, look) for server, samples in asked.values()))
+        inspections = await asyncio.gather(
+            *(self._inspect(server, samples, look) for server, samples in asked.values())
+        )
         found = [(server, each) for (server, _), some in zip(asked.values(), inspections, strict=True) for each in some]
         if found:
             self._judge(found, look, by_version_alone=not await self._read_stored([each for _, each in found]))

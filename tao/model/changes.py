@@ -43,7 +43,7 @@ class GoneEdge(msgspec.Struct, frozen=True, gc=False):
     time: int
 
 
-class ListChange(msgspec.Struct, frozen=True, tag="list"):
+class ListChange(msgspec.Struct, frozen=True, gc=False, tag="list"):
     """The list ``(id1, atype)`` lost ``gone``, gained ``put``, and has ``count`` edges at version ``after``.
 
     An edge whose time changed is in both, with its old time in ``gone``. An edge whose data alone changed is in ``put``
@@ -98,7 +98,7 @@ Change = ObjectChange | ListChange
 Message = ObjectChange | ListChange | ObjectInvalidation | ListInvalidation | ShardInvalidation
 
 
-class ShardMessages(msgspec.Struct, frozen=True):
+class ShardMessages(msgspec.Struct, frozen=True, gc=False):
     """Messages of one shard, with the version epoch of the shard when they were made."""
 
     shard: int

@@ -162,7 +162,13 @@ def test_a_result_without_rows_says_what_follows(parse_done: Callable[[bytes, in
 @pytest.mark.parametrize("parse_done", core("parse_done"))
 @pytest.mark.parametrize(
     "data",
-    [packet(3, _OK), packet(2, b"\x01"), packet(2, b""), packet(2, b"\x00\xff\x00\x00\x00"), packet(2, b"\x00\x00\x00")],
+    [
+        packet(3, _OK),
+        packet(2, b"\x01"),
+        packet(2, b""),
+        packet(2, b"\x00\xff\x00\x00\x00"),
+        packet(2, b"\x00\x00\x00"),
+    ],
 )
 def test_what_is_no_whole_result_without_rows_is_left(
     parse_done: Callable[[bytes, int, int], Any], data: bytes
