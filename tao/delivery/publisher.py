@@ -251,7 +251,7 @@ class Publisher:
     def has_published(self, batch: ShardMessages) -> bool:
         """Return whether all of these messages, and not only equal ones, were published in the shard's stream."""
         holds, shard = self._log.holds, batch.shard
-        return bool(batch.messages) and all([holds(shard, message) for message in batch.messages])
+        return bool(batch.messages) and all(holds(shard, message) for message in batch.messages)
 
     def _require(self, shard: int) -> Stream:
         stream = self._streams.get(shard)
@@ -275,7 +275,8 @@ class Publisher:
 
         A second subscription of the same subscriber replaces the first, whose connection is broken or closing.
         ``deliver`` must not block. When it raises a `TaoError`, which it has to send to the subscriber, the
-        subscription ends. ``takes_repeats``: as in `Subscription`. Raises `Overloaded` when there are too many subscribers."""
+        subscription ends. ``takes_repeats``: as in `Subscription`. Raises `Overloaded` when there are too many
+        subscribers."""
         former = self._subscriptions.get(subscriber)
         if former is None and len(self._subscriptions) >= self._settings.max_subscribers:
             raise Overloaded(

@@ -195,6 +195,6 @@ def _literal(value: object, escape: Callable[[object], str]) -> str:
     values of a write are."""
     if value == b"" and type(value) is bytes:
         return "_binary''"
-    if type(value) is list and all([type(each) is int for each in value]):
+    if type(value) is list and all(type(each) is int for each in value):
         return f"({','.join(map(str, value))})"
     return escape(value)
