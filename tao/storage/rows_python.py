@@ -84,7 +84,7 @@ def parse_done(data: bytes, at: int, number: int) -> tuple[int, int, bool] | Non
         return None
     place = first + 1
     for _ in range(2):  # rows affected and last id
-        if place >= stop or data[place] >= _NULL and data[place] not in _WIDTHS:
+        if place >= stop or (data[place] >= _NULL and data[place] not in _WIDTHS):
             return None
         place += 1 + _WIDTHS.get(data[place], 0)
     return None if place + 2 > stop else (stop, data[at + 3], bool(data[place] & _MORE_RESULTS))

@@ -191,8 +191,8 @@ class ServerConnection(asyncio.Protocol):
 
 
 def _literal(value: object, escape: Callable[[object], str]) -> str:
-    """Return a value as text of a statement: ``escape`` is the driver's way, which takes ten times as long for what most
-    values of a write are."""
+    """Return a value as text of a statement. ``escape`` is the driver's way, which takes ten times as long for what
+    most values of a write are."""
     if value == b"" and type(value) is bytes:
         return "_binary''"
     if type(value) is list and all(type(each) is int for each in value):
