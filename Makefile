@@ -10,7 +10,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Named after the content of the lock and of the compiled modules, so that switching branches reinstalls only when they differ.
-STAMP := $(VENV)/.installed-$(shell cksum requirements.lock pyproject.toml hatch_build.py tao/cache/*.pyx 2>/dev/null | cksum | cut -d' ' -f1)
+STAMP := $(VENV)/.installed-$(shell cksum requirements.lock pyproject.toml hatch_build.py tao/*/*.pyx 2>/dev/null | cksum | cut -d' ' -f1)
 
 .PHONY: help env proto proto-check format lint types layers commits check unit test thorough demo bench bench-compare report reference docs wheels wheel-check sbom audit lock clean
 

@@ -1,4 +1,4 @@
-"""Compiles the cache's cores where there is a compiler; elsewhere their twins in Python are used (`tao.cache.packed`).
+"""Compiles the cores of cache and storage where there is a compiler; elsewhere their twins in Python are used.
 
 An editable install (`make env`) gets the modules in their place in the checkout, a wheel carries them. Without Cython
 or a C compiler the build says so and goes on: the wheel is then one for every platform. ``TAO_PURE=1`` asks for that.
@@ -17,7 +17,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCES = "tao/cache/*_core.pyx"
+SOURCES = "tao/*/*_core.pyx"
 
 
 class CompiledCore(BuildHookInterface[Any]):
@@ -52,7 +52,8 @@ def compile_module(source: Path, module: Path) -> None:
     variables = sysconfig.get_config_vars()
     with TemporaryDirectory(dir=source.parent, prefix=".build-") as folder:
         code, built = Path(folder, f"{source.stem}.c"), Path(folder, module.name)
-        cython = [sys.executable, "-m", "cython", "-3", f"--module-name=tao.cache.{source.stem}"]
+        name = f"tao.{source.parent.name}.{source.stem}"
+        cython = [sys.executable, "-m", "cython", "-3", f"--module-name={name}"]
         subprocess.run([*cython, str(source), "-o", str(code)], check=True, capture_output=True)
         compiler = shlex.split(os.environ.get("CC") or variables.get("CC") or "cc")
         options = [*shlex.split(variables.get("CCSHARED") or "-fPIC"), "-shared", "-O2", "-DNDEBUG", "-w"]

@@ -313,12 +313,11 @@ class CachedShard:
         """Apply an object change. The change carries the whole value, so it can replace any older value."""
         self._arenas.moment.now = now
         key, after = change.id, change.after
-        known = self.floor(key, 0)
         held = self.held_object(key)
         self.floors.raise_to(floor_key(key, 0), after, now)
         if held and version_of(held) >= after:
             return Applied.IGNORED
-        if not held and (not insert or known > after or self.floors.is_overflowed(now)):
+        if not held and (not insert or self.floor(key, 0) > after or self.floors.is_overflowed(now)):
             return Applied.NOT_CACHED
         if change.data is None and not change.deleted:
             return self.drop(key, 0)
@@ -329,15 +328,14 @@ class CachedShard:
         """Apply a list change. A list at version ``before`` is spliced, any other is dropped; the count is replaced."""
         self._arenas.moment.now = now
         id1, atype, after = change.id1, change.atype, change.after
-        known = self.floor(id1, atype)
-        held = self.held_count(id1, atype)
+        block = self.held_list(id1, atype)
+        held = block or self.held_count(id1, atype)  # a list begins with its version, as a count does
         self.floors.raise_to(floor_key(id1, atype), after, now)
         self.filters.apply(change)
         if held and version_of(held) >= after:
             return Applied.IGNORED
-        block = self.held_list(id1, atype)
         if not held:
-            if not insert or change.before or known > after or self.floors.is_overflowed(now):
+            if not insert or change.before or self.floor(id1, atype) > after or self.floors.is_overflowed(now):
                 return Applied.NOT_CACHED
             block = empty_block(0)
         elif not block and decode_count(held) == (change.before, 0):

@@ -52,9 +52,15 @@ class VersionFloors:
         """Raise the floor of ``key`` to ``version``. A floor that is higher already stays, and its lifetime starts
         anew."""
         self.rotate(now)
-        floor = max(version, self.get(key))
-        if key in self._young or len(self) < self._max_floors:
-            self._young[key] = floor
+        young = self._young
+        known = young.get(key)
+        if known is not None:  # the older half has no higher one
+            if version > known:
+                young[key] = version
+            return
+        floor = max(version, self._old.get(key, 0))
+        if len(self) < self._max_floors:
+            young[key] = floor
         elif key in self._old:
             self._old[key] = floor
             self._overflow(now)  # it may be forgotten too early

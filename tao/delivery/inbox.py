@@ -167,7 +167,7 @@ class Inbox:
         position = part.position
         shard = position.shard
         run = part.messages.messages if part.messages is not None else ()
-        start = position.sequence - len(run)
+        start = position.sequence - part.repeated - len(run)
         new_stream = part.reset or (part.continued and position.stream != held.stream)
         if part.reset:
             outcomes[shard] = _Outcome(reset=True)
@@ -190,7 +190,8 @@ class Inbox:
             self.suspend((shard,))  # former proofs say nothing about the new position
         self._positions[shard] = position
         if part.messages is not None:
-            known = 0 if new_stream else held.sequence - start
+            # Which numbers were left out is not said: a part with some is applied whole, for the second time in part.
+            known = 0 if new_stream or part.repeated else held.sequence - start
             fresh = msgspec.structs.replace(part.messages, messages=run[known:]) if known else part.messages
             outcome.messages += (fresh,)
 

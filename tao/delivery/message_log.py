@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
+from typing import NamedTuple
 
 from tao.delivery.coverage import Coverage
 from tao.delivery.settings import DeliverySettings
@@ -43,15 +44,47 @@ class Stream:
         """Subscribers rely on the coverage: a gap in it has to start a new stream."""
 
 
-class MessageLog:
-    """The messages of all streams, bounded per shard and in total. Evicts the oldest messages to make room."""
+class _Held(NamedTuple):
+    """A message that is held, with its estimated size and the binlog position that was covered when it came.
 
-    __slots__ = ("_held", "_settings", "bytes", "evicted")
+    ``repeats``: the number under which the same message was appended to the stream before, and is still held; 0: it was
+    not."""
+
+    stream: Stream
+    version_epoch: int
+    message: Message
+    size_bytes: int
+    position: int
+    repeats: int
+
+
+class Run(NamedTuple):
+    """Messages of a stream up to number ``last``, with their estimated size in bytes.
+
+    ``repeated``: so many of them are left out, because their receiver has them."""
+
+    messages: ShardMessages
+    size_bytes: int
+    last: int
+    repeated: int
+
+
+class MessageLog:
+    """The messages of all streams, bounded per shard and in total. Evicts the oldest messages to make room.
+
+    A leader's own commit comes twice: when it is committed, and under its position in the binlog when the tailer relays
+    it. The second entry is a *repeat*, known by its message being the same object. A subscriber that has received the
+    first need not receive it."""
+
+    __slots__ = ("_first_numbers", "_held", "_settings", "bytes", "evicted")
 
     def __init__(self, settings: DeliverySettings) -> None:
         self._settings = settings
         # Keyed by (shard, number) for direct access; the order of arrival is the order of eviction.
-        self._held: OrderedDict[tuple[int, int], tuple[Stream, int, Message, int, int]] = OrderedDict()
+        self._held: OrderedDict[tuple[int, int], _Held] = OrderedDict()
+        # By shard and identity of a held message: the number of its first entry. An identity means nothing once the
+        # entry is evicted, and leaves with it.
+        self._first_numbers: dict[tuple[int, int], int] = {}
         self.bytes = 0
         self.evicted = 0
 
@@ -61,16 +94,22 @@ class MessageLog:
     def append(self, stream: Stream, batch: ShardMessages) -> None:
         """Number the batch's messages and keep them, evicting the oldest where a bound is reached."""
         stream.version_epoch = max(stream.version_epoch, batch.version_epoch)
-        position = stream.coverage.head
+        shard, position = stream.shard, stream.coverage.head
         for message in batch.messages:
             stream.last += 1
-            size = estimated_bytes(message)
-            self._held[stream.shard, stream.last] = (stream, batch.version_epoch, message, size, position)
+            first = self._first_numbers.setdefault((shard, id(message)), stream.last)
+            repeats = 0 if first == stream.last else first
+            size = self._held[shard, first].size_bytes if repeats else estimated_bytes(message)
+            self._held[shard, stream.last] = _Held(stream, batch.version_epoch, message, size, position, repeats)
             self.bytes += size
             if stream.last - stream.first >= self._settings.log_messages_per_shard:
                 self._evict(stream)
         while self.bytes > self._settings.log_bytes_total and self._held:
-            self._evict(next(iter(self._held.values()))[0])
+            self._evict(next(iter(self._held.values())).stream)
+
+    def holds(self, shard: int, message: Message) -> bool:
+        """Return whether this message, and not only an equal one, is held in the shard's stream."""
+        return (shard, id(message)) in self._first_numbers
 
     def drop(self, stream: Stream) -> None:
         """Evict all messages of a stream that has ended."""
@@ -82,30 +121,39 @@ class MessageLog:
         """Return the number of the last message that was kept under the binlog position or an earlier one."""
         first = max(stream.first, stream.positions_after + 1)
         numbers = range(first, stream.last + 1)
-        return first - 1 + bisect_right(numbers, position, key=lambda number: self._held[stream.shard, number][4])
+        return first - 1 + bisect_right(numbers, position, key=lambda number: self._held[stream.shard, number].position)
 
-    def read(self, stream: Stream, after: int, max_messages: int, max_bytes: int) -> tuple[ShardMessages, int]:
-        """Return the messages after number ``after``, which must still be held, with their estimated size in bytes.
+    def read(self, stream: Stream, after: int, max_messages: int, max_bytes: int, received_after: int) -> Run:
+        """Return the messages after number ``after``, which must still be held.
 
-        The run ends at ``max_messages``, at ``max_bytes`` or where the version epoch changes; it has at least one
-        message."""
+        The run ends at ``max_messages``, at ``max_bytes`` or where the version epoch changes; unless all are left out,
+        it has at least one message. Left out are repeats of what came after number ``received_after``: the receiver has
+        received all that followed it."""
         taken: list[Message] = []
         total = 0
         run_epoch = stream.version_epoch
+        last, repeated = after, 0
         for number in range(after + 1, min(stream.last, after + max_messages) + 1):
-            _, epoch, message, size, _ = self._held[stream.shard, number]
-            if taken and (epoch != run_epoch or total + size > max_bytes):
+            held = self._held[stream.shard, number]
+            if held.repeats > received_after:
+                repeated += 1
+            elif taken and (held.version_epoch != run_epoch or total + held.size_bytes > max_bytes):
                 break
-            run_epoch = epoch
-            taken.append(message)
-            total += size
-        return ShardMessages(stream.shard, run_epoch, tuple(taken)), total
+            else:
+                run_epoch = held.version_epoch
+                taken.append(held.message)
+                total += held.size_bytes
+            last = number
+        return Run(ShardMessages(stream.shard, run_epoch, tuple(taken)), total, last, repeated)
 
     def _evict(self, stream: Stream) -> None:
-        *_, size, position = self._held.pop((stream.shard, stream.first))
-        self.bytes -= size
+        held = self._held.pop((stream.shard, stream.first))
+        place = stream.shard, id(held.message)
+        if self._first_numbers.get(place) == stream.first:
+            del self._first_numbers[place]
+        self.bytes -= held.size_bytes
         if stream.first > stream.positions_after:
-            stream.coverage.note_evicted(position)
+            stream.coverage.note_evicted(held.position)
         stream.first += 1
         self.evicted += 1
 

@@ -65,7 +65,7 @@ class Publisher:
         self._proofs_scheduled = False  # a later turn of the event loop delivers what has been proved by then
         self._proofs = 0
         self.on_published: Callable[[ShardMessages], None] = lambda _: None
-        """Called with every published batch; must be fast."""
+        """Called with every published batch, but not with one that was published before; must be fast."""
         if spool is not None:
             for mark in spool.marks():
                 self._coverages[mark.shard] = Coverage(mark.source, mark.head, mark.after)
@@ -238,13 +238,20 @@ class Publisher:
         Raises `InternalError` for a shard that is not open, since its messages would silently reach no subscriber."""
         woken: dict[Subscription, None] = {}
         for batch in batches:
-            self._log.append(self._require(batch.shard), batch)
-            self.on_published(batch)
+            stream, is_repeated = self._require(batch.shard), self.has_published(batch)
+            self._log.append(stream, batch)
+            if not is_repeated:
+                self.on_published(batch)
             for subscription in self._followed.get(batch.shard, ()):
                 subscription.mark_pending(batch.shard)
                 woken[subscription] = None
         for subscription in woken:
             subscription.pump()
+
+    def has_published(self, batch: ShardMessages) -> bool:
+        """Return whether all of these messages, and not only equal ones, were published in the shard's stream."""
+        holds, shard = self._log.holds, batch.shard
+        return bool(batch.messages) and all(holds(shard, message) for message in batch.messages)
 
     def _require(self, shard: int) -> Stream:
         stream = self._streams.get(shard)
@@ -253,7 +260,12 @@ class Publisher:
         return stream
 
     def subscribe(
-        self, subscriber: str, positions: Sequence[Position], deliver: Callable[[Delivery], None]
+        self,
+        subscriber: str,
+        positions: Sequence[Position],
+        deliver: Callable[[Delivery], None],
+        *,
+        takes_repeats: bool = False,
     ) -> Subscription:
         """Deliver the messages of these shards to ``subscriber`` from now on.
 
@@ -263,7 +275,8 @@ class Publisher:
 
         A second subscription of the same subscriber replaces the first, whose connection is broken or closing.
         ``deliver`` must not block. When it raises a `TaoError`, which it has to send to the subscriber, the
-        subscription ends. Raises `Overloaded` when there are too many subscribers."""
+        subscription ends. ``takes_repeats``: as in `Subscription`. Raises `Overloaded` when there are too many
+        subscribers."""
         former = self._subscriptions.get(subscriber)
         if former is None and len(self._subscriptions) >= self._settings.max_subscribers:
             raise Overloaded(
@@ -271,7 +284,7 @@ class Publisher:
             )
         if former is not None:
             former.close()
-        subscription = Subscription(subscriber, self, deliver, self._settings)
+        subscription = Subscription(subscriber, self, deliver, self._settings, takes_repeats=takes_repeats)
         self._subscriptions[subscriber] = subscription
         subscription.add(positions)
         return subscription

@@ -18,7 +18,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
-from tao.delivery.message_log import MessageLog, Stream, estimated_bytes
+from tao.delivery.message_log import MessageLog, Run, Stream, estimated_bytes
 from tao.delivery.settings import DeliverySettings
 from tao.model.changes import ShardMessages
 from tao.model.delivery import Delivery, Position, ShardDelivery, SpoolRow
@@ -151,9 +151,17 @@ class Subscription:
     """The deliveries of one subscriber on one connection, numbered from 1. Created by `Publisher.subscribe`."""
 
     def __init__(
-        self, subscriber: str, source: StreamSource, deliver: Callable[[Delivery], None], settings: DeliverySettings
+        self,
+        subscriber: str,
+        source: StreamSource,
+        deliver: Callable[[Delivery], None],
+        settings: DeliverySettings,
+        *,
+        takes_repeats: bool,
     ) -> None:
+        """``takes_repeats``: the subscriber knows that repeats may be left out."""
         self.subscriber = subscriber
+        self._takes_repeats = takes_repeats
         self.resets = 0
         self.continued = 0
         """Shards that continued by their position in the binlog, without a reset."""
@@ -169,6 +177,10 @@ class Subscription:
         self._answers_later = False  # the next of them are answered at another turn of the event loop
         self._waits: dict[int, _Wait] = {}
         self._replays: dict[int, SpoolReplay] = {}
+        # The number after which the subscriber has received all of the stream, and the repeats left out since its last
+        # delivery.
+        self._received_after: dict[int, int] = {}
+        self._left_out: dict[int, int] = {}
         self._joining: set[int] = set()  # replayed from the spool, and not at the end of the log yet
         # (number, bytes) of the unacknowledged deliveries; no bytes: it only proves
         self._in_flight: deque[tuple[int, int]] = deque()
@@ -223,7 +235,7 @@ class Subscription:
 
     def _forget(self, shard: int) -> None:
         by_shard: tuple[dict[int, Any], ...] = (self._cursors, self._pending, self._unanswered, self._waits)
-        for states in by_shard:
+        for states in (*by_shard, self._received_after, self._left_out):
             states.pop(shard, None)
         self._joining.discard(shard)
         if shard in self._replays:
@@ -311,8 +323,8 @@ class Subscription:
             if stream is None:
                 refused.append(shard)
                 continue
-            sized = self._next_part(stream, room if fits else 0, room_bytes)
-            if sized is None:  # the shard waits
+            sized = self._next_part(stream, room if fits else 0, room_bytes, is_answer=shard in unanswered)
+            if sized is None:  # the shard waits, or has nothing that the subscriber lacks
                 continue
             part, part_bytes = sized
             parts.append(part)
@@ -323,8 +335,11 @@ class Subscription:
         if parts or unanswered or refused:
             self._hand_over(Delivery(self._number + 1, tuple(parts), tuple(refused)), size)
 
-    def _next_part(self, stream: Stream, room: int, room_bytes: int) -> tuple[ShardDelivery, int] | None:
-        """Return the next part for a shard and its size in bytes, or None when the shard has to wait.
+    def _next_part(
+        self, stream: Stream, room: int, room_bytes: int, *, is_answer: bool
+    ) -> tuple[ShardDelivery, int] | None:
+        """Return the next part for a shard and its size in bytes, or None when the shard has to wait, or has nothing
+        new but repeats and needs no answer.
 
         The part is a reset, a run of at most ``room`` messages, or an empty run, which still carries the version
         epoch."""
@@ -356,20 +371,25 @@ class Subscription:
                 case "continue":
                     continued = True
                     cursor = self._cursors[shard]
-        run, run_bytes = ShardMessages(shard, stream.version_epoch, ()), 0
-        sequence = cursor.sequence
-        if room and sequence < stream.last:
-            run, run_bytes = self._source.log.read(stream, sequence, room, room_bytes)
-            sequence += len(run.messages)
+        run = Run(ShardMessages(shard, stream.version_epoch, ()), 0, cursor.sequence, 0)
+        if room and cursor.sequence < stream.last:
+            after = self._received_after.setdefault(shard, cursor.sequence) if self._takes_repeats else stream.last
+            run = self._source.log.read(stream, cursor.sequence, room, room_bytes, after)
         source, reached, coverage = cursor.source, cursor.reached, stream.coverage
-        if sequence < stream.last:
+        if run.last < stream.last:
             self._pending[shard] = None
         else:
             self._joining.discard(shard)
             if coverage.linked:
                 source, reached = coverage.source, coverage.head
-        cursor = self._cursors[shard] = Position(shard, stream.name, sequence, source, reached)
-        return ShardDelivery(cursor, False, run, continued), run_bytes
+        is_known = not (is_answer or continued or run.messages.messages) and source == cursor.source
+        cursor = self._cursors[shard] = Position(shard, stream.name, run.last, source, reached)
+        left_out = self._left_out.pop(shard, 0) + run.repeated
+        if run.repeated and is_known:
+            # The next part counts them. What this one would say of the position, the next proof says as well.
+            self._left_out[shard] = left_out
+            return None
+        return ShardDelivery(cursor, False, run.messages, continued, left_out), run.size_bytes
 
     def _reset(self, stream: Stream) -> ShardDelivery:
         self.resets += 1
@@ -377,7 +397,7 @@ class Subscription:
         coverage = stream.coverage
         source, reached = (coverage.source, coverage.head) if coverage.linked else ("", 0)
         cursor = Position(stream.shard, stream.name, stream.last, source, reached)
-        self._cursors[stream.shard] = cursor
+        self._join(cursor)
         return ShardDelivery(cursor, True, ShardMessages(stream.shard, stream.version_epoch, ()))
 
     def _find_continuation(self, stream: Stream, cursor: Position) -> Literal["continue", "wait", "reset"]:
@@ -413,7 +433,13 @@ class Subscription:
     def _continue(self, stream: Stream, cursor: Position, number: int) -> None:
         self.continued += 1
         self._waits.pop(stream.shard, None)
-        self._cursors[stream.shard] = Position(stream.shard, stream.name, number, cursor.source, cursor.reached)
+        self._join(Position(stream.shard, stream.name, number, cursor.source, cursor.reached))
+
+    def _join(self, cursor: Position) -> None:
+        """Go on in a stream: the subscriber has received none of its messages but by way of another stream."""
+        self._cursors[cursor.shard] = cursor
+        self._received_after[cursor.shard] = cursor.sequence
+        self._left_out.pop(cursor.shard, None)
 
     def _wait_expired(self, shard: int, wait: _Wait) -> None:
         """Have the shard start cold: the tailer has sent nothing that continues it."""

@@ -106,7 +106,7 @@ class CheckerSettings:
 
     max_samples_per_second: int = 100
     """Messages checked per second, a random sample if there are more. Each costs an inspection of every server that
-    has its shard, and a read by primary key at the master database. 0 switches the checker off."""
+    has its shard, and one read by primary key at the master database. 0 switches the checker off."""
 
     first_look_seconds: float = 1.0
     """After the message. Delivery takes milliseconds, so an entry that is stale then is worth a second look."""
@@ -120,8 +120,9 @@ class CheckerSettings:
     timeout_seconds: float = 5.0
     """For one server's answer, or the database's. A server that does not answer is not judged."""
 
-    tick_seconds: float = 0.25
-    """Between two checks for due looks. A look may be late by this much."""
+    tick_seconds: float = 0.5
+    """Between two checks for due looks. A look may be late by this much. Each costs an exchange with every server, and
+    a read, as soon as anything is due."""
 
     def __post_init__(self) -> None:
         if not 0 < self.first_look_seconds < self.second_look_seconds < self.last_look_seconds:
@@ -289,38 +290,36 @@ class ConsistencyChecker:
                     elif suspects is not None:
                         self._count_unanswered(server, [sample], look)
         # Servers are inspected concurrently: one that hangs must not delay the looks at others.
-        await asyncio.gather(*(self._look_at(server, samples, look) for server, samples in asked.values()))
+        inspections = await asyncio.gather(
+            *(self._inspect(server, samples, look) for server, samples in asked.values())
+        )
+        found = [(server, each) for (server, _), some in zip(asked.values(), inspections, strict=True) for each in some]
+        if found:
+            self._judge(found, look, by_version_alone=not await self._read_stored([each for _, each in found]))
         if look + 1 < len(self._waiting):
             suspect = [sample for sample in due if sample.suspects]
             room = self._settings.max_waiting - len(self._waiting[look + 1])
             self._waiting[look + 1].extend(suspect[:room])
             self.counts.unresolved += sum(len(sample.suspects or ()) for sample in suspect[room:])
 
-    async def _look_at(self, server: CacheServer, samples: Sequence[_Sample], look: int) -> None:
+    async def _read_stored(self, inspected: Sequence[_Inspected]) -> bool:
+        """Read the stored values, once for all servers that hold a key. Returns whether they could be read."""
+        queries = [_query_for(each.entry) for each in inspected]
+        different = list(dict.fromkeys(queries))
         try:
-            inspected = await self._inspect(server, samples)
+            read = await self._store.read(different, critical=True, timeout_seconds=self._settings.timeout_seconds)
         except TaoError:
-            self._count_unanswered(server, samples, look)
-            return
-        if look == 0:
-            self.counts.looks += len(samples)
-        if not inspected:
-            return
-        by_version_alone = False
-        try:
-            read = await self._store.read(
-                [_query_for(each.entry) for each in inspected],
-                critical=True,
-                timeout_seconds=self._settings.timeout_seconds,
-            )
-        except TaoError:
-            by_version_alone = True
-        else:
-            for each, stored in zip(inspected, read.values, strict=True):
-                each.stored = stored
-        stale = {id(each.sample): each for each in inspected if _is_stale(each, by_version_alone=by_version_alone)}
-        self.counts.stale[look] += len(stale)
-        for each in stale.values():
+            return False
+        stored = dict(zip(different, read.values, strict=True))
+        for each, query in zip(inspected, queries, strict=True):
+            each.stored = stored[query]
+        return True
+
+    def _judge(self, found: Sequence[tuple[CacheServer, _Inspected]], look: int, *, by_version_alone: bool) -> None:
+        for server, each in found:
+            if not _is_stale(each, by_version_alone=by_version_alone):
+                continue
+            self.counts.stale[look] += 1
             if each.sample.suspects is not None:
                 each.sample.suspects.add(server.name)
             if look == len(self._waiting) - 1:
@@ -344,7 +343,7 @@ class ConsistencyChecker:
         if look == len(self._waiting) - 1:
             self.counts.unresolved += len(samples)
 
-    async def _inspect(self, server: CacheServer, samples: Sequence[_Sample]) -> list[_Inspected]:
+    async def _inspect(self, server: CacheServer, samples: Sequence[_Sample], look: int) -> list[_Inspected]:
         """Return the server's entries of these keys. A key that is not cached cannot be stale."""
         lists = [sample for sample in samples if sample.atype]
         asked = pb.Inspect(
@@ -352,7 +351,13 @@ class ConsistencyChecker:
             list_id1s=[sample.key for sample in lists],
             list_atypes=[sample.atype for sample in lists],
         )
-        answer = await self._links.to(server).ask(pb.Request(inspect=asked), self._settings.timeout_seconds)
+        try:
+            answer = await self._links.to(server).ask(pb.Request(inspect=asked), self._settings.timeout_seconds)
+        except TaoError:
+            self._count_unanswered(server, samples, look)
+            return []
+        if look == 0:
+            self.counts.looks += len(samples)
         entries: dict[tuple[int, int], pb.CachedEntry] = {}
         for entry in answer.inspection.entries:
             # A list's count and its edges have one version. The edges say more, and come first.

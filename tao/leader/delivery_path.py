@@ -158,7 +158,7 @@ class Subscribers:
                 raise failed from error
             loop.call_soon(reply.send, answer)
 
-        subscription = self._publisher.subscribe(name, positions, deliver)
+        subscription = self._publisher.subscribe(name, positions, deliver, takes_repeats=asked.takes_repeats)
         if known is not None:
             known.reply.send(failure(Unavailable(f"{name} has a newer subscription")))
         self._series[name] = series = _Series(request.number, subscription, reply)

@@ -186,7 +186,9 @@ class RelayPath:
             relay = with_messages(relay, self._committed.find)
         with self._caused_by(relay.cause):
             for messages in relay.changes:
-                self._apply(messages)
+                # What was published under this generation was applied before.
+                if not self._publisher.has_published(messages):
+                    self._apply(messages)
                 self.messages += len(messages.messages)
         most = self._settings.max_drops_per_shard
         bulk = {*relay.bulk_shards, *(shard for shard, keys in foreign.items() if keys > most)}

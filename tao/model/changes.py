@@ -43,7 +43,7 @@ class GoneEdge(msgspec.Struct, frozen=True, gc=False):
     time: int
 
 
-class ListChange(msgspec.Struct, frozen=True, tag="list"):
+class ListChange(msgspec.Struct, frozen=True, gc=False, tag="list"):
     """The list ``(id1, atype)`` lost ``gone``, gained ``put``, and has ``count`` edges at version ``after``.
 
     An edge whose time changed is in both, with its old time in ``gone``. An edge whose data alone changed is in ``put``

@@ -45,15 +45,17 @@ class Span(msgspec.Struct, frozen=True):
 class ShardDelivery(msgspec.Struct, frozen=True, gc=False):
     """Messages of one shard. ``position`` is the subscriber's position once they are applied; with ``reset`` it first
     drops everything that it holds of the shard. ``continued``: the stream is new, and goes on from where the subscriber
-    has received the position's ``source``."""
+    has received the position's ``source``. ``repeated``: so many messages up to the position are left out, because the
+    subscriber has received each of them in this stream before, under an earlier number."""
 
     position: Position
     reset: bool = False
     messages: ShardMessages | None = None
     continued: bool = False
+    repeated: int = 0
 
 
-class Delivery(msgspec.Struct, frozen=True):
+class Delivery(msgspec.Struct, frozen=True, gc=False):
     """One acknowledged unit. ``refused``: shards that this leader does not own. ``proven``: ``(database, Unix
     milliseconds)``; once the messages here are applied, this series has delivered every commit up to then. ``reached``:
     ``(source, transaction)``, the same by number."""

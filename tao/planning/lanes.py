@@ -86,15 +86,15 @@ class _Key:
         self._others: OrderedDict[int, _Entry] = OrderedDict()
 
     def head(self) -> _Entry | None:
-        sub_write = next(iter(self._sub_writes.values()), None)
-        other = next(iter(self._others.values()), None)
-        if sub_write is None or other is None:
-            return sub_write or other
-        return min(sub_write, other)
+        if not self._sub_writes:
+            return next(iter(self._others.values())) if self._others else None
+        sub_write = next(iter(self._sub_writes.values()))
+        return min(sub_write, next(iter(self._others.values()))) if self._others else sub_write
 
     def append(self, entry: _Entry) -> None:
         """Queue the entry behind those of its kind, which rank before it."""
-        self._count_behind(entry)
+        if self._others or self._sub_writes:
+            self._count_behind(entry)
         self._queue_of(entry)[entry.sequence_number] = entry
 
     def put_first(self, entry: _Entry) -> None:
@@ -164,7 +164,7 @@ class _Server:
         was_head = key.head() is entry
         key.remove(entry)
         successor = key.head()
-        if successor is None:
+        if successor is None:  # mostly: few keys have more than one write
             if key.holder == _WAITING:
                 del self.keys[name]
             return None

@@ -18,7 +18,7 @@ from math import inf
 from typing import Final
 
 from tao.cache import GraphCache
-from tao.model.changes import ListChange, ObjectChange, ShardInvalidation, ShardMessages
+from tao.model.changes import ListChange, Message, ObjectChange, ShardInvalidation, ShardMessages
 from tao.model.errors import (
     DatabaseDown,
     DatabaseFull,
@@ -49,6 +49,7 @@ from tao.wire.convert import (
     shard_messages_from_pb,
     shard_messages_to_pb,
     write_from_pb,
+    write_shard_messages,
 )
 from tao.wire.identity import PASSING_ON, PeerIdentity
 from tao.wire.links import LinksPort
@@ -628,7 +629,12 @@ class WriteResults:
         answer.more = self._open > 0
         if self._changes:
             changes, self._changes, self._change_bytes = self._changes, {}, 0
-            answer.write.changes.extend(map(shard_messages_to_pb, changes.values()))
+            # The changes of a shard together: the receiver then looks once for who hosts it.
+            by_shard: dict[tuple[int, int], list[Message]] = {}
+            for each in changes.values():
+                by_shard.setdefault((each.shard, each.version_epoch), []).extend(each.messages)
+            for (shard, epoch), messages in by_shard.items():
+                write_shard_messages(ShardMessages(shard, epoch, tuple(messages)), answer.write.changes.add())
         self._reply.send(answer)
 
 

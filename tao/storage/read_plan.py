@@ -227,13 +227,13 @@ class ReadPlan:
         for shard, ids in objects.items():
             for some in _split(ids):
                 columns = f"o.id, o.otype + {_DELETED} * o.deleted, o.version, s.only_row, o.data"
-                found = f"objects AS o FORCE INDEX (PRIMARY) ON o.id IN {_places(some)}"
-                self._add(self._room(len(some), 1), _OBJECTS, shard, 0, columns, found, *some)
+                found = "objects AS o FORCE INDEX (PRIMARY) ON o.id IN %s"
+                self._add(self._room(len(some), 1), _OBJECTS, shard, 0, columns, found, some)
         for (shard, atype), id1s in counts.items():
             for some in _split(id1s):
                 columns = "l.id1, s.only_row, l.version, l.count, NULL"
-                found = f"assoc_lists AS l FORCE INDEX (PRIMARY) ON l.id1 IN {_places(some)} AND l.atype = %s"
-                self._add(self._room(len(some), 1), _COUNTS, shard, atype, columns, found, *some, atype)
+                found = "assoc_lists AS l FORCE INDEX (PRIMARY) ON l.id1 IN %s AND l.atype = %s"
+                self._add(self._room(len(some), 1), _COUNTS, shard, atype, columns, found, some, atype)
 
     def _plan_whole(self, index: int, query: RangeQuery) -> None:
         """Plan to read all edges, if there are no more than wanted."""
@@ -255,9 +255,9 @@ class ReadPlan:
             for id2s in id_sets:
                 edges = (
                     f"{table} AS a FORCE INDEX (PRIMARY) "
-                    f"ON a.id1 = %s AND a.atype = %s AND a.id2 IN {_places(id2s)} AND a.time BETWEEN %s AND %s"
+                    "ON a.id1 = %s AND a.atype = %s AND a.id2 IN %s AND a.time BETWEEN %s AND %s"
                 )
-                self._add_list(statement, index, query, edges, *key, *id2s, query.low, query.high)
+                self._add_list(statement, index, query, edges, *key, id2s, query.low, query.high)
             return
         # Separate parts: within a join, the server would put the edges into a temporary table.
         statement = self._room(query.limit + 1, 2)
@@ -355,9 +355,3 @@ def _split(ids: set[int]) -> Iterator[list[int]]:
     ordered = sorted(ids)
     for start in range(0, len(ordered), MAX_KEYS_PER_PART):
         yield ordered[start : start + MAX_KEYS_PER_PART]
-
-
-def _places(ids: list[int]) -> str:
-    """Return the places of these values in an IN list. One for each number: a list would be escaped by the driver, item
-    by item, which costs more than the row that an item brings."""
-    return f"({', '.join(['%s'] * len(ids))})"

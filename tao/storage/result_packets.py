@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import methodcaller
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import pymysql.err
 from pymysql.connections import TEXT_TYPES
@@ -19,10 +19,12 @@ from pymysql.constants import CR, FIELD_TYPE, SERVER_STATUS
 from pymysql.converters import through
 from pymysql.protocol import FieldDescriptorPacket
 
-Row: TypeAlias = tuple[Any, ...]
-"""A row as the driver decodes it: int, bytes, str or None by column, which no type checker can know."""
+from tao.storage.rows_python import Decoder, Row, parse_row
 
-Decoder: TypeAlias = Callable[[bytes], Any]
+try:
+    from tao.storage.rows_core import parse_done, parse_rows, skip_columns
+except ImportError:  # built without a compiler
+    from tao.storage.rows_python import parse_done, parse_rows, skip_columns
 
 _HEADER_BYTES: Final = 4
 """Bytes of a packet's head: three of length, one of its number."""
@@ -119,6 +121,11 @@ class ResultReader:
         """Begin with a result. Returns whether it has rows, or None when not enough of it has arrived."""
         self._join()
         before = self._number
+        done = parse_done(self._data, self._at, before)
+        if done is not None:
+            stop, self._number, has_next = done
+            self._end(stop, has_next)
+            return False
         head = self._packet(self._at)
         place = head
         count = 0
@@ -154,8 +161,8 @@ class ResultReader:
         self._join()
         assert self._columns is not None
         decoders = self._columns.decoders
-        data, at, number = self._data, self._at, self._number
-        arrived = len(data)
+        data, arrived = self._data, len(self._data)
+        at, number = parse_rows(data, self._at, self._number, rows, limit, decoders)
         while len(rows) < limit:
             first = at + _HEADER_BYTES
             if first > arrived:
@@ -170,43 +177,31 @@ class ResultReader:
             if data[at + 3] != number:
                 raise _out_of_order(data[at + 3], number)
             kind = data[first] if length else _OK
-            if kind >= _END:
-                if kind == _ERROR:
-                    self._refused(first, stop)
-                if length < _END_BELOW:
-                    self._number = number
-                    status = int.from_bytes(data[first + 3 : first + 5], "little")
-                    self._end(stop, bool(status & SERVER_STATUS.SERVER_MORE_RESULTS_EXISTS))
-                    return True
+            if kind == _ERROR:
+                self._refused(first, stop)
+            if kind == _END and length < _END_BELOW:
+                self._number = number
+                status = int.from_bytes(data[first + 3 : first + 5], "little")
+                self._end(stop, bool(status & SERVER_STATUS.SERVER_MORE_RESULTS_EXISTS))
+                return True
             if length == _WHOLE:
                 whole = self._whole(at)
                 if whole is None:
                     number = (number - 1) & 0xFF
                     break
                 payload, stop, number = whole
-                rows.append(_row(payload, 0, len(payload), decoders))
+                rows.append(parse_row(payload, 0, len(payload), decoders))
             else:
-                rows.append(_row(data, first, stop, decoders))
-            at = stop
+                rows.append(parse_row(data, first, stop, decoders))
+            at, number = parse_rows(data, stop, number, rows, limit, decoders)
         self._number = number
         self._consume(at)
         return False if len(rows) >= limit else None
 
     def _columns_end(self, at: int, count: int) -> tuple[int, int] | None:
         """Return what `_packet` returns, for the packet that comes after this many columns."""
-        data, number = self._data, self._number
-        while count:
-            first = at + _HEADER_BYTES
-            # A packet that is not the whole packet of a column in its turn is parsed in full.
-            if first >= len(data) or data[at + 3] != (number + 1) & 0xFF or data[first] == _ERROR or data[at + 2]:
-                break
-            stop = first + (data[at] | data[at + 1] << 8)
-            if stop == first or stop > len(data):
-                break
-            number = data[at + 3]
-            count -= 1
-            at = stop
-        self._number = number
+        at, self._number, count = skip_columns(self._data, at, self._number, count)
+        # A packet that is not the whole packet of a column in its turn is parsed in full.
         place = self._packet(at)
         for _ in range(count):
             place = self._packet(place[1]) if place is not None else None
@@ -326,26 +321,6 @@ def command_packets(command: int, content: bytes) -> bytes:
     return bytes(packets)
 
 
-def _row(data: bytes, at: int, stop: int, decoders: tuple[Decoder | None, ...]) -> Row:
-    values: list[Any] = []
-    for decode in decoders:
-        length = data[at]
-        at += 1
-        if length >= _NULL:
-            if length == _NULL:
-                values.append(None)
-                continue
-            width = _WIDTHS[length]
-            length = int.from_bytes(data[at : at + width], "little")
-            at += width
-        end = at + length
-        values.append(data[at:end] if decode is None else decode(data[at:end]))
-        at = end
-    if at != stop:
-        raise pymysql.err.InternalError(f"a row ends {at - stop} bytes behind its packet")
-    return tuple(values)
-
-
 def _decoded(convert: Callable[[Any], Any], encoding: str) -> Decoder:
     return lambda value: convert(value.decode(encoding))
 
@@ -354,3 +329,6 @@ def _out_of_order(got: int, expected: int) -> pymysql.err.MySQLError:
     if not got:  # the number of MySQL's message that it is shutting down
         return pymysql.err.OperationalError(CR.CR_SERVER_LOST, "Lost connection to MySQL server during query")
     return pymysql.err.InternalError(f"a packet has the number {got} in place of {expected & 0xFF}")
+
+
+__all__ = ["Columns", "Decoder", "ResultReader", "Row", "command_packets"]

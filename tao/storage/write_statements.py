@@ -273,7 +273,7 @@ def _split(rows: Sequence[tuple[object, ...]]) -> Iterator[tuple[Sequence[tuple[
     """Yield runs of rows with at most `_PACKET_DATA_BYTES` of data, or of one row, and the bytes of each run."""
     start, data_bytes = 0, 0
     for at, row in enumerate(rows):
-        size = _ROW_BYTES + sum(len(value) for value in row if isinstance(value, bytes))
+        size = _ROW_BYTES + sum([len(value) for value in row if type(value) is bytes])
         if at > start and data_bytes + size > _PACKET_DATA_BYTES:
             yield rows[start:at], data_bytes
             start, data_bytes = at, 0

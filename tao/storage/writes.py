@@ -129,7 +129,7 @@ class MySqlTransaction:
             with self._pool.space.writing(session):
                 await session.run(sql, unsent.values, deadline=self._deadline, results=done)
             self._is_open = False
-            gtid = _gtid_in(done[-1])
+            gtid = session.committed_gtid = _gtid_in(done[-1])
             return "" if gtid == self._gtid_before else gtid
         except MasterReadOnly:
             session.quit()
@@ -153,7 +153,9 @@ class MySqlTransaction:
             raise InternalError("a transaction locks once, and first")
         self._is_open = True
         locks, reads = lock_shards(shards), lock_rows(keys, self._edge_tables)
-        last_gtid = self._session.dialect.last_gtid
+        known, last_gtid = self._session.committed_gtid, self._session.dialect.last_gtid
+        if known is not None:  # nothing was committed since
+            self._gtid_before, last_gtid = known, ()
         sql, values = _begin(self._session, (locks, reads), LOCK_WAIT_MILLISECONDS, first=last_gtid)
         with self._pool.space.locking():
             _, *results = await self._session.run(sql, values, deadline=self._deadline)

@@ -59,13 +59,13 @@ class OutboxSettings:
     large_message_bytes: int = 4 << 20
     """A message above this size is replaced by an invalidation, since no connection would carry it."""
 
-    gather_seconds: float = 0.1
+    gather_seconds: float = 0.25
     """Messages that the region's leader published when it committed wait this long for more of their kind: a relay
     costs three processes and a sync of the spool, whatever its size. The pause also delays writes past the leaders, and
     by a leader that died or paused before it published them. No others wait. With 0 these do not wait either."""
 
-    gather_parts: int = 64
-    """This many parts do not wait: they take half a millisecond of a leader's time, too little to disturb writers."""
+    gather_parts: int = 512
+    """This many parts do not wait: they take milliseconds of a leader's time, more of which would disturb writers."""
 
     unacknowledged_bytes: int = 16 << 20
     """Estimated size of the unacknowledged messages of all leaders together. Beyond it reading waits, and messages for

@@ -61,28 +61,29 @@ def error_in(answer: pb.Answer) -> TaoError | None:
 # ---- changes ---------------------------------------------------------------------------------------------------
 
 
-def message_to_pb(message: Message) -> pb.Message:
+def _write_message(message: Message, to: pb.Message) -> None:
     """Convert one maintenance message. A `ShardInvalidation` takes its shard from the `ShardMessages` around it."""
+    # Fields are set where they are to be: protobuf copies each message that is given to the constructor of another.
     match message:
-        case ObjectChange():
-            change = pb.ObjectChange(
-                id=message.id,
-                before=message.before,
-                after=message.after,
-                otype=message.otype,
-                data=message.data or b"",
-                data_left_out=message.data is None,
-            )
-            return pb.Message(object_change=change)
         case ListChange():
-            return pb.Message(list_change=_list_change_to_pb(message))
+            _write_list_change(message, to.list_change)
+        case ObjectChange():
+            change = to.object_change
+            change.id, change.otype = message.id, message.otype
+            change.before, change.after = message.before, message.after
+            if message.data is None:
+                change.data_left_out = True
+            else:
+                change.data = message.data
         case ObjectInvalidation():
-            return pb.Message(object_invalidation=pb.ObjectInvalidation(id=message.id, version=message.version))
+            to.object_invalidation.id, to.object_invalidation.version = message.id, message.version
         case ListInvalidation():
-            invalidation = pb.ListInvalidation(id1=message.id1, atype=message.atype, version=message.version)
-            return pb.Message(list_invalidation=invalidation)
+            listed = to.list_invalidation
+            listed.id1, listed.atype, listed.version = message.id1, message.atype, message.version
         case ShardInvalidation(otypes=otypes, atypes=atypes):
-            return pb.Message(shard_invalidation=pb.ShardInvalidation(otypes=otypes, atypes=atypes))
+            to.shard_invalidation.SetInParent()  # both may be empty: everything
+            to.shard_invalidation.otypes.extend(otypes)
+            to.shard_invalidation.atypes.extend(atypes)
 
 
 def message_from_pb(message: pb.Message, shard: int) -> Message:
@@ -106,26 +107,26 @@ def message_from_pb(message: pb.Message, shard: int) -> Message:
             raise ProtocolError("a maintenance message is of a kind that this version does not know")
 
 
-def _list_change_to_pb(change: ListChange) -> pb.ListChange:
-    return pb.ListChange(
-        id1=change.id1,
-        atype=change.atype,
-        before=change.before,
-        after=change.after,
-        count=change.count,
-        gone_id2s=[edge.id2 for edge in change.gone],
-        gone_times=[edge.time for edge in change.gone],
-        put_id2s=[edge.id2 for edge in change.put],
-        put_times=[edge.time for edge in change.put],
-        put_data=[edge.data for edge in change.put] if any(edge.data for edge in change.put) else (),
-    )
+def _write_list_change(change: ListChange, to: pb.ListChange) -> None:
+    to.id1, to.atype, to.count = change.id1, change.atype, change.count
+    to.before, to.after = change.before, change.after
+    if change.gone:
+        to.gone_id2s.extend([edge.id2 for edge in change.gone])
+        to.gone_times.extend([edge.time for edge in change.gone])
+    if change.put:
+        to.put_id2s.extend([edge.id2 for edge in change.put])
+        to.put_times.extend([edge.time for edge in change.put])
+        data = [edge.data for edge in change.put]
+        if any(data):
+            to.put_data.extend(data)
 
 
 def _list_change_from_pb(change: pb.ListChange) -> ListChange:
-    put_data = change.put_data or [b""] * len(change.put_id2s)
-    if len(change.gone_id2s) != len(change.gone_times) or not (
-        len(change.put_id2s) == len(change.put_times) == len(put_data)
-    ):
+    # Copied once: each look at a column of protobuf costs as much as the copy of a short one.
+    gone_id2s, gone_times = change.gone_id2s[:], change.gone_times[:]
+    put_id2s, put_times = change.put_id2s[:], change.put_times[:]
+    put_data = change.put_data[:] or [b""] * len(put_id2s)
+    if len(gone_id2s) != len(gone_times) or not (len(put_id2s) == len(put_times) == len(put_data)):
         raise ProtocolError(f"the columns of a change of list ({change.id1}, {change.atype}) differ in length")
     return ListChange(
         change.id1,
@@ -133,18 +134,24 @@ def _list_change_from_pb(change: pb.ListChange) -> ListChange:
         change.before,
         change.after,
         change.count,
-        tuple(map(GoneEdge, change.gone_id2s, change.gone_times)),
-        tuple(map(Edge, change.put_id2s, change.put_times, put_data)),
+        tuple(map(GoneEdge, gone_id2s, gone_times)) if gone_id2s else (),
+        tuple(map(Edge, put_id2s, put_times, put_data)),
     )
 
 
 def shard_messages_to_pb(messages: ShardMessages) -> pb.ShardMessages:
     """Convert the messages of one shard, oldest first."""
-    return pb.ShardMessages(
-        shard=messages.shard,
-        version_epoch=messages.version_epoch,
-        messages=map(message_to_pb, messages.messages),
-    )
+    converted = pb.ShardMessages()
+    write_shard_messages(messages, converted)
+    return converted
+
+
+def write_shard_messages(messages: ShardMessages, to: pb.ShardMessages) -> None:
+    """Convert the messages of one shard, oldest first, into an empty message."""
+    to.shard, to.version_epoch = messages.shard, messages.version_epoch
+    add = to.messages.add
+    for message in messages.messages:
+        _write_message(message, add())
 
 
 def shard_messages_from_pb(messages: pb.ShardMessages) -> ShardMessages:
@@ -160,13 +167,14 @@ def shard_messages_from_pb(messages: pb.ShardMessages) -> ShardMessages:
 
 def position_to_pb(position: Position) -> pb.Position:
     """Convert a position in a shard's stream."""
-    return pb.Position(
-        shard=position.shard,
-        stream=position.stream,
-        sequence=position.sequence,
-        source=position.source,
-        reached=position.reached,
-    )
+    converted = pb.Position()
+    _write_position(position, converted)
+    return converted
+
+
+def _write_position(position: Position, to: pb.Position) -> None:
+    to.shard, to.stream, to.sequence = position.shard, position.stream, position.sequence
+    to.source, to.reached = position.source, position.reached
 
 
 def subscribe_to_pb(subscriber: str, positions: Iterable[Position], series: int) -> pb.Request:
@@ -174,17 +182,11 @@ def subscribe_to_pb(subscriber: str, positions: Iterable[Position], series: int)
     cost as much again: a server that starts subscribes thousands of shards, all of them from the beginning."""
     request = pb.Request()
     subscribe = request.subscribe
-    subscribe.subscriber, subscribe.series = subscriber, series
+    subscribe.subscriber, subscribe.series, subscribe.takes_repeats = subscriber, series, True
     add = subscribe.positions.add
     for position in positions:
         if position.stream or position.source or position.sequence or position.reached:
-            add(
-                shard=position.shard,
-                stream=position.stream,
-                sequence=position.sequence,
-                source=position.source,
-                reached=position.reached,
-            )
+            _write_position(position, add())
         else:
             add(shard=position.shard)
     return request
@@ -207,23 +209,21 @@ def span_from_pb(span: pb.Span) -> Span:
 
 def delivery_to_pb(delivery: Delivery) -> pb.Delivery:
     """Convert a delivery, which is acknowledged as one unit."""
-    return pb.Delivery(
+    converted = pb.Delivery(
         delivery_number=delivery.number,
-        shards=[
-            pb.ShardDelivery(
-                position=position_to_pb(shard.position),
-                reset=shard.reset,
-                messages=None if shard.messages is None else shard_messages_to_pb(shard.messages),
-                continued=shard.continued,
-            )
-            for shard in delivery.shards
-        ],
         refused_shards=delivery.refused,
         proven_databases=[database for database, _ in delivery.proven],
         proven_unix_ms=[unix_ms for _, unix_ms in delivery.proven],
         reached_sources=[source for source, _ in delivery.reached],
         reached_numbers=[number for _, number in delivery.reached],
     )
+    for shard in delivery.shards:
+        part = converted.shards.add(reset=shard.reset, continued=shard.continued, repeated=shard.repeated)
+        _write_position(shard.position, part.position)
+        if shard.messages is not None:
+            part.messages.SetInParent()
+            write_shard_messages(shard.messages, part.messages)
+    return converted
 
 
 def delivery_from_pb(delivery: pb.Delivery) -> Delivery:
@@ -235,6 +235,7 @@ def delivery_from_pb(delivery: pb.Delivery) -> Delivery:
                 shard.reset,
                 shard_messages_from_pb(shard.messages) if shard.HasField("messages") else None,
                 shard.continued,
+                shard.repeated,
             )
             for shard in delivery.shards
         ]

@@ -48,6 +48,17 @@ class Leader:
         self.spool = None if disk is None else MemorySpool(disk)
         self.publisher = Publisher(SETTINGS, f"run-{next(RUNS)}", DATABASE_OF.__getitem__, self.spool, self._later)
         self.generations = count(1)
+        self.committed: dict[tuple[int, int], ShardMessages] = {}
+        """By shard and number: the messages of its own commits that no relay has named yet."""
+
+    def commit(self, shard: int, number: int) -> None:
+        messages = self.committed[shard, number] = ShardMessages(shard, 1, _messages(shard, number))
+        self.publisher.publish(messages)
+
+    def relayed(self, shard: int, number: int) -> ShardMessages:
+        """Return the messages of a transaction that a relay names, or contains."""
+        found = self.committed.pop((shard, number), None)
+        return found or ShardMessages(shard, 1, _messages(shard, number))
 
     def open(self, shards: Sequence[int]) -> None:
         for shard in shards:
@@ -164,15 +175,19 @@ class ContinuationMachine(RuleBasedStateMachine):
             wire = follower.wires[name] = deque()
             shards = [shard for shard in SHARDS if self.home[shard] == name]
             positions = follower.inbox.positions_for(shards)
-            subscriber = str(self.followers.index(follower))
-            follower.subscriptions[name] = self.leaders[name].publisher.subscribe(subscriber, positions, wire.append)
+            index = self.followers.index(follower)
+            publisher = self.leaders[name].publisher
+            # One follower is of a version that knows nothing of repeats.
+            subscription = publisher.subscribe(str(index), positions, wire.append, takes_repeats=not index)
+            follower.subscriptions[name] = subscription
 
     def relay_queued(self, shard: int, most: int) -> None:
         """Send one relay of a shard."""
         tailer = self.tailer_of[shard]
         queue = tailer.queued[shard]
         parts = [queue[at] for at in range(min(most, len(queue)))]
-        self.relay(tailer, shard, [(ShardMessages(shard, 1, _messages(shard, number)), span) for number, span in parts])
+        leader = self.leaders[self.home[shard]]
+        self.relay(tailer, shard, [(leader.relayed(shard, number), span) for number, span in parts])
         for _ in parts:
             tailer.continuity.acknowledge(queue.popleft()[1])
 
@@ -232,8 +247,7 @@ class ContinuationMachine(RuleBasedStateMachine):
                 changed = sorted(set(shards) & set(tailer.shards))
                 tailer.binlog.append(tuple(changed))
                 for shard in changed if quick else ():
-                    messages = ShardMessages(shard, 1, _messages(shard, len(tailer.binlog)))
-                    self.leaders[self.home[shard]].publisher.publish(messages)
+                    self.leaders[self.home[shard]].commit(shard, len(tailer.binlog))
 
     @rule(shard=st.sampled_from(SHARDS), most=st.integers(1, 9))
     def tailer_tells(self, shard: int, most: int) -> None:

@@ -1389,8 +1389,11 @@ class Subscribe(_message.Message):
     SUBSCRIBER_FIELD_NUMBER: _builtins.int
     POSITIONS_FIELD_NUMBER: _builtins.int
     SERIES_FIELD_NUMBER: _builtins.int
+    TAKES_REPEATS_FIELD_NUMBER: _builtins.int
     subscriber: _builtins.str
     series: _builtins.int
+    takes_repeats: _builtins.bool
+    """the subscriber knows of `ShardDelivery.repeated`"""
     @_builtins.property
     def positions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Position]: ...
     def __init__(
@@ -1399,10 +1402,11 @@ class Subscribe(_message.Message):
         subscriber: _builtins.str = ...,
         positions: _abc.Iterable[Global___Position] | None = ...,
         series: _builtins.int = ...,
+        takes_repeats: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["positions", b"positions", "series", b"series", "subscriber", b"subscriber"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["positions", b"positions", "series", b"series", "subscriber", b"subscriber", "takes_repeats", b"takes_repeats"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1498,10 +1502,13 @@ class ShardDelivery(_message.Message):
     RESET_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
     CONTINUED_FIELD_NUMBER: _builtins.int
+    REPEATED_FIELD_NUMBER: _builtins.int
     reset: _builtins.bool
     """the leader cannot continue from the position named: drop the shard first"""
     continued: _builtins.bool
     """another stream, which goes on from where the subscriber has been told in the source"""
+    repeated: _builtins.int
+    """so many messages up to the position are not here: each was sent in the stream before"""
     @_builtins.property
     def position(self) -> Global___Position:
         """after these messages"""
@@ -1515,10 +1522,11 @@ class ShardDelivery(_message.Message):
         reset: _builtins.bool = ...,
         messages: Global___ShardMessages | None = ...,
         continued: _builtins.bool = ...,
+        repeated: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "position", b"position"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["continued", b"continued", "messages", b"messages", "position", b"position", "reset", b"reset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continued", b"continued", "messages", b"messages", "position", b"position", "repeated", b"repeated", "reset", b"reset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

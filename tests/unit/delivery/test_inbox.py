@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from tao.delivery.inbox import Inbox
 from tao.model.changes import ObjectInvalidation, ShardMessages
 from tao.model.delivery import Delivery, Position, ShardDelivery
@@ -44,6 +46,28 @@ def test_messages_received_before_are_skipped() -> None:
     assert versions(inbox.receive(Delivery(3, (run(8, 70, 80),))).messages) == [80]
     assert versions(inbox.receive(Delivery(4, (run(6, 60),))).messages) == []
     assert inbox.positions_for([1]) == [Position(1, "s", 8)]
+
+
+def repeated(sequence: int, repeats: int, *versions: int) -> ShardDelivery:
+    return msgspec.structs.replace(run(sequence, *versions), repeated=repeats)
+
+
+def test_repeats_that_are_left_out_count_as_received() -> None:
+    inbox = subscribed()
+    received = inbox.receive(Delivery(2, (repeated(8, 2, 80),)))
+    assert (versions(received.messages), received.gaps) == ([80], [])
+    assert inbox.positions_for([1]) == [Position(1, "s", 8)]
+
+
+def test_a_message_that_is_missing_before_repeats_is_a_gap() -> None:
+    assert subscribed().receive(Delivery(2, (repeated(9, 2, 90),))).gaps == [1]
+
+
+def test_of_a_run_with_repeats_nothing_is_skipped() -> None:
+    inbox = subscribed()
+    inbox.receive(Delivery(2, (run(7, 60, 70),)))
+    assert versions(inbox.receive(Delivery(3, (repeated(9, 1, 60, 70, 90),))).messages) == [60, 70, 90]
+    assert inbox.positions_for([1]) == [Position(1, "s", 9)]
 
 
 def test_a_missing_message_resets_the_shard_and_reports_a_gap() -> None:

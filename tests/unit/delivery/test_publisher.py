@@ -432,3 +432,69 @@ def test_a_proof_that_no_longer_holds_when_it_is_due_is_not_delivered() -> None:
     publisher.forget_proofs([1])
     timers.pass_time(3)
     assert not any(each.proven for each in deliveries)
+
+
+def test_a_repeat_counts_in_the_next_delivery_without_being_in_it() -> None:
+    publisher = leader(3)
+    deliveries: list[Delivery] = []
+    publisher.subscribe("f", [Position(3)], deliveries.append, takes_repeats=True)
+    committed = batch(3, 10)
+    publisher.publish(committed)
+    before = len(deliveries)
+    publisher.publish(committed)
+    assert len(deliveries) == before
+    publisher.publish(batch(3, 11))
+    (part,) = deliveries[-1].shards
+    assert (part.position.sequence, part.repeated) == (3, 1)
+    assert messages_of(deliveries) == [message(3, 10), message(3, 11)]
+
+
+def test_an_equal_message_is_no_repeat() -> None:
+    publisher = leader(3)
+    deliveries: list[Delivery] = []
+    publisher.subscribe("f", [Position(3)], deliveries.append, takes_repeats=True)
+    publisher.publish(batch(3, 10))
+    publisher.publish(batch(3, 10))
+    assert messages_of(deliveries) == [message(3, 10), message(3, 10)]
+
+
+@pytest.mark.parametrize("position", [Position(3), Position(3, "run-1/1", 1)])
+def test_a_subscriber_that_joins_after_a_message_receives_its_repeat(position: Position) -> None:
+    publisher = leader(3)
+    committed = batch(3, 10)
+    publisher.publish(committed)
+    deliveries: list[Delivery] = []
+    publisher.subscribe("f", [position], deliveries.append, takes_repeats=True)
+    publisher.publish(committed)
+    assert messages_of(deliveries) == [message(3, 10)]
+
+
+def test_a_subscriber_that_knows_no_repeats_receives_them() -> None:
+    publisher = leader(3)
+    deliveries: list[Delivery] = []
+    publisher.subscribe("f", [Position(3)], deliveries.append)
+    committed = batch(3, 10)
+    publisher.publish(committed)
+    publisher.publish(committed)
+    assert messages_of(deliveries) == [message(3, 10), message(3, 10)]
+
+
+def test_a_message_is_no_repeat_of_one_that_has_been_evicted() -> None:
+    publisher = leader(3)
+    deliveries: list[Delivery] = []
+    committed = batch(3, 10)
+    publisher.publish(committed)
+    publisher.publish(batch(3, *range(11, 19)))
+    assert not publisher.has_published(committed)
+    publisher.subscribe("f", [Position(3, "run-1/1", 9)], deliveries.append, takes_repeats=True)
+    publisher.publish(committed)
+    assert messages_of(deliveries) == [message(3, 10)]
+
+
+def test_messages_are_not_repeated_across_streams() -> None:
+    publisher = leader(3)
+    committed = batch(3, 10)
+    publisher.publish(committed)
+    publisher.close_shard(3)
+    publisher.open_shard(3, generation=2, version_epoch=1)
+    assert not publisher.has_published(committed)

@@ -351,6 +351,20 @@ async def test_a_leader_enters_its_own_messages_where_a_relay_names_them(make_ri
     assert [committed.find(SOURCE, number, 0) is not None for number in (1, 2, 3)] == [False, True, False]
 
 
+@pytest.mark.parametrize("is_taken_again", [False, True])
+async def test_a_leader_applies_a_commit_of_its_own_once_in_a_generation(
+    make_rig: Callable[[], Rig], is_taken_again: bool
+) -> None:
+    rig = make_rig()
+    (batch,) = kept(rig, 1)
+    rig.publisher.publish(batch)
+    if is_taken_again:
+        rig.publisher.open_shard(0, 2, 1)
+    rig.relay(Relay(references=(named(1),), source="db1"))
+    assert rig.story.count("applied") == is_taken_again
+    assert rig.story[-1] == "delivered"
+
+
 async def test_nothing_of_a_relay_is_entered_while_some_of_it_is_missing(make_rig: Callable[[], Rig]) -> None:
     rig = make_rig()
     kept(rig, 1, 3)

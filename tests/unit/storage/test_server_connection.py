@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
+import aiomysql
 import pymysql.err
 import pytest
 from pymysql.converters import decoders
@@ -51,6 +52,26 @@ class Driver:
 
     def close(self) -> None:
         self.closed = True
+
+
+@pytest.mark.parametrize(
+    ("value", "literal"),
+    [
+        (7, "7"),
+        (b"", "_binary''"),
+        (b"a'b", "_binary'a\\'b'"),
+        ([1, -2], "(1,-2)"),
+        ([b"x"], "('x')"),
+        (None, "NULL"),
+    ],
+)
+async def test_values_are_written_as_the_driver_writes_them(value: object, literal: str) -> None:
+    driver = Driver()
+    sent: list[bytes] = []
+    driver.transport.write = sent.append  # type: ignore[method-assign, assignment]  # only this test looks at it
+    driver.escape = aiomysql.Connection(charset="utf8mb4").escape  # type: ignore[method-assign]
+    ServerConnection(driver).send("SELECT %s", [value])
+    assert sent[0][5:].decode() == f"SELECT {literal}"
 
 
 def soon() -> float:

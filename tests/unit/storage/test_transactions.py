@@ -33,6 +33,7 @@ class NextSession(DatabaseSession):
         self, sql: str, arguments: object = (), *, deadline: float, results: list[list[Row]] | None = None
     ) -> list[list[Row]]:
         self.ran.append(sql)
+        self.committed_gtid = None
         if "COMMIT" in sql and results is not None:
             results += self.commits.pop(0)
             if len(results) < 2:
@@ -132,6 +133,19 @@ async def test_a_commit_without_effect_does_not_return_the_gtid_of_a_heartbeat_b
     session.last_gtid = "0-1-8"
     session.commits = [[[], [("0-1-8",)]]]
     assert await commit(pool) == ""
+
+
+async def test_the_gtid_before_a_transaction_is_asked_for_only_after_other_statements() -> None:
+    pool = Lender(None)
+    session = pool.sessions[0]
+    pool.lent = iter([session] * 3)
+    session.commits = [[[], [("0-1-7",)]], [[], [("0-1-7",)]], [[], [("0-1-8",)]]]
+    assert [await commit(pool), await commit(pool)] == ["0-1-7", ""]
+    assert session.ran[2] == "START TRANSACTION"
+    session.last_gtid = "0-1-8"
+    await session.run("START TRANSACTION; INSERT INTO heartbeat; COMMIT", deadline=0)
+    assert await commit(pool) == ""
+    assert session.ran[-2] == "START TRANSACTION; SELECT @@last_gtid"
 
 
 async def test_a_connection_lost_after_the_answer_to_commit_leaves_only_the_gtid_unknown() -> None:

@@ -1,0 +1,140 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=False
+"""The compiled implementation of `tao.storage.rows_python`, which specifies it: the same rows of the same bytes."""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.list cimport PyList_Append, PyList_GET_SIZE
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM
+from libc.stdint cimport uint64_t
+
+from tao.storage.rows_python import broken_row
+
+cdef enum:
+    HEADER_BYTES = 4
+    WHOLE = 0xFFFFFF
+    OK = 0
+    END = 0xFE
+    ERROR = 0xFF
+    MORE_RESULTS = 8
+    NO_VALUE = 251
+    MOST_DIGITS = 18
+
+cdef PyObject *INT = <PyObject *>int
+
+
+cdef object number_of(const unsigned char *at, Py_ssize_t length):
+    """Make a number of ASCII digits, as `int` does."""
+    cdef uint64_t value = 0
+    cdef Py_ssize_t index = 0
+    cdef bint negative = length > 0 and at[0] == c"-"
+    if negative:
+        index = 1
+    if length == index or length - index > MOST_DIGITS:
+        return int(PyBytes_FromStringAndSize(<const char *>at, length))
+    while index < length:
+        if at[index] < c"0" or at[index] > c"9":
+            return int(PyBytes_FromStringAndSize(<const char *>at, length))
+        value = value * 10 + (at[index] - c"0")
+        index += 1
+    return -<long long>value if negative else <long long>value
+
+
+cdef inline Py_ssize_t width_after(unsigned char first):
+    """Return the bytes of a length after its first byte; -1 for one that begins no length."""
+    if first < NO_VALUE:
+        return 0
+    return 2 if first == 252 else 3 if first == 253 else 8 if first == 254 else -1
+
+
+cdef tuple row_of(const unsigned char *at, const unsigned char *stop, tuple decoders):
+    cdef Py_ssize_t column, width, place, columns = PyTuple_GET_SIZE(decoders)
+    cdef uint64_t length
+    cdef tuple row = PyTuple_New(columns)
+    cdef object value
+    cdef PyObject *decode
+    for column in range(columns):
+        if at >= stop:
+            raise broken_row()
+        length = at[0]
+        at += 1
+        decode = <PyObject *>PyTuple_GET_ITEM(decoders, column)
+        if length == NO_VALUE:
+            value = None
+        else:
+            if length > NO_VALUE:
+                width = width_after(<unsigned char>length)
+                if width < 0 or stop - at < width:
+                    raise broken_row()
+                length = 0
+                for place in range(width):
+                    length |= <uint64_t>at[place] << 8 * place
+                at += width
+            if length > <uint64_t>(stop - at):
+                raise broken_row()
+            if decode == INT:
+                value = number_of(at, length)
+            else:
+                value = PyBytes_FromStringAndSize(<const char *>at, length)
+                if decode != <PyObject *>None:
+                    value = (<object>decode)(value)
+            at += length
+        Py_INCREF(value)
+        PyTuple_SET_ITEM(row, column, value)
+    if at != stop:
+        raise broken_row()
+    return row
+
+
+def skip_columns(bytes data, Py_ssize_t at, int number, Py_ssize_t count):
+    """See `tao.storage.rows_python.skip_columns`."""
+    cdef const unsigned char *start = <const unsigned char *>PyBytes_AS_STRING(data)
+    cdef Py_ssize_t arrived = PyBytes_GET_SIZE(data), first, stop
+    while count:
+        first = at + HEADER_BYTES
+        if first >= arrived or start[at + 3] != (number + 1) & 0xFF or start[first] == ERROR or start[at + 2]:
+            break
+        stop = first + (start[at] | start[at + 1] << 8)
+        if stop == first or stop > arrived:
+            break
+        number = start[at + 3]
+        count -= 1
+        at = stop
+    return at, number, count
+
+
+def parse_done(bytes data, Py_ssize_t at, int number):
+    """See `tao.storage.rows_python.parse_done`."""
+    cdef const unsigned char *start = <const unsigned char *>PyBytes_AS_STRING(data)
+    cdef Py_ssize_t arrived = PyBytes_GET_SIZE(data), first = at + HEADER_BYTES, stop, place, width
+    if first >= arrived or start[first] != OK or start[at + 2]:
+        return None
+    stop = first + (start[at] | start[at + 1] << 8)
+    if stop > arrived or start[at + 3] != (number + 1 if number >= 0 else 1) & 0xFF:
+        return None
+    place = first + 1
+    for _ in range(2):
+        width = width_after(start[place]) if place < stop else -1
+        if width < 0:
+            return None
+        place += 1 + width
+    return None if place + 2 > stop else (stop, start[at + 3], bool(start[place] & MORE_RESULTS))
+
+
+def parse_rows(bytes data, Py_ssize_t at, int number, list rows, Py_ssize_t limit, tuple decoders):
+    """See `tao.storage.rows_python.parse_rows`."""
+    cdef const unsigned char *start = <const unsigned char *>PyBytes_AS_STRING(data)
+    cdef Py_ssize_t arrived = PyBytes_GET_SIZE(data), first, length
+    while PyList_GET_SIZE(rows) < limit:
+        first = at + HEADER_BYTES
+        if first > arrived:
+            break
+        length = start[at] | start[at + 1] << 8 | start[at + 2] << 16
+        if not 0 < length < WHOLE or first + length > arrived:
+            break
+        if start[at + 3] != (number + 1) & 0xFF or start[first] >= END:
+            break
+        PyList_Append(rows, row_of(start + first, start + first + length, decoders))
+        number = start[at + 3]
+        at = first + length
+    return at, number
