@@ -59,7 +59,7 @@ class Server:
         if any(table in sql for table in self.refused_tables):
             raise OperatorError("refused")
         numbers = [int(text.partition("SELECT ")[2].partition(",")[0]) for text in rows_sql.split(" UNION ALL ")]
-        masters, shards = values[::2], [number >> SHARD_SHIFT for number in values[1::2]]
+        masters, shards = values[::2], [ids[0] >> SHARD_SHIFT for ids in values[1::2]]
         assert set(masters) == {"db"}, "each part asks whether its shard's row names the server"
         found = zip(numbers, shards, strict=True)
         rows = [(number, shard) for number, shard in found if not self._lacks(shard)]
