@@ -168,7 +168,8 @@ class Inbox:
         shard = position.shard
         run = part.messages.messages if part.messages is not None else ()
         start = position.sequence - part.repeated - len(run)
-        new_stream = part.reset or (part.continued and position.stream != held.stream)
+        # Within one stream as well: what lies between was left out as repeats, and has left the leader's log since.
+        new_stream = part.reset or part.continued
         if part.reset:
             outcomes[shard] = _Outcome(reset=True)
         elif not held.stream:

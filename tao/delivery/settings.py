@@ -55,8 +55,8 @@ class DeliverySettings:
     """Shards of one subscriber that are read from the spool concurrently, one delivery of each: bounds memory."""
 
     committed_bytes: int = 16 << 20
-    """Estimated size of the messages of own commits that wait for the tailer to come to them: ten times what a leader
-    commits in the tenth of a second that they usually wait. The oldest make room, and the tailer decodes them."""
+    """Estimated size of the messages of own commits that wait for the tailer to come to them: four times what a leader
+    commits in the quarter of a second that they usually wait. The oldest make room, and the tailer decodes them."""
 
     committed_seconds: float = 30.0
     """Messages of own commits are dropped after this time. A tailer that is further behind is away or catches up, and

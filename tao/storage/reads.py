@@ -125,6 +125,11 @@ class _HeldRows:
                 "later, or ask for less at a time"
             )
 
+    @property
+    def is_most(self) -> bool:
+        """Return whether these rows are at least half of what all reads may hold."""
+        return self.size_bytes >= self._store.max_held_bytes // 2
+
     def release(self) -> None:
         """Forget the rows."""
         self._store.held_bytes -= self.size_bytes
@@ -315,7 +320,7 @@ class MySqlReadStore(ReadStore):
                 job.on_read(places, error)
                 return
         except Overloaded as error:
-            if len(places) == 1 or held.size_bytes < self.max_held_bytes // 2:
+            if len(places) == 1 or not held.is_most:
                 job.on_read(places, error)
                 return
             apart = [[place] for place in places]  # together they are too many bytes, whatever other reads hold
@@ -489,17 +494,34 @@ class _ReadAtOnce:
 
     def begin(self) -> None:
         """Send the next statement, or end after the last one."""
+        try:
+            statement = self._next_statement()
+            if statement is not None:
+                self._session.begin_stream(
+                    statement.sql,
+                    statement.values,
+                    self._receive,
+                    self._take_end,
+                    deadline=self._job.deadline,
+                    columns=COLUMNS,
+                )
+                return
+        except TaoError as error:  # the schema may have changed between two statements
+            self._end(error)
+            return
+        except Exception as error:
+            _logger.exception("a statement of a read could not be made")
+            self._end(InternalError(f"a statement could not be made: {error}"))
+            return
+        self._end(None)
+
+    def _next_statement(self) -> Statement | None:
         statement = next(self._statements, None)
         if statement is None:
             self._plan.go_on()
             self._statements = iter(self._plan.statements)
             statement = next(self._statements, None)
-            if statement is None:
-                self._end(None)
-                return
-        self._session.begin_stream(
-            statement.sql, statement.values, self._receive, self._take_end, deadline=self._job.deadline, columns=COLUMNS
-        )
+        return statement
 
     def _take_end(self, error: TaoError | None) -> None:
         if error is None:
@@ -512,7 +534,7 @@ class _ReadAtOnce:
         try:
             if error is None:
                 job.report_answers(self._server, places, self._plan)
-            elif not _may_mend(error, job, places):
+            elif not self._may_mend(error):
                 job.on_read(places, error)
         except Exception:
             _logger.exception("the answers of a read could not be delivered")
@@ -520,12 +542,13 @@ class _ReadAtOnce:
             self._held.release()
             self._on_end(error)
 
-
-def _may_mend(error: TaoError, job: _ReadJob, places: Sequence[int]) -> bool:
-    """Return whether the queries of a read that has failed may be answered on another connection, or one by one."""
-    if isinstance(error, OperatorError):
-        return len(job.by_shard_of(places)) > 1
-    return isinstance(error, ConnectionLost) or (isinstance(error, Overloaded) and len(places) > 1)
+    def _may_mend(self, error: TaoError) -> bool:
+        """Return whether the queries of a read that has failed may be answered on another connection, or one by one."""
+        if isinstance(error, OperatorError):
+            return len(self._job.by_shard_of(self._places)) > 1
+        if isinstance(error, Overloaded):
+            return len(self._places) > 1 and self._held.is_most
+        return isinstance(error, ConnectionLost)
 
 
 def _counted(plan: ReadPlan, held: _HeldRows) -> Callable[[list[Row]], None]:

@@ -86,7 +86,7 @@ cdef tuple row_of(const unsigned char *at, const unsigned char *stop, tuple deco
     return row
 
 
-def skip_columns(bytes data, Py_ssize_t at, int number, Py_ssize_t count):
+def skip_columns(bytes data not None, Py_ssize_t at, int number, Py_ssize_t count):
     """See `tao.storage.rows_python.skip_columns`."""
     cdef const unsigned char *start = <const unsigned char *>PyBytes_AS_STRING(data)
     cdef Py_ssize_t arrived = PyBytes_GET_SIZE(data), first, stop
@@ -103,7 +103,7 @@ def skip_columns(bytes data, Py_ssize_t at, int number, Py_ssize_t count):
     return at, number, count
 
 
-def parse_done(bytes data, Py_ssize_t at, int number):
+def parse_done(bytes data not None, Py_ssize_t at, int number):
     """See `tao.storage.rows_python.parse_done`."""
     cdef const unsigned char *start = <const unsigned char *>PyBytes_AS_STRING(data)
     cdef Py_ssize_t arrived = PyBytes_GET_SIZE(data), first = at + HEADER_BYTES, stop, place, width
@@ -121,7 +121,7 @@ def parse_done(bytes data, Py_ssize_t at, int number):
     return None if place + 2 > stop else (stop, start[at + 3], bool(start[place] & MORE_RESULTS))
 
 
-def parse_rows(bytes data, Py_ssize_t at, int number, list rows, Py_ssize_t limit, tuple decoders):
+def parse_rows(bytes data not None, Py_ssize_t at, int number, list rows not None, Py_ssize_t limit, tuple decoders not None):
     """See `tao.storage.rows_python.parse_rows`."""
     cdef const unsigned char *start = <const unsigned char *>PyBytes_AS_STRING(data)
     cdef Py_ssize_t arrived = PyBytes_GET_SIZE(data), first, length

@@ -40,7 +40,7 @@ class ServerConnection(asyncio.Protocol):
         self._rows: list[Row] = []  # the rows of the result after those
         # the callbacks that take the rows of the answer, while no task waits for it
         self._on_rows: Callable[[list[Row]], None] | None = None
-        self._on_end: Callable[[Exception | None], None]
+        self._on_end: Callable[[Exception | None], None] = _ignore
         self._most_rows = 0
         self._is_resting = False  # until the next turn of the loop, after so many rows
         self._deadline = 0.0
@@ -180,8 +180,9 @@ class ServerConnection(asyncio.Protocol):
             self._loop.call_soon(self._go_on)
 
     def _end_rows(self, error: Exception | None) -> None:
-        self._on_rows = None
-        self._on_end(error)
+        on_end = self._on_end
+        self._on_rows, self._on_end = None, _ignore  # an idle connection keeps no answer
+        on_end(error)
 
     def close(self) -> None:
         """Close at once."""
@@ -259,6 +260,10 @@ class ServerConnection(asyncio.Protocol):
             self._waiter.set_exception(lost)
         elif self._on_rows is not None:
             self._end_rows(lost)
+
+
+def _ignore(_: Exception | None) -> None:
+    pass
 
 
 def _literal(value: object, escape: Callable[[object], str]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tao.delivery.inbox import Inbox
 from tao.delivery.publisher import Publisher
 from tao.delivery.settings import DeliverySettings
 from tao.model.changes import ObjectInvalidation, ShardMessages
@@ -188,3 +189,57 @@ def test_times_and_positions_are_proved_only_once_the_tailer_has_linked_every_sh
     leader.publisher.prove("db", 3_000, H, 50)
     leader.pass_time()
     assert len(deliveries) == before, "another leader may have received messages under a topology in between"
+
+
+class Follower:
+    """A subscriber of two shards of one leader, which takes what arrives when the test says so."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self._publisher = publisher
+        self._inbox = Inbox(lambda _: "db")
+        self._arrived: list[Delivery] = []
+
+    def connect(self) -> None:
+        self._inbox.begin_stream("leader")
+        self._inbox.suspend((1, 2))
+        positions = self._inbox.positions_for((1, 2))
+        self._subscription = self._publisher.subscribe("f", positions, self._arrived.append, takes_repeats=True)
+
+    def disconnect(self) -> None:
+        self._subscription.close()
+        self._arrived.clear()
+
+    def take(self) -> list[int]:
+        """Take what has arrived. Returns the shards that had to be reset."""
+        resets: list[int] = []
+        while self._arrived:
+            delivery = self._arrived.pop(0)
+            received = self._inbox.receive(delivery)
+            self._inbox.confirm("leader", received.confirmed)
+            self._inbox.prove("leader", delivery)
+            self._subscription.acknowledge(delivery.number)
+            resets += received.resets
+        return resets
+
+
+def test_an_idle_shard_stays_warm_whose_repeats_have_left_the_log() -> None:
+    publisher = Publisher(DeliverySettings(log_bytes_total=4_000), "run", lambda _: "db")
+    for shard in (1, 2):
+        publisher.open_shard(shard, 1, 1)
+    publisher.publish_relay([ShardMessages(1, 1, ()), ShardMessages(2, 1, ())], [Span(1, H, 0, 1), Span(2, H, 0, 1)])
+    follower = Follower(publisher)
+    follower.connect()
+    assert sorted(follower.take()) == [1, 2]
+    own = ShardMessages(1, 1, (ObjectInvalidation(1 << 47 | 1, 5),))
+    publisher.publish(own)
+    publisher.publish_relay([own], [Span(1, H, 1, 2)])  # a repeat, which is left out
+    publisher.prove("db", 10, H, 2)
+    assert follower.take() == []
+    for number in range(3, 200):
+        busy = ShardMessages(2, 1, (ObjectInvalidation(2 << 47 | number, number),))
+        publisher.publish_relay([busy], [Span(2, H, number - 1, number)])
+        assert follower.take() == []
+    publisher.prove("db", 20, H, 199)
+    follower.disconnect()
+    follower.connect()
+    assert follower.take() == []

@@ -10,6 +10,7 @@ import pytest
 from tao.model.errors import (
     DatabaseDown,
     DeadlineExceeded,
+    InternalError,
     InvalidArgument,
     OperatorError,
     Overloaded,
@@ -172,8 +173,7 @@ async def test_nothing_waits_for_a_session_or_a_server_that_is_down() -> None:
         (OperatorError("refused"), [0, 2], False),
         (OperatorError("refused"), [0], True),
         (DeadlineExceeded("late"), [0, 2], True),
-        (Overloaded("too many bytes"), [0, 0], False),
-        (Overloaded("too many bytes"), [0], True),
+        (Overloaded("too many bytes"), [0, 0], True),
     ],
 )
 async def test_an_error_is_reported_unless_another_connection_or_statement_may_do_better(
@@ -202,4 +202,37 @@ async def test_a_fault_of_the_one_who_asked_gives_everything_back() -> None:
     server.on_rows([row(query)])
     server.on_end(None)
     assert (read.ends, server.store.held_bytes, len(server.returned)) == (1, 0, 1)
+    assert Read(server, query).has_begun
+
+
+async def test_too_many_rows_together_are_read_one_by_one_and_those_of_other_reads_are_waited_for() -> None:
+    server, queries = Server(), (item(1), item(2))
+    read = Read(server, *queries)
+    with pytest.raises(Overloaded) as refused:
+        server.on_rows([row(query, bytes(2_500)) for query in queries])
+    server.on_end(refused.value)
+    assert (read.errors, read.ends) == ({}, 1), "its own rows are too many"
+
+
+@pytest.mark.parametrize("error", [UnknownType("the schema has changed"), LookupError("a bug of the planner")])
+async def test_a_second_statement_that_cannot_be_made_ends_the_read(error: Exception) -> None:
+    server, asked = Server(), 0
+
+    def tables(atype: int) -> str:
+        nonlocal asked
+        asked += 1
+        if asked > 1:
+            raise error
+        return _table_of(atype)
+
+    server.store.edge_tables = tables  # type: ignore[misc]
+    query = RangeQuery(item(1).id, 1, 0, 129)
+    read = Read(server, query)
+    server.on_rows([(0, 1, None, None, 7, 5_000, None)])
+    server.on_end(None)
+    assert asked == 2
+    reported = read.errors[0]
+    assert reported is error or isinstance(reported, InternalError)
+    assert (read.ends, server.store.held_bytes, server.returned) == (1, 0, [reported])
+    server.store.edge_tables = _table_of  # type: ignore[misc]
     assert Read(server, query).has_begun

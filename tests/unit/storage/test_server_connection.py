@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from types import SimpleNamespace
 
 import aiomysql
@@ -274,3 +276,25 @@ async def test_who_is_passed_rows_hears_of_the_end_once_however_it_comes() -> No
     silent = Passed(ServerConnection(Driver()), deadline=asyncio.get_running_loop().time() + 0.01)
     await silent.ended.wait()
     assert [type(end) for end in silent.ends] == [TimeoutError]
+
+
+async def test_an_idle_connection_keeps_nothing_of_its_last_answer() -> None:
+    class Asker:
+        pass
+
+    asker, connection = Asker(), ServerConnection(Driver())
+    kept, ended = weakref.ref(asker), asyncio.Event()
+
+    def take(_: object, asker: Asker = asker) -> None:
+        pass
+
+    def end(_: object, asker: Asker = asker) -> None:
+        ended.set()
+
+    connection.send("SELECT", ())
+    connection.pass_rows(take, end, 100, soon())
+    connection.data_received(_NUMBERS)
+    await ended.wait()
+    del asker, take, end
+    gc.collect()
+    assert kept() is None
