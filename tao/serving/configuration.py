@@ -110,6 +110,12 @@ class Configuration:
 
         self._begin_looking().add_done_callback(looked)
 
+    async def look_for(self, version: int, seconds: float) -> None:
+        """Do as `note_version`, and wait at most ``seconds`` for the document if it is being read."""
+        self.note_version(version)
+        if self._looking is not None:
+            await asyncio.wait((self._looking,), timeout=max(0.0, seconds))
+
     async def refresh_after_pause(self) -> bool:
         """Read the topology document as `refresh` does, in a read that has not begun before this call: one that was
         under way during a pause may have read a document that has been replaced meanwhile."""

@@ -83,6 +83,28 @@ async def test_a_version_that_a_peer_names_is_looked_for_at_once_and_then_after_
     await until_read_again()
 
 
+async def test_those_who_wait_for_a_version_share_the_looks_and_their_pauses() -> None:
+    looks = Looks()
+    configuration = Configuration(looks.document, SCHEMA, logger("test"), looks.load)
+    for _ in range(100):
+        await configuration.look_for(3, 30.0)  # which nobody can see
+    assert looks.count == 1
+
+    looks.document = make_topology(3)
+    while configuration.routes.version < 3:
+        await asyncio.gather(*(configuration.look_for(3, 30.0) for _ in range(10)), asyncio.sleep(0.001))
+    assert looks.count == 2
+
+
+async def test_who_waits_for_a_version_waits_no_longer_than_it_may() -> None:
+    async def load() -> Topology:
+        return await asyncio.get_running_loop().create_future()
+
+    configuration = Configuration(make_topology(2), SCHEMA, logger("test"), load)
+    await asyncio.wait_for(configuration.look_for(3, 0.001), 30)
+    await asyncio.wait_for(configuration.look_for(3, -1.0), 30)
+
+
 def test_a_compatible_schema_is_in_use_at_once(configuration: Configuration) -> None:
     heard: list[str] = []
     configuration.on_schema(lambda schema: heard.append(schema.version_hash))
