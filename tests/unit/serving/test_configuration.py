@@ -98,7 +98,8 @@ async def test_those_who_wait_for_a_version_share_the_looks_and_their_pauses() -
 
 async def test_who_waits_for_a_version_waits_no_longer_than_it_may() -> None:
     async def load() -> Topology:
-        return await asyncio.get_running_loop().create_future()
+        await asyncio.Event().wait()
+        raise AssertionError
 
     configuration = Configuration(make_topology(2), SCHEMA, logger("test"), load)
     await asyncio.wait_for(configuration.look_for(3, 0.001), 30)
