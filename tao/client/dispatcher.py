@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -79,6 +80,9 @@ class _Retry(NamedTuple):
     waiter: Waiter[Any]  # Any: the waiter of a read or of a write
     error: TaoError
 
+
+_Groups = deque[tuple[ServerQueue, list[int]]]
+"""Servers to send to, next one first, and the indexes of the waiting slots that each gets."""
 
 RefreshTopology = Callable[[int, ServerQueue], Awaitable[None]]
 """Fetches a topology of at least this version, from this server where necessary."""
@@ -325,13 +329,16 @@ class Dispatcher:
             if refused_versions:
                 await self._take_newer_topology(max(refused_versions), call.queue, deadline)
             slept = False
+            groups = _Groups()
             while waiting and self._loop.time() < deadline:
-                queue, indexes = self._next_group(call, waiting)
+                groups = groups or self._groups(call, waiting)
+                queue, indexes = groups.popleft()
                 if queue in tried and (not slept or queue.link.is_down):
                     slept, version = True, self.router.version
                     await self._pause_before(queue, call, self._least_pause_seconds(call, retries, attempt))
+                    groups.clear()  # after a pause, other servers may have the shards, or be well
                     if self.router.version != version:
-                        continue  # another server may have the shards now
+                        continue
                     if self._loop.time() >= deadline:
                         break
                 self.stats.retries += 1
@@ -344,16 +351,15 @@ class Dispatcher:
             for each in waiting.values():
                 self._fail(each.waiter, each.error)
 
-    def _next_group(self, call: AnyCall, waiting: Mapping[int, _Retry]) -> tuple[ServerQueue, list[int]]:
-        """Return the server to send to next, and the indexes of the waiting slots that it gets. Servers that were tried
-        before come last, since they are given a pause first, and those that are down after them, since a read may wait
-        long for one."""
+    def _groups(self, call: AnyCall, waiting: Mapping[int, _Retry]) -> _Groups:
+        """Route the waiting slots. Servers that were tried before come last, since they are given a pause first, and
+        those that are down after them, since a read may wait long for one."""
         tried = call.attempt.tried
         indexes_by_queue: dict[ServerQueue, list[int]] = {}
         for index, each in waiting.items():
             queue = self.router.next(call.shard_of(each.slot), tried)
             indexes_by_queue.setdefault(queue, []).append(index)
-        return min(indexes_by_queue.items(), key=lambda item: (item[0] in tried, item[0].link.is_down))
+        return _Groups(sorted(indexes_by_queue.items(), key=lambda item: (item[0] in tried, item[0].link.is_down)))
 
     async def _take_newer_topology(self, version: int, queue: ServerQueue, deadline: float) -> None:
         """Fetch the topology by which a server has refused queries, if it is newer than the one in use. A server that

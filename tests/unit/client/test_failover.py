@@ -18,6 +18,8 @@ from tao.client import (
     TaoError,
     Unavailable,
 )
+from tao.client.router import Router
+from tao.client.server_queues import ServerQueue
 from tao.model.errors import AnswerFull, DatabaseDown, DatabaseFull
 from tao.model.graph import encode_object
 from tao.routing.budgets import RetrySettings
@@ -26,7 +28,7 @@ from tao.topology.edits import mark_server
 from tao.wire.convert import error_to_pb
 from tao.wire.session import AnswerHandler
 from tao.wire.v1 import session_pb2 as pb
-from tests.unit.client.fakes import Behaviour, FakeCluster, FakeLink, failing, make_id, make_topology, until
+from tests.unit.client.fakes import SHARDS, Behaviour, FakeCluster, FakeLink, failing, make_id, make_topology, until
 
 QUICK = ClientSettings(retry_backoff_seconds=0.001)
 NO_RETRIES = RetrySettings(share=0, burst=1, per_second=0)
@@ -175,6 +177,28 @@ async def test_not_mine_fetches_the_newer_topology_and_follows_it(cluster: FakeC
         assert cluster.batches("near-2")[0].topology_version == 2
         fetches = [sent for sent in cluster.link("near-1").sent if sent.HasField("get_topology")]
         assert len(fetches) <= 2  # one to connect, when this was the follower asked, and one now
+
+
+async def test_the_queries_of_a_refused_batch_are_routed_once_however_many_servers_they_go_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    routed: list[int] = []
+    route = Router.next
+
+    def counted(router: Router, shard: int, tried: tuple[ServerQueue, ...]) -> ServerQueue:
+        routed.append(shard)
+        return route(router, shard, tried)
+
+    cluster = FakeCluster(make_topology(far=()))
+    async with await cluster.connect(QUICK) as graph:
+        others = tuple(f"near-{number}" for number in range(2, 10))
+        placed: dict[int, tuple[str, ...]] = {shard: (others[shard % len(others)],) for shard in range(SHARDS)}
+        cluster.topology = make_topology(version=2, near=others, far=(), moved=placed)
+        cluster.link("near-1").behaviour = failing(NotMine("moved", 2))
+        monkeypatch.setattr(Router, "next", counted)
+        await asyncio.gather(*(graph.obj_get(make_id(1, shard)) for shard in range(SHARDS)))
+        assert [len(cluster.batches(name)) for name in ("near-1", *others)] == [1] * 9
+        assert sorted(routed) == list(range(SHARDS))
 
 
 async def test_not_mine_of_a_server_with_an_older_topology_goes_to_another_server(cluster: FakeCluster) -> None:
