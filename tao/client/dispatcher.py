@@ -206,7 +206,7 @@ class Dispatcher:
 
     def _timeout_seconds(self, call: AnyCall) -> float:
         left = call.attempt.deadline - self._loop.time()
-        if isinstance(call, ReadCall) and self.router.has_standby and len(call.attempt.tried) == 1:
+        if isinstance(call, ReadCall) and self.router.has_standby and call.attempt.number == 1:
             return left * self._settings.first_attempt_share
         return left
 

@@ -449,6 +449,16 @@ async def test_the_first_of_several_servers_gets_a_share_of_the_time(cluster: Fa
         assert read <= 1.0 < write <= 2.0
 
 
+async def test_the_first_server_that_does_not_refuse_a_read_for_its_topology_gets_a_share_of_the_time(
+    cluster: FakeCluster,
+) -> None:
+    async with await cluster.connect() as graph:
+        cluster.link("near-1").behaviour = failing(NotMine("not yet", 0), times=1)
+        await graph.obj_get(1)
+        (timeout,) = [t for t in cluster.link("far-1").timeouts if t < 100]
+        assert timeout <= 1.0
+
+
 async def test_reads_spread_over_clones_and_writes_go_to_the_home() -> None:
     cluster = FakeCluster(make_topology(near=("n1", "n2"), moved={0: ("n2", "n1")}))
     async with await cluster.connect() as graph:
