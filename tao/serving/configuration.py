@@ -45,6 +45,11 @@ _NOTED_PAUSES: Final = 9.0
 """The same as a multiple of what the look before took: a large document takes a tenth of a second."""
 
 
+_UNREAD_LOG_SECONDS: Final = 5.0
+"""Shortest pause between two lines in the log about a document that cannot be read: peers ask for it ten times a
+second."""
+
+
 class Configuration:
     """The current routes and schema, and the listeners and watching clients that are notified of newer ones."""
 
@@ -59,6 +64,7 @@ class Configuration:
         self._load: Final = load
         self._looking: asyncio.Future[bool] | None = None
         self._may_look_at = -inf
+        self._may_log_unread_at = -inf
         self.routes = Routes(topology)
         self.schema = schema
         self.access: Final = AccessControl(schema, log)
@@ -134,7 +140,10 @@ class Configuration:
         try:
             self.use_topology(await self._load())
         except TaoError as error:
-            self._log.warning("topology_refresh_failed", reason=error.message)
+            now = asyncio.get_running_loop().time()
+            if now >= self._may_log_unread_at:
+                self._may_log_unread_at = now + _UNREAD_LOG_SECONDS
+                self._log.warning("topology_refresh_failed", reason=error.message)
             return False
         return True
 
