@@ -17,14 +17,19 @@ from tao.wire.convert import error_from_pb
 from tao.wire.read_batch import QueryRow, encode_rows, row_at
 from tao.wire.v1 import session_pb2 as pb
 
+SkewedVersions = tuple[int, int]
+"""Two versions of the topology because of which a batch was refused: the client's and the server's."""
+
 
 class Attempt(NamedTuple):
     """The servers that a batch was sent to so far, the current one last, and the loop time by which the caller wants
-    its answer. ``number`` counts the attempts, but for those refused for another version of the topology."""
+    its answer. ``number`` counts the attempts, but for the ``refusals``: those that were refused for another version of
+    the topology, at no cost."""
 
     tried: tuple[ServerQueue, ...]
     deadline: float
     number: int = 1
+    refusals: tuple[SkewedVersions, ...] = ()
 
 
 class Failure(NamedTuple):

@@ -63,6 +63,14 @@ topology fetches the newer one at once."""
 _WATCH_DRAWS: Final = 4
 """Followers among which one that is not down is looked for; each that was never asked costs a link, so they are few."""
 
+_SKIPPED_SECONDS: Final = 5.0
+"""How long a version of the topology is not fetched again that could not be used: every query that it refuses would
+fetch the whole document."""
+
+_OLDER_SECONDS: Final = 0.25
+"""The same for a version whose server still sends an older one: it names the version of a leader, and reads that too in
+the meantime."""
+
 _MAX_BYTES_AT_ONCE: Final = 16 << 10
 """Size of the documents that the loop decodes and routes by itself, of some 70 servers: that takes less than ten ms,
 and a process of a small installation needs no thread for them."""
@@ -137,6 +145,7 @@ class ClientConfiguration:
         self._listener: ConfigurationListener | None = None
         self._watch_task: asyncio.Task[None] | None = None
         self._refresh_task: asyncio.Task[None] | None = None
+        self._fetched_in_vain: dict[int, float] = {}  # by version: the time until which it is not fetched again
         self._watched: tuple[pb.TopologyDocument, str] | None = None  # received by the watch, and not taken yet
         self._take_task: asyncio.Task[None] | None = None
 
@@ -201,11 +210,13 @@ class ClientConfiguration:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def refresh(self, version: int, queue: ServerQueue) -> None:
-        """Fetch the topology of a server, unless ours is of this version or newer. Concurrent calls share one fetch."""
-        if self.topology.version >= version:
+        """Fetch the topology of a server, unless ours is of this version or newer, or has been fetched in vain a moment
+        ago. Concurrent calls share one fetch."""
+        loop = asyncio.get_running_loop()
+        if self.topology.version >= version or loop.time() < self._fetched_in_vain.get(version, -math.inf):
             return
         if self._refresh_task is None:
-            self._refresh_task = asyncio.get_running_loop().create_task(self._fetch_topology(queue))
+            self._refresh_task = loop.create_task(self._fetch_topology(version, queue))
         await asyncio.shield(self._refresh_task)
 
     async def refresh_schema(self) -> None:
@@ -215,16 +226,23 @@ class ClientConfiguration:
         answer = await self._links.to(server).ask(request, self._settings.timeout_seconds)
         self._take_schema(answer.schema, server.name)
 
-    async def _fetch_topology(self, queue: ServerQueue) -> None:
+    async def _fetch_topology(self, version: int, queue: ServerQueue) -> None:
         try:
             request = pb.Request(get_topology=pb.GetTopology(region=self.region))
             answer = await queue.link.ask(request, self._settings.timeout_seconds)
             await self._take_topology(answer.topology, queue.server.name)
+            if self.topology.version < version:
+                self._note_in_vain(version, _SKIPPED_SECONDS if answer.topology.version >= version else _OLDER_SECONDS)
         except TaoError as error:
             # The query that was refused is retried all the same; the watch brings the document later.
             _logger.warning("the topology of %s could not be fetched: %s", queue.server.name, error.message)
         finally:
             self._refresh_task = None
+
+    def _note_in_vain(self, version: int, seconds: float) -> None:
+        now = asyncio.get_running_loop().time()
+        fetched = {each: until for each, until in self._fetched_in_vain.items() if until > now}
+        self._fetched_in_vain = {**fetched, version: now + seconds}
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()

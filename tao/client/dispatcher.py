@@ -5,9 +5,11 @@ nothing was written. Each retry goes to a server that was not tried yet, where t
 attempts, the caller's deadline and a budget over all retries bound them, so that a cluster in trouble does not receive
 the same load many times over.
 
-A query that a server refuses because it routes by another version of the topology is bounded by its deadline alone. The
-older side reads the newer document at once: the client from the server that refused, the server because the request
-names the client's version. So the versions meet within milliseconds, and a read never fails because they differed.
+A query that a server refuses because it routes by another version of the topology is retried without counting an
+attempt. The older side reads the newer document at once: the client from the server that refused, the server because
+the request names the client's version. So the versions meet within milliseconds, and hardly any query fails because
+they differed. Where they cannot meet, since one side cannot read the document or rejects it, the same two versions
+refuse an operation again and again: after a few times such refusals count like other errors.
 
 A server whose answer is full has answered as much as one message holds. The rest of the batch goes to the same server
 at once, in a smaller batch, and does not count as an attempt: each round brings some answers, so it ends.
@@ -17,13 +19,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
-from tao.client.calls import Attempt, Failure, ReadCall, WriteCall
+from tao.client.calls import Attempt, Failure, ReadCall, SkewedVersions, WriteCall
 from tao.client.diagnostics import ClientStats, Trace
 from tao.client.router import Router
 from tao.client.server_queues import QueuedReads, ServerLink, ServerQueue, ServerQueues, Waiter, WriteRow, fail
@@ -56,6 +59,17 @@ _MAX_BACKOFF_TRIES: Final = 4
 """The number of tries up to which the pause before a retry doubles. A read that waits for a server that is down then
 looks about every tenth of a second."""
 
+_FREE_REFUSALS: Final = 3
+"""How often the same two versions of the topology may refuse an operation before that counts as an attempt. The older
+side has the newer document by then, unless something keeps it from that."""
+
+_REFUSED_PAUSE_SECONDS: Final = 0.5
+"""Pause before a server is asked again after such a refusal that counts. The few attempts so reach over the second or
+so in which etcd elects a leader, while a server cannot read the document."""
+
+_REFUSED_PAUSE_SHARE: Final = 1 / 3
+"""Longest such pause, as a share of the time left."""
+
 AnyCall = ReadCall | WriteCall
 
 
@@ -66,6 +80,9 @@ class _Retry(NamedTuple):
     waiter: Waiter[Any]  # Any: the waiter of a read or of a write
     error: TaoError
 
+
+_Groups = deque[tuple[ServerQueue, list[int]]]
+"""Servers to send to, next one first, and the indexes of the waiting slots that each gets."""
 
 RefreshTopology = Callable[[int, ServerQueue], Awaitable[None]]
 """Fetches a topology of at least this version, from this server where necessary."""
@@ -123,6 +140,7 @@ class Dispatcher:
         deadline = self._loop.time() + time_share * self._settings.timeout_seconds
         tried: tuple[ServerQueue, ...] = (self.router.writer(shard),)
         number = 1
+        refusals: list[SkewedVersions | None] = []
         while True:
             queue, version = tried[-1], self.router.version
             request.topology_version = version
@@ -130,16 +148,21 @@ class Dispatcher:
             try:
                 return await queue.link.ask(request, deadline - self._loop.time())
             except _RETRIED_READ_ERRORS as error:
-                now, is_skew = self._loop.time(), _is_skew(error, version)
-                may_retry = is_skew or (number < self._settings.max_attempts and self._spend_retry(now))
+                now, skew = self._loop.time(), _skew_of(error, version)
+                is_free = skew is not None and refusals.count(skew) < _FREE_REFUSALS
+                may_retry = is_free or (number < self._settings.max_attempts and self._spend_retry(now))
                 if now >= deadline or not may_retry:
                     raise
-                number += not is_skew
+                number += not is_free
+                refusals.append(skew)
                 if isinstance(error, NotMine):
                     await self._take_newer_topology(error.topology_version, queue, deadline)
                 following = self.router.next(shard, tried)
                 if following in tried:
-                    await asyncio.sleep(self._backoff_seconds(min(len(tried), _MAX_BACKOFF_TRIES)))
+                    pause_seconds = self._backoff_seconds(min(len(tried), _MAX_BACKOFF_TRIES))
+                    if skew is not None and not is_free:
+                        pause_seconds = max(pause_seconds, _refused_pause_seconds(deadline - now))
+                    await asyncio.sleep(pause_seconds)
                 self.stats.retries += 1
                 self.stats.failovers += following is not queue
                 tried = (*tried, following)
@@ -183,7 +206,7 @@ class Dispatcher:
 
     def _timeout_seconds(self, call: AnyCall) -> float:
         left = call.attempt.deadline - self._loop.time()
-        if isinstance(call, ReadCall) and self.router.has_standby and len(call.attempt.tried) == 1:
+        if isinstance(call, ReadCall) and self.router.has_standby and call.attempt.number == 1:
             return left * self._settings.first_attempt_share
         return left
 
@@ -257,51 +280,70 @@ class Dispatcher:
                 self._fail(waiter, error)
         if rest_of_answer:
             self._send_rest(call, rest_of_answer)
-        skewed = [each for each in retries if _is_skew(each.error, call.topology_version)]
-        others = [each for each in retries if not _is_skew(each.error, call.topology_version)]
-        # A server that does not have the shard has not begun any work: forwarding the queries adds no load, however
-        # many there are, so it costs nothing of the budget.
-        if skewed:
-            self._retry_later(call, skewed, call.attempt.number, may_retry=True)
+        self._retry_by_cost(call, retries)
+
+    def _retry_by_cost(self, call: AnyCall, retries: list[_Retry]) -> None:
+        """Retry the slots that versions of the topology have refused a few times only; the others as another attempt,
+        if there may be one."""
+        free: list[_Retry] = []
+        others: list[_Retry] = []
+        refusals = set[SkewedVersions]()  # of this call
+        is_forwarded = True
+        for each in retries:
+            skew = _skew_of(each.error, call.topology_version)
+            if skew is not None and call.attempt.refusals.count(skew) < _FREE_REFUSALS:
+                free.append(each)
+                refusals.add(skew)
+            else:
+                others.append(each)
+                is_forwarded = is_forwarded and skew is None and isinstance(each.error, NotMine)
+        if free:
+            attempt = call.attempt._replace(refusals=(*call.attempt.refusals, *refusals))
+            self._retry_later(call, free, attempt, may_retry=True)
         if others:
             has_attempts = call.attempt.number < self._settings.max_attempts
-            is_forwarded = all(isinstance(each.error, NotMine) for each in others)
+            # A server that does not have the shard has not begun any work: forwarding the queries adds no load, however
+            # many there are, so it costs nothing of the budget.
             may_retry = has_attempts and (is_forwarded or self._spend_retry(self._loop.time()))
-            self._retry_later(call, others, call.attempt.number + 1, may_retry=may_retry)
+            attempt = call.attempt._replace(number=call.attempt.number + 1)
+            self._retry_later(call, others, attempt, may_retry=may_retry)
 
-    def _retry_later(self, call: AnyCall, retries: list[_Retry], number: int, *, may_retry: bool) -> None:
-        """Retry these slots of a call in attempt ``number``, or report their errors."""
+    def _retry_later(self, call: AnyCall, retries: list[_Retry], attempt: Attempt, *, may_retry: bool) -> None:
+        """Retry these slots of a call in this attempt, which lacks the server yet, or report their errors."""
         if may_retry and not self._closed:
             self._unanswered += len(retries)  # they count like queries in flight
-            task = self._loop.create_task(self._retry(call, retries, number))
+            task = self._loop.create_task(self._retry(call, retries, attempt))
             self._retries.add(task)
             task.add_done_callback(self._retries.discard)
         else:
             for each in retries:
                 self._fail(each.waiter, each.error)
 
-    async def _retry(self, call: AnyCall, retries: list[_Retry], number: int) -> None:
+    async def _retry(self, call: AnyCall, retries: list[_Retry], attempt: Attempt) -> None:
         """Send these slots of a call again, each to the server that the router chooses now. Slots that cannot be sent
         receive their error."""
         waiting = dict(enumerate(retries))
-        tried, deadline = call.attempt.tried, call.attempt.deadline
+        tried, deadline = attempt.tried, attempt.deadline
         try:
             refused_versions = [each.error.topology_version for each in retries if isinstance(each.error, NotMine)]
             if refused_versions:
                 await self._take_newer_topology(max(refused_versions), call.queue, deadline)
             slept = False
+            groups = _Groups()
             while waiting and self._loop.time() < deadline:
-                queue, indexes = self._next_group(call, waiting)
+                groups = groups or self._groups(call, waiting)
+                queue, indexes = groups.popleft()
                 if queue in tried and (not slept or queue.link.is_down):
                     slept, version = True, self.router.version
-                    await self._pause_before(queue, call)
+                    await self._pause_before(queue, call, self._least_pause_seconds(call, retries, attempt))
+                    groups.clear()  # after a pause, other servers may have the shards, or be well
                     if self.router.version != version:
-                        continue  # another server may have the shards now
+                        continue
                     if self._loop.time() >= deadline:
                         break
                 self.stats.retries += 1
                 self.stats.failovers += queue is not call.queue
-                self._send_subset(call, queue, [waiting.pop(index) for index in indexes], number)
+                self._send_subset(call, queue, [waiting.pop(index) for index in indexes], attempt)
         except TaoError as error:
             waiting = {index: each._replace(error=error) for index, each in waiting.items()}
         finally:
@@ -309,16 +351,15 @@ class Dispatcher:
             for each in waiting.values():
                 self._fail(each.waiter, each.error)
 
-    def _next_group(self, call: AnyCall, waiting: Mapping[int, _Retry]) -> tuple[ServerQueue, list[int]]:
-        """Return the server to send to next, and the indexes of the waiting slots that it gets. Servers that were tried
-        before come last, since they are given a pause first, and those that are down after them, since a read may wait
-        long for one."""
+    def _groups(self, call: AnyCall, waiting: Mapping[int, _Retry]) -> _Groups:
+        """Route the waiting slots. Servers that were tried before come last, since they are given a pause first, and
+        those that are down after them, since a read may wait long for one."""
         tried = call.attempt.tried
         indexes_by_queue: dict[ServerQueue, list[int]] = {}
         for index, each in waiting.items():
             queue = self.router.next(call.shard_of(each.slot), tried)
             indexes_by_queue.setdefault(queue, []).append(index)
-        return min(indexes_by_queue.items(), key=lambda item: (item[0] in tried, item[0].link.is_down))
+        return _Groups(sorted(indexes_by_queue.items(), key=lambda item: (item[0] in tried, item[0].link.is_down)))
 
     async def _take_newer_topology(self, version: int, queue: ServerQueue, deadline: float) -> None:
         """Fetch the topology by which a server has refused queries, if it is newer than the one in use. A server that
@@ -328,13 +369,19 @@ class Dispatcher:
             async with asyncio.timeout(max(0.0, left * self._settings.first_attempt_share)):
                 await self._refresh(version, queue)
 
-    async def _pause_before(self, queue: ServerQueue, call: AnyCall) -> None:
+    def _least_pause_seconds(self, call: AnyCall, retries: list[_Retry], attempt: Attempt) -> float:
+        is_counted = attempt.number > call.attempt.number
+        if is_counted and all(_skew_of(each.error, call.topology_version) is not None for each in retries):
+            return _refused_pause_seconds(attempt.deadline - self._loop.time())
+        return 0.0
+
+    async def _pause_before(self, queue: ServerQueue, call: AnyCall, least_seconds: float) -> None:
         """Give a server that was tried before a moment to recover. When it is down, and with it every other server of
         the shard, a read waits up to its deadline, or until a newer topology may name another server: a message sent
         before would fail at once, and the link probes the server meanwhile."""
         tries, deadline, version = len(call.attempt.tried), call.attempt.deadline, self.router.version
         while True:
-            pause_seconds = self._backoff_seconds(min(tries, _MAX_BACKOFF_TRIES))
+            pause_seconds = max(self._backoff_seconds(min(tries, _MAX_BACKOFF_TRIES)), least_seconds)
             await asyncio.sleep(min(pause_seconds, max(0.0, deadline - self._loop.time())))
             is_down = queue.link.is_down and self.router.version == version
             if not (isinstance(call, ReadCall) and is_down and self._loop.time() < deadline):
@@ -346,11 +393,11 @@ class Dispatcher:
         self.stats.retries += 1
         self._send(call.subset(call.attempt, [each.slot for each in rest], [each.waiter for each in rest]))
 
-    def _send_subset(self, call: AnyCall, queue: ServerQueue, retries: list[_Retry], number: int) -> None:
+    def _send_subset(self, call: AnyCall, queue: ServerQueue, retries: list[_Retry], attempt: Attempt) -> None:
         # `_send` counts them again, and nothing runs in between that could take their room.
         self._unanswered -= len(retries)
-        attempt = Attempt((*call.attempt.tried, queue), call.attempt.deadline, number)
         slots = [each.slot for each in retries]
+        attempt = attempt._replace(tried=(*attempt.tried, queue))
         self._send(call.subset(attempt, slots, [each.waiter for each in retries]))
 
     def _backoff_seconds(self, tries: int) -> float:
@@ -363,7 +410,13 @@ class Dispatcher:
             self._end(call)
 
 
-def _is_skew(error: TaoError, version: int) -> bool:
-    """Return whether a server refused queries because it routes by another version than ``version``, by which they were
-    sent."""
-    return isinstance(error, NotMine) and error.topology_version != version
+def _skew_of(error: TaoError, version: int) -> SkewedVersions | None:
+    """Return the two versions when a server refused queries because it routes by another one than ``version``, by which
+    they were sent."""
+    if isinstance(error, NotMine) and error.topology_version != version:
+        return version, error.topology_version
+    return None
+
+
+def _refused_pause_seconds(seconds_left: float) -> float:
+    return min(_REFUSED_PAUSE_SECONDS, seconds_left * _REFUSED_PAUSE_SHARE)

@@ -309,13 +309,17 @@ class UnaryPath:
             try:
                 return await self._ask(request, candidates, behalf, until)
             except NotMine as error:
-                left = until - self._clock.monotonic()
-                if error.topology_version == version or left <= pause_seconds + MIN_WORK_SECONDS:
+                if error.topology_version == version:
                     raise
                 # The older side reads the document at once: this server here, the other because it was asked.
                 if error.topology_version > version:
-                    await self._configuration.refresh()
-                if self._configuration.routes.version == version:
+                    left = until - self._clock.monotonic() - MIN_WORK_SECONDS
+                    await self._configuration.look_for(error.topology_version, left)
+                is_newer = self._configuration.routes.version != version
+                needed_seconds = MIN_WORK_SECONDS + (0.0 if is_newer else pause_seconds)
+                if until - self._clock.monotonic() <= needed_seconds:
+                    raise
+                if not is_newer:
                     await asyncio.sleep(pause_seconds)
                     pause_seconds = min(2 * pause_seconds, self._settings.max_pause_seconds)
             candidates = self._candidates(home_shard(request))

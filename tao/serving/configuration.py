@@ -45,6 +45,11 @@ _NOTED_PAUSES: Final = 9.0
 """The same as a multiple of what the look before took: a large document takes a tenth of a second."""
 
 
+_UNREAD_LOG_SECONDS: Final = 5.0
+"""Shortest pause between two lines in the log about a document that cannot be read: peers ask for it ten times a
+second."""
+
+
 class Configuration:
     """The current routes and schema, and the listeners and watching clients that are notified of newer ones."""
 
@@ -59,6 +64,7 @@ class Configuration:
         self._load: Final = load
         self._looking: asyncio.Future[bool] | None = None
         self._may_look_at = -inf
+        self._may_log_unread_at = -inf
         self.routes = Routes(topology)
         self.schema = schema
         self.access: Final = AccessControl(schema, log)
@@ -110,6 +116,12 @@ class Configuration:
 
         self._begin_looking().add_done_callback(looked)
 
+    async def look_for(self, version: int, seconds: float) -> None:
+        """Do as `note_version`, and wait at most ``seconds`` for the document if it is being read."""
+        self.note_version(version)
+        if self._looking is not None:
+            await asyncio.wait((self._looking,), timeout=max(0.0, seconds))
+
     async def refresh_after_pause(self) -> bool:
         """Read the topology document as `refresh` does, in a read that has not begun before this call: one that was
         under way during a pause may have read a document that has been replaced meanwhile."""
@@ -128,7 +140,10 @@ class Configuration:
         try:
             self.use_topology(await self._load())
         except TaoError as error:
-            self._log.warning("topology_refresh_failed", reason=error.message)
+            now = asyncio.get_running_loop().time()
+            if now >= self._may_log_unread_at:
+                self._may_log_unread_at = now + _UNREAD_LOG_SECONDS
+                self._log.warning("topology_refresh_failed", reason=error.message)
             return False
         return True
 

@@ -357,14 +357,14 @@ class CacheService:
         role may not make, `PermissionDenied` for one that its caller has no right to make."""
         kind = request.WhichOneof("body") or "nothing"
         path = self._paths.get(kind)
-        if request.topology_version > self._configuration.routes.version:
-            self._configuration.note_version(request.topology_version)
         if path is None:
             other = "leader" if self._role == "follower" else "follower"
             raise InvalidArgument(f"a {self._role} does not serve {kind!r} requests; ask a {other}")
         try:
             role = reply.peer.role
             check_role(self._rules, kind_for_observer(kind, request) if role in OBSERVERS else kind, role)
+            if request.topology_version > self._configuration.routes.version:
+                self._configuration.note_version(request.topology_version)
             path(request, reply)
         except Unauthorized as error:
             self._audit.denied(recorded_caller(request, reply.peer), kind, error, reply.peer)

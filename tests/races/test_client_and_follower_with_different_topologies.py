@@ -96,7 +96,7 @@ async def test_a_read_waits_while_the_newer_document_cannot_be_seen_by_the_follo
     stored.near.configuration.use_topology(MOVED)
     async with client_of(stored, make_topology(servers=("near-1",))) as (graph, links):
         reading = asyncio.ensure_future(graph.obj_get(A))
-        await until(lambda: sum(sent.HasField("read") for sent in links["near-2"].sent) > 5)
+        await until(lambda: sum(sent.HasField("read") for sent in links["near-2"].sent) > 3)
         assert not reading.done()
         stored.document = MOVED
         assert await reading is not None

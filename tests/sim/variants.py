@@ -330,7 +330,7 @@ def _backup_tier_not_asked() -> AbstractContextManager[None]:
 def _topology_skew_ignored() -> Iterator[None]:
     """Let a server that is asked by a newer topology wait until it finds the document by itself, and let the SDK count
     what is refused meanwhile as attempts."""
-    with _replaced(dispatcher, _is_skew=lambda *_: False), _replaced(Configuration, note_version=lambda *_: None):
+    with _replaced(dispatcher, _skew_of=lambda *_: None), _replaced(Configuration, note_version=lambda *_: None):
         yield
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from tao.client import (
@@ -17,6 +18,8 @@ from tao.client import (
     TaoError,
     Unavailable,
 )
+from tao.client.router import Router
+from tao.client.server_queues import ServerQueue
 from tao.model.errors import AnswerFull, DatabaseDown, DatabaseFull
 from tao.model.graph import encode_object
 from tao.routing.budgets import RetrySettings
@@ -25,7 +28,7 @@ from tao.topology.edits import mark_server
 from tao.wire.convert import error_to_pb
 from tao.wire.session import AnswerHandler
 from tao.wire.v1 import session_pb2 as pb
-from tests.unit.client.fakes import Behaviour, FakeCluster, FakeLink, failing, make_id, make_topology, until
+from tests.unit.client.fakes import SHARDS, Behaviour, FakeCluster, FakeLink, failing, make_id, make_topology, until
 
 QUICK = ClientSettings(retry_backoff_seconds=0.001)
 NO_RETRIES = RetrySettings(share=0, burst=1, per_second=0)
@@ -176,6 +179,28 @@ async def test_not_mine_fetches_the_newer_topology_and_follows_it(cluster: FakeC
         assert len(fetches) <= 2  # one to connect, when this was the follower asked, and one now
 
 
+async def test_the_queries_of_a_refused_batch_are_routed_once_however_many_servers_they_go_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    routed: list[int] = []
+    route = Router.next
+
+    def counted(router: Router, shard: int, tried: tuple[ServerQueue, ...]) -> ServerQueue:
+        routed.append(shard)
+        return route(router, shard, tried)
+
+    cluster = FakeCluster(make_topology(far=()))
+    async with await cluster.connect(QUICK) as graph:
+        others = tuple(f"near-{number}" for number in range(2, 10))
+        placed: dict[int, tuple[str, ...]] = {shard: (others[shard % len(others)],) for shard in range(SHARDS)}
+        cluster.topology = make_topology(version=2, near=others, far=(), moved=placed)
+        cluster.link("near-1").behaviour = failing(NotMine("moved", 2))
+        monkeypatch.setattr(Router, "next", counted)
+        await asyncio.gather(*(graph.obj_get(make_id(1, shard)) for shard in range(SHARDS)))
+        assert [len(cluster.batches(name)) for name in ("near-1", *others)] == [1] * 9
+        assert sorted(routed) == list(range(SHARDS))
+
+
 async def test_not_mine_of_a_server_with_an_older_topology_goes_to_another_server(cluster: FakeCluster) -> None:
     async with await cluster.connect(QUICK) as graph:
         cluster.link("near-1").behaviour = failing(NotMine("not yet", 0))
@@ -191,18 +216,66 @@ async def test_not_mine_from_every_server_reaches_the_caller(cluster: FakeCluste
             await graph.obj_get(1)
 
 
-async def test_a_read_waits_up_to_its_deadline_for_a_server_that_has_an_older_topology() -> None:
-    """No attempt and no budget bounds the retries: the server is about to read the newer document."""
+async def test_a_read_waits_for_a_server_that_has_an_older_topology() -> None:
+    """The first retries cost neither an attempt nor the budget: the server is about to read the newer document."""
     cluster = FakeCluster(make_topology(version=5, far=()))
     settings = ClientSettings(timeout_seconds=60, retries=NO_RETRIES, retry_backoff_seconds=1e-9)
     async with await cluster.connect(settings) as graph:
-        cluster.link("near-1").behaviour = failing(NotMine("not yet", 4), times=20)
+        cluster.link("near-1").behaviour = failing(NotMine("not yet", 4), times=3)
         assert await graph.obj_get(1) is None
         assert {sent.topology_version for sent in cluster.batches()} == {5}, "by which the server knows what to read"
-        assert (graph.stats.retries, graph.stats.retries_refused, graph.stats.errors) == (20, 0, 0)
-        cluster.link("near-1").behaviour = failing(NotMine("not yet", 4), times=20)
+        assert (graph.stats.retries, graph.stats.retries_refused, graph.stats.errors) == (3, 0, 0)
+        cluster.link("near-1").behaviour = failing(NotMine("not yet", 4), times=3)
         await graph.assoc_add(1, "follows", 3)  # nothing was written, so a write may be sent again
         assert (await graph.assoc_range(1, "follows", 0, 9)).id2s == [3]
+
+
+@pytest.mark.parametrize("version", [4, 6])
+async def test_versions_that_never_meet_cost_attempts_after_a_few_refusals(version: int) -> None:
+    """The server cannot read the newer document, or the client cannot."""
+    cluster = FakeCluster(make_topology(version=5, far=()))
+    async with await cluster.connect(QUICK) as graph:
+        cluster.link("near-1").behaviour = failing(NotMine("never", version))
+        with pytest.raises(NotMine):
+            await graph.obj_get(1)
+        assert len(cluster.batches()) == QUICK.max_attempts + 3
+
+
+async def test_versions_that_never_meet_cost_budget_after_a_few_refusals() -> None:
+    cluster = FakeCluster(make_topology(version=5, far=()))
+    settings = ClientSettings(retries=RetrySettings(burst=2, per_second=0), retry_backoff_seconds=1e-9)
+    async with await cluster.connect(settings) as graph:
+        cluster.link("near-1").behaviour = failing(NotMine("never", 4))
+        for _ in range(5):
+            with pytest.raises(NotMine):
+                await graph.assoc_add(1, "follows", 2)
+        assert len(cluster.batches()) == 5 * (1 + 3) + 2
+        assert graph.stats.retries_refused == 4
+
+
+async def test_two_servers_with_two_older_topologies_do_not_refuse_a_read_for_ever() -> None:
+    cluster = FakeCluster(make_topology(version=5))
+    async with await cluster.connect(QUICK) as graph:
+        for version, name in enumerate(("near-1", "far-1")):
+            cluster.link(name).behaviour = failing(NotMine("never", version))
+        with pytest.raises(NotMine):
+            await graph.obj_get(1)
+        assert len(cluster.batches()) <= QUICK.max_attempts + 2 * 3
+
+
+async def test_a_newer_topology_that_cannot_be_used_is_fetched_once() -> None:
+    cluster = FakeCluster(make_topology(far=()))
+    async with await cluster.connect(QUICK) as graph:
+        link = cluster.link("near-1")
+        elsewhere = make_topology(version=2).regions[0]
+        renamed = msgspec.structs.replace(elsewhere, name="west")
+        cluster.topology = msgspec.structs.replace(make_topology(version=2), regions=(renamed,))
+        link.behaviour = failing(NotMine("moved", 2))
+        for _ in range(2):
+            with pytest.raises(NotMine):
+                await graph.obj_get(1)
+        assert graph.topology.version == 1
+        assert sum(sent.HasField("get_topology") for sent in link.sent) == 1 + 1, "one to connect"
 
 
 async def test_a_read_waits_up_to_its_deadline_while_servers_have_newer_topologies() -> None:
@@ -228,7 +301,7 @@ async def test_a_read_waits_up_to_its_deadline_while_servers_have_newer_topologi
 class RefusingIds(FakeLink):
     """A link that refuses to reserve ids, by an older topology, a number of times."""
 
-    refusals = 20
+    refusals = 3
 
     async def ask(self, request: pb.Request, timeout_seconds: float) -> pb.Answer:
         if request.HasField("reserve_ids") and self.refusals:
@@ -313,7 +386,7 @@ async def test_queries_that_are_refused_otherwise_are_bounded_beside_those_of_an
         skewed = asyncio.ensure_future(graph.obj_get(1))
         with pytest.raises(Unavailable):
             await graph.obj_get(2)
-        assert not skewed.done()
+        assert not skewed.done(), "it has more tries"
         cluster.link("near-1").behaviour = None
         assert await skewed is None
 
@@ -374,6 +447,16 @@ async def test_the_first_of_several_servers_gets_a_share_of_the_time(cluster: Fa
         await graph.assoc_add(1, "follows", 2)
         read, write = [t for t in cluster.link("near-1").timeouts if t < 100]
         assert read <= 1.0 < write <= 2.0
+
+
+async def test_the_first_server_that_does_not_refuse_a_read_for_its_topology_gets_a_share_of_the_time(
+    cluster: FakeCluster,
+) -> None:
+    async with await cluster.connect() as graph:
+        cluster.link("near-1").behaviour = failing(NotMine("not yet", 0), times=1)
+        await graph.obj_get(1)
+        (timeout,) = [t for t in cluster.link("far-1").timeouts if t < 100]
+        assert timeout <= 1.0
 
 
 async def test_reads_spread_over_clones_and_writes_go_to_the_home() -> None:

@@ -22,10 +22,10 @@ from tao.model.errors import (
 )
 from tao.model.ids import make_id
 from tao.model.tokens import ANY_SHARD
-from tao.model.topology import CacheServer
+from tao.model.topology import CacheServer, Topology
 from tao.observability.logs import logger
 from tao.routing.fair_shares import ShareSettings
-from tao.serving.access import AccessControl
+from tao.routing.routes import Routes
 from tao.serving.configuration import Configuration
 from tao.serving.shares import WorkShares
 from tao.wire.convert import error_to_pb
@@ -33,7 +33,7 @@ from tao.wire.identity import PeerIdentity
 from tao.wire.links import Links
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
-from tests.rigs.leader_rig import LIKES, SCHEMA
+from tests.rigs.leader_rig import LIKES, SCHEMA, make_topology
 from tests.rigs.pacing import until
 from tests.rigs.server_context import make_context
 
@@ -84,24 +84,25 @@ class Stage:
         self.hosted: frozenset[int] = frozenset()
         self.down = False
         self.found_down: set[str] = set()
-        self.on_refresh: Callable[[], None] = lambda: None
+        self.on_load: Callable[[], None] = lambda: None
+        self.can_load = asyncio.Event()
+        self.can_load.set()
         tiers = [SimpleNamespace(tier=name, hosts=self.hosts) for name in ("t2", "t1")]
         leaders = SimpleNamespace(home=lambda _: CacheServer(name="leader", grpc=""))
         routes = self.routes = SimpleNamespace(
             shards=8, version=4, follower_tiers=lambda _: tiers, leaders=lambda _: leaders
         )
         self.requests: list[pb.Request] = []
-        self.access = AccessControl(SCHEMA, logger("test"))
+        configuration = Configuration(make_topology(), SCHEMA, logger("test"), self.load)
+        configuration.routes = cast(Routes, routes)
+        self.access = configuration.access
         for tier in tiers:
             tier.hosts = lambda _, name=tier.tier: self.hosts(name)
         self.tasks: list[asyncio.Task[None]] = []
         self.shares = WorkShares(ShareSettings(write_cost=4, max_under_way_per_caller=16))
         self.path = UnaryPath(
             make_context(
-                cast(
-                    Configuration,
-                    SimpleNamespace(routes=routes, access=self.access, schema=SCHEMA, refresh=self.refresh),
-                ),
+                configuration,
                 cast(Links, SimpleNamespace(to=self.link, is_down=lambda server: server.name in self.found_down)),
                 self.spawn,
                 region="r",
@@ -114,9 +115,10 @@ class Stage:
             UnarySettings(max_relayed=limit),
         )
 
-    async def refresh(self) -> bool:
-        self.on_refresh()
-        return True
+    async def load(self) -> Topology:
+        await self.can_load.wait()
+        self.on_load()
+        return make_topology()
 
     def hosts(self, tier: str) -> tuple[CacheServer, ...]:
         name = "a" if tier == "t1" else "b"
@@ -232,9 +234,18 @@ async def test_a_call_that_a_server_with_a_newer_topology_refuses_follows_it() -
         stage.routes.version = 5
         stage.hosted = frozenset({3})
 
-    stage.on_refresh = newer
+    stage.on_load = newer
     stage.path.handle(READ, FakeReply())  # type: ignore[arg-type]  # it has what is used of it
     await until(lambda: stage.served_here)
+
+
+async def test_a_call_does_not_outlive_its_deadline_while_the_newer_document_cannot_be_read() -> None:
+    stage = Stage()
+    stage.can_load.clear()
+    stage.answers = {"a": NotMine("moved here", 5), "b": NotMine("moved", 5)}
+    answer = await asyncio.wait_for(stage.call(pb.Request(deadline_ms=200, read=READ.read)), 30)
+    assert answer.error.reason == "NOT_MINE"
+    assert all(seconds > 0 for _, seconds in stage.asked), "nobody is asked when there is no time"
 
 
 async def test_a_call_that_a_server_refuses_by_the_same_topology_is_not_sent_again() -> None:

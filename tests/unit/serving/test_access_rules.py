@@ -14,7 +14,9 @@ from tao.serving.requests import check_exposure
 from tao.wire.session import RequestHandler
 from tao.wire.tls import TlsFiles
 from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.leader_rig import make_topology
 from tests.rigs.links_rig import MemoryReply
+from tests.rigs.pacing import quiet, until
 from tests.rigs.region_rig import RegionRig
 
 SETTLE = pb.WriteBatch(writes=[pb.Write(settle_edge=pb.SettleEdge(id1=1, atype=1, id2=2))])
@@ -76,6 +78,16 @@ async def test_each_kind_of_request_is_served_only_to_the_roles_it_is_for(region
     for server, kinds in servers:
         for kind, (request, roles) in kinds.items():
             assert refused(server, request, role) == (role not in roles), kind
+
+
+async def test_a_peer_that_may_not_ask_cannot_make_a_server_read_the_topology(region: RegionRig) -> None:
+    region.document = make_topology(2)
+    request = pb.Request(topology_version=2, read=pb.ReadBatch(obj_ids=[1]))
+    assert refused(region.near.service, request, "watcher")
+    await quiet()
+    assert region.near.configuration.routes.version == 1
+    assert not refused(region.near.service, request, "client")
+    await until(lambda: region.near.configuration.routes.version == 2)
 
 
 TLS = TlsFiles(Path("server.pem"), Path("server.key"))

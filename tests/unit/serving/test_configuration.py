@@ -8,9 +8,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from tao.admin.documents import example_schema_file
-from tao.model.errors import SchemaError, TopologyError
+from tao.model.errors import SchemaError, TopologyError, Unavailable
 from tao.model.topology import Topology
 from tao.observability.logs import logger
 from tao.serving.configuration import Configuration, SchemaFile
@@ -81,6 +82,40 @@ async def test_a_version_that_a_peer_names_is_looked_for_at_once_and_then_after_
             await asyncio.sleep(0.001)
 
     await until_read_again()
+
+
+async def test_those_who_wait_for_a_version_share_the_looks_and_their_pauses() -> None:
+    looks = Looks()
+    configuration = Configuration(looks.document, SCHEMA, logger("test"), looks.load)
+    for _ in range(100):
+        await configuration.look_for(3, 30.0)  # which nobody can see
+    assert looks.count == 1
+
+    looks.document = make_topology(3)
+    while configuration.routes.version < 3:
+        await asyncio.gather(*(configuration.look_for(3, 30.0) for _ in range(10)), asyncio.sleep(0.001))
+    assert looks.count == 2
+
+
+async def test_who_waits_for_a_version_waits_no_longer_than_it_may() -> None:
+    async def load() -> Topology:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    configuration = Configuration(make_topology(2), SCHEMA, logger("test"), load)
+    await asyncio.wait_for(configuration.look_for(3, 0.001), 30)
+    await asyncio.wait_for(configuration.look_for(3, -1.0), 30)
+
+
+async def test_a_document_that_cannot_be_read_is_logged_once_for_many_looks() -> None:
+    async def load() -> Topology:
+        raise Unavailable("etcd is away")
+
+    with capture_logs() as logs:
+        configuration = Configuration(make_topology(2), SCHEMA, logger("test"), load)
+        for _ in range(20):
+            assert not await configuration.refresh()
+    assert [line["event"] for line in logs] == ["topology_refresh_failed"]
 
 
 def test_a_compatible_schema_is_in_use_at_once(configuration: Configuration) -> None:
