@@ -58,6 +58,9 @@ from tao.replication.server_statements import (
 from tao.topology import edits
 
 _PAUSE_SECONDS: Final = 0.05
+_RECENT_SECONDS: Final = 0.5
+"""For how long a clock that was read is used again. Writers wait for each round trip, and the shortest lease lasts
+2.5 s."""
 _MAX_CONFLICTS: Final = 20
 """Bound on conflicting changes of the document. Each takes milliseconds, and no server is open to writes meanwhile."""
 
@@ -159,7 +162,8 @@ class _Installed(NamedTuple):
     terms: LeaseTerms
     """Those of its leases."""
     unix_ms: int
-    """Its clock when the topology was changed."""
+    """Its clock when the topology was changed, at ``read_at`` on the loop's or later."""
+    read_at: float
     lost: str
     """The name of the former master when it does not answer, or an empty string."""
 
@@ -461,12 +465,14 @@ class Promoter:
                 deadline=deadline,
             )
         await self._begin(replicas, PromotionStep.TOPOLOGY)
+        read_at = asyncio.get_running_loop().time()
         change = self._change_topology(replicas, region, epoch, lost)
         topology, unix_ms = await _both(change, replicas.unix_ms(region))
         changed = self._set_of(topology, replicas.database.name)
         # The lease of a lost master is over, so it answers no critical read.
         settle = not (lost and prepared.terms.seconds)
-        return await self._open(changed, settle=settle, installed=_Installed(prepared.terms, unix_ms, lost))
+        installed = _Installed(prepared.terms, unix_ms, read_at, lost)
+        return await self._open(changed, settle=settle, installed=installed)
 
     async def _change_topology(self, replicas: ReplicationSet, region: str, epoch: int, lost: str) -> Topology:
         """Store the promotion by compare-and-set, and retry when something else in the document changed at the same
@@ -539,8 +545,8 @@ class Promoter:
             deadline = replicas.statement_deadline()
             terms = installed.terms if installed else await lease_terms(session, deadline=deadline)
             if terms.seconds:
-                # A lease may count from an earlier time. While others are made to follow, much of it would be over.
-                if installed and not settle and not following:
+                # A lease may count from an earlier time. Others that have to follow, or do not answer, take seconds.
+                if installed and loop.time() - installed.read_at < _RECENT_SECONDS:
                     now = installed.unix_ms
                 else:
                     now = await server_unix_ms(session, deadline=deadline)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partialmethod
 from pathlib import Path
 from typing import cast
@@ -22,6 +24,7 @@ from tao.replication.promotion import (
     PromotionSettings,
     PromotionStep,
     _both,
+    _Installed,
     _over_at,
 )
 from tao.replication.promotion_plan import MasterAnswers, PromotionRequest, SetMember
@@ -29,6 +32,7 @@ from tao.replication.replication_set import ReplicationSet, SetAccounts
 from tao.topology import edits
 from tao.topology.document import dump_topology
 from tao.topology.file_store import TopologyFile
+from tests.rigs.pacing import ManualClock
 from tests.unit.replication.members import master, replica
 from tests.unit.replication.test_replication_set import replication_set_of
 
@@ -97,6 +101,13 @@ def topology_file(tmp_path: Path) -> Path:
     path = tmp_path / "topology.json"
     path.write_text(dump_topology(Topology(version=1, shards=2, regions=regions, databases=(database,))))
     return path
+
+
+def promoter_at(file: Path) -> Promoter:
+    def fail(error: TopologyError) -> None:
+        raise error
+
+    return Promoter(TopologyFile(file, on_error=fail), FileLocks(file), ACCOUNTS, PromotionSettings())
 
 
 class Rejoin:
@@ -319,11 +330,7 @@ async def test_a_lost_master_that_answers_when_its_lease_is_over_keeps_its_place
     for name, instead in (("members", members), ("stop_receiving", stop_receiving), ("member", member)):
         monkeypatch.setattr(ReplicationSet, name, instead)
 
-    def fail(error: TopologyError) -> None:
-        raise error
-
-    locks = FileLocks(topology_file)
-    promoter = Promoter(TopologyFile(topology_file, on_error=fail), locks, ACCOUNTS, PromotionSettings())
+    promoter = promoter_at(topology_file)
     for name, replaced in (
         ("_wait_for_lease", over),
         ("_outlast", over),
@@ -335,3 +342,49 @@ async def test_a_lost_master_that_answers_when_its_lease_is_over_keeps_its_place
     with pytest.raises(MasterAnswers):
         await promoter.promote("db", PromotionRequest(master_lost=True))
     assert done == ["its lease is over", "east is asked", "it is restored"]
+
+
+@pytest.fixture
+async def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    """The loop's clock, which advances only when it is set."""
+    clock = ManualClock()
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", clock.monotonic)
+    return clock
+
+
+@pytest.mark.parametrize("third_server_hangs", [True, False])
+async def test_the_lease_of_a_new_master_is_not_half_over_when_it_is_opened(
+    topology_file: Path, monkeypatch: pytest.MonkeyPatch, clock: ManualClock, third_server_hangs: bool
+) -> None:
+    """Nobody follows it; a server that did not answer was waited for all the same."""
+    granted, now_ms = list[int](), lambda: round(1000 * clock.now)
+
+    @asynccontextmanager
+    async def session(_: ReplicationSet, region: str) -> AsyncIterator[str]:
+        yield region
+
+    async def member(_: ReplicationSet, region: str) -> SetMember:
+        if region == "west":
+            return master("1-1-1", region=region)
+        if third_server_hangs:
+            clock.now += 5.0
+        return replica(region, None)
+
+    async def server_unix_ms(*_: object, **__: object) -> int:
+        return now_ms()
+
+    async def grant_lease(_: object, since: int, **__: object) -> None:
+        granted.append(since)
+
+    async def open_to_writes(*_: object, **__: object) -> None: ...
+
+    monkeypatch.setattr(ReplicationSet, "session", session)
+    monkeypatch.setattr(ReplicationSet, "member", member)
+    for each in (server_unix_ms, grant_lease, open_to_writes):
+        monkeypatch.setattr(promotion, each.__name__, each)
+    promoter = promoter_at(topology_file)
+    installed = _Installed(LeaseTerms(2.5, 2.5), now_ms(), clock.now, "east-db")
+    clock.now += 0.1
+    replicas = replication_set_of("west", "north", "east", semi_sync=True)
+    await promoter._open(replicas, settle=False, installed=installed)
+    assert granted == [now_ms() if third_server_hangs else installed.unix_ms]
