@@ -388,3 +388,40 @@ async def test_the_lease_of_a_new_master_is_not_half_over_when_it_is_opened(
     replicas = replication_set_of("west", "north", "east", semi_sync=True)
     await promoter._open(replicas, settle=False, installed=installed)
     assert granted == [now_ms() if third_server_hangs else installed.unix_ms]
+
+
+@pytest.mark.parametrize("fenced", [True, False])
+async def test_an_unknown_last_renewal_may_have_been_when_the_replicas_were_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: ManualClock, fenced: bool
+) -> None:
+    """A watcher that is cut off from the locks may have renewed the lease until then."""
+    terms, waited_until, stopped_at = LeaseTerms(2.5, 2.5), list[float](), list[float]()
+
+    async def lease_terms(_: ReplicationSet, region: str) -> LeaseTerms:
+        return terms
+
+    async def stop_receiving(_: ReplicationSet, region: str) -> SetMember:
+        clock.now += 1.0
+        stopped_at.append(clock.now)
+        return replica(region, "1-1-1")
+
+    async def wait(_: ReplicationSet, seconds: float) -> None:
+        clock.now += seconds
+        waited_until.append(clock.now)
+
+    async def last_renewal() -> float:
+        return clock.now
+
+    for each in (lease_terms, stop_receiving, wait):
+        monkeypatch.setattr(ReplicationSet, each.__name__, each)
+    promoter = promoter_of(tmp_path)
+    monkeypatch.setattr(promoter._locks, "can_be_away", True)
+    members, request = [master(None), replica("west", "1-1-1")], PromotionRequest(master_lost=True)
+    replicas = replication_set_of("east", "west", semi_sync=True)
+    locked_at = clock.now
+    await promoter._choose(replicas, members, request, last_renewal, locked_at, fenced=fenced)
+    if fenced:
+        over_at = await promoter._reads_over_at(replicas, members[1:], last_renewal)
+        assert (waited_until, over_at) == ([], stopped_at[0] + terms.reads_over_after_seconds)
+    else:
+        assert waited_until == [each + terms.over_after_seconds for each in (locked_at, stopped_at[0])]
