@@ -61,6 +61,8 @@ _PAUSE_SECONDS: Final = 0.05
 _RECENT_SECONDS: Final = 0.5
 """For how long a clock that was read is used again. Writers wait for each round trip, and the shortest lease lasts
 2.5 s."""
+_MAX_WAITS: Final = 3
+"""Bound on waits for a lease, each of which a replica ends that restarts meanwhile."""
 _MAX_CONFLICTS: Final = 20
 """Bound on conflicting changes of the document. Each takes milliseconds, and no server is open to writes meanwhile."""
 
@@ -344,10 +346,7 @@ class Promoter:
         await self._begin(replicas, PromotionStep.STOP_RECEIVING)
         stopped = await self._stop_receiving(replicas, others)
         if request.master_lost and not fenced and self._locks.can_be_away and replicas.database.semi_sync:
-            # A watcher that is cut off from the locks may have renewed the lease until now (`is_followed_by_all`).
-            await self._wait_for_lease(replicas, others, last_renewal, asyncio.get_running_loop().time())
-            # Again: when it restarts, a replica receives by itself.
-            stopped = await self._stop_receiving(replicas, others)
+            stopped = await self._outlast_renewals_without_lock(replicas, others, last_renewal)
         await self._begin(replicas, PromotionStep.COMPARE)
         if not request.master_lost:
             stopped[master.region] = await replicas.member(master.region)
@@ -359,6 +358,20 @@ class Promoter:
         """Have the replicas stop receiving, and return by region what each has then."""
         stopped = await _all_of(*(replicas.stop_receiving(member.region) for member in others))
         return {member.region: member for member in stopped}
+
+    async def _outlast_renewals_without_lock(
+        self, replicas: ReplicationSet, others: list[SetMember], last_renewal: LastRenewal | None
+    ) -> dict[str, SetMember]:
+        """Wait for a lease that a watcher that is cut off from the locks may have renewed (`is_followed_by_all`) until
+        the replicas had stopped. Returns as `_stop_receiving`, and raises `PromotionRefused` when they do not stay so.
+        """
+        for _ in range(_MAX_WAITS):
+            await self._wait_for_lease(replicas, others, last_renewal, asyncio.get_running_loop().time())
+            # When it restarts, a replica receives by itself, and the lease may have been renewed since.
+            stopped = await _all_of(*(replicas.stop_receiving_again(member.region) for member in others))
+            if not any(has_begun for _, has_begun in stopped):
+                return {member.region: member for member, _ in stopped}
+        raise PromotionRefused(f"replicas of {replicas.master.name} began to receive again {_MAX_WAITS} times")
 
     async def _wait_for_lease(
         self, replicas: ReplicationSet, others: list[SetMember], last_renewal: LastRenewal | None, latest: float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from functools import partialmethod
 from pathlib import Path
 from typing import cast
@@ -27,7 +27,7 @@ from tao.replication.promotion import (
     _Installed,
     _over_at,
 )
-from tao.replication.promotion_plan import MasterAnswers, PromotionRequest, SetMember
+from tao.replication.promotion_plan import MasterAnswers, PromotionRefused, PromotionRequest, SetMember
 from tao.replication.replication_set import ReplicationSet, SetAccounts
 from tao.topology import edits
 from tao.topology.document import dump_topology
@@ -72,8 +72,11 @@ async def test_it_asks_for_renewals_again_when_the_others_have_stopped_receiving
     async def on_step(step: PromotionStep) -> None:
         steps.append(step)
 
-    monkeypatch.setattr(ReplicationSet, "lease_terms", lease_terms)
-    monkeypatch.setattr(ReplicationSet, "stop_receiving", stop_receiving)
+    async def stop_receiving_again(replicas: ReplicationSet, region: str) -> tuple[SetMember, bool]:
+        return await stop_receiving(replicas, region), False
+
+    for each in (lease_terms, stop_receiving, stop_receiving_again):
+        monkeypatch.setattr(ReplicationSet, each.__name__, each)
     promoter = promoter_of(tmp_path, on_step)
     monkeypatch.setattr(promoter._locks, "can_be_away", can_be_away)
     replicas = replication_set_of("east", "west", semi_sync=semi_sync)
@@ -390,11 +393,12 @@ async def test_the_lease_of_a_new_master_is_not_half_over_when_it_is_opened(
     assert granted == [now_ms() if third_server_hangs else installed.unix_ms]
 
 
-@pytest.mark.parametrize("fenced", [True, False])
+@pytest.mark.parametrize(("fenced", "restarts"), [(True, 0), (False, 0), (False, 1), (False, 3)])
 async def test_an_unknown_last_renewal_may_have_been_when_the_replicas_were_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: ManualClock, fenced: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: ManualClock, fenced: bool, restarts: int
 ) -> None:
-    """A watcher that is cut off from the locks may have renewed the lease until then."""
+    """A watcher that is cut off from the locks may have renewed the lease until then, and again when a replica that
+    restarts receives for a moment."""
     terms, waited_until, stopped_at = LeaseTerms(2.5, 2.5), list[float](), list[float]()
 
     async def lease_terms(_: ReplicationSet, region: str) -> LeaseTerms:
@@ -405,6 +409,9 @@ async def test_an_unknown_last_renewal_may_have_been_when_the_replicas_were_stop
         stopped_at.append(clock.now)
         return replica(region, "1-1-1")
 
+    async def stop_receiving_again(replicas: ReplicationSet, region: str) -> tuple[SetMember, bool]:
+        return await stop_receiving(replicas, region), len(stopped_at) <= 1 + restarts
+
     async def wait(_: ReplicationSet, seconds: float) -> None:
         clock.now += seconds
         waited_until.append(clock.now)
@@ -412,16 +419,18 @@ async def test_an_unknown_last_renewal_may_have_been_when_the_replicas_were_stop
     async def last_renewal() -> float:
         return clock.now
 
-    for each in (lease_terms, stop_receiving, wait):
+    for each in (lease_terms, stop_receiving, stop_receiving_again, wait):
         monkeypatch.setattr(ReplicationSet, each.__name__, each)
     promoter = promoter_of(tmp_path)
     monkeypatch.setattr(promoter._locks, "can_be_away", True)
     members, request = [master(None), replica("west", "1-1-1")], PromotionRequest(master_lost=True)
     replicas = replication_set_of("east", "west", semi_sync=True)
     locked_at = clock.now
-    await promoter._choose(replicas, members, request, last_renewal, locked_at, fenced=fenced)
+    with pytest.raises(PromotionRefused, match="again 3 times") if restarts == 3 else nullcontext():
+        await promoter._choose(replicas, members, request, last_renewal, locked_at, fenced=fenced)
     if fenced:
         over_at = await promoter._reads_over_at(replicas, members[1:], last_renewal)
         assert (waited_until, over_at) == ([], stopped_at[0] + terms.reads_over_after_seconds)
     else:
-        assert waited_until == [each + terms.over_after_seconds for each in (locked_at, stopped_at[0])]
+        waits_from = (locked_at, *stopped_at[: min(3, 1 + restarts)])
+        assert waited_until == [each + terms.over_after_seconds for each in waits_from]
