@@ -146,6 +146,10 @@ def _could_receive(member: SetMember, marked: Collection[str]) -> bool:
     return member.is_complete and (following is None or not (following.receiving_failed or member.name in marked))
 
 
+def _names_by_place(replicas: ReplicationSet) -> dict[str, str]:
+    return {place: server.name for place, server in replicas.database.places.items()}
+
+
 class Mastership:
     """Keeps the masters of all databases. At most one action runs for each database."""
 
@@ -218,6 +222,10 @@ class Mastership:
                 self._prepared.pop(member.name, None)
         if began < self._acted_at.get(name, began):
             return
+        former = self._sets.get(name)
+        if former is not None and _names_by_place(former) != _names_by_place(replicas):
+            # A server that was taken out may still acknowledge, and is a stranger now.
+            self._acknowledged_by_set.pop(name, None)
         self._sets[name] = replicas
         master = next(member for member in members if member.is_master)
         if master.state is not None:

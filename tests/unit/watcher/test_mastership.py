@@ -423,6 +423,26 @@ async def test_an_observation_that_cannot_tell_who_acknowledges_leaves_what_an_e
     await tasks.close()
 
 
+@pytest.mark.parametrize(("regions", "fenced"), [(["east", "west"], True), (["east", "north"], False)])
+async def test_what_was_found_about_who_acknowledges_says_nothing_once_the_set_has_other_servers(
+    tmp_path: Path, regions: list[str], fenced: bool
+) -> None:
+    """A server that was taken out of the topology may still acknowledge."""
+    asked, silent = list[bool](), {"east-db": 0.0}
+    tasks, clock = BackgroundTasks("watcher", logger("watcher")), ManualClock()
+    mastership = mastership_of(tmp_path, asks(asked), tasks, clock, silent.__getitem__)
+    waiting = master("1-1-1", waits=True, clients=1)
+    west = replica("west", "1-1-1", receiving=True, acknowledges=True)
+    mastership.observe(east_and_west(semi_sync=True), [waiting, west], clock.monotonic())
+    changed = set_of(regions, semi_sync=True)
+    mastership.observe(changed, [waiting, replica(regions[1], None)], clock.monotonic())
+    silent["east-db"] = 5.0
+    mastership.observe(changed, [master(None), replica(regions[1], "1-1-1")], clock.monotonic())
+    await turns()
+    assert asked == [fenced]
+    await tasks.close()
+
+
 async def test_what_was_seen_longer_ago_than_a_lease_lasts_says_nothing_of_who_acknowledges(tmp_path: Path) -> None:
     asked, silent = list[bool](), {"east-db": 0.0}
     tasks, clock = BackgroundTasks("watcher", logger("watcher")), ManualClock()
