@@ -360,7 +360,10 @@ async def test_the_lease_of_a_new_master_is_not_half_over_when_it_is_opened(
     topology_file: Path, monkeypatch: pytest.MonkeyPatch, clock: ManualClock, third_server_hangs: bool
 ) -> None:
     """Nobody follows it; a server that did not answer was waited for all the same."""
-    granted, now_ms = list[int](), lambda: round(1000 * clock.now)
+    granted = list[int]()
+
+    def now_ms() -> int:
+        return round(1000 * clock.now)
 
     @asynccontextmanager
     async def session(_: ReplicationSet, region: str) -> AsyncIterator[str]:
