@@ -58,6 +58,11 @@ from tao.replication.server_statements import (
 from tao.topology import edits
 
 _PAUSE_SECONDS: Final = 0.05
+_RECENT_SECONDS: Final = 0.5
+"""For how long a clock that was read is used again. Writers wait for each round trip, and the shortest lease lasts
+2.5 s."""
+_MAX_WAITS: Final = 3
+"""Bound on waits for a lease, each of which a replica ends that restarts meanwhile."""
 _MAX_CONFLICTS: Final = 20
 """Bound on conflicting changes of the document. Each takes milliseconds, and no server is open to writes meanwhile."""
 
@@ -159,7 +164,8 @@ class _Installed(NamedTuple):
     terms: LeaseTerms
     """Those of its leases."""
     unix_ms: int
-    """Its clock when the topology was changed."""
+    """Its clock when the topology was changed, at ``read_at`` on the loop's or later."""
+    read_at: float
     lost: str
     """The name of the former master when it does not answer, or an empty string."""
 
@@ -340,10 +346,7 @@ class Promoter:
         await self._begin(replicas, PromotionStep.STOP_RECEIVING)
         stopped = await self._stop_receiving(replicas, others)
         if request.master_lost and not fenced and self._locks.can_be_away and replicas.database.semi_sync:
-            # A watcher that is cut off from the locks may have renewed the lease until now (`is_followed_by_all`).
-            await self._wait_for_lease(replicas, others, last_renewal, asyncio.get_running_loop().time())
-            # Again: when it restarts, a replica receives by itself.
-            stopped = await self._stop_receiving(replicas, others)
+            stopped = await self._outlast_renewals_without_lock(replicas, others, last_renewal)
         await self._begin(replicas, PromotionStep.COMPARE)
         if not request.master_lost:
             stopped[master.region] = await replicas.member(master.region)
@@ -355,6 +358,20 @@ class Promoter:
         """Have the replicas stop receiving, and return by region what each has then."""
         stopped = await _all_of(*(replicas.stop_receiving(member.region) for member in others))
         return {member.region: member for member in stopped}
+
+    async def _outlast_renewals_without_lock(
+        self, replicas: ReplicationSet, others: list[SetMember], last_renewal: LastRenewal | None
+    ) -> dict[str, SetMember]:
+        """Wait for a lease that a watcher that is cut off from the locks may have renewed (`is_followed_by_all`) until
+        the replicas had stopped. Returns as `_stop_receiving`, and raises `PromotionRefused` when they do not stay so.
+        """
+        for _ in range(_MAX_WAITS):
+            await self._wait_for_lease(replicas, others, last_renewal, asyncio.get_running_loop().time())
+            # When it restarts, a replica receives by itself, and the lease may have been renewed since.
+            stopped = await _all_of(*(replicas.stop_receiving_again(member.region) for member in others))
+            if not any(has_begun for _, has_begun in stopped):
+                return {member.region: member for member, _ in stopped}
+        raise PromotionRefused(f"replicas of {replicas.master.name} began to receive again {_MAX_WAITS} times")
 
     async def _wait_for_lease(
         self, replicas: ReplicationSet, others: list[SetMember], last_renewal: LastRenewal | None, latest: float
@@ -461,12 +478,14 @@ class Promoter:
                 deadline=deadline,
             )
         await self._begin(replicas, PromotionStep.TOPOLOGY)
+        read_at = asyncio.get_running_loop().time()
         change = self._change_topology(replicas, region, epoch, lost)
         topology, unix_ms = await _both(change, replicas.unix_ms(region))
         changed = self._set_of(topology, replicas.database.name)
         # The lease of a lost master is over, so it answers no critical read.
         settle = not (lost and prepared.terms.seconds)
-        return await self._open(changed, settle=settle, installed=_Installed(prepared.terms, unix_ms, lost))
+        installed = _Installed(prepared.terms, unix_ms, read_at, lost)
+        return await self._open(changed, settle=settle, installed=installed)
 
     async def _change_topology(self, replicas: ReplicationSet, region: str, epoch: int, lost: str) -> Topology:
         """Store the promotion by compare-and-set, and retry when something else in the document changed at the same
@@ -539,8 +558,8 @@ class Promoter:
             deadline = replicas.statement_deadline()
             terms = installed.terms if installed else await lease_terms(session, deadline=deadline)
             if terms.seconds:
-                # A lease may count from an earlier time. While others are made to follow, much of it would be over.
-                if installed and not settle and not following:
+                # A lease may count from an earlier time. Others that have to follow, or do not answer, take seconds.
+                if installed and loop.time() - installed.read_at < _RECENT_SECONDS:
                     now = installed.unix_ms
                 else:
                     now = await server_unix_ms(session, deadline=deadline)

@@ -281,6 +281,19 @@ class ReplicationSet:
             state = await member_state(session, deadline=self.statement_deadline())
         return SetMember(self.database.places[region].name, region, state)
 
+    async def stop_receiving_again(self, region: str) -> tuple[SetMember, bool]:
+        """Stop a server from receiving that was stopped before. Returns its state then, and whether it had begun again,
+        as one does that restarts. Raises `TaoError`.
+
+        All steps share a session: a restart between them ends it.
+        """
+        async with self.session(region) as session:
+            before = (await member_state(session, deadline=self.statement_deadline())).following
+            await stop_receiving(session, deadline=self.statement_deadline())
+            state = await member_state(session, deadline=self.statement_deadline())
+        has_begun = before is not None and not before.receiving_stopped
+        return SetMember(self.database.places[region].name, region, state), has_begun
+
     async def catch_up(self, target: SetMember, timeout_seconds: float) -> None:
         """Wait until a server has everything of the master, which is closed. Raises `PromotionRefused` when it does not
         follow."""

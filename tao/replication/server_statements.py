@@ -42,6 +42,8 @@ _Named = list[dict[str, Any]]
 """Rows of a result by column name. `Any`: columns of SHOW."""
 _RUNNING: Final = "Yes"
 _STOPPED: Final = "No"
+_CONNECTION_ERRORS: Final = range(2000, 3000)
+"""The numbers of errors that a client finds by itself: of a connection that is refused, lost or times out."""
 
 
 class SourceTls(StrEnum):
@@ -95,6 +97,11 @@ class ReplicationStatus:
     """GTIDs executed."""
     error: str
     """The last error of receiving or applying, or an empty string."""
+    receiving_stopped: bool = False
+    """Receiving has stopped and does not resume by itself."""
+    receiving_failed: bool = False
+    """The last error of receiving is not one of the connection, so it would come again: the master has purged what the
+    replica lacks, for example. An error of the connection is still reported when receiving is stopped by a command."""
 
 
 async def attach(session: DatabaseSession, source: ReplicationSource, *, deadline: float) -> None:
@@ -203,6 +210,8 @@ def _status_of(dialect: Dialect, found: _Named, executed: _Named) -> Replication
         received=_one_line(row["Gtid_IO_Pos" if mariadb else "Retrieved_Gtid_Set"]),
         executed=_one_line(executed[0]["position"]),
         error="; ".join(_one_line(text) for text in complaints if text),
+        receiving_stopped=halves[0] == _STOPPED,
+        receiving_failed=bool(errno := int(row["Last_IO_Errno"])) and errno not in _CONNECTION_ERRORS,
     )
 
 

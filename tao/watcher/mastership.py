@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -36,7 +36,7 @@ class Action(StrEnum):
 
     NOTHING = "nothing"
     RESTORE = "restore"
-    """The master of the topology answers and is closed, or nobody follows it although it waits for a replica: it
+    """The master of the topology answers and is closed, or nobody receives from it although it waits for a replica: it
     restarted, or a promotion was interrupted."""
     PROMOTE = "promote"
     """The master has been silent for too long."""
@@ -72,6 +72,8 @@ class Observation:
     master whose last replica is gone, drained or seeded may wait for none."""
     is_dead: bool = False
     """Nothing listens at the master's address, as seen from here or by the watcher of its region."""
+    marked: Collection[str] = ()
+    """Servers with a ``down`` mark, as an operator sets on one that is taken out of use."""
 
 
 CLOSED_OBSERVATIONS: Final = 2
@@ -103,7 +105,7 @@ def next_action(
         return Action.NOTHING, ""
     if observation.closed_observations >= CLOSED_OBSERVATIONS:
         return Action.RESTORE, ""
-    if observation.semi_sync and _waits_for_nobody(master, observation.members):
+    if observation.semi_sync and _waits_for_nobody(master, observation.members, observation.marked):
         return Action.RESTORE, ""
     if observation.semi_sync and not master.state.waits_for_replica and observation.acknowledging:
         return Action.WAIT, ""
@@ -116,20 +118,36 @@ def next_action(
     return Action.NOTHING, ""
 
 
-def _waits_for_nobody(master: SetMember, members: Sequence[SetMember]) -> bool:
-    """Return whether an open master waits for a replica, nobody follows it, and a server that follows nobody could.
+def _waits_for_nobody(master: SetMember, members: Sequence[SetMember], marked: Collection[str]) -> bool:
+    """Return whether an open master waits for a replica, nobody is going to receive from it, and a server could.
 
-    A promotion that failed after it had detached the others leaves such a master. What takes the last replica away on
-    purpose makes the master wait for none.
+    A promotion that failed after it had stopped or detached the others leaves such a master. What takes the last
+    replica away on purpose makes the master wait for none. An operator who stops one by hand marks it before.
     """
     others = [member for member in members if not member.is_master and member.state is not None]
     return (
         master.state is not None
         and not master.state.read_only
         and master.state.waits_for_replica
-        and all(member.state is None or member.state.following is None for member in others)
-        and any(member.is_complete and not discarded_transactions(member, master) for member in others)
+        and all(map(_has_stopped_receiving, others))
+        and any(_could_receive(member, marked) and not discarded_transactions(member, master) for member in others)
     )
+
+
+def _has_stopped_receiving(member: SetMember) -> bool:
+    """Return whether a server follows no master, or does so and receives nothing, until somebody has it do so again."""
+    following = None if member.state is None else member.state.following
+    return following is None or following.receiving_stopped
+
+
+def _could_receive(member: SetMember, marked: Collection[str]) -> bool:
+    """Return whether a server that has stopped receiving is whole, and has neither failed nor been marked."""
+    following = None if member.state is None else member.state.following
+    return member.is_complete and (following is None or not (following.receiving_failed or member.name in marked))
+
+
+def _names_by_place(replicas: ReplicationSet) -> dict[str, str]:
+    return {place: server.name for place, server in replicas.database.places.items()}
 
 
 class Mastership:
@@ -204,6 +222,10 @@ class Mastership:
                 self._prepared.pop(member.name, None)
         if began < self._acted_at.get(name, began):
             return
+        former = self._sets.get(name)
+        if former is not None and _names_by_place(former) != _names_by_place(replicas):
+            # A server that was taken out may still acknowledge, and is a stranger now.
+            self._acknowledged_by_set.pop(name, None)
         self._sets[name] = replicas
         master = next(member for member in members if member.is_master)
         if master.state is not None:
@@ -226,6 +248,7 @@ class Mastership:
             self._lost_acknowledgements[name][1] if name in self._lost_acknowledgements else 0,
             self._waited_for_replica.get(name) == master.name,
             self._is_dead(master.name) or self._peers.says_dead(master.region, master.name),
+            {server.name for server in replicas.database.places.values() if server.down},
         )
         self._note_withheld(name, master, observation)
         action, server = next_action(

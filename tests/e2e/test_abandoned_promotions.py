@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -14,7 +15,7 @@ from tao.model.topology import Topology
 from tao.replication.accounts import ServiceAccounts
 from tao.replication.promotion import PromotionStep
 from tao.replication.promotion_plan import MasterAnswers, PromotionRequest
-from tao.replication.server_statements import stop_receiving
+from tao.replication.server_statements import MemberState, member_state, stop_receiving
 from tao.topology import edits
 from tao.topology.file_store import TopologyFile
 from tests.rigs.replication_rig import EAST, WEST, ReplicationRig, assert_is_master, replication_rig, statement_deadline
@@ -81,3 +82,23 @@ async def test_a_mark_set_during_a_promotion_does_not_restart_it(rig: Replicatio
     await rig.promoter(file=Busy).promote("db", PromotionRequest(WEST))
     assert rig.topology.regions[1].followers[0].servers[0].down
     await assert_is_master(rig, WEST, EAST)
+
+
+async def test_a_replica_that_was_stopped_while_its_master_was_gone_still_reports_an_error_and_has_not_failed(
+    rig: ReplicationRig,
+) -> None:
+    async def state() -> MemberState:
+        async with rig.session(WEST) as session:
+            return await member_state(session, deadline=statement_deadline())
+
+    await rig.servers[EAST].kill()
+    async with asyncio.timeout(30):
+        while not ((found := (await state()).following) and found.error):  # noqa: ASYNC110 - the server reports it
+            await asyncio.sleep(0.05)
+    assert not found.receiving_stopped
+    async with rig.session(WEST) as session:
+        await stop_receiving(session, deadline=statement_deadline())
+    stopped = (await state()).following
+    assert stopped is not None
+    assert (stopped.receiving_stopped, stopped.receiving_failed) == (True, False)
+    assert stopped.error

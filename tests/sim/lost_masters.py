@@ -8,7 +8,8 @@ A promotion is *false* when its master was well: its process ran, and the watche
 own region could have reached it throughout the two seconds before. Also checked: no acknowledged write of a
 semi-synchronous database is missing at a later master; no critical read, by a client with any topology, lacks what was
 acknowledged before it began; and writes go on within `REPLACED_SECONDS` of the death of a master that nothing else
-befell. In some hours a step of a promotion fails. Then everything is mended at the end, and writes have to go on.
+befell. In some hours a step of a promotion fails, and links are perhaps mended before the next attempt, so that the old
+master goes on. Then everything is mended at the end, and writes have to go on.
 """
 
 from __future__ import annotations
@@ -232,6 +233,8 @@ class Hour:
         self._breaks_at = ways.choice([*PromotionStep, *[None] * 2 * len(PromotionStep)])
         """The step of a promotion that fails, once."""
         self.watchers_a_region: Final = ways.choice((1, 1, 2))
+        self._heals_after = ways.choice((None, 2.5 * ways.random()))
+        """Seconds after the failure of that step at which all links are mended, or None."""
         self._broke = False
         self._written_at = 0.0
         self.master: Final = servers[0]
@@ -294,6 +297,8 @@ class Hour:
         """Look at the old master at the last moment at which a promotion can be undone."""
         if step is self._breaks_at:
             self._breaks_at, self._broke = None, True
+            if self._heals_after is not None:
+                self.later(self._heals_after, self.machines.heal)
             raise ConnectionLost("the connection to a replica broke")
         if step is not PromotionStep.RAISE_EPOCH:
             return

@@ -214,7 +214,8 @@ class Machines:
         if following is not None:
             receives = self.receives(server)
             source = f"127.0.0.1:{following.number}"
-            status = ReplicationStatus(source, receives, True, not server.io_runs, 0, "", "", "")
+            stopped = not server.io_runs
+            status = ReplicationStatus(source, receives, True, stopped, 0, "", "", "", receiving_stopped=stopped)
         return MemberState(
             server.read_only,
             status,

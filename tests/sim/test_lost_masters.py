@@ -9,6 +9,7 @@ from tao.replication.lease import LeaseTerms
 from tao.replication.promotion import Promoter
 from tao.replication.promotion_plan import PromotionRequest, SetMember
 from tao.replication.replication_set import ReplicationSet
+from tao.watcher import mastership
 from tao.watcher.settings import LeaseSettings
 from tests.sim.lost_masters import Findings, play_hour, play_hours
 from tests.sim.replicated import Machines
@@ -58,3 +59,14 @@ async def _lost(_: Promoter, replicas: ReplicationSet, __: PromotionRequest) -> 
 def test_a_promotion_that_does_not_ask_a_lost_master_again_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Promoter, "_lost_master", _lost)
     assert _first("master stands still", regions=1, seed=54).lost_writes
+
+
+def _follows_nobody(member: SetMember) -> bool:
+    return member.state is None or member.state.following is None
+
+
+def test_a_master_that_waits_for_ever_for_replicas_that_a_failed_promotion_has_stopped_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mastership, "_has_stopped_receiving", _follows_nobody)
+    assert _first("region cut off", regions=2, seed=265).stuck

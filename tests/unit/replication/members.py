@@ -12,7 +12,10 @@ def gtids(text: str) -> GtidSet:
     return GtidSet(Dialect.MARIADB, text)
 
 
-def following(*, receiving: bool = False, lag: int | None = 0) -> ReplicationStatus:
+def following(
+    *, receiving: bool = False, lag: int | None = 0, stopped: bool = False, failed: bool = False
+) -> ReplicationStatus:
+    """``stopped``: receiving was; ``failed``: by an error that would come again."""
     return ReplicationStatus(
         source="127.0.0.1:1",
         receiving=receiving,
@@ -22,6 +25,8 @@ def following(*, receiving: bool = False, lag: int | None = 0) -> ReplicationSta
         received="",
         executed="",
         error="",
+        receiving_stopped=stopped or failed,
+        receiving_failed=failed,
     )
 
 
@@ -59,12 +64,14 @@ def replica(
     alone: bool = False,
     seeding: bool = False,
     acknowledges: bool = False,
+    stopped: bool = False,
+    failed: bool = False,
 ) -> SetMember:
     """``has``: what it has executed; ``received``: what waits in its relay log besides; ``alone``: follows nobody;
-    ``seeding``: it has a part of the data."""
+    ``seeding``: it has a part of the data; ``stopped`` and ``failed``: as in `following`."""
     if has is None:
         return SetMember(f"{region}-db", region, None, "refused")
-    status = None if alone else following(receiving=receiving)
+    status = None if alone else following(receiving=receiving, stopped=stopped, failed=failed)
     received_too = GtidSet(Dialect.MARIADB, has, received)
     return SetMember(
         f"{region}-db",

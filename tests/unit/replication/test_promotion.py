@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
 from functools import partialmethod
 from pathlib import Path
 from typing import cast
@@ -22,13 +24,15 @@ from tao.replication.promotion import (
     PromotionSettings,
     PromotionStep,
     _both,
+    _Installed,
     _over_at,
 )
-from tao.replication.promotion_plan import MasterAnswers, PromotionRequest, SetMember
+from tao.replication.promotion_plan import MasterAnswers, PromotionRefused, PromotionRequest, SetMember
 from tao.replication.replication_set import ReplicationSet, SetAccounts
 from tao.topology import edits
 from tao.topology.document import dump_topology
 from tao.topology.file_store import TopologyFile
+from tests.rigs.pacing import ManualClock
 from tests.unit.replication.members import master, replica
 from tests.unit.replication.test_replication_set import replication_set_of
 
@@ -68,8 +72,11 @@ async def test_it_asks_for_renewals_again_when_the_others_have_stopped_receiving
     async def on_step(step: PromotionStep) -> None:
         steps.append(step)
 
-    monkeypatch.setattr(ReplicationSet, "lease_terms", lease_terms)
-    monkeypatch.setattr(ReplicationSet, "stop_receiving", stop_receiving)
+    async def stop_receiving_again(replicas: ReplicationSet, region: str) -> tuple[SetMember, bool]:
+        return await stop_receiving(replicas, region), False
+
+    for each in (lease_terms, stop_receiving, stop_receiving_again):
+        monkeypatch.setattr(ReplicationSet, each.__name__, each)
     promoter = promoter_of(tmp_path, on_step)
     monkeypatch.setattr(promoter._locks, "can_be_away", can_be_away)
     replicas = replication_set_of("east", "west", semi_sync=semi_sync)
@@ -97,6 +104,13 @@ def topology_file(tmp_path: Path) -> Path:
     path = tmp_path / "topology.json"
     path.write_text(dump_topology(Topology(version=1, shards=2, regions=regions, databases=(database,))))
     return path
+
+
+def promoter_at(file: Path) -> Promoter:
+    def fail(error: TopologyError) -> None:
+        raise error
+
+    return Promoter(TopologyFile(file, on_error=fail), FileLocks(file), ACCOUNTS, PromotionSettings())
 
 
 class Rejoin:
@@ -319,11 +333,7 @@ async def test_a_lost_master_that_answers_when_its_lease_is_over_keeps_its_place
     for name, instead in (("members", members), ("stop_receiving", stop_receiving), ("member", member)):
         monkeypatch.setattr(ReplicationSet, name, instead)
 
-    def fail(error: TopologyError) -> None:
-        raise error
-
-    locks = FileLocks(topology_file)
-    promoter = Promoter(TopologyFile(topology_file, on_error=fail), locks, ACCOUNTS, PromotionSettings())
+    promoter = promoter_at(topology_file)
     for name, replaced in (
         ("_wait_for_lease", over),
         ("_outlast", over),
@@ -335,3 +345,95 @@ async def test_a_lost_master_that_answers_when_its_lease_is_over_keeps_its_place
     with pytest.raises(MasterAnswers):
         await promoter.promote("db", PromotionRequest(master_lost=True))
     assert done == ["its lease is over", "east is asked", "it is restored"]
+
+
+@pytest.fixture
+async def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    """The loop's clock, which advances only when it is set."""
+    clock = ManualClock()
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", clock.monotonic)
+    return clock
+
+
+@pytest.mark.parametrize("third_server_hangs", [True, False])
+async def test_the_lease_of_a_new_master_is_not_half_over_when_it_is_opened(
+    topology_file: Path, monkeypatch: pytest.MonkeyPatch, clock: ManualClock, third_server_hangs: bool
+) -> None:
+    """Nobody follows it; a server that did not answer was waited for all the same."""
+    granted = list[int]()
+
+    def now_ms() -> int:
+        return round(1000 * clock.now)
+
+    @asynccontextmanager
+    async def session(_: ReplicationSet, region: str) -> AsyncIterator[str]:
+        yield region
+
+    async def member(_: ReplicationSet, region: str) -> SetMember:
+        if region == "west":
+            return master("1-1-1", region=region)
+        if third_server_hangs:
+            clock.now += 5.0
+        return replica(region, None)
+
+    async def server_unix_ms(*_: object, **__: object) -> int:
+        return now_ms()
+
+    async def grant_lease(_: object, since: int, **__: object) -> None:
+        granted.append(since)
+
+    async def open_to_writes(*_: object, **__: object) -> None: ...
+
+    monkeypatch.setattr(ReplicationSet, "session", session)
+    monkeypatch.setattr(ReplicationSet, "member", member)
+    for each in (server_unix_ms, grant_lease, open_to_writes):
+        monkeypatch.setattr(promotion, each.__name__, each)
+    promoter = promoter_at(topology_file)
+    installed = _Installed(LeaseTerms(2.5, 2.5), now_ms(), clock.now, "east-db")
+    clock.now += 0.1
+    replicas = replication_set_of("west", "north", "east", semi_sync=True)
+    await promoter._open(replicas, settle=False, installed=installed)
+    assert granted == [now_ms() if third_server_hangs else installed.unix_ms]
+
+
+@pytest.mark.parametrize(("fenced", "restarts"), [(True, 0), (False, 0), (False, 1), (False, 3)])
+async def test_an_unknown_last_renewal_may_have_been_when_the_replicas_were_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: ManualClock, fenced: bool, restarts: int
+) -> None:
+    """A watcher that is cut off from the locks may have renewed the lease until then, and again when a replica that
+    restarts receives for a moment."""
+    terms, waited_until, stopped_at = LeaseTerms(2.5, 2.5), list[float](), list[float]()
+
+    async def lease_terms(_: ReplicationSet, region: str) -> LeaseTerms:
+        return terms
+
+    async def stop_receiving(_: ReplicationSet, region: str) -> SetMember:
+        clock.now += 1.0
+        stopped_at.append(clock.now)
+        return replica(region, "1-1-1")
+
+    async def stop_receiving_again(replicas: ReplicationSet, region: str) -> tuple[SetMember, bool]:
+        return await stop_receiving(replicas, region), len(stopped_at) <= 1 + restarts
+
+    async def wait(_: ReplicationSet, seconds: float) -> None:
+        clock.now += seconds
+        waited_until.append(clock.now)
+
+    async def last_renewal() -> float:
+        return clock.now
+
+    for each in (lease_terms, stop_receiving, stop_receiving_again, wait):
+        monkeypatch.setattr(ReplicationSet, each.__name__, each)
+    promoter = promoter_of(tmp_path)
+    monkeypatch.setattr(promoter._locks, "can_be_away", True)
+    members, request = [master(None), replica("west", "1-1-1")], PromotionRequest(master_lost=True)
+    replicas = replication_set_of("east", "west", semi_sync=True)
+    locked_at = clock.now
+    with pytest.raises(PromotionRefused, match="again 3 times") if restarts == 3 else nullcontext():
+        await promoter._choose(replicas, members, request, last_renewal, locked_at, fenced=fenced)
+    if fenced:
+        over_at = await promoter._reads_over_at(replicas, members[1:], last_renewal)
+        assert (waited_until, over_at) == ([], stopped_at[0] + terms.reads_over_after_seconds)
+    else:
+        waits_from = (locked_at, *stopped_at[: min(3, 1 + restarts)])
+        assert waited_until == [each + terms.over_after_seconds for each in waits_from]

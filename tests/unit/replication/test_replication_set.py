@@ -40,6 +40,32 @@ async def test_a_replica_that_follows_all_along_is_not_taken_for_one_that_has_di
     check_rejoin(*await replication_set_of("east", "west").beside_master("west"))
 
 
+@pytest.mark.parametrize("restarted", [True, False])
+async def test_a_replica_that_restarted_has_begun_to_receive_again(
+    monkeypatch: pytest.MonkeyPatch, restarted: bool
+) -> None:
+    stopped = not restarted
+
+    @asynccontextmanager
+    async def session(_: ReplicationSet, region: str) -> AsyncIterator[str]:
+        yield region
+
+    async def member_state(_: str, *, deadline: float) -> MemberState:
+        return MemberState(True, following(stopped=stopped), gtids("1-1-1"), gtids("1-1-1"))
+
+    async def stop_receiving(_: str, *, deadline: float) -> None:
+        nonlocal stopped
+        stopped = True
+
+    monkeypatch.setattr(ReplicationSet, "session", session)
+    for each in (member_state, stop_receiving):
+        monkeypatch.setattr(replication_set, each.__name__, each)
+    member, has_begun = await replication_set_of("east", "west").stop_receiving_again("west")
+    assert (member.name, has_begun) == ("west-db", restarted)
+    assert member.state is not None
+    assert member.state.following == following(stopped=True)
+
+
 def replication_set_of(*regions: str, marked: str = "", semi_sync: bool = False) -> ReplicationSet:
     """The first region has the master, at the port that `following` says."""
     servers = {

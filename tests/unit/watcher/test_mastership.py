@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -48,10 +48,20 @@ def action(
     waited: bool = False,
     leases: bool = True,
     dead: bool = False,
+    marked: Collection[str] = (),
 ) -> tuple[Action, str]:
     return next_action(
         Observation(
-            members, silent, closed, seen_by_its_region, semi_sync, acknowledging, lost_acknowledgements, waited, dead
+            members,
+            silent,
+            closed,
+            seen_by_its_region,
+            semi_sync,
+            acknowledging,
+            lost_acknowledgements,
+            waited,
+            dead,
+            marked,
         ),
         gone_seconds=5.0,
         auto_promote=promote,
@@ -114,6 +124,40 @@ def test_a_master_that_waits_for_a_replica_while_nobody_follows_it_gets_its_repl
     assert action(waiting, astray, semi_sync=True)[0] is Action.NOTHING, "it cannot follow"
     seeding = replica("west", "1-1-7", alone=True, seeding=True)
     assert action(waiting, seeding, semi_sync=True)[0] is Action.NOTHING, "somebody is at it"
+
+
+def test_a_master_that_waits_for_replicas_that_a_failed_promotion_has_stopped_gets_them_back() -> None:
+    waiting, west = master("1-1-7", waits=True), replica("west", "1-1-7", stopped=True)
+    assert action(waiting, west, semi_sync=True) == (Action.RESTORE, "")
+    assert action(waiting, west, replica("north", "1-1-7", alone=True), semi_sync=True)[0] is Action.RESTORE
+    broken = replica("north", "1-1-7", failed=True)
+    assert action(waiting, west, broken, semi_sync=True)[0] is Action.RESTORE, "commits need one replica"
+    assert action(waiting, broken, semi_sync=True)[0] is Action.NOTHING, "it would fail again"
+    for north in (replica("north", "1-1-7", receiving=True), replica("north", "1-1-7")):
+        assert action(waiting, west, north, semi_sync=True)[0] is Action.NOTHING, "it receives, or tries to"
+    assert action(master("1-1-7"), west, semi_sync=True)[0] is Action.NOTHING, "its last replica was taken away"
+    assert action(waiting, west, semi_sync=True, marked=["west-db"])[0] is Action.NOTHING, "an operator is at it"
+    astray = replica("west", "1-1-7,2-2-9", stopped=True)
+    assert action(waiting, astray, semi_sync=True)[0] is Action.NOTHING, "it cannot follow"
+
+
+async def test_a_replica_that_was_stopped_by_hand_is_left_alone_once_it_is_marked(tmp_path: Path) -> None:
+    restored = list[str]()
+
+    class Restoring(Broken):
+        async def restore(self, database: str) -> PromotionResult:
+            restored.append(database)
+            raise Unavailable("not in this test")
+
+    tasks, clock = BackgroundTasks("watcher", logger("watcher")), ManualClock()
+    mastership = mastership_of(tmp_path, Restoring(), tasks, clock)
+    members = [master("1-1-1", waits=True), replica("west", "1-1-1", stopped=True)]
+    for marked, expected in (("west", []), ("", ["db"])):
+        replicas = set_of(["east", "west"], semi_sync=True, marked=marked)
+        mastership.observe(replicas, members, clock.monotonic())
+        await turns()
+        assert restored == expected
+    await tasks.close()
 
 
 def test_a_server_that_replicates_from_no_master_is_rejoined_only_when_enabled() -> None:
@@ -212,8 +256,11 @@ def east_and_west(*, semi_sync: bool = False) -> ReplicationSet:
     return set_of(["east", "west"], semi_sync=semi_sync)
 
 
-def set_of(regions: Sequence[str], *, semi_sync: bool = False) -> ReplicationSet:
-    servers = {region: DatabaseServer(name=f"{region}-db", host="127.0.0.1", port=1) for region in regions}
+def set_of(regions: Sequence[str], *, semi_sync: bool = False, marked: str = "") -> ReplicationSet:
+    servers = {
+        region: DatabaseServer(name=f"{region}-db", host="127.0.0.1", port=1, down=region == marked)
+        for region in regions
+    }
     database = Database(name="db", master_region="east", servers=servers, shards=((0, 1),), semi_sync=semi_sync)
     account = Account("tao_admin", "secret")
     return ReplicationSet(database, SetAccounts(account, account), seen_from="", statement_seconds=1.0)
@@ -371,6 +418,26 @@ async def test_an_observation_that_cannot_tell_who_acknowledges_leaves_what_an_e
     mastership.observe(replicas, [master("1-1-1", waits=True, clients=clients), then], clock.monotonic())
     silent["east-db"] = 5.0
     mastership.observe(replicas, [master(None), replica("west", "1-1-1")], clock.monotonic())
+    await turns()
+    assert asked == [fenced]
+    await tasks.close()
+
+
+@pytest.mark.parametrize(("regions", "fenced"), [(["east", "west"], True), (["east", "north"], False)])
+async def test_what_was_found_about_who_acknowledges_says_nothing_once_the_set_has_other_servers(
+    tmp_path: Path, regions: list[str], fenced: bool
+) -> None:
+    """A server that was taken out of the topology may still acknowledge."""
+    asked, silent = list[bool](), {"east-db": 0.0}
+    tasks, clock = BackgroundTasks("watcher", logger("watcher")), ManualClock()
+    mastership = mastership_of(tmp_path, asks(asked), tasks, clock, silent.__getitem__)
+    waiting = master("1-1-1", waits=True, clients=1)
+    west = replica("west", "1-1-1", receiving=True, acknowledges=True)
+    mastership.observe(east_and_west(semi_sync=True), [waiting, west], clock.monotonic())
+    changed = set_of(regions, semi_sync=True)
+    mastership.observe(changed, [waiting, replica(regions[1], None)], clock.monotonic())
+    silent["east-db"] = 5.0
+    mastership.observe(changed, [master(None), replica(regions[1], "1-1-1")], clock.monotonic())
     await turns()
     assert asked == [fenced]
     await tasks.close()
