@@ -76,7 +76,7 @@ bench: $(STAMP) ## Run the benchmarks beside their peers; JSON in build/bench.js
 	PATH="$(CURDIR)/build/bin:$$PATH" $(BIN)/python -m loadtest bench --json build/bench.json
 
 bench-compare: $(STAMP) ## Compare this tree with an earlier commit, in pairs: BASE=COMMIT (OPTIONS="--pairs 10 --only stream")
-	@$(if $(BASE),,echo "say which commit: make bench-compare BASE=COMMIT" >&2; exit 1)
+	@$(if $(BASE),,echo "BASE is missing: make bench-compare BASE=COMMIT" >&2; exit 1)
 	@.ci/ensure-database
 	@.ci/ensure-redis build/bin
 	PATH="$(CURDIR)/build/bin:$$PATH" $(BIN)/python -m loadtest compare --base "$(BASE)" --json build/bench-compare.json $(OPTIONS)

@@ -42,7 +42,12 @@ class CompareOptions(options.Options):
 
     base: str = options.BASE.default("HEAD")
     only: tuple[str, ...] = options.SCENARIO.default(_SCENARIOS)
-    pairs: int = options.PAIRS.default(6, toy=2, low=2, help="Pairs of runs of each scenario; even: as many of ABBA.")
+    pairs: int = options.PAIRS.default(
+        6,
+        toy=2,
+        low=2,
+        help="Pairs of runs of each scenario; an even number balances which tree runs first.",
+    )
     seconds: float = options.SECONDS.default(
         1.0, toy=0.1, help="Measured seconds of one contestant in one shape in one run."
     )

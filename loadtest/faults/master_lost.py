@@ -186,6 +186,8 @@ async def _machine_lost(regions: RegionCluster) -> AsyncIterator[None]:
     line = regions.cluster.line_control
     if regions.cluster.record.shape.is_distributed:
         await ask_line(line, Cut((MASTER, REMOTE)))
-    yield
-    if regions.cluster.record.shape.is_distributed:
-        await ask_line(line, Heal())
+    try:
+        yield
+    finally:
+        if regions.cluster.record.shape.is_distributed:
+            await ask_line(line, Heal())

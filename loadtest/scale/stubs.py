@@ -24,7 +24,7 @@ from tao.model.errors import TaoError, Unavailable
 from tao.model.ids import make_id
 from tao.model.relay import Relay
 from tao.model.versions import FIRST_EPOCH, NEVER_WRITTEN, next_version
-from tao.wire.convert import delivery_to_pb, position_from_pb, position_to_pb, relay_to_pb, span_from_pb
+from tao.wire.convert import delivery_to_pb, position_from_pb, relay_to_pb, span_from_pb, subscribe_to_pb
 from tao.wire.frames_client import connect_frames
 from tao.wire.frames_server import FrameServer
 from tao.wire.identity import Credentials
@@ -257,8 +257,7 @@ class StubSubscriber:
         if self._number:
             forget = pb.Forget(forgotten_number=self._number)
             self._session.send(pb.Request(forget=forget), _TIMEOUT_SECONDS, self._take)
-        positions = [position_to_pb(position) for position in self._positions.values()]
-        request = pb.Request(subscribe=pb.Subscribe(subscriber=self._name, positions=positions))
+        request = subscribe_to_pb(self._name, self._positions.values(), 0)
         self._number = self._session.send(request, math.inf, self._take)
 
     def _take(self, answer: pb.Answer) -> None:

@@ -47,8 +47,8 @@ class KeyRecorder(Protocol):
     """Records events within bounds."""
 
     cause: str
-    """What the events that are recorded now have come from. Whoever sets it restores it before anything else runs, as
-    `caused_by` does for a block."""
+    """The cause that is recorded with the next events. Restore the former value before other code runs, as `caused_by`
+    does for a block."""
 
     def record_key(self, key: int, atype: int, event: str, version: int) -> None:
         """Record an event of an object (``atype`` 0), or of a list and its count."""

@@ -145,7 +145,7 @@ class ClientConfiguration:
         self._listener: ConfigurationListener | None = None
         self._watch_task: asyncio.Task[None] | None = None
         self._refresh_task: asyncio.Task[None] | None = None
-        self._fetched_in_vain: dict[int, float] = {}  # by version: the time until which it is not fetched again
+        self._unusable_until: dict[int, float] = {}  # by version: the time until which it is not fetched again
         self._watched: tuple[pb.TopologyDocument, str] | None = None  # received by the watch, and not taken yet
         self._take_task: asyncio.Task[None] | None = None
 
@@ -213,7 +213,7 @@ class ClientConfiguration:
         """Fetch the topology of a server, unless ours is of this version or newer, or has been fetched in vain a moment
         ago. Concurrent calls share one fetch."""
         loop = asyncio.get_running_loop()
-        if self.topology.version >= version or loop.time() < self._fetched_in_vain.get(version, -math.inf):
+        if self.topology.version >= version or loop.time() < self._unusable_until.get(version, -math.inf):
             return
         if self._refresh_task is None:
             self._refresh_task = loop.create_task(self._fetch_topology(version, queue))
@@ -232,17 +232,17 @@ class ClientConfiguration:
             answer = await queue.link.ask(request, self._settings.timeout_seconds)
             await self._take_topology(answer.topology, queue.server.name)
             if self.topology.version < version:
-                self._note_in_vain(version, _SKIPPED_SECONDS if answer.topology.version >= version else _OLDER_SECONDS)
+                self._note_unusable(version, _SKIPPED_SECONDS if answer.topology.version >= version else _OLDER_SECONDS)
         except TaoError as error:
             # The query that was refused is retried all the same; the watch brings the document later.
             _logger.warning("the topology of %s could not be fetched: %s", queue.server.name, error.message)
         finally:
             self._refresh_task = None
 
-    def _note_in_vain(self, version: int, seconds: float) -> None:
+    def _note_unusable(self, version: int, seconds: float) -> None:
         now = asyncio.get_running_loop().time()
-        fetched = {each: until for each, until in self._fetched_in_vain.items() if until > now}
-        self._fetched_in_vain = {**fetched, version: now + seconds}
+        fetched = {each: until for each, until in self._unusable_until.items() if until > now}
+        self._unusable_until = {**fetched, version: now + seconds}
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()

@@ -49,7 +49,7 @@ _PRIVILEGES: Mapping[str, tuple[tuple[str, str], ...]] = {
 
 
 _WATCHES_SHARDS = (
-    # The lease and its event, which a watcher makes and alters, are in the schema `tao`. A promotion raises the version
+    # The schema `tao` has the lease, which a watcher makes and renews, and its event. A promotion raises the version
     # epochs in the schemas of the shards, and inserts the time up to which a lost master has reserved ids.
     ("SELECT, INSERT, UPDATE, CREATE, EVENT", "tao.*"),
     ("SELECT, INSERT, UPDATE", f"`{SHARD_SCHEMAS}`.*"),

@@ -113,7 +113,11 @@ class Program:
             await writer.wait_closed()
 
     async def failure(self) -> str:
-        """Wait until the program has ended. Return its last lines if it failed, or ""; `stop` is no failure."""
+        """Wait until the program has ended. Return its last lines if it failed, or ""; `stop` is no failure.
+
+        What is left of its output is read and dropped: the end of a process is noticed once its pipes are at theirs."""
+        while self._process.stdout is not None and await self._process.stdout.read(CHUNK_BYTES):
+            pass
         status = await self._process.wait()
         if not status or status == -signal.SIGTERM:
             return ""

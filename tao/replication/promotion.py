@@ -62,7 +62,7 @@ _RECENT_SECONDS: Final = 0.5
 """For how long a clock that was read is used again. Writers wait for each round trip, and the shortest lease lasts
 2.5 s."""
 _MAX_WAITS: Final = 3
-"""Bound on waits for a lease, each of which a replica ends that restarts meanwhile."""
+"""Most waits for a lease. A replica that restarts during one makes another one necessary."""
 _MAX_CONFLICTS: Final = 20
 """Bound on conflicting changes of the document. Each takes milliseconds, and no server is open to writes meanwhile."""
 
@@ -142,17 +142,17 @@ class _Run:
 
 
 class _Prepared(NamedTuple):
-    """What is read of a chosen server once it follows nobody: it does not change any more, so it can be read while the
-    old master's lease ends."""
+    """Values read from the chosen server once it follows no master: they do not change any more, so they can be read
+    while the old master's lease ends."""
 
     epoch: int
     """The version epoch under which it becomes master."""
     reserving: frozenset[str]
     """Its schemas that have a table of reserved ids."""
-    elsewhere: list[str]
+    other_servers: list[str]
     """The servers of all other databases."""
     terms: LeaseTerms
-    """Those of its leases."""
+    """The terms of its leases."""
     unix_ms: int
     """Its clock, at ``read_at`` on the loop's."""
     read_at: float
@@ -162,7 +162,7 @@ class _Installed(NamedTuple):
     """A master of which the topology has just learned."""
 
     terms: LeaseTerms
-    """Those of its leases."""
+    """The terms of its leases."""
     unix_ms: int
     """Its clock when the topology was changed, at ``read_at`` on the loop's or later."""
     read_at: float
@@ -431,7 +431,7 @@ class Promoter:
 
     async def _prepare(self, replicas: ReplicationSet, chosen: SetMember) -> _Prepared:
         """Read what `_install` needs of a server that follows nobody any more."""
-        elsewhere = await self._servers_elsewhere(replicas.database)
+        other_servers = await self._other_servers(replicas.database)
 
         async def epoch_and_clock() -> tuple[int, int, float]:
             async with replicas.session(chosen.region) as session:
@@ -449,7 +449,7 @@ class Promoter:
         # master may have assigned versions that no server here has received. After an interrupted run, whose master was
         # never opened, it is one higher than need be.
         epoch = max(replicas.database.version_epoch, known) + 1
-        return _Prepared(epoch, reserving, elsewhere, terms, unix_ms, read_at)
+        return _Prepared(epoch, reserving, other_servers, terms, unix_ms, read_at)
 
     # ---- from here on, a promotion can only be finished --------------------------------------------------------------
 
@@ -472,7 +472,7 @@ class Promoter:
                 replicas.shards,
                 chosen.name,
                 epoch,
-                elsewhere=prepared.elsewhere,
+                other_servers=prepared.other_servers,
                 lacks_ids_until_unix_ms=lacks_until,
                 reserving=prepared.reserving,
                 deadline=deadline,
@@ -585,7 +585,7 @@ class Promoter:
                 replicas.shards,
                 replicas.master.name,
                 replicas.database.version_epoch,
-                elsewhere=await self._servers_elsewhere(replicas.database),
+                other_servers=await self._other_servers(replicas.database),
                 deadline=replicas.statement_deadline(),
             )
 
@@ -619,7 +619,7 @@ class Promoter:
         check_seeded(member)
         if member.state is not None and member.state.following is None and not member.state.read_only:
             # It may be an old master that is still open. Close it first, so that the comparison covers all it will ever
-            # have had. One that was found closed commits nothing more: whoever opens it needs the lock.
+            # have had. One that was found closed commits nothing more: opening it needs the lock.
             await replicas.close(member.region)
         check_rejoin(*await replicas.beside_master(member.region))
         await replicas.follow(member.region, master.region)
@@ -682,7 +682,7 @@ class Promoter:
             sessions=None if run is None else run.sessions,
         )
 
-    async def _servers_elsewhere(self, database: Database) -> list[str]:
+    async def _other_servers(self, database: Database) -> list[str]:
         """Return the names of the servers of all other databases."""
         topology = await self._store.load()
         return sorted(each.server.name for each in topology.database_servers if each.database.name != database.name)

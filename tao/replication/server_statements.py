@@ -516,7 +516,7 @@ async def raise_epoch(
     master: str,
     version_epoch: int,
     *,
-    elsewhere: Collection[str] = (),
+    other_servers: Collection[str] = (),
     lacks_ids_until_unix_ms: int = 0,
     reserving: Collection[str] = (),
     deadline: float,
@@ -526,7 +526,7 @@ async def raise_epoch(
     This fences off the former owners of the shards, and all later versions are above any that were ever assigned. Rows
     that are up to date are left alone. The server stays closed to leaders.
 
-    ``elsewhere``: the servers of other databases. A row that names one of them is the fence of a move
+    ``other_servers``: the servers of other databases. A row that names one of them is the fence of a move
     (`tao.replication.shard_move`), and is left to those who undo the move.
 
     ``lacks_ids_until_unix_ms``: the server may lack times of ids, up to this one, that the lost master has reserved.
@@ -538,7 +538,7 @@ async def raise_epoch(
     if session.dialect is Dialect.MYSQL:
         await session.run("ROLLBACK; SET GLOBAL super_read_only = 0", deadline=deadline)
     outdated = "only_row = 1 AND (master_server <> %s OR version_epoch < %s)"
-    fences = list(elsewhere)
+    fences = list(other_servers)
     if fences:
         outdated += " AND master_server NOT IN %s"
     for some in _groups(shards):

@@ -75,9 +75,9 @@ class ShareSettings:
     misses a second, or 60 critical reads on their way to another region. A role's budget may say another number."""
 
     max_master_reads_beside_others: int = 4
-    """Most cost under way of one caller's critical reads from masters of this region, while others have work. Two such
-    reads take half of the statements that a shard may have in progress (`ReadSettings.max_pending_per_shard`). It does
-    not apply to a caller whose role's budget says how much may be under way."""
+    """Most cost under way of one caller's critical reads from masters of this region, while others have work. With 4,
+    the default of a follower, two such reads are under way: half of the statements that a shard may have in progress
+    (`ReadSettings.max_pending_per_shard`). A role's budget that says how much may be under way replaces it."""
 
     others_seconds: float = 1.0
     """Time after its work during which a caller still counts as one of the others: the pause of a client that sends one
@@ -130,14 +130,25 @@ class _Caller:
     """One caller with work, or that had some lately. It is in the queue of turns while it waits with claims and may
     start more."""
 
-    __slots__ = ("claims", "deficit", "idle_since", "in_turn", "master_reads", "max_under_way", "name", "parked",
-                 "read_units", "under_way", "waiting")  # fmt: skip
+    __slots__ = (
+        "blocked",
+        "claims",
+        "deficit",
+        "idle_since",
+        "in_turn",
+        "master_reads",
+        "max_under_way",
+        "name",
+        "read_units",
+        "under_way",
+        "waiting",
+    )  # fmt: skip
 
     def __init__(self, name: str) -> None:
         self.name: Final = name
-        self.claims: Final[deque[Claim]] = deque()  # those that wait with items and are not parked
-        self.parked: Final[deque[Claim]] = deque()  # while there are some, a read of a master is under way or in turn
-        self.master_reads = 0  # what of `under_way` reads masters of this region
+        self.claims: Final[deque[Claim]] = deque()  # those that wait with items and are not blocked
+        self.blocked: Final[deque[Claim]] = deque()  # while there are some, a read of a master is under way or in turn
+        self.master_reads = 0  # the part of `under_way` that reads from masters of this region
         self.deficit = 0
         self.idle_since = 0.0
         self.in_turn = False
@@ -189,7 +200,7 @@ class FairShares:
             and not caller.claims
             and self.under_way + cost <= settings.max_under_way
             and caller.under_way + cost <= self._bound(caller)
-            and not (claim.reads_master and (caller.parked or self._exceeds_master_reads(caller, cost)))
+            and not (claim.reads_master and (caller.blocked or self._exceeds_master_reads(caller, cost)))
         ):
             self._start(caller, claim, items)
             return True
@@ -216,7 +227,7 @@ class FairShares:
             if caller.under_way and caller.under_way + claim.cost > self._bound(caller):
                 self._leave_turns(caller)
             elif claim.reads_master and caller.master_reads and self._exceeds_master_reads(caller, claim.cost):
-                self._park(caller)
+                self._block(caller)
             elif caller.deficit < claim.cost:
                 caller.deficit += settings.turn_cost
                 self._turns.rotate(-1)
@@ -261,7 +272,7 @@ class FairShares:
         claim.waiting = 0
         if claim.is_parked:
             claim.is_parked = False
-            caller.parked.remove(claim)
+            caller.blocked.remove(claim)
         else:
             caller.claims.remove(claim)
             if claim.reads_master:
@@ -283,18 +294,18 @@ class FairShares:
         most = self.settings.max_master_reads_beside_others
         return caller.master_reads + cost > most and caller.max_under_way is None and len(self._callers) > 1
 
-    def _park(self, caller: _Caller) -> None:
+    def _block(self, caller: _Caller) -> None:
         """Have the caller's other claims go on, until a read of a master ends."""
         claim = caller.claims.popleft()
         claim.is_parked = True
-        caller.parked.append(claim)
+        caller.blocked.append(claim)
         if not caller.claims:
             self._leave_turns(caller)
 
     def _unpark(self, caller: _Caller) -> None:
         """Have one parked claim wait for its turn: one of them at a time, because many would only be parked again."""
-        if caller.parked:
-            claim = caller.parked.popleft()
+        if caller.blocked:
+            claim = caller.blocked.popleft()
             claim.is_parked = False
             caller.claims.append(claim)
 
@@ -329,7 +340,7 @@ class FairShares:
         caller.deficit = 0
 
     def _note_idle(self, caller: _Caller) -> None:
-        if not caller.claims and not caller.parked and not caller.under_way:
+        if not caller.claims and not caller.blocked and not caller.under_way:
             caller.idle_since = self._now()
             self._idle[caller.name] = caller
 

@@ -41,7 +41,7 @@ changes of topology and schema."""
 
 _NEVER_WRITTEN: Final = encode_object(NEVER_WRITTEN, ABSENT, b"")
 NOTHING_SHOWN: Final = (None, _NEVER_WRITTEN)
-"""The values that tell their caller of nothing that is there."""
+"""The values that show no item."""
 _MAX_KEPT: Final = 10_000
 """Callers whose checks, and denials whose texts, are kept: names are chosen elsewhere and must not fill the memory."""
 

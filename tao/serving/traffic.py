@@ -92,7 +92,7 @@ class Traffic:
                 # Most batches ask for no hot item: one set operation in C finds that out.
                 if not hot.keys().isdisjoint(keys):
                     for place in (place for place, key in enumerate(keys, slot) if key in hot):
-                        # Without a call: when much of a batch is hot, it would be most of what rights cost.
+                        # Compared here: when much of a batch is hot, a call would be most of what rights cost.
                         if check is not None and (place >= answered or values[place] in NOTHING_SHOWN):
                             continue
                         rate = hot[keys[place - slot]]

@@ -198,7 +198,7 @@ class MySqlReadStore(ReadStore):
 
         try:
             if len(together) == 1 and not alone:
-                # Most reads. Each coroutine less is a microsecond less of a read that serves a single miss.
+                # Most reads have one group. Each coroutine that is left out saves them a microsecond.
                 (group,) = together.items()
                 await self._fetch(job, *group)
             else:

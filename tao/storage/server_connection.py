@@ -170,7 +170,7 @@ class ServerConnection(asyncio.Protocol):
                 return
             rows, self._rows = self._rows, []
             on_rows(rows)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is for the one who asked
+        except Exception as error:  # noqa: BLE001 - passed on to `on_end`
             self._end_rows(error)
             return
         if is_at_end:
@@ -213,7 +213,8 @@ class ServerConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _set_alarm(self, at: float) -> None:
-        """One timer serves many answers: usually each has come long before, and the next deadline is later."""
+        """Start the timer of the deadline. One timer serves many answers: usually each has come long before, and the
+        next deadline is later."""
         if self._alarm is not None:
             self._alarm.cancel()
         self._alarm = self._loop.call_at(at, self._look)

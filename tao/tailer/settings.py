@@ -65,7 +65,8 @@ class OutboxSettings:
     by a leader that died or paused before it published them. No others wait. With 0 these do not wait either."""
 
     gather_parts: int = 512
-    """This many parts do not wait: they take milliseconds of a leader's time, more of which would disturb writers."""
+    """Parts that are sent without waiting for more. A leader needs milliseconds for them; a larger relay would delay
+    its writers."""
 
     unacknowledged_bytes: int = 16 << 20
     """Estimated size of the unacknowledged messages of all leaders together. Beyond it reading waits, and messages for

@@ -121,8 +121,8 @@ def next_action(
 def _waits_for_nobody(master: SetMember, members: Sequence[SetMember], marked: Collection[str]) -> bool:
     """Return whether an open master waits for a replica, nobody is going to receive from it, and a server could.
 
-    A promotion that failed after it had stopped or detached the others leaves such a master. What takes the last
-    replica away on purpose makes the master wait for none. An operator who stops one by hand marks it before.
+    A promotion that failed after it had stopped or detached the others leaves such a master. A planned
+    removal of the last replica first makes the master wait for none. An operator who stops one by hand marks it before.
     """
     others = [member for member in members if not member.is_master and member.state is not None]
     return (
@@ -135,7 +135,7 @@ def _waits_for_nobody(master: SetMember, members: Sequence[SetMember], marked: C
 
 
 def _has_stopped_receiving(member: SetMember) -> bool:
-    """Return whether a server follows no master, or does so and receives nothing, until somebody has it do so again."""
+    """Return whether a server follows no master, or one with receiving stopped, which does not resume by itself."""
     following = None if member.state is None else member.state.following
     return following is None or following.receiving_stopped
 

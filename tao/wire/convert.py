@@ -165,13 +165,6 @@ def shard_messages_from_pb(messages: pb.ShardMessages) -> ShardMessages:
 # ---- deliveries ------------------------------------------------------------------------------------------------
 
 
-def position_to_pb(position: Position) -> pb.Position:
-    """Convert a position in a shard's stream."""
-    converted = pb.Position()
-    _write_position(position, converted)
-    return converted
-
-
 def _write_position(position: Position, to: pb.Position) -> None:
     to.shard, to.stream, to.sequence = position.shard, position.stream, position.sequence
     to.source, to.reached = position.source, position.reached

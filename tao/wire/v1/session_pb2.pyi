@@ -1380,7 +1380,7 @@ Global___Applied: _TypeAlias = Applied  # noqa: Y015
 
 @_typing.final
 class Subscribe(_message.Message):
-    """A subscriber names, per shard, how far it has been told; stream "" means that it has nothing.
+    """A subscriber names, per shard, how far it has received; stream "" means that it has nothing.
     With `series` it adds these shards to the series of that number, and is answered with Applied.
     """
 
@@ -1414,7 +1414,7 @@ Global___Subscribe: _TypeAlias = Subscribe  # noqa: Y015
 
 @_typing.final
 class Position(_message.Message):
-    """`reached` is a transaction of `source`, a history as binlogs number it: everything up to there has been told."""
+    """`reached` is a transaction of `source`, a history as binlogs number it: everything up to there has been received."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1465,7 +1465,7 @@ class Delivery(_message.Message):
 
     @_builtins.property
     def proven_databases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Of the database proven_databases[i], every commit up to proven_unix_ms[i] has been told in this series by now."""
+        """Of the database proven_databases[i], every commit up to proven_unix_ms[i] has been delivered in this series by now."""
 
     @_builtins.property
     def proven_unix_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
@@ -1506,7 +1506,7 @@ class ShardDelivery(_message.Message):
     reset: _builtins.bool
     """the leader cannot continue from the position named: drop the shard first"""
     continued: _builtins.bool
-    """another stream, which goes on from where the subscriber has been told in the source"""
+    """another stream, which goes on from where the subscriber has received the source"""
     repeated: _builtins.int
     """so many messages up to the position are not here: each was sent in the stream before"""
     @_builtins.property

@@ -16,9 +16,10 @@ from tao.replication.database_copy import (
     dump_shards,
     load_dump,
 )
-from tao.replication.database_tools import CopyFailed, DatabaseTools
+from tao.replication.database_tools import CopyFailed, DatabaseTools, carry, running
 from tao.storage.dialect import Dialect
 from tao.storage.session import ServerAccount
+from tests.rigs.pacing import until
 
 SERVER = ServerAccount("127.0.0.1", 1, "user", "secret", socket="", tls=None)
 POSITION = "-- SET GLOBAL gtid_slave_pos='0-1-4711';"
@@ -75,6 +76,17 @@ async def test_a_failure_is_reported_with_the_last_lines_of_the_program(tmp_path
     endless = tools(tmp_path, "exec yes", client="echo duplicate entry >&2; exit 1")
     with pytest.raises(CopyFailed, match=r"^client: duplicate entry$"):
         await copied(endless)
+
+
+async def test_a_program_that_is_stopped_has_ended_although_nobody_read_the_rest(tmp_path: Path) -> None:
+    async with running(tools(tmp_path, "exec yes").dump, dialect=Dialect.MARIADB) as dump:
+
+        async def write(_: bytes) -> None:
+            pipe = dump._process._transport.get_pipe_transport(1)  # type: ignore[attr-defined]
+            await until(lambda: not pipe.is_reading())  # the buffer is full
+            raise BrokenPipeError
+
+        await carry(dump.read, write, dump, stall_seconds=30)
 
 
 async def test_a_copy_of_which_no_byte_moves_fails(tmp_path: Path) -> None:
