@@ -92,8 +92,8 @@ class OwnWrites:
 
     ``versions`` maps keys to versions. It is empty in a process that only reads, where checking that is the only cost.
     ``inverse_pending`` holds the keys whose last write has left its inverse edge pending. ``pending`` maps the lists
-    that lack such edges to what they lack, each with the number of the last write that left it pending; each list has
-    an entry in ``versions``, too."""
+    that lack such edges to what they lack, each with the number of the last write that left it pending, or 0 once it is
+    written and the list's version is not known; each list has an entry in ``versions``, too."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, max_keys: int, seconds: float) -> None:
         """Start empty. ``max_keys`` bounds the number of keys, ``seconds`` how long a write is remembered."""
@@ -147,12 +147,17 @@ class OwnWrites:
         for pending, version in inverses.items():
             key = pending[:2]
             left = self.pending.get(key)
-            if version and left is not None and pending in left:
+            if left is None or pending not in left:
+                continue
+            is_covered = left[pending] <= before
+            if version:
                 self._reached(key, version, self._loop.time())
-                if left[pending] <= before:
+                if is_covered:
                     del left[pending]
                 if not left:
                     del self.pending[key]
+            elif is_covered:
+                left[pending] = 0
         recording = _recording.get()
         if recording is not None:
             recording._settled(self, inverses, shards)

@@ -16,7 +16,7 @@ read for ever.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -47,7 +47,7 @@ class PendingInverses:
         self._schema: Final = schema
 
     async def settle(
-        self, rows: Sequence[QueryRow], consistency: Consistency, own: Mapping[RowKey, Collection[PendingInverse]]
+        self, rows: Sequence[QueryRow], consistency: Consistency, own: Mapping[RowKey, Mapping[PendingInverse, int]]
     ) -> tuple[Consistency, dict[RowKey, TaoError]]:
         """Settle what the token of the demand and ``own`` name in the lists of these rows.
 
@@ -55,17 +55,20 @@ class PendingInverses:
         token = consistency.token
         failed: dict[RowKey, TaoError] = {}
         pending: dict[PendingInverse, None] = {}
+        written: list[PendingInverse] = []
         between: dict[PendingShard, None] = {}
         keys = {row[:2] for row in rows if len(row) > 1}
         for key in keys:
-            missing = own.get(key, ())
+            missing = own.get(key, {})
             if len(missing) > MAX_PENDING_OF_LIST:
                 failed[key] = StaleRead(
                     f"list {key} lacks the inverse edges of more than {MAX_PENDING_OF_LIST} recent writes of this "
                     "process; try again later, or read it through a graph with attach_own_writes=False"
                 )
                 continue
-            pending |= dict.fromkeys(missing)
+            # What is known to be written is read from the master, and needs no coordinator, which may be away by now.
+            pending |= dict.fromkeys(each for each, number in missing.items() if number)
+            written += [each for each, number in missing.items() if not number]
             if token is not None:
                 pending |= dict.fromkeys(token.pending_in(ListKey(*key)))
                 between |= dict.fromkeys(token.pending_at(key[0] >> SHARD_SHIFT))
@@ -73,7 +76,7 @@ class PendingInverses:
         results, errors = await asyncio.gather(
             asyncio.gather(*map(self._settle_one, pending)), asyncio.gather(*map(self._settle_between, between))
         )
-        versions: dict[PendingInverse, int] = {}
+        versions = dict.fromkeys(written, 0)
         for each, result in zip(pending, results, strict=True):
             if isinstance(result, TaoError):
                 failed[each[:2]] = result

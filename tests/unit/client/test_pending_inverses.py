@@ -148,6 +148,21 @@ MANY = WriteToken(pending=[PendingInverse(HIGH + number, LIKED_BY, LOW) for numb
 """The oldest of these is not named."""
 
 
+async def test_a_pair_that_was_settled_without_a_version_is_read_from_the_master_and_not_settled_again(
+    graph: Graph, cluster: FakeCluster, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await write_pending(graph, monkeypatch)
+    coordinator.version = 0
+    await graph.assoc_count(HIGH, "liked_by")
+    coordinator.error = Unavailable("cut off")
+    await graph.assoc_count(HIGH, "liked_by")
+    assert last_read(cluster).critical
+    assert len(coordinator.asked) == 1
+    await write_pending(graph, monkeypatch)
+    with pytest.raises(StaleRead, match="cut off"):
+        await graph.assoc_count(HIGH, "liked_by")
+
+
 async def test_of_pending_writes_that_a_token_cannot_name_all_between_the_two_shards_are_settled(
     graph: Graph, cluster: FakeCluster, coordinator: Coordinator
 ) -> None:
