@@ -47,6 +47,7 @@ class Server:
     read_only: bool = True
     master_row: str = ""
     epoch: int = 1
+    epoch_raised_at: float = 0.0
     waits: bool = False
     terms: LeaseTerms = field(default_factory=LeaseTerms)
     lease_ends: float = 0.0
@@ -303,6 +304,7 @@ def statements(machines: Machines) -> list[Substitution]:
     def raise_epoch(server: Server, _: object, master: str, epoch: int, **__: object) -> None:
         if server.master_row != master or server.epoch < epoch:
             server.master_row, server.epoch = master, max(server.epoch, epoch)
+            server.epoch_raised_at = loop.now
             server.log[server.number] = next(machines.numbers)
 
     def highest_epoch(server: Server, _: object, *, master: str = "") -> int:
@@ -380,8 +382,17 @@ async def write(machines: Machines, server: Server, timeout_seconds: float) -> i
         number = next(machines.numbers)
         at.log[at.number] = number
         waiting: asyncio.Future[None] | None = machines.loop.create_future() if at.waits else None
+        # Nothing stops a server that wakes up too late to be asked by the promotion, until its event runs.
+        woke = at.stands_still_until
+        has_woken = machines.loop.now < woke + EVENT_SECONDS
         for other in machines.servers.values():
-            if waiting is None and not other.read_only and other.master_row == other.name and other.epoch > at.epoch:
+            if (
+                waiting is None
+                and not (has_woken and other.epoch_raised_at <= woke)
+                and not other.read_only
+                and other.master_row == other.name
+                and other.epoch > at.epoch
+            ):
                 machines.two_masters.append(f"{at.name} takes writes beside {other.name}")
         if waiting is not None:
             at.acknowledged[number] = waiting

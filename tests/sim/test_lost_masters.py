@@ -58,7 +58,7 @@ async def _lost(_: Promoter, replicas: ReplicationSet, __: PromotionRequest) -> 
 
 def test_a_promotion_that_does_not_ask_a_lost_master_again_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Promoter, "_lost_master", _lost)
-    assert _first("master stands still", regions=1, seed=54).lost_writes
+    assert _first("rack cut off", regions=2, seed=30).false
 
 
 def _follows_nobody(member: SetMember) -> bool:
