@@ -19,6 +19,7 @@ databases of both regions are written by several clients at once.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -40,7 +41,7 @@ from loadtest.faults.plan import Plan
 from loadtest.faults.record import MESSAGE_CHARACTERS, FailedRead, Fault, PendingInverse, RunRecord, Whereabouts
 from loadtest.region_cluster import RegionCluster, lossless_settings
 from loadtest.scenario import BenchSettings, Progress
-from tao.client import Consistency, Graph, RetryableError, TaoError
+from tao.client import ClientSettings, Consistency, Graph, RetryableError, TaoError
 from tao.devcluster.layout import Shape
 from tao.model.errors import OperatorError, RequestError
 from tao.model.ids import SEQUENCE_PER_MS, SHARD_SHIFT, make_id
@@ -57,6 +58,7 @@ HEAD: Final = 10
 """Edges of a list that are read: enough to see a hole."""
 STALENESS_MS: Final = 3_000
 _FROM_MASTER: Final = Consistency.master()
+_OWN_WRITES_SECONDS: Final = ClientSettings().own_writes_seconds
 _OLD_UNIX_MS: Final = 1_650_000_000_000
 """No object has an id of that time."""
 REST_SECONDS: Final = 12.0
@@ -151,6 +153,13 @@ class Reader:
     own_at: dict[int, float] = field(default_factory=dict)
     seen: dict[int, tuple[int, float]] = field(default_factory=dict)
     """Number of the write seen last, and when, by the place of its key."""
+    pending_at: dict[int, float] = field(default_factory=dict)
+    """When a write of this client last had an inverse pending, by the place of its key."""
+
+    def reads_master(self, place: int, now: float) -> bool:
+        """Return whether the graph reads the key's far end from its master: it knows that its own write was pending
+        there, and not the version of the list that has it."""
+        return self.attaches and now - self.pending_at.get(place, -math.inf) < _OWN_WRITES_SECONDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,7 +358,17 @@ class RecordedLoad(ClientLoad):
             # while this read began.
             own = reader.own.get(place, 0) if reader.attaches else 0
             pending = pending or (far_end and 0 < key.pending_number <= own)
-            self._failed(error, now, reader, key.kind, object_id, demand, attached=attached, inverse_pending=pending)
+            of_master = far_end and reader.reads_master(place, now)
+            self._failed(
+                error,
+                now,
+                reader,
+                key.kind,
+                object_id,
+                Demand.CRITICAL if of_master and demand is Demand.PLAIN else demand,
+                attached=attached,
+                inverse_pending=pending,
+            )
             return
         only_own = floor == own_floor and not reader.attaches and demand is not Demand.CRITICAL
         if verdict is ReadVerdict.STALE and only_own and calm != record.calm_since:
@@ -468,12 +487,14 @@ class RecordedLoad(ClientLoad):
         pending = PendingInverse(acknowledged=record.now())
         record.pending.append(pending)
         key.pending_number = write.number
+        writer.pending_at[place] = record.now()
         since = record.active[-1].struck if record.active else 0.0
         reads: list[Coroutine[Any, Any, None]] = []
         if key.kind is KeyKind.EDGE and sum(each.acknowledged >= since for each in record.pending) % 2:
             reads = [self._read(each, place, Demand.TOKEN, far_end=True) for each in self._readers]
             reads.append(self._read(writer, place, Demand.PLAIN, far_end=True))
         await asyncio.gather(self._settled(writer, key, write, pending), *reads)
+        writer.pending_at[place] = record.now()
 
     async def _settled(self, writer: Reader, key: Key, write: RecordedWrite, pending: PendingInverse) -> None:
         """Read the far end's own rows until they show the write, which no other follows meanwhile. Then the writer

@@ -271,7 +271,7 @@ def _delivery_bounds(shards: int) -> list[Bound]:
         Bound(
             "delivery log bytes",
             MessageLog,
-            lambda log: sum(size for *_, size, _ in log._held.values()),
+            lambda log: sum(held.size_bytes for held in log._held.values()),
             log.log_bytes_total,
             ("append",),
         ),

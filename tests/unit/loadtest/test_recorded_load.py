@@ -16,7 +16,7 @@ from loadtest.faults.history import RecordedOutcome, Register
 from loadtest.faults.load import Demand, Key, KeyKind, Reader, RecordedLoad, RecordedOptions
 from loadtest.faults.record import RunRecord
 from tao.client import EdgeWrite, StaleRead, WriteToken
-from tao.model.errors import OperatorError
+from tao.model.errors import DatabaseDown, OperatorError
 from tao.model.ids import SHARD_SHIFT
 from tests.unit.client.fakes import until
 
@@ -95,6 +95,28 @@ async def test_a_refusal_is_explained_by_an_own_write_that_was_answered_while_th
     finally:
         await load.cancel()
     assert (record.failed_reads, record.unexplained.total()) == (1, 0 if attaches else 1)
+
+
+@pytest.mark.parametrize("was_pending", [True, False])
+async def test_the_far_end_of_an_own_write_that_was_pending_needs_its_master(was_pending: bool) -> None:
+    record, graph = RunRecord(), Graph()
+    key = Key(KeyKind.EDGE, NEAR, FAR, Register(None), token=WriteToken())
+    reader = Reader("east", "east", cast(Any, graph), attaches=True)
+
+    async def fail(*_: object, **__: object) -> Any:
+        raise DatabaseDown("the master of the far end is lost")
+
+    graph.assoc_range = fail  # type: ignore[method-assign]
+    load = RecordedLoad(REGIONS, record, Random(1), RecordedOptions(reads=0.01, writes=0.01), [reader], [key])
+    if was_pending:
+        reader.pending_at[0] = record.now()
+    database = REGIONS.routes.database_of(FAR >> SHARD_SHIFT)
+    record.strike("master_kill", "west-db", database.name)
+    try:
+        await load._read(reader, 0, Demand.PLAIN, far_end=True)
+    finally:
+        await load.cancel()
+    assert (record.failed_reads, record.unexplained.total()) == (1, 0 if was_pending else 1)
 
 
 @pytest.fixture
