@@ -28,6 +28,13 @@ class ManualClock:
         return 1_700_000_000_000 + int(self.now * 1000)
 
 
+def loop_clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    """Replace the clock of the running loop: timers wait until the test sets ``now``."""
+    clock = ManualClock()
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", clock.monotonic)
+    return clock
+
+
 class Gate:
     """A place where the code under test stops until the test lets it go on."""
 

@@ -32,7 +32,7 @@ from tao.replication.replication_set import ReplicationSet, SetAccounts
 from tao.topology import edits
 from tao.topology.document import dump_topology
 from tao.topology.file_store import TopologyFile
-from tests.rigs.pacing import ManualClock
+from tests.rigs.pacing import ManualClock, loop_clock
 from tests.unit.replication.members import master, replica
 from tests.unit.replication.test_replication_set import replication_set_of
 
@@ -349,10 +349,7 @@ async def test_a_lost_master_that_answers_when_its_lease_is_over_keeps_its_place
 
 @pytest.fixture
 async def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
-    """The loop's clock, which advances only when it is set."""
-    clock = ManualClock()
-    monkeypatch.setattr(asyncio.get_running_loop(), "time", clock.monotonic)
-    return clock
+    return loop_clock(monkeypatch)
 
 
 @pytest.mark.parametrize("third_server_hangs", [True, False])

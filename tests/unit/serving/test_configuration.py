@@ -19,7 +19,7 @@ from tao.topology.document import decode_topology, encode_region
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import SCHEMA, make_topology
 from tests.rigs.links_rig import MemoryReply
-from tests.rigs.pacing import quiet, until
+from tests.rigs.pacing import loop_clock, quiet, until
 
 TEXT = (Path(__file__).parents[3] / "config/schema.yaml").read_text()
 GROWN = TEXT.replace("  checkin:\n    number: 2\n", "  robot:\n    number: 77\n\n  checkin:\n    number: 2\n")
@@ -60,7 +60,10 @@ class Looks:
         return self.document
 
 
-async def test_a_version_that_a_peer_names_is_looked_for_at_once_and_then_after_pauses() -> None:
+async def test_a_version_that_a_peer_names_is_looked_for_at_once_and_then_after_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = loop_clock(monkeypatch)
     looks = Looks()
     configuration = Configuration(looks.document, SCHEMA, logger("test"), looks.load)
     for version in (0, 1, 2):
@@ -76,15 +79,14 @@ async def test_a_version_that_a_peer_names_is_looked_for_at_once_and_then_after_
         await asyncio.sleep(0)
     assert looks.count == 1, "a peer that names any version does not keep the server busy"
 
-    async def until_read_again() -> None:
-        while looks.count == 1:
-            configuration.note_version(1 << 60)
-            await asyncio.sleep(0.001)
-
-    await until_read_again()
+    clock.now += 10.0
+    configuration.note_version(1 << 60)
+    await quiet()
+    assert looks.count == 2
 
 
-async def test_those_who_wait_for_a_version_share_the_looks_and_their_pauses() -> None:
+async def test_those_who_wait_for_a_version_share_the_looks_and_their_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = loop_clock(monkeypatch)
     looks = Looks()
     configuration = Configuration(looks.document, SCHEMA, logger("test"), looks.load)
     for _ in range(100):
@@ -92,9 +94,9 @@ async def test_those_who_wait_for_a_version_share_the_looks_and_their_pauses() -
     assert looks.count == 1
 
     looks.document = make_topology(3)
-    while configuration.routes.version < 3:
-        await asyncio.gather(*(configuration.look_for(3, 30.0) for _ in range(10)), asyncio.sleep(0.001))
-    assert looks.count == 2
+    clock.now += 10.0
+    await asyncio.gather(*(configuration.look_for(3, 30.0) for _ in range(10)))
+    assert (configuration.routes.version, looks.count) == (3, 2)
 
 
 async def test_who_waits_for_a_version_waits_no_longer_than_it_may() -> None:
@@ -107,7 +109,9 @@ async def test_who_waits_for_a_version_waits_no_longer_than_it_may() -> None:
     await asyncio.wait_for(configuration.look_for(3, -1.0), 30)
 
 
-async def test_a_document_that_cannot_be_read_is_logged_once_for_many_looks() -> None:
+async def test_a_document_that_cannot_be_read_is_logged_once_for_many_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop_clock(monkeypatch)
+
     async def load() -> Topology:
         raise Unavailable("etcd is away")
 
