@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 # Named after the content of the lock and of the compiled modules, so that switching branches reinstalls only when they differ.
 STAMP := $(VENV)/.installed-$(shell cksum requirements.lock pyproject.toml hatch_build.py tao/*/*.pyx 2>/dev/null | cksum | cut -d' ' -f1)
 
-.PHONY: help env proto proto-check format lint types layers commits check unit test thorough demo bench bench-compare report reference docs wheels wheel-check sbom audit lock clean
+.PHONY: help env proto proto-check format lint types layers commits check unit test test-newest thorough demo bench bench-compare report reference docs wheels wheel-check sbom audit lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -52,15 +52,18 @@ check: lint types layers proto-check commits ## Run all checks that need no data
 unit: $(STAMP) ## Run the tests that start no process and no database
 	$(BIN)/pytest -m 'not database and not e2e' tests/unit tests/properties $(wildcard tests/paper)
 
-# Debian's memcached starts a daemon, which a developer may not want: without CI=true, tests that need a missing memcached or
-# kubectl are skipped.
+# Debian's memcached and PostgreSQL start daemons, which a developer may not want: without CI=true, tests that need a missing
+# memcached, PostgreSQL or kubectl are skipped. Where Valkey is not to be had, Redis' server stands in for it.
 # The check of types takes longest, and runs beside the tests.
 test: lint layers proto-check commits ## Run the checks and every test, on a real database
 	@.ci/ensure-database
 	@.ci/ensure-redis build/bin
 	@.ci/ensure-etcd build/bin
-	@$(if $(CI),.ci/ensure-memcached && .ci/ensure-kubectl)
+	@$(if $(CI),.ci/ensure-memcached && .ci/ensure-postgres && .ci/ensure-kubectl && { .ci/ensure-valkey build/bin || true; })
 	@PATH="$(CURDIR)/build/bin:$$PATH" .ci/run-tests $(BIN)
+
+test-newest: $(STAMP) ## Run the tests that start no process on the newest CPython, of Debian's testing release (NEWEST=/path/to/python3)
+	@.ci/test-newest "$(BIN)" $(NEWEST)
 
 thorough: ## Run every test with over twenty times as many examples and simulated clusters
 	@TAO_TEST_EFFORT=400 $(MAKE) test
@@ -73,6 +76,8 @@ bench: $(STAMP) ## Run the benchmarks beside their peers; JSON in build/bench.js
 	@.ci/ensure-database
 	@.ci/ensure-redis build/bin
 	@.ci/ensure-memcached
+	@.ci/ensure-postgres
+	@.ci/ensure-valkey build/bin || true
 	PATH="$(CURDIR)/build/bin:$$PATH" $(BIN)/python -m loadtest bench --json build/bench.json
 
 bench-compare: $(STAMP) ## Compare this tree with an earlier commit, in pairs: BASE=COMMIT (OPTIONS="--pairs 10 --only stream")
@@ -91,8 +96,8 @@ docs: $(STAMP) ## Build the documentation as a site in build/site; a broken link
 	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet --site-dir build/site
 	@echo build/site/index.html
 
-wheels: $(STAMP) ## Build the compiled and the pure-Python wheel into dist
-	@.ci/build-wheels "$(BIN)" dist
+wheels: $(STAMP) ## Build the compiled wheels and the pure-Python one into dist (PYTHONS="python3.12 python3.13": for these, too)
+	@.ci/build-wheels "$(BIN)" dist $(PYTHONS)
 	@ls dist/*.whl
 
 wheel-check: $(STAMP) ## Build the wheels and install them in clean environments: the SDK, beside Flask, a server

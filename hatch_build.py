@@ -1,4 +1,4 @@
-"""Compiles the cores of cache and storage where there is a compiler; elsewhere their twins in Python are used.
+"""Compiles the hot paths where there is a compiler; elsewhere their twins in Python are used.
 
 An editable install (`make env`) gets the modules in their place in the checkout, a wheel carries them. Without Cython
 or a C compiler the build says so and goes on: the wheel is then one for every platform. ``TAO_PURE=1`` asks for that.
@@ -57,6 +57,8 @@ def compile_module(source: Path, module: Path) -> None:
         subprocess.run([*cython, str(source), "-o", str(code)], check=True, capture_output=True)
         compiler = shlex.split(os.environ.get("CC") or variables.get("CC") or "cc")
         options = [*shlex.split(variables.get("CCSHARED") or "-fPIC"), "-shared", "-O2", "-DNDEBUG", "-w"]
-        include = f"-I{sysconfig.get_path('include')}"
-        subprocess.run([*compiler, *options, include, str(code), "-o", str(built)], check=True, capture_output=True)
+        headers = Path(sysconfig.get_path("include"))
+        # Debian's headers include one by its path from the folder above, which is the system's own only for its Python.
+        include = [f"-I{headers}", "-idirafter", str(headers.parent)]
+        subprocess.run([*compiler, *options, *include, str(code), "-o", str(built)], check=True, capture_output=True)
         built.replace(module)

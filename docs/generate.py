@@ -28,7 +28,9 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 REFERENCE: Final = Path("docs/reference")
 WIDTH: Final = 100
 INSTRUMENTS: Final = ("counter", "gauge", "gauge_family", "histogram")
-ROLES: Final = ("follower", "leader", "tailer", "watcher")
+ROLES: Final = ("follower", "leader", "tailer", "watcher", "worker")
+ROLE_OF_PACKAGE: Final = {**{role: role for role in ROLES}, "journal": "follower"}
+"""The role whose metrics a package registers."""
 MADE_BY: Final = "<!-- Made by `make reference` from {}; edit that instead. -->"
 
 
@@ -104,6 +106,7 @@ SETTINGS: Final = (
     ("A leader's file", "tao.leader.settings", "LeaderSettings"),
     ("A tailer's file", "tao.tailer.settings", "TailerSettings"),
     ("A watcher's file", "tao.watcher.settings", "WatcherSettings"),
+    ("A worker's file", "tao.worker.settings", "WorkerSettings"),
     ("The SDK", "tao.client.settings", "ClientSettings"),
 )
 
@@ -368,11 +371,12 @@ def metrics_page() -> str:
 def registered_metrics() -> tuple[Metric, ...]:
     """Return every metric that the code registers, those of one name, labels and text put together."""
     found: dict[tuple[str, str, str], frozenset[str]] = {}
-    for package in ("serving", "runtime", *ROLES):
+    for package in ("observability", "serving", "runtime", *ROLE_OF_PACKAGE):
         for path in sorted((ROOT / "tao" / package).rglob("*.py")):
             tree = ast.parse(path.read_text(encoding="utf-8"))
             for top in tree.body:
-                roles = frozenset({package}) if package in ROLES else users_of(getattr(top, "name", ""))
+                role = ROLE_OF_PACKAGE.get(package)
+                roles = frozenset({role}) if role is not None else users_of(getattr(top, "name", ""))
                 for name, labels, text in metric_calls(top, {}):
                     key = (name, labels, text)
                     found[key] = found.get(key, frozenset()) | roles

@@ -43,8 +43,9 @@ _AT_64_AWAITERS: Final = (
     Goal(measure=Measure.RATE, bound=3, against=REDIS),
 )
 _MANY_FORM: Final = (Goal(measure=Measure.RATE, bound=1, against=REDIS),)
+_MANY_FORM_ALONE: Final = (Goal(measure=Measure.RATE, bound=0.8, against=REDIS),)
 _AT_BATCHES_OF_5: Final = (Goal(measure=Measure.RATE, bound=4, against=GRPC),)
-_ALONE: Final = (Goal(measure=Measure.P50, bound=1.2, against=REDIS),)
+_ALONE: Final = (Goal(measure=Measure.P50, bound=1, against=REDIS),)
 _NOTES: Final = [
     "Separate connections: a session sends the next message from its answer's callback; redis-py has to be awaited.",
     "A page of a list is ZREVRANGE WITHSCORES of a sorted set; redis-py opens a connection per concurrent command.",
@@ -110,7 +111,10 @@ class ReadsJob(msgspec.Struct, frozen=True, kw_only=True):
             redis = RedisReads(self.redis_port)
             stack.push_async_callback(redis.close)
             report("writing the graph", 0.0)
-            data = await write_dataset(graphs[FRAMES], self.size)
+            async with AsyncExitStack() as writing:
+                # A graph of its own: one that has written asks for no answer older than its writes.
+                writer = await open_graph(self.cluster.topology_file, TRANSPORTS[FRAMES], writing)
+                data = await write_dataset(writer, self.size)
             await redis.fill(data)
             report("checking every answer, which warms the caches", 0.0)
             readers: dict[str, GraphReads | RedisReads] = {name: GraphReads(graph) for name, graph in graphs.items()}
@@ -138,7 +142,7 @@ def _through_the_sdk(job: ReadsJob, data: Dataset, readers: dict[str, GraphReads
         ("obj_get", many, gets, _AT_64_AWAITERS),
         (f"assoc_range of {PAGE_EDGES}", many, pages, ()),
         ("the paper's reads", many, data.mix, ()),
-        (f"obj_get_many of {MANY}", 1, hundreds, _MANY_FORM),
+        (f"obj_get_many of {MANY}", 1, hundreds, _MANY_FORM_ALONE),
         (f"obj_get_many of {MANY}", many, hundreds, _MANY_FORM),
         ("obj_get", 1, gets, _ALONE),
     )

@@ -111,6 +111,18 @@ BASE: Final = Option("--base", "Commit to compare with.", str)
 CACHE_SHARE: Final = Option("--cache-share", "Size of each cache, as a share of all payload bytes.", float, 0.001, 10)
 CLIENTS: Final = Option("--clients", "Clients that ask for the key at once.", int, 10, 200_000)
 CONTESTANT: Final = Option("--only", "Measure only this contestant; may be repeated.", str, multiple=True)
+CUT_SECONDS: Final = Option("--seconds", "Seconds for which the regions are cut off from each other.", float, 1, 3_600)
+DATA_PER_POOL: Final = Option(
+    "--data-per-pool",
+    "Data on disk, as a multiple of the buffer pool that every database gets, with limits of memory and disk "
+    "operations; 0: everything fits, and nothing is limited.",
+    float,
+    0,
+    1_000,
+)
+DISK_OPERATIONS: Final = Option(
+    "--disk-operations", "Reads, and writes, a second of each limited database.", int, 10, 10_000_000
+)
 EDGES: Final = Option("--edges", "Edges of the list.", int, 25_000, 20_000_000)
 FAULT: Final = Option("--fault", "Inject only this kind of fault; may be repeated.", str, multiple=True)
 FOLLOWERS: Final = Option("--followers", "Followers of the tier that is asked.", int, 1, 16)
@@ -124,6 +136,10 @@ LOGS: Final = Option("--logs", "Copy the servers' logs to this folder.", click.P
 MODEL_PART: Final = Option("--part", "Measure only this part of the model; may be repeated.", str, multiple=True)
 NODES: Final = Option("--nodes", "Objects of the graph.", int, 100, 5_000_000)
 OBJECTS: Final = Option("--objects", "Objects before the data grows.", int, 100, 1_000_000)
+OPERATIONS: Final = Option(
+    "--operations", "Operations per second on edges with states, nodes and jobs, of all clients.", float, 0.001, 2_000
+)
+OPERATION_COUNT: Final = Option("--operations", "Operations on edges with states.", int, 10, 10_000_000)
 OVERLAPPING: Final = Option("--overlapping", "Inject two faults at a time.", bool)
 PAIRS: Final = Option("--pairs", "Pairs of turns of each shape of load.", int, 3, 1_000)
 PROCESSES: Final = Option("--processes", "Load processes.", int, 1, 64)

@@ -52,18 +52,28 @@ class ServerProgram:
     """The arguments for a port and megabytes of cache; 0 for a server that is no cache."""
     answers: Callable[[int], Awaitable[bool]]
     """Tells whether a server answers at a port."""
+    substitute: str = ""
+    """The name of a program with the same arguments and protocol, which is used where this one is missing."""
+
+    def found(self) -> str | None:
+        """Return the path of the program, or of its substitute; None when there is neither."""
+        return shutil.which(self.name) or (shutil.which(self.substitute) if self.substitute else None)
 
     def path(self) -> str:
         """Return the program's path. Raises `OperatorError` when there is none."""
-        path = shutil.which(self.name)
+        path = self.found()
         if path is None:
             raise OperatorError(f"no {self.name} on the PATH: {self.where_from}")
         return path
 
+    def used_name(self) -> str:
+        """Return the name of the program that is used. Raises `OperatorError` when there is none."""
+        return Path(self.path()).name
+
     def version(self) -> str:
         """Return the program's version. Raises `OperatorError` when there is no such program."""
         text = subprocess.run([self.path(), "--version"], capture_output=True, text=True, check=True).stdout
-        # "Redis server v=7.0.15 sha=…", "memcached 1.6.18"
+        # "Redis server v=7.0.15 sha=…", "Valkey server v=8.1.1 sha=…", "memcached 1.6.18"
         words = text.split()
         return next((word.removeprefix("v=") for word in words if word.startswith("v=")), words[-1])
 
@@ -142,6 +152,13 @@ REDIS_SERVER: Final = ServerProgram(
     ),
     arguments=_redis_arguments,
     answers=_redis_answers,
+)
+VALKEY_SERVER: Final = ServerProgram(
+    name="valkey-server",
+    where_from="`make bench` gets one, or install your system's package",
+    arguments=_redis_arguments,
+    answers=_redis_answers,
+    substitute=REDIS_SERVER.name,
 )
 MEMCACHED_SERVER: Final = ServerProgram(
     name="memcached",

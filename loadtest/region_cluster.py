@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from loadtest.conditions import until, within
 from loadtest.target import versions_of
 from tao.admin.access import Access, ReaderLogin, access_of
 from tao.admin.cache_verification import verify_caches
+from tao.admin.jobs import list_jobs, pause_kind
 from tao.admin.repair import find_broken_pairs
 from tao.admin.replica_verification import compare_replicas
 from tao.admin.replication import catch_up, replicas, replication_states
@@ -27,6 +28,7 @@ from tao.devcluster.layout import ClusterSettings, Role, Shape
 from tao.devcluster.state_folder import service_accounts
 from tao.etcd.location import EtcdSettings, Location
 from tao.model.errors import OperatorError, Unavailable
+from tao.model.jobs import JobState
 from tao.model.topology import Topology
 from tao.replication.accounts import ServiceAccounts
 from tao.routing.routes import Routes
@@ -42,6 +44,9 @@ MASTER: Final = "east"
 REMOTE: Final = "west"
 SEMI_SYNC_RTT_MS: Final = 20.0
 _LOOK_SECONDS: Final = 0.1
+_JOBS_LOOK_SECONDS: Final = 1.0
+_UNFINISHED: Final = (JobState.WAITING, JobState.PARKED)
+_LISTED_JOBS: Final = 10
 _BEGIN_SECONDS: Final = 60.0
 _ANY_TIME_MS: Final = 1 << 62
 _UNDELIVERED: Final = ("pending_shards", "waiting_shards", "unacknowledged_bytes")
@@ -141,9 +146,32 @@ class RegionCluster:
             behind = "; ".join(await self._behind()) or "edges wait for repair"
             raise OperatorError(f"not quiet {timeout_seconds:g} s after the last write; {behind}") from None
 
+    async def jobs_ended(self, kinds: Sequence[str], timeout_seconds: float) -> None:
+        """Wait until no job of these kinds waits or is parked. Those that have failed are tried at once, as by
+        `tao jobs resume`. Raises `OperatorError` with a job that is left."""
+        left: list[str] = []
+
+        async def ended() -> bool:
+            left.clear()
+            for kind in kinds:
+                await pause_kind(topology, access.links, kind, paused=False)
+                found = await list_jobs(topology, access.links, kind, _UNFINISHED, _LISTED_JOBS)
+                left.extend([*found.silent.values(), *map(str, found.jobs)])
+            return not left
+
+        async with self.access() as access:
+            topology = access.routes.topology
+            try:
+                async with asyncio.timeout(timeout_seconds):
+                    await until(ended, _JOBS_LOOK_SECONDS)
+            except TimeoutError:
+                raise OperatorError(
+                    f"not all jobs have ended {timeout_seconds:g} s after the last: {left[:1]}"
+                ) from None
+
     async def differences(self, on_progress: Callable[[str, int], None]) -> Differences:
         """Compare as `tao verify --all-regions` and `tao repair --dry-run` do."""
-        async with self._access() as access:
+        async with self.access() as access:
             caches = await verify_caches(access.routes, access.links, access.store, on_progress=on_progress)
             databases = await compare_replicas(
                 access.routes, self.schema, access.scans, access.scans_at, on_progress=on_progress
@@ -218,7 +246,8 @@ class RegionCluster:
             await pools.close()
 
     @asynccontextmanager
-    async def _access(self) -> AsyncIterator[Access]:
+    async def access(self) -> AsyncIterator[Access]:
+        """Open the databases with the read-only account, and links to the servers."""
         reader = self.accounts.reader
         login = ReaderLogin(self.topology, self.schema, reader.user, reader.password)
         async with access_of(login, "") as access:

@@ -17,7 +17,10 @@ from typing import Any
 import msgspec
 
 FORMAT = 2
-_PACKAGES = ("aiomysql", "asyncmy", "grpcio", "hiredis", "memcachio", "msgspec", "protobuf", "redis", "uvloop")
+_PACKAGES = (
+    "aiomcache", "aiomysql", "asyncmy", "asyncpg", "grpcio", "hiredis", "memcachio", "msgspec", "protobuf", "redis",
+    "uvloop", "valkey-glide",
+)  # fmt: skip
 
 
 class Measure(StrEnum):

@@ -15,9 +15,11 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import chain, count
+from pathlib import Path
 from time import clock_gettime, perf_counter, process_time
 from typing import Final
 
@@ -144,6 +146,25 @@ def cpu_seconds(pid: int) -> float:
         raise ProcessLookupError(f"there is no process {pid}") from error
 
 
+def children_of(pid: int) -> list[int]:
+    """Return the process ids of the children that the first thread of a process has; none when it has ended."""
+    try:
+        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def cpu_with_children(pid: int) -> float:
+    """Return the CPU seconds of a process and of its children, such as PostgreSQL's, which serve one connection each.
+
+    Raises `ProcessLookupError` when there is no such process."""
+    seconds = cpu_seconds(pid)
+    for child in children_of(pid):
+        with suppress(ProcessLookupError):
+            seconds += cpu_seconds(child)
+    return seconds
+
+
 def since(before: Counts, after: Counts) -> Counts:
     """Return what each counter grew by."""
     return {name: value - before[name] for name, value in after.items()}
@@ -155,7 +176,7 @@ async def run_round(trial: Trial, seconds: float) -> Round:
     A turn that the machine has slept through goes on, within bounds, until something is answered."""
 
     def server_cpu() -> Counts:
-        return {name: cpu_seconds(pid) for name, pid in trial.server_pids.items()}
+        return {name: cpu_with_children(pid) for name, pid in trial.server_pids.items()}
 
     def client_cpu() -> float:
         return process_time() + sum(map(cpu_seconds, trial.client_pids))
@@ -258,7 +279,7 @@ def percentile(values: Sequence[float], part: float) -> float:
 
 
 def settle_collector() -> None:
-    """Freeze what exists, and collect new garbage as rarely as a server does (`ProcessSettings.gc_allocations`).
+    """Freeze what exists, and collect new garbage as often as a server does (`ProcessSettings.gc_allocations`).
 
     Call it before a measurement, so that the garbage that the measurement finds is its own."""
     gc.collect()

@@ -53,7 +53,7 @@ _IDS_PER_SHARD: Final = 4_000
 _NOW_MS: Final = 1_700_000_000_000
 _ANSWER_SECONDS: Final = 0.001
 _STEP_SECONDS: Final = 30.0
-_AIM: Final = 5_000
+_AIM: Final = 20_000
 
 
 class _Acknowledging:

@@ -15,7 +15,6 @@ of all other clients.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -25,9 +24,8 @@ from random import Random
 from statistics import median
 from typing import Any, Final
 
-import aiomysql
-
 from loadtest import options
+from loadtest.bulk_edges import insert_lists
 from loadtest.conditions import within
 from loadtest.dataset import ITEM, LINK
 from loadtest.published.contestant import written
@@ -39,9 +37,7 @@ from tao.client import ClientSettings, Graph, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Shape
-from tao.devcluster.state_folder import service_accounts
 from tao.model.ids import SHARD_SHIFT
-from tao.model.versions import next_version
 
 MOST_SECONDS: Final = 3_600.0
 """The bound on the whole run, where every edge is written by the API."""
@@ -293,7 +289,6 @@ async def _measure_fans(
 
 
 EDGES_PER_TIME: Final = 7  # edges that share a time
-_ROWS_PER_STATEMENT: Final = 5_000
 _EDGES_AT_ONCE: Final = 2_000
 
 
@@ -313,41 +308,7 @@ async def write_list(graph: Graph, id1: int, atype: str, count: int) -> list[int
 
 
 async def load_list(cluster: DevCluster, graph: Graph, id1: int, atype: str, count: int) -> list[int]:
-    """Insert a list with the versions that writes would have left, without the binlog, before anybody has asked for it;
-    for a type with an inverse also the edges of the other end. All shards lie in one database.
-
-    Returns the id2s, newest first."""
-    account = service_accounts(cluster.record.passwords).administrator
-    (database,) = graph.topology.databases
-    server = database.servers[database.master_region]
-    found = graph.schema.atype(atype)
-    shards = graph.topology.shards
-    edges = _planned(shards, count)
-    rows: defaultdict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
-    lists: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
-    rows[id1 >> SHARD_SHIFT] = [(id1, found.number, id2, at) for at, id2 in edges]
-    lists[id1 >> SHARD_SHIFT] = [(id1, found.number, count)]
-    if found.inverse is not None:
-        for at, id2 in edges:
-            rows[id2 >> SHARD_SHIFT].append((id2, found.inverse, id1, at))
-            lists[id2 >> SHARD_SHIFT].append((id2, found.inverse, 1))
-    connection = await aiomysql.connect(
-        host=server.host, port=server.port, user=account.user, password=account.password, autocommit=True
-    )
-    try:
-        async with connection.cursor() as cursor:
-            await cursor.execute("SET SESSION sql_log_bin = 0")
-            for shard in sorted(rows):
-                schema = f"tao_{shard:05d}"
-                await cursor.execute(f"SELECT version_epoch FROM {schema}.shard")  # noqa: S608
-                ((version_epoch,),) = await cursor.fetchall()
-                version = next_version(0, version_epoch)
-                made = [f"({a},{b},{c},{at},{version},'')" for a, b, c, at in rows[shard]]
-                counted = [f"({a},{b},{length},{version})" for a, b, length in lists[shard]]
-                for table, values in (("assocs", made), ("assoc_lists", counted)):
-                    for start in range(0, len(values), _ROWS_PER_STATEMENT):
-                        some = ",".join(values[start : start + _ROWS_PER_STATEMENT])
-                        await cursor.execute(f"INSERT INTO {schema}.{table} VALUES {some}")  # noqa: S608 - numbers
-    finally:
-        await connection.ensure_closed()
+    """Insert a list of so many edges (`insert_lists`). Returns the id2s, newest first."""
+    edges = _planned(graph.topology.shards, count)
+    await insert_lists(cluster, graph, atype, {id1: edges})
     return [id2 for _, id2 in edges]

@@ -24,7 +24,8 @@ import msgspec
 
 from loadtest.client_process import StepReport, run_job
 from loadtest.drivers import WrongAnswer, closed
-from loadtest.peers.sql_graph import SqlAddress, repeat_deadlocked, transaction
+from loadtest.peers.graph_store import SqlAddress
+from loadtest.peers.sql_graph import repeat_deadlocked, transaction
 from loadtest.results import Figure, Goal, Measure, ScenarioResult, aims_of
 from loadtest.rounds import Comparison, Pace, Source, Trial, compare_all
 from loadtest.scenario import SCHEMA, BenchSettings, PartOfProgress, Progress, Scenario

@@ -41,6 +41,7 @@ _ALLOWED_SHARE: Final = 5e-6
 ZEROS: Final = (
     *("acked_writes_lost", "stale_after_quiescence", "ryw_violations", "token_violations"),
     *("critical_violations", "staleness_violations", "monotone_violations", "inverse_violations", "wrong_answers"),
+    "state_violations",
 )
 """What has to be 0 in a run with this load, whatever fails."""
 _WRITES_AGAIN_SECONDS: Final = 3.0
@@ -59,6 +60,7 @@ class ChaosOptions(RecordedOptions):
     kinds: tuple[str, ...] = options.FAULT.default((), toy=_TOY_FAULTS, choices=sorted(FAULTS))
     overlapping: bool = options.OVERLAPPING.default(False)
     """Two faults at a time are more than the product promises to survive."""
+    operations: float = options.OPERATIONS.default(30.0, toy=15.0)
     regions: int = options.REGIONS.default(2)
 
     def __post_init__(self) -> None:
@@ -216,6 +218,8 @@ def measured_of(outcome: Outcome, seed: int) -> dict[str, Any]:
         "staleness_violations": record.violations_of("max_staleness"),
         "monotone_violations": record.violations_of("monotone"),
         "inverse_violations": record.violations_of("inverse"),
+        "state_violations": record.violations_of("state"),
+        "operations": dict(record.operations),
         "pending_inverses": len(record.pending),
         "far_end_reads": record.far_end_reads,
         "far_end_reads_while_pending": record.far_end_reads_pending,

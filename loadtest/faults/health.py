@@ -68,7 +68,7 @@ async def problems(regions: RegionCluster) -> list[str]:
     for name, state in ((replica.server.name, states[replica.server.name]) for replica in replicas(topology)):
         if state.part != "replica" or not (state.receiving and state.applying) or state.lag_seconds:
             found.append(f"{name} does not follow: {state}")
-    roles = (Role.LEADER, Role.FOLLOWER, Role.TAILER, Role.WATCHER)
+    roles = (Role.LEADER, Role.FOLLOWER, Role.TAILER, Role.WATCHER, Role.WORKER)
     names = [name for name, role in cluster.processes.items() if role in roles]
     return found + [each for each in await asyncio.gather(*(_unready(cluster, name) for name in names)) if each]
 

@@ -215,7 +215,7 @@ async def _disk_full(injector: Injector, role: Role) -> AsyncIterator[str]:
 _STOPPED: Final[dict[str, Callable[[Injector], str]]] = {
     **{
         str(role): partial(Injector.one_of, role=role)
-        for role in (Role.FOLLOWER, Role.LEADER, Role.TAILER, Role.WATCHER)
+        for role in (Role.FOLLOWER, Role.LEADER, Role.TAILER, Role.WATCHER, Role.WORKER)
     },
     "replica": Injector.replica,
 }

@@ -22,7 +22,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from itertools import cycle, islice
@@ -37,12 +37,14 @@ from loadtest.conditions import until, within
 from loadtest.faults.harness import Beside, ClientLoad, FaultRun, Outcome, carry_out_run
 from loadtest.faults.history import ReadVerdict, RecordedOutcome, RecordedWrite, Register
 from loadtest.faults.injection import LINE_CUT, Injector
+from loadtest.faults.job_functions import functions_installed
+from loadtest.faults.merged_edges import MergedEdges
 from loadtest.faults.plan import Plan
 from loadtest.faults.record import MESSAGE_CHARACTERS, FailedRead, Fault, PendingInverse, RunRecord, Whereabouts
 from loadtest.region_cluster import RegionCluster, lossless_settings
 from loadtest.scenario import BenchSettings, Progress
 from tao.client import ClientSettings, Consistency, Graph, RetryableError, TaoError
-from tao.devcluster.layout import Shape
+from tao.devcluster.layout import Role, Shape
 from tao.model.errors import OperatorError, RequestError
 from tao.model.ids import SEQUENCE_PER_MS, SHARD_SHIFT, make_id
 from tao.model.tokens import WriteToken
@@ -88,6 +90,8 @@ _ALL_EDGES: Final = 6_000
 """More edges than any list here has."""
 _BATCH: Final = 12
 """Reads that one client sends at a time."""
+_RUNNER: Final = {"lease_seconds": 6.0, "page_edges": 20}
+"""Settings of the workers: a job takes several pages, and that of a killed worker is due again within a fault."""
 _MOST_PENDING: Final = 40
 """Pending batches and writes of one client."""
 
@@ -169,6 +173,8 @@ class RecordedOptions(options.Options):
     seed: int = options.SEED.default(1)
     reads: float = options.READS.default(800.0, toy=200.0)
     writes: float = options.WRITES.default(60.0, toy=20.0)
+    operations: float = 0.0
+    """Operations on edges with states, nodes and jobs, a second. With 0 there are none of these, and no workers."""
     logs: Path | None = options.LOGS.default(None)
 
 
@@ -183,13 +189,16 @@ class RecordedLoad(ClientLoad):
         wanted: RecordedOptions,
         readers: list[Reader],
         keys: list[Key],
+        merged: MergedEdges | None = None,
     ) -> None:
+        """``merged``: other edges, which these clients operate on beside the keys; None: they do not."""
         super().__init__()
         self._regions: Final = regions
         self._record: Final = record
         self._chance: Final = chance
         self._readers: Final = readers
         self._keys: Final = keys
+        self._merged: Final = merged
         self._absent: Final = cycle(absent_ids(regions.routes.shards, _ABSENT_IDS, chance))
         self._routes: Routes = regions.routes
         self._stopping = False
@@ -197,6 +206,8 @@ class RecordedLoad(ClientLoad):
         for reader in readers:
             self.begin(self._paced(per_reader[0], partial(self._read_batch, reader, _BATCH)))
             self.begin(self._paced(per_reader[1], partial(self._write_anything, reader)))
+            if merged is not None:
+                self.begin(self._paced(wanted.operations / len(readers), partial(merged.operate, reader.graph)))
         self.begin(self._settle_paced())
 
     def describe(self) -> tuple[str, float]:
@@ -271,11 +282,13 @@ class RecordedLoad(ClientLoad):
             return not any(key.rests_until for key in self._keys)
 
         await within(_SETTLE_SECONDS + REST_SECONDS, settled, _LOOK_SECONDS, "not every write's outcome could be read")
+        if self._merged is not None:
+            await self._merged.jobs_ended()
 
     async def differences(self) -> int:
         """Compare every key with its history, and every client's cache with the master's value; acknowledged writes
         that are missing are recorded as lost. Returns how many caches differ."""
-        record, stale = self._record, 0
+        record, stale = self._record, await self._merged.differences() if self._merged is not None else 0
         for key in self._keys:
             register, end = key.register, record.now()
             found = await value_of(self._readers[0].graph, key, _FROM_MASTER)
@@ -626,8 +639,12 @@ async def recorded_load(
             for region, tier, attaches in places
         ]
         keys = await make_keys(readers[0].graph, regions.routes.shards, _KEYS_PER_SHARD, chance, record)
+        merged = None
+        if wanted.operations:
+            merged = MergedEdges(regions, record, chance, [reader.graph for reader in readers])
+            await merged.prepare()
         record.begin()
-        yield RecordedLoad(regions, record, chance, wanted, readers, keys)
+        yield RecordedLoad(regions, record, chance, wanted, readers, keys, merged)
 
 
 async def run_recorded(
@@ -644,9 +661,12 @@ async def run_recorded(
     """Run this load while a plan is carried out. ``etcd``: with the topology there. ``beside``: looks at the cluster
     meanwhile. Raises what `carry_out_run` raises."""
     whole, toy = (_ONE_REGION, _TOY_ONE_REGION) if one_region else (SHAPE, _TOY_SHAPE)
-    shape = msgspec.structs.replace(toy if settings.toy else whole, etcd=etcd)
+    shape = msgspec.structs.replace(toy if settings.toy else whole, etcd=etcd, workers=int(wanted.operations > 0))
     run = FaultRun(
-        cluster=lossless_settings(settings.work_dir, shape, log_level="info"),
+        cluster=replace(
+            lossless_settings(settings.work_dir, shape, log_level="info"),
+            server_settings={Role.WORKER: {"runner": _RUNNER}},
+        ),
         beside=beside,
         load=partial(recorded_load, wanted),
         plans=lambda injector, record, _: [plan(injector, record)],
@@ -654,4 +674,5 @@ async def run_recorded(
         well_seconds=well_seconds,
         logs=wanted.logs,
     )
-    return await carry_out_run(run, settings.versions, progress)
+    with functions_installed(settings.work_dir / "functions"):
+        return await carry_out_run(run, settings.versions, progress)

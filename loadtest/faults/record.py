@@ -136,6 +136,8 @@ class RunRecord:
         """Wrong or stale answers by verdict and demand."""
         self.examples: Final[list[str]] = []
         self.acknowledged = 0
+        self.operations: Final = Counter[str]()
+        """Acknowledged operations on edges with states and on nodes, and jobs, by the way in which they were made."""
         self.pending: Final[list[PendingInverse]] = []
         self.far_end_reads = 0
         """Reads of an edge in the list of its other end."""
@@ -168,8 +170,11 @@ class RunRecord:
         return fault
 
     def await_writes(self, fault: Fault, shards: Collection[int]) -> None:
-        """Find out when a write of each of these shards that begins from now on has been acknowledged."""
+        """Find out when a write of each of these shards that begins from now on has been acknowledged. A leader whose
+        region has no master leads no shard: nothing is waited for then."""
         fault.unwritten, fault.unwritten_since = set(shards), self.now()
+        if not fault.unwritten:
+            fault.written = fault.unwritten_since
 
     def healed(self, fault: Fault) -> None:
         """Record that the cluster is healthy after a fault."""

@@ -29,7 +29,7 @@ MEGABYTE: Final = 1 << 20
 SECONDS: Final = 30.0
 FLOOD_REQUESTS: Final = 126
 FLOOD_READS: Final = 1_000
-_FLOOD_SECONDS: Final = 60.0
+_FLOOD_SECONDS: Final = 200.0
 """The requests of the flood take turns, so all of them end late."""
 _CLIENT_HELLO: Final = b"\x16\x03\x01\x02\x00\x01"
 """The head of a TLS ClientHello."""

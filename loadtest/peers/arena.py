@@ -19,9 +19,11 @@ import msgspec
 
 from loadtest.drivers import WrongAnswer
 from loadtest.peers.caches import LOOKASIDES
-from loadtest.peers.contestants import MYSQL, MYSQL_ASYNCMY, TAO, Answer, Peer, SqlPeer, TaoPeer
+from loadtest.peers.contestants import ALONE, MYSQL_ASYNCMY, POSTGRES, TAO, Answer, Peer, SqlPeer, TaoPeer
+from loadtest.peers.graph_store import GraphStore, SqlAddress
 from loadtest.peers.lookaside import Lookaside
-from loadtest.peers.sql_graph import SqlAddress, SqlGraph, open_pool
+from loadtest.peers.postgres_graph import PostgresGraph, open_postgres_pool
+from loadtest.peers.sql_graph import SqlGraph, open_pool
 from loadtest.published.conformity import FirstReads
 from loadtest.published.contestant import Payloads, load_graph, read_ids, write_ids
 from loadtest.published.graph_plan import GraphPlan
@@ -33,7 +35,7 @@ from loadtest.target import OWN_TIER
 from tao.client import ClientSettings, connect
 from tao.devcluster.ports import LOOPBACK
 
-CONTESTANTS: Final = (TAO, *LOOKASIDES, MYSQL, MYSQL_ASYNCMY)
+CONTESTANTS: Final = (TAO, *LOOKASIDES, *ALONE)
 CACHES: Final = (TAO, *LOOKASIDES)
 """The contestants with a cache."""
 CHECKABLE: Final = (Kind.OBJ_GET, Kind.ASSOC_COUNT, Kind.ASSOC_RANGE, Kind.ASSOC_TIME_RANGE, Kind.ASSOC_GET)
@@ -151,6 +153,7 @@ _CONNECTIONS: Final = 64
 _TIMEOUT_SECONDS: Final = 10.0
 _FILL_TIMEOUT_SECONDS: Final = 60.0
 _SQL_CONNECTIONS: Final = 32
+_FILL_CONNECTIONS: Final = 1
 _CHECKED: Final = 400
 _OF_CHECKS: Final = 99
 """The number of the stream of requests whose answers are compared."""
@@ -164,7 +167,9 @@ class Rivals(msgspec.Struct, frozen=True, kw_only=True):
     subject: Subject
     cache_ports: dict[str, tuple[int, ...]]
     """Ports of the cache servers, by contestant."""
-    sql: SqlAddress
+    mysql: SqlAddress | None
+    """The peers' own MySQL; None when none of them takes part."""
+    postgres: SqlAddress | None
 
 
 class PeerGraph:
@@ -189,11 +194,20 @@ class PeerGraph:
         rivals, settings = self._rivals, ClientSettings(timeout_seconds=_FILL_TIMEOUT_SECONDS)
         async with connect(rivals.topology_file, tier=OWN_TIER, settings=settings) as graph:
             ids = await load_graph(graph, self.plan, self._payloads(0), rivals.subject.shards, report)
-        report("writing the graph into the peers' tables", 0.0)
-        sql = SqlGraph(await open_pool(rivals.sql, _SQL_CONNECTIONS))
-        await sql.load(self.plan, ids, self._payloads(0))
-        await sql.close()
+        for store in await self._stores():
+            report("writing the graph into the peers' tables", 0.0)
+            await store.load(self.plan, ids, self._payloads(0))
+            await store.close()
         write_ids(Path(rivals.subject.ids_file), ids)
+
+    async def _stores(self) -> list[GraphStore]:
+        """Return the peers' databases."""
+        rivals, stores = self._rivals, list[GraphStore]()
+        if rivals.mysql is not None:
+            stores.append(SqlGraph(await open_pool(rivals.mysql, _FILL_CONNECTIONS)))
+        if rivals.postgres is not None:
+            stores.append(PostgresGraph(await open_postgres_pool(rivals.postgres, _FILL_CONNECTIONS)))
+        return stores
 
     async def enter(self) -> None:
         """Open the contestants over the graph that was loaded."""
@@ -208,13 +222,22 @@ class PeerGraph:
             settings = ClientSettings(timeout_seconds=_TIMEOUT_SECONDS)
             graph = connect(rivals.topology_file, tier=tier, settings=settings)
             return TaoPeer(await self._stack.enter_async_context(graph), self.ids, self._payloads(2))
-        driver = "asyncmy" if name == MYSQL_ASYNCMY else "aiomysql"
-        pool = await open_pool(rivals.sql, _SQL_CONNECTIONS, driver)
-        store = SqlGraph(pool)
-        if name in LOOKASIDES:
-            store = Lookaside(pool, LOOKASIDES[name].client(LOOPBACK, rivals.cache_ports[name], _CONNECTIONS))
+        store = await self._store(name)
         self._stack.push_async_callback(store.close)
         return SqlPeer(store, self.ids, self._payloads(3))
+
+    async def _store(self, name: str) -> GraphStore:
+        """Return a peer's store with a client of its own."""
+        rivals = self._rivals
+        if name == POSTGRES:
+            assert rivals.postgres is not None
+            return PostgresGraph(await open_postgres_pool(rivals.postgres, _SQL_CONNECTIONS))
+        assert rivals.mysql is not None
+        pool = await open_pool(rivals.mysql, _SQL_CONNECTIONS, "asyncmy" if name == MYSQL_ASYNCMY else "aiomysql")
+        if name in LOOKASIDES:
+            cache = await LOOKASIDES[name].client.open(LOOPBACK, rivals.cache_ports[name], _CONNECTIONS)
+            return Lookaside(pool, cache)
+        return SqlGraph(pool)
 
     def _payloads(self, number: int) -> Payloads:
         return Payloads.drawn(f"payloads {self._rivals.subject.seed} {number}")

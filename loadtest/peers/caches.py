@@ -17,20 +17,25 @@ from abc import ABC, abstractmethod
 from binascii import crc32
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import aiomcache
+import glide
 import memcachio
 import redis.asyncio
 
-from loadtest.peer_servers import MEMCACHED_SERVER, REDIS_SERVER, ServerProgram
+from loadtest.peer_servers import MEMCACHED_SERVER, REDIS_SERVER, VALKEY_SERVER, ServerProgram
 
 REDIS: Final = "redis_lookaside"
+VALKEY: Final = "valkey_lookaside"
 MEMCACHED: Final = "memcached_lookaside"
 MEMCACHIO: Final = "memcached_memcachio"
 _CONNECTION_SECONDS: Final = 60
 _LEASE_MS: Final = 2_000
 _LEASE_SECONDS: Final = 2
+_GLIDE_TIMEOUT_MS: Final = 10_000
+"""As for the other clients: the default of a quarter of a second would fail requests of a slow moment."""
+_GLIDE_INFLIGHT: Final = 10_000
 _PLACEHOLDER: Final = b"\x00lease"
 """The first byte of a value says what kind of value it is; this one says that a client is fetching it."""
 _REDIS_OWN_MB: Final = 5
@@ -47,6 +52,11 @@ class Cache(ABC):
 
     def __init__(self, clients: Sequence[Any]) -> None:
         self._clients: Final = clients
+
+    @classmethod
+    @abstractmethod
+    async def open(cls, host: str, ports: Sequence[int], connections: int) -> Self:
+        """Return the cache over servers at these ports, with so many connections to each at most."""
 
     @abstractmethod
     async def get(self, key: bytes) -> bytes | None:
@@ -97,17 +107,23 @@ class Cache(ABC):
         return [found[key] for key in keys]
 
 
+_FILL: Final = """
+    if redis.call('get', KEYS[2]) == ARGV[1] then
+        redis.call('set', KEYS[1], ARGV[2])
+        redis.call('del', KEYS[2])
+    end
+"""
+
+
 class RedisCache(Cache):
     """Redis through redis-py with hiredis."""
 
-    _FILL: Final = """
-        if redis.call('get', KEYS[2]) == ARGV[1] then
-            redis.call('set', KEYS[1], ARGV[2])
-            redis.call('del', KEYS[2])
-        end
-    """
+    def __init__(self, clients: Sequence[Any]) -> None:
+        super().__init__(clients)
+        self._fills: Final = [client.register_script(_FILL) for client in clients]
 
-    def __init__(self, host: str, ports: Sequence[int], connections: int) -> None:
+    @classmethod
+    async def open(cls, host: str, ports: Sequence[int], connections: int) -> Self:
         # With this pool a client that finds no free connection waits, as redis-py's documentation recommends for
         # bounded pools. The default pool raises an error instead, which would fail most requests of a slow moment at a
         # constant rate.
@@ -117,8 +133,7 @@ class RedisCache(Cache):
             )
             for port in ports
         ]
-        super().__init__([redis.asyncio.Redis.from_pool(pool) for pool in pools])
-        self._fills: list[Any] = [client.register_script(self._FILL) for client in self._clients]
+        return cls([redis.asyncio.Redis.from_pool(pool) for pool in pools])
 
     async def get(self, key: bytes) -> bytes | None:
         value: bytes | None = await self.of(key).get(key)
@@ -169,12 +184,85 @@ class RedisCache(Cache):
             await client.aclose()
 
 
+class ValkeyCache(Cache):
+    """Valkey through valkey-glide, whose core in Rust sends all requests of a client over one connection, without
+    waiting for each answer; it needs no pool."""
+
+    def __init__(self, clients: Sequence[Any]) -> None:
+        super().__init__(clients)
+        self._fill: Final = glide.Script(_FILL)  # type: ignore[no-untyped-call] # its compiled part has no types
+
+    @classmethod
+    async def open(cls, host: str, ports: Sequence[int], connections: int) -> Self:
+        return cls(
+            [
+                await glide.GlideClient.create(
+                    glide.GlideClientConfiguration(
+                        [glide.NodeAddress(host, port)],
+                        request_timeout=_GLIDE_TIMEOUT_MS,
+                        inflight_requests_limit=_GLIDE_INFLIGHT,
+                    )
+                )
+                for port in ports
+            ]
+        )
+
+    async def get(self, key: bytes) -> bytes | None:
+        value: bytes | None = await self.of(key).get(key)
+        return value
+
+    async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return await self.in_order(keys, lambda number, mine: self._clients[number].mget(mine))
+
+    async def lease(self, keys: Sequence[bytes]) -> list[Lease | None]:
+        token, absent = secrets.token_bytes(8), glide.ConditionalChange.ONLY_IF_DOES_NOT_EXIST
+        expiry = glide.ExpirySet(glide.ExpiryType.MILLSEC, _LEASE_MS)
+
+        async def of_server(number: int, mine: list[bytes]) -> Any:
+            if len(mine) == 1:
+                return [await self._clients[number].set(b"L" + mine[0], token, absent, expiry)]
+            pipeline = glide.Batch(is_atomic=False)
+            for key in mine:
+                pipeline.set(b"L" + key, token, absent, expiry)
+            return await self._clients[number].exec(pipeline, raise_on_error=True)
+
+        return [token if given else None for given in await self.in_order(keys, of_server)]
+
+    async def fill(self, values: Mapping[bytes, tuple[bytes, Lease]]) -> None:
+        # Batches of glide cannot hold scripts; scripts that are under way at once share the connection's writes.
+        await at_once(
+            [
+                self.of(key).invoke_script(self._fill, keys=[key, b"L" + key], args=[lease, value])
+                for key, (value, lease) in values.items()
+            ]
+        )
+
+    async def delete(self, keys: Sequence[bytes]) -> None:
+        await self.spread(
+            keys, lambda number, mine: self._clients[number].delete([*mine, *(b"L" + key for key in mine)])
+        )
+
+    async def used_bytes(self) -> list[int]:
+        """Return the memory of the data with its tables."""
+        found = [await client.info([glide.InfoSection.MEMORY]) for client in self._clients]
+        lines = [dict(line.split(b":") for line in each.split() if b":" in line) for each in found]
+        return [
+            int(each[b"used_memory"]) - int(each[b"used_memory_startup"]) - int(each[b"mem_clients_normal"])
+            for each in lines
+        ]
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.close()
+
+
 class MemcachedCache(Cache):
     """memcached through aiomcache. Leases, fills and deletions take one key each, so they are sent at once over the
     pool."""
 
-    def __init__(self, host: str, ports: Sequence[int], connections: int) -> None:
-        super().__init__([aiomcache.Client(host, port, pool_size=connections) for port in ports])
+    @classmethod
+    async def open(cls, host: str, ports: Sequence[int], connections: int) -> Self:
+        return cls([aiomcache.Client(host, port, pool_size=connections) for port in ports])
 
     async def get(self, key: bytes) -> bytes | None:
         return _value(await self.of(key).get(key))
@@ -212,8 +300,9 @@ class MemcachedCache(Cache):
 class MemcachioCache(Cache):
     """memcached through memcachio, which sends many requests over one connection without waiting for each answer."""
 
-    def __init__(self, host: str, ports: Sequence[int], connections: int) -> None:
-        super().__init__(
+    @classmethod
+    async def open(cls, host: str, ports: Sequence[int], connections: int) -> Self:
+        return cls(
             [
                 memcachio.Client((host, port), max_connections=connections, blocking_timeout=_CONNECTION_SECONDS)
                 for port in ports
@@ -271,16 +360,16 @@ async def at_once(calls: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class CacheKind:
-    """The cache of a look-aside: its server, its client (host, ports, connections), and the megabytes that a server
-    needs beyond its budget."""
+    """The cache of a look-aside: its server, its client, and the megabytes that a server needs beyond its budget."""
 
     program: ServerProgram
-    client: Callable[[str, Sequence[int], int], Cache]
+    client: type[Cache]
     own_mb: int = 0
 
 
 LOOKASIDES: Final = {
     REDIS: CacheKind(REDIS_SERVER, RedisCache, _REDIS_OWN_MB),
+    VALKEY: CacheKind(VALKEY_SERVER, ValkeyCache, _REDIS_OWN_MB),
     MEMCACHED: CacheKind(MEMCACHED_SERVER, MemcachedCache),
     MEMCACHIO: CacheKind(MEMCACHED_SERVER, MemcachioCache),
 }

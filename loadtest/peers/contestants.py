@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final, Protocol
 
+from loadtest.peers.graph_store import AnswerSource, Edge, GraphStore
 from loadtest.peers.lookaside import Lookaside
-from loadtest.peers.sql_graph import AnswerSource, Edge, SqlGraph
 from loadtest.published.contestant import LINK, NODE, Payloads, TaoContestant
 from loadtest.published.requests import WorkloadRequest
 from loadtest.published.workload import READS, Kind
@@ -24,6 +24,9 @@ from tao.client.diagnostics import MEMORY, Trace
 TAO: Final = "tao"
 MYSQL: Final = "mysql"
 MYSQL_ASYNCMY: Final = "mysql_asyncmy"
+POSTGRES: Final = "postgres"
+ALONE: Final = (MYSQL, MYSQL_ASYNCMY, POSTGRES)
+"""The databases without a cache in front of them."""
 _OPEN_SECONDS: Final = 0.005
 _CLOSED_SECONDS: Final = 0.045
 """Share of the time that is sampled, a tenth: thousands of answers in a few seconds of load, hundreds of misses among
@@ -155,9 +158,9 @@ def _payload(found: Any) -> bytes:
 
 
 class SqlPeer:
-    """An application over MySQL, with or without a look-aside cache."""
+    """An application over a database, with or without a look-aside cache."""
 
-    def __init__(self, store: SqlGraph, ids: Sequence[int], payloads: Payloads) -> None:
+    def __init__(self, store: GraphStore, ids: Sequence[int], payloads: Payloads) -> None:
         self._store: Final = store
         self._ids: Final = ids
         self._payloads: Final = payloads

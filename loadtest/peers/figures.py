@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from loadtest.latencies import LatencySummary, summary_of
-from loadtest.peers.caches import LOOKASIDES, REDIS
-from loadtest.peers.contestants import MYSQL, MYSQL_ASYNCMY, TAO
+from loadtest.peers.caches import LOOKASIDES, MEMCACHED, MEMCACHIO, REDIS
+from loadtest.peers.contestants import ALONE, MYSQL, POSTGRES, TAO
 from loadtest.peers.staleness import ONE_TIER, StaleReads
 from loadtest.results import Aim, Figure, Goal, Listing, Measure, at_most
 from loadtest.rounds import MICRO, Comparison, Counts, Round, Source, Turns, figures_of, percentile
@@ -31,9 +31,15 @@ BATCHES: Final = "batches"
 PAIR: Final = "pair"
 SHAPES: Final = (MANY, OPEN, ONE, BATCHES, PAIR)
 """Kinds of load, in the order in which they run."""
-PEERS: Final = (*LOOKASIDES, MYSQL, MYSQL_ASYNCMY)
+PEERS: Final = (*LOOKASIDES, *ALONE)
 _PERCENTS: Final = (1, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 98, 99, 99.5, 99.9, 100)
-_THROUGHPUT: Final = {REDIS: 3.0, MYSQL: 5.0}
+_THROUGHPUT: Final[Mapping[tuple[str, bool], Mapping[str, float]]] = {
+    ("tao_atc13", False): {REDIS: 4.5, MEMCACHED: 1.6, MEMCACHIO: 1.6, MYSQL: 4.0},
+    ("tao_atc13", True): {MYSQL: 5.0},
+    ("linkbench", False): {MYSQL: 2.0, POSTGRES: 1.0},
+}
+"""The multiples of the peers' throughput that tao is to reach, by workload and whether the data exceeds the buffer
+pools."""
 _TOLERATED: Final = 1.1
 _RATIOS: Final = {
     "throughput": "per_second",
@@ -85,6 +91,8 @@ class PeerFigure(Figure, frozen=True, kw_only=True):
     quantiles_ms: dict[str, float]
     """Percentage of the operations of all rounds → milliseconds within which they were answered."""
     total_cpu_us: float
+    cpu_us_by_server: dict[str, float]
+    """``server_cpu_us`` by server process, which says where a contestant's time goes."""
     failed: dict[str, int]
     touched_bytes: float
     """Payload bytes per query that the application looked at."""
@@ -120,6 +128,7 @@ def _peer_figure(kind: str, figure: Figure, rounds: Sequence[Round]) -> PeerFigu
     whole = CacheCounts(*map(sum, zip(*counts, strict=True)))
     hits, joined, misses, in_follower = whole
     has_cache = of_tao or figure.contestant in LOOKASIDES
+    queries = figure.operations * figure.queries_per_operation
     reads, tells = max(1, hits + joined + misses), has_cache and figure.queries_per_operation == 1
     first_reads = [each.counts["first_reads"] for each in rounds if "first_reads" in each.counts]
     latencies = sorted(chain.from_iterable(each.samples.ordered() for each in rounds))
@@ -133,9 +142,11 @@ def _peer_figure(kind: str, figure: Figure, rounds: Sequence[Round]) -> PeerFigu
         rounds_p99_us=[percentile(each.samples.ordered(), 0.99) * MICRO for each in rounds],
         quantiles_ms={f"{each:g}": 1000 * percentile(latencies, each / 100) for each in _PERCENTS},
         total_cpu_us=figure.server_cpu_us + figure.client_cpu_us,
+        cpu_us_by_server={
+            name: sum(each.server_cpu[name] for each in rounds) / queries * MICRO for name in rounds[0].server_cpu
+        },
         failed=dict(failed),
-        touched_bytes=sum(each.counts["touched"] for each in rounds)
-        / (figure.operations * figure.queries_per_operation),
+        touched_bytes=sum(each.counts["touched"] for each in rounds) / queries,
         hits=hits,
         joined=joined,
         misses=misses,
@@ -184,7 +195,7 @@ async def memory_of(
     """
     cached = {TAO: [int((await server_stats(admin))["bytes"]) for admin in admins]} if admins else {}
     for name, of in ports.items():
-        cache = LOOKASIDES[name].client(LOOPBACK, of, 1)
+        cache = await LOOKASIDES[name].client.open(LOOPBACK, of, 1)
         cached[name] = await cache.used_bytes()
         await cache.close()
     return {
@@ -252,17 +263,20 @@ def ratios(ours: PeerFigure, theirs: PeerFigure) -> dict[str, float]:
     return found
 
 
-def goals_of(kind: str, contestants: Collection[str]) -> dict[str, tuple[Goal, ...]]:
+def goals_of(
+    kind: str, contestants: Collection[str], workload: str, *, data_exceeds_pool: bool
+) -> dict[str, tuple[Goal, ...]]:
     """Return tao's goals in a kind of load beside the contestants that take part: multiples of their throughput where
-    many awaiters ask, and lower tails there and at a constant rate."""
+    many awaiters ask, lower tails there and at a constant rate, and the latency of one awaiter beside Redis."""
     peers = [name for name in PEERS if name in contestants]
     goals: list[Goal] = []
     if kind == MANY:
-        goals += [
-            Goal(measure=Measure.RATE, bound=_THROUGHPUT[name], against=name) for name in peers if name in _THROUGHPUT
-        ]
+        bounds = _THROUGHPUT.get((workload, data_exceeds_pool), {})
+        goals += [Goal(measure=Measure.RATE, bound=bounds[name], against=name) for name in peers if name in bounds]
     if kind in (MANY, OPEN):
         goals += [Goal(measure=Measure.P99, bound=1, against=name) for name in peers]
+    if kind == ONE and REDIS in peers:
+        goals.append(Goal(measure=Measure.P50, bound=1, against=REDIS))
     return {TAO: tuple(goals)} if TAO in contestants else {}
 
 

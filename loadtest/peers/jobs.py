@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 import aiomcache
+import glide
 import memcachio.errors
 import msgspec
 import redis.exceptions
@@ -27,6 +28,8 @@ from loadtest.drivers import at_rate, closed
 from loadtest.peers.arena import CACHES, OBJECTS_OF_A_BATCH, PeerGraph, Prepared, Rivals
 from loadtest.peers.contestants import TAO, Peer
 from loadtest.peers.figures import BATCHES, MANY, ONE, OPEN, PAIR, PeerFigure, counts_of_tao, goals_of, peer_figures
+from loadtest.peers.postgres_graph import POSTGRES_ERRORS
+from loadtest.peers.resource_limits import AppliedLimits, ServerGroups
 from loadtest.peers.sql_graph import SQL_ERRORS
 from loadtest.peers.warm_up import WarmBounds, Warming, Window, ask_all, warmed
 from loadtest.rounds import (
@@ -48,12 +51,14 @@ from tao.devcluster.ports import LOOPBACK
 from tao.model.errors import OperatorError, TaoError
 
 FAILURES: Final = (
-    TaoError, *SQL_ERRORS, redis.exceptions.RedisError, aiomcache.ClientException, memcachio.errors.MemcachedError,
-    OSError, TimeoutError,
+    TaoError, *SQL_ERRORS, *POSTGRES_ERRORS, redis.exceptions.RedisError, glide.GlideError, aiomcache.ClientException,
+    memcachio.errors.MemcachedError, OSError, TimeoutError,
 )  # fmt: skip
 """Errors with which a request may fail; any other is an error of the measurement."""
 _OPEN_LOOP_STRETCH: Final = 3.0
 """Factor by which the rounds of the open loop are longer: a tail at a constant rate needs time more than requests."""
+_WARM_DATABASE: Final = 50_000
+"""The most requests that warm a database without a cache: its connections, and the pages of its buffer pool."""
 _PROCESSES: Final = 2
 """Load processes of the shape that has several."""
 _FIRST_STREAM: Final = 5
@@ -68,10 +73,25 @@ class PeersResult(msgspec.Struct, frozen=True, kw_only=True):
     warming: Warming
     checked: int
     """The number of answers of each contestant that were compared."""
+    limits: dict[str, AppliedLimits]
+    """The limits of the databases, by database."""
+
+
+class PeersFillJob(msgspec.Struct, frozen=True, kw_only=True):
+    """Writes one graph into every contestant's database."""
+
+    rivals: Rivals
+
+    async def work(self, report: StepReport) -> int:
+        """Return the number of nodes. Raises `TaoError`, or what a peer's client raises."""
+        async with AsyncExitStack() as stack:
+            arena = PeerGraph(self.rivals, stack, _FIRST_STREAM)
+            await arena.fill(report)
+        return arena.plan.nodes
 
 
 class PeersJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs all contestants in every shape of load."""
+    """Runs all contestants, over the graph that was loaded, in every shape of load."""
 
     rivals: Rivals
     server_pids: dict[str, dict[str, int]]
@@ -84,12 +104,15 @@ class PeersJob(msgspec.Struct, frozen=True, kw_only=True):
     pace: Pace
     rate: float
     """Requests per second of the open loop, the same for all contestants."""
+    groups: dict[str, ServerGroups]
+    """The control groups of the databases that are limited once the caches are warm, by database."""
+    operations_per_second: int
+    """The limit of disk operations of each of them."""
 
     async def work(self, report: StepReport) -> PeersResult:
         """Return the figures of all contestants. Raises `TaoError`, or what a peer's client raises."""
         async with AsyncExitStack() as stack:
             arena = PeerGraph(self.rivals, stack, _FIRST_STREAM)
-            await arena.fill(report)
             await arena.enter()
             checked = 0
             for again in ("", " again, out of the caches"):
@@ -97,6 +120,10 @@ class PeersJob(msgspec.Struct, frozen=True, kw_only=True):
                 checked += await arena.check()
             warming = await warmed({name: self._window(arena, name) for name in arena.peers}, self.warm, report)
             second = await stack.enter_async_context(_second_process(self)) if PAIR in self.shapes else None
+            limits = {
+                name: await asyncio.to_thread(each.limit, self.operations_per_second)
+                for name, each in self.groups.items()
+            }
             comparisons = {kind: self._comparison(kind, arena, second) for kind in self.shapes}
             alone = [each for kind, each in comparisons.items() if kind != PAIR]
             turns = await take_all_turns(alone, self.pace, report)
@@ -112,6 +139,7 @@ class PeersJob(msgspec.Struct, frozen=True, kw_only=True):
             ],
             warming=warming,
             checked=checked,
+            limits=limits,
         )
 
     def _comparison(self, kind: str, arena: PeerGraph, second: SecondProcess | None) -> Comparison:
@@ -144,7 +172,7 @@ class PeersJob(msgspec.Struct, frozen=True, kw_only=True):
         return Comparison(
             f"{self.rivals.subject.workload}, {text}",
             trials,
-            aims=goals_of(kind, arena.peers),
+            aims=goals_of(kind, arena.peers, self.rivals.subject.workload, data_exceeds_pool=bool(self.groups)),
             stretch=_OPEN_LOOP_STRETCH if kind == OPEN else 1.0,
         )
 
@@ -172,12 +200,14 @@ class PeersJob(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def _window(self, arena: PeerGraph, name: str) -> Window:
-        peer, stream, asked = arena.peers[name], arena.stream(name), count()
+        peer, stream, windows = arena.peers[name], arena.stream(name), count()
 
         async def ask(requests: int) -> float | None:
-            if name not in CACHES and next(asked):
-                # It keeps nothing: after a window its connections are there. Its stream goes on with the others'.
-                for _ in islice(stream, requests):
+            if name not in CACHES:
+                # It keeps nothing but pages. Its stream goes on with the others'.
+                asked = min(requests, _WARM_DATABASE if next(windows) == 0 else 0)
+                await ask_all(peer, stream, asked)
+                for _ in islice(stream, requests - asked):
                     pass
                 return None
             before = await self._tao_counters() if name == TAO else {}
@@ -185,7 +215,7 @@ class PeersJob(msgspec.Struct, frozen=True, kw_only=True):
             if name == TAO:
                 return counts_of_tao(since(before, await self._tao_counters())).hit_rate
             reads = sum(how is not Source.UNKNOWN for how in hows)
-            return hows.count(Source.HIT) / max(1, reads) if name in CACHES else None
+            return hows.count(Source.HIT) / max(1, reads)
 
         return ask
 

@@ -18,7 +18,8 @@ from typing import Any, Final
 import msgspec
 
 from loadtest.peers.caches import Cache, Lease, at_once
-from loadtest.peers.sql_graph import AnswerSource, Edge, SqlGraph
+from loadtest.peers.graph_store import AnswerSource, Edge
+from loadtest.peers.sql_graph import SqlGraph
 from loadtest.published.requests import SMALL_LIMIT
 from loadtest.published.workload import Kind
 from loadtest.rounds import Source

@@ -2,7 +2,8 @@
 
 Four tables of edges (links, marks, and the inverses of both), each with its rows in key order and an index by time;
 counters beside the links, because counting rows at every page view does not last. The client is aiomysql or asyncmy,
-with a pool of connections and autocommit for reads.
+with a pool of connections. A single statement commits by itself, and a transaction of several is one message, as in
+LinkBench's own store for MySQL: every request is one round trip.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import Any, Final, TypeVar
 import aiomysql
 import asyncmy
 import asyncmy.errors
-import msgspec
 import pymysql.err
 
+from loadtest.peers.graph_store import AnswerSource, Edge, SqlAddress, planned_rows
 from loadtest.published.contestant import Payloads
 from loadtest.published.graph_plan import GraphPlan
 from loadtest.rounds import Source
@@ -42,33 +43,6 @@ _AFTER_LINKS: Final = (
     "INSERT INTO linked_by (id1, id2, time, payload) SELECT id2, id1, time, payload FROM link ORDER BY id2, id1",
     "INSERT INTO link_count (id1, count) SELECT id1, COUNT(*) FROM link GROUP BY id1",
 )
-
-
-class SqlAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """A database server and the account to use there."""
-
-    host: str
-    port: int
-    user: str
-    password: str
-
-
-Edge = tuple[int, int, bytes]
-"""``(id2, time, payload)``."""
-
-
-class AnswerSource:
-    """Collects the source of one request's answer while it is answered."""
-
-    __slots__ = ("how",)
-
-    def __init__(self) -> None:
-        self.how = Source.HIT
-
-    def at_least(self, how: Source) -> None:
-        """Record a source if it is more expensive than those recorded before."""
-        if how > self.how:
-            self.how = how
 
 
 async def open_pool(address: SqlAddress, connections: int, driver: str = "aiomysql") -> Any:
@@ -96,17 +70,12 @@ class SqlGraph:
         await self._pool.wait_closed()
 
     async def load(self, plan: GraphPlan, ids: Sequence[int], payloads: Payloads) -> None:
-        """Create the tables and write the planned graph without the binlog, since nothing replicates it."""
+        """Create the tables anew and write the planned graph without the binlog, since nothing replicates it."""
         async with self._pool.acquire() as connection, connection.cursor() as cursor:
-            await cursor.execute("SET SESSION sql_log_bin = 0")
+            await cursor.execute("SET SESSION sql_log_bin = 0, sql_notes = 0")
             for statement in _tables():
                 await cursor.execute(statement)
-            nodes = ((ids[node], payloads.next(plan.object_size(node))) for node in range(plan.nodes))
-            links = (
-                (ids[node], ids[edge.other], edge.time, payloads.next(edge.size))
-                for node in range(plan.nodes)
-                for edge in plan.list_of(node)
-            )
+            nodes, links = planned_rows(plan, ids, payloads)
             while rows := list(islice(nodes, _BATCH)):
                 await cursor.executemany("INSERT INTO node (id, payload) VALUES (%s, %s)", rows)
             while edges := list(islice(links, _BATCH)):
@@ -173,7 +142,9 @@ class SqlGraph:
 
     async def mark_link(self, id1: int, id2: int) -> None:
         """Turn a link into a mark."""
-        move = "INSERT IGNORE INTO {} (id1, id2, time, payload) SELECT id1, id2, time, payload FROM {} WHERE {}"
+        move = (
+            "INSERT IGNORE INTO {} (id1, id2, time, payload) SELECT id1, id2, time, payload FROM {} WHERE {} FOR UPDATE"
+        )
         moves = [
             (move.format(MARK_TABLES[side], LINK_TABLES[side], "id1 = %s AND id2 = %s"), pair)
             for side, pair in enumerate(((id1, id2), (id2, id1)))
@@ -198,10 +169,20 @@ class SqlGraph:
         """Run statements in order in one transaction, and again after a deadlock; a statement may depend on those
         before it."""
 
+        statements = [statement for statement, _ in work]
+        if len(statements) > 1:
+            statements = ["BEGIN", *statements, "COMMIT"]
+        message, values = "; ".join(statements), [value for _, of in work for value in of]
+
         async def attempt() -> None:
-            async with self._pool.acquire() as connection, transaction(connection), connection.cursor() as cursor:
-                for statement, values in work:
-                    await cursor.execute(statement, values)
+            async with self._pool.acquire() as connection, connection.cursor() as cursor:
+                try:
+                    await cursor.execute(message, values)
+                    while await cursor.nextset():  # the server stops at the first statement that fails
+                        pass
+                except BaseException:
+                    await connection.rollback()
+                    raise
 
         await repeat_deadlocked(attempt)
 
@@ -235,6 +216,7 @@ def _tables() -> list[str]:
         "payload VARBINARY(255) NOT NULL, PRIMARY KEY (id1, id2), KEY by_time (id1, time, id2)) ENGINE = InnoDB"
     )
     return [
+        f"DROP TABLE IF EXISTS node, link_count, {', '.join((*LINK_TABLES, *MARK_TABLES))}",
         "CREATE TABLE node (id BIGINT UNSIGNED NOT NULL PRIMARY KEY, payload MEDIUMBLOB NOT NULL) ENGINE = InnoDB",
         *(edges.format(name) for name in (*LINK_TABLES, *MARK_TABLES)),
         "CREATE TABLE link_count (id1 BIGINT UNSIGNED NOT NULL PRIMARY KEY, count BIGINT NOT NULL) ENGINE = InnoDB",
@@ -242,14 +224,12 @@ def _tables() -> list[str]:
 
 
 _PUT_NODE: Final = "INSERT INTO node (id, payload) VALUES (%s, %s) ON DUPLICATE KEY UPDATE payload = VALUES(payload)"
+# ROW_COUNT() is that of the statement before: 1 for a link that was inserted, 2 or 0 for one that existed.
 _COUNT_ONE_MORE: Final = (
-    "INSERT INTO link_count (id1, count) SELECT %s, 1 FROM DUAL "
-    "WHERE NOT EXISTS (SELECT 1 FROM link WHERE id1 = %s AND id2 = %s) "
+    "INSERT INTO link_count (id1, count) SELECT %s, 1 FROM DUAL WHERE ROW_COUNT() = 1 "
     "ON DUPLICATE KEY UPDATE count = count + 1"
 )
-_COUNT_ONE_LESS: Final = (
-    "UPDATE link_count SET count = count - 1 WHERE id1 = %s AND EXISTS (SELECT 1 FROM link WHERE id1 = %s AND id2 = %s)"
-)
+_COUNT_ONE_LESS: Final = "UPDATE link_count SET count = count - 1 WHERE id1 = %s AND ROW_COUNT() = 1"
 _PUT: Final = (
     "INSERT INTO {} (id1, id2, time, payload) VALUES (%s, %s, %s, %s) "
     "ON DUPLICATE KEY UPDATE time = VALUES(time), payload = VALUES(payload)"
@@ -257,18 +237,16 @@ _PUT: Final = (
 
 
 def _put(tables: tuple[str, str], id1: int, id2: int, at: int, payload: bytes) -> list[tuple[str, tuple[Any, ...]]]:
-    # The counter comes first, and only for an edge that does not exist: its row then serializes the writers of this
-    # list.
     return [
-        (_COUNT_ONE_MORE, (id1, id1, id2)),
         (_PUT.format(tables[0]), (id1, id2, at, payload)),
+        (_COUNT_ONE_MORE, (id1,)),
         (_PUT.format(tables[1]), (id2, id1, at, payload)),
     ]
 
 
 def _delete(id1: int, id2: int) -> list[tuple[str, tuple[Any, ...]]]:
     return [
-        (_COUNT_ONE_LESS, (id1, id1, id2)),
         ("DELETE FROM link WHERE id1 = %s AND id2 = %s", (id1, id2)),
+        (_COUNT_ONE_LESS, (id1,)),
         ("DELETE FROM linked_by WHERE id1 = %s AND id2 = %s", (id2, id1)),
     ]

@@ -102,6 +102,7 @@ def note(found: Found, remark: str = "") -> list[str]:
     others = {name: _OTHER_TITLES.get(name, f"`{name}`") for name in found if name not in EXPECTED}
     for name, title in (_TITLES | others).items():
         lines += [f"## {title}", "", *_section(name, found)]
+    lines += ["## Edges with states, and journals", "", *_file_lines(_PROSE / "states_and_journal.md")]
     lines += ["## What was not reproduced, and why", "", *_file_lines(_PROSE / "not_reproduced.md")[:-1]]
     lines += [f"- **`{name}`**: not measured; its JSON file was not there." for name in missing_of(found)]
     lines += [f"- **`{name}`**: its largest costs; nobody has profiled it." for name in PROFILED if not _profile(name)]
@@ -182,6 +183,7 @@ _PEERS: Final = {
     "redis_lookaside": "Redis look-aside",
     "memcached_lookaside": "memcached look-aside",
     "mysql": "MySQL alone",
+    "postgres": "PostgreSQL alone",
 }
 _IN_TURNS: Final[tuple[tuple[str, str, Callable[[Any], str]], ...]] = (
     ("hit rate of reads, in turns", "hit_rate", _percent),

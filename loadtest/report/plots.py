@@ -22,10 +22,12 @@ _NOT_FIGURES: Final = ("machine", "command", "aims", "tables", "notes")
 _COLOURS: Final = {
     "tao": "tab:blue",
     "redis_lookaside": "tab:red",
+    "valkey_lookaside": "tab:pink",
     "memcached_lookaside": "tab:green",
     "memcached_memcachio": "tab:olive",
     "mysql": "tab:orange",
     "mysql_asyncmy": "tab:brown",
+    "postgres": "tab:purple",
 }
 
 Measured = Mapping[str, Any]

@@ -51,7 +51,7 @@ class Decisions:
         schema has neither."""
         kinds = [kind for kind in TypeKind if self._find(kind, type_name) is not None]
         if not kinds:
-            names = [*(each.name for each in self.schema.objects), *(each.name for each in self.schema.assocs)]
+            names = [*(each.name for each in self.schema.objects), *(each.name for each in self.schema.declared_assocs)]
             raise UnknownType(f"the schema has no type {type_name!r}{_hint(type_name, names)}")
         return [self.verdict(caller, operation, kind, type_name) for kind in kinds]
 
@@ -92,7 +92,7 @@ class Decisions:
         return f"caller {caller!r} {has}{'' if caller in self.document.callers else ' (others)'}"
 
     def _find(self, kind: TypeKind, name: str) -> GraphType | None:
-        types: Sequence[GraphType] = self.schema.objects if kind is TypeKind.OBJECT else self.schema.assocs
+        types: Sequence[GraphType] = self.schema.objects if kind is TypeKind.OBJECT else self.schema.declared_assocs
         return next((each for each in types if each.name == name), None)
 
     def is_named(self, caller: str, operation: Operation, kind: TypeKind, type_name: str) -> bool:
@@ -118,7 +118,7 @@ class Decisions:
             return f"none of its roles grants {operation} of the {kind} type {type_name!r}"
         if operation is Operation.CRITICAL:
             return f"none of its roles grants read of the {kind} type {type_name!r}, which {operation} needs too"
-        atype = next((each for each in self.schema.assocs if each.name == type_name), None)
+        atype = next((each for each in self.schema.declared_assocs if each.name == type_name), None)
         inverse = None if atype is None else self.schema.inverse_of(atype)
         if kind is TypeKind.ASSOCIATION and inverse is not None:
             return f"none of its roles grants {operation} of {inverse.name!r}, the inverse type of {type_name!r}"
@@ -144,7 +144,10 @@ def oddities(document: AccessDocument, schema: Schema) -> list[Oddity]:
 
 
 def _odd_roles(document: AccessDocument, schema: Schema) -> Iterator[Oddity]:
-    names = {"objects": [each.name for each in schema.objects], "associations": [each.name for each in schema.assocs]}
+    names = {
+        "objects": [each.name for each in schema.objects],
+        "associations": [each.name for each in schema.declared_assocs],
+    }
     used = {*document.others, *document.anonymous, *(role for roles in document.callers.values() for role in roles)}
     for role, entry in document.roles.items():
         grants = False
@@ -173,9 +176,9 @@ def _odd_callers(document: AccessDocument, schema: Schema) -> Iterator[Oddity]:
         if path.startswith("callers.") and not roles:
             yield Oddity(path, "has no role: it may do nothing")
         for operation, kind, names in (
-            (Operation.WRITE, TypeKind.ASSOCIATION, [each.name for each in schema.assocs]),
+            (Operation.WRITE, TypeKind.ASSOCIATION, [each.name for each in schema.declared_assocs]),
             (Operation.CRITICAL, TypeKind.OBJECT, [each.name for each in schema.objects]),
-            (Operation.CRITICAL, TypeKind.ASSOCIATION, [each.name for each in schema.assocs]),
+            (Operation.CRITICAL, TypeKind.ASSOCIATION, [each.name for each in schema.declared_assocs]),
         ):
             for name in names:
                 verdict = decisions.verdict(caller, operation, kind, name)
@@ -183,7 +186,7 @@ def _odd_callers(document: AccessDocument, schema: Schema) -> Iterator[Oddity]:
                     yield Oddity(path, f"{operation} of {name!r} has no effect: {verdict.why}")
         yield from (Oddity(path, what) for what in _lacks(decisions, caller, roles))
         reads = decisions.policy.rights(caller).read.associations
-        for atype in schema.assocs:
+        for atype in schema.declared_assocs:
             if atype.reverse_lookup and atype.inverse is not None and reads >> atype.number & 1:
                 inverse = schema.atype(atype.inverse)
                 if not reads >> inverse.number & 1:
@@ -199,7 +202,11 @@ def _lacks(decisions: Decisions, caller: str, roles: Sequence[str]) -> Iterator[
     if not rights.watch.covers_all:
         yield "may not watch all types: the SDK learns of a new topology or schema later"
     uncertain = rights.write.associations & rights.read.associations & ~rights.critical.associations
-    names = [each.name for each in decisions.schema.assocs if each.inverse is not None and uncertain >> each.number & 1]
+    names = [
+        each.name
+        for each in decisions.schema.declared_assocs
+        if each.inverse is not None and uncertain >> each.number & 1
+    ]
     if names:
         listed = ", ".join(names)
         yield f"writes edges with an inverse ({listed}) that it may not read critically: reading them may fail as stale"

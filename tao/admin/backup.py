@@ -12,7 +12,7 @@ import asyncio
 import os
 import shutil
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,11 +45,12 @@ from tao.admin.backup_files import (
 )
 from tao.admin.replication import administrator_session
 from tao.model.errors import OperatorError
-from tao.model.topology import Database, DatabaseServer, Topology
+from tao.model.topology import Database, DatabaseServer, Topology, region_of_place
 from tao.replication.accounts import Account
 from tao.replication.binlog_copy import BinlogsMissing, close_binlog, copy_files, files_since, next_file
-from tao.replication.database_copy import CopyProgress, dump_shards
-from tao.replication.database_tools import find_binlog_reader, find_tools
+from tao.replication.database_copy import CopyProgress, dump_schemas
+from tao.replication.database_tools import DatabaseTools, find_binlog_reader, find_tools
+from tao.replication.replica_seed import read_contents
 from tao.replication.server_statements import executed_position, wait_for_position
 from tao.storage.dialect import Dialect
 
@@ -71,12 +72,12 @@ class Source:
     """The server that a database is backed up from."""
 
     database: Database
-    region: str
+    place: str
 
     @property
     def server(self) -> DatabaseServer:
         """The server."""
-        return self.database.servers[self.region]
+        return self.database.places[self.place]
 
     @property
     def master(self) -> DatabaseServer:
@@ -85,21 +86,24 @@ class Source:
 
 
 def choose_sources(topology: Topology, region: str | None = None) -> list[Source]:
-    """Choose for each database a replica that is in use, or else the master. ``region``: choose that region's servers.
+    """Choose for each database a replica that is in use, or else the master. A standby comes after other replicas: one
+    that lags behind a dump would be promoted later. ``region``: choose that region's servers.
 
     Raises `OperatorError` when the region has no server of a database that is in use."""
-    return [Source(database, _choose_region(database, region)) for database in topology.databases]
+    return [Source(database, _choose_place(database, region)) for database in topology.databases]
 
 
-def _choose_region(database: Database, wanted: str | None) -> str:
-    if wanted is None:
-        replicas = [region for region in database.servers if region != database.master_region]
-        return next((each for each in replicas if not database.servers[each].down), database.master_region)
-    if wanted not in database.servers:
+def _choose_place(database: Database, wanted: str | None) -> str:
+    places = [place for place in database.places if wanted in (None, region_of_place(place))]
+    if not places:
         raise OperatorError(f"{database.name} has no server in {wanted!r}; there are {', '.join(database.servers)}")
-    if database.servers[wanted].down:
+    in_use = [place for place in places if not database.places[place].down]
+    replicas = [place for place in in_use if place != database.master_region]
+    if replicas or wanted is None:
+        return replicas[0] if replicas else database.master_region
+    if not in_use:
         raise OperatorError(f"{database.servers[wanted].name} is marked down: name another region")
-    return wanted
+    return in_use[0]
 
 
 async def create_backup(
@@ -138,33 +142,19 @@ async def _dump(source: Source, folder: Path, administrator: Account, on_progres
     database = source.database
     dialect = await _catch_up(source, administrator)
     tools = await find_tools(dialect, os.environ)
-    shards = shards_of(database)
-    snapshot_unix_ms = 0
-
-    def progress(copied: CopyProgress) -> None:
-        nonlocal snapshot_unix_ms
-        if copied.schemas and not snapshot_unix_ms:
-            snapshot_unix_ms = unix_ms()  # The dump takes its snapshot before its first schema.
-        on_progress(database.name, dump_progress(copied, len(shards)))
-
+    schemas = sorted(await _schemas(source, administrator))
     with GzipWriter(folder / f"{database.name}.sql.gz") as file:
-
-        async def write(chunk: bytes) -> None:
-            await asyncio.to_thread(file.write, chunk)
-
-        copied = await dump_shards(
-            tools,
-            administrator.at(source.server),
-            shards,
-            write,
-            stall_seconds=STALL_SECONDS,
-            on_progress=progress,
-        )
+        if schemas:
+            copied, snapshot_unix_ms = await _dump_schemas(source, schemas, tools, administrator, file, on_progress)
+        else:  # The tools dump no empty list of schemas.
+            async with administrator_session(source.server, administrator) as session:
+                copied = CopyProgress(0, 0, await executed_position(session, deadline=soon()))
+            snapshot_unix_ms = unix_ms()
         entry = file.entry
     return DatabaseDump(
         name=database.name,
         server=source.server.name,
-        region=source.region,
+        region=region_of_place(source.place),
         dialect=dialect.value,
         position=copied.position,
         version_epoch=database.version_epoch,
@@ -173,6 +163,50 @@ async def _dump(source: Source, folder: Path, administrator: Account, on_progres
         statement_bytes=copied.statement_bytes,
         file=entry,
     )
+
+
+async def _dump_schemas(
+    source: Source,
+    schemas: Sequence[str],
+    tools: DatabaseTools,
+    administrator: Account,
+    file: GzipWriter,
+    on_progress: OnProgress,
+) -> tuple[CopyProgress, int]:
+    """Write a dump to a file. Returns what it has, and when its snapshot was taken."""
+    snapshot_unix_ms = 0
+    seen: asyncio.Task[set[str]] | None = None
+
+    def progress(copied: CopyProgress) -> None:
+        nonlocal snapshot_unix_ms, seen
+        if copied.schemas and seen is None:
+            snapshot_unix_ms = unix_ms()  # The dump takes its snapshot before its first schema.
+            seen = asyncio.create_task(_schemas(source, administrator), name="schemas after the snapshot")
+        on_progress(source.database.name, dump_progress(copied, len(schemas)))
+
+    async def write(chunk: bytes) -> None:
+        await asyncio.to_thread(file.write, chunk)
+
+    try:
+        copied = await dump_schemas(
+            tools, administrator.at(source.server), schemas, write, stall_seconds=STALL_SECONDS, on_progress=progress
+        )
+        if seen is not None and (new := await seen - set(schemas)):
+            raise OperatorError(
+                f"{', '.join(sorted(new))} came into being when the dump of {source.server.name} began, and may be "
+                "missing in it: delete the folder, and make the backup again"
+            )
+    finally:
+        if seen is not None:
+            seen.cancel()
+    return copied, snapshot_unix_ms
+
+
+async def _schemas(source: Source, administrator: Account) -> set[str]:
+    """Return the schemas of shards on a server, with the copies of moves and what shards have left behind: the binlog
+    goes on to change these, too."""
+    async with administrator_session(source.server, administrator) as session:
+        return set((await read_contents(session, deadline=soon())).schemas)
 
 
 async def _catch_up(source: Source, administrator: Account) -> Dialect:
@@ -187,7 +221,12 @@ async def _catch_up(source: Source, administrator: Account) -> Dialect:
 
 
 async def archive_binlogs(
-    folder: Path, topology: Topology, administrator: Account, *, region: str | None = None, on_progress: OnProgress
+    folder: Path,
+    load_topology: Callable[[], Awaitable[Topology]],
+    administrator: Account,
+    *,
+    region: str | None = None,
+    on_progress: OnProgress,
 ) -> BinlogIndex:
     """Copy the binlog files since the backup, or since the last copy, that are closed now.
 
@@ -195,24 +234,22 @@ async def archive_binlogs(
     use; another server's is copied from the dump's position on. Once a database has got or lost shards, by a move or
     because shards were added, its dump and its binlog make no whole database any more: then `BinlogsMissing` is raised,
     and the backup reaches as far as the copy before. Raises `BackupUnusable`, `CopyFailed` and what the servers raise,
-    too."""
+    too. The topology is read again at the end: what a shard was written at its new database is in no database's part
+    of the backup."""
     manifest, index = read_manifest(folder), read_index(folder)
+    topology = await load_topology()
     databases = {database.name: database for database in topology.databases}
     missing = [dump.name for dump in manifest.databases if dump.name not in databases]
     if missing:
         raise OperatorError(f"the topology has no {', '.join(missing)}: is it that of the cluster of this backup?")
-    changed = [dump.name for dump in manifest.databases if not _has_same_shards(databases[dump.name], dump)]
-    if changed:
-        raise BinlogsMissing(
-            f"{', '.join(changed)} has got or lost shards since the backup, so its binlogs do not continue the backup: "
-            "make a new backup"
-        )
+    _check_shards(manifest, topology)
     sources = [_continued(databases[dump.name], dump, index, region) for dump in manifest.databases]
     with writing(folder):
         new = await together(
             _archive(source, dump, index, folder, administrator, on_progress)
             for source, dump in zip(sources, manifest.databases, strict=True)
         )
+        _check_shards(manifest, await load_topology())
         replaced = {(each.database, each.server) for each in new}
         kept = [each for each in index.copies if (each.database, each.server) not in replaced]
         index = BinlogIndex(copies=(*kept, *new))
@@ -220,18 +257,24 @@ async def archive_binlogs(
     return index
 
 
-def _has_same_shards(database: Database, dump: DatabaseDump) -> bool:
-    return set(shards_of(database)) == set(shards_in(dump.shards))
+def _check_shards(manifest: Manifest, topology: Topology) -> None:
+    held = {database.name: shards_of(database) for database in topology.databases}
+    changed = [dump.name for dump in manifest.databases if held.get(dump.name) != shards_in(dump.shards)]
+    if changed:
+        raise BinlogsMissing(
+            f"shards were moved or added at {', '.join(changed)} since the backup, so its binlogs do not continue it: "
+            "make a new backup"
+        )
 
 
 def _continued(database: Database, dump: DatabaseDump, index: BinlogIndex, region: str | None) -> Source:
     """Choose the server whose binlog continues the backup of a database."""
     before = index.of(database.name)
     wanted = dump.server if before is None else before.server
-    for at, server in database.servers.items():
+    for place, server in database.places.items():
         if region is None and server.name == wanted and not server.down:
-            return Source(database, at)
-    return Source(database, _choose_region(database, region))
+            return Source(database, place)
+    return Source(database, _choose_place(database, region))
 
 
 async def _archive(
@@ -358,9 +401,9 @@ def shards_in(ranges: Iterable[tuple[int, int]]) -> list[int]:
     return [shard for first, last in ranges for shard in range(first, last + 1)]
 
 
-def dump_progress(copied: CopyProgress, shards: int) -> str:
+def dump_progress(copied: CopyProgress, schemas: int) -> str:
     """Return the progress of a dump as text for people."""
-    return f"{copied.statement_bytes / 1e6:,.0f} MB of statements, shard {copied.schemas:,} of {shards:,}"
+    return f"{copied.statement_bytes / 1e6:,.0f} MB of statements, schema {copied.schemas:,} of {schemas:,}"
 
 
 def unix_ms() -> int:

@@ -41,6 +41,23 @@ REQUIRED_OPTIONS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
+class JournalFacts:
+    """What a follower says of its journal."""
+
+    oldest_seconds: float = 0.0
+    """Age of the oldest accepted write that is not made."""
+    is_late: bool = False
+    """That age is above the follower's ``journal.alarm_seconds``."""
+    parked: int = 0
+    lost: int = 0
+    """Rows and files that could not be read, and are set aside."""
+    trouble: str = ""
+    """Why nothing can be accepted now."""
+    uncopied: str = ""
+    """Why the last write was refused although the disk is well: no other follower has taken the copy that it needs."""
+
+
+@dataclass(frozen=True, slots=True)
 class ServerFacts:
     """What one leader, follower, tailer or watcher says on its admin port. None: it does not say."""
 
@@ -53,6 +70,8 @@ class ServerFacts:
     version: str | None = None
     clock_ahead_seconds: float | None = None
     """How far its clock is ahead of the clock of this machine."""
+    journal: JournalFacts | None = None
+    """Of a follower that keeps one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +267,39 @@ def _server_ids(facts: Facts) -> Iterator[Problem]:
             yield Problem(names, f"they share server_id {number}", "give each database server a server_id of its own")
 
 
+def _journals(facts: Facts) -> Iterator[Problem]:
+    for server in facts.servers:
+        journal = server.journal
+        if journal is None:
+            continue
+        if journal.trouble:
+            yield Problem(server.name, f"it accepts no writes: {journal.trouble}", "mend the disk of journal.folder")
+        if journal.uncopied:
+            yield Problem(
+                server.name,
+                f"it accepts no writes, since no other follower takes their copies: {journal.uncopied}",
+                "have another follower of the tier run, with a journal that has room",
+            )
+        if journal.is_late:
+            yield Problem(
+                server.name,
+                f"an accepted write waits for {journal.oldest_seconds:.0f} s already",
+                "look for the shard or database that does not answer: tao status, tao journal status",
+            )
+        if journal.parked:
+            yield Problem(
+                server.name,
+                f"{journal.parked} accepted writes were given up and are parked",
+                "tao journal parked; then tao journal inject or discard each",
+            )
+        if journal.lost:
+            yield Problem(
+                server.name,
+                f"{journal.lost} rows or files of its journal could not be read, and are set aside",
+                "look for journal_row_torn and journal_unreadable in its log: the writes in them are not made",
+            )
+
+
 def _answering(facts: Facts) -> int:
     return sum(not each.error for each in facts.databases)
 
@@ -287,6 +339,7 @@ CHECKS: Final = (
     Check(
         "servers use one schema", lambda facts: sum(each.schema_hash is not None for each in facts.servers), _schemas
     ),
+    Check("journals of followers", lambda facts: sum(each.journal is not None for each in facts.servers), _journals),
     Check("versions of databases", _answering, _database_versions),
     Check("options of databases", _answering, _database_options),
     Check("leases of databases", _answering, _leases),

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import yaml
 
-from tao.admin.diagnosis import REQUIRED_OPTIONS, DatabaseFacts, Facts, FileFacts, ServerFacts
+from tao.admin.diagnosis import REQUIRED_OPTIONS, DatabaseFacts, Facts, FileFacts, JournalFacts, ServerFacts
 from tao.admin.server_stats import server_stats
 from tao.etcd.location import is_etcd_url
 from tao.model.errors import TaoError
@@ -73,6 +73,20 @@ async def _server(name: str, role: str, ports: Mapping[str, str]) -> ServerFacts
         schema_hash=stats.get("schema_hash"),
         version=stats.get("version"),
         clock_ahead_seconds=None if clock is None else clock / 1000 - (began + time.time()) / 2,
+        journal=_journal_facts(stats.get("journal")),
+    )
+
+
+def _journal_facts(figures: Mapping[str, Any] | None) -> JournalFacts | None:
+    if figures is None:
+        return None
+    return JournalFacts(
+        oldest_seconds=max(figures["oldest_seconds"].values()),
+        is_late=figures["late"],
+        parked=sum(figures["parked"].values()),
+        lost=figures["torn_rows"] + figures["set_aside_total"],
+        trouble=figures["trouble"],
+        uncopied=figures.get("sibling_trouble", ""),  # a follower of an earlier version keeps no copies
     )
 
 

@@ -106,8 +106,8 @@ def _read_text(place: Location, key: str, what: str, failure: type[OperatorError
 
 
 def type_name(schema: Schema, atype: int) -> str:
-    """Return the name of an association type, its number when the schema does not know it, or "" for 0 (no type)."""
-    found = next((each.name for each in schema.assocs if each.number == atype), "")
+    """Return the label of an association type, its number when the schema does not know it, or "" for 0 (no type)."""
+    found = next((each.label for each in schema.assocs if each.number == atype), "")
     return found or (str(atype) if atype else "")
 
 

@@ -301,6 +301,9 @@ def _unfinished(name: str, tier: str, topology: Topology, stats: Mapping[str, St
             for other in _others(topology, name)
             if stats.get(other) and not _has_all(topology, other, stats[other])
         ]
+    journaled = sum(own.get("journal", {}).get("waiting", {}).values())
+    if journaled:
+        found.append(f"{journaled} accepted writes to be made (or moved: tao journal drain {name} --to FOLLOWER)")
     if not watched.lasts(work_of(own), asyncio.get_running_loop().time()):
         found.append(f"{name} to be asked nothing any more (by clients of {tier} that follow the topology)")
     return found
@@ -318,16 +321,25 @@ def _others(topology: Topology, name: str) -> Sequence[str]:
 
 
 def _check_stand_in(topology: Topology, name: str) -> None:
-    """Raise `TopologyError` when no server would be left to replace this one."""
+    """Raise `TopologyError` when no server would be left to replace this one.
+
+    The shards of a leader that is down are taken over in its tier. A follower keeps its shards: only a server that has
+    them already, as a clone or in another tier, answers in its place."""
     place = topology.place_of(name)
-    if _others(topology, name):
-        return
     region, tier = place
-    behind = [each for each in region.followers if each != tier and any(server.takes_shards for server in each.servers)]
-    if place.role == "leader" or not behind:
+    if place.role == "leader":
+        if not _others(topology, name):
+            raise TopologyError(
+                f"{name} is the last server of {tier.name} in {region.name} that has a weight and is not marked down: "
+                "no other server could replace it"
+            )
+        return
+    alone = Routes(topology).shards_without(name)
+    if alone:
         raise TopologyError(
-            f"{name} is the last server of {tier.name} in {region.name} that has a weight and is not marked down: no "
-            "other server could replace it"
+            f"{name} is the last server of {region.name} that has shard {alone[0]} and is not marked down "
+            f"({len(alone)} such shards): their reads would fail. Bring servers of another tier back first, give the "
+            "region one, or clone the shards (`tao shard clone`)"
         )
 
 

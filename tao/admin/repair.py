@@ -1,12 +1,14 @@
 """Finds and repairs what failures or foreign writes left inconsistent in the databases (`tao repair`).
 
-Three kinds of faults are found:
+Four kinds of faults are found:
 
 * Old intents: writes of an edge and its inverse that were left half done. Leaders settle these themselves within
   seconds; an intent that stands for longer they could not settle, say because the other database refuses the write.
 * Broken pairs: edges whose inverse is missing or differs. The databases are scanned, and for every edge of a type with
   an inverse the other end is read. The edge at the smaller id is the truth: it is copied to the larger id, and an edge
   that the smaller id does not have is deleted at the larger.
+* Edges with states whose ends have different registers (`tao.admin.edge_registers`). Neither end is the truth: both are
+  joined.
 * Wrong counts: lists whose count is not the number of their edges. Counts and edges change in one transaction, so a
   statement that reads both sees them agree, unless rows were changed where no tailer was listening, or restored in
   part. Edges are counted by list, in pages, along the primary key; a list that seems wrong is counted again in one
@@ -25,6 +27,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from tao.admin.access import Access
+from tao.admin.edge_registers import find_unequal_ends
 from tao.model.edge_block import decode_block
 from tao.model.errors import DeadlineExceeded, TaoError, Unavailable
 from tao.model.graph import Edge, EdgeKey, ListKey
@@ -123,22 +126,26 @@ async def settle_intents(routes: Routes, links: Links, intents: Sequence[IntentR
 class BrokenPair:
     """Two ids whose edges disagree.
 
-    ``atype``: the type as seen from ``low_id``. ``fault``: what is wrong, as seen from ``found_at``."""
+    ``atype``: the type as seen from ``low_id``. ``fault``: what is wrong, as seen from ``found_at``. ``joins``: the
+    type has states, so the repair joins both ends."""
 
     low_id: int
     high_id: int
     atype: int
     found_at: EdgeKey
     fault: str
+    joins: bool = False
 
     @property
     def deletes(self) -> bool:
         """True when the repair deletes the only edge there is, because the smaller id, which decides, has none."""
-        return self.fault == _NO_INVERSE and self.found_at.id1 != self.low_id
+        return not self.joins and self.fault == _NO_INVERSE and self.found_at.id1 != self.low_id
 
     @property
     def repair(self) -> str:
         """What the repair does, as text."""
+        if self.joins:
+            return "joined at both ids"
         return "deleted at the larger id" if self.deletes else "copied to the larger id"
 
 
@@ -157,7 +164,8 @@ async def find_broken_pairs(
     receives the shard and how many edges have been read so far."""
     broken: dict[tuple[int, int, int], BrokenPair] = {}
     looked_at = 0
-    tables = sorted({atype.table or DEFAULT_EDGE_TABLE for atype in schema.assocs if atype.inverse is not None})
+    paired_types = [atype for atype in schema.assocs if atype.inverse is not None and not atype.states]
+    tables = sorted({atype.table or DEFAULT_EDGE_TABLE for atype in paired_types})
     for shard in range(routes.shards):
         for table in tables:
             async for page in _pages(scans, shard, table):
@@ -173,6 +181,14 @@ async def find_broken_pairs(
                 on_progress(shard, looked_at)
                 if len(broken) >= MAX_FOUND:
                     return sorted(broken.values())
+    unequal = find_unequal_ends(routes, schema, scans, recheck_seconds=recheck_seconds, on_progress=on_progress)
+    async for key, fault in unequal:
+        at_low = key if key.id1 <= key.id2 else _mirror(key, schema)
+        broken[at_low.id1, at_low.id2, at_low.atype] = BrokenPair(
+            at_low.id1, at_low.id2, at_low.atype, key, fault, joins=True
+        )
+        if len(broken) >= MAX_FOUND:
+            break
     return sorted(broken.values())
 
 

@@ -52,6 +52,7 @@ from tao.replication.database_tools import CHUNK_BYTES, DatabaseTools, find_binl
 from tao.replication.replica_seed import close_for_seeding, read_contents, reopen_after_seeding
 from tao.replication.server_statements import highest_epoch, member_state, raise_epoch, set_read_only
 from tao.storage.dialect import Dialect
+from tao.storage.names import schema_name
 from tao.topology import edits
 from tao.wire.tls import TlsFiles
 
@@ -307,7 +308,8 @@ async def _fill(
     def progress(loaded: CopyProgress) -> None:
         on_progress(name, dump_progress(loaded, len(shards)))
 
-    loaded = await _load(plan, folder, administrator, tools, progress)
+    if plan.dump.statement_bytes:  # a database may hold no shard
+        await _load(plan, folder, administrator, tools, progress)
     if plan.binlogs:
         await replay(
             tools,
@@ -320,12 +322,13 @@ async def _fill(
             on_progress=lambda done: on_progress(name, f"{done / 1e6:,.0f} MB of the binlog's statements"),
         )
     async with administrator_session(master, administrator) as session:
-        present = (await read_contents(session, deadline=soon())).shards
-        if present != sorted(shards):
-            raise OperatorError(
-                f"{master.name} has {len(present)} shards instead of {len(shards)} after the restore: if some were "
-                "moved or added at the end of the binlogs, repeat it with --until and a time before"
-            )
+        found = await read_contents(session, deadline=soon())
+        # Copies of moves, and what shards have left behind. Binlogs are copied only while the topology names the same
+        # databases, so the database that it names has every write of these shards.
+        for schema in set(found.schemas) - set(map(schema_name, shards)):
+            await session.run(f"DROP DATABASE {schema}", deadline=soon(_LONG_SECONDS))
+        if missing := set(shards) - set(found.shards):
+            raise OperatorError(f"{master.name} lacks {len(missing)} of {len(shards)} shards after the restore")
         # Rows above the epoch of the documents come from promotions that the binlog has.
         known = max(plan.known_epoch, await highest_epoch(session, shards, deadline=soon(_LONG_SECONDS)))
         epoch = known + plan.unknown_epochs + 1
@@ -343,7 +346,7 @@ async def _fill(
         database=name,
         server=master.name,
         shards=len(shards),
-        statement_bytes=loaded.statement_bytes,
+        statement_bytes=plan.dump.statement_bytes,
         binlogs=len(plan.binlogs),
         version_epoch=epoch,
     )
@@ -351,15 +354,13 @@ async def _fill(
 
 async def _load(
     plan: DatabaseRestore, folder: Path, administrator: Account, tools: DatabaseTools, progress: OnCopied
-) -> CopyProgress:
+) -> None:
     with open_dump(folder / plan.dump.file.name) as file:
 
         async def read() -> bytes:
             return await asyncio.to_thread(file.read, CHUNK_BYTES)
 
-        return await load_dump(
-            tools, administrator.at(plan.master), read, stall_seconds=STALL_SECONDS, on_progress=progress
-        )
+        await load_dump(tools, administrator.at(plan.master), read, stall_seconds=STALL_SECONDS, on_progress=progress)
 
 
 async def _open(plan: DatabaseRestore, administrator: Account) -> None:

@@ -14,9 +14,9 @@ import msgspec
 from tao.model.topology import Database, Topology
 from tao.observability.logs import Logger
 from tao.replication.accounts import Account
-from tao.replication.move_statements import data_bytes, drop_schema, moved_since_seconds, read_shard, shards_held
+from tao.replication.move_statements import ShardThere, data_bytes, drop_schema, moved_since, read_shard, shards_held
 from tao.replication.shard_move import MoveSettings, ShardMoves, move_lock
-from tao.replication.shard_move_plan import holder_of, master_of
+from tao.replication.shard_move_plan import holder_of
 from tao.storage.names import schema_name
 from tao.tailer.reader import BinlogReader
 from tao.tailer.settings import ReaderSettings
@@ -26,7 +26,8 @@ _UPPER_HALF: Final = 1 << 31
 
 
 class MovedShard(msgspec.Struct, frozen=True, kw_only=True):
-    """What a shard has left behind at a database: ``moved_to``, or empty when the database is not known any more."""
+    """What a shard has left behind at a database. ``moved_to``: the database that it moved to from there; empty, and 0
+    hours ago, when the move was killed before it noted that."""
 
     shard: int
     database: str
@@ -75,29 +76,27 @@ class ShardContents:
             pass
         return {shard: counts[shard] / seconds for shard in servers.shards}
 
-    async def find_moved(self, shards: Sequence[int], seconds: float) -> list[MovedShard]:
-        """Return what these shards, or all, have left behind at least so many seconds ago."""
+    async def find_moved(self, shards: Sequence[int], seconds: float) -> tuple[list[MovedShard], list[MovedShard]]:
+        """Return what these shards, or all, have left behind at least so many seconds ago, and what later."""
         topology = await self._moves.store.load()
-        by_master = {master_of(database): database.name for database in topology.databases}
-        found: list[MovedShard] = []
+        found: tuple[list[MovedShard], list[MovedShard]] = [], []
         for database in topology.databases:
             servers = self._moves.servers(database)
             async with servers.session(database.master_region) as session:
                 held, _ = await shards_held(session, deadline=self._deadline())
-                for shard in sorted(set(held) - set(servers.shards)):
+                left = set(held) - set(servers.shards)
+                for shard in sorted(left & set(shards) if shards else left):
                     there = await read_shard(session, shard, deadline=self._deadline())
-                    if (shards and shard not in shards) or there.row is None or not there.is_marked:
+                    if shard >= topology.shards or not _is_left_behind(there):
                         continue
-                    ago = await moved_since_seconds(session, shard, deadline=self._deadline())
-                    if ago >= seconds:
-                        found.append(
-                            MovedShard(
-                                shard=shard,
-                                database=database.name,
-                                moved_to=by_master.get(there.row.master_server, ""),
-                                hours_ago=round(ago / 3_600, 1),
-                            )
+                    target, ago = "", 0
+                    if there.is_marked:
+                        target, ago = await moved_since(session, shard, deadline=self._deadline())
+                    found[ago < seconds].append(
+                        MovedShard(
+                            shard=shard, database=database.name, moved_to=target, hours_ago=round(ago / 3_600, 1)
                         )
+                    )
         return found
 
     async def drop(self, found: Iterable[MovedShard]) -> None:
@@ -108,7 +107,7 @@ class ShardContents:
                 database = next(one for one in topology.databases if one.name == each.database)
                 async with self._moves.administrating(database) as session:
                     there = await read_shard(session, each.shard, deadline=self._deadline())
-                    if each.shard in shards_of(database) or not there.is_marked:
+                    if each.shard in shards_of(database) or not _is_left_behind(there):
                         continue
                     if not await self._is_at(topology, each.shard):
                         continue  # this is all there is of it
@@ -123,3 +122,9 @@ class ShardContents:
 
     def _deadline(self) -> float:
         return asyncio.get_running_loop().time() + self._settings.statement_seconds
+
+
+def _is_left_behind(there: ShardThere) -> bool:
+    """Return whether a shard that the topology gives to another database has left this one. A copy beside it says that
+    it is on its way here, unless it has left since."""
+    return there.row is not None and (there.is_marked or there.copy is None)

@@ -8,7 +8,6 @@ move; from the fence to the new topology the writes of the shard wait.
 from __future__ import annotations
 
 import asyncio
-import os
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -23,8 +22,6 @@ from tao.model.errors import RetryableError, TaoError
 from tao.model.topology import Database
 from tao.observability.logs import Logger
 from tao.replication.accounts import Account
-from tao.replication.database_copy import CopyPace, CopyProgress, copy_shard_into
-from tao.replication.database_tools import find_tools
 from tao.replication.locks import LockHold
 from tao.replication.move_statements import (
     begin_copy,
@@ -37,6 +34,7 @@ from tao.replication.move_statements import (
     store_position,
 )
 from tao.replication.replication_set import ReplicationSet
+from tao.replication.row_copy import CopyEnds, CopyPace, copy_rows
 from tao.replication.shard_move import MoveSettings, ShardMoves, move_lock
 from tao.replication.shard_move_plan import (
     CopySpoiled,
@@ -49,7 +47,7 @@ from tao.replication.shard_move_plan import (
     master_of,
     next_step,
 )
-from tao.storage.names import incoming_schema_name
+from tao.storage.names import incoming_schema_name, schema_name
 from tao.storage.session import DatabaseSession, ServerAccount, open_session
 from tao.storage.writes import WRITE_SETUP
 from tao.tailer.binlog import BinlogLost
@@ -124,9 +122,9 @@ class ShardMover:
         log: Logger,
         *,
         on_step: OnStep | None = None,
-        on_copied: Callable[[CopyProgress], None] = lambda _: None,
+        on_copied: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """``on_step`` is called before each step, and ``on_copied`` with the progress of the copy."""
+        """``on_step`` is called before each step, and ``on_copied`` with the bytes of rows that are copied."""
         self._moves: Final = moves
         self._settings: Final = settings
         self._accounts: Final = accounts
@@ -227,29 +225,30 @@ class ShardMover:
                     f"{view.source.name} runs {here.dialect.value} and {view.target.name} {there.dialect.value}: "
                     "shards move between servers of one kind"
                 )
-            tools = await find_tools(there.dialect, os.environ)
             deadline = loop.time() + self._settings.drop_seconds
             await begin_copy(there, view.shard, state, deadline=deadline)
             await copy_tables(here, there, view.shard, deadline=deadline)
+            tables = await copied_tables(here, schema_name(view.shard), deadline=deadline)
         began = loop.time()
-        copied = await copy_shard_into(
-            tools,
-            source.login(await self._region_to_copy(source)),
-            self._leader_login(view.target),
+        region = await self._region_to_copy(source)
+        ends = CopyEnds(
             view.shard,
-            incoming_schema_name(view.shard),
-            pace=CopyPace(
-                self._settings.stall_seconds,
-                self._settings.megabytes_per_second * 1_000_000,
-                partial(self._wait_for_replicas, source, [0.0]),
-            ),
-            on_progress=self._on_copied,
+            source.login(region),
+            view.source.places[region].name,
+            self._leader_login(view.target),
+            master_of(view.target),
         )
+        pace = CopyPace(
+            self._settings.stall_seconds,
+            self._settings.megabytes_per_second * 1_000_000,
+            partial(self._wait_for_replicas, source, [0.0]),
+        )
+        copied_bytes, position = await copy_rows(ends, tables, pace, self._on_copied)
         self._check_hold()  # another run may have begun another copy
-        self._figures.copied_bytes = copied.statement_bytes
+        self._figures.copied_bytes = copied_bytes
         self._figures.copy_seconds = loop.time() - began
         async with self._at_target(view.target)() as session:
-            await store_position(session, view.shard, copied.position, deadline=self._deadline())
+            await store_position(session, view.shard, position, deadline=self._deadline())
 
     async def _size_of(self, view: MoveView) -> int:
         """Return about how many bytes the shard takes at the source."""
@@ -260,9 +259,9 @@ class ShardMover:
         """Return the free bytes of the disks of a database's servers, of those that answer and tell."""
         servers = self._moves.servers(database)
         found: dict[str, int] = {}
-        for region, server in database.servers.items():
+        for place, server in database.places.items():
             with suppress(RetryableError):  # a copy that cannot be written fails by itself
-                async with servers.session(region) as session:
+                async with servers.session(place) as session:
                     free = await free_bytes(session, deadline=self._deadline())
                 if free is not None:
                     found[server.name] = free
@@ -473,7 +472,7 @@ class ShardMover:
         """Return a reader of the shard's rows in the binlog of the source's master."""
         login = self._moves.servers(view.source).login(view.source.master_region, self._accounts.replicator)
         server_id = _UPPER_HALF | zlib.crc32(f"{view.source.name}/{move_lock(view.shard)}".encode())
-        return BinlogReader(login, server_id, _READER, self._log, schemas=frozenset({f"tao_{view.shard:05d}"}))
+        return BinlogReader(login, server_id, _READER, self._log, schemas=frozenset({schema_name(view.shard)}))
 
     def _deadline(self) -> float:
         return asyncio.get_running_loop().time() + self._settings.statement_seconds

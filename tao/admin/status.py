@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from tao.admin.journal import parked_in
 from tao.admin.server_stats import admin_addresses, server_stats, unreadiness
 from tao.model.errors import TaoError
 from tao.model.topology import (
@@ -27,6 +28,7 @@ from tao.model.topology import (
     Topology,
     WatcherProcess,
 )
+from tao.routing.routes import Routes
 from tao.topology.registration import STEPS, eighths
 
 UP: Final = "ready"
@@ -343,7 +345,8 @@ def _problems(topology: Topology, answers: Mapping[str, Answer], max_staleness_s
             )
     yield from _watcher_problems(topology, answers)
     for placed in topology.cache_servers:
-        yield from _cache_server_problems(placed, answers[placed.server.name], topology.version)
+        answer = answers[placed.server.name]
+        yield from _cache_server_problems(placed, answer, topology.version, _lost_with(placed, topology, answer))
     for region in topology.regions:
         for tailer in region.tailers:
             yield from _tailer_problems(region.name, tailer, answers[tailer.name])
@@ -354,28 +357,55 @@ def _problems(topology: Topology, answers: Mapping[str, Answer], max_staleness_s
             yield f"{each.region}: the database server {each.server.name} is marked down in the topology"
 
 
-def _cache_server_problems(placed: PlacedServer, answer: Answer, version: int) -> Iterator[str]:
+def _cache_server_problems(placed: PlacedServer, answer: Answer, version: int, stopped: str) -> Iterator[str]:
+    """Yield the problems of a cache server. ``stopped``: what fails because it is down."""
     place, server = placed
     who = f"{place.region.name}: {place.role} {server.name}"
     marked = ", and is marked down in the topology" if server.down else ""
     if answer.state == UNREACHABLE:
-        yield f"{who} does not answer{marked}: {answer.reason}"
+        yield f"{who} does not answer{marked}: {answer.reason}{stopped}"
         return
     if answer.reason:
-        yield f"{who} is not ready{marked}: {answer.reason}"
+        yield f"{who} is not ready{marked}: {answer.reason}{stopped}"
     elif marked:
-        yield f"{who} is ready, but marked down in the topology"
+        yield f"{who} is ready, but marked down in the topology{stopped}"
     theirs = answer.stats.get("topology_version", version)
     if theirs != version:
         yield f"{who} uses topology {theirs}, not {version}"
     trouble = answer.stats.get("audit", {}).get("trouble", "")
     if trouble:
         yield f"{who} cannot write its audit log: {trouble}"
+    parked = parked_in(answer.stats["journal"]) if answer.stats.get("journal") else 0
+    if parked:
+        yield (
+            f"{who} has given up accepted writes, which are parked ({parked}): see tao journal parked; then "
+            "tao journal inject or discard each"
+        )
     found = answer.stats.get("consistency", {})
     since = found.get("seconds_since_inconsistency")
     if since is not None and since <= RECENT_SECONDS:
         number = found["inconsistencies"]
         yield f"{who} found {number} inconsistencies in followers' caches: see its log, and tao verify"
+
+
+def _lost_with(placed: PlacedServer, topology: Topology, answer: Answer) -> str:
+    """Return what fails because a server is down, and what to do; empty when others serve all its shards.
+
+    Leaders take over each other's shards; followers do not. A follower that is silent but not marked down may still
+    answer its clients."""
+    place, server = placed
+    silent = answer.state == UNREACHABLE
+    if place.role == "leader" or not (server.down or (silent and server.admin)):
+        return ""
+    alone = len(Routes(topology).shards_without(server.name))
+    if not alone:
+        return ""
+    what = "Reads and writes" if server.down else "If it is down, reads and writes"
+    start = "Start it" if silent else f"Run tao undrain {server.name}"
+    return (
+        f". {what} of {alone} of its shards fail, because no other follower of the region serves them. {start}, or "
+        "give the region another tier"
+    )
 
 
 def _tailer_problems(region: str, tailer: TailerProcess, answer: Answer) -> Iterator[str]:

@@ -4,33 +4,26 @@ A cached block is a contiguous prefix of its list. It answers queries that lie w
 when it is complete. None means that the prefix cannot decide. Answers carry the list's version and count; their flags
 say ``PREFIX`` when they start at position 0 and ``COMPLETE`` when they are the whole list.
 
-Ranges and single edges, the most frequent queries, are compiled where there is a compiler (`hatch_build.py`), and
-answered by the implementation in Python elsewhere.
+Compiled where there is a compiler (`hatch_build.py`), and answered by the implementation in Python elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tao.cache.answers_python import ends_within
 from tao.cache.filters import MembershipFilter
 from tao.cache.outcomes import EdgesAnswer
-from tao.model.edge_block import (
-    COMPLETE,
-    empty_block,
-    header,
-    id2_column,
-    pick_edges,
-    position_of,
-    slice_block,
-    time_column,
-)
-from tao.model.graph import MAX_TIME, version_of
+from tao.model.changes import sort_edges
+from tao.model.edge_block import decode_block, empty_block, encode_block, header
+from tao.model.graph import version_of
+from tao.model.queries import EdgesQuery, RangeQuery, TimeRangeQuery
 
 try:
     from tao.cache.answers_core import (
         Hits,
         edge_answer,
+        edges_answer,
+        has_foreign_id,
         has_foreign_number,
         has_foreign_type,
         range_answer,
@@ -40,43 +33,13 @@ except ImportError:  # built without a compiler
     from tao.cache.answers_python import (  # type: ignore[assignment]
         Hits,
         edge_answer,
+        edges_answer,
+        has_foreign_id,
         has_foreign_number,
         has_foreign_type,
         range_answer,
         time_range_answer,
     )
-
-
-def edges_answer(block: bytes, id2s: Sequence[int], high: int, low: int) -> EdgesAnswer | None:
-    """Return the edges to ``id2s`` with ``high >= time >= low``, and the ids that the prefix cannot decide; None when
-    it decides none."""
-    if len(id2s) == 1:  # "Does she like this?", the most frequent query.
-        answer = edge_answer(block, id2s[0], high, low)
-        return None if answer is None else EdgesAnswer(answer)
-    version, count, n, flags = header(block)
-    # One byte search costs as much as a step through a dozen edges. Both give indexes in list order.
-    if 12 * len(id2s) <= n + 24:
-        found = sorted({position_of(block, id2) for id2 in id2s} - {-1})
-    else:
-        wanted = frozenset(id2s)
-        found = [index for index, id2 in enumerate(id2_column(block)) if id2 in wanted]
-    missing: tuple[int, ...] = ()
-    if not flags & COMPLETE and not ends_within(block, n, low):
-        column = id2_column(block)
-        known = {column[index] for index in found}
-        missing = tuple(dict.fromkeys(id2 for id2 in id2s if id2 not in known))
-        if missing and not found:
-            return None
-    if found and (low > 0 or high < MAX_TIME):
-        times = time_column(block)
-        found = [index for index in found if high >= times[index] >= low]
-    if len(found) == n:
-        return EdgesAnswer(block, missing)
-    if not found:
-        return EdgesAnswer(empty_block(version, count, 0), missing)
-    if len(found) == 1:
-        return EdgesAnswer(slice_block(block, found[0], found[0] + 1, 0), missing)
-    return EdgesAnswer(pick_edges(block, found, 0), missing)
 
 
 def filtered_answer(known: EdgesAnswer | None, id2s: Sequence[int], held: MembershipFilter) -> EdgesAnswer | None:
@@ -91,13 +54,44 @@ def filtered_answer(known: EdgesAnswer | None, id2s: Sequence[int], held: Member
     return None if len(left) == len(missing) else EdgesAnswer(empty_block(held.version, held.count, 0), left)
 
 
+def prefix_answer(block: bytes, query: RangeQuery | TimeRangeQuery | EdgesQuery) -> bytes | None:
+    """Return the answer to the query, or None when this prefix of the list does not decide all of it."""
+    match query:
+        case RangeQuery():
+            return range_answer(block, query.pos, query.limit)
+        case TimeRangeQuery():
+            return time_range_answer(block, query.high, query.low, query.limit, query.start)
+        case EdgesQuery():
+            found = edges_answer(block, query.id2s, query.high, query.low)
+            return None if found is None or found.missing else found.block
+
+
+def undecided_id2s(block: bytes, query: EdgesQuery) -> tuple[int, ...]:
+    """Return the ids of the query that this prefix of the list cannot decide."""
+    found = edges_answer(block, query.id2s, query.high, query.low)
+    return query.id2s if found is None else found.missing
+
+
+def merge_edges(held: bytes, found: bytes, query: EdgesQuery) -> bytes:
+    """Return the answer that a prefix gives together with the edges fetched for the ids that it could not decide. Both
+    must be of one version."""
+    known = edges_answer(held, query.id2s, query.high, query.low)
+    version, count, _, _ = header(found)
+    edges = decode_block(known.block) if known is not None else []
+    return encode_block(version, count, sort_edges([*edges, *decode_block(found)]), 0)
+
+
 __all__ = [
     "Hits",
     "edge_answer",
     "edges_answer",
     "filtered_answer",
+    "has_foreign_id",
     "has_foreign_number",
     "has_foreign_type",
+    "merge_edges",
+    "prefix_answer",
     "range_answer",
     "time_range_answer",
+    "undecided_id2s",
 ]

@@ -5,10 +5,15 @@ It reads the columns where they lie in the block and makes one bytes object, the
 `tao.model.edge_block.check_block` would refuse, is a `ValueError` where an answer would have to read beyond it.
 """
 
+from os import urandom
+
+from tao.cache.outcomes import EdgesAnswer
+
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 cdef enum:
     SHARD_SHIFT = 47
@@ -20,9 +25,18 @@ cdef enum:
     PREFIX = 8
     USE_CREDIT = 2
     MOST_CREDIT = 30
+    RUN_QUERIES = 8
+    SIEVE_BITS = 4  # of a hash, beyond those that choose a place in a table
 
 cdef uint64_t MAX_TIME = (<uint64_t>1 << 63) - 1
 cdef uint64_t AT_POSITION = <uint64_t>1 << 63
+
+# Places of ids in the tables of `mark_common` depend on a secret: a caller that chose ids which share one place would
+# make a query of thousands of ids quadratic.
+cdef uint64_t PLACE_FACTOR = int.from_bytes(urandom(8), "little") | 1
+
+cdef bytes EXISTS = b"\x01"
+cdef bytes EXISTS_NOT = b"\x00"
 
 cdef struct Header:
     uint64_t version
@@ -202,6 +216,202 @@ cdef object edge_of(bytes block, uint64_t id2, uint64_t high, uint64_t low):
     return part(block, &held, at, at + 1, 0)
 
 
+cdef inline uint32_t place_of(uint64_t id2, int shift) noexcept nogil:
+    cdef uint64_t mixed = id2 * PLACE_FACTOR
+    mixed = (mixed ^ (mixed >> 32)) * <uint64_t>0x9E3779B97F4A7C15
+    return <uint32_t>(mixed >> shift)
+
+
+cdef bint mark_common(
+    const unsigned char *few, uint64_t few_n, unsigned char *in_few,
+    const unsigned char *many, uint64_t many_n, unsigned char *in_many,
+) except -1:
+    """Set the marks of the ids that both columns hold: hash the shorter column, and pass once over the longer one.
+
+    Of an id that ``few`` holds twice only the first is found; the others are marked in any case, as repetitions."""
+    cdef int bits = 3
+    cdef uint64_t index, id2
+    cdef uint32_t place, mask
+    cdef uint32_t *table
+    while (<uint64_t>1 << bits) < 2 * few_n:
+        bits += 1
+    mask = (<uint32_t>1 << bits) - 1
+    table = <uint32_t *>PyMem_Malloc(<size_t>4 << bits)
+    if table == NULL:
+        raise MemoryError
+    memset(table, 0, <size_t>4 << bits)
+    for index in range(few_n):
+        id2 = word(few, index)
+        place = place_of(id2, 64 - bits)
+        while table[place] and word(few, table[place] - 1) != id2:
+            place = (place + 1) & mask
+        if table[place]:
+            in_few[index] = 1
+        else:
+            table[place] = <uint32_t>(index + 1)
+    for index in range(many_n):
+        id2 = word(many, index)
+        place = place_of(id2, 64 - bits)
+        while table[place]:
+            if word(few, table[place] - 1) == id2:
+                in_few[table[place] - 1] = 1
+                in_many[index] = 1
+                break
+            place = (place + 1) & mask
+    PyMem_Free(table)
+    return True
+
+
+cdef bytes picked(Block *block, const unsigned char *marks, uint64_t m):
+    """Return the ``m`` edges whose marks are set, in list order; as `tao.model.edge_block.pick_edges`."""
+    cdef uint64_t index, n = block.header.n, data_bytes = 0
+    cdef uint32_t begin, end, last = 0
+    cdef Header header = block.header
+    cdef bytes made
+    cdef unsigned char *id2s
+    cdef unsigned char *ends
+    cdef unsigned char *data
+    if header.flags & HAS_DATA:
+        for index in range(n):
+            if marks[index]:
+                begin, end = end_of(block, index - 1) if index else 0, end_of(block, index)
+                if end < begin or end > <uint64_t>block.data_bytes:
+                    raise ValueError("the data offsets of an edge block are not in order")
+                data_bytes += end - begin
+        if data_bytes > <uint64_t>block.data_bytes:
+            raise ValueError("the data offsets of an edge block are not in order")
+    header.n = <uint32_t>m
+    header.flags = HAS_DATA if data_bytes else 0
+    made = PyBytes_FromStringAndSize(NULL, HEADER_BYTES + 16 * m + (4 * m + data_bytes if data_bytes else 0))
+    id2s = <unsigned char *>PyBytes_AS_STRING(made)
+    memcpy(id2s, &header, HEADER_BYTES)
+    id2s += HEADER_BYTES
+    ends = id2s + 16 * m
+    data = ends + 4 * m
+    for index in range(n):
+        if marks[index]:
+            memcpy(id2s, block.id2s + 8 * index, 8)
+            memcpy(id2s + 8 * m, block.times + 8 * index, 8)
+            id2s += 8
+            if data_bytes:
+                begin, end = end_of(block, index - 1) if index else 0, end_of(block, index)
+                memcpy(data, block.data + begin, end - begin)
+                data += end - begin
+                last += end - begin
+                memcpy(ends, &last, 4)
+                ends += 4
+    return made
+
+
+cdef object edges_of(bytes block, const unsigned char *wanted, uint64_t m, uint64_t high, uint64_t low):
+    """Answer for a column of ``m`` ids."""
+    cdef Block held
+    opened(block, &held)
+    cdef uint64_t n = held.header.n, index, time, found = 0
+    cdef unsigned char *is_known = <unsigned char *>PyMem_Malloc(m + n + 1)
+    cdef unsigned char *is_found
+    cdef tuple missing = ()
+    if is_known == NULL:
+        raise MemoryError
+    try:
+        is_found = is_known + m
+        memset(is_known, 0, m + n)
+        if m <= n:
+            mark_common(wanted, m, is_known, held.id2s, n, is_found)
+        else:
+            mark_common(held.id2s, n, is_found, wanted, m, is_known)
+        for index in range(n):
+            found += is_found[index]
+        if not held.header.flags & COMPLETE and not ends_within(&held, low):
+            missing = tuple(dict.fromkeys([word(wanted, index) for index in range(m) if not is_known[index]]))
+            if missing and not found:
+                return None
+        if found and (low or high < MAX_TIME):
+            for index in range(n):
+                if is_found[index]:
+                    time = word(held.times, index)
+                    if time > high or time < low:
+                        is_found[index] = 0
+                        found -= 1
+        if found == n:
+            return EdgesAnswer(block, missing)
+        if not found:
+            return EdgesAnswer(no_edges(held.header.version, held.header.count, 0), missing)
+        return EdgesAnswer(picked(&held, is_found, found), missing)
+    finally:
+        PyMem_Free(is_known)
+
+
+cdef object existence_of(bytes block, uint64_t id2):
+    cdef Block held
+    cdef uint64_t at = 0, n
+    opened(block, &held)
+    n = held.header.n
+    while at < n and word(held.id2s, at) != id2:
+        at += 1
+    if at < n:
+        return EXISTS
+    return EXISTS_NOT if held.header.flags & COMPLETE else None
+
+
+cdef int existences_of(bytes block, list id2s, Py_ssize_t start, Py_ssize_t stop, list values) except -1:
+    """Append the values of the ids at ``start`` to ``stop - 1``, by one pass over the block for all of them.
+
+    Most ids of a long block are none of the wanted ones: a bitmap of a few bits an id, which stays in the nearest cache
+    of the processor, turns them away before the table is asked."""
+    cdef Block held
+    opened(block, &held)
+    cdef uint64_t n = held.header.n, m = stop - start, index, id2
+    cdef int bits = 3
+    while (<uint64_t>1 << bits) < 2 * m:
+        bits += 1
+    cdef uint64_t slots = <uint64_t>1 << bits
+    cdef int sieve_shift = 64 - bits - SIEVE_BITS
+    # The wanted ids, their table, the first one of equal ids, the sieve, and whether each is found.
+    cdef uint64_t *wanted = <uint64_t *>PyMem_Malloc(8 * m + 4 * slots + 4 * m + slots * (1 << SIEVE_BITS) // 8 + m)
+    cdef uint32_t *table
+    cdef uint32_t *first
+    cdef unsigned char *sieve
+    cdef unsigned char *is_found
+    cdef uint32_t place, mask = <uint32_t>(slots - 1)
+    if wanted == NULL:
+        raise MemoryError
+    try:
+        table = <uint32_t *>(wanted + m)
+        first = table + slots
+        sieve = <unsigned char *>(first + m)
+        is_found = sieve + slots * (1 << SIEVE_BITS) // 8
+        memset(table, 0, 4 * slots)
+        memset(sieve, 0, slots * (1 << SIEVE_BITS) // 8 + m)
+        for index in range(m):
+            id2 = wanted[index] = id2s[start + index]
+            place = place_of(id2, 64 - bits)
+            while table[place] and wanted[table[place] - 1] != id2:
+                place = (place + 1) & mask
+            if not table[place]:
+                table[place] = <uint32_t>(index + 1)
+            first[index] = table[place] - 1
+            place = place_of(id2, sieve_shift)
+            sieve[place >> 3] |= 1 << (place & 7)
+        for index in range(n):
+            id2 = word(held.id2s, index)
+            place = place_of(id2, sieve_shift)
+            if not sieve[place >> 3] >> (place & 7) & 1:
+                continue
+            place >>= SIEVE_BITS
+            while table[place]:
+                if wanted[table[place] - 1] == id2:
+                    is_found[table[place] - 1] = 1
+                    break
+                place = (place + 1) & mask
+        absent = EXISTS_NOT if held.header.flags & COMPLETE else None
+        for index in range(m):
+            values.append(EXISTS if is_found[first[index]] else absent)
+    finally:
+        PyMem_Free(wanted)
+    return 0
+
+
 cdef object beyond_of(bytes count_value, uint64_t pos):
     cdef uint64_t words[2]
     if PyBytes_GET_SIZE(count_value) != COUNT_BYTES:
@@ -224,6 +434,27 @@ def edge_answer(bytes block not None, uint64_t id2, uint64_t high, uint64_t low)
     return edge_of(block, id2, high, low)
 
 
+def edges_answer(bytes block not None, id2s, uint64_t high, uint64_t low):
+    if len(id2s) == 1:  # "Does she like this?", the most frequent query, needs no table.
+        answer = edge_of(block, id2s[0], high, low)
+        return None if answer is None else EdgesAnswer(answer)
+    cdef list ids = id2s if type(id2s) is list else list(id2s)
+    cdef uint64_t m = len(ids), index
+    cdef uint64_t *wanted = <uint64_t *>PyMem_Malloc(8 * m + 1)
+    if wanted == NULL:
+        raise MemoryError
+    try:
+        for index in range(m):
+            wanted[index] = ids[index]
+        return edges_of(block, <unsigned char *>wanted, m, high, low)
+    finally:
+        PyMem_Free(wanted)
+
+
+def existence_answer(bytes block not None, uint64_t id2):
+    return existence_of(block, id2)
+
+
 def beyond_answer(bytes count_value not None, uint64_t pos):
     return beyond_of(count_value, pos)
 
@@ -234,6 +465,16 @@ cdef bint is_older(bytes value, uint64_t minimum) noexcept:
         return False
     memcpy(&version, PyBytes_AS_STRING(value), min(PyBytes_GET_SIZE(value), 8))
     return version < minimum
+
+
+def has_foreign_id(list ids):
+    """See `tao.cache.answers_python.has_foreign_id`."""
+    cdef uint64_t number
+    for each in ids:
+        number = each
+        if number - 1 >= MAX_TIME:
+            return True
+    return False
 
 
 def has_foreign_number(list numbers, bytes known):
@@ -365,3 +606,60 @@ cdef class Hits:
             return None
         block = self.used(self.list_in(shard, id1, atype), <uint64_t>id1 + <uint64_t>atype, minimum)
         return self.beyond(shard, id1, atype, 0, minimum) if block is None else edge_of(block, id2, high, low)
+
+    def edges(self, id1, atype, bytes id2s not None, uint64_t high, uint64_t low, uint64_t minimum=0):
+        cdef bytes block
+        shard = self.shard_of(id1)
+        if shard is None:
+            return None
+        block = self.used(self.list_in(shard, id1, atype), <uint64_t>id1 + <uint64_t>atype, minimum)
+        if block is None:
+            return self.beyond(shard, id1, atype, 0, minimum)
+        found = edges_of(
+            block, <const unsigned char *>PyBytes_AS_STRING(id2s), PyBytes_GET_SIZE(id2s) // 8, high, low
+        )
+        return None if found is None or found.missing else found.block
+
+    cdef object existence_by_count(self, shard, id1, atype, uint64_t minimum):
+        cdef bytes value = self.used(self.count_in(shard, id1, atype), <uint64_t>id1 + <uint64_t>atype, minimum)
+        return EXISTS_NOT if value is not None and beyond_of(value, 0) is not None else None
+
+    def exists(self, id1, atype, uint64_t id2, uint64_t minimum=0):
+        cdef bytes block
+        shard = self.shard_of(id1)
+        if shard is None:
+            return None
+        block = self.used(self.list_in(shard, id1, atype), <uint64_t>id1 + <uint64_t>atype, minimum)
+        return self.existence_by_count(shard, id1, atype, minimum) if block is None else existence_of(block, id2)
+
+    def exist_all(self, list id1s not None, list atypes not None, list id2s not None):
+        cdef list values = []
+        cdef Py_ssize_t start = 0, stop, n = len(id1s), index
+        cdef uint64_t id1, atype
+        cdef bytes block
+        if len(atypes) != n or len(id2s) != n:
+            raise ValueError("columns differ in length")
+        while start < n:
+            id1, atype = id1s[start], atypes[start]
+            stop = start + 1
+            while stop < n and id1 == <uint64_t>id1s[stop] and atype == <uint64_t>atypes[stop]:
+                stop += 1
+            if stop - start < RUN_QUERIES:
+                stop = start + 1
+            shard = self.shard_of(id1)
+            block = None
+            if shard is not None:
+                block = self.used(self.list_in(shard, id1s[start], atypes[start]), id1 + atype, 0)
+            if shard is None:
+                values.extend([None] * (stop - start))
+            elif block is None:
+                for index in range(start, stop):
+                    values.append(self.existence_by_count(shard, id1s[start], atypes[start], 0))
+            elif stop - start == 1:
+                values.append(existence_of(block, id2s[start]))
+            else:
+                existences_of(block, id2s, start, stop, values)
+                for index in range(start + 1, stop):
+                    self.use(id1 + atype)
+            start = stop
+        return values

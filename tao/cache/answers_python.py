@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from tao.cache.eviction import MOST_CREDIT, USE_CREDIT
+from tao.cache.outcomes import EdgesAnswer
 from tao.model.edge_block import (
     COMPLETE,
     PREFIX,
@@ -19,12 +20,22 @@ from tao.model.edge_block import (
     first_after,
     first_not_newer,
     header,
+    id2_column,
+    pick_edges,
     position_of,
     slice_block,
     time_column,
 )
-from tao.model.graph import COUNT_VALUE_BYTES, MAX_TIME, OBJECT_HEADER_BYTES, decode_count, version_of
-from tao.model.ids import SHARD_SHIFT
+from tao.model.graph import (
+    COUNT_VALUE_BYTES,
+    EXISTS,
+    EXISTS_NOT,
+    MAX_TIME,
+    OBJECT_HEADER_BYTES,
+    decode_count,
+    version_of,
+)
+from tao.model.ids import MAX_ID, SHARD_SHIFT
 from tao.model.queries import AT_POSITION
 
 if TYPE_CHECKING:
@@ -68,12 +79,49 @@ def edge_answer(block: bytes, id2: int, high: int, low: int) -> bytes | None:
     return slice_block(block, at, at + 1, 0) if at >= 0 else empty_block(version, count, 0)
 
 
+def edges_answer(block: bytes, id2s: Sequence[int], high: int, low: int) -> EdgesAnswer | None:
+    """Return the edges to ``id2s`` with ``high >= time >= low``, and the ids that the prefix cannot decide; None when
+    it decides none. ``id2s`` is a list or tuple in any order; time grows with the sum of its length and the block's."""
+    version, count, n, flags = header(block)
+    wanted = frozenset(id2s)
+    found = [index for index, id2 in enumerate(id2_column(block)) if id2 in wanted]
+    missing: tuple[int, ...] = ()
+    if not flags & COMPLETE and not ends_within(block, n, low):
+        column = id2_column(block)
+        known = {column[index] for index in found}
+        missing = tuple(dict.fromkeys(id2 for id2 in id2s if id2 not in known))
+        if missing and not found:
+            return None
+    if found and (low > 0 or high < MAX_TIME):
+        times = time_column(block)
+        found = [index for index in found if high >= times[index] >= low]
+    if len(found) == n:
+        return EdgesAnswer(block, missing)
+    if not found:
+        return EdgesAnswer(empty_block(version, count, 0), missing)
+    if len(found) == 1:
+        return EdgesAnswer(slice_block(block, found[0], found[0] + 1, 0), missing)
+    return EdgesAnswer(pick_edges(block, found, 0), missing)
+
+
+def existence_answer(block: bytes, id2: int) -> bytes | None:
+    """Return whether there is an edge to ``id2``, in one byte."""
+    if position_of(block, id2) >= 0:
+        return EXISTS
+    return EXISTS_NOT if header(block)[3] & COMPLETE else None
+
+
 def beyond_answer(count_value: bytes, pos: int) -> bytes | None:
     """Return the empty answer to a range that begins at or after the end of the list, from the count alone."""
     version, count = decode_count(count_value)
     if count == 0:
         return empty_block(version)
     return empty_block(version, count, 0) if pos >= count else None
+
+
+def has_foreign_id(ids: list[int]) -> bool:
+    """Return whether one of the numbers is no object id (`tao.model.ids.check_id`)."""
+    return bool(ids) and not 0 < min(ids) <= max(ids) <= MAX_ID
 
 
 def has_foreign_number(numbers: list[int], known: bytes) -> bool:
@@ -167,6 +215,27 @@ class Hits:
         """See `edge_answer`."""
         block = self.block(id1, atype, minimum)
         return self._beyond(id1, atype, 0, minimum) if block is None else edge_answer(block, id2, high, low)
+
+    def edges(self, id1: int, atype: int, id2s: bytes, high: int, low: int, minimum: int = 0) -> bytes | None:
+        """Return the edges to the ids of a column, as blocks have them (`tao.model.edge_block`); None when the cache
+        cannot decide all of them. See `edges_answer`."""
+        block = self.block(id1, atype, minimum)
+        if block is None:
+            return self._beyond(id1, atype, 0, minimum)
+        found = edges_answer(block, memoryview(id2s).cast("Q").tolist(), high, low)
+        return None if found is None or found.missing else found.block
+
+    def exists(self, id1: int, atype: int, id2: int, minimum: int = 0) -> bytes | None:
+        """See `existence_answer`."""
+        block = self.block(id1, atype, minimum)
+        if block is not None:
+            return existence_answer(block, id2)
+        return None if self._beyond(id1, atype, 0, minimum) is None else EXISTS_NOT
+
+    def exist_all(self, id1s: list[int], atypes: list[int], id2s: list[int]) -> list[bytes | None]:
+        """Return what `exists` returns for each of the edges. Checks of one list that follow each other take one pass
+        over the list in the compiled implementation."""
+        return list(map(self.exists, id1s, atypes, id2s))
 
     def _beyond(self, id1: int, atype: int, pos: int, minimum: int) -> bytes | None:
         count = self.count(id1, atype, minimum)

@@ -1,14 +1,7 @@
 """The membership filters of one shard: how they are built, kept at their lists' versions, and evicted.
 
-A filter is the set of id2s that a long list may have, and its "no" is certain. It is a Bloom filter reduced to what is
-fast in Python: an id sets a few bits in each of two 64-bit words, chosen by its hash, so that adding and asking are two
-look-ups each. Measured over a million ids (bytes per edge; microseconds to add and to deny; false positives): this
-filter 1.50, 0.7, 0.4, 0.48 %; a classic Bloom filter of the same size 1.6, 0.7, 0.35 %; one word an id 0.6, 0.5, 1.0 %;
-a cuckoo filter with 16-bit prints 4.2 (2.1 if its power of two fits), 0.8, 0.9, 0.01 %.
-
-No id is ever removed. A cuckoo filter could remove ids, but an id must have been added exactly once, and a filter that
-is wrong about that denies an edge that exists. Here a deleted id is at worst asked of the database. Deletions make the
-filter loose: after many of them, or after more additions than it was made for, it is built anew.
+A filter is the set of id2s that a long list may have (`tao.cache.bloom_filter`), and its "no" is certain. Deletions
+make it loose: after many of them, or after more additions than it was made for, it is built anew.
 
 A build begins before the list is scanned, and keeps the changes that come meanwhile. Every page of the scan names the
 version of the list in its snapshot. Pages may be of different moments. An edge of the last version either was there
@@ -22,81 +15,32 @@ epoch. A change that follows on its version advances it; any other newer version
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from tao.cache.bloom_filter import BloomFilter
 from tao.cache.version_floors import floor_key
 from tao.model.changes import ListChange
 
-_U64: Final = (1 << 64) - 1
-_MIX_1: Final = 0x7FB5D329728EA185
-_MIX_2: Final = 0x81DADEF4BC2DD44D
-_BITS_PER_ID: Final = 12
-_SPARE: Final = 1.25  # room for ids that come after the filter was made
 _LOOSE_SHARE: Final = 0.25  # the part of deleted ids from which a rebuild pays
 
 
-def _mask(number: int) -> int:
-    """Return a word with four of its 64 bits set."""
-    mixed = (number + 1) * _MIX_1 & _U64
-    mask = 0
-    while mask.bit_count() < 4:
-        mixed = (mixed ^ mixed >> 29) * _MIX_2 & _U64
-        mask |= 1 << (mixed >> 58)
-    return mask
-
-
-_MASKS: Final = tuple(map(_mask, range(4096)))
-
-
-class MembershipFilter:
+class MembershipFilter(BloomFilter):
     """The ids of one list at ``version``, and of its earlier versions since the filter was built. ``count``: the edges
     of the list."""
 
-    __slots__ = ("_capacity", "_gone", "_ids", "_size", "_words", "count", "version")
+    __slots__ = ("_gone", "count", "version")
 
     def __init__(self, count: int) -> None:
-        """Make a filter for a list of ``edges`` edges, with room for a quarter more."""
-        self._capacity = int(count * _SPARE) + 64
-        self._size = self._capacity * _BITS_PER_ID // 64 + 1
-        self._words = array("Q", bytes(8 * self._size))
-        self._ids = 0
+        super().__init__(count)
         self._gone = 0
         self.version = 0
         self.count = count
 
     @property
-    def size_bytes(self) -> int:
-        """Return the memory in bytes, to within some hundred bytes."""
-        return 8 * self._size
-
-    @property
     def is_loose(self) -> bool:
         """Return whether so many ids have been added or deleted that a new filter would answer more queries."""
-        return self._ids > self._capacity or self._gone > _LOOSE_SHARE * self.count
-
-    def add(self, ids: Iterable[int]) -> None:
-        words, size, masks = self._words, self._size, _MASKS
-        added = 0
-        for id2 in ids:
-            mixed = (id2 ^ id2 >> 31) * _MIX_1 & _U64
-            mixed = (mixed ^ mixed >> 27) * _MIX_2 & _U64
-            words[(mixed >> 32) % size] |= masks[mixed & 4095]
-            words[(mixed & 0xFFFFFFFF) * size >> 32] |= masks[mixed >> 36 & 4095]
-            added += 1
-        self._ids += added
-
-    def may_have(self, id2: int) -> bool:
-        """Return False when the list at ``version`` certainly lacks the id."""
-        mixed = (id2 ^ id2 >> 31) * _MIX_1 & _U64
-        mixed = (mixed ^ mixed >> 27) * _MIX_2 & _U64
-        words, size = self._words, self._size
-        mask = _MASKS[mixed & 4095]
-        if words[(mixed >> 32) % size] & mask != mask:
-            return False
-        mask = _MASKS[mixed >> 36 & 4095]
-        return words[(mixed & 0xFFFFFFFF) * size >> 32] & mask == mask
+        return self.is_full or self._gone > _LOOSE_SHARE * self.count
 
     def move(self, version: int, count: int, put: Iterable[int], deleted: int) -> None:
         """Advance to ``version``: ``put`` are ids that came or stayed, ``deleted`` is the number that left."""
@@ -117,7 +61,17 @@ _MAX_KEPT_CHANGES: Final = 20_000
 class FilterBuild:
     """A scan under way. The scanner calls `take`, the shard all other methods."""
 
-    __slots__ = ("_changes", "_floor", "_heard", "_newest", "_version_epoch", "atype", "filter", "id1", "is_abandoned")
+    __slots__ = (
+        "_changes",
+        "_floor",
+        "_known_version",
+        "_newest",
+        "_version_epoch",
+        "atype",
+        "filter",
+        "id1",
+        "is_abandoned",
+    )
 
     def __init__(self, id1: int, atype: int, floor: int, version_epoch: int) -> None:
         self.id1 = id1
@@ -126,7 +80,7 @@ class FilterBuild:
         self.filter: MembershipFilter | None = None
         self._floor = floor
         self._version_epoch = version_epoch
-        self._newest = self._heard = 0
+        self._newest = self._known_version = 0
         self._changes: list[ListChange] = []
 
     def take(self, version_epoch: int, version: int, count: int, id2s: Sequence[int]) -> bool:
@@ -146,13 +100,13 @@ class FilterBuild:
         return True
 
     def keep(self, change: ListChange) -> None:
-        self._heard = max(self._heard, change.after)
+        self._known_version = max(self._known_version, change.after)
         self._changes.append(change)
         if len(self._changes) > _MAX_KEPT_CHANGES:
             self.is_abandoned = True
 
-    def hear(self, version: int) -> None:
-        self._heard = max(self._heard, version)
+    def note_version(self, version: int) -> None:
+        self._known_version = max(self._known_version, version)
 
     def catch_up(self) -> bool:
         """Apply the changes that came meanwhile. Returns False when one is missing, which may still arrive, or when the
@@ -164,7 +118,7 @@ class FilterBuild:
         for change in self._changes:
             _move(known, change)
         self._changes = [change for change in self._changes if change.after > known.version]
-        return not self._changes and known.version >= max(self._newest, self._heard)
+        return not self._changes and known.version >= max(self._newest, self._known_version)
 
 
 class FilterTable:
@@ -291,11 +245,11 @@ class ShardFilters:
         if held is not None and not _move(held, change):
             self._tables[change.atype].drop(change.id1)
 
-    def hear(self, id1: int, atype: int, version: int) -> None:
+    def note_version(self, id1: int, atype: int, version: int) -> None:
         """Note that the list has reached ``version`` by changes that are not known."""
         build = self._builds.get(floor_key(id1, atype)) if self._builds else None
         if build is not None:
-            build.hear(version)
+            build.note_version(version)
         if 0 < self.version(id1, atype) < version:
             self._tables[atype].drop(id1)
 

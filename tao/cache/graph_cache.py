@@ -16,6 +16,7 @@ from tao.cache.key_recorder import KeyRecorder, NoRecorder
 from tao.cache.outcomes import (
     Applied,
     ArenaStatistics,
+    Denial,
     EdgesAnswer,
     FillTicket,
     FloorStatistics,
@@ -34,7 +35,7 @@ from tao.model.changes import (
     ObjectInvalidation,
     ShardInvalidation,
 )
-from tao.model.graph import MAX_TIME, version_of
+from tao.model.graph import EXISTS_NOT, MAX_TIME, version_of
 from tao.model.ids import SHARD_SHIFT
 from tao.model.versions import epoch_of
 
@@ -54,6 +55,7 @@ class GraphCache:
         "denials",
         "dropped",
         "not_kept",
+        "pair_denials",
         "recorder",
     )  # fmt: skip
 
@@ -69,6 +71,7 @@ class GraphCache:
         self._closed_epochs: dict[int, int] = {}
         self._old_overflows = 0
         self.denials = 0  # queries for edges that a membership filter answered, in full or in part
+        self.pair_denials = 0  # queries whether an edge exists that a pair filter answered
         self.dropped = 0  # entries dropped because a change or message could not be applied to their version
         self.not_kept = 0  # fills that were good but not cached, including values too large for their arena
 
@@ -151,6 +154,11 @@ class GraphCache:
 
     # reads
 
+    @property
+    def hits(self) -> Hits:
+        """Return what answers the reads below from entries alone, without membership filters."""
+        return self._hits
+
     def object(self, id: int, minimum: int = 0) -> bytes | None:  # noqa: A002 - the word of the model
         """Return the value of object ``id`` at version ``minimum`` or later; also the value that says that it is
         absent."""
@@ -197,7 +205,51 @@ class GraphCache:
             return answer
         return self._filtered(answer, id1, atype, id2s, minimum)
 
+    def exists(self, id1: int, atype: int, id2: int, minimum: int = 0) -> bytes | None:
+        """Return whether the list has an edge to ``id2``: `EXISTS`, `EXISTS_NOT`, or None when the cache cannot
+        decide."""
+        value = self._hits.exists(id1, atype, id2, minimum)
+        return self.denied(id1, atype, id2, minimum) if value is None else value
+
+    def exist_all(self, id1s: list[int], atypes: list[int], id2s: list[int]) -> list[bytes | None]:
+        """Return what `exists` returns for each of the edges, which are columns of one length."""
+        values = self._hits.exist_all(id1s, atypes, id2s)
+        if None in values:
+            for place, value in enumerate(values):
+                if value is None:
+                    values[place] = self.denied(id1s[place], atypes[place], id2s[place], 0)
+        return values
+
+    def denied(self, id1: int, atype: int, id2: int, minimum: int) -> bytes | None:
+        """Return `EXISTS_NOT` when a filter denies the edge, which no entry has decided, and count the denial."""
+        denial = self.denial(id1, atype, id2, minimum)
+        self.count_denial(denial)
+        return None if denial is Denial.NONE else EXISTS_NOT
+
+    def denial(self, id1: int, atype: int, id2: int, minimum: int) -> Denial:
+        """Return which filter denies the edge, which no entry has decided. The caller counts the denials that it
+        answers with."""
+        if not id1:  # no id: the query is invalid, and the usual way says so
+            return Denial.NONE
+        shard = self._shards.get(id1 >> SHARD_SHIFT)
+        if shard is not None and shard.denies(id1, atype, id2, minimum):
+            return Denial.BY_PAIR_FILTER
+        answer = self._membership(None, id1, atype, (id2,), minimum)
+        return Denial.NONE if answer is None or answer.missing else Denial.BY_MEMBERSHIP_FILTER
+
+    def count_denial(self, denial: Denial) -> None:
+        """Count a query whether an edge exists that was answered by `denial`."""
+        self.pair_denials += denial is Denial.BY_PAIR_FILTER
+        self.denials += denial is Denial.BY_MEMBERSHIP_FILTER
+
     def _filtered(
+        self, known: EdgesAnswer | None, id1: int, atype: int, id2s: Sequence[int], minimum: int
+    ) -> EdgesAnswer | None:
+        answer = self._membership(known, id1, atype, id2s, minimum)
+        self.denials += answer is not None and not answer.missing
+        return answer
+
+    def _membership(
         self, known: EdgesAnswer | None, id1: int, atype: int, id2s: Sequence[int], minimum: int
     ) -> EdgesAnswer | None:
         shard = self._shards.get(id1 >> SHARD_SHIFT)
@@ -205,9 +257,7 @@ class GraphCache:
         if held is None or held.version < minimum:
             return known
         self._hits.use(id1 + atype)
-        answer = filtered_answer(known, id2s, held)
-        self.denials += answer is not None and not answer.missing
-        return answer
+        return filtered_answer(known, id2s, held)
 
     def filter_shard(self, shard: int) -> CachedShard | None:
         """Return the place where the filters of a shard are built; None for a closed shard."""
@@ -357,6 +407,15 @@ class GraphCache:
         self.dropped += applied is Applied.DROPPED
         self.recorder.record_key(key, atype, applied, message.version)
         return Applied.EPOCH_BUMPED if bumped else applied
+
+    def has_applied(self, key: int, atype: int, version: int, version_epoch: int) -> bool:
+        """Return whether a change of the object (``atype`` 0) or list to ``version`` was applied, so that to apply it
+        again changes nothing, not even with ``insert``."""
+        shard = self._shards.get(key >> SHARD_SHIFT)
+        if shard is None or shard.version_epoch != version_epoch or not shard.has_applied(key, atype, version):
+            return False
+        self.recorder.record_key(key, atype, Applied.IGNORED, version)
+        return True
 
     def _pass_closed(self, shard: int) -> Applied:
         """Note a change of a shard that is not open: fills under way may bring what was there before it."""

@@ -39,6 +39,14 @@ class Stored(enum.StrEnum):
     overflowed, the ticket is too old, the entry too large, or the block does not start at position 0."""
 
 
+class Denial(enum.IntEnum):
+    """The filter that says that there is no such edge."""
+
+    NONE = 0
+    BY_PAIR_FILTER = 1
+    BY_MEMBERSHIP_FILTER = 2
+
+
 class FillTicket(msgspec.Struct, frozen=True, gc=False):
     """A ticket that is taken before a value is read from its source, and shown when the value is stored.
     ``shard_epoch`` names the shard's tables at that time, or the last change that passed a shard which was not open;

@@ -10,18 +10,28 @@ Every way in keeps these rules:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 from tao.cache.filters import FilterBuild, ShardFilters
 from tao.cache.outcomes import Applied, FillTicket, Stored
 from tao.cache.packed import PackedCounts
+from tao.cache.pair_filters import PairBuild, ShardPairFilters
 from tao.cache.settings import CacheSettings
 from tao.cache.splices import splice
 from tao.cache.tables import Arenas, CountTable, EntryTable
 from tao.cache.version_floors import VersionFloors, floor_key
 from tao.model.changes import ListChange, ObjectChange
-from tao.model.edge_block import COMPLETE, HEADER_BYTES, PREFIX, empty_block, header, slice_block, with_flags
+from tao.model.edge_block import (
+    COMPLETE,
+    HEADER_BYTES,
+    PREFIX,
+    empty_block,
+    header,
+    id2_column,
+    slice_block,
+    with_flags,
+)
 from tao.model.graph import (
     COUNT_VALUE_BYTES,
     OBJECT_HEADER_BYTES,
@@ -30,6 +40,7 @@ from tao.model.graph import (
     encode_object,
     version_of,
 )
+from tao.model.queries import PairPage
 
 _NO_ENTRIES: Final[dict[int, bytes]] = {}
 """The objects of every shard that has no table of the default arena yet. Never changed: entries are put into tables."""
@@ -56,6 +67,7 @@ class CachedShard:
         "number",
         "objects",
         "other_objects",
+        "pairs",
         "shard_epoch",
         "version_epoch",
     )
@@ -67,6 +79,7 @@ class CachedShard:
         self.version_epoch = version_epoch
         self.floors = VersionFloors(settings.floor_seconds, settings.max_floors_per_shard)
         self.filters = ShardFilters(arenas)
+        self.pairs = ShardPairFilters()
         self._arenas = arenas
         self._settings = settings
         self._reset(shard_epoch)
@@ -92,6 +105,7 @@ class CachedShard:
         for table in self.tables():
             table.retire()
         self.filters.void()
+        self.pairs.discard()
 
     def bump(self, shard_epoch: int) -> None:
         """Invalidate all entries, and all tickets taken before. Version floors stay: they are still true."""
@@ -108,6 +122,7 @@ class CachedShard:
             self.lists.pop(atype, None)
             self.counts.pop(atype, None)
         self.filters.void(atypes)
+        self.pairs.discard(atypes)
         # Absent objects have no type and lie in the default arena. They may be of one of these types.
         for name in {self._arenas.for_object(otype).name for otype in (0, *otypes)} if otypes else ():
             held = self._object_tables.pop(name, None)
@@ -181,8 +196,8 @@ class CachedShard:
             known = departed
         if held and (version := version_of(held)) > known:
             known = version
-        if atype and (version := self.filters.version(key, atype)) > known:
-            known = version
+        if atype:
+            known = max(known, self.filters.version(key, atype), self.pairs.version(key, atype))
         return known
 
     # ways in: each one leaves its arena within the budget
@@ -217,6 +232,7 @@ class CachedShard:
     def drop(self, key: int, atype: int) -> Applied:
         """Drop the object (``atype`` 0), or the list with its count and filter. Their version stays known."""
         self.filters.drop(key, atype)
+        self.pairs.mark_uncertain(key, atype)
         return self._forget(key, atype)
 
     def _forget(self, key: int, atype: int) -> Applied:
@@ -231,7 +247,8 @@ class CachedShard:
     def raise_floor(self, key: int, atype: int, version: int, now: float) -> Applied:
         """Raise the version floor, and drop an older value."""
         self.floors.raise_to(floor_key(key, atype), version, now)
-        self.filters.hear(key, atype, version)
+        self.filters.note_version(key, atype, version)
+        self.pairs.note_version(key, atype, version)
         held = self.held(key, atype)
         return Applied.IGNORED if held and version_of(held) >= version else self._forget(key, atype)
 
@@ -252,6 +269,56 @@ class CachedShard:
         self.raise_floor(build.id1, build.atype, version, now)
         return self.filters.put(build)
 
+    # pair filters
+
+    def begin_pairs(self, atype: int, id1: int = 0) -> PairBuild:
+        """Begin to build the pair filter of a type, or to scan one list of it again. Call it before the scan. The build
+        ends by `finish_pairs` or `ShardPairFilters.give_up`."""
+        held = self.pairs.get(atype)
+        if id1:
+            known = {id1: self.floor(id1, atype)}
+        else:
+            known = self.floors.of_lists(atype)
+            for each in () if held is None else held.uncertain_lists():
+                known[each] = max(known.get(each, 0), held.version(each) if held is not None else 0)
+        build = PairBuild(atype, self.version_epoch, known, id1, held if id1 else None)
+        self.pairs.begin(build)
+        return build
+
+    def take_pairs(self, build: PairBuild, page: PairPage) -> bool:
+        """Add a page to the build. Returns False when the build is abandoned."""
+        for id1, version in zip(page.id1s, page.versions, strict=True):
+            floor = self.floor(id1, build.atype)
+            if floor > version:  # the filter that is held has a version of every list
+                build.raise_known(id1, floor)
+        return build.take(page)
+
+    def finish_pairs(self, build: PairBuild, now: float) -> bool:
+        """Install what was built. Returns False when too much has come meanwhile that is not known."""
+        if build.is_abandoned or self.floors.is_overflowed(now):
+            return False
+        self.pairs.put(build)
+        return True
+
+    def denies(self, id1: int, atype: int, id2: int, minimum: int) -> bool:
+        """Return whether a pair filter says that there is no such edge, at ``minimum`` or later."""
+        held = self.pairs.get(atype)
+        if held is None or not held.denies(id1, id2, minimum):
+            return False
+        # A scan may be ahead of the messages: the entry goes on to answer at its version, and no answer mixes two.
+        entry = self.held_count(id1, atype)
+        if entry and version_of(entry) < held.version(id1):
+            return False
+        # A list without a version may have a row that the scan could not see yet and a fill has seen before it.
+        return held.names(id1) or not self.floor(id1, atype)
+
+    def known_versions(self, atype: int, first: int, last: int, id1s: Iterable[int]) -> dict[int, int]:
+        """Return the highest versions known of the lists ``id1s``, and of all lists from ``first`` to ``last`` whose
+        version floor is kept."""
+        known = {id1: floor for id1, floor in self.floors.of_lists(atype).items() if first <= id1 <= last}
+        known.update({id1: self.floor(id1, atype) for id1 in id1s})
+        return known
+
     # fills
 
     def check_fill(self, ticket: FillTicket, value: bytes, version_epoch: int, now: float) -> Stored:
@@ -267,7 +334,8 @@ class CachedShard:
         if version_epoch < self.version_epoch or version < floor:
             return Stored.BELOW_FLOOR
         if ticket.kind == "list":
-            self.filters.hear(ticket.id, ticket.atype, version)
+            self.filters.note_version(ticket.id, ticket.atype, version)
+            self.pairs.note_version(ticket.id, ticket.atype, version)
         if now - ticket.started > self._settings.floor_seconds or self.floors.is_overflowed(now):
             return self.note_not_kept(ticket, version)
         return Stored.STORED
@@ -285,8 +353,11 @@ class CachedShard:
         return Stored.STORED if self._put_object(ticket.id, value, otype) else Stored.NOT_KEPT
 
     def store_count(self, ticket: FillTicket, value: bytes) -> Stored:
+        version, count = decode_count(value)
+        if not count:
+            self.pairs.fill(ticket.id, ticket.atype, version, ())
         held = self.held_count(ticket.id, ticket.atype)
-        if held and version_of(held) == version_of(value):
+        if held and version_of(held) == version:
             return Stored.STORED
         return Stored.STORED if self._put_count(ticket.id, ticket.atype, value) else Stored.NOT_KEPT
 
@@ -295,6 +366,8 @@ class CachedShard:
         version, count, n, flags = header(block)
         if not flags & PREFIX:
             return self.note_not_kept(ticket, version)
+        if n == count:
+            self.pairs.fill(ticket.id, ticket.atype, version, id2_column(block))
         if n == 0:  # An empty list is stored as its count, which answers every query and takes a tenth of the memory.
             return self.store_count(ticket, block[:COUNT_VALUE_BYTES])
         held = self.held_list(ticket.id, ticket.atype)
@@ -332,6 +405,7 @@ class CachedShard:
         held = block or self.held_count(id1, atype)  # a list begins with its version, as a count does
         self.floors.raise_to(floor_key(id1, atype), after, now)
         self.filters.apply(change)
+        self.pairs.apply(change)
         if held and version_of(held) >= after:
             return Applied.IGNORED
         if not held:
@@ -351,6 +425,15 @@ class CachedShard:
                 return Applied.APPLIED if self._put_list(id1, atype, spliced) else Applied.DROPPED
         self._put_count(id1, atype, encode_count(after, change.count))
         return Applied.DROPPED if block and version_of(block) != change.before else Applied.APPLIED
+
+    def has_applied(self, key: int, atype: int, version: int) -> bool:
+        """Return whether the key is held at ``version`` or later, and that version is its floor: another change to
+        ``version`` or an older one would change nothing. Where only the entry has the version, a membership filter or
+        a pair filter may lack the change."""
+        if self.floors.get(floor_key(key, atype)) < version:
+            return False
+        held = self.held(key, atype)
+        return bool(held) and version_of(held) >= version
 
     def learn_epoch(self, version_epoch: int, shard_epoch: int) -> bool:
         """Record a version epoch. A higher epoch invalidates the shard. Returns whether it did."""

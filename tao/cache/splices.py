@@ -26,6 +26,9 @@ from tao.model.graph import Edge
 
 _HEADER = struct.Struct("<QQII")
 _U64 = struct.Struct("<Q")
+_TABLE_EDGES = 32
+"""From so many edges of a change on, their ids are looked up in a table of the block, which costs as much as 4 searches
+of 100 cached edges, and as 19 of 6,000."""
 _Piece = tuple[int, int] | Edge  # edges start … stop-1 of the old block, or a new edge
 
 
@@ -35,6 +38,40 @@ def splice(block: bytes, change: ListChange, limit: int) -> bytes | None:
     ``block`` is the prefix at ``change.before``. Returns None when block and change contradict each other, so that
     nothing can be said about the list.
     """
+    _, _, n, flags = header(block)
+    if len(change.put) == 1 and not change.gone and n < limit and not flags & HAS_DATA:
+        spliced = _with_newest(block, n, flags, change)
+        if spliced:
+            return spliced
+    return _splice(block, change, limit)
+
+
+def _with_newest(block: bytes, n: int, flags: int, change: ListChange) -> bytes:
+    """Return what `_splice` does for one new edge without data in front of all others, as most changes of lists are;
+    empty for any other change."""
+    edge = change.put[0]
+    id2, time, m = edge.id2, edge.time, n + 1
+    if edge.data or m > change.count or (m != change.count if flags & COMPLETE else not n):
+        return b""
+    times_at = HEADER_BYTES + 8 * n
+    if n:
+        first = _U64.unpack_from(block, times_at)[0]
+        if time < first or (time == first and id2 < _U64.unpack_from(block, HEADER_BYTES)[0]):
+            return b""
+        if position_of(block, id2) >= 0:
+            return b""
+    return b"".join(
+        (
+            _HEADER.pack(change.after, change.count, m, COMPLETE | PREFIX if m == change.count else PREFIX),
+            _U64.pack(id2),
+            block[HEADER_BYTES:times_at],
+            _U64.pack(time),
+            block[times_at : times_at + 8 * n],
+        )
+    )
+
+
+def _splice(block: bytes, change: ListChange, limit: int) -> bytes | None:
     _, _, n, flags = header(block)
     pieces = _pieces(block, n, bool(flags & COMPLETE), change)
     if pieces is None:
@@ -63,12 +100,15 @@ def _pieces(block: bytes, n: int, complete: bool, change: ListChange) -> list[_P
             edits.append((at, 1, None))
         elif complete or at < n:
             return None
+    # A job moves a page of edges at a time, each of which would be searched for in the whole block.
+    places = dict(zip(columns[:n], range(n), strict=True)) if len(change.put) >= _TABLE_EDGES else None
     for edge in change.put if len(change.put) < 2 else sort_edges(change.put):
         at, found = _locate(columns, n, edge.time, edge.id2)
         if found and at not in removed:
             edits.append((at, 1, edge))
             continue
-        if (elsewhere := position_of(block, edge.id2)) >= 0 and elsewhere not in removed:
+        other_place = position_of(block, edge.id2) if places is None else places.get(edge.id2, -1)
+        if other_place >= 0 and other_place not in removed:
             return None
         if complete or at < n:
             edits.append((at, 0, edge))

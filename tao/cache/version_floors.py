@@ -23,6 +23,7 @@ def floor_key(key_id: int, atype: int) -> int:
     return key_id << 32 | atype
 
 
+_TYPE_MASK: Final = 0xFFFFFFFF
 _NO_FLOORS: Final[dict[int, int]] = {}
 """The halves of a shard that has had no floors yet. Never changed: `VersionFloors.rotate` replaces them before that."""
 
@@ -47,6 +48,15 @@ class VersionFloors:
         """Return the floor, 0 when there is none."""
         young = self._young.get(key, 0)
         return max(young, self._old.get(key, 0)) if self._old else young
+
+    def of_lists(self, atype: int) -> dict[int, int]:
+        """Return the floors of all lists of a type by id1."""
+        floors: dict[int, int] = {}
+        for half in (self._old, self._young):
+            for key, version in half.items():
+                if key & _TYPE_MASK == atype:
+                    floors[key >> 32] = max(version, floors.get(key >> 32, 0))
+        return floors
 
     def raise_to(self, key: int, version: int, now: float) -> None:
         """Raise the floor of ``key`` to ``version``. A floor that is higher already stays, and its lifetime starts

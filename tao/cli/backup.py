@@ -12,7 +12,7 @@ import click
 from tao.admin.access import ReaderLogin
 from tao.admin.backup import BackupReport, archive_binlogs, create_backup, restorable, verify_backup
 from tao.admin.backup_files import BinlogIndex, Manifest, read_index, read_manifest
-from tao.admin.documents import export_documents, load_topology, read_access, read_schema
+from tao.admin.documents import export_documents, load_topology, read_access, read_schema, topology_file
 from tao.admin.restore import (
     DatabaseRestore,
     RestoreRepair,
@@ -23,12 +23,11 @@ from tao.admin.restore import (
     restore_backup,
     utc_text,
 )
-from tao.cli.connection import secret_of_command, state_folder, tls_of_command, topology_path
+from tao.cli.connection import secret_of_command, tls_of_command, topology_path
 from tao.cli.frame import INCOMPLETE_STATUS, ask, run, show
-from tao.cli.logins import administrator_login
+from tao.cli.logins import administrator_login, schema_place
 from tao.cli.options import changing_options, given, json_option, topology_options
 from tao.etcd.location import EtcdLocation, Location
-from tao.model.errors import OperatorError
 from tao.terminal import LINE_SECONDS, WaitDisplay, counted, fields_of, print_records
 from tao.topology.document import dump_topology
 
@@ -51,7 +50,8 @@ def backup() -> None:
     "--schema",
     "schema_file",
     type=_file,
-    help="The schema file of the cluster.  [default: that of the development cluster in --state-dir]",
+    help="The schema file of the cluster.  [default: the one beside the topology in etcd, or that of the development "
+    "cluster in --state-dir]",
 )
 @click.option(
     "--access",
@@ -73,7 +73,7 @@ def create(folder: Path, schema_file: Path | None, access_file: Path | None, reg
     topology = load_topology(path)
     documents = {
         "topology.json": dump_topology(topology).encode(),
-        "schema.yaml": _schema_text(path, schema_file),
+        "schema.yaml": read_schema(schema_place(path, schema_file))[1].encode(),  # a backup of a wrong one is refused
         **_access_text(path, access_file),
     }
     with _Progress() as progress:
@@ -92,17 +92,6 @@ def create(folder: Path, schema_file: Path | None, access_file: Path | None, reg
         click.echo(f"{folder} has every write that was acknowledged before {utc_text(done.begun_unix_ms)}")
 
     show(done, text)
-
-
-def _schema_text(topology: Location, file: Path | None) -> bytes:
-    """Return the schema, which is checked: a backup of an unusable one would be of no use."""
-    place: Location | None = file
-    if place is None and isinstance(topology, EtcdLocation):
-        place = topology
-    if place is None and given("file") is not None:
-        raise OperatorError("name the schema with --schema FILE: a backup keeps it")
-    _, text = read_schema(place or state_folder().schema)
-    return text.encode()
 
 
 def _access_text(topology: Location, file: Path | None) -> dict[str, bytes]:
@@ -130,9 +119,8 @@ def binlogs(folder: Path, region: str | None) -> None:
     """
     path, administrator = topology_path(), administrator_login()
     with _Progress() as progress:
-        done = run(
-            archive_binlogs(folder, load_topology(path), administrator, region=region, on_progress=progress.show)
-        )
+        load = topology_file(path).load
+        done = run(archive_binlogs(folder, load, administrator, region=region, on_progress=progress.show))
     show(done, lambda: _print_binlogs(read_manifest(folder), done))
 
 

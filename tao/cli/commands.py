@@ -31,17 +31,22 @@ COMMANDS: Final = {
     "dev": Entry("dev", "Run a development cluster on this machine."),
     "doctor": Entry("doctor", "Look for the usual mistakes of an installation, and say what to do about each."),
     "drain": Entry("drain", "Take SERVER out of use, and say when it is safe to stop it."),
-    "export": Entry("export", "Write objects or edges as CSV, in the formats that `tao load` reads."),
+    "export": Entry("export", "Write objects, edges or states of nodes as CSV, in the formats that `tao load` reads."),
     "follower": Entry("servers", "Run a follower: the cache server that clients talk to."),
     "get": Entry("graph", "Show an object."),
     "history": Entry(
         "history", "Show what happened to an object (ID) or an association list (ID ATYPE) at every server."
     ),
     "invalidate": Entry("invalidate", "Have caches drop what they hold and read it again from the databases."),
+    "jobs": Entry("jobs", "List, pause, cancel and add background jobs, which workers do."),
+    "journal": Entry(
+        "journal", "Show what followers have accepted and not made yet, and decide about what was given up."
+    ),
     "leader": Entry("servers", "Run a leader: the cache server that talks to the databases and orders the writes."),
     "list": Entry("graph", "Show the edges of an association list, newest first."),
-    "load": Entry("load", "Load objects and edges from CSV files."),
+    "load": Entry("load", "Load objects, edges and states of nodes from CSV files."),
     "migrate": Entry("databases", "Create the tables of every shard, or bring them up to date."),
+    "node": Entry("graph", "Set the state of a node, which hides or restores its edges of types with states."),
     "promote": Entry("mastership", "Make another region's server the master of DATABASE."),
     "ready": Entry("servers", "Ask a server whether it is ready for traffic."),
     "rejoin": Entry("mastership", "Have SERVER, a former master that is back, follow the master of its database."),
@@ -51,6 +56,7 @@ COMMANDS: Final = {
     "replicate": Entry("databases", "Have every replica follow its master, as the topology names it."),
     "reseed": Entry("mastership", "Rebuild SERVER, a replica of its database, from the master."),
     "schema": Entry("schema", "Check and show schemas."),
+    "sets": Entry("sets", "Evaluate a set expression over association lists, and say how it was done."),
     "shard": Entry("shard", "Show which shards are read most, and change how many servers of a tier serve a shard."),
     "stats": Entry(
         "stats", "Show hit rates, cache entries and bytes of every server and of its arenas, since it started."
@@ -64,6 +70,7 @@ COMMANDS: Final = {
     "watcher": Entry(
         "servers", "Run a watcher: it marks lost servers down, renews the masters' leases, and replaces a lost master."
     ),
+    "worker": Entry("servers", "Run a worker: it does background jobs, which leaders hand out."),
     "story": Entry("history", ""),
 }
 """Each command by its name: the module that defines it, and the first sentence of its help; none for a hidden one."""

@@ -96,7 +96,7 @@ def on_graph(work: Callable[[Graph], Awaitable[_Result]]) -> _Result:
             try:
                 return await work(graph)
             except RetryableError as error:
-                error.add_note("`tao stats` shows which servers answer")
+                error.add_note("`tao status` names the servers that do not answer")
                 raise
 
     return run(connected())

@@ -18,7 +18,6 @@ from tao.cli.frame import ask, run, show
 from tao.cli.logins import leader_login, mastership_login
 from tao.cli.options import Decorator, FloatRange, IntRange, changing_options, combined, given
 from tao.observability.logs import configure_logs, logger
-from tao.replication.database_copy import CopyProgress
 from tao.replication.shard_move import MoveSettings, ShardMoves
 from tao.replication.shard_move_plan import MoveStep
 from tao.terminal import LINE_SECONDS, counted, print_pairs, print_records
@@ -30,7 +29,7 @@ _pace_option: Decorator = click.option(
     type=FloatRange(0, 10_000),
     default=0.0,
     show_default=True,
-    help="Copy at most so many megabytes a second. 0: as fast as the servers can.",
+    help="Copy at most so many megabytes of rows a second. 0: as fast as the servers can.",
 )
 _steady_option: Decorator = click.option(
     "--steady-seconds",
@@ -55,10 +54,10 @@ def database() -> None:
 def move(shard: int, target: str, undo: bool, megabytes_per_second: float, steady_seconds: float) -> None:
     """Move SHARD to another database.
 
-    The shard is copied with the database's own tools (mariadb-dump or mysqldump), its changes are followed in the
-    binlog, and the copy is compared. Then its writes wait, for about a second, until the other database has everything
-    and the topology says so. Reads go on, and no request fails. After an interruption, run it again. Passwords:
-    TAO_ADMIN_PASSWORD, TAO_LEADER_PASSWORD, TAO_REPLICATOR_PASSWORD.
+    The rows of the shard are copied, its changes are followed in the binlog, and the copy is compared. Then its writes
+    wait, for about a second, until the other database has everything and the topology says so. Reads go on, and no
+    request fails. After an interruption, run it again. Passwords: TAO_ADMIN_PASSWORD, TAO_LEADER_PASSWORD,
+    TAO_REPLICATOR_PASSWORD.
     """
     moves, mover, _ = _tools(megabytes_per_second, steady_seconds)
     if undo:
@@ -140,13 +139,15 @@ def drop_moved(shards: tuple[int, ...], keep_hours: float) -> None:
 
     Nothing reads it any more. It is kept for a day, to look something up if need be."""
     *_, contents = _tools()
-    found = run(contents.find_moved(shards, keep_hours * 3_600))
+    found, kept = run(contents.find_moved(shards, keep_hours * 3_600))
     if not given("as_json"):
         print_records(found)
     if found:
         ask(f"Drop {counted(len(found), 'schema')}?")
         run(contents.drop(found))
-    show({"dropped": found}, lambda: click.echo(f"{counted(len(found), 'schema')} dropped"))
+    named = ", ".join(str(each.shard) for each in kept)
+    more = f"; kept, because less than {keep_hours:g} hours old (--keep-hours): shards {named}" if kept else ""
+    show({"dropped": found, "kept": kept}, lambda: click.echo(f"{counted(len(found), 'schema')} dropped{more}"))
 
 
 def _tools(
@@ -196,8 +197,8 @@ class _MoveProgress:
             click.echo(f"… {step.value}", err=True)
             sys.stderr.flush()
 
-    def copied(self, copied: CopyProgress) -> None:
+    def copied(self, copied_bytes: int) -> None:
         now = time.monotonic()
         if not given("as_json") and now - self._printed_at >= LINE_SECONDS:
             self._printed_at = now
-            click.echo(f"  {copied.statement_bytes / _MB:,.0f} MB of statements", err=True)
+            click.echo(f"  {copied_bytes / _MB:,.0f} MB of rows", err=True)

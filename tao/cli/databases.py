@@ -27,7 +27,8 @@ from tao.cli.frame import ask, run, show
 from tao.cli.logins import database_tls, password_of
 from tao.cli.options import PLACE_METAVAR, FloatRange, Place, given, json_option, yes_option
 from tao.etcd.location import Location
-from tao.model.topology import Database, DatabaseServer
+from tao.model.errors import OperatorError
+from tao.model.topology import Database, DatabaseServer, Topology
 from tao.replication.accounts import LOOPBACK_HOSTS, Account, ServiceAccounts, TlsDemand, ensure_accounts
 from tao.storage.migrations import migrate as migrate_shards
 from tao.storage.session import ServerAccount
@@ -131,6 +132,8 @@ def migrate(topology_file: Location, schema_file: Location, as_user: str) -> Non
     names = ", ".join(_master(database).name for database in topology.databases)
     shards = counted(topology.shards, "shard")
     ask(f"Bring {shards} on {names} up to date?")
+    if _shards_by_master(load_topology(topology_file)) != _shards_by_master(topology):
+        raise OperatorError("a master was replaced since the question, or shards were moved: repeat the command")
     changed = {
         database.name: run(_migrate(database, tables, administrator.at(_master(database))))
         for database in topology.databases
@@ -151,6 +154,10 @@ async def _migrate(database: Database, tables: dict[str, int], login: ServerAcco
             version_epoch=database.version_epoch,
             progress=lambda done, _: counting.show(database.name, done),
         )
+
+
+def _shards_by_master(topology: Topology) -> dict[str, tuple[tuple[int, int], ...]]:
+    return {_master(database).name: database.shards for database in topology.databases}
 
 
 def _master(database: Database) -> DatabaseServer:

@@ -92,8 +92,14 @@ _up_options = combined(
         "--watcher/--no-watcher",
         "watcher",
         default=None,
-        help="Run a watcher in each region, which marks lost servers down, so that others take their work, and "
-        "replaces a lost master.  [default: watcher]",
+        help="Run a watcher in each region, which marks lost servers down, so that other leaders, or the next follower "
+        "tier, take their work, and replaces a lost master.  [default: watcher]",
+    ),
+    click.option(
+        "--worker/--no-worker",
+        "worker",
+        default=None,
+        help="Run a worker in each region, which does background jobs.  [default: worker]",
     ),
     click.option(
         "--schema",
@@ -125,6 +131,7 @@ def up(  # Any: the other options, which are named like the fields of `Shape` an
     mixed_mastership: bool,
     durability: str | None,
     watcher: bool | None,
+    worker: bool | None,
     client_port: int | None,
     detach: bool,
     state_dir: Path,
@@ -139,7 +146,7 @@ def up(  # Any: the other options, which are named like the fields of `Shape` an
     from tao.devcluster.layout import ClusterSettings, Shape
 
     numbers = {name: others.pop(name) for name in Shape.__struct_fields__ if name in others}
-    shape = _shape(state_dir, numbers, mixed_mastership, watcher)
+    shape = _shape(state_dir, numbers, mixed_mastership, {"watchers": watcher, "workers": worker})
     durability = durability or ("semi_sync" if shape.standby else "full")
     settings = ClusterSettings(
         state_dir=state_dir,
@@ -180,8 +187,12 @@ async def _start_stopped(settings: ClusterSettings) -> int:
     return 0
 
 
-def _shape(state_dir: Path, numbers: dict[str, int | None], mixed_mastership: bool, watcher: bool | None) -> Shape:
-    """Return the shape of the options; for options that are not given that of the folder, or the defaults."""
+def _shape(
+    state_dir: Path, numbers: dict[str, int | None], mixed_mastership: bool, of_each_region: dict[str, bool | None]
+) -> Shape:
+    """Return the shape of the options; for options that are not given that of the folder, or the defaults.
+
+    ``of_each_region``: the roles of which each region has one process, or none."""
     import msgspec
 
     from tao.devcluster.layout import Shape
@@ -189,8 +200,9 @@ def _shape(state_dir: Path, numbers: dict[str, int | None], mixed_mastership: bo
 
     record = StateFolder(state_dir).read()
     wanted = {name: number for name, number in numbers.items() if number is not None}
-    if watcher is not None or record is None:
-        wanted["watchers"] = 0 if watcher is False else 1
+    for name, given_one in of_each_region.items():
+        if given_one is not None or record is None:
+            wanted[name] = 0 if given_one is False else 1
     if mixed_mastership:
         wanted["mixed_mastership"] = True
         if record is None and "regions" in wanted:

@@ -1,4 +1,4 @@
-"""`tao export`: write objects or edges from the databases as CSV, as `tao load` reads it."""
+"""`tao export`: write objects, edges or states of nodes from the databases as CSV, as `tao load` reads it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TextIO
 import click
 
 from tao.admin.access import ReaderLogin
-from tao.admin.export import export_edges, export_objects
+from tao.admin.export import export_edges, export_nodes, export_objects
 from tao.cli.frame import run
 from tao.cli.logins import reader_login
 from tao.cli.options import combined, reader_options
@@ -20,7 +20,7 @@ from tao.terminal import counted
 
 @click.group()
 def export() -> None:
-    """Write objects or edges as CSV, in the formats that `tao load` reads.
+    """Write objects, edges or states of nodes as CSV, in the formats that `tao load` reads.
 
     It reads the databases with the read-only account: those of the development cluster, or those in the topology file
     that --connect names, with --reader-user and the password in TAO_READER_PASSWORD.
@@ -53,8 +53,21 @@ def objects(otype: str, key_column: str, out: Path, keys: Path | None) -> None:
 @click.option("--to", "to_column", default="id2", show_default=True, help="The name of the column with id2.")
 @_output_options
 def edges(atype: str, from_column: str, to_column: str, out: Path, keys: Path | None) -> None:
-    """Write all edges of a type: both ids (or keys), the time and the fields; of a symmetric type each pair once."""
+    """Write all edges of a type: both ids (or keys), the time and the fields; of a symmetric type each pair once.
+
+    Edges of a type with states have a column "state", which `tao load edges --state state` reads. It is the
+    state of the edge itself: `tao export nodes` writes those of nodes. Removed edges are left out."""
     _write(out, lambda file, login: export_edges(file, login, atype, (from_column, to_column), keys))
+
+
+@export.command()
+@click.option("--atype", required=True, help="The type of the nodes' edges, a type with states.")
+@click.option("--key", "key_column", default="id", show_default=True, help="The name of the column with ids or keys.")
+@_output_options
+def nodes(atype: str, key_column: str, out: Path, keys: Path | None) -> None:
+    """Write all nodes that are archived or removed for edges of a type, each with its state, as `tao load nodes` reads
+    them."""
+    _write(out, lambda file, login: export_nodes(file, login, atype, key_column, keys))
 
 
 def _write(out: Path, work: Callable[[TextIO, ReaderLogin], Coroutine[Any, Any, int]]) -> None:

@@ -12,7 +12,8 @@ from tao.admin.field_text import fields_of
 from tao.cli.connection import on_graph
 from tao.cli.frame import ask, show
 from tao.cli.options import IntRange, combined, region_options, yes_option
-from tao.client import AssocList, EdgeWrite, Graph
+from tao.client import AssocList, EdgeWrite, Graph, Job
+from tao.model.edge_states import NODE_STATES, STATES_BY_LABEL
 from tao.model.graph import MAX_TIME
 from tao.terminal import counted, print_pairs, print_table
 
@@ -41,14 +42,22 @@ def get(object_id: int) -> int:
     return 0
 
 
+_state_option = click.option(
+    "--state",
+    type=click.Choice(list(STATES_BY_LABEL)),
+    help="Of a type with states, the state of the edges.  [default: normal]",
+)
+
+
 @click.command("list")
 @_list_arguments
 @click.option("--pos", type=IntRange(0), default=0, help="Edges to skip, counted from the newest.  [default: 0]")
 @click.option("--limit", type=IntRange(0), default=50, show_default=True, help="The largest number of edges to show.")
 @click.option("--high", type=_time, help="Show only edges with this time or an older one.")
 @click.option("--low", type=_time, help="Show only edges with this time or a newer one.")
+@_state_option
 @region_options
-def list_(id1: int, atype: str, pos: int, limit: int, high: int | None, low: int | None) -> None:
+def list_(id1: int, atype: str, pos: int, limit: int, high: int | None, low: int | None, state: str | None) -> None:
     """Show the edges of an association list, newest first."""
     by_time = high is not None or low is not None
     if by_time and pos:
@@ -58,8 +67,8 @@ def list_(id1: int, atype: str, pos: int, limit: int, high: int | None, low: int
         most = graph.schema.atype(atype).limit
         if by_time:
             top = MAX_TIME if high is None else high
-            return await graph.assoc_time_range(id1, atype, top, low or 0, limit), most
-        return await graph.assoc_range(id1, atype, pos, limit), most
+            return await graph.assoc_time_range(id1, atype, top, low or 0, limit, state=state), most
+        return await graph.assoc_range(id1, atype, pos, limit, state=state), most
 
     edges, most = on_graph(work)
     length = edges.list_count
@@ -79,10 +88,11 @@ def list_(id1: int, atype: str, pos: int, limit: int, high: int | None, low: int
 
 @click.command()
 @_list_arguments
+@_state_option
 @region_options
-def count(id1: int, atype: str) -> None:
+def count(id1: int, atype: str, state: str | None) -> None:
     """Show how many edges an association list has."""
-    length = on_graph(lambda graph: graph.assoc_count(id1, atype))
+    length = on_graph(lambda graph: graph.assoc_count(id1, atype, state))
     show({"id1": id1, "atype": atype, "count": length}, lambda: click.echo(length))
 
 
@@ -126,6 +136,33 @@ def add_edge(id1: int, atype: str, id2: int, assignments: tuple[str, ...], edge_
     text = f"{id1} {atype} {id2}" + (f"\n{_PENDING}" if written.inverse_pending else "")
     new = {"new": written.is_new, "inverse_pending": written.inverse_pending}
     show({"id1": id1, "atype": atype, "id2": id2, **new}, lambda: click.echo(text))
+
+
+@click.command()
+@click.argument("node_id", metavar="ID", type=int)
+@click.argument("state", type=click.Choice([state.label for state in NODE_STATES]))
+@click.option(
+    "--type",
+    "types",
+    metavar="TYPE",
+    multiple=True,
+    help="Only edges of this type; may be repeated.  [default: all types with states]",
+)
+@click.option("--wait", is_flag=True, help="Wait until the edges that there are have been moved.")
+@region_options
+def node(node_id: int, state: str, types: tuple[str, ...], wait: bool) -> None:
+    """Set the state of a node, which hides or restores its edges of types with states.
+
+    Prints the id of the job that moves the edges that there are; `normal` restores what was there before."""
+
+    async def work(graph: Graph) -> Job:
+        job = await graph.node_set_state(node_id, state, types or None)
+        return await job.wait() if wait else job
+
+    job = on_graph(work)
+    moved = f", {counted(job.edges, 'edge')}" if wait else ""
+    shown = {"id": node_id, "state": state, "job": job.id, "job_state": job.state, "edges": job.edges}
+    show(shown, lambda: click.echo(f"{node_id} is {state}; job {job.id}: {job.state}{moved}"))
 
 
 @click.group()

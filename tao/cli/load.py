@@ -16,16 +16,18 @@ from tao.admin.load.session import (
     STANDARD_INPUT,
     EdgeInput,
     LoadInput,
+    NodeInput,
     ObjectInput,
     OnProgress,
     Summary,
     load_edges,
+    load_nodes,
     load_objects,
 )
 from tao.cli.connection import target_of
 from tao.cli.frame import INTERRUPTED_STATUS, fail, run, show
 from tao.cli.options import IntRange, combined, region_options
-from tao.model.errors import OutcomeUnknown, RetryableError
+from tao.model.errors import OutcomeUnknown, RetryableError, Unavailable
 from tao.terminal import LoadDisplay, counted, print_pairs
 
 REJECTED_STATUS = 1
@@ -33,7 +35,7 @@ REJECTED_STATUS = 1
 
 @click.group()
 def load() -> None:
-    """Load objects and edges from CSV files.
+    """Load objects, edges and states of nodes from CSV files.
 
     The first line names the columns; a column with the name of a field of the type is loaded into it. Progress goes to
     standard error: a bar on a terminal, elsewhere a line every five seconds.
@@ -112,6 +114,11 @@ def objects(otype: str, key_column: str, **inputs: Any) -> int:  # Any: the inpu
     help="The time of the edges: a column, or one number for all.  "
     "[default: the Unix second in which the first run began]",
 )
+@click.option(
+    "--state",
+    metavar="COLUMN|STATE",
+    help="Of a type with states, the state of the edges: a column, or one state for all.  [default: normal]",
+)
 @_input_options
 def edges(  # Any: the input options
     atype: str,
@@ -120,6 +127,7 @@ def edges(  # Any: the input options
     from_otype: str | None,
     to_otype: str | None,
     edge_time: str | None,
+    state: str | None,
     **inputs: Any,
 ) -> int:
     """Load edges with their inverses, one from each line of FILE ("-" reads standard input).
@@ -130,8 +138,29 @@ def edges(  # Any: the input options
     Other edges that need that leader fail: they are tried again, and the load ends if they keep failing.
     """
     source, settings = _inputs(**inputs)
-    edges = EdgeInput(atype, (from_column, to_column), (from_otype, to_otype), edge_time)
+    edges = EdgeInput(atype, (from_column, to_column), (from_otype, to_otype), edge_time, state)
     return _load(source, lambda on_progress: load_edges(target_of(), source, edges, settings, on_progress))
+
+
+@load.command()
+@click.option("--atype", required=True, help="The type of the nodes' edges, a type with states.")
+@click.option("--key", "key_column", required=True, metavar="COLUMN", help="The column with the key of the node.")
+@click.option(
+    "--state", "state_column", default="state", metavar="COLUMN", show_default=True, help="The column with the state."
+)
+@click.option("--otype", help="The object type of the keys.  [default: the only one in the key map]")
+@_input_options
+def nodes(atype: str, key_column: str, state_column: str, otype: str | None, **inputs: Any) -> int:  # Any: see above
+    """Set the states of nodes, one from each line of FILE ("-" reads standard input).
+
+    Background jobs move the edges that the nodes have by then: load the edges first. A load that is repeated begins at
+    the first line, and changes nothing.
+    """
+    source, settings = _inputs(**inputs)
+    if source.renamed:
+        raise click.UsageError("nodes have no fields: leave --map out")
+    nodes = NodeInput(atype, key_column, state_column, otype)
+    return _load(source, lambda on_progress: load_nodes(target_of(), source, nodes, settings, on_progress))
 
 
 def _inputs(
@@ -164,7 +193,8 @@ def _load(source: LoadInput, work: Callable[[OnProgress], Coroutine[Any, Any, Su
         except KeyboardInterrupt:
             fail(_stopped_text("interrupted", source.file, display.progress), INTERRUPTED_STATUS)
         except (RetryableError, OutcomeUnknown) as error:
-            error.add_note(_stopped_text("the load stopped", source.file, display.progress))
+            when = " when `tao status` names no server that does not answer" if isinstance(error, Unavailable) else ""
+            error.add_note(_stopped_text("the load stopped", source.file, display.progress) + when)
             raise
     show(summary, lambda: _print(summary))
     return REJECTED_STATUS if summary.rejected else 0

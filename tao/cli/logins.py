@@ -12,7 +12,7 @@ from tao.admin.access import Access, ReaderLogin, access_of
 from tao.admin.documents import load_topology, read_schema
 from tao.cli.connection import secret_of_command, state_folder, tls_of_command
 from tao.cli.options import given
-from tao.etcd.location import Location, location_of
+from tao.etcd.location import EtcdLocation, Location, location_of
 from tao.model.errors import OperatorError
 from tao.replication.accounts import Account
 from tao.replication.replication_set import SetAccounts
@@ -63,6 +63,18 @@ def mastership_login() -> tuple[Location, SetAccounts]:
     accounts = (("tao_admin", "TAO_ADMIN_PASSWORD"), ("tao_replicator", "TAO_REPLICATOR_PASSWORD"))
     tls = database_tls()
     return file, SetAccounts(*(Account(user, password_of(variable), tls) for user, variable in accounts))
+
+
+def schema_place(topology: Location, named: Location | None) -> Location:
+    """Return the place of the schema: the one that is named, else the one beside the topology in etcd, else that of the
+    development cluster. Raises `OperatorError` for a topology file without a schema."""
+    if named is not None:
+        return named
+    if isinstance(topology, EtcdLocation):
+        return topology
+    if not _is_development(topology):
+        raise OperatorError("name the schema with --schema: no schema lies beside a topology file")
+    return state_folder().schema
 
 
 def database_tls() -> DatabaseTls | None:

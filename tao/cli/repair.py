@@ -29,7 +29,8 @@ def repair(dry_run: bool, only: str | None) -> int:
     """Find edges whose inverse is missing or differs, and lists whose count is wrong, and repair them.
 
     Of a pair that disagrees the edge at the smaller id is the truth: it is copied to the larger id, and an edge that
-    the smaller id does not have is DELETED at the larger id. The column "repair" says which. A list is counted again.
+    the smaller id does not have is DELETED at the larger id. The ends of an edge with states are joined instead: the
+    newest operation wins. The column "repair" says which. A list is counted again.
     The leaders make the repairs. They settle what their own failures left half done continuously; this command finds
     all other faults, and what was left half done for more than a minute.
 

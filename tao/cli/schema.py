@@ -12,6 +12,7 @@ from tao.cli.connection import on_graph
 from tao.cli.frame import show
 from tao.cli.options import json_option, region_options
 from tao.client import Graph
+from tao.model.edge_states import State
 from tao.schema.compatibility import compare
 from tao.schema.registry import Schema
 from tao.schema.types import GraphType
@@ -85,7 +86,7 @@ def _print(found: Schema) -> None:
     )
     click.echo()
     rows = []
-    for atype in found.assocs:
+    for atype in found.declared_assocs:
         inverse = found.inverse_of(atype)
         rows.append(
             {
@@ -94,6 +95,11 @@ def _print(found: Schema) -> None:
                 "inverse": inverse.name if inverse else None,
                 "limit": atype.limit,
                 "table": atype.table,
+                "states": ", ".join(
+                    f"{state.label}: {number}"
+                    for state, number in zip(State, atype.states, strict=False)
+                    if state and number
+                ),
                 "fields": fields_text(atype),
             }
         )

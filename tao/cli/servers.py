@@ -1,8 +1,7 @@
-"""`tao follower`, `leader`, `tailer`, `watcher`: run a server in the foreground; `tao ready`: ask if one is ready."""
+"""`tao follower`, `leader`, `tailer`, `watcher`, `worker`: run one in the foreground; `tao ready`: ask if it is up."""
 
 from __future__ import annotations
 
-import os
 from importlib import import_module
 from pathlib import Path
 
@@ -12,9 +11,6 @@ from tao.cli.frame import fail, run
 from tao.model.errors import Unavailable
 
 NOT_READY_STATUS = 1
-_GRPC_CIPHER_SUITES = "ECDHE-PSK-AES128-CBC-SHA"
-"""The only suite of TLS 1.2 that gRPC may use. It needs a key that both ends have beforehand, and nobody has one: no
-handshake below TLS 1.3 succeeds."""
 _settings_option = click.option(
     "--settings",
     "settings_file",
@@ -29,7 +25,6 @@ _settings_option = click.option(
 @_settings_option
 def follower(settings_file: Path) -> int:
     """Run a follower: the cache server that clients talk to."""
-    _allow_only_tls_1_3()
     from tao.follower.server import FollowerServer
     from tao.follower.settings import FollowerSettings
     from tao.runtime.settings import load_settings
@@ -41,7 +36,6 @@ def follower(settings_file: Path) -> int:
 @_settings_option
 def leader(settings_file: Path) -> int:
     """Run a leader: the cache server that talks to the databases and orders the writes."""
-    _allow_only_tls_1_3()
     from tao.leader.server import LeaderServer
     from tao.leader.settings import LeaderSettings
     from tao.runtime.settings import load_settings
@@ -53,7 +47,6 @@ def leader(settings_file: Path) -> int:
 @_settings_option
 def tailer(settings_file: Path) -> int:
     """Run a tailer: it reads a database's binlog and reports changes to the leaders."""
-    _allow_only_tls_1_3()
     from tao.runtime.settings import load_settings
     from tao.tailer.server import run_tailer
     from tao.tailer.settings import TailerSettings
@@ -65,7 +58,6 @@ def tailer(settings_file: Path) -> int:
 @_settings_option
 def watcher(settings_file: Path) -> int:
     """Run a watcher: it marks lost servers down, renews the masters' leases, and replaces a lost master."""
-    _allow_only_tls_1_3()
     from tao.runtime.settings import load_settings
     from tao.watcher.server import run_watcher
     from tao.watcher.settings import WatcherSettings
@@ -73,16 +65,21 @@ def watcher(settings_file: Path) -> int:
     return run_watcher(load_settings(settings_file, WatcherSettings))
 
 
+@click.command()
+@_settings_option
+def worker(settings_file: Path) -> int:
+    """Run a worker: it does background jobs, which leaders hand out."""
+    from tao.runtime.settings import load_settings
+    from tao.worker.server import run_worker
+    from tao.worker.settings import WorkerSettings
+
+    return run_worker(load_settings(settings_file, WorkerSettings))
+
+
 def import_roles() -> None:
     """Import the servers of all roles, as their commands do."""
-    _allow_only_tls_1_3()
-    for role in ("follower", "leader", "tailer", "watcher"):
+    for role in ("follower", "leader", "tailer", "watcher", "worker"):
         import_module(f"tao.{role}.server")
-
-
-def _allow_only_tls_1_3() -> None:
-    """Have gRPC speak TLS 1.3 alone. It reads the variable when it is loaded, so this comes before every import."""
-    os.environ["GRPC_SSL_CIPHER_SUITES"] = _GRPC_CIPHER_SUITES
 
 
 @click.command()

@@ -168,7 +168,7 @@ def hot(limit: int, tier: str | None) -> int:
 async def _atype_names(target: ClusterTarget) -> dict[int, str]:
     """Return the names of the association types by their numbers; none when no follower says them."""
     try:
-        return {atype.number: atype.name for atype in (await current_schema(target)).assocs}
+        return {atype.number: atype.label for atype in (await current_schema(target)).assocs}
     except TaoError:
         return {}
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from tao.admin.added_shards import added_shards, create_shards
 from tao.admin.documents import (
     ClusterTexts,
     export_documents,
@@ -23,20 +24,21 @@ from tao.admin.documents import (
     read_schema,
     topology_changes,
     topology_file,
+    topology_locks,
 )
-from tao.cli.connection import state_folder, topology_path
+from tao.cli.connection import topology_path
 from tao.cli.frame import ask, run, show
-from tao.cli.logins import mastership_login
-from tao.cli.options import IntRange, changing_options, given, tier_option, topology_options
+from tao.cli.logins import mastership_login, schema_place
+from tao.cli.options import PLACE_METAVAR, IntRange, Place, changing_options, given, tier_option, topology_options
+from tao.etcd.location import Location
 from tao.model.errors import OperatorError
 from tao.model.ids import MAX_SHARDS
 from tao.model.topology import CacheServer, Topology
+from tao.replication.shard_move import MoveSettings, ShardMoves
 from tao.routing.routes import Routes
-from tao.storage.migrations import migrate
 from tao.terminal import counted, fields_of, print_records
 from tao.topology import edits
 from tao.topology.document import dump_topology
-from tao.topology.edits import shards_of
 
 _shard_argument = click.argument("shard", type=IntRange(min=0))
 _name_argument = click.argument("name")
@@ -168,11 +170,13 @@ def remove_server(name: str) -> None:
 @click.option(
     "--schema",
     "schema_file",
-    type=click.Path(path_type=Path),
-    help="The schema file, which names custom tables.  [default: that of the development cluster in --state-dir]",
+    type=Place(),
+    metavar=PLACE_METAVAR,
+    help="The schema, which names custom tables: a file, or etcd://HOST:PORT,…/PREFIX.  [default: the one beside the "
+    "topology in etcd, or that of the development cluster in --state-dir]",
 )
 @changing_options
-def add_shards(count: int, schema_file: Path | None) -> None:
+def add_shards(count: int, schema_file: Location | None) -> None:
     """Add COUNT shards, spread over the databases. New objects go there, too; what exists stays where it is.
 
     Their tables are created first, as `tao migrate` does. There can be 65,536 shards, and never fewer than before.
@@ -180,25 +184,16 @@ def add_shards(count: int, schema_file: Path | None) -> None:
     path, accounts = mastership_login()
     before = load_topology(path)
     after = edits.add_shards(before, count)
-    tables = read_schema(schema_file or state_folder().schema)[0].custom_tables()
-    added = {
-        database.name: sorted(shards_of(database) - shards_of(former))
-        for former, database in zip(before.databases, after.databases, strict=True)
-    }
+    tables = read_schema(schema_place(path, schema_file))[0].custom_tables()
+    added = added_shards(before, after)
     if not given("as_json"):
         print_records(
             {"database": name, "new shards": f"{shards[0]}-{shards[-1]}"} for name, shards in added.items() if shards
         )
     ask(f"Create {counted(count, 'shard')}, and store {after.shards:,} shards as version {after.version} of {path}?")
 
-    async def work() -> None:
-        for database in after.databases:
-            master = database.servers[database.master_region]
-            login = accounts.administrator.at(master)
-            await migrate(login, added[database.name], tables, master.name, version_epoch=database.version_epoch)
-        await topology_file(path).change(before.version, after)
-
-    run(work())
+    moves = ShardMoves(topology_file(path), topology_locks(path), accounts, MoveSettings())
+    run(create_shards(moves, before, after, tables, accounts.administrator))
     show(
         {"version": after.version, "shards": after.shards, "added": added},
         lambda: click.echo(f"version {after.version} is stored: {after.shards:,} shards"),

@@ -21,13 +21,17 @@ retries), `calls` (the answers). To follow a write: `writes`, `request_builder`,
 
 from tao.client.consistency import Consistency
 from tao.client.diagnostics import MEMORY, ClientStats, Served, Trace
+from tao.client.edge_sets import EdgeCount, EdgeSet, SetPage, SetPages, UnreadList
 from tao.client.graph import Graph, connect
+from tao.client.jobs import Job
+from tao.client.journaled import Later
 from tao.client.operations import SomeFailed
 from tao.client.own_writes import Recording
 from tao.client.reads import AssocPage
 from tao.client.settings import ClientSettings
-from tao.client.sync_graph import SyncGraph
-from tao.client.values import AddedObject, Assoc, AssocList, EdgeWrite, Object
+from tao.client.sync_graph import SyncEdgeSet, SyncGraph, SyncJob, SyncLater
+from tao.client.two_hops import Candidate, KeptTwoHops, TwoHops
+from tao.client.values import Accepted, AddedObject, Assoc, AssocList, EdgeState, EdgeWrite, Object
 from tao.model.errors import (
     DeadlineExceeded,
     Fenced,
@@ -35,7 +39,14 @@ from tao.model.errors import (
     InternalError,
     InvalidArgument,
     InvalidField,
+    ListFull,
+    NoCopy,
+    NoJournal,
+    NotCommutative,
     NotMine,
+    ObjectDeleted,
+    OperationAhead,
+    OperationTooOld,
     OutcomeUnknown,
     Overloaded,
     PermissionDenied,
@@ -48,6 +59,7 @@ from tao.model.errors import (
     TopologyError,
     Unauthorized,
     Unavailable,
+    UnknownJob,
     UnknownType,
     WriteLost,
     WrongType,
@@ -58,15 +70,20 @@ from tao.wire.tls import TlsFiles
 
 __all__ = [
     "MEMORY",
+    "Accepted",
     "AddedObject",
     "Assoc",
     "AssocList",
     "AssocPage",
+    "Candidate",
     "ClientSettings",
     "ClientStats",
     "Consistency",
     "Credentials",
     "DeadlineExceeded",
+    "EdgeCount",
+    "EdgeSet",
+    "EdgeState",
     "EdgeWrite",
     "Fenced",
     "Graph",
@@ -74,8 +91,18 @@ __all__ = [
     "InternalError",
     "InvalidArgument",
     "InvalidField",
+    "Job",
+    "KeptTwoHops",
+    "Later",
+    "ListFull",
+    "NoCopy",
+    "NoJournal",
+    "NotCommutative",
     "NotMine",
     "Object",
+    "ObjectDeleted",
+    "OperationAhead",
+    "OperationTooOld",
     "OutcomeUnknown",
     "Overloaded",
     "PermissionDenied",
@@ -84,17 +111,25 @@ __all__ = [
     "RequestError",
     "RetryableError",
     "Served",
+    "SetPage",
+    "SetPages",
     "SomeFailed",
     "StaleRead",
+    "SyncEdgeSet",
     "SyncGraph",
+    "SyncJob",
+    "SyncLater",
     "TaoError",
     "TlsFiles",
     "TooLarge",
     "TopologyError",
     "Trace",
+    "TwoHops",
     "Unauthorized",
     "Unavailable",
+    "UnknownJob",
     "UnknownType",
+    "UnreadList",
     "WriteLost",
     "WriteToken",
     "WrongType",

@@ -8,13 +8,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import count
 from typing import Generic, NamedTuple
 
-from tao.client.server_queues import QueuedReads, Result, ServerQueue, Waiter, WriteRow, is_abandoned, resolve
+from tao.client.batches import deliver
+from tao.client.server_queues import (
+    JoinedFuture,
+    QueuedReads,
+    Result,
+    ServerQueue,
+    Waiter,
+    WriteRow,
+    is_abandoned,
+    resolve,
+)
 from tao.model.errors import ProtocolError, TaoError
 from tao.model.ids import SHARD_SHIFT
 from tao.wire.convert import error_from_pb
-from tao.wire.read_batch import QueryRow, encode_rows, row_at
+from tao.wire.read_batch import QueryRow, encode_rows, no_rows, row_at
 from tao.wire.v1 import session_pb2 as pb
 
 SkewedVersions = tuple[int, int]
@@ -110,7 +121,7 @@ class ReadCall(BatchCall[bytes]):
 
     def subset(self, attempt: Attempt, slots: Sequence[int], waiters: list[Waiter[bytes] | None]) -> ReadCall:
         """Return a call for some of the slots, which must be in ascending order."""
-        rows: tuple[list[QueryRow], ...] = ([], [], [], [], [])
+        rows: tuple[list[QueryRow], ...] = no_rows()
         for slot in slots:
             operation, row = self.query(slot)
             rows[operation].append(row)
@@ -128,22 +139,13 @@ class ReadCall(BatchCall[bytes]):
     def resolve(self, answer: pb.Answer) -> list[Failure]:
         part = answer.read
         values: Sequence[bytes] = part.values[:]
-        slots: Sequence[int] = part.slots[:] or range(len(values))
-        waiters = self.waiters
-        if len(slots) != len(values) or (slots and max(slots) >= self.size):
+        slots: Sequence[int] | None = part.slots[:] or None
+        if len(values) > self.size if slots is None else len(slots) != len(values) or max(slots) >= self.size:
             raise ProtocolError(f"the answer's slots do not fit a batch of {self.size} queries")
         known = self.reads.known
         if known:
-            values = [value or known.get(slot, b"") for slot, value in zip(slots, values, strict=True)]
-        for slot, value in zip(slots, values, strict=True):
-            waiter = waiters[slot]
-            if waiter is not None:
-                waiters[slot] = None
-                # The function `resolve`, inlined: a client spends most of its time in this loop.
-                if isinstance(waiter, tuple):
-                    waiter[0].put(waiter[1], value)
-                elif not waiter.done():
-                    waiter.set_result(value)
+            values = [value or known.get(slot, b"") for slot, value in zip(slots or count(), values, strict=False)]
+        deliver(self.waiters, slots, values, JoinedFuture)
         if part.failed_slots:
             pairs = zip(part.failed_slots, part.errors, strict=False)
             return [Failure(slot, error_from_pb(error)) for slot, error in pairs]
@@ -151,25 +153,34 @@ class ReadCall(BatchCall[bytes]):
 
 
 class WriteCall(BatchCall[pb.WriteResult]):
-    """A batch of writes; each result says what the write has found and changed."""
+    """A batch of writes; each result says what the write has found and changed. With a ``priority`` they are for the
+    server's journal, and each result has a receipt."""
 
-    __slots__ = ("rows",)
+    __slots__ = ("priority", "rows")
 
     def __init__(
-        self, attempt: Attempt, rows: Sequence[WriteRow], waiters: list[Waiter[pb.WriteResult] | None]
+        self,
+        attempt: Attempt,
+        rows: Sequence[WriteRow],
+        waiters: list[Waiter[pb.WriteResult] | None],
+        priority: int = 0,
     ) -> None:
         super().__init__(attempt, waiters)
         self.rows = rows
+        self.priority = priority
 
     def request(self) -> pb.Request:
-        return pb.Request(write=pb.WriteBatch(writes=[write for _, write in self.rows]))
+        writes = [write for _, write in self.rows]
+        if not self.priority:
+            return pb.Request(write=pb.WriteBatch(writes=writes))
+        return pb.Request(write=pb.WriteBatch(writes=writes, accept=True, priority=self.priority))
 
     def shard_of(self, slot: int) -> int:
         return self.rows[slot].shard
 
     def subset(self, attempt: Attempt, slots: Sequence[int], waiters: list[Waiter[pb.WriteResult] | None]) -> WriteCall:
         """Return a call for some of the slots."""
-        return WriteCall(attempt, [self.rows[slot] for slot in slots], waiters)
+        return WriteCall(attempt, [self.rows[slot] for slot in slots], waiters, self.priority)
 
     def resolve(self, answer: pb.Answer) -> list[Failure]:
         part = answer.write

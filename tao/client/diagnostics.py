@@ -13,7 +13,7 @@ from typing import Final, overload
 
 from tao.client.calls import ReadCall
 from tao.model.queries import AT_POSITION
-from tao.wire.read_batch import OPERATIONS, CountRow, EdgesRow, QueryRow, RangeRow, TimeRangeRow
+from tao.wire.read_batch import OPERATIONS, CountRow, EdgesRow, ExistsRow, QueryRow, RangeRow, TimeRangeRow
 from tao.wire.v1 import session_pb2 as pb
 
 
@@ -115,6 +115,8 @@ class Trace(Sequence[Served]):
                 return f"{name} {row.pos}+{row.limit}"
             case EdgesRow():
                 return f"{name} to {len(row.id2s)} ids"
+            case ExistsRow():
+                return f"{name} to {row.id2}"
             case TimeRangeRow():
                 skipped = f" from {row.start - AT_POSITION}" if row.start > AT_POSITION else ""
                 return f"{name} at {row.high}…{row.low}{skipped}, {row.limit} at most"

@@ -128,11 +128,12 @@ class Dispatcher:
         self._send(ReadCall(self._first_attempt(queue), reads))
 
     def send_writes(
-        self, queue: ServerQueue, rows: list[WriteRow], waiters: list[Waiter[pb.WriteResult] | None]
+        self, queue: ServerQueue, rows: list[WriteRow], waiters: list[Waiter[pb.WriteResult] | None], priority: int
     ) -> None:
-        """Send a batch of writes. Its waiters receive the results or errors."""
+        """Send a batch of writes, to be made at once or with a ``priority`` for the server's journal. Its waiters
+        receive the results or errors."""
         self.stats.writes += len(waiters)
-        self._send(WriteCall(self._first_attempt(queue), rows, waiters))
+        self._send(WriteCall(self._first_attempt(queue), rows, waiters, priority))
 
     async def ask(self, shard: int, request: pb.Request, *, time_share: float = 1.0) -> pb.Answer:
         """Send a request that is harmless to repeat to a server of the shard, and return the answer within this share

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from tao.client.configuration import ClientConfiguration, LinkPool, read_target
 from tao.client.dispatcher import Dispatcher
+from tao.client.jobs import JobOperations
+from tao.client.journaled import JournaledOperations
 from tao.client.settings import ClientSettings
-from tao.client.writes import WriteOperations
 from tao.wire.identity import Credentials
 from tao.wire.links import Links
 
@@ -28,7 +29,7 @@ _HOW_TO_OPEN = (
 )
 
 
-class Graph(WriteOperations):
+class Graph(JournaledOperations, JobOperations):
     """A connection to the graph. Made by `connect`; close it, or use it as a context manager."""
 
     def __init__(

@@ -5,7 +5,8 @@ along, so that an unchanged item is answered without its bytes. Reads of one hot
 the follower has asked for a pause (``slow_down_ms``), share one query.
 
 The shared query is always sent after the last read that shares it was made, and the version that is kept is also the
-lowest that may answer. So an answer is as fresh as without hot items. Reads with a demand of their own
+lowest that may answer. So an answer is as fresh as without hot items. An answer to `assoc_exists` has no version: it is
+never sent along, and read again. Reads with a demand of their own
 (`tao.client.consistency`) are never answered here. Only ``hot_unchecked_ms`` trades freshness, by as much as it says.
 An item is dropped with the first answer that does not report it as hot.
 """
@@ -24,7 +25,7 @@ from tao.client.settings import ClientSettings
 from tao.model.errors import StaleRead, TaoError, Unavailable, WriteLost
 from tao.model.graph import version_of
 from tao.model.ids import SHARD_SHIFT
-from tao.wire.read_batch import QueryRow, RowKey
+from tao.wire.read_batch import EXISTS, QueryRow, RowKey
 from tao.wire.v1 import session_pb2 as pb
 
 
@@ -166,7 +167,7 @@ class HotItems:
     def _is_current(self, item: _HotItem) -> bool:
         if not item.value or item.checked_at + self._unchecked_seconds <= self._loop.time():
             return False
-        return version_of(item.value) >= self._own_versions.get(item.row[:2], 0)
+        return _version(item) >= self._own_versions.get(item.row[:2], 0)
 
     def _query_after_pause(self, item: _HotItem) -> None:
         del self._paused[item]
@@ -177,8 +178,9 @@ class HotItems:
 
     def _query(self, item: _HotItem, waiters: list[Waiter[bytes]]) -> None:
         minimum = self._attached.get(item.row[:2], 0)
-        known = item.value if item.value and version_of(item.value) >= minimum else b""
-        minimum = version_of(known) if known else minimum
+        version = _version(item)
+        known = item.value if version and version >= minimum else b""
+        minimum = version if known else minimum
         item.is_hot = False  # until the answer reports it as hot again
         try:
             queue = self._router.reader(item.row[0] >> SHARD_SHIFT).reads
@@ -211,7 +213,10 @@ class HotItems:
 
     def _keep(self, item: _HotItem, value: bytes, asked_at: float) -> None:
         held = item.value
-        if held and version_of(held) > version_of(value):
+        if item.operation == EXISTS:
+            if asked_at < item.checked_at:
+                return
+        elif held and version_of(held) > version_of(value):
             return  # an older answer has arrived after a newer one
         self._bytes += len(value) - len(held)
         item.value = value
@@ -222,3 +227,8 @@ class HotItems:
             del self.by_row[item.row]
         self._bytes -= len(item.value)
         item.value = b""
+
+
+def _version(item: _HotItem) -> int:
+    """Return the version of the answer that is kept, 0 when there is none."""
+    return version_of(item.value) if item.value and item.operation != EXISTS else 0

@@ -9,10 +9,12 @@ import asyncio
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
-from itertools import compress
+from itertools import compress, repeat
 from typing import Final, TypeVar, cast
 
+from tao.client.batches import by_server
 from tao.client.configuration import ClientConfiguration
 from tao.client.consistency import CACHED, Consistency
 from tao.client.diagnostics import ClientStats, Trace
@@ -24,17 +26,31 @@ from tao.client.request_builder import RequestBuilder
 from tao.client.reverse_lookup import ReverseLookup
 from tao.client.server_queues import JoinedFuture, Waiter, WriteRow
 from tao.client.settings import ClientSettings
-from tao.client.values import ObjectReader
-from tao.model.errors import InvalidArgument, PermissionDenied, StaleRead, TaoError, UnknownType, WriteLost
+from tao.client.values import Accepted, ObjectReader
+from tao.model.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    PermissionDenied,
+    StaleRead,
+    TaoError,
+    Unavailable,
+    UnknownType,
+    WriteLost,
+)
 from tao.model.ids import SHARD_SHIFT
+from tao.model.receipts import Receipt
 from tao.model.tokens import WriteToken
 from tao.model.topology import Topology
 from tao.routing.routes import Routes
 from tao.schema.registry import Schema
+from tao.wire.convert import token_of
 from tao.wire.read_batch import QueryRow
 from tao.wire.v1 import session_pb2 as pb
 
 Result = TypeVar("Result")
+
+PRIORITY: Final[ContextVar[int]] = ContextVar("tao_journaled_priority", default=0)
+"""The priority with which the writes of this context are journaled; 0: they are made at once."""
 
 
 def _stale_for_token(denied: PermissionDenied) -> StaleRead:
@@ -43,6 +59,8 @@ def _stale_for_token(denied: PermissionDenied) -> StaleRead:
     return StaleRead(f"the token demands a read of the master; try again later, or without it: {denied.message}")
 
 
+_COPY_SECONDS: Final = 0.2
+"""Pause before a follower that has a copy of an accepted write is asked again whether it makes the write."""
 _NEW_SHARD_SECONDS: Final = 2.0
 """From learning of shards that were added until new objects are placed there: all servers have learned of them by then,
 and so have the clients that are given the ids."""
@@ -152,9 +170,10 @@ class Operations:
         if (self._own_pending and row[:2] in self._own_pending) or (
             consistency is not CACHED and self._demand_of(consistency).has_pending
         ):
-            consistency, failed = await self._pending_inverses.settle((row,), consistency, self._own_pending)
-            if failed:
-                raise failed[row[:2]]
+            (value,) = await self._read_pending(operation, (row,), self._demand_of(consistency))
+            if isinstance(value, TaoError):
+                raise value
+            return value
         by_token = False
         if consistency is CACHED:
             if self._hot_rows and row in self._hot_rows:
@@ -197,18 +216,26 @@ class Operations:
     ) -> list[bytes | TaoError]:
         consistency = self._demand_of(consistency)
         if self._own_pending or consistency.has_pending:
-            consistency, failed = await self._pending_inverses.settle(rows, consistency, self._own_pending)
-            if failed:
-                settled = [row for row in rows if row[:2] not in failed]
-                values = iter(await self._read_settled(operation, settled, consistency))
-                return [failed.get(row[:2]) or next(values) for row in rows]
+            return await self._read_pending(operation, rows, consistency)
         return await self._read_settled(operation, rows, consistency)
+
+    async def _read_pending(
+        self, operation: int, rows: Sequence[QueryRow], consistency: Consistency
+    ) -> list[bytes | TaoError]:
+        """Read rows of which some may be of lists that lack inverse edges."""
+        consistency, failed = await self._pending_inverses.settle(rows, consistency, self._own_pending)
+        settled = [row for row in rows if row[:2] not in failed] if failed else rows
+        written = self._pending_inverses.written(settled, self._own_pending)
+        values = await self._read_settled(operation, settled, consistency)
+        written.note_read(settled, values)
+        remaining = iter(values)
+        return [failed.get(row[:2]) or next(remaining) for row in rows] if failed else values
 
     async def _read_settled(
         self, operation: int, rows: Sequence[QueryRow], consistency: Consistency
     ) -> list[bytes | TaoError]:
         joined: JoinedFuture[bytes] = JoinedFuture(len(rows), self._loop)
-        waiters = [(joined, index) for index in range(len(rows))]
+        waiters = list(zip(repeat(joined), range(len(rows))))  # no strict: one of them has no end
         minimums = self._minimums(rows, consistency)
         all_rows, all_minimums = rows, minimums
         if self._hot_rows and consistency is CACHED:
@@ -219,9 +246,7 @@ class Operations:
             rows, waiters = list(compress(rows, rest)), list(compress(waiters, rest))
             minimums = list(compress(minimums, rest))
         if any(minimums):
-            for row, waiter, minimum in zip(rows, waiters, minimums, strict=True):
-                if minimum:
-                    self._add_with_minimum(operation, row, waiter, minimum, consistency)
+            self._add_with_minimums(operation, rows, waiters, minimums, consistency)
             rest = [not minimum for minimum in minimums]
             rows, waiters = list(compress(rows, rest)), list(compress(waiters, rest))
         self._add_without_minimums(operation, rows, waiters, consistency)
@@ -249,31 +274,37 @@ class Operations:
         minimum_of = MinimumVersions(consistency.token, own).of
         return [minimum_of(row) for row in rows]
 
-    def _add_with_minimum(
-        self, operation: int, row: QueryRow, waiter: Waiter[bytes], minimum: int, consistency: Consistency
+    def _add_with_minimums(
+        self,
+        operation: int,
+        rows: Sequence[QueryRow],
+        waiters: Sequence[Waiter[bytes]],
+        minimums: Sequence[int],
+        consistency: Consistency,
     ) -> None:
-        queue = self._router.reader(row[0] >> SHARD_SHIFT).reads_with(consistency, minimum == CRITICAL)
-        queue.add(operation, row, waiter, max(minimum, 0))
+        """Queue the rows that have a minimum version."""
+        receivers = list(zip(waiters, minimums, strict=True))
+        plain = [minimum > 0 for minimum in minimums]
+        parts = by_server(list(compress(rows, plain)), list(compress(receivers, plain)), self._router.reader)
+        for server, (own_rows, own_receivers) in parts.items():
+            own_waiters, own_minimums = zip(*own_receivers, strict=True)
+            server.reads_with(consistency).add_many(operation, own_rows, own_waiters, own_minimums)
+        if CRITICAL in minimums:
+            for row, (waiter, minimum) in zip(rows, receivers, strict=True):
+                if minimum == CRITICAL:
+                    queue = self._router.reader(row[0] >> SHARD_SHIFT).reads_with(consistency, critical=True)
+                    queue.add(operation, row, waiter)
 
     def _add_without_minimums(
         self, operation: int, rows: Sequence[QueryRow], waiters: Sequence[Waiter[bytes]], consistency: Consistency
     ) -> None:
-        # Rows are routed once for each shard and queued once for each server, for a third of the cost of doing it for
-        # each row.
-        shards = [row[0] >> SHARD_SHIFT for row in rows]
-        server_of = {shard: self._router.reader(shard) for shard in dict.fromkeys(shards)}
-        servers = dict.fromkeys(server_of.values())
-        for server in servers:
-            queue = server.reads_with(consistency)
-            if len(servers) == 1:
-                queue.add_many(operation, rows, waiters)
-            else:
-                chosen = [server_of[shard] is server for shard in shards]
-                queue.add_many(operation, list(compress(rows, chosen)), list(compress(waiters, chosen)))
+        for server, (own_rows, own_waiters) in by_server(rows, waiters, self._router.reader).items():
+            server.reads_with(consistency).add_many(operation, own_rows, own_waiters)
 
-    async def _write(self, row: WriteRow) -> pb.WriteResult:
+    async def _write(self, row: WriteRow, priority: int | None = None) -> pb.WriteResult:
+        """Make a write at once, or have it journaled with a ``priority``; None: as the block demands (`PRIORITY`)."""
         future: asyncio.Future[pb.WriteResult] = self._create_future()
-        self._router.writer(row.shard).writes.add(row, future)
+        self._router.writer(row.shard).writes_with(PRIORITY.get() if priority is None else priority).add(row, future)
         try:
             result = await future
         except asyncio.CancelledError:
@@ -282,10 +313,14 @@ class Operations:
         self._record_writes((result,))
         return result
 
-    async def _write_many(self, rows: Sequence[WriteRow]) -> list[pb.WriteResult | TaoError]:
+    async def _write_many(
+        self, rows: Sequence[WriteRow], priority: int | None = None
+    ) -> list[pb.WriteResult | TaoError]:
+        """Make writes as `_write` does."""
         joined: JoinedFuture[pb.WriteResult] = JoinedFuture(len(rows), self._loop)
+        chosen = PRIORITY.get() if priority is None else priority
         for index, row in enumerate(rows):
-            self._router.writer(row.shard).writes.add(row, (joined, index))
+            self._router.writer(row.shard).writes_with(chosen).add(row, (joined, index))
         results = await self._all_results(joined)
         self._record_writes([each for each in results if not isinstance(each, TaoError)])
         return results
@@ -297,15 +332,75 @@ class Operations:
             self._dispatcher.note_cancelled()
             raise
 
+    def _receipt_of(self, row: WriteRow, result: pb.WriteResult) -> Accepted:
+        """Return the receipt of a journaled write."""
+        return Accepted(result.accepted, shards_named(row.write), self.applied)
+
+    async def applied(self, receipt: Accepted, timeout: float | None = None) -> WriteToken:  # noqa: ASYNC109 - as in `Accepted.applied`
+        """Wait until a journaled write is made: see `Accepted.applied`, which is the same."""
+        # Ask the follower that accepted the write; it names another receipt if it has handed the write over.
+        deadline = self._loop.time() + (self._timeout_seconds if timeout is None else timeout)
+        shown = receipt.receipt
+        if not shown:  # a follower of an earlier version has made the write at once
+            return token_without_result(receipt.shards)
+        while True:
+            result = await self._ask_applied(shown, deadline)
+            if result.accepted == shown:  # a copy of it, which is made once its follower counts as lost
+                if self._loop.time() + _COPY_SECONDS >= deadline:
+                    raise DeadlineExceeded(
+                        f"{Receipt.decoded(shown).server} has accepted the write, and does not answer. Another "
+                        "follower has a copy, and makes it after journal.takeover_seconds: ask again later"
+                    )
+                await asyncio.sleep(_COPY_SECONDS)
+            elif result.accepted:
+                shown = result.accepted
+            elif result.forgotten:
+                return token_without_result(receipt.shards)
+            else:
+                self._record_writes((result,))
+                return token_of((result,))
+
+    async def _ask_applied(self, receipt: bytes, deadline: float) -> pb.WriteResult:
+        """Return the result of an accepted write: from the follower that its receipt names, or, while that cannot be
+        reached, from one that has a copy."""
+        lost: Unavailable | None = None
+        for link in self._router.links_of_receipt(Receipt.decoded(receipt).server):
+            request = pb.Request(await_applied=pb.AwaitApplied(accepted=receipt))
+            try:
+                answer = await link.ask(request, max(0.0, deadline - self._loop.time()))
+            except Unavailable as error:
+                lost = lost or error
+            else:
+                return answer.write.results[0]
+        assert lost is not None, "there is a link at least"
+        raise lost
+
     def _record_writes(self, results: Sequence[pb.WriteResult]) -> None:
         self._dispatcher.stats.inverse_pending += sum(result.inverse_pending for result in results)
         self._own_writes.record(results)
 
     def _atype_name(self, number: int) -> str:
         try:
-            return self.schema.atype(number).name
+            return self.schema.atype(number).label
         except UnknownType:
             return f"atype {number}"
+
+
+def token_without_result(shards: Sequence[int]) -> WriteToken:
+    """Return the token of a journaled write that is made and whose result is not known. It has the master read, and an
+    inverse edge that may still be owed settled. ``shards``: those of the ids that the write names."""
+    # The smaller id of a pair is that of its coordinator. In one shard, one transaction writes both edges.
+    near, far = min(shards), max(shards)
+    return WriteToken(shards=shards, pending_shards=[(far, near)] if near != far else [])
+
+
+def shards_named(write: pb.Write) -> tuple[int, ...]:
+    """Return the shards of the ids that a journaled write names."""
+    operation = write.WhichOneof("operation") or ""
+    if operation in ("obj_add", "node_set_state", "add_job"):
+        return (getattr(write, operation).id >> SHARD_SHIFT,)
+    edge = getattr(write, operation)
+    return tuple(dict.fromkeys((edge.id1 >> SHARD_SHIFT, edge.id2 >> SHARD_SHIFT)))
 
 
 def all_or_raise(results: list[Result | TaoError]) -> list[Result]:

@@ -8,6 +8,9 @@ and the read asks for that version. When the coordinator cannot be reached, or c
 fails with `StaleRead`. Of inverse edges beyond those that a token names, all between two shards are settled, and the
 list is read from its master.
 
+An edge that is known to be written, in a version of the list that is not known, is read from the master once. The
+answer has a version with the edge, and later reads ask for that one.
+
 What a read has settled is forgotten: by this graph, and by the token that a `recording` makes for the next request
 (`Recording.renewed`). Without that, a token that is renewed again and again would have its pairs settled before every
 read for ever.
@@ -24,7 +27,7 @@ from tao.client.consistency import Consistency
 from tao.client.dispatcher import Dispatcher
 from tao.client.own_writes import MAX_PENDING_OF_LIST, OwnWrites
 from tao.model.errors import StaleRead, TaoError, Unavailable
-from tao.model.graph import ListKey
+from tao.model.graph import COUNT_VALUE_BYTES, ListKey, version_of
 from tao.model.ids import SHARD_SHIFT
 from tao.model.tokens import PendingInverse, PendingShard, WriteToken
 from tao.schema.registry import Schema
@@ -35,6 +38,26 @@ from tao.wire.v1 import session_pb2 as pb
 SETTLE_TIME_SHARE: Final = 0.75
 """Time for settling, as a share of an operation's time: with the default of 2 s it is enough for another leader to take
 over the shards of one that died. The read itself may take all of its time after that."""
+
+
+class WrittenInverses:
+    """Inverse edges that are written, by their lists, which are about to be read from their masters."""
+
+    def __init__(self, edges: Mapping[RowKey, Sequence[PendingInverse]], own_writes: OwnWrites) -> None:
+        self._edges: Final = edges
+        self._own_writes: Final = own_writes
+        self._before: Final = own_writes.writes_left_pending
+
+    def note_read(self, rows: Sequence[QueryRow], values: Sequence[bytes | TaoError]) -> None:
+        """Take the versions of the lists that have the edges from the answers."""
+        if not self._edges:
+            return
+        versions: dict[PendingInverse, int] = {}
+        for row, value in zip(rows, values, strict=True):
+            # The answer to a question about existence has no version.
+            if not isinstance(value, TaoError) and len(value) >= COUNT_VALUE_BYTES:
+                versions.update(dict.fromkeys(self._edges.get(row[:2], ()), version_of(value)))
+        self._own_writes.settled(versions, (), self._before)
 
 
 class PendingInverses:
@@ -94,6 +117,12 @@ class PendingInverses:
             settled = WriteToken() if token is None else token.settled(versions, shards)
             consistency = replace(consistency, token=settled.merged(WriteToken(shards=critical)))
         return consistency, failed
+
+    def written(self, rows: Sequence[QueryRow], own: Mapping[RowKey, Mapping[PendingInverse, int]]) -> WrittenInverses:
+        """Return what ``own`` names in the lists of these rows that is written, but in which version is not known. Call
+        it before the rows are read by the demand of `settle`, and `WrittenInverses.note_read` afterwards."""
+        edges = {row[:2]: [each for each, number in own.get(row[:2], {}).items() if not number] for row in rows}
+        return WrittenInverses({key: some for key, some in edges.items() if some}, self._own_writes)
 
     async def _settle_between(self, pending: PendingShard) -> TaoError | None:
         """Have everything between two shards written. Return the error when that fails."""

@@ -25,14 +25,28 @@ from typing import Any, Final, Unpack
 import msgspec
 
 from tao.client.consistency import Consistency, Freshness, from_keywords
-from tao.client.operations import Operations, all_or_raise
+from tao.client.operations import Operations, Result, all_or_raise
 from tao.client.request_builder import ListQuery, ListRow, build_each
 from tao.client.validation import MAX_LIMIT, check_ids, check_number, check_otype, shard_in
 from tao.client.values import Assoc, AssocList, Object
-from tao.model.errors import InvalidArgument, ProtocolError, TaoError, UnknownType, WrongType
-from tao.model.graph import COUNT_VALUE_BYTES, MAX_TIME
+from tao.model.errors import InvalidArgument, ProtocolError, TaoError, TooLarge, UnknownType, WrongType
+from tao.model.graph import COUNT_VALUE_BYTES, MAX_ID2_SET, MAX_TIME
 from tao.model.ids import MAX_ID
-from tao.wire.read_batch import COUNT, EDGES, OBJECT, RANGE, TIME_RANGE, EdgesRow, TimeRangeRow
+from tao.schema.types import AssocType
+from tao.wire.convert import exists_in
+from tao.wire.read_batch import (
+    COUNT,
+    EDGES,
+    EXISTS,
+    OBJECT,
+    RANGE,
+    TIME_RANGE,
+    CountRow,
+    EdgesRow,
+    ExistsRow,
+    QueryRow,
+    TimeRangeRow,
+)
 
 PAGE_EDGES: Final = 1_000
 """Edges that `assoc_iter` asks for at a time: 16 KB without data, so that the round trip costs little beside them."""
@@ -56,7 +70,10 @@ class ReadOperations(Operations):
     ``consistency`` says how fresh the answer must be (`tao.client.consistency`); without it the graph's default holds
     (`ClientSettings.consistency`). This graph's own recent writes are seen by every read. ``critical=True`` is short
     for `Consistency.master`, ``after=token`` for `Consistency.at_least`, ``max_staleness_ms=bound`` for
-    `Consistency.max_staleness`; a read that is given both forms raises `InvalidArgument`."""
+    `Consistency.max_staleness`; a read that is given both forms raises `InvalidArgument`.
+
+    Reads of lists show the normal edges of a type with states, or those in another ``state``: "negative", "archived" or
+    "removed". They raise `InvalidArgument` for a state that the type does not have."""
 
     async def obj_get(
         self,
@@ -105,13 +122,14 @@ class ReadOperations(Operations):
         id2s: Iterable[int],
         high: int | None = None,
         low: int | None = None,
+        state: str | None = None,
         **freshness: Unpack[Freshness],
     ) -> AssocList:
         """Return the edges to ``id2s`` that exist and have ``high >= time >= low``, newest first. One query takes at
         most 6,000 id2s; an id2 named twice is answered once. For a type with ``reverse_lookup``, a long list is
         answered by the inverse lists (`tao.client.reverse_lookup`)."""
         consistency = from_keywords(**freshness) if freshness else None
-        row, assoc_type = self._builder.edges(id1, atype, id2s, high, low)
+        row, assoc_type = self._builder.edges(id1, atype, id2s, high, low, state)
         if assoc_type.reverse_lookup:
             consistency = self._demand_of(consistency)
             if self._reverse_lookup.plan(row, assoc_type, self._builder.shards, consistency) is not None:
@@ -129,32 +147,68 @@ class ReadOperations(Operations):
         queries: Iterable[Sequence[Any]],
         **freshness: Unpack[Freshness],
     ) -> list[AssocList]:
-        """Do `assoc_get` for each ``(id1, atype, id2s[, high[, low]])``. Raises `SomeFailed`."""
+        """Do `assoc_get` for each ``(id1, atype, id2s[, high[, low[, state]]])``. Raises `SomeFailed`."""
         consistency = from_keywords(**freshness) if freshness else None
-        checked = build_each(self._builder.edges, queries, 3, 5)
+        checked = build_each(self._builder.edges, queries, 3, 6)
         if not any(atype.reverse_lookup for _, atype in checked):
             return await self._lists(EDGES, checked, consistency)
         return _lists_or_raise(checked, await self._edges_by_reverse_lookup(checked, self._demand_of(consistency)))
+
+    async def assoc_exists(
+        self,
+        id1: int,
+        atype: str,
+        id2: int,
+        **freshness: Unpack[Freshness],
+    ) -> bool:
+        """Return whether there is an edge from ``id1`` to ``id2``: what `assoc_get` says of this id, in one byte. For a
+        type with ``reverse_lookup``, a long list is answered by the inverse list of ``id2``."""
+        consistency = from_keywords(**freshness) if freshness else None
+        row, assoc_type = self._builder.exists(id1, atype, id2)
+        if assoc_type.reverse_lookup:
+            (value,) = await self._exist_by_reverse_lookup([(row, assoc_type)], self._demand_of(consistency))
+            if isinstance(value, TaoError):
+                raise value
+            return exists_in(value)
+        return exists_in(await self._read(EXISTS, row, consistency))
+
+    async def assoc_exists_many(
+        self,
+        edges: Iterable[tuple[int, str, int]],
+        **freshness: Unpack[Freshness],
+    ) -> list[bool]:
+        """Do `assoc_exists` for each ``(id1, atype, id2)``, of which there may be 6,000. Those of one list cost least
+        when they follow each other. Raises `SomeFailed`."""
+        consistency = from_keywords(**freshness) if freshness else None
+        checked = build_each(self._builder.exists, edges, 3, 3)
+        if len(checked) > MAX_ID2_SET:
+            raise TooLarge(f"{len(checked)} edges in one assoc_exists_many; ask for at most {MAX_ID2_SET} at a time")
+        if any(atype.reverse_lookup for _, atype in checked):
+            values = await self._exist_by_reverse_lookup(checked, self._demand_of(consistency))
+        else:
+            values = await self._read_many(EXISTS, [row for row, _ in checked], consistency)
+        return all_or_raise(_each_or_error(exists_in, values))
 
     async def assoc_count(
         self,
         id1: int,
         atype: str,
+        state: str | None = None,
         **freshness: Unpack[Freshness],
     ) -> int:
-        """Return how many edges an association list has."""
+        """Return how many edges an association list has; of a type with states, how many are in one state."""
         consistency = from_keywords(**freshness) if freshness else None
-        row, _ = self._builder.count(id1, atype)
+        row, _ = self._builder.count(id1, atype, state)
         return _count(await self._read(COUNT, row, consistency))
 
     async def assoc_count_many(
         self,
-        lists: Iterable[tuple[int, str]],
+        lists: Iterable[tuple[int, str] | tuple[int, str, str]],
         **freshness: Unpack[Freshness],
     ) -> list[int]:
-        """Do `assoc_count` for each ``(id1, atype)``. Raises `SomeFailed`."""
+        """Do `assoc_count` for each ``(id1, atype[, state])``. Raises `SomeFailed`."""
         consistency = from_keywords(**freshness) if freshness else None
-        rows = [row for row, _ in build_each(self._builder.count, lists, 2, 2)]
+        rows = [row for row, _ in build_each(self._builder.count, lists, 2, 3)]
         values = await self._read_many(COUNT, rows, consistency)
         return all_or_raise(_each_or_error(_count, values))
 
@@ -164,22 +218,23 @@ class ReadOperations(Operations):
         atype: str,
         pos: int,
         limit: int,
+        state: str | None = None,
         **freshness: Unpack[Freshness],
     ) -> AssocList:
         """Return edges ``pos … pos + limit - 1`` of an association list, newest first. A limit above the type's limit
         is cut to it, and the result's ``limit_cut`` is True then."""
         consistency = from_keywords(**freshness) if freshness else None
-        row, assoc_type = self._builder.range(id1, atype, pos, limit)
+        row, assoc_type = self._builder.range(id1, atype, pos, limit, state)
         return AssocList(id1, assoc_type, await self._read(RANGE, row, consistency))
 
     async def assoc_range_many(
         self,
-        queries: Iterable[tuple[int, str, int, int]],
+        queries: Iterable[tuple[int, str, int, int] | tuple[int, str, int, int, str]],
         **freshness: Unpack[Freshness],
     ) -> list[AssocList]:
-        """Do `assoc_range` for each ``(id1, atype, pos, limit)``. Raises `SomeFailed`."""
+        """Do `assoc_range` for each ``(id1, atype, pos, limit[, state])``. Raises `SomeFailed`."""
         consistency = from_keywords(**freshness) if freshness else None
-        return await self._lists(RANGE, build_each(self._builder.range, queries, 4, 4), consistency)
+        return await self._lists(RANGE, build_each(self._builder.range, queries, 4, 5), consistency)
 
     async def assoc_time_range(
         self,
@@ -189,12 +244,13 @@ class ReadOperations(Operations):
         low: int | None,
         limit: int,
         pos: int = 0,
+        state: str | None = None,
         **freshness: Unpack[Freshness],
     ) -> AssocList:
         """Return at most ``limit`` edges with ``high >= time >= low``, newest first, without the first ``pos`` of them.
         None is no bound."""
         consistency = from_keywords(**freshness) if freshness else None
-        row, assoc_type = self._builder.time_range(id1, atype, high, low, limit, pos)
+        row, assoc_type = self._builder.time_range(id1, atype, high, low, limit, pos, state)
         return AssocList(id1, assoc_type, await self._read(TIME_RANGE, row, consistency))
 
     async def assoc_time_range_many(
@@ -202,9 +258,9 @@ class ReadOperations(Operations):
         queries: Iterable[Sequence[Any]],
         **freshness: Unpack[Freshness],
     ) -> list[AssocList]:
-        """Do `assoc_time_range` for each ``(id1, atype, high, low, limit[, pos])``. Raises `SomeFailed`."""
+        """Do `assoc_time_range` for each ``(id1, atype, high, low, limit[, pos[, state]])``. Raises `SomeFailed`."""
         consistency = from_keywords(**freshness) if freshness else None
-        return await self._lists(TIME_RANGE, build_each(self._builder.time_range, queries, 5, 6), consistency)
+        return await self._lists(TIME_RANGE, build_each(self._builder.time_range, queries, 5, 7), consistency)
 
     async def assoc_page(
         self,
@@ -214,6 +270,7 @@ class ReadOperations(Operations):
         cursor: str | None = None,
         high: int | None = None,
         low: int | None = None,
+        state: str | None = None,
         **freshness: Unpack[Freshness],
     ) -> AssocPage:
         """Return a page of at most ``limit`` edges (and at most the type's limit) with ``high >= time >= low``, newest
@@ -221,7 +278,9 @@ class ReadOperations(Operations):
         `InvalidArgument` for a text that is no cursor, and for the cursor of another list."""
         consistency = from_keywords(**freshness) if freshness else None
         check_number(limit, "limit", 1, MAX_LIMIT)
-        (_, number, upper, lower, _, _), assoc_type = self._builder.time_range(id1, atype, high, low, limit)
+        (_, number, upper, lower, _, _), assoc_type = self._builder.time_range(
+            id1, atype, high, low, limit, state=state
+        )
         page_limit = min(limit, assoc_type.limit)
         below_id2 = 0
         if cursor is not None:
@@ -242,6 +301,7 @@ class ReadOperations(Operations):
         high: int | None = None,
         low: int | None = None,
         page: int = PAGE_EDGES,
+        state: str | None = None,
         **freshness: Unpack[Freshness],
     ) -> AsyncIterator[Assoc]:
         """Iterate over all edges with ``high >= time >= low``, newest first: ``async for edge in graph.assoc_iter(…)``.
@@ -249,7 +309,7 @@ class ReadOperations(Operations):
         list is written. Raises as `assoc_page`, for a wrong argument at the first step."""
         cursor: str | None = None
         while True:
-            result = await self.assoc_page(id1, atype, page, cursor, high, low, **freshness)
+            result = await self.assoc_page(id1, atype, page, cursor, high, low, state, **freshness)
             for edge in result.edges:
                 yield edge
             cursor = result.cursor
@@ -293,14 +353,61 @@ class ReadOperations(Operations):
             for index, (plan, value) in enumerate(zip(plans, answers, strict=True))
             if plan is not None and isinstance(value, TaoError)
         ]
-        if failed:
-            self.stats.reverse_lookup_fallbacks += len(failed)
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(deadline):
-                    values = await self._read_many(EDGES, [queries[index][0] for index in failed], consistency)
-                    for index, value in zip(failed, values, strict=True):
-                        answers[index] = value
+        await self._ask_lists_themselves(EDGES, [row for row, _ in queries], failed, answers, consistency, deadline)
         return answers
+
+    async def _exist_by_reverse_lookup(
+        self, queries: list[ListQuery[ExistsRow]], consistency: Consistency
+    ) -> list[bytes | TaoError]:
+        """Answer each query by its list, or by the inverse list where that list is long, as `_edges_by_reverse_lookup`
+        does. An answer does not have the length of the list, so its count is asked beside it now and then."""
+        deadline = self._loop.time() + self._timeout_seconds
+        lookup, shards = self._reverse_lookup, self._builder.shards
+        rows = [row for row, _ in queries]
+        sent = list(rows)
+        measured: dict[CountRow, AssocType] = {}
+        for index, (row, atype) in enumerate(queries):
+            if not atype.reverse_lookup:
+                continue
+            reverse = lookup.plan_exists(row, atype, shards, consistency)
+            if reverse is not None:
+                self.stats.reverse_lookups += 1
+                sent[index] = reverse
+            elif lookup.should_measure(row, consistency):
+                measured[CountRow(row.id1, row.atype)] = atype
+        if measured:
+            answers, counts = await asyncio.gather(
+                self._read_many(EXISTS, sent, consistency), self._read_many(COUNT, list(measured), consistency)
+            )
+            for (count_row, atype), value in zip(measured.items(), counts, strict=True):
+                if not isinstance(value, TaoError):
+                    lookup.record_count(count_row, atype, _count(value))
+        else:
+            answers = await self._read_many(EXISTS, sent, consistency)
+        failed = [
+            index for index, value in enumerate(answers) if sent[index] != rows[index] and isinstance(value, TaoError)
+        ]
+        await self._ask_lists_themselves(EXISTS, rows, failed, answers, consistency, deadline)
+        return answers
+
+    async def _ask_lists_themselves(
+        self,
+        operation: int,
+        rows: Sequence[QueryRow],
+        failed: Sequence[int],
+        answers: list[bytes | TaoError],
+        consistency: Consistency,
+        deadline: float,
+    ) -> None:
+        """Repeat the reverse look-ups that failed at the lists themselves, in the time that is left."""
+        if not failed:
+            return
+        self.stats.reverse_lookup_fallbacks += len(failed)
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                values = await self._read_many(operation, [rows[index] for index in failed], consistency)
+                for index, value in zip(failed, values, strict=True):
+                    answers[index] = value
 
 
 def _count(value: bytes) -> int:
@@ -318,7 +425,7 @@ def _lists_or_raise(queries: list[ListQuery[ListRow]], values: list[bytes | TaoE
     )
 
 
-def _each_or_error(read: Callable[[bytes], int], values: list[bytes | TaoError]) -> list[int | TaoError]:
+def _each_or_error(read: Callable[[bytes], Result], values: list[bytes | TaoError]) -> list[Result | TaoError]:
     return [value if isinstance(value, TaoError) else read(value) for value in values]
 
 

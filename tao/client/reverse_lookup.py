@@ -1,4 +1,4 @@
-"""Reverse look-up: `assoc_get` of a long list answered by the inverse lists (paper §5.4).
+"""Reverse look-up: `assoc_get` and `assoc_exists` of a long list answered by the inverse lists (paper §5.4).
 
 Whether Alice likes a page with a million fans stands in two lists: that of the page, of which servers cache the newest
 thousands, and that of Alice's likes, which is short, cached whole, and answers at once. For a type whose schema entry
@@ -7,7 +7,8 @@ them to the count of the list, which is always cached, because an answer tells t
 
 The client learns from answers how long lists are: each says it, and a list longer than its type's limit is remembered
 as long. So the first query of a list goes to the list itself, and an id2 whose own list is long is looked up in reverse
-once at most.
+once at most. The byte that answers `assoc_exists` says nothing of the length. So the count of a list that is not known
+to be long is asked beside the first check, and again after some more.
 
 An inverse edge carries the same time and data as its edge and is written with it, but not always in the same
 transaction, so one end may be ahead of the other. This graph's own writes are seen all the same: a write returns the
@@ -33,11 +34,14 @@ from tao.client.settings import ClientSettings
 from tao.model.changes import sort_edges
 from tao.model.edge_block import check_block, decode_block, encode_block, header
 from tao.model.errors import ProtocolError, TaoError
-from tao.model.graph import COUNT_VALUE_BYTES, Edge, decode_count
+from tao.model.graph import COUNT_VALUE_BYTES, MAX_TIME, Edge, decode_count
 from tao.model.ids import SHARD_SHIFT
 from tao.schema.registry import Schema
 from tao.schema.types import AssocType
-from tao.wire.read_batch import CountRow, EdgesRow, RowKey
+from tao.wire.read_batch import CountRow, EdgesRow, ExistsRow, RowKey
+
+_CHECKS_BETWEEN_COUNTS: Final = 64
+"""`assoc_exists` queries of a list of which one asks for its count as well."""
 
 
 class ReversePlan(NamedTuple):
@@ -56,6 +60,7 @@ class ReverseLookup:
         self._max_id2s: Final = settings.reverse_lookup_id2s or 0
         self._max_lists: Final = settings.long_lists
         self._long: Final[OrderedDict[RowKey, None]] = OrderedDict()
+        self._checks_left: Final[OrderedDict[RowKey, int]] = OrderedDict()  # until the count is asked again
 
     def plan(self, row: EdgesRow, atype: AssocType, shards: int, consistency: Consistency) -> ReversePlan | None:
         """Return the queries that replace ``row``, or None when the list itself must be asked. ``shards`` is the number
@@ -77,6 +82,27 @@ class ReverseLookup:
             if minimum_of(row) or any(minimum_of(part) == CRITICAL for part in parts):
                 return None
         return ReversePlan(parts, CountRow(id1, number))
+
+    def plan_exists(self, row: ExistsRow, atype: AssocType, shards: int, consistency: Consistency) -> ExistsRow | None:
+        """Return the query that replaces ``row``, or None when the list itself must be asked."""
+        id1, number, id2 = row
+        plan = self.plan(EdgesRow(id1, number, (id2,), MAX_TIME, 0), atype, shards, consistency)
+        return None if plan is None else ExistsRow(id2, plan.parts[0].atype, id1)
+
+    def should_measure(self, row: ExistsRow, consistency: Consistency) -> bool:
+        """Return whether the count of the list is to be asked beside this check, which goes to the list itself."""
+        key = row[:2]
+        if key in self._long or not self._max_id2s or consistency.critical or consistency.max_staleness_ms is not None:
+            return False
+        left = self._checks_left.pop(key, 0)
+        self._checks_left[key] = (left or _CHECKS_BETWEEN_COUNTS) - 1
+        if len(self._checks_left) > self._max_lists:
+            self._checks_left.popitem(last=False)
+        return not left
+
+    def record_count(self, row: CountRow, atype: AssocType, count: int) -> None:
+        """Remember how long the list is, by its count."""
+        self._record(row, count, atype.limit)
 
     def record_length(self, row: EdgesRow, atype: AssocType, block: bytes) -> None:
         """Remember how long the list is, by an answer of the list itself. Raises `ProtocolError` for bytes that are no

@@ -8,15 +8,18 @@ topology and from the health that links report; this module opens no connections
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from tao.client.server_queues import ServerQueue
-from tao.model.errors import InvalidArgument, TopologyError
+from tao.client.server_queues import ServerLink, ServerQueue
+from tao.model.errors import InvalidArgument, TopologyError, Unavailable
 from tao.model.topology import CacheServer
 from tao.routing.routes import Routes, TierRoutes
 
 QueueOf = Callable[[CacheServer, str], ServerQueue]
 """Returns the queue of a server of a tier: the same object for the same server."""
+
+_COPY_HOLDERS: Final = 2
+"""Followers that are asked for a write that another one has accepted: it keeps its copies at the first that is up."""
 
 
 class _Candidates(NamedTuple):
@@ -79,6 +82,16 @@ class Router:
         candidates = self._candidates_of(shard)
         queue = candidates.nearest[0]
         return queue if not queue.is_avoided else self._healthiest(queue, candidates.all)
+
+    def links_of_receipt(self, name: str) -> list[ServerLink]:
+        """Return the link to a follower of this region, and those to the followers that may have copies of what it has
+        accepted. Raises `Unavailable` when the topology does not name it."""
+        for tier in self._tiers:
+            found = [server for server in tier.servers if server.name == name]
+            if found:
+                servers = (*found, *tier.successors(name)[:_COPY_HOLDERS])
+                return [self._queue_of(server, tier.tier).link for server in servers]
+        raise Unavailable(f"follower {name} is not in the topology of this region, and what it accepted is with it")
 
     def next(self, shard: int, tried: tuple[ServerQueue, ...]) -> ServerQueue:
         """Return the server for a retry: one that was not tried yet, else the one that `writer` chooses. Raises as

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
-from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from itertools import accumulate, repeat
+from typing import Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from tao.client.consistency import Consistency
 from tao.client.settings import ClientSettings
 from tao.model.errors import TaoError
 from tao.model.topology import CacheServer
-from tao.wire.read_batch import RANGE, EdgesRow, QueryRow, RangeRow, RowGroups, TimeRangeRow
+from tao.wire.read_batch import RANGE, EdgesRow, QueryRow, RangeRow, RowGroups, TimeRangeRow, no_rows
 from tao.wire.session import AnswerHandler
 from tao.wire.v1 import session_pb2 as pb
 
@@ -41,7 +41,11 @@ class JoinedFuture(Generic[Result]):
     def put(self, index: int, result: Result | TaoError) -> None:
         """Set the result of one item. Must be called once for each index."""
         self.results[index] = result
-        self._missing -= 1
+        self.note_arrived(1)
+
+    def note_arrived(self, results: int) -> None:
+        """Note that so many more ``results`` have been set."""
+        self._missing -= results
         if not self._missing and not self.future.done():
             self.future.set_result(self.results)  # type: ignore[arg-type]  # no result is None any more
 
@@ -71,6 +75,10 @@ def is_abandoned(waiter: Waiter[Result] | None) -> bool:
     if waiter is None:
         return True
     return (waiter[0].future if isinstance(waiter, tuple) else waiter).done()
+
+
+PRIORITIES: Final = {"high": 1, "normal": 2, "low": 3}
+"""The priorities of journaled writes, as they are sent."""
 
 
 class WriteRow(NamedTuple):
@@ -106,6 +114,12 @@ class ServerLink(Protocol):
     def send(self, request: pb.Request, timeout_seconds: float, on_answer: AnswerHandler) -> None:
         """Send a message as `tao.wire.session.Session.send` does, after connecting where necessary."""
 
+    def hold(self) -> None:
+        """Hold what is sent until `flush` is called, as `tao.wire.session.Session.hold` does."""
+
+    def flush(self) -> None:
+        """Write at once what has been sent."""
+
     async def ask(self, request: pb.Request, timeout_seconds: float) -> pb.Answer:
         """Send a message and return its answer, as `tao.wire.session.Session.ask` does."""
 
@@ -116,7 +130,7 @@ class BatchSender(Protocol):
     def send_reads(self, queue: ServerQueue, reads: QueuedReads) -> None: ...
 
     def send_writes(
-        self, queue: ServerQueue, rows: list[WriteRow], waiters: list[Waiter[pb.WriteResult] | None]
+        self, queue: ServerQueue, rows: list[WriteRow], waiters: list[Waiter[pb.WriteResult] | None], priority: int
     ) -> None: ...
 
 
@@ -124,7 +138,7 @@ class ReadQueue:
     """The queued reads for one server that may share a message: all critical or none, and all with the same bound on
     staleness. ``batches_sent`` counts the messages made of them."""
 
-    __slots__ = ("_call_soon", "_critical", "_edges", "_known", "_max_edges", "_max_queries", "_max_staleness_ms",
+    __slots__ = ("_critical", "_edges", "_known", "_max_edges", "_max_queries", "_max_staleness_ms",
                  "_minimums", "_queries", "_rows", "_scheduled", "_sender", "_server_queue", "_waiters",
                  "batches_sent")  # fmt: skip
 
@@ -137,14 +151,13 @@ class ReadQueue:
         self._max_staleness_ms = 0
         self._max_queries = settings.max_batch_queries
         self._max_edges = settings.max_batch_edges
-        self._call_soon: Callable[..., object] = asyncio.get_running_loop().call_soon
         self._scheduled = False
         self.batches_sent = 0
         self._clear()
 
     def _clear(self) -> None:
-        self._rows: tuple[list[QueryRow], ...] = ([], [], [], [], [])
-        self._waiters: tuple[list[Waiter[bytes] | None], ...] = ([], [], [], [], [])
+        self._rows: tuple[list[QueryRow], ...] = no_rows()
+        self._waiters: tuple[list[Waiter[bytes] | None], ...] = no_rows()
         self._minimums: list[tuple[int, int, int]] = []  # operation, index among its rows, version
         self._known: dict[tuple[int, int], bytes] = {}  # operation and index among its rows: the answer held
         self._queries = 0
@@ -172,24 +185,35 @@ class ReadQueue:
         self._queries += 1
         if not self._scheduled:
             self._scheduled = True
-            self._call_soon(self._end_of_tick)
+            self._server_queue.send_later(self)
         elif self._queries >= self._max_queries or self._edges >= self._max_edges:
             self._flush()
 
-    def add_many(self, operation: int, rows: Sequence[QueryRow], waiters: Sequence[Waiter[bytes]]) -> None:
-        """Queue reads of one operation without minimum versions: as `add` for each, at a fraction of its cost."""
+    def add_many(
+        self,
+        operation: int,
+        rows: Sequence[QueryRow],
+        waiters: Sequence[Waiter[bytes]],
+        minimums: Sequence[int] = (),
+    ) -> None:
+        """Queue reads of one operation: as `add` for each, at a fraction of its cost. ``minimums`` has the lowest
+        version for each row; without it, any version may answer."""
         at = 0
         while at < len(rows):
             taken = rows[at : at + self._max_queries - self._queries]
             if operation >= RANGE:
                 taken = self._take_until_full(taken)
+            if minimums:
+                first = len(self._rows[operation])
+                places = range(first, first + len(taken))
+                self._minimums.extend(zip(repeat(operation), places, minimums[at : at + len(taken)], strict=False))
             self._rows[operation].extend(taken)
             self._waiters[operation].extend(waiters[at : at + len(taken)])
             self._queries += len(taken)
             at += len(taken)
             if not self._scheduled:
                 self._scheduled = True
-                self._call_soon(self._end_of_tick)
+                self._server_queue.send_later(self)
             if self._queries >= self._max_queries or self._edges >= self._max_edges:
                 self._flush()
 
@@ -201,7 +225,8 @@ class ReadQueue:
                 return rows[:index]
         return rows
 
-    def _end_of_tick(self) -> None:
+    def end_of_tick(self) -> None:
+        """Send what is queued."""
         self._scheduled = False
         if self._queries:
             self._flush()
@@ -232,17 +257,19 @@ def _edges_asked(row: QueryRow) -> int:
 
 
 class WriteQueue:
-    """The queued writes for one server."""
+    """The queued writes for one server: those that are made at once, or with a ``priority`` those for its journal."""
 
-    __slots__ = ("_bytes", "_call_soon", "_max_bytes", "_max_writes", "_rows", "_scheduled", "_sender",
+    __slots__ = ("_bytes", "_max_bytes", "_max_writes", "_priority", "_rows", "_scheduled", "_sender",
                  "_server_queue", "_waiters")  # fmt: skip
 
-    def __init__(self, server_queue: ServerQueue, sender: BatchSender, settings: ClientSettings) -> None:
+    def __init__(
+        self, server_queue: ServerQueue, sender: BatchSender, settings: ClientSettings, priority: int = 0
+    ) -> None:
+        self._priority = priority
         self._server_queue = server_queue
         self._sender = sender
         self._max_writes = settings.max_batch_queries
         self._max_bytes = settings.max_batch_bytes
-        self._call_soon: Callable[..., object] = asyncio.get_running_loop().call_soon
         self._scheduled = False
         self._clear()
 
@@ -261,11 +288,12 @@ class WriteQueue:
         self._waiters.append(waiter)
         if not self._scheduled:
             self._scheduled = True
-            self._call_soon(self._end_of_tick)
+            self._server_queue.send_later(self)
         elif len(self._rows) >= self._max_writes:
             self._flush()
 
-    def _end_of_tick(self) -> None:
+    def end_of_tick(self) -> None:
+        """Send what is queued."""
         self._scheduled = False
         if self._rows:
             self._flush()
@@ -273,14 +301,26 @@ class WriteQueue:
     def _flush(self) -> None:
         rows, waiters = self._rows, self._waiters
         self._clear()
-        self._sender.send_writes(self._server_queue, rows, waiters)
+        self._sender.send_writes(self._server_queue, rows, waiters, self._priority)
 
 
 class ServerQueue:
     """One server of one tier with its link and its queues: plain reads, critical reads, reads with a bound on
-    staleness, and writes."""
+    staleness, writes, and writes for its journal by priority."""
 
-    __slots__ = ("_marked_down", "bounded_reads", "critical_reads", "link", "reads", "server", "tier", "writes")
+    __slots__ = (
+        "_call_soon",
+        "_marked_down",
+        "_to_send",
+        "bounded_reads",
+        "critical_reads",
+        "journaled_writes",
+        "link",
+        "reads",
+        "server",
+        "tier",
+        "writes",
+    )
 
     def __init__(
         self, server: CacheServer, tier: str, link: ServerLink, sender: BatchSender, settings: ClientSettings
@@ -289,16 +329,39 @@ class ServerQueue:
         self.tier = tier
         self.link = link
         self._marked_down = server.down
+        self._to_send: list[ReadQueue | WriteQueue] = []
+        self._call_soon: Callable[..., object] = asyncio.get_running_loop().call_soon
         self.reads = ReadQueue(self, sender, settings, critical=False)
         self.critical_reads = ReadQueue(self, sender, settings, critical=True)
         self.bounded_reads = ReadQueue(self, sender, settings, critical=False)
         self.writes = WriteQueue(self, sender, settings)
+        self.journaled_writes = {each: WriteQueue(self, sender, settings, each) for each in PRIORITIES.values()}
 
     @property
     def is_avoided(self) -> bool:
         """Return whether another server should be preferred: the link is impaired, or the topology marks the server
         down."""
         return self._marked_down or self.link.is_impaired
+
+    def send_later(self, queue: ReadQueue | WriteQueue) -> None:
+        """Have a queue send what it has at the end of this tick, together with the server's other queues."""
+        self._to_send.append(queue)
+        if len(self._to_send) == 1:
+            self._call_soon(self._end_of_tick)
+
+    def _end_of_tick(self) -> None:
+        queues, self._to_send = self._to_send, []
+        # Written here and not in the next turn of the loop, for which a single caller would have to wait.
+        self.link.hold()
+        try:
+            for queue in queues:
+                queue.end_of_tick()
+        finally:
+            self.link.flush()
+
+    def writes_with(self, priority: int) -> WriteQueue:
+        """Return the queue of the writes for the journal with this priority, or of those made at once for 0."""
+        return self.journaled_writes[priority] if priority else self.writes
 
     def reads_with(self, consistency: Consistency, critical: bool = False) -> ReadQueue:
         """Return the queue of the reads with this demand. ``critical`` sends a read to the master database although

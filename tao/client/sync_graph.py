@@ -14,7 +14,7 @@ import atexit
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -22,17 +22,23 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 import uvloop
 
-from tao.client.consistency import Freshness
+from tao.client.consistency import Freshness, from_keywords
 from tao.client.diagnostics import ClientStats, Trace
+from tao.client.edge_sets import EdgeCount, EdgeSet, SetDescription, SetPage, expression_in
 from tao.client.graph import Graph, connect
+from tao.client.jobs import Job
+from tao.client.journaled import Later, journaled_writes
 from tao.client.own_writes import OwnWrites, Recording, recording_of
 from tao.client.reads import PAGE_EDGES
 from tao.client.settings import ClientSettings
-from tao.client.values import Assoc
+from tao.client.two_hops import KeptTwoHops, TwoHops, Weigh
+from tao.client.validation import check_number
+from tao.client.values import Accepted, Assoc
 from tao.model.errors import Unavailable
 from tao.model.tokens import WriteToken
 from tao.model.topology import Topology
 from tao.schema.registry import Schema
+from tao.sets.evaluation import MAX_PAGE
 from tao.wire.identity import Credentials
 
 Arguments = ParamSpec("Arguments")
@@ -165,6 +171,113 @@ def blocking(
     return run
 
 
+def run_on(graph: GraphThread, operation: Callable[[Graph], Coroutine[Any, Any, Result]]) -> Result:
+    """Run what is built on a graph on its event loop, and block until it is done. Raises what the operation raises."""
+    return graph._run(operation)
+
+
+class SyncEdgeSet(SetDescription):
+    """A set of edges of a `SyncGraph`: the methods of `EdgeSet`, blocking, and ``for`` in place of ``async for``."""
+
+    __slots__ = ()
+    _graph: GraphThread
+
+    def page(self, limit: int, cursor: str | None = None, **freshness: Unpack[Freshness]) -> SetPage:
+        return self._graph._run(lambda graph: self._of(graph).page(limit, cursor, **freshness))
+
+    def count(self, limit: int, **freshness: Unpack[Freshness]) -> EdgeCount:
+        return self._graph._run(lambda graph: self._of(graph).count(limit, **freshness))
+
+    def among(self, ids: Iterable[int], **freshness: Unpack[Freshness]) -> dict[int, Assoc]:
+        return self._graph._run(lambda graph: self._of(graph).among(ids, **freshness))
+
+    def walk(self, *, page: int = MAX_PAGE, **freshness: Unpack[Freshness]) -> Iterator[Assoc]:
+        consistency = from_keywords(**freshness) if freshness else None
+        check_number(page, "page", 1, MAX_PAGE)
+        evaluation = self._graph._open().graph._evaluation(self._expression)
+        while True:
+            found = self._graph._run(lambda graph: graph._page_of(evaluation, page, consistency))
+            yield from found.edges
+            if found.cursor is None:
+                return
+
+    def __iter__(self) -> Iterator[Assoc]:
+        return self.walk()
+
+    def _of(self, graph: Graph) -> EdgeSet:
+        return EdgeSet(graph, self._expression)
+
+
+class SyncJob:
+    """A background job of a `SyncGraph`: as `tao.client.Job`, blocking."""
+
+    def __init__(self, graph: GraphThread, job: Job) -> None:
+        self._graph = graph
+        self._job = job
+        self.id = job.id
+
+    @property
+    def receipt(self) -> Accepted | None:
+        return self._job.receipt
+
+    @property
+    def state(self) -> str:
+        return self._job.state
+
+    @property
+    def done(self) -> bool:
+        return self._job.done
+
+    @property
+    def edges(self) -> int:
+        return self._job.edges
+
+    @property
+    def error(self) -> str:
+        return self._job.error
+
+    def refresh(self) -> SyncJob:
+        self._graph._run(lambda _: self._job.refresh())
+        return self
+
+    def wait(self, timeout: float | None = None) -> SyncJob:
+        self._graph._run(lambda _: self._job.wait(timeout))
+        return self
+
+    def cancel(self) -> bool:
+        return self._graph._run(lambda _: self._job.cancel())
+
+
+def _blocking_later(
+    operation: Callable[Concatenate[Later, Arguments], Coroutine[Any, Any, Result]],
+) -> Callable[Concatenate[SyncLater, Arguments], Result]:
+    @wraps(operation)
+    def run(self: SyncLater, /, *given: Arguments.args, **named: Arguments.kwargs) -> Result:
+        return self._graph._run(lambda graph: operation(graph.later, *given, **named))
+
+    return run
+
+
+class SyncLater:
+    """The methods of `Later`, blocking. Their receipts are waited for with `SyncGraph.applied`."""
+
+    def __init__(self, graph: GraphThread) -> None:
+        self._graph = graph
+
+    obj_add = _blocking_later(Later.obj_add)
+    obj_add_many = _blocking_later(Later.obj_add_many)
+    assoc_add = _blocking_later(Later.assoc_add)
+    assoc_add_many = _blocking_later(Later.assoc_add_many)
+    assoc_delete = _blocking_later(Later.assoc_delete)
+    assoc_delete_many = _blocking_later(Later.assoc_delete_many)
+    assoc_archive = _blocking_later(Later.assoc_archive)
+    assoc_restore = _blocking_later(Later.assoc_restore)
+    assoc_set_state = _blocking_later(Later.assoc_set_state)
+    assoc_set_state_many = _blocking_later(Later.assoc_set_state_many)
+    node_set_state = _blocking_later(Later.node_set_state)
+    add_job = _blocking_later(Later.add_job)
+
+
 class SyncGraph(GraphThread):
     """All methods of `Graph`, blocking; `Graph` documents them. It is opened on first use. Call `close`, or use it as a
     context manager; a graph that is left open is closed at exit.
@@ -213,10 +326,23 @@ class SyncGraph(GraphThread):
         with recording_of(self._own_writes) as recording:
             yield recording
 
+    @property
+    def later(self) -> SyncLater:
+        return SyncLater(self)
+
+    @contextmanager
+    def journaled(self, priority: str = "normal") -> Iterator[None]:
+        # As with `recording`, the loop's thread finds the priority in the copy of the calling thread's context.
+        with journaled_writes(priority):
+            yield
+
+    applied = blocking(Graph.applied)
     obj_get = blocking(Graph.obj_get)
     obj_get_many = blocking(Graph.obj_get_many)
     assoc_get = blocking(Graph.assoc_get)
     assoc_get_many = blocking(Graph.assoc_get_many)
+    assoc_exists = blocking(Graph.assoc_exists)
+    assoc_exists_many = blocking(Graph.assoc_exists_many)
     assoc_count = blocking(Graph.assoc_count)
     assoc_count_many = blocking(Graph.assoc_count_many)
     assoc_range = blocking(Graph.assoc_range)
@@ -234,9 +360,91 @@ class SyncGraph(GraphThread):
     assoc_add_many = blocking(Graph.assoc_add_many)
     assoc_delete = blocking(Graph.assoc_delete)
     assoc_delete_many = blocking(Graph.assoc_delete_many)
+    assoc_archive = blocking(Graph.assoc_archive)
+    assoc_restore = blocking(Graph.assoc_restore)
+    assoc_set_state = blocking(Graph.assoc_set_state)
+    assoc_set_state_many = blocking(Graph.assoc_set_state_many)
+    assoc_state = blocking(Graph.assoc_state)
     assoc_change_type = blocking(Graph.assoc_change_type)
     assoc_change_type_many = blocking(Graph.assoc_change_type_many)
     reserve_ids = blocking(Graph.reserve_ids)
+    mutual = blocking(Graph.mutual)
+
+    def job(self, id: int) -> SyncJob:  # noqa: A002 - as in `Graph.job`
+        return SyncJob(self, self._open().graph.job(id))
+
+    def add_job(
+        self,
+        kind: str,
+        body: Mapping[str, object],
+        *,
+        near: int,
+        priority: str = "normal",
+        id: int | None = None,  # noqa: A002 - as in `Graph.add_job`
+    ) -> SyncJob:
+        return SyncJob(self, self._run(lambda graph: graph.add_job(kind, body, near=near, priority=priority, id=id)))
+
+    def node_set_state(
+        self,
+        id: int,  # noqa: A002 - as in `Graph.node_set_state`
+        state: str,
+        types: Iterable[str] | None = None,
+        at: int | None = None,
+    ) -> SyncJob:
+        return SyncJob(self, self._run(lambda graph: graph.node_set_state(id, state, types, at)))
+
+    def edge_set(
+        self, id1: int, atype: str, *, high: int | None = None, low: int | None = None, state: str | None = None
+    ) -> SyncEdgeSet:
+        return SyncEdgeSet(self, self._open().graph._list_term(id1, atype, high, low, state))
+
+    def edge_union(
+        self, ids: Iterable[int], atype: str, *, missing: str = "fail", state: str | None = None
+    ) -> SyncEdgeSet:
+        return SyncEdgeSet(self, self._open().graph._union_term(ids, atype, missing, state))
+
+    def two_hop(
+        self,
+        id1: int,
+        atypes: str | Sequence[str],
+        *,
+        limit: int = 50,
+        fan_out: int = 500,
+        exclude: SetDescription | None = None,
+        weigh: Weigh | None = None,
+        **freshness: Unpack[Freshness],
+    ) -> TwoHops:
+        hidden = self._described(exclude)
+        return self._run(
+            lambda graph: graph.two_hop(
+                id1, atypes, limit=limit, fan_out=fan_out, exclude=hidden(graph), weigh=weigh, **freshness
+            )
+        )
+
+    def keep_two_hop(
+        self,
+        id1: int,
+        atypes: str | Sequence[str],
+        *,
+        into: str,
+        limit: int = 200,
+        fan_out: int = 500,
+        exclude: SetDescription | None = None,
+        **freshness: Unpack[Freshness],
+    ) -> KeptTwoHops:
+        hidden = self._described(exclude)
+        return self._run(
+            lambda graph: graph.keep_two_hop(
+                id1, atypes, into=into, limit=limit, fan_out=fan_out, exclude=hidden(graph), **freshness
+            )
+        )
+
+    def _described(self, exclude: SetDescription | None) -> Callable[[Graph], EdgeSet | None]:
+        """Return what makes the set of the running graph of a set of this one."""
+        if exclude is None:
+            return lambda _: None
+        expression = expression_in(self, exclude)
+        return lambda graph: EdgeSet(graph, expression)
 
     def assoc_iter(
         self,
@@ -246,11 +454,12 @@ class SyncGraph(GraphThread):
         high: int | None = None,
         low: int | None = None,
         page: int = PAGE_EDGES,
+        state: str | None = None,
         **freshness: Unpack[Freshness],
     ) -> Iterator[Assoc]:
         cursor: str | None = None
         while True:
-            result = self.assoc_page(id1, atype, page, cursor, high, low, **freshness)
+            result = self.assoc_page(id1, atype, page, cursor, high, low, state, **freshness)
             yield from result.edges
             cursor = result.cursor
             if cursor is None:

@@ -6,18 +6,21 @@ of a list of a hundred pays for ten. Values are immutable; a change is a write t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import repeat
 from types import MappingProxyType
-from typing import Self, cast, overload
+from typing import Any, Self, cast, overload
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
+from tao.client.batches import objects_of
 from tao.model.edge_block import LIMIT_CUT, checked_header, columns_of, id2_column, time_column
 from tao.model.errors import ProtocolError, TaoError
 from tao.model.graph import ABSENT, OBJECT_HEADER_BYTES
+from tao.model.receipts import Receipt
+from tao.model.tokens import WriteToken
 from tao.schema.codec import decode_fields
 from tao.schema.registry import Schema
 from tao.schema.types import AssocType, FieldValue, ObjectType
@@ -110,16 +113,49 @@ class Assoc(Struct, frozen=True, eq=False, weakref=True):
         )
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class Accepted:
+    """The receipt of a write that a follower's journal has accepted. ``id``: an opaque text, for logs and people."""
+
+    receipt: bytes
+    shards: tuple[int, ...]
+    """The shards that the write concerns."""
+    wait: Callable[[Accepted, float | None], Coroutine[Any, Any, WriteToken]] = field(compare=False)
+
+    @property
+    def id(self) -> str:
+        """Return the receipt as text: the follower, and the number of the write in its journal. `tao journal parked`
+        shows the write by it, unless another follower took it over."""
+        found = Receipt.decoded(self.receipt)
+        return f"{found.server}/{found.number}"
+
+    def __repr__(self) -> str:
+        # Logs must not have the receipt itself: who has it may read the result of the write.
+        return f"<Receipt {self.id}>"
+
+    async def applied(self, timeout: float | None = None) -> WriteToken:  # noqa: ASYNC109 - what callers know it by
+        """Wait until the write is made, at most so many seconds (by default as long as an operation may take). Return
+        a token of it, for readers that must see it; while an inverse edge is still owed the token names its list. When
+        the result is no longer kept, the token has the master read.
+
+        Raises `DeadlineExceeded` while the write still waits, and the reason why it was given up when it is parked:
+        operators decide what happens to it (`tao journal`)."""
+        return await self.wait(self, timeout)
+
+
 class AddedObject(int):
     """The id of an added object: an integer, and whether there was such an object before.
 
-    ``existed``: an object with this id and the same content existed. An id that the leader chose is always new."""
+    ``existed``: an object with this id and the same content existed. An id that the leader chose is always new.
+    ``receipt``: of a write that a journal has accepted; whether the object existed is not known then."""
 
     existed: bool
+    receipt: Accepted | None
 
-    def __new__(cls, id: int, *, existed: bool = False) -> Self:  # noqa: A002 - see `tao.client.writes`
+    def __new__(cls, id: int, *, existed: bool = False, receipt: Accepted | None = None) -> Self:  # noqa: A002 - see `tao.client.writes`
         made = super().__new__(cls, id)
         made.existed = existed
+        made.receipt = receipt
         return made
 
     @property
@@ -128,15 +164,35 @@ class AddedObject(int):
         return not self.existed
 
 
+class EdgeState(Struct, frozen=True):
+    """The state of an edge of a type with states. ``own``: the state that operations have given it; ``effective``: the
+    state whose list holds it, which is the highest of its own and those of its two nodes, and "removed" while the edge
+    was never added. ``state_us`` and ``payload_us``: the times of the newest operations that have set the state, and
+    the edge's time and fields, in microseconds since 1970; 0 where none has."""
+
+    own: str
+    effective: str
+    state_us: int
+    payload_us: int
+
+
 class EdgeWrite(Struct, frozen=True):
     """The result of a write of an edge. It is true when the edge existed before.
 
     ``existed``: the edge that the write names existed. ``inverse_pending``: the write is committed at one end, and its
     inverse edge follows as soon as the other end can be reached. Reads of this graph, and reads with a token of the
-    write, wait for it or raise `StaleRead`; other readers of that list do not see the edge until then."""
+    write, wait for it or raise `StaleRead`; other readers of that list do not see the edge until then.
+
+    Of an edge of a type with states: ``state`` is the state whose list holds it now, and ``superseded`` says that a
+    newer operation was there already, which is a success. An edge that was removed did not exist before.
+
+    ``receipt``: of a write that a journal has accepted (`Graph.journaled`); nothing else is known of it yet."""
 
     existed: bool
     inverse_pending: bool = False
+    state: str | None = None
+    superseded: bool = False
+    receipt: Accepted | None = None
 
     def __bool__(self) -> bool:
         return self.existed
@@ -241,14 +297,9 @@ class ObjectReader:
 
     def read_all(self, ids: Sequence[int], values: Sequence[bytes | TaoError]) -> list[Object | TaoError | None]:
         """Do `read` for each value, and keep each error in its place. Raises as `read`."""
-        if set(map(type, values)) == {bytes}:
-            whole = cast("Sequence[bytes]", values)
-            types = self._types
-            with suppress(KeyError):  # fails only when an object is absent or of an unknown type, which is rare
-                return [
-                    Object(object_id, types[value[8:12]], value[OBJECT_HEADER_BYTES:])
-                    for object_id, value in zip(ids, whole, strict=True)
-                ]
+        made = objects_of(ids, values, self._types, Object)
+        if made is not None:  # no error, and no object that is absent or of an unknown type: the usual case
+            return cast("list[Object | TaoError | None]", made)
         return [
             value if isinstance(value, TaoError) else self.read(object_id, value)
             for object_id, value in zip(ids, values, strict=True)

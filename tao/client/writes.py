@@ -17,10 +17,12 @@ from tao.client.reads import ReadOperations
 from tao.client.request_builder import build_each
 from tao.client.server_queues import WriteRow
 from tao.client.validation import check_id, check_items, check_number, check_otype, shard_in
-from tao.client.values import AddedObject, EdgeWrite
+from tao.client.values import AddedObject, EdgeState, EdgeWrite
+from tao.model.edge_states import State
 from tao.model.errors import InvalidArgument, RequestError, TaoError
 from tao.model.ids import MAX_RESERVED_IDS
 from tao.schema.types import ObjectType
+from tao.wire.convert import registers_from_pb
 from tao.wire.v1 import session_pb2 as pb
 
 Fields = Mapping[str, object]
@@ -42,11 +44,13 @@ class WriteOperations(ReadOperations):
         The result's ``is_new`` is False when an object with that id and the same content existed: an earlier attempt of
         this call has added it, or another caller has. Raises `IdNotReserved` for an id that may be given to another
         caller later, and `InvalidArgument` when the object exists with other content or was deleted."""
-        return _added(await self._write(self._builder.obj_add(otype, fields, near, id)))
+        row = self._builder.obj_add(otype, fields, near, id)
+        return self._added(row, await self._write(row))
 
     async def obj_add_many(self, objects: Iterable[Sequence[Any]]) -> list[AddedObject]:
         """Do `obj_add` for each ``(otype[, fields[, near[, id]]])``. Return the ids in order. Raises `SomeFailed`."""
-        return list(map(_added, await self._results(build_each(self._builder.obj_add, objects, 1, 4))))
+        rows = build_each(self._builder.obj_add, objects, 1, 4)
+        return list(map(self._added, rows, await self._results(rows)))
 
     async def obj_update(self, id: int, fields: Fields, otype: str | None = None) -> bool:
         """Set these fields of an object, where None removes a field, and keep the others. Return False when there is no
@@ -92,28 +96,78 @@ class WriteOperations(ReadOperations):
         return [result.found for result in await self._results(rows)]
 
     async def assoc_add(
-        self, id1: int, atype: str, id2: int, time: int | None = None, fields: Fields | None = None
+        self,
+        id1: int,
+        atype: str,
+        id2: int,
+        time: int | None = None,
+        fields: Fields | None = None,
+        at: int | None = None,
     ) -> EdgeWrite:
         """Add an edge, or overwrite it, and its inverse when the type has one. ``time`` orders the list, newest first;
-        the default is now, in Unix seconds. The result's ``is_new`` says whether there was no such edge before."""
-        return _edge_write(await self._write(self._builder.assoc_add(id1, atype, id2, time, fields)))
+        the default is now, in Unix seconds. The result's ``is_new`` says whether there was no such edge before.
+
+        ``at`` is the time of the operation, of a type with states (`assoc_set_state`)."""
+        return await self._edge_write(self._builder.assoc_add(id1, atype, id2, time, fields, at))
 
     async def assoc_add_many(self, edges: Iterable[Sequence[Any]]) -> list[EdgeWrite]:
-        """Do `assoc_add` for each ``(id1, atype, id2[, time[, fields]])``. Raises `SomeFailed`."""
-        return await self._edge_writes(build_each(self._builder.assoc_add, edges, 3, 5))
+        """Do `assoc_add` for each ``(id1, atype, id2[, time[, fields[, at]]])``. Raises `SomeFailed`."""
+        return await self._edge_writes(build_each(self._builder.assoc_add, edges, 3, 6))
 
-    async def assoc_delete(self, id1: int, atype: str, id2: int) -> EdgeWrite:
-        """Delete an edge and its inverse. The result is false when there was none."""
-        return _edge_write(await self._write(self._builder.assoc_delete(id1, atype, id2)))
+    async def assoc_delete(self, id1: int, atype: str, id2: int, at: int | None = None) -> EdgeWrite:
+        """Delete an edge and its inverse. The result is false when there was none. ``at``: see `assoc_set_state`."""
+        return await self._edge_write(self._builder.assoc_delete(id1, atype, id2, at))
 
-    async def assoc_delete_many(self, edges: Iterable[tuple[int, str, int]]) -> list[EdgeWrite]:
-        """Do `assoc_delete` for each ``(id1, atype, id2)``. Raises `SomeFailed`."""
-        return await self._edge_writes(build_each(self._builder.assoc_delete, edges, 3, 3))
+    async def assoc_delete_many(self, edges: Iterable[Sequence[Any]]) -> list[EdgeWrite]:
+        """Do `assoc_delete` for each ``(id1, atype, id2[, at])``. Raises `SomeFailed`."""
+        return await self._edge_writes(build_each(self._builder.assoc_delete, edges, 3, 4))
+
+    async def assoc_archive(self, id1: int, atype: str, id2: int, at: int | None = None) -> EdgeWrite:
+        """Move an edge and its inverse to the list of archived edges; time and fields stay. See `assoc_set_state`."""
+        return await self.assoc_set_state(id1, atype, id2, State.ARCHIVED.label, at)
+
+    async def assoc_restore(self, id1: int, atype: str, id2: int, at: int | None = None) -> EdgeWrite:
+        """Make an edge and its inverse normal again, at its old place. See `assoc_set_state`."""
+        return await self.assoc_set_state(id1, atype, id2, State.NORMAL.label, at)
+
+    async def assoc_set_state(
+        self,
+        id1: int,
+        atype: str,
+        id2: int,
+        state: str,
+        at: int | None = None,
+        time: int | None = None,
+        fields: Fields | None = None,
+    ) -> EdgeWrite:
+        """Set the state of an edge of a type with states, and of its inverse; with ``time`` or ``fields``, also these.
+        An edge that was never given a time is in no list but that of removed edges.
+
+        ``at`` is the time of the operation in microseconds since 1970; without it the operation is newer than all
+        before it. The newest operation wins, whichever comes last, so operations with ``at`` may be repeated and come
+        in any order; the result's ``superseded`` says that a newer one was there. Raises `OperationAhead` for a time
+        more than 60 s ahead of the leader's clock, and `OperationTooOld` above the type's ``keep_removed_days``."""
+        return await self._edge_write(self._builder.assoc_set_state(id1, atype, id2, state, at, time, fields))
+
+    async def assoc_set_state_many(self, edges: Iterable[Sequence[Any]]) -> list[EdgeWrite]:
+        """Do `assoc_set_state` for each ``(id1, atype, id2, state[, at[, time[, fields]]])``. Raises `SomeFailed`."""
+        return await self._edge_writes(build_each(self._builder.assoc_set_state, edges, 4, 7))
+
+    async def assoc_state(self, id1: int, atype: str, id2: int) -> EdgeState | None:
+        """Return the state of an edge of a type with states, its own and the one in which it is shown, and when it was
+        set, or None without any operation. It is read at ``id1`` from the master, under lock, and costs as much as a
+        write."""
+        result = await self._write(self._builder.assoc_state(id1, atype, id2), priority=0)
+        registers = registers_from_pb(result.registers)
+        if not registers.has_operation:
+            return None
+        own, effective = State(registers.own_state).label, State(result.effective_state).label
+        return EdgeState(own, effective, registers.state_us, registers.payload_us)
 
     async def assoc_change_type(self, id1: int, atype: str, id2: int, new_atype: str) -> EdgeWrite:
         """Move an edge and its inverse to another type, with time and fields. The result is false when there was no
         edge."""
-        return _edge_write(await self._write(self._builder.assoc_change_type(id1, atype, id2, new_atype)))
+        return await self._edge_write(self._builder.assoc_change_type(id1, atype, id2, new_atype))
 
     async def assoc_change_type_many(self, edges: Iterable[tuple[int, str, int, str]]) -> list[EdgeWrite]:
         """Do `assoc_change_type` for each ``(id1, atype, id2, new_atype)``. Raises `SomeFailed`."""
@@ -146,19 +200,25 @@ class WriteOperations(ReadOperations):
             found += await self.obj_get_many(absent, consistency=MASTER)
         return {each.id: each.object_type for each in found if each is not None}
 
+    async def _edge_write(self, row: WriteRow) -> EdgeWrite:
+        return self._edge_result(row, await self._write(row))
+
     async def _edge_writes(self, rows: list[WriteRow]) -> list[EdgeWrite]:
-        return list(map(_edge_write, await self._results(rows)))
+        return list(map(self._edge_result, rows, await self._results(rows)))
+
+    def _edge_result(self, row: WriteRow, result: pb.WriteResult) -> EdgeWrite:
+        if result.accepted:
+            return EdgeWrite(existed=False, receipt=self._receipt_of(row, result))
+        if not result.HasField("registers"):
+            return EdgeWrite(result.found, result.inverse_pending)
+        return EdgeWrite(result.found, result.inverse_pending, State(result.effective_state).label, result.superseded)
+
+    def _added(self, row: WriteRow, result: pb.WriteResult) -> AddedObject:
+        receipt = self._receipt_of(row, result) if result.accepted else None
+        return AddedObject(result.id, existed=result.found, receipt=receipt)
 
     async def _results(self, rows: list[WriteRow]) -> list[pb.WriteResult]:
         return all_or_raise(await self._write_many(rows))
-
-
-def _added(result: pb.WriteResult) -> AddedObject:
-    return AddedObject(result.id, existed=result.found)
-
-
-def _edge_write(result: pb.WriteResult) -> EdgeWrite:
-    return EdgeWrite(result.found, result.inverse_pending)
 
 
 def _found(outcome: pb.WriteResult | TaoError) -> bool | TaoError:

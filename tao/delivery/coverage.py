@@ -2,8 +2,9 @@
 
 Everything that the tailer sends about a shard carries the range of binlog positions that it covers
 (`tao.model.delivery.Span`). Joined together, these spans show whether any message is missing, whichever leader received
-it. Messages are kept in the order of arrival, each under the position covered at that moment. The messages after
-position P are therefore a suffix of the log, which holds everything after P even when some of it came twice or late.
+it. Messages are kept in the order of arrival, each under the position covered at that moment, or under the next one
+while messages of the next transaction may be among them (`Coverage.arriving`). The messages after position P are
+therefore a suffix of the log, which holds everything after P even when some of it came twice or late.
 
 Each database has a tailer of its own, which reads nothing of the shards of other databases. A leader must ask only that
 tailer about a shard: any other tailer would answer that there is nothing new, and messages that another leader received
@@ -29,7 +30,7 @@ class Coverage:
     The memory log has all messages after `memory_after` up to `head`, the spool all after `spool_after` up to `head`
     (``None``: the spool has none)."""
 
-    __slots__ = ("_detached", "head", "linked", "memory_after", "pending", "source", "spool_after")
+    __slots__ = ("_detached", "_inside", "head", "linked", "memory_after", "pending", "source", "spool_after")
 
     def __init__(self, source: str = "", head: int = 0, spool_after: int | None = None) -> None:
         self.source = source
@@ -39,28 +40,35 @@ class Coverage:
         self.linked = False
         """The tailer sends this leader everything that follows `head`."""
         self.pending = False
-        """Other leaders received messages after `head` that the tailer is sending again, and not all have arrived."""
+        """Messages after `head` are on their way here, and some of the next transaction may have come."""
         self._detached: tuple[int, int] | None = None  # read again from an earlier position, not joined with the rest
+        self._inside: int | None = None  # the end of the last span, if more was to follow it
 
     def extend(self, span: Span) -> bool:
         """Add the span, whose messages have all arrived.
 
         Returns False when the span does not continue the coverage, which then restarts with the span: a subscriber that
         received what came before may have missed messages in between."""
-        if not span.source or span.source != self.source or span.after > self.head:
-            self.source, self.head = span.source, span.number
-            self.memory_after = span.after
+        # What came before of the span's first transaction came here, too.
+        is_whole = not span.within or (span.source == self.source and span.after == self._inside)
+        self._inside = span.number if span.more else None
+        first, last = span.after, span.number
+        is_gap = first > self.head or (first == self.head and not is_whole)
+        if not span.source or span.source != self.source or is_gap:
+            self.source, self.head = span.source, last
+            self.memory_after = first + span.within
             self.spool_after = None
             self.linked = bool(span.source)
             self.pending = span.more
             self._detached = None
             return False
         self.linked = True
-        if span.number >= self.head:
+        if last >= self.head:
             self.pending = span.more
-        first, last = span.after, span.number
-        if self._detached is not None and self._detached[0] <= first <= self._detached[1]:
+        if self._detached is not None and is_whole and self._detached[0] <= first <= self._detached[1]:
             first, last = self._detached[0], max(last, self._detached[1])
+        else:
+            first += span.within  # the messages that came before may have left the log or the spool
         self._detached = (first, last)
         if first < self.memory_after <= last:
             self.memory_after = first
@@ -68,6 +76,11 @@ class Coverage:
             self.spool_after = first
         self.head = max(self.head, span.number)
         return True
+
+    @property
+    def arriving(self) -> int:
+        """The position under which messages are kept that arrive now: no earlier than their own."""
+        return self.head + self.pending
 
     @property
     def complete(self) -> bool:
@@ -106,6 +119,7 @@ class Coverage:
         self.linked = False
         self.pending = False
         self._detached = None
+        self._inside = None
 
     def clear_memory(self) -> None:
         """Record that the memory log is empty."""

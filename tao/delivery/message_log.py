@@ -11,6 +11,8 @@ from bisect import bisect_right
 from collections import OrderedDict
 from typing import NamedTuple
 
+import msgspec
+
 from tao.delivery.coverage import Coverage
 from tao.delivery.settings import DeliverySettings
 from tao.model.changes import ListChange, Message, ObjectChange, ShardMessages
@@ -44,8 +46,8 @@ class Stream:
         """Subscribers rely on the coverage: a gap in it has to start a new stream."""
 
 
-class _Held(NamedTuple):
-    """A message that is held, with its estimated size and the binlog position that was covered when it came.
+class _Held(msgspec.Struct, frozen=True, gc=False):
+    """A message that is held, with its estimated size and the binlog position under which it is kept.
 
     ``repeats``: the number under which the same message was appended to the stream before, and is still held; 0: it was
     not."""
@@ -93,19 +95,31 @@ class MessageLog:
 
     def append(self, stream: Stream, batch: ShardMessages) -> None:
         """Number the batch's messages and keep them, evicting the oldest where a bound is reached."""
-        stream.version_epoch = max(stream.version_epoch, batch.version_epoch)
-        shard, position = stream.shard, stream.coverage.head
+        version_epoch, most = batch.version_epoch, self._settings.log_messages_per_shard
+        stream.version_epoch = max(stream.version_epoch, version_epoch)
+        shard, position = stream.shard, self._position_of_next(stream)
+        held, first_numbers = self._held, self._first_numbers
         for message in batch.messages:
-            stream.last += 1
-            first = self._first_numbers.setdefault((shard, id(message)), stream.last)
-            repeats = 0 if first == stream.last else first
-            size = self._held[shard, first].size_bytes if repeats else estimated_bytes(message)
-            self._held[shard, stream.last] = _Held(stream, batch.version_epoch, message, size, position, repeats)
+            stream.last = number = stream.last + 1
+            first = first_numbers.setdefault((shard, id(message)), number)
+            if first == number:
+                size, repeats = estimated_bytes(message), 0
+            else:
+                size, repeats = held[shard, first].size_bytes, first
+            held[shard, number] = _Held(stream, version_epoch, message, size, position, repeats)
             self.bytes += size
-            if stream.last - stream.first >= self._settings.log_messages_per_shard:
+            if number - stream.first >= most:
                 self._evict(stream)
         while self.bytes > self._settings.log_bytes_total and self._held:
             self._evict(next(iter(self._held.values())).stream)
+
+    def _position_of_next(self, stream: Stream) -> int:
+        """Return the position of what arrives now. Positions never fall, also when a shard loses its link within a
+        transaction."""
+        position = stream.coverage.arriving
+        if stream.last > stream.positions_after and stream.last >= stream.first:
+            position = max(position, self._held[stream.shard, stream.last].position)
+        return position
 
     def holds(self, shard: int, message: Message) -> bool:
         """Return whether this message, and not only an equal one, is held in the shard's stream."""
@@ -160,10 +174,11 @@ class MessageLog:
 
 def estimated_bytes(message: Message) -> int:
     """Return the estimated size of a message in memory, in bytes; its encoded form is smaller."""
-    match message:
-        case ObjectChange(data=data):
-            return _MESSAGE_BYTES + len(data or b"")
-        case ListChange(gone=gone, put=put):
-            return _MESSAGE_BYTES + _EDGE_BYTES * (len(gone) + len(put)) + sum([len(edge.data) for edge in put])
-        case _:
-            return _MESSAGE_BYTES
+    if isinstance(message, ListChange):
+        edges_bytes = _EDGE_BYTES * (len(message.gone) + len(message.put))
+        for edge in message.put:
+            edges_bytes += len(edge.data)
+        return _MESSAGE_BYTES + edges_bytes
+    if isinstance(message, ObjectChange):
+        return _MESSAGE_BYTES + len(message.data or b"")
+    return _MESSAGE_BYTES

@@ -134,7 +134,7 @@ class Publisher:
         # Spool the messages first: a woken subscriber may read the spool at once, and has to find these messages there.
         if self._spool is not None and stored is not None:
             rows = [
-                SpoolRow(coverage.source, coverage.head, each)
+                SpoolRow(coverage.source, coverage.arriving, each)
                 for batch in batches
                 if batch.messages and batch.shard in self._spooled
                 if (coverage := self._coverages[batch.shard]).linked
@@ -187,11 +187,11 @@ class Publisher:
         """Add the span to its shard's coverage. Returns whether the shard is linked."""
         shard = span.shard
         stream, coverage = self._streams[shard], self._coverages[shard]
-        before = coverage.head
+        before = coverage.arriving  # the spool may lack what has come of the next transaction
         if coverage.extend(span):
             kept_after = before
         else:
-            kept_after = span.after
+            kept_after = coverage.memory_after
             if stream.must_be_gapless:
                 self._restart(stream)
             else:

@@ -1,17 +1,14 @@
 """The spool: a leader's guaranteed messages in SQLite, written by a thread of its own.
 
 Everything that was queued while the thread was busy becomes one commit, which is synced to disk before any message of
-it is reported as stored (``synchronous=FULL``). So the cost per message falls under load, and a power failure loses no
-acknowledged message. Every row has a checksum, since SQLite detects torn files but not flipped bits. A file that cannot
-be read is set aside and a new one is begun: subscribers then start cold, which costs hits and nothing else.
+it is reported as stored (`tao.delivery.synced_file`). A file that cannot be read is set aside and a new one is begun:
+subscribers then start cold, which costs hits and nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
-import queue
 import sqlite3
-import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -22,6 +19,7 @@ from typing import Final
 import msgspec
 
 from tao.delivery.settings import SpoolSettings
+from tao.delivery.synced_file import GatheringThread, Unreadable, open_synced, set_file_aside
 from tao.model.changes import ShardMessages
 from tao.model.delivery import SpoolMark, SpoolRow
 from tao.observability.logs import Logger
@@ -39,18 +37,11 @@ CREATE TABLE IF NOT EXISTS proofs (source TEXT PRIMARY KEY, number INTEGER NOT N
 _FILE: Final = "spool.sqlite"
 _FORMAT: Final = 1
 """The file's ``user_version``; a file with another one is set aside."""
-_PAGE_BYTES: Final = 4_096
-_MAX_JOBS: Final = 10_000
-"""The largest number of jobs in one commit."""
 _DROP_ROWS: Final = 1_000
 """The largest number of rows that one statement drops."""
 _PROOF_SECONDS: Final = 1.0
 """From a proof to the job that stores it, with the others that came meanwhile: each idle database proves something once
 a second, and a commit is a sync of the disk. A proof that is lost costs a subscriber at most a replay by the tailer."""
-
-
-class _Unreadable(Exception):
-    """The content of the file is not what was written."""
 
 
 @dataclass(slots=True)
@@ -94,7 +85,7 @@ class SqliteSpool:
         self._settings: Final = settings
         self._log: Final = log
         self._loop: Final = asyncio.get_running_loop()
-        self._jobs: Final[queue.SimpleQueue[_Job | None]] = queue.SimpleQueue()
+        self._thread: Final[GatheringThread[_Job]] = GatheringThread("spool", self._run_jobs, self._close_file)
         self._marks: list[SpoolMark] = []
         self._proved: dict[str, int] = {}  # by source, what is not queued yet
         self._proving: asyncio.TimerHandle | None = None  # will queue it
@@ -105,7 +96,6 @@ class SqliteSpool:
         self._thread_era = 0  # losses that the thread has had
         self._connection: sqlite3.Connection | None = None
         self._retry_at = 0.0
-        self._thread: threading.Thread | None = None
         self.trouble = ""
         """The reason why nothing can be stored now; empty when all is well."""
         self.rows = 0
@@ -123,15 +113,12 @@ class SqliteSpool:
     async def open(self) -> None:
         """Read the file, then start the thread."""
         await asyncio.to_thread(self._open)
-        self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
         self._thread.start()
 
     async def close(self) -> None:
         """Finish the queued jobs and close the file."""
         self._queue_proofs()
-        if self._thread is not None:
-            self._jobs.put(None)
-            await asyncio.to_thread(self._thread.join)
+        await self._thread.stop()
 
     def marks(self) -> Sequence[SpoolMark]:
         """See `tao.model.ports.Spool`."""
@@ -144,7 +131,7 @@ class SqliteSpool:
     def append(self, rows: Sequence[SpoolRow], marks: Sequence[SpoolMark], stored: Callable[[], None]) -> None:
         """See `tao.model.ports.Spool`."""
         self._queue_proofs()
-        self._jobs.put(_Append(rows, marks, stored, self._era))
+        self._thread.put(_Append(rows, marks, stored, self._era))
 
     def prove(self, source: str, number: int) -> None:
         """See `tao.model.ports.Spool`."""
@@ -161,7 +148,7 @@ class SqliteSpool:
         answer: Callable[[Sequence[SpoolRow] | None], None],
     ) -> None:
         """See `tao.model.ports.Spool`."""
-        self._jobs.put(_Read(shard, source, after, max_bytes, answer))
+        self._thread.put(_Read(shard, source, after, max_bytes, answer))
 
     def _queue_proofs(self) -> None:
         """Queue what was proved, before what follows it."""
@@ -169,7 +156,7 @@ class SqliteSpool:
             self._proving.cancel()
             self._proving = None
         if self._proved:
-            self._jobs.put(_Prove(self._proved, self._era))
+            self._thread.put(_Prove(self._proved, self._era))
             self._proved = {}
 
     # ---- in the thread, or before it is started ---------------------------------------------------------------------
@@ -180,7 +167,7 @@ class SqliteSpool:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 self._connect()
-            except (sqlite3.DatabaseError, _Unreadable) as error:
+            except (sqlite3.DatabaseError, Unreadable) as error:
                 if isinstance(error, sqlite3.OperationalError):
                     raise
                 self._set_aside(error)
@@ -190,17 +177,8 @@ class SqliteSpool:
             self._failed(error)
 
     def _connect(self) -> None:
-        connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+        connection = open_synced(self._path, _SCHEMA, _FORMAT, self._settings.max_bytes)
         try:
-            found = connection.execute("PRAGMA user_version").fetchone()[0]
-            if found not in (0, _FORMAT):
-                raise _Unreadable(f"its format is {found}; this version reads {_FORMAT}")
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("PRAGMA synchronous=FULL")
-            pages = 256 + 3 * self._settings.max_bytes // 2 // _PAGE_BYTES
-            connection.execute(f"PRAGMA max_page_count={pages}")
-            connection.executescript(_SCHEMA)
-            connection.execute(f"PRAGMA user_version={_FORMAT}")
             marks = _read_marks(connection)
             connection.execute("BEGIN IMMEDIATE")
             # Stored as unlinked: a position proved from here on does not hold for a shard until it is marked again.
@@ -213,15 +191,9 @@ class SqliteSpool:
         self._connection, self._marks = connection, marks
 
     def _set_aside(self, error: Exception) -> None:
-        """Rename the file and its journal. Raises `OSError`."""
-        aside = self._path.with_name(f"{_FILE}.unreadable")
+        """Rename the file. Raises `OSError`."""
+        aside = set_file_aside(self._path)
         self._log.error("spool_unreadable", reason=str(error), set_aside=str(aside))
-        # Rename the database last. Without its journal an old file is only older, but a new file would take over an
-        # old journal.
-        for suffix in ("-wal", "-shm", ""):
-            part = Path(f"{self._path}{suffix}")
-            if part.exists():
-                part.replace(f"{aside}{suffix}")
         self.set_aside += 1
 
     def _failed(self, error: Exception) -> None:
@@ -234,24 +206,9 @@ class SqliteSpool:
             self._connection = None
         self._retry_at = time.monotonic() + self._settings.retry_seconds
 
-    def _run(self) -> None:
-        while True:
-            jobs: list[_Job] = []
-            job = self._jobs.get()
-            while job is not None:
-                jobs.append(job)
-                if len(jobs) >= _MAX_JOBS:
-                    break
-                try:
-                    job = self._jobs.get_nowait()
-                except queue.Empty:
-                    break
-            if jobs:
-                self._run_jobs(jobs)
-            if job is None:
-                if self._connection is not None:
-                    self._connection.close()
-                return
+    def _close_file(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
 
     def _run_jobs(self, jobs: list[_Job]) -> None:
         """Do the jobs in one commit, then report to the loop."""
@@ -267,7 +224,7 @@ class SqliteSpool:
                 self._make_room(connection, dropped)
                 connection.execute("COMMIT")
                 self.commits += 1
-            except (sqlite3.Error, msgspec.MsgspecError, _Unreadable) as error:
+            except (sqlite3.Error, msgspec.MsgspecError, Unreadable) as error:
                 dropped.clear()
                 self._failed(error)
                 if not isinstance(error, sqlite3.OperationalError):
@@ -338,7 +295,8 @@ class SqliteSpool:
                     "SELECT after, head, linked FROM marks WHERE shard = ? AND source = ?", (shard, source)
                 ).fetchone()
                 if found is not None and found[0] < number:
-                    mark = SpoolMark(shard, source, number, max(found[1], number), bool(found[2]))
+                    # The dropped row may be of a transaction of which more was to come: nothing says that it has.
+                    mark = SpoolMark(shard, source, number, found[1], bool(found[2]))
                     _put_marks(connection, (mark,))
 
     def _report(self, jobs: list[_Job], dropped: dict[tuple[int, str], int]) -> None:
@@ -357,7 +315,7 @@ class SqliteSpool:
 
 
 def _read_marks(connection: sqlite3.Connection) -> list[SpoolMark]:
-    """Read the marks as of the newest proofs. Raises `_Unreadable`."""
+    """Read the marks as of the newest proofs. Raises `Unreadable`."""
     proofs = dict(connection.execute("SELECT source, number FROM proofs"))
     marks = []
     for *mark, checksum in connection.execute(
@@ -365,7 +323,7 @@ def _read_marks(connection: sqlite3.Connection) -> list[SpoolMark]:
     ):
         shard, source, after, head, linked = mark
         if checksum != _checksum_of(mark):
-            raise _Unreadable(f"the mark of shard {shard} is not what was written")
+            raise Unreadable(f"the mark of shard {shard} is not what was written")
         reached = max(head, proofs.get(source, 0)) if linked else head
         marks.append(SpoolMark(shard, source, after, reached, linked=False))
     return marks
@@ -380,7 +338,7 @@ def _read(connection: sqlite3.Connection, job: _Read) -> list[SpoolRow]:
         (job.shard, job.source, *job.after),
     ):
         if zlib.crc32(body) != checksum:
-            raise _Unreadable(f"row {place} is not what was written")
+            raise Unreadable(f"row {place} is not what was written")
         room -= len(body)
         if rows and room < 0:
             break

@@ -22,10 +22,15 @@ from tao.demonstration.narration import Figures, chapter, check, ms, percentiles
 from tao.demonstration.stage import Stage, timed
 from tao.devcluster.inspection import ProcessStatus
 from tao.devcluster.layout import Role
+from tao.feeds import Feeds
 from tao.terminal import Counting, WaitDisplay
 
 _READERS: Final = 32
 _SEED: Final = 1
+_PAIRS: Final = 200
+_MUTUAL_PAGE: Final = 1_000
+_FEED_PAGE: Final = 50
+_FEED_PAGES: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,9 @@ async def show_social_graph(stage: Stage, source: GraphFiles | Generated) -> Fig
         the leaders, not the database. Warm reads are {_per_second(warm) / _per_second(cold):.1f} times as fast as
         cold. All {sum(each["queries"] for each in passes):,} answers equal the file."""
     )
-    return {"load": load, "passes": passes, "servers": await _show_servers(stage)}
+    mutual = await _show_mutual(stage, near, expected)
+    feed = await _show_feed(stage, near, expected)
+    return {"load": load, "passes": passes, "mutual": mutual, "feed": feed, "servers": await _show_servers(stage)}
 
 
 async def _load(stage: Stage, files: GraphFiles) -> tuple[Figures, PageGraph]:
@@ -182,6 +189,70 @@ async def _read_count(graph: Graph, expected: PageGraph, page: int) -> None:
 
 
 _READS: Final = {"objects": _read_object, "lists": _read_list, "counts": _read_count}
+
+
+async def _show_mutual(stage: Stage, tier: str, expected: PageGraph) -> Figures:
+    """Ask for the mutual likes of pages, which the file must confirm, and for the candidates of the one with most
+    likes."""
+    chance = random.Random(_SEED)
+    pages = [page for page, neighbours in expected.neighbours.items() if neighbours]
+    pairs = [
+        (page, chance.choice(sorted(expected.neighbours[page])))
+        for page in chance.sample(pages, min(_PAIRS, len(pages)))
+    ]
+    seconds, most = [], 0
+    async with stage.graph(tier) as graph:
+        for one, other in pairs:
+            both = graph.edge_set(one, ATYPE) & graph.edge_set(other, ATYPE)
+            took, page = await timed(both.page(_MUTUAL_PAGE))
+            found, known = {edge.id2 for edge in page.edges}, expected.neighbours[one] & expected.neighbours[other]
+            check(
+                found == known or (page.cursor is not None and found < known),
+                f"pages {one} and {other} have {len(known):,} mutual likes in the file, and {len(found):,} were found",
+            )
+            seconds.append(took)
+            most = max(most, len(known))
+        busiest = max(pages, key=lambda each: len(expected.neighbours[each]))
+        hops_seconds, hops = await timed(graph.two_hop(busiest, ATYPE, limit=5))
+    mutual = percentiles(seconds)
+    best = f", the best of them by {hops.candidates[0].mutual:,} of its own likes" if hops.candidates else ""
+    say(
+        f"""Which pages do two pages both like? Asked for {len(pairs):,} pairs, with at most {most:,} mutual likes: half
+        were answered within {ms(mutual["p50_ms"])}, 99 of 100 within {ms(mutual["p99_ms"])}; all equal the file. The
+        page with most likes could be shown to {len(hops.candidates)} others{best}: two hops over {hops.visited:,} edges
+        took {ms(1000 * hops_seconds)}."""
+    )
+    return {"pairs": len(pairs), "most": most, **mutual, "visited": hops.visited, "two_hops_ms": 1000 * hops_seconds}
+
+
+async def _show_feed(stage: Stage, tier: str, expected: PageGraph) -> Figures:
+    """Read the feed of the page with most likes: what those that it likes have liked. The file must confirm it."""
+    busiest = max(expected.pages, key=lambda each: len(expected.neighbours[each]))
+    authors = expected.neighbours[busiest]
+    known = {liked for author in authors for liked in expected.neighbours[author]}
+    seconds: list[float] = []
+    found: list[int] = []
+    cursor: str | None = None
+    async with stage.graph(tier) as graph:
+        feeds = Feeds(graph, follows=ATYPE, posted=ATYPE, own_posts=False)
+        for _ in range(_FEED_PAGES):
+            took, page = await timed(feeds.page(busiest, _FEED_PAGE, cursor))
+            seconds.append(took)
+            found += [post.id for post in page.posts]
+            cursor = page.cursor
+            if cursor is None:
+                break
+    check(
+        len(found) == len(set(found)) and known.issuperset(found) and (cursor is not None or len(found) == len(known)),
+        f"the feed of page {busiest} has {len(known):,} posts in the file, and not the {len(found):,} that were found",
+    )
+    feed = percentiles(seconds)
+    say(
+        f"""What have the pages liked lately that the page with most likes likes? Its feed merges {len(authors):,} lists
+        when it is read: {len(seconds)} pages, {len(found):,} likes, none of them twice; half of the pages came within
+        {ms(feed["p50_ms"])}."""
+    )
+    return {"authors": len(authors), "pages": len(seconds), "posts": len(found), **feed}
 
 
 def _show_passes(passes: list[Figures]) -> None:

@@ -30,7 +30,7 @@ APPLICATION_ID: Final = "spiffe://localhost/app/app"
 OPERATOR: Final = "operator"
 APPLICATION: Final = "app"
 
-_SERVERS: Final = (Role.LEADER, Role.TAILER, Role.FOLLOWER, Role.WATCHER)
+_SERVERS: Final = (Role.LEADER, Role.TAILER, Role.FOLLOWER, Role.WATCHER, Role.WORKER)
 _AUTHORITY: Final = "ca"
 _PEM: Final = serialization.Encoding.PEM
 _LIFE: Final = timedelta(days=365)

@@ -1,10 +1,10 @@
 """Starts and stops a whole cluster on this machine, with one region or several.
 
 The start goes in the order of dependency: etcd, if it has one, databases, then (with several regions) the delay line
-and replication, the tables of the shards, leaders, tailers, followers, watchers. Each step waits until the servers of
-the one before are ready. The stop goes in the opposite order. Everything that is needed to find a process again is
-written to the state folder before the process starts, so that a crash at any moment leaves a folder that the next
-start, `tao dev status` and `tao dev down` understand.
+and replication, the tables of the shards, leaders, tailers, followers, watchers, workers. Each step waits until the
+servers of the one before are ready. The stop goes in the opposite order. Everything that is needed to find a process
+again is written to the state folder before the process starts, so that a crash at any moment leaves a folder that the
+next start, `tao dev status` and `tao dev down` understand.
 """
 
 from __future__ import annotations
@@ -437,7 +437,7 @@ class DevCluster:
         await self._migrate(schema)
         if shape.replicates:
             await self._catch_up()
-        for role in (Role.LEADER, Role.TAILER, Role.FOLLOWER, Role.WATCHER):
+        for role in (Role.LEADER, Role.TAILER, Role.FOLLOWER, Role.WATCHER, Role.WORKER):
             await self._start_role(role)
         self._record = msgspec.structs.replace(record, ready=True)
         self._folder.write(self._record)

@@ -245,8 +245,10 @@ def settings_text(
     if settings.tls:
         files = tls_files(folder, member.name)
         named = {field: str(getattr(files, field)) for field in ("certificate", "private_key", "authorities")}
-        found |= {"tls": {**named, "cluster": files.cluster}, "database_tls": named}
-    if member.role in (Role.TAILER, Role.WATCHER):
+        found["tls"] = {**named, "cluster": files.cluster}
+        if member.role is not Role.WORKER:
+            found["database_tls"] = named
+    if member.role in (Role.TAILER, Role.WATCHER, Role.WORKER):
         found |= {"region": member.region, "admin": admin(member)}
     if member.role is Role.WATCHER:
         account = accounts.watcher or accounts.administrator
@@ -255,7 +257,7 @@ def settings_text(
             "administrator_password": account.password,
             "replicator_password": accounts.replicator.password,
         }
-    else:
+    elif member.role is not Role.WORKER:
         found["schema_file"] = str(etcd or folder.schema)
     if member.role is Role.TAILER:
         found |= {
@@ -279,6 +281,8 @@ def settings_text(
             "leader_password": accounts.leader.password,
             "spool": {"folder": own_folder},
         }
+    if member.role is Role.FOLLOWER:
+        found["journal"] = {"folder": own_folder}
     for each in (member.role, member.name):
         found |= settings.server_settings.get(each, {})
     return yaml.safe_dump(found, sort_keys=False).encode()

@@ -270,7 +270,8 @@ async def prepare_template(binary: ServerBinary, cache_folder: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix="building-", dir=templates) as folder:
         draft = Path(folder) / "data"
         argv = initialize_argv(binary, draft, as_root=os.geteuid() == 0)
-        await _run(argv, f"initialising {binary.flavour} data")
+        # A server that starts removes all temporary tables in its folder, also those of others in a shared one.
+        await _run(argv, f"initialising {binary.flavour} data", {**os.environ, "TMPDIR": folder})
         for path in (path for pattern in _NOT_COPIED for path in draft.glob(pattern)):
             path.unlink()
         with contextlib.suppress(OSError):  # another process was faster, and its template is as good
@@ -289,10 +290,16 @@ async def copy_template(template: Path, data: Path) -> None:
     draft.rename(data)
 
 
-async def _run(argv: Sequence[str], what: str) -> None:
+async def _run(argv: Sequence[str], what: str, environment: Mapping[str, str] | None = None) -> None:
     try:
         done = await asyncio.to_thread(
-            subprocess.run, argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_BUILD_SECONDS, check=False
+            subprocess.run,
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_BUILD_SECONDS,
+            check=False,
+            env=environment,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise OperatorError(f"{what} failed: {error}") from error

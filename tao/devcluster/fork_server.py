@@ -188,6 +188,9 @@ def _run(order_from: int, log: int) -> NoReturn:
     _show(order["argv"])
     os.environ.clear()
     os.environ.update(order["env"])
+    # The interpreter that runs already has read the variable of its own environment.
+    added = order["env"].get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [each for each in added if each and each not in sys.path]
     os.chdir(order["folder"])
     _, _, _, module, *sys.argv[1:] = order["argv"]
     gc.enable()

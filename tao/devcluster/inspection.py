@@ -24,6 +24,7 @@ from tao.model.errors import TaoError
 
 STOP_SECONDS = {
     Role.WATCHER: 10.0,
+    Role.WORKER: 20.0,
     Role.FOLLOWER: 20.0,
     Role.TAILER: 20.0,
     Role.LEADER: 20.0,
@@ -32,8 +33,8 @@ STOP_SECONDS = {
     Role.ETCD: 10.0,
 }
 """The time limit of a stop on SIGTERM, by role in stopping order. Watchers stop first: they would take the stopping
-servers for an outage. The delay line stops late: a replica that loses its master while it stops reports an error. So
-does etcd, which all ask."""
+servers for an outage. Workers stop before those that they ask. The delay line stops late: a replica that loses its
+master while it stops reports an error. So does etcd, which all ask."""
 _OWNER_STOP_SECONDS = 90.0
 
 

@@ -36,6 +36,7 @@ class Role(StrEnum):
     TAILER = "tailer"
     FOLLOWER = "follower"
     WATCHER = "watcher"
+    WORKER = "worker"
 
 
 _STARTING_ORDER = tuple(Role)
@@ -77,6 +78,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     watchers: int = 0
     """The watchers of each region: of all watchers one is active, the others are ready to replace it. With 0 no server
     is marked down or promoted automatically."""
+    workers: int = 0
+    """The workers of each region, which do the background jobs of the shards that have their master there."""
     etcd: bool = False
     """Whether an etcd in the first region holds the topology, the schema, the access document and the locks; otherwise
     they are in files."""
@@ -172,6 +175,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
                 yield member(Role.FOLLOWER, f"follower-{number}{letter}", tier=tier, registers=index >= self.followers)
         for number in range(1, self.watchers + 1):
             yield member(Role.WATCHER, f"watcher-{number}")
+        for number in range(1, self.workers + 1):
+            yield member(Role.WORKER, f"worker-{number}")
 
     def select(self, role: Role, region: str = "", *, tier: str = "", database: str = "") -> list[Member]:
         """Return the processes of a role in starting order: those of a region, a tier or a database, or all."""
@@ -218,6 +223,7 @@ PORT_KINDS: Mapping[Role, tuple[str, ...]] = {
     Role.FOLLOWER: ("grpc", "frames", "admin"),
     Role.TAILER: ("frames", "admin"),
     Role.WATCHER: ("frames", "admin"),
+    Role.WORKER: ("admin",),
 }
 
 

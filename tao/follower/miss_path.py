@@ -30,7 +30,16 @@ import msgspec
 from tao.model.errors import DatabaseDown, DeadlineExceeded, NotMine, Overloaded, StaleRead, TaoError, Unavailable
 from tao.model.queries import Fetched, Query, shard_of
 from tao.serving.configuration import Spawn
-from tao.serving.sources import Databases, FetchSource, Take, deliver, deliver_from_task, fetch_and_wait
+from tao.serving.sources import (
+    Databases,
+    FetchSource,
+    OnPause,
+    Take,
+    always_pause,
+    deliver,
+    deliver_from_task,
+    fetch_and_wait,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +74,7 @@ class _Miss(msgspec.Struct):
     until: float
     take: Take
     caller: str | None
+    on_pause: OnPause
 
 
 class FollowerSources(NamedTuple):
@@ -108,11 +118,20 @@ class MissPath:
         """Number of queries that went past the leader."""
 
     def fetch(
-        self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float, caller: str | None
+        self,
+        query: Query,
+        minimum: int,
+        take: Take,
+        *,
+        critical: bool,
+        timeout_seconds: float,
+        caller: str | None,
+        on_pause: OnPause = always_pause,
     ) -> None:
         """Fetch one query. The answer is `StaleRead` when the database lacks what this follower was sent, and
         `Unavailable` when the database cannot serve either. See `tao.serving.sources.FetchSource`."""
-        miss = _Miss(query, shard_of(query), minimum, critical, self._now() + timeout_seconds, take, caller)
+        until = self._now() + timeout_seconds
+        miss = _Miss(query, shard_of(query), minimum, critical, until, take, caller, on_pause)
         if self._leader_is_down(miss.shard):
             self._go_past(miss, "it has not answered recently")
             return
@@ -120,7 +139,9 @@ class MissPath:
         fallback_seconds = settings.critical_seconds if critical else settings.leader_seconds
         seconds = min(fallback_seconds, timeout_seconds)
         take = partial(self._take_from_leader, miss)
-        self._leaders.fetch(query, minimum, take, critical=critical, timeout_seconds=seconds, caller=caller)
+        self._leaders.fetch(
+            query, minimum, take, critical=critical, timeout_seconds=seconds, caller=caller, on_pause=on_pause
+        )
 
     def _take_from_leader(self, miss: _Miss, answer: Fetched | TaoError) -> None:
         if not isinstance(answer, NotMine | Unavailable | DeadlineExceeded):
@@ -161,6 +182,7 @@ class MissPath:
                 critical=True,
                 timeout_seconds=timeout_seconds,
                 caller=miss.caller,
+                on_pause=miss.on_pause,
             )
         except Unavailable as failure:
             raise type(failure)(
@@ -195,7 +217,12 @@ class MissPath:
             left = timeout_seconds - (self._now() - began)
             try:
                 found = await fetch_and_wait(
-                    self._other_region, miss.query, miss.minimum, critical=False, timeout_seconds=left
+                    self._other_region,
+                    miss.query,
+                    miss.minimum,
+                    critical=False,
+                    timeout_seconds=left,
+                    on_pause=miss.on_pause,
                 )
             except TaoError as error:
                 if not is_mastered_here:

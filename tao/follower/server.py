@@ -6,15 +6,18 @@ import random
 from math import inf
 
 from tao.follower.miss_path import FollowerSources, MissPath
+from tao.follower.pair_filters import PairFilters
+from tao.follower.select_path import SelectPath
 from tao.follower.service import FollowerService, UnaryPath
 from tao.follower.settings import FollowerSettings
 from tao.follower.subscriptions import Subscriptions
+from tao.journal.journal import Journal
 from tao.model.errors import NotMine, TaoError
 from tao.model.topology import CacheServer
 from tao.observability.logs import Logger
 from tao.observability.metrics import Metrics
 from tao.serving.configuration import ServerContext
-from tao.serving.forward_path import ForwardPath, SiblingInvalidation, WriteThrough
+from tao.serving.forward_path import AppliesWrites, ForwardPath, SiblingInvalidation, WriteThrough
 from tao.serving.metrics import register_databases, register_held_rows
 from tao.serving.misses import ReadPolicy
 from tao.serving.server import CachingServer
@@ -33,6 +36,7 @@ class FollowerServer(CachingServer[FollowerSettings]):
         super().__init__(settings, log)
         self._read_pools: Pools | None = None
         self._read_store: MySqlReadStore | None = None
+        self._journal: Journal | None = None
 
     async def start(self) -> FollowerServer:
         """Subscribe, listen and serve. Raises `OperatorError` or `OSError` when the follower cannot start."""
@@ -40,12 +44,21 @@ class FollowerServer(CachingServer[FollowerSettings]):
         self._make_cache(context)
         self._make_read_path(context)
         self._make_write_path(context)
+        if self._journal is not None:
+            await self._journal.open()
         self._make_request_handlers(context)
         self._follow_configuration(context)
         await self._open_ports(context)
         self._subscriptions.follow_routes(context.configuration.routes)
         self._start_common_tasks(context)
         self._tasks.keep(self._subscriptions.keep_following, "following leaders")
+        self._tasks.keep(self._pair_filters.keep, "pair filters")
+        if self._journal is not None:
+            self._tasks.keep(self._journal.clocks.keep, "clocks of leaders")
+            self._tasks.keep(self._journal.keep_purging, "purge of the journal")
+            self._tasks.keep(self._journal.held.watch, "copies of other followers")
+            if self._settings.journal.copies > 1:
+                self._tasks.keep(self._journal.copies.keep, "copies at another follower")
         server = context.configuration.routes.server(context.name)
         self._log.info("serving", grpc=server.grpc, frames=server.frames, shards=len(self._subscriptions.hosted))
         return self
@@ -85,6 +98,7 @@ class FollowerServer(CachingServer[FollowerSettings]):
             tables,
             ReadSettings(max_held_bytes=settings.fills.max_held_bytes),
             keeps_lease=databases.keeps_lease,
+            is_elsewhere=databases.is_elsewhere,
         )
 
         def leader_in_other_region(shard: int) -> CacheServer:
@@ -114,12 +128,15 @@ class FollowerServer(CachingServer[FollowerSettings]):
             settings.forwarding,
             next_hop=lambda shard: configuration.routes.leaders(region).home(shard),
             hosts=lambda shard: configuration.routes.tier(region, tier).receivers(shard),
-            apply=changes.apply_write,
+            changes=AppliesWrites(changes.decode_write, changes.apply_write),
             admit=self._admit,
             sibling_invalidation=self._sibling_invalidation,
         )
         self._subscriptions = Subscriptions(context, self._cache, changes, settings.subscriptions)
-        self._service = FollowerService(context, self._cache, self._reads, self._writes, changes.apply_write)
+        self._pair_filters = PairFilters(context, self._cache, self._is_subscribed, settings.pair_filters)
+        if settings.journal.folder is not None:
+            self._journal = Journal(context, settings.journal.folder, settings.journal, self._writes, self._admit)
+        self._service = FollowerService(context, self._cache, self._reads, self._writes, changes, self._journal)
 
     def _make_request_handlers(self, context: ServerContext) -> None:
         self._make_listeners(
@@ -127,19 +144,26 @@ class FollowerServer(CachingServer[FollowerSettings]):
             self._service,
             frozenset({"read"}),
             lambda: random.randrange(context.configuration.routes.shards),
-            lambda own: UnaryPath(
+            lambda own: SelectPath(
                 context,
-                own,
-                self._service.admit,
-                self._reads.shares,
-                lambda: self._subscriptions.hosted,
-                self._settings.unary,
+                UnaryPath(
+                    context,
+                    own,
+                    self._service.admit,
+                    self._reads.shares,
+                    lambda: self._subscriptions.hosted,
+                    self._settings.unary,
+                ),
             ),
         )
 
     async def close(self) -> None:
         """See `tao.runtime.process.RunningServer`."""
+        if self._journal is not None:
+            self._journal.stop()
         await super().close()
+        if self._journal is not None:
+            await self._journal.close()
         if self._read_pools is not None:
             await self._read_pools.close()
 
@@ -181,9 +205,11 @@ class FollowerServer(CachingServer[FollowerSettings]):
         writes, subscriptions = self._writes, self._subscriptions
         return {
             "writes": {"forwarded": writes.acknowledged.total(), "failed": writes.failed.total()},
+            **({} if self._journal is None else {"journal": self._journal.control.figures()}),
             "messages": subscriptions.messages,
             "resets": subscriptions.resets,
             "unsubscribed_shards": subscriptions.unsubscribed,
+            "pair_filters": self._pair_filters.summary(),
             "staleness_seconds": {
                 database: None if seconds == inf else seconds for database, seconds in self._staleness().items()
             },
@@ -197,7 +223,10 @@ class FollowerServer(CachingServer[FollowerSettings]):
 
     def _register_metrics(self, metrics: Metrics) -> None:
         subscriptions, writes = self._subscriptions, self._writes
+        if self._journal is not None:
+            self._journal.control.register(metrics)
         register_held_rows(metrics, self._held_row_bytes)
+        self._pair_filters.register(metrics)
         metrics.gauge_family(
             "staleness_seconds",
             "Upper bound on how far the stalest shard of a database is behind its master; infinite while unknown.",

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tao.cache import GraphCache
-from tao.model.changes import ShardInvalidation, ShardMessages
+from tao.journal.journal import Journal
+from tao.model.changes import ShardInvalidation
 from tao.model.errors import (
     DeadlineExceeded,
+    NoJournal,
     NotMine,
     Overloaded,
     RetryableError,
@@ -28,12 +30,13 @@ from tao.model.errors import (
     Unavailable,
 )
 from tao.model.ids import SHARD_SHIFT
+from tao.model.receipts import Receipt
 from tao.model.tokens import PendingShard
 from tao.model.topology import CacheServer
 from tao.routing.budgets import MIN_WORK_SECONDS, work_seconds
 from tao.serving.access import OnBehalfOf
 from tao.serving.configuration import ServerContext
-from tao.serving.forward_path import MAX_SETTLED, ForwardPath
+from tao.serving.forward_path import MAX_SETTLED, ForwardPath, WriteThrough
 from tao.serving.read_service import ReadService
 from tao.serving.requests import CacheService
 from tao.serving.shares import WorkShares, sharer_of
@@ -45,8 +48,8 @@ from tao.wire.convert import (
     settle_shards_request,
     shard_messages_from_pb,
 )
-from tao.wire.identity import PeerIdentity
-from tao.wire.read_batch import BatchQueries, operation_sizes
+from tao.wire.identity import SERVER_ROLES, PeerIdentity
+from tao.wire.read_batch import BatchQueries, id1s_of, operation_sizes
 from tao.wire.session import Reply, RequestHandler, failure
 from tao.wire.v1 import session_pb2 as pb
 
@@ -60,19 +63,28 @@ class FollowerService(CacheService):
         cache: GraphCache,
         reads: ReadService,
         writes: ForwardPath,
-        apply: Callable[[ShardMessages], None],
+        changes: WriteThrough,
+        journal: Journal | None = None,
     ) -> None:
-        """``apply`` applies to the cache what a write has changed."""
+        """``changes`` applies to the cache what a write has changed. ``journal`` accepts writes to be made later."""
         self._cache: Final = cache
-        self._apply_write: Final = apply
+        self._reads: Final = reads
+        self._changes: Final = changes
+        self._writes: Final = writes
+        self._journal: Final = journal
         self._clock: Final = context.clock
+        self._name: Final = context.name
         super().__init__(
             "follower",
             context,
             cache,
             reads,
             {
-                "write": writes.handle,
+                "write": self._write,
+                "await_applied": self._await_applied,
+                "inspect_journal": self._inspect_journal,
+                "change_journal": self._change_journal,
+                "keep_copies": self._keep_copies,
                 "apply": self._apply,
                 "reserve_ids": writes.reserve_ids,
                 "settle_pairs": writes.settle_pairs,
@@ -80,10 +92,42 @@ class FollowerService(CacheService):
             },
         )
 
+    def answer_at_once(self, request: bytes, peer: PeerIdentity) -> bytes | None:
+        """Answer an application's batch of hits: see `tao.wire.session.AtOnceHandler`. What servers ask, for others or
+        for themselves, is handled as usual."""
+        if peer.role in SERVER_ROLES:
+            return None
+        return self._reads.answer_at_once(request, peer.caller, self._configuration.routes.version)
+
+    def _write(self, request: pb.Request, reply: Reply) -> None:
+        if request.write.accept:
+            self._own_journal().acceptor.accept(request, reply)
+        else:
+            self._writes.handle(request, reply)
+
+    def _await_applied(self, request: pb.Request, reply: Reply) -> None:
+        self._own_journal().acceptor.await_applied(request, reply)
+
+    def _inspect_journal(self, request: pb.Request, reply: Reply) -> None:
+        self._own_journal().control.inspect(request, reply)
+
+    def _change_journal(self, request: pb.Request, reply: Reply) -> None:
+        self._own_journal().control.change(request, reply)
+
+    def _keep_copies(self, request: pb.Request, reply: Reply) -> None:
+        self._own_journal().held.keep(request, reply)
+
+    def _own_journal(self) -> Journal:
+        if self._journal is None:
+            raise NoJournal(
+                f"follower {self._name} keeps no journal: set journal.folder in its settings, or make the write at once"
+            )
+        return self._journal
+
     def _apply(self, request: pb.Request, reply: Reply) -> None:
         """Apply the changes of a write that another server of this tier has forwarded."""
         for changes in request.apply.changes:
-            self._apply_write(shard_messages_from_pb(changes))
+            self._changes.apply_write(self._changes.decode_write(changes))
         reply.send(pb.Answer(applied=pb.Applied()))
 
     def _invalidate(self, request: pb.Request, reply: Reply) -> None:
@@ -140,6 +184,7 @@ class UnaryPath:
         """``own`` serves the requests for the shards that this follower hosts, which ``hosted`` returns. ``admit``
         raises for a peer that may not send a request, which ``own`` checks itself. Pairs are settled in ``shares``."""
         self._own: Final = own
+        self._name: Final = context.name
         self._admit: Final = admit
         self._shares: Final = shares
         self._region: Final = context.region
@@ -157,7 +202,7 @@ class UnaryPath:
         `DeadlineExceeded` when there is too little time to ask another server, and what ``admit`` raises: the servers
         that are asked take the call for this follower's."""
         settles = bool(request.settle_first or request.settle_shards_first)
-        candidates = self._candidates(home_shard(request))
+        candidates = self._candidates(request)
         if settles or candidates:
             self._admit(request, reply.peer)
         if settles:
@@ -212,7 +257,7 @@ class UnaryPath:
                 self._check_list(request, behalf.caller, critical=True)
                 request.read.critical = True
             request.deadline_ms = max(1, round((until - self._clock.monotonic()) * 1000))
-            self._serve(request, self._candidates(home_shard(request)), reply)
+            self._serve(request, self._candidates(request), reply)
         except TaoError as error:
             reply.send(failure(error))
 
@@ -265,16 +310,34 @@ class UnaryPath:
             raise StaleRead("the pair of a pending inverse could not be settled; try again")
         return answer.settled_pairs
 
-    def _candidates(self, shard: int | None) -> tuple[CacheServer, ...]:
-        """Return the servers of the shard, best first; none when the call has no shard, when this follower hosts it, or
-        when it does not exist, which the own handler reports."""
+    def _candidates(self, request: pb.Request) -> tuple[CacheServer, ...]:
+        """Return the servers of the call's shard, best first, or the follower that has accepted a write. None when the
+        call has no shard, when this follower hosts it, or when it does not exist, which the own handler reports."""
         routes = self._configuration.routes
+        if request.HasField("await_applied"):
+            return self._acceptor(request.await_applied)
+        shard = home_shard(request)
         if shard is None or shard >= routes.shards or shard in self._hosted():
             return ()
         tiers = sorted(routes.follower_tiers(self._region), key=lambda tier: tier.tier != self._tier)
         servers = [server for tier in tiers for server in tier.hosts(shard)]
         servers.sort(key=lambda server: server.down or self._links.is_down(server))
         return tuple(servers[: self._settings.max_servers_asked])
+
+    def _acceptor(self, asked: pb.AwaitApplied) -> tuple[CacheServer, ...]:
+        """Return the follower that a receipt names, then those that may have a copy of the write; none when this one
+        answers itself. Raises `InvalidArgument`."""
+        name = Receipt.decoded(asked.accepted).server
+        routes = self._configuration.routes
+        tiers = [
+            tier for tier in routes.follower_tiers(self._region) if any(each.name == name for each in tier.servers)
+        ]
+        found = [server for tier in tiers for server in (routes.server(name), *tier.successors(name))]
+        found.sort(key=lambda server: server.down or self._links.is_down(server))
+        if name == self._name or (found and found[0].name == self._name):
+            return ()
+        others = [server for server in found if server.name != self._name]
+        return tuple(others[: self._settings.max_servers_asked])
 
     async def _relay(
         self, request: pb.Request, candidates: tuple[CacheServer, ...], reply: Reply, until: float, caller: str
@@ -322,7 +385,7 @@ class UnaryPath:
                 if not is_newer:
                     await asyncio.sleep(pause_seconds)
                     pause_seconds = min(2 * pause_seconds, self._settings.max_pause_seconds)
-            candidates = self._candidates(home_shard(request))
+            candidates = self._candidates(request)
         return None
 
     async def _ask(
@@ -341,6 +404,8 @@ class UnaryPath:
             relayed = pb.Request(topology_version=version, traceparent=request.traceparent)
             if is_write:
                 relayed.write.CopyFrom(request.write)
+            elif request.HasField("await_applied"):
+                relayed.await_applied.CopyFrom(request.await_applied)
             else:
                 relayed.read.CopyFrom(request.read)
             behalf.name_in(relayed)
@@ -364,9 +429,8 @@ def home_shard(request: pb.Request) -> int | None:
     """Return the shard of a unary call's one query or write, or None for a request that any follower serves."""
     if request.HasField("read"):
         batch = request.read
-        for column in (batch.obj_ids, batch.count_id1s, batch.range_id1s, batch.time_range_id1s, batch.get_id1s):
-            if column:
-                return column[0] >> SHARD_SHIFT
+        for id1 in id1s_of(batch):
+            return id1 >> SHARD_SHIFT
     elif request.HasField("write"):
         write = request.write.writes[0]
         operation = write.WhichOneof("operation")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tao.follower.miss_path import DirectReadSettings
+from tao.follower.pair_filters import PairFilterSettings
 from tao.follower.service import UnarySettings
 from tao.follower.subscriptions import SubscriptionSettings
+from tao.journal.settings import JournalSettings
 from tao.model.settings import renamed
 from tao.routing.read_rates import RateSettings
 from tao.serving.forward_path import SiblingInvalidationSettings
@@ -34,4 +36,6 @@ class FollowerSettings(CacheServerSettings):
     sibling_invalidation: SiblingInvalidationSettings = renamed(SiblingInvalidationSettings(), formerly="amends")
     rates: RateSettings = RateSettings()
     subscriptions: SubscriptionSettings = SubscriptionSettings()
+    pair_filters: PairFilterSettings = PairFilterSettings()
     unary: UnarySettings = UnarySettings()
+    journal: JournalSettings = JournalSettings()

@@ -16,6 +16,8 @@ from tao.model.writes import (
     AssocAdd,
     AssocChangeType,
     AssocDelete,
+    AssocMerge,
+    NodeSetState,
     ObjAdd,
     ObjDelete,
     ObjUpdate,
@@ -35,6 +37,8 @@ _ACTIVITIES: Final[dict[type[Write], tuple[str, Activity]]] = {
     AssocAdd: ("assoc_add", Activity.CREATE),
     AssocDelete: ("assoc_delete", Activity.DELETE),
     AssocChangeType: ("assoc_change_type", Activity.UPDATE),
+    AssocMerge: ("assoc_merge", Activity.UPDATE),
+    NodeSetState: ("node_set_state", Activity.UPDATE),
 }
 """The writes that callers ask for. Others copy or correct what such a write has done, and are not recorded again."""
 
@@ -106,8 +110,10 @@ def _types_of(write: Write, schema: Schema) -> tuple[GraphType, ...]:
             return (schema.otype(otype),) if otype else ()
         case AssocChangeType(atype=atype, new_atype=new_atype):
             return (schema.atype(atype), schema.atype(new_atype))
-        case AssocAdd(atype=atype) | AssocDelete(atype=atype):
+        case AssocAdd(atype=atype) | AssocDelete(atype=atype) | AssocMerge(atype=atype):
             return (schema.atype(atype),)
+        case NodeSetState(atypes=atypes):
+            return tuple(map(schema.atype, atypes))
         case _:
             return ()
 

@@ -9,21 +9,23 @@ for it. The next write of the pair settles it, too. The intents of a dead leader
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
 from tao.leader.ownership import Ownership
+from tao.leader.pair_holds import PairCopy, PairHold, Settlement, after_first_commit, after_raise, before_first_commit
 from tao.leader.pair_locks import PairLocks
 from tao.leader.pending_pairs import PendingPairs, RetryTimes
-from tao.leader.remote_inverses import Deposed, OtherLeaders, may_still_be_written, unknown_outcome_of
+from tao.leader.remote_inverses import Copied, Deposed, OtherLeaders, may_still_be_written, unknown_outcome_of
 from tao.leader.write_path import WritePath, Written, forget_intent_of
 from tao.model.changes import ShardMessages
 from tao.model.edge_block import decode_block
+from tao.model.edge_states import NO_OPERATION, EdgeRegisters
 from tao.model.errors import (
     DatabaseDown,
     DatabaseFull,
@@ -43,10 +45,20 @@ from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import IntentReads, WriteStore
 from tao.model.queries import EdgesQuery
 from tao.model.rows import IntentKey, IntentRow, ShardRow
-from tao.model.writes import AssocAdd, AssocChangeType, AssocDelete, Coordinator, SettleEdge, Write, WriteOutcome
+from tao.model.writes import (
+    AnnounceIntent,
+    AssocAdd,
+    AssocChangeType,
+    AssocDelete,
+    AssocMerge,
+    Coordinator,
+    SettleEdge,
+    Write,
+    WriteOutcome,
+)
 from tao.observability.metrics import Metrics
-from tao.planning.coordination import coordinator_side, names_far_side
-from tao.planning.draft import coordinator_edges_of, settle_writes
+from tao.planning.coordination import bounds_length, claim_of, coordinator_side, edges_of, names_far_side, scope_of
+from tao.planning.draft import SchemaBehind, coordinator_edges_of, settle_writes
 from tao.serving.configuration import ServerContext
 
 _PAUSE_SECONDS: Final = 0.05
@@ -141,36 +153,57 @@ class InversePath:
         """Execute a checked write.
 
         Returns the result, and whether the inverse is still pending. Raises as `WritePath.commit`."""
-        ids = coordinator_side(write, self._configuration.schema)
+        ids, _, shards = scope_of(write, self._configuration.schema)
         if ids is None:
             return await self._writes.commit(write, deadline, both_sides=True, sub_write=sub_write), False
         pair = IntentKey(*ids)
-        if self._writes.hosts_both_sides(write) and not self._pairs.holds(pair):
+        if self._writes.owns_together(shards) and not self._pairs.holds(pair):
             with self._pairs.shared(pair):
                 written = await self._writes.commit(write, deadline, both_sides=True)
-            if written.intent is None:
-                return written, False
-            # An earlier intent covers more than was read here, so this write, too, is executed at one side only.
-            needs_far_side = names_far_side(write, self._configuration.schema)
-            return written, not await self._settle_found(written, deadline, needs_far_side=needs_far_side)
+            return written, not await self.settle_found(write, written, deadline)
         needs_far_side = names_far_side(write, self._configuration.schema)
         async with self._held(pair, deadline - self._clock.monotonic(), needs_far_side=needs_far_side) as hold:
             if isinstance(write, AssocChangeType) and self._changes_far_side(write, pair):
                 return await self._change_far_side(write, deadline, hold)
             return await self._commit_and_settle(write, deadline, hold)
 
-    async def _settle_found(self, written: Written, deadline: float, *, needs_far_side: bool) -> bool:
+    def begin(self, write: Write, deadline: float, on_done: Callable[[Written | TaoError], None]) -> bool:
+        """Execute a checked write that needs nothing but a transaction here. Returns False, with nothing begun, for
+        any other write. ``on_done`` takes what `WritePath.begin` passes; `settle_found` is what remains to be done
+        then. Raises as `WritePath.begin`."""
+        scope = scope_of(write, self._configuration.schema)
+        if not self._writes.owns_together(scope.shards):
+            return False
+        if scope.pair is None:
+            self._writes.begin(write, scope, deadline, on_done, both_sides=True)
+            return True
+        pair, pairs = IntentKey(*scope.pair), self._pairs
+        if pairs.holds(pair):
+            return False
+
+        def end(result: Written | TaoError) -> None:
+            pairs.unshare(pair)
+            on_done(result)
+
+        self._writes.begin(write, scope, deadline, end, both_sides=True)
+        pairs.share(pair)
+        return True
+
+    async def settle_found(self, write: Write, written: Written, deadline: float) -> bool:
+        """Settle the intent of a write that was committed here, if it has one. Returns whether nothing is pending.
+
+        It is an earlier one, which covers more than was read here, so the write was executed at one side only."""
         intent = written.intent
-        assert intent is not None, "only called for a write with an intent"
+        if intent is None:
+            return True
+        needs_far_side = names_far_side(write, self._configuration.schema)
         rest = Written(written.outcome, intent=intent)
         pair = IntentKey(intent.low_id, intent.high_id)
         try:
             async with self._held(pair, deadline - self._clock.monotonic(), needs_far_side=needs_far_side) as hold:
                 settled = await self._settle(rest, hold)
-        except RetryableError as error:
-            # Other writes hold the pair until the deadline. They will meet the intent as well.
-            self._log.info("intent_not_settled", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
-            self._pending.add(intent, self._clock.monotonic())
+        except RetryableError as error:  # other writes hold the pair until the deadline; they will meet the intent, too
+            self.leave_pending(intent, error)
             return False
         written.messages.extend(rest.messages)
         return settled
@@ -203,11 +236,13 @@ class InversePath:
             written, pending = await self._commit_and_settle(added, deadline, hold)
             removal = SettleEdge(key.id1, key.atype, key.id2, present=False)
             with after_first_commit():
-                messages = await self._settle_there(key.id1 >> SHARD_SHIFT, (removal,), coordinator, hold)
+                messages = (await self._settle_there(key.id1 >> SHARD_SHIFT, (removal,), coordinator, hold)).messages
         else:
-            far = SettleEdge(write.id1, new.number, write.id2, present=True, time=edge.time, data=edge.data)
+            far = SettleEdge(
+                write.id1, new.number, write.id2, present=True, time=edge.time, data=edge.data, if_room=True
+            )
             with before_first_commit(hold):
-                messages = await self._settle_there(key.id1 >> SHARD_SHIFT, (far,), coordinator, hold)
+                messages = (await self._settle_there(key.id1 >> SHARD_SHIFT, (far,), coordinator, hold)).messages
             deletion = AssocDelete(write.id1, old.number, write.id2)
             with after_first_commit():
                 written, pending = await self._commit_and_settle(deletion, deadline, hold)
@@ -238,10 +273,74 @@ class InversePath:
         pending."""
         ids = coordinator_side(write, self._configuration.schema)
         assert ids is not None, "only writes of pairs have a mirror"
-        coordinator = self._coordinator(IntentKey(*ids))
+        pair = IntentKey(*ids)
+        coordinator = self._coordinator(pair)
+        claim = claim_of(write, await self._edge_to_move(write, pair), self._configuration.schema)
+        if claim is not None:
+            return await self._claim_and_commit(write, claim, deadline, hold)
         written = await self._writes.commit(write, deadline, both_sides=False)
         if written.intent is None:
             return written, False
+        is_settled = await self._settle(written, hold, coordinator)
+        if written.outcome.registers is not None and isinstance(write, AssocAdd | AssocDelete | AssocMerge):
+            raised = hold.raised.get(EdgeKey(write.id1, write.atype, write.id2))
+            if raised is not None:
+                written.outcome = after_raise(written.outcome, raised)
+        return written, not is_settled
+
+    async def _edge_to_move(self, write: Write, pair: IntentKey) -> Edge | None:
+        """Return the coordinator's edge that a change to a type of bounded lists moves."""
+        schema = self._configuration.schema
+        if not isinstance(write, AssocChangeType) or not bounds_length(write, schema):
+            return None
+        old = schema.atype(write.atype)
+        key = EdgeKey(write.id1, old.number, write.id2)
+        if old.inverse is not None and write.id1 == pair.high_id:
+            key = EdgeKey(write.id2, old.inverse, write.id1)
+        return (await self._read_edges([key])).get(key)
+
+    async def _claim_and_commit(
+        self, write: Write, claim: SettleEdge, deadline: float, hold: PairHold
+    ) -> tuple[Written, bool]:
+        """Write the far side first, where its list may be full, and then the coordinator's side.
+
+        Both lists are counted under the locks of the transactions that write them. An intent is recorded before, so
+        whatever fails afterwards, the far side is made equal to the coordinator's side again. Raises `ListFull`, and
+        `Unavailable` when the far side cannot be asked: nothing of the write is kept then."""
+        schema = self._configuration.schema
+        pair = IntentKey(claim.id2, claim.id1)
+        coordinator = self._coordinator(pair)
+        atypes = tuple(sorted({edge.atype for edge in edges_of(write, schema) if edge.id1 == pair.low_id}))
+        adds = schema.atype(claim.atype).inverse
+        assert adds is not None, "only an edge with an inverse is claimed"
+        announcement = AnnounceIntent(pair.low_id, pair.high_id, atypes, adds)
+        announced = await self._writes.commit(announcement, deadline, both_sides=False)
+        intent = announced.intent
+        assert intent is not None, "an announced intent is recorded"
+        try:
+            messages = (await self._settle_there(claim.id1 >> SHARD_SHIFT, (claim,), coordinator, hold)).messages
+        except RequestError:
+            # An earlier attempt may still come to find room; and the intent may stand for older writes of the pair.
+            if hold.release_at is not None:
+                self._pending.add(intent, self._clock.monotonic())
+            else:
+                await self._settle(Written(WriteOutcome(), intent=intent), hold, coordinator)
+            raise
+        except TaoError as error:
+            if may_still_be_written(error):
+                self._linger(hold)
+            self._pending.add(intent, self._clock.monotonic())
+            if isinstance(error, RetryableError):
+                raise
+            raise Unavailable(f"the other end of the edge could not be written: {error.message}") from error
+        try:
+            written = await self._writes.commit(write, deadline, both_sides=False)
+        except TaoError:
+            await self._settle(Written(WriteOutcome(), intent=intent), hold, coordinator)
+            raise
+        written.messages[:0] = messages
+        if written.intent is None:
+            written.intent = intent
         return written, not await self._settle(written, hold, coordinator)
 
     @asynccontextmanager
@@ -296,12 +395,16 @@ class InversePath:
         try:
             await self._settle_or_raise(written, hold, coordinator, hands_over=True)
         except TaoError as error:
-            record = self._log.error if isinstance(error, RequestError) else self._log.warning
-            record("inverse_pending", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
-            self.left_pending += 1
-            self._pending.add(intent, self._clock.monotonic())
+            self.leave_pending(intent, error)
             return False
         return True
+
+    def leave_pending(self, intent: IntentRow, reason: TaoError) -> None:
+        """Remember the pair of a committed write whose inverse is answered as pending."""
+        record = self._log.error if isinstance(reason, RequestError) else self._log.warning
+        record("inverse_pending", low_id=intent.low_id, high_id=intent.high_id, reason=reason.message)
+        self.left_pending += 1
+        self._pending.add(intent, self._clock.monotonic())
 
     async def _settle_or_raise(
         self, written: Written, hold: PairHold, coordinator: Coordinator | None, *, hands_over: bool
@@ -361,11 +464,28 @@ class InversePath:
         if settles is None:
             settles = await self._settles(intent)
         hold.copy = PairCopy(intent, settles, present)
-        return await self._settle_there(intent.high_id >> SHARD_SHIFT, settles, present, hold)
+        copied = await self._settle_there(intent.high_id >> SHARD_SHIFT, settles, present, hold)
+        for raised in copied.raised:
+            copied.messages.extend(await self._raise(raised, hold))
+        return copied.messages
+
+    async def _raise(self, far: SettleEdge, hold: PairHold) -> list[ShardMessages]:
+        """Join what the far side knows and the coordinator does not: the state of its node, and after a promotion that
+        has lost commits here, operations. The pair is held, so that both sides agree then; until then the intent stays.
+        """
+        near = self._configuration.schema.inverse_of(self._configuration.schema.atype(far.atype))
+        assert near is not None, "only edges with an inverse are copied"
+        joined = msgspec.structs.replace(far, id1=far.id2, atype=near.number, id2=far.id1)
+        deadline = self._clock.monotonic() + self._settings.settle_timeout_seconds
+        written = await self._writes.commit(joined, deadline, both_sides=False, sub_write=True)
+        assert written.outcome.registers is not None, "a join has a result"
+        for end in (far, joined):
+            hold.raised[EdgeKey(end.id1, end.atype, end.id2)] = written.outcome
+        return written.messages
 
     async def _settle_there(
         self, shard: int, settles: tuple[SettleEdge, ...], coordinator: Coordinator, hold: PairHold
-    ) -> list[ShardMessages]:
+    ) -> Copied:
         """Have the other leader write the far side.
 
         When that shard or its database is changing hands, no copy is in progress and the next owner will answer
@@ -407,14 +527,29 @@ class InversePath:
         deadline = self._clock.monotonic() + self._settings.settle_timeout_seconds
         try:
             await self._writes.commit(forget_intent_of(intent), deadline, both_sides=False, sub_write=True)
-        except TaoError as error:
-            # Harmless: repair settles the intent once more.
+        except TaoError as error:  # harmless: repair settles the intent once more
             self._log.info("intent_not_forgotten", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
 
     async def _settles(self, intent: IntentRow) -> tuple[SettleEdge, ...]:
         """Return the writes that make the far side equal to the rows as they are now."""
-        edges = await self._read_edges(coordinator_edges_of(intent))
-        return tuple(settle_writes(intent, edges, self._configuration.schema))
+        schema = self._configuration.schema
+        keys = coordinator_edges_of(intent)
+        with_states = [key for key in keys if schema.knows_atype(key.atype) and schema.atype(key.atype).states]
+        edges = await self._read_edges([key for key in keys if key not in with_states])
+        registers = await self._read_registers(with_states)
+        return tuple(settle_writes(intent, edges, schema, registers))
+
+    async def _read_registers(self, keys: Sequence[EdgeKey]) -> dict[EdgeKey, EdgeRegisters]:
+        """Read the registers of these edges with states, as the far side is to join them, by a join with nothing, which
+        moves a row that is in the list of another state."""
+        deadline = self._clock.monotonic() + self._settings.settle_timeout_seconds
+        found: dict[EdgeKey, EdgeRegisters] = {}
+        for key in keys:
+            read = SettleEdge(key.id1, key.atype, key.id2, False, registers=NO_OPERATION)
+            written = await self._writes.commit(read, deadline, both_sides=False, sub_write=True)
+            if written.outcome.registers is not None:
+                found[key] = written.outcome.registers.with_id2(written.outcome.node)
+        return found
 
     async def _read_edges(self, keys: Sequence[EdgeKey]) -> dict[EdgeKey, Edge]:
         """Read the current rows of these edges from the master database."""
@@ -461,7 +596,7 @@ class InversePath:
             except MasterReadOnly:
                 if left <= pause:
                     raise
-                await self._configuration.refresh()
+                await self._configuration.refresh(left - pause)
                 await asyncio.sleep(pause)
                 pause *= 2
         left = deadline - self._clock.monotonic()
@@ -574,7 +709,8 @@ class InversePath:
             await self.settle_pair(intent, self._settings.settle_timeout_seconds)
         except TaoError as error:
             now, is_request_error = self._clock.monotonic(), isinstance(error, RequestError)
-            if may_still_be_written(error) and not is_request_error:
+            is_to_wait = may_still_be_written(error) or isinstance(error, SchemaBehind)
+            if is_to_wait and not is_request_error:
                 self._pending.unanswered(pair, now)
             else:
                 self._pending.refused(pair, now, for_good=is_request_error)
@@ -662,84 +798,3 @@ class InversePath:
     def summary(self) -> dict[str, float]:
         """Return the numbers for `/stats`."""
         return {"inverses_left_pending": self.left_pending, "inverses_settled_later": self.settled_later}
-
-
-class Settlement(NamedTuple):
-    """A settlement of a pair that is in progress: the types of edges, as seen from the smaller id, and its messages."""
-
-    atypes: frozenset[int]
-    messages: asyncio.Future[list[ShardMessages]]
-
-
-class PairCopy(NamedTuple):
-    """A copy of the coordinator's rows to the far side of a pair."""
-
-    intent: IntentRow
-    settles: tuple[SettleEdge, ...]
-    coordinator: Coordinator
-
-    def covers(self, intent: IntentRow) -> bool:
-        """Return whether the copy holds the edges of all types of the intent."""
-        return set(intent.atypes) <= set(self.intent.atypes)
-
-
-class PairHold:
-    """A pair that one write holds.
-
-    ``deadline``: the time until which the writer waits. ``needs_far_side``: the writer named the far side, so the
-    write must not be acknowledged before that side has it. ``release_at``: keep the pair held until this time,
-    because a copy may still be in progress; ``timer``: fires then. ``copy``: the last copy that was made.
-    ``attempts``: how many tries to send it again are in progress. ``unknown_outcome``: the error of a copy that may
-    have been written, whatever the outcome of later copies."""
-
-    __slots__ = (
-        "attempts",
-        "copy",
-        "deadline",
-        "is_released",
-        "needs_far_side",
-        "release_at",
-        "timer",
-        "unknown_outcome",
-    )
-
-    def __init__(self, deadline: float, *, needs_far_side: bool = False) -> None:
-        self.deadline = deadline
-        self.needs_far_side = needs_far_side
-        self.release_at: float | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        self.copy: PairCopy | None = None
-        self.attempts = 0
-        self.is_released = False
-        self.unknown_outcome: OutcomeUnknown | None = None
-
-
-@contextmanager
-def before_first_commit(hold: PairHold) -> Iterator[None]:
-    """Translate failures of a copy before which nothing is committed.
-
-    A refused last attempt does not mean that nothing was written if an earlier attempt has an unknown outcome. A
-    deposed coordinator reports that it is deposed; its successor completes the write."""
-    try:
-        yield
-    except Deposed:
-        raise
-    except RetryableError as error:
-        unknown = unknown_outcome_of(error) or hold.unknown_outcome
-        if unknown is None:
-            raise
-        raise unknown from error
-
-
-@contextmanager
-def after_first_commit() -> Iterator[None]:
-    """Translate failures of the second of two commits: they no longer mean that nothing was written."""
-    try:
-        yield
-    except OutcomeUnknown:
-        raise
-    except TaoError as error:
-        raise OutcomeUnknown(
-            f"the edge was added under its new type and still exists under the old one ({error.message}); "
-            "repeat the change"
-        ) from error

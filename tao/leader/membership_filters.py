@@ -23,7 +23,7 @@ from tao.model.settings import renamed
 from tao.observability.logs import Logger
 from tao.observability.metrics import Metrics
 from tao.serving.configuration import Spawn
-from tao.serving.sources import FetchSource, Take
+from tao.serving.sources import FetchSource, OnPause, Take, always_pause
 
 _MAX_COUNTED_LISTS: Final = 10_000
 """Lists whose misses are counted; above it, counting starts again."""
@@ -87,12 +87,28 @@ class MembershipFilters:
         self.given_up = 0
 
     def fetch(
-        self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float, caller: str | None
+        self,
+        query: Query,
+        minimum: int,
+        take: Take,
+        *,
+        critical: bool,
+        timeout_seconds: float,
+        caller: str | None,
+        on_pause: OnPause = always_pause,
     ) -> None:
         """See `tao.serving.sources.FetchSource`."""
         if isinstance(query, EdgesQuery) and not critical:
             take = partial(self._take_edges, query, take)
-        self._source.fetch(query, minimum, take, critical=critical, timeout_seconds=timeout_seconds, caller=caller)
+        self._source.fetch(
+            query,
+            minimum,
+            take,
+            critical=critical,
+            timeout_seconds=timeout_seconds,
+            caller=caller,
+            on_pause=on_pause,
+        )
 
     def _take_edges(self, query: EdgesQuery, take: Take, answer: Fetched | TaoError) -> None:
         if not isinstance(answer, TaoError):

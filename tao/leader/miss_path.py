@@ -29,7 +29,16 @@ from tao.model.errors import (
 from tao.model.queries import Fetched, Query, shard_of
 from tao.model.settings import renamed
 from tao.serving.configuration import Spawn
-from tao.serving.sources import DatabaseSource, RemoteSource, Take, deliver, deliver_from_task, fetch_and_wait
+from tao.serving.sources import (
+    DatabaseSource,
+    OnPause,
+    RemoteSource,
+    Take,
+    always_pause,
+    deliver,
+    deliver_from_task,
+    fetch_and_wait,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +84,15 @@ class RegionSource:
         self.sent_to_master_region = 0
 
     def fetch(
-        self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float, caller: str | None
+        self,
+        query: Query,
+        minimum: int,
+        take: Take,
+        *,
+        critical: bool,
+        timeout_seconds: float,
+        caller: str | None,
+        on_pause: OnPause = always_pause,
     ) -> None:
         """See `tao.serving.sources.FetchSource`."""
         shard = shard_of(query)
@@ -84,29 +101,31 @@ class RegionSource:
             return
         until = self._now() + timeout_seconds
         if critical:
-            deliver_from_task(self._spawn, self._fetch_critical(query, minimum, until), take)
+            deliver_from_task(self._spawn, self._fetch_critical(query, minimum, until, on_pause), take)
         elif self._replica_is_down(shard):
-            deliver_from_task(self._spawn, self._fetch_from_master_region(query, minimum, until), take)
+            deliver_from_task(self._spawn, self._fetch_from_master_region(query, minimum, until, on_pause), take)
         else:
             # The master region is an alternative, so a replica that hangs must leave time for it.
             seconds = min(self._settings.fallback_seconds, timeout_seconds)
-            take_from_replica = partial(self._take_from_replica, query, minimum, until, take)
+            take_from_replica = partial(self._take_from_replica, query, minimum, until, take, on_pause)
             self._replica.fetch(
                 query, minimum, take_from_replica, critical=False, timeout_seconds=seconds, caller=caller
             )
 
     def _take_from_replica(
-        self, query: Query, minimum: int, until: float, take: Take, answer: Fetched | TaoError
+        self, query: Query, minimum: int, until: float, take: Take, on_pause: OnPause, answer: Fetched | TaoError
     ) -> None:
         if isinstance(answer, StaleRead | Unavailable | OperatorError | InternalError):
             # The replica is behind a known version, unavailable, or lacks tables or rights while it is being seeded.
             # Ask the master region.
-            deliver_from_task(self._spawn, self._fetch_from_master_region(query, minimum, until), take)
+            deliver_from_task(self._spawn, self._fetch_from_master_region(query, minimum, until, on_pause), take)
         elif isinstance(answer, DeadlineExceeded) and self._diverted < self._settings.max_fallbacks:
             # The replica hangs or is overloaded. Only a bounded share of its queries may go to the master region.
             self._diverted += 1
             deliver_from_task(
-                self._spawn, self._fetch_from_master_region(query, minimum, until), partial(self._take_diverted, take)
+                self._spawn,
+                self._fetch_from_master_region(query, minimum, until, on_pause),
+                partial(self._take_diverted, take),
             )
         else:
             take(answer)
@@ -115,11 +134,13 @@ class RegionSource:
         self._diverted -= 1
         deliver(take, answer)
 
-    async def _fetch_critical(self, query: Query, minimum: int, until: float) -> Fetched:
+    async def _fetch_critical(self, query: Query, minimum: int, until: float, on_pause: OnPause) -> Fetched:
         # A leader that has stopped in the middle, or is starting, must leave time for the database.
         seconds = min(self._settings.fallback_seconds, until - self._now())
         try:
-            return await fetch_and_wait(self._master_region, query, minimum, critical=True, timeout_seconds=seconds)
+            return await fetch_and_wait(
+                self._master_region, query, minimum, critical=True, timeout_seconds=seconds, on_pause=on_pause
+            )
         except DatabaseDown:
             raise
         except (NotMine, Unavailable, DeadlineExceeded) as error:
@@ -135,11 +156,13 @@ class RegionSource:
             finally:
                 self._diverted -= is_late
 
-    async def _fetch_from_master_region(self, query: Query, minimum: int, until: float) -> Fetched:
+    async def _fetch_from_master_region(self, query: Query, minimum: int, until: float, on_pause: OnPause) -> Fetched:
         self.sent_to_master_region += 1
         left = until - self._now()
         try:
-            return await fetch_and_wait(self._master_region, query, minimum, critical=False, timeout_seconds=left)
+            return await fetch_and_wait(
+                self._master_region, query, minimum, critical=False, timeout_seconds=left, on_pause=on_pause
+            )
         except (Unavailable, DeadlineExceeded) as error:
             # The master region cannot be reached. By now the replica may have the version that it lacked, even one
             # marked down.

@@ -78,17 +78,25 @@ class PairLocks:
 
     @contextmanager
     def shared(self, pair: IntentKey) -> Iterator[None]:
-        """Share the pair. The caller must have checked that no write `holds` it."""
-        self._shared[pair] = self._shared.get(pair, 0) + 1
+        """Share the pair meanwhile. See `share`."""
+        self.share(pair)
         try:
             yield
         finally:
-            self._shared[pair] -= 1
-            if not self._shared[pair]:
-                del self._shared[pair]
-                drained = self._drained.pop(pair, None)
-                if drained is not None and not drained.done():
-                    drained.set_result(None)
+            self.unshare(pair)
+
+    def share(self, pair: IntentKey) -> None:
+        """Share the pair until `unshare`. The caller must have checked that no write `holds` it."""
+        self._shared[pair] = self._shared.get(pair, 0) + 1
+
+    def unshare(self, pair: IntentKey) -> None:
+        """End one `share` of the pair."""
+        self._shared[pair] -= 1
+        if not self._shared[pair]:
+            del self._shared[pair]
+            drained = self._drained.pop(pair, None)
+            if drained is not None and not drained.done():
+                drained.set_result(None)
 
     def release(self, pair: IntentKey) -> None:
         """Pass the pair to the next waiting write, or free it."""

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Final, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+import msgspec
 
 from tao.leader.ownership import Ownership
 from tao.leader.write_path import Written
 from tao.model.changes import ShardMessages
+from tao.model.edge_states import UNSET_NODE, EdgeRegisters, NodeState
 from tao.model.errors import (
     DatabaseDown,
     DatabaseFull,
@@ -31,7 +34,7 @@ from tao.model.rows import IntentRow, ShardRow
 from tao.model.topology import CacheServer
 from tao.model.writes import Coordinator, SettleEdge, Write
 from tao.serving.configuration import ServerContext
-from tao.wire.convert import error_from_pb, shard_messages_from_pb, write_to_pb
+from tao.wire.convert import error_from_pb, node_state_from_pb, registers_from_pb, shard_messages_from_pb, write_to_pb
 from tao.wire.v1 import session_pb2 as pb
 
 
@@ -58,6 +61,19 @@ def unknown_outcome_of(error: TaoError) -> OutcomeUnknown | None:
     return next((each for each in (error, error.__cause__) if isinstance(each, OutcomeUnknown)), None)
 
 
+class Copied(NamedTuple):
+    """The result of a copy: the messages for caches, and the copies of edges with states of which the far side knows
+    more, newer operations or the state of its node. Their registers are what the near side is to join."""
+
+    messages: list[ShardMessages]
+    raised: list[SettleEdge]
+
+    def add(self, settle: SettleEdge, registers: EdgeRegisters | None, node: NodeState) -> None:
+        """Add the registers that the far side has after a copy, and the state of its node."""
+        if registers is not None and (registers != settle.registers or node != UNSET_NODE):
+            self.raised.append(msgspec.structs.replace(settle, registers=registers.with_id2(node)))
+
+
 class OtherLeaders(Protocol):
     """Calls to the leaders of other shards."""
 
@@ -65,9 +81,16 @@ class OtherLeaders(Protocol):
         """Return the name of the shard's leader, in the region that masters the shard."""
 
     async def settle(
-        self, shard: int, settles: Sequence[SettleEdge], coordinator: Coordinator, timeout_seconds: float
-    ) -> list[ShardMessages]:
-        """Have the shard's leader write these edges on behalf of ``coordinator``. Returns the messages for caches.
+        self,
+        shard: int,
+        settles: Sequence[SettleEdge],
+        coordinator: Coordinator,
+        timeout_seconds: float,
+        *,
+        background: bool = False,
+    ) -> Copied:
+        """Have the shard's leader write these edges on behalf of ``coordinator``. ``background``: no caller waits for
+        them, so they queue with the writes of callers and not before them.
 
         Raises `Deposed` when the coordinator has been deposed, and other `TaoError`. An `OutcomeUnknown` that is not
         a `RemoteOutcomeUnknown` means that a copy may still be in progress; `unknown_outcome_of` reveals that of
@@ -128,15 +151,21 @@ class RemoteLeaders:
         return routes.leaders(routes.master_region(shard)).home(shard)
 
     async def settle(
-        self, shard: int, settles: Sequence[SettleEdge], coordinator: Coordinator, timeout_seconds: float
-    ) -> list[ShardMessages]:
+        self,
+        shard: int,
+        settles: Sequence[SettleEdge],
+        coordinator: Coordinator,
+        timeout_seconds: float,
+        *,
+        background: bool = False,
+    ) -> Copied:
         """See `OtherLeaders.settle`. Retries while the shard changes hands, because the writer waits for the copy."""
 
-        async def attempt(left_seconds: float) -> list[ShardMessages]:
+        async def attempt(left_seconds: float) -> Copied:
             row = self._ownership.owned.get(coordinator.shard)
             if row is None or row.generation != coordinator.generation:
                 raise Deposed(f"another leader owns shard {coordinator.shard} now and settles the intent")
-            return await self._settle(shard, settles, coordinator, left_seconds)
+            return await self._settle(shard, settles, coordinator, left_seconds, background=background)
 
         return await self._retry(attempt, timeout_seconds)
 
@@ -182,27 +211,27 @@ class RemoteLeaders:
                     raise error from (None if error is unknown else unknown)
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-            await self._configuration.refresh()
+            await self._configuration.refresh(until - self._clock.monotonic())
 
     async def _settle(
-        self, shard: int, settles: Sequence[SettleEdge], coordinator: Coordinator, timeout_seconds: float
-    ) -> list[ShardMessages]:
+        self,
+        shard: int,
+        settles: Sequence[SettleEdge],
+        coordinator: Coordinator,
+        timeout_seconds: float,
+        *,
+        background: bool,
+    ) -> Copied:
         if shard in self._ownership.owned and self.local is not None:
-            deadline = self._clock.monotonic() + timeout_seconds
-            messages: list[ShardMessages] = []
-            for settle in settles:
-                try:
-                    written, _ = await self.local.write(settle, deadline, sub_write=True)
-                except OutcomeUnknown as outcome:
-                    raise RemoteOutcomeUnknown(outcome.message) from outcome
-                messages.extend(written.messages)
-            return messages
+            return await self._settle_here(self.local, settles, timeout_seconds, sub_write=not background)
+        copied = Copied([], [])
         routes = self._configuration.routes
         leader = self._leader(shard)
         batch = pb.WriteBatch(
             writes=[write_to_pb(settle) for settle in settles],
             want_changes=True,
             coordinator=pb.Coordinator(shard=coordinator.shard, generation=coordinator.generation),
+            background=background,
         )
         request = pb.Request(topology_version=routes.version, write=batch)
         answer = await self._links.to(leader).ask(request, timeout_seconds)
@@ -210,7 +239,30 @@ class RemoteLeaders:
             if result.HasField("error"):
                 error = error_from_pb(result.error)
                 raise RemoteOutcomeUnknown(error.message) if isinstance(error, OutcomeUnknown) else error
-        return await self._applied(answer.write.changes)
+        slots = answer.write.slots or range(len(settles))
+        for slot, result in zip(slots, answer.write.results, strict=False):
+            registers = registers_from_pb(result.registers) if result.HasField("registers") else None
+            copied.add(settles[slot], registers, node_state_from_pb(result.node))
+        copied.messages.extend(await self._applied(answer.write.changes))
+        return copied
+
+    async def _settle_here(
+        self, local: LocalInverses, settles: Sequence[SettleEdge], timeout_seconds: float, *, sub_write: bool
+    ) -> Copied:
+        """Write the copies side by side, so that those of a page are committed in groups. None goes on after an error
+        is raised."""
+        deadline = self._clock.monotonic() + timeout_seconds
+        writes = [local.write(settle, deadline, sub_write=sub_write) for settle in settles]
+        copied = Copied([], [])
+        for settle, result in zip(settles, await asyncio.gather(*writes, return_exceptions=True), strict=True):
+            if isinstance(result, OutcomeUnknown):
+                raise RemoteOutcomeUnknown(result.message) from result
+            if isinstance(result, BaseException):
+                raise result
+            written, _ = result
+            copied.messages.extend(written.messages)
+            copied.add(settle, written.outcome.registers, written.outcome.node)
+        return copied
 
     async def _applied(self, changes: Iterable[pb.ShardMessages]) -> list[ShardMessages]:
         """Apply the changes of a copy in this region; return them."""

@@ -24,7 +24,14 @@ from tao.model.errors import ProtocolError, RequestError, TopologyError
 from tao.model.topology import CacheServer
 from tao.observability.logs import Logger
 from tao.serving.configuration import ServerContext
-from tao.serving.forward_path import ForwardPath, ForwardSettings, WriteResults, WriteThrough, shards_of_write
+from tao.serving.forward_path import (
+    AppliesWrites,
+    ForwardPath,
+    ForwardSettings,
+    WriteResults,
+    WriteThrough,
+    shards_of_write,
+)
 from tao.wire.convert import coordinating_shards, shard_messages_from_pb
 from tao.wire.identity import PeerIdentity
 from tao.wire.session import Reply
@@ -152,7 +159,7 @@ class ForwardedWrites:
             settings,
             next_hop=self.leader,
             hosts=lambda shard: self._configuration.routes.leaders(context.region).hosts(shard),
-            apply=self.apply_and_publish,
+            changes=AppliesWrites(shard_messages_from_pb, self.apply_and_publish),
             admit=lambda _: None,
         )
 

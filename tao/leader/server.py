@@ -9,9 +9,13 @@ from tao.leader.consistency_checker import ConsistencyChecker
 from tao.leader.delivery_path import open_publisher
 from tao.leader.heartbeats import Heartbeats
 from tao.leader.inverse_path import InversePath
+from tao.leader.job_requests import JobRequests
+from tao.leader.jobs import JobPath
 from tao.leader.membership_filters import MembershipFilters
 from tao.leader.miss_path import RegionSource
+from tao.leader.node_pages import NodePages
 from tao.leader.ownership import Ownership
+from tao.leader.pair_scans import PairScans
 from tao.leader.relay_path import RelayPath, TouchPath
 from tao.leader.remote_inverses import InverseFence, RemoteLeaders
 from tao.leader.replica_shards import ForwardedWrites, ReplicaShards
@@ -34,7 +38,7 @@ from tao.serving.sources import Databases, DatabaseSource, RemoteSource
 from tao.storage.names import edge_tables_of
 from tao.storage.pools import Pools
 from tao.storage.reads import READ_SETUP, MySqlReadStore, ReadSettings
-from tao.storage.scans import MySqlMemberScans
+from tao.storage.scans import MySqlMemberScans, Scans
 from tao.storage.writes import WRITE_SETUP, MySqlWriteStore
 from tao.wire.identity import PeerIdentity
 
@@ -92,9 +96,11 @@ class LeaderServer(CachingServer[LeaderSettings]):
             tables,
             ReadSettings(max_held_bytes=settings.fills.max_held_bytes),
             keeps_lease=databases.keeps_lease,
+            is_elsewhere=databases.is_elsewhere,
         )
         self._write_store = MySqlWriteStore(databases.master, self._write_pools, tables)
         self._member_scans = MySqlMemberScans(databases.local, self._read_pools, tables)
+        self._shard_scans = Scans(databases.master, self._read_pools)
 
     async def _make_publisher(self, context: ServerContext) -> None:
         configuration = context.configuration
@@ -135,6 +141,8 @@ class LeaderServer(CachingServer[LeaderSettings]):
             self._write_store,
         )
         remote_leaders.local = self._inverses
+        self._pages = NodePages(context, self._writes, ownership, remote_leaders)
+        self._jobs = JobPath(context, settings.jobs, ownership, self._write_store, self._writes)
 
     def _make_relay_path(self, context: ServerContext) -> None:
         settings, writes, cache = self._settings.relays, self._writes, self._cache
@@ -206,9 +214,19 @@ class LeaderServer(CachingServer[LeaderSettings]):
 
     def _make_request_handlers(self, context: ServerContext) -> None:
         requests = WriteRequests(
-            context, self._ownership, self._writes, self._inverses, self._inverse_fence, self._forwarded
+            context,
+            self._ownership,
+            self._writes,
+            self._inverses,
+            self._inverse_fence,
+            self._forwarded,
+            self._pages,
         )
-        service = LeaderService(context, self._cache, self._reads, requests, self._relays, self._publisher)
+        spawn = context.spawn_as("scan of edges")
+        scans = PairScans(self._member_scans, self._cache, self._admit, context.clock, spawn)
+        jobs = JobRequests(context, self._jobs, self._ownership, self._writes, self._shard_scans)
+        others = {"scan_pairs": scans.handle, **jobs.handlers}
+        service = LeaderService(context, self._cache, self._reads, requests, self._relays, self._publisher, others)
         self._make_listeners(context, service, PAUSE_SENSITIVE, lambda: min(self._ownership.owned, default=0))
 
     def _follow_configuration(self, context: ServerContext) -> None:
@@ -225,6 +243,7 @@ class LeaderServer(CachingServer[LeaderSettings]):
         self._tasks.keep(self._inverses.settle_pending, "pending inverses")
         self._tasks.keep(self._heartbeats.run, "heartbeats")
         self._tasks.keep(self._checker.run, "consistency checker")
+        self._tasks.keep(self._jobs.care, "care for jobs")
         self._start_common_tasks(context)
 
     async def close(self) -> None:
@@ -300,6 +319,7 @@ class LeaderServer(CachingServer[LeaderSettings]):
         self._relays.register(metrics)
         self._spooled_publisher.register(metrics)
         self._checker.register(metrics)
+        self._jobs.register(metrics)
         self._filters.register(metrics)
         for pool, pools in (("read", self._read_pools), ("write", self._write_pools)):
             register_databases(metrics, pools.states, pool=pool)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -11,17 +13,21 @@ from tao.delivery.publisher import Publisher
 from tao.leader.audited_writes import WriteAudit
 from tao.leader.delivery_path import Subscribers
 from tao.leader.inverse_path import InversePath
+from tao.leader.jobs import purge_job_id
+from tao.leader.node_pages import NodePages
 from tao.leader.ownership import Ownership
 from tao.leader.relay_path import RelayPath
 from tao.leader.remote_inverses import InverseFence
 from tao.leader.replica_shards import ForwardedWrites
-from tao.leader.write_path import WritePath, Written
+from tao.leader.write_path import WritePath, Written, bug_after_commit
+from tao.model.changes import ShardMessages
 from tao.model.errors import InternalError, InvalidArgument, OutcomeUnknown, RequestError, TaoError, Unavailable
 from tao.model.ids import MAX_RESERVED_IDS, SHARD_SHIFT
 from tao.model.relay import Touch
 from tao.model.rows import IntentRow
 from tao.model.tokens import PendingInverse
-from tao.model.writes import ObjAdd, ObjDelete, ObjUpdate, SettleEdge, Write
+from tao.model.topology import CacheServer
+from tao.model.writes import AddJob, NodeSetState, ObjAdd, ObjDelete, ObjUpdate, PlaceEdges, SettleEdge, Write
 from tao.planning.coordination import names_far_side, shards_of
 from tao.routing.budgets import work_seconds
 from tao.serving.access import WriteCheck
@@ -30,6 +36,7 @@ from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import WriteResults, admitted_writes, shards_of_write
 from tao.serving.read_service import ReadService
 from tao.serving.requests import LEADER_RULES, CacheService, check_role
+from tao.serving.server import MAX_TASKS
 from tao.wire.convert import (
     coordinating_shards,
     error_to_pb,
@@ -39,8 +46,11 @@ from tao.wire.convert import (
     write_from_pb,
 )
 from tao.wire.identity import PeerIdentity
-from tao.wire.session import Reply
+from tao.wire.session import Reply, failure
 from tao.wire.v1 import session_pb2 as pb
+
+_PLAIN_OPERATIONS: Final = frozenset({"assoc_add", "assoc_delete", "obj_update", "obj_delete"})
+"""What mostly needs one transaction of its leader and nothing else: no new id, no look at other rows before."""
 
 
 class WriteRequests:
@@ -54,7 +64,9 @@ class WriteRequests:
         inverses: InversePath,
         inverse_fence: InverseFence,
         forwarded: ForwardedWrites,
+        pages: NodePages,
     ) -> None:
+        self._pages: Final = pages
         self._configuration: Final = context.configuration
         self._clock: Final = context.clock
         self._spawn: Final = context.spawn_as("write")
@@ -64,6 +76,10 @@ class WriteRequests:
         self._inverse_fence: Final = inverse_fence
         self._forwarded: Final = forwarded
         self._audit: Final = WriteAudit(context)
+        self._log: Final = context.log
+        self._ended: list[tuple[int, Write, WriteResults, float, Written | TaoError]] = []
+        self._not_run = 0
+        """Writes whose tasks have not run yet, so that they are not queued. What comes after them must not overtake."""
         self.apply_forwarded: Final = forwarded.apply
 
     def check_owned(self, shard: int) -> None:
@@ -85,12 +101,74 @@ class WriteRequests:
         if self._forwarded.may_pass_on(reply.peer):
             here = self._forwarded.forward(request, here, results, deadline, reply.peer)
         check = self._configuration.access.writer(request, reply.peer)
+        # Rights to the stored object, the audit log, and shards that are being taken need more than a transaction.
+        is_plain = check is None and self._ownership.complete and not self._configuration.schema.has_audited
         for slot in here:
             try:
-                self._spawn(self._write_one(slot, request, deadline, results, reply.peer, check))
+                may_begin = is_plain and not self._not_run
+                if not (may_begin and self._begin_plain(slot, batch.writes[slot], deadline, results)):
+                    self._spawn(self._write_one(slot, request, deadline, results, reply.peer, check))
+                    self._not_run += 1
             except TaoError as error:
                 # The error is this write's, not the request's: the writes before it have begun.
                 results.fail(slot, error)
+            except Exception as error:  # noqa: BLE001 - logged, and the other writes are begun
+                self._fail_by_bug(slot, results, error)
+
+    def _fail_by_bug(self, slot: int, results: WriteResults, error: Exception) -> None:
+        self._log.error("write_failed", exc_info=error)
+        results.fail(slot, InternalError(f"{type(error).__name__} in the write path; see the leader's log"))
+
+    def _begin_plain(self, slot: int, message: pb.Write, deadline: float, results: WriteResults) -> bool:
+        """Begin a write that needs nothing but a transaction here, without a task: a task and its coroutines are a
+        tenth of what a write costs. Returns False, with nothing begun, for any other write. Raises `TaoError`."""
+        if message.WhichOneof("operation") not in _PLAIN_OPERATIONS or self._writes.waiting >= MAX_TASKS:
+            return False
+        write = write_from_pb(message)
+        self._writes.check(write)
+
+        def end(result: Written | TaoError) -> None:
+            self._ended.append((slot, write, results, deadline, result))
+            if len(self._ended) == 1:
+                # In a later turn than the delivery of the change: a follower applies what comes first, and what comes
+                # with the answer is repeated then. And results of one transaction go out together.
+                asyncio.get_running_loop().call_soon(self._answer_ended)
+
+        return self._inverses.begin(write, deadline, end)
+
+    def _answer_ended(self) -> None:
+        ended, self._ended = self._ended, []
+        for slot, write, results, deadline, result in ended:
+            try:
+                if isinstance(result, TaoError):
+                    results.fail(slot, result)
+                elif result.outcome.error is not None:
+                    results.fail(slot, result.outcome.error)
+                elif result.intent is None:
+                    self._answer(slot, write, result, results, pending=False)
+                else:
+                    self._settle_and_answer(slot, write, result, result.intent, deadline, results)
+            except Exception as error:  # noqa: BLE001 - logged, and the other writes are answered
+                # Its slot may be counted already. At its deadline, the caller takes the outcome as unknown.
+                self._log.error("write_not_answered", exc_info=error)
+
+    def _settle_and_answer(
+        self, slot: int, write: Write, written: Written, intent: IntentRow, deadline: float, results: WriteResults
+    ) -> None:
+        async def settle() -> None:
+            try:
+                is_settled = await self._inverses.settle_found(write, written, deadline)
+            except Exception as error:  # noqa: BLE001 - logged and answered
+                self._answer_unknown(slot, written, results, error)
+            else:
+                self._answer(slot, write, written, results, pending=not is_settled)
+
+        try:
+            self._spawn(settle())
+        except TaoError as error:
+            # Too many tasks. The write is committed.
+            self._inverses.leave_pending(intent, error)
+            self._answer(slot, write, written, results, pending=True)
 
     async def _write_one(
         self,
@@ -101,6 +179,8 @@ class WriteRequests:
         peer: PeerIdentity,
         check: WriteCheck | None,
     ) -> None:
+        self._not_run -= 1
+        at_a_bug: type[TaoError] = InternalError
         try:
             message = request.write.writes[slot]
             if not self._ownership.complete:
@@ -115,10 +195,20 @@ class WriteRequests:
             if isinstance(write, ObjAdd) and write.allocated:
                 allocated = await self._writes.ids.allocate(write.id >> SHARD_SHIFT, deadline=deadline)
                 write = msgspec.structs.replace(write, id=allocated)
+            if isinstance(write, AddJob):
+                write = await self._with_job_id(write, deadline)
+            if isinstance(write, NodeSetState):
+                job_id = await self._writes.ids.allocate(write.id >> SHARD_SHIFT, deadline=deadline)
+                write = msgspec.structs.replace(write, job_id=job_id)
             self._check_far_end(write)
             if isinstance(write, ObjAdd) and not write.allocated:
                 await self._writes.ids.admit(write.id, deadline)
-            if self._configuration.schema.has_audited:
+            at_a_bug = OutcomeUnknown  # it may come after the commit from here on
+            if isinstance(write, SettleEdge):
+                # The copies of a page of a node are many, and no caller waits for them.
+                is_sub_write = not request.write.background
+                written, pending = await self._inverses.write(write, deadline, sub_write=is_sub_write)
+            elif self._configuration.schema.has_audited:
                 caller = recorded_caller(request, peer)
                 written, pending = await self._execute_audited(write, deadline, check, caller)
             else:
@@ -126,22 +216,53 @@ class WriteRequests:
         except TaoError as error:
             results.fail(slot, error)
         except Exception as error:
-            results.fail(slot, InternalError(f"{type(error).__name__} in the write path; see the leader's log"))
+            results.fail(slot, at_a_bug(f"{type(error).__name__} in the write path; see the leader's log"))
             raise
         else:
-            if pending and names_far_side(write, self._configuration.schema):
-                # The caller may read that list next, which must contain what was acknowledged.
-                unknown = OutcomeUnknown("the edge is written at its id2; repair will write it at its id1")
-                results.fail(slot, unknown, written.messages)
-                return
-            lists = self._pending_lists(written.intent) if pending else ()
-            # Of an object that was left alone, the caller learns no version either.
-            is_left_alone = bool(written.outcome.otype) and not written.outcome.found
-            messages = () if is_left_alone else written.messages
-            results.add(slot, outcome_to_pb(written.outcome, messages, lists), messages)
+            self._answer(slot, write, written, results, pending=pending)
+
+    def _answer(self, slot: int, write: Write, written: Written, results: WriteResults, *, pending: bool) -> None:
+        try:
+            result, messages = self._result_of(write, written, pending=pending)
+        except Exception as error:  # noqa: BLE001 - logged and answered
+            self._answer_unknown(slot, written, results, error)
+        else:
+            results.add(slot, result, messages)
+
+    def _answer_unknown(self, slot: int, written: Written, results: WriteResults, error: Exception) -> None:
+        """Answer a write that is committed and met a bug afterwards."""
+        self._log.error("write_failed", exc_info=error)
+        results.fail(slot, bug_after_commit(error), written.messages)
+
+    def _result_of(
+        self, write: Write, written: Written, *, pending: bool
+    ) -> tuple[pb.WriteResult, Sequence[ShardMessages]]:
+        """Return the result of a committed write, with the changes that the caches of its caller apply."""
+        if pending and names_far_side(write, self._configuration.schema):
+            # The caller may read that list next, which must contain what was acknowledged.
+            unknown = OutcomeUnknown("the edge is written at its id2; repair will write it at its id1")
+            return pb.WriteResult(error=error_to_pb(unknown)), written.messages
+        lists = self._pending_lists(written.intent) if pending else ()
+        # Of an object that was left alone, the caller learns no version either.
+        is_left_alone = bool(written.outcome.otype) and not written.outcome.found
+        messages = () if is_left_alone else written.messages
+        return outcome_to_pb(written.outcome, messages, lists), messages
+
+    async def _with_job_id(self, write: AddJob, deadline: float) -> AddJob:
+        """Return the write with the id of its job. Raises `InvalidArgument`, and as `ObjectIds.allocate` and
+        `ObjectIds.admit`."""
+        if not write.allocated:
+            if write.job.id == purge_job_id(write.job.id >> SHARD_SHIFT):
+                raise InvalidArgument(f"{write.job.id} is the id of the shard's own job; reserve another one")
+            await self._writes.ids.admit(write.job.id, deadline)
+            return write
+        allocated = await self._writes.ids.allocate(write.job.id >> SHARD_SHIFT, deadline=deadline)
+        return AddJob(msgspec.structs.replace(write.job, id=allocated), allocated=True)
 
     async def _execute(self, write: Write, deadline: float, check: WriteCheck | None) -> tuple[Written, bool]:
-        written, pending = await self._inverses.write(write, deadline, sub_write=isinstance(write, SettleEdge))
+        if isinstance(write, PlaceEdges):
+            return await self._pages.place(write, deadline), False
+        written, pending = await self._inverses.write(write, deadline)
         if check is not None and (refusal := check.judge(written.outcome.otype)) is not None:
             raise refusal
         return written, pending
@@ -164,8 +285,10 @@ class WriteRequests:
     def _pending_lists(self, intent: IntentRow | None) -> list[PendingInverse]:
         assert intent is not None, "a write whose inverse is pending has an intent"
         schema = self._configuration.schema
-        inverses = [schema.atype(atype).inverse for atype in intent.atypes if schema.knows_atype(atype)]
-        return [PendingInverse(intent.high_id, each, intent.low_id) for each in inverses if each is not None]
+        known = [schema.atype(atype) for atype in intent.atypes if schema.knows_atype(atype)]
+        # An edge of a type with states is missing in the list of one state, and may be left in that of another.
+        inverses = [number for atype in known if (far := schema.inverse_of(atype)) for number in far.siblings]
+        return [PendingInverse(intent.high_id, each, intent.low_id) for each in inverses]
 
     def _check_far_end(self, write: Write) -> None:
         """Check that the shard of the inverse exists; otherwise the edge would be half an edge for ever.
@@ -216,7 +339,8 @@ class WriteRequests:
         answer = pb.SettledPairs()
         is_operator = reply.peer.role == "operator"
         for pair in request.settle_pairs.pairs:
-            intent = IntentRow(pair.low_id, pair.high_id, tuple(pair.atypes), pair.token, self._clock.unix_ms())
+            atypes = self._configuration.schema.declared(pair.atypes)
+            intent = IntentRow(pair.low_id, pair.high_id, atypes, pair.token, self._clock.unix_ms())
             try:
                 messages = await self._inverses.settle_pair(intent, deadline - self._clock.monotonic())
             except TaoError as error:
@@ -247,6 +371,10 @@ class WriteRequests:
         reply.send(pb.Answer(settled_pairs=answer))
 
 
+_CLOCK_SECONDS: Final = 1.0
+"""Longest wait for the clock of another region's leader."""
+
+
 class LeaderService(CacheService):
     """The `RequestHandler` of a leader."""
 
@@ -258,9 +386,13 @@ class LeaderService(CacheService):
         writes: WriteRequests,
         relays: RelayPath,
         publisher: Publisher,
+        others: Mapping[str, Callable[[pb.Request, Reply], None]],
     ) -> None:
+        """``others``: what handles the kinds of requests of which this service knows nothing."""
         self._clock: Final = context.clock
         self._spawn: Final = context.spawn_as("touch")
+        self._name: Final = context.name
+        self._links: Final = context.links
         self._writes: Final = writes
         self._relays: Final = relays
         subscribers = Subscribers(publisher)
@@ -274,12 +406,14 @@ class LeaderService(CacheService):
                 "subscribe": subscribers.subscribe,
                 "acknowledge": subscribers.acknowledge,
                 "reserve_ids": writes.reserve_ids,
+                "get_clock": self._get_clock,
                 "invalidate": self._invalidate,
                 "settle_pairs": writes.settle_pairs,
                 "relay": relays.handle,
                 "relay_by_reference": relays.handle,
                 "touch_keys": self._start_touching,
                 "apply": writes.apply_forwarded,
+                **others,
             },
         )
 
@@ -288,6 +422,28 @@ class LeaderService(CacheService):
         cause = f"requested by {reply.peer.name}"
         shards = self._relays.invalidate(asked.shards, cause, otypes=tuple(asked.otypes), atypes=tuple(asked.atypes))
         reply.send(pb.Answer(invalidated=pb.Invalidated(shards=shards)))
+
+    def _get_clock(self, request: pb.Request, reply: Reply) -> None:
+        """Answer with the clock by which this leader stamps operations, or ask another one for its own. Raises
+        `TopologyError` for an unknown leader."""
+        asked = request.get_clock.leader
+        if asked in ("", self._name):
+            clock = pb.ServerClock(unix_us=self._clock.unix_ms() * 1000, leader=self._name if asked else "")
+            reply.send(pb.Answer(clock=clock))
+            return
+        routes = self._configuration.routes
+        if routes.locate(asked).role != "leader" or reply.peer.role == "leader":
+            raise InvalidArgument(f"{asked} is not a leader that {self._name} asks for its clock")
+        self._spawn(self._relay_clock(routes.server(asked), reply))
+
+    async def _relay_clock(self, leader: CacheServer, reply: Reply) -> None:
+        request = pb.Request(get_clock=pb.GetClock(leader=leader.name))
+        try:
+            answer = await self._links.to(leader).ask(request, _CLOCK_SECONDS)
+        except TaoError as error:
+            reply.send(failure(error))
+        else:
+            reply.send(pb.Answer(clock=answer.clock))
 
     def _start_touching(self, request: pb.Request, reply: Reply) -> None:
         """Touch lists whose count differs from their edges, for `tao repair`."""

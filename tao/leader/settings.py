@@ -8,6 +8,7 @@ from tao.delivery.settings import DeliverySettings, SpoolSettings
 from tao.leader.consistency_checker import CheckerSettings
 from tao.leader.heartbeats import HeartbeatSettings
 from tao.leader.inverse_path import InverseSettings
+from tao.leader.jobs import JobSettings
 from tao.leader.membership_filters import MembershipSettings
 from tao.leader.miss_path import ReplicaSettings
 from tao.leader.ownership import OwnershipSettings
@@ -55,6 +56,7 @@ class LeaderSettings(CacheServerSettings):
     ownership: OwnershipSettings = OwnershipSettings()
     writes: WritePathSettings = WritePathSettings()
     inverses: InverseSettings = InverseSettings()
+    jobs: JobSettings = JobSettings()
     replica_shards: ReplicaShardSettings = renamed(ReplicaShardSettings(), formerly="hosting")
     relays: RelayPathSettings = RelayPathSettings()
     heartbeats: HeartbeatSettings = HeartbeatSettings()

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
 import msgspec
@@ -38,18 +40,26 @@ from tao.model.writes import ForgetIntent, ObjAdd, SettleEdge, Write, WriteOutco
 from tao.observability.metrics import Metrics
 from tao.planning.coordination import (
     PlannedWrite,
-    coordinating_shard,
+    Scope,
     data_bytes_of,
     keys_of,
     lane_keys,
     mixes_touches,
-    shards_of,
+    scope_of,
 )
 from tao.planning.draft import IdTaken
 from tao.planning.lanes import LaneScheduler
+from tao.planning.node_states import pages_wanted
+from tao.planning.retention import oldest_wanted
 from tao.planning.write_plan import WritePlan, plan_writes, validate
 from tao.replication.gtid import source_position
 from tao.serving.configuration import ServerContext
+
+_SMALL_HEAP: Final = 1_024
+"""Deadlines that are kept although their writes may have ended: below this, a sweep costs more than it frees."""
+
+_TIMER_SECONDS: Final = 0.001
+"""The resolution of the loop's timers: one may fire this much early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +104,16 @@ class Written:
     settles: tuple[SettleEdge, ...] | None = None
 
 
-@dataclass(slots=True)
-class _QueuedWrite:
+class _QueuedWrite(msgspec.Struct):
     """A write that waits for its transaction, or is in it."""
 
     planned: PlannedWrite
     shards: frozenset[int]
     server: str
     deadline: float
-    done: asyncio.Future[Written]
+    on_done: Callable[[Written | TaoError], None]
+    is_abandoned: bool = False
+    """Its caller has gone while it was in an open transaction."""
 
 
 class _Committed(NamedTuple):
@@ -131,6 +142,11 @@ async def commit_or_unknown(transaction: Transaction) -> str:
         raise
     except Exception as error:
         raise OutcomeUnknown(f"{type(error).__name__} in COMMIT: {error}") from error
+
+
+def bug_after_commit(error: Exception) -> OutcomeUnknown:
+    """Return the error of a write that is committed and met a bug afterwards."""
+    return OutcomeUnknown(f"written, but {type(error).__name__} afterwards; see the leader's log")
 
 
 class WritePath:
@@ -163,6 +179,9 @@ class WritePath:
             settings.max_batch_bytes,
         )
         self._waiting: dict[int, _QueuedWrite] = {}
+        # The loop's time of each deadline, with the write; of writes that have ended, too, until it is reached.
+        self._deadlines: list[tuple[float, int]] = []
+        self._alarm: asyncio.TimerHandle | None = None
         self._starting: set[str] = set()
         self._last_number = 0
         self.ids: Final = ObjectIds(
@@ -187,11 +206,15 @@ class WritePath:
         """Validate a write without its rows. Raises `RequestError`."""
         validate(write, self._configuration.schema)
 
-    def hosts_both_sides(self, write: Write) -> bool:
-        """Return whether this leader owns every shard of the write, on one database server."""
-        owned = self._ownership.owned
-        rows = [owned.get(shard) for shard in shards_of(write, self._configuration.schema)]
-        return None not in rows and len({row.master_server for row in rows if row is not None}) == 1
+    def owns_together(self, shards: Iterable[int]) -> bool:
+        """Return whether this leader owns all of these shards, on one database server."""
+        owned, server = self._ownership.owned, ""
+        for shard in shards:
+            row = owned.get(shard)
+            if row is None or row.master_server != (server or row.master_server):
+                return False
+            server = row.master_server
+        return True
 
     async def commit(self, write: Write, deadline: float, *, both_sides: bool, sub_write: bool = False) -> Written:
         """Execute a checked write; ``deadline`` is a time of the clock, in seconds.
@@ -210,32 +233,75 @@ class WritePath:
         raise Unavailable(f"{self._settings.max_id_attempts} ids in a row were taken; check the clocks of the leaders")
 
     async def _commit_once(self, write: Write, deadline: float, *, both_sides: bool, sub_write: bool) -> Written:
-        schema = self._configuration.schema
-        home = coordinating_shard(write, schema)
-        row = self._ownership.row(home)
-        planned = PlannedWrite(write, both_sides)
-        shards = shards_of(write, schema) if both_sides else frozenset((home,))
-        self._last_number += 1
-        number = self._last_number
         done: asyncio.Future[Written] = asyncio.get_running_loop().create_future()
-        self._lanes.offer(
-            number, row.master_server, lane_keys(planned, schema), shards, sub_write, data_bytes_of(write)
+        scope = scope_of(write, self._configuration.schema)
+        number = self.begin(
+            write, scope, deadline, partial(_set_done, done), both_sides=both_sides, sub_write=sub_write
         )
-        self._waiting[number] = _QueuedWrite(planned, shards, row.master_server, deadline, done)
-        self._start_batches_soon(row.master_server)
-        late = done.get_loop().call_later(deadline - self._clock.monotonic(), self._refuse_queued, number)
         try:
             return await done
         except asyncio.CancelledError:
             if self._lanes.withdraw(number):
                 del self._waiting[number]
+            elif number in self._waiting:
+                self._waiting[number].is_abandoned = True
             raise
-        finally:
-            late.cancel()
 
-    def _refuse_queued(self, number: int) -> None:
-        if self._lanes.withdraw(number):
-            self._resolve(number, DeadlineExceeded("the write was still queued at its deadline"))
+    def begin(
+        self,
+        write: Write,
+        scope: Scope,
+        deadline: float,
+        on_done: Callable[[Written | TaoError], None],
+        *,
+        both_sides: bool,
+        sub_write: bool = False,
+    ) -> int:
+        """Queue a checked write, and return its number.
+
+        ``on_done`` is called once, with the result or the error of the write, in the turn of the loop in which that is
+        known; it must not raise, and begin no other write. Raises what `commit` raises, except `OutcomeUnknown`, with
+        nothing queued. A new object whose id was taken has an `IdTaken` in its outcome."""
+        row = self._ownership.row(scope.home)
+        planned = PlannedWrite(write, both_sides)
+        shards = scope.shards if both_sides else frozenset((scope.home,))
+        self._last_number += 1
+        number = self._last_number
+        keys = lane_keys(planned, self._configuration.schema)
+        self._lanes.offer(number, row.master_server, keys, shards, sub_write, data_bytes_of(write))
+        self._waiting[number] = _QueuedWrite(planned, shards, row.master_server, deadline, on_done)
+        self._start_batches_soon(row.master_server)
+        self._watch_deadline(number, deadline - self._clock.monotonic())
+        return number
+
+    def _watch_deadline(self, number: int, seconds: float) -> None:
+        """Refuse the write if it is still queued after so many seconds. One timer serves all writes: nearly every
+        write ends long before its deadline."""
+        loop = asyncio.get_running_loop()
+        at = loop.time() + seconds
+        if len(self._deadlines) > _SMALL_HEAP + 2 * len(self._waiting):
+            self._deadlines = [each for each in self._deadlines if each[1] in self._waiting]
+            heapify(self._deadlines)
+        heappush(self._deadlines, (at, number))
+        if self._alarm is None or self._deadlines[0][1] == number:
+            self._set_alarm(loop)
+
+    def _set_alarm(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = loop.call_at(self._deadlines[0][0], self._refuse_late)
+
+    def _refuse_late(self) -> None:
+        loop = asyncio.get_running_loop()
+        due, deadlines, self._alarm = loop.time() + _TIMER_SECONDS, self._deadlines, None
+        try:
+            while deadlines and (deadlines[0][0] <= due or deadlines[0][1] not in self._waiting):
+                number = heappop(deadlines)[1]
+                if self._lanes.withdraw(number):
+                    self._resolve(number, DeadlineExceeded("the write was still queued at its deadline"))
+        finally:
+            if self._deadlines:  # also after a writer's failure, which must not keep the others waiting
+                self._set_alarm(loop)
 
     def _start_batches_soon(self, server: str) -> None:
         # Start at the end of the tick, so that writes that arrive together are committed together.
@@ -306,8 +372,7 @@ class WritePath:
                 self._lanes.finish(numbers)
             except Exception as error:  # noqa: BLE001 - the rows are committed, and caches may lack the change
                 self._log.error("caches_not_updated", writes=len(numbers), exc_info=error)
-                failure = OutcomeUnknown(f"written, but {type(error).__name__} afterwards; see the leader's log")
-                self._fail_batch_unknown(numbers, batch, failure)
+                self._fail_batch_unknown(numbers, batch, bug_after_commit(error))
 
     async def _run_one_by_one(self, server: str, numbers: list[int], batch: dict[int, _QueuedWrite]) -> None:
         """Execute each write of the batch in a transaction of its own. The keys of the batch stay held until the
@@ -335,7 +400,7 @@ class WritePath:
             queued = self._waiting.get(number)
             if queued is None:
                 continue
-            if queued.done.done():
+            if queued.is_abandoned:
                 del self._waiting[number]  # its caller gave up while it was in a batch that was rolled back
             elif queued.deadline <= now:
                 self._resolve(number, DeadlineExceeded("the write was still queued at its deadline"))
@@ -344,10 +409,17 @@ class WritePath:
         plan, rows = committed
         self._publish_changes(plan.changes, rows)
         # Converted once for all writes: hundreds of edges of one list are one change, which each of them reports.
-        changes = [self._shard_messages(change, rows) for change in plan.changes]
+        limit = self._settings.inline_object_bytes
+        changes = [
+            ShardMessages(change.shard, rows[change.shard].version_epoch, (without_large_data(change, limit),))
+            for change in plan.changes
+        ]
         for index, number in enumerate(batch):
             messages = [changes[at] for at in plan.changes_of[index]]
-            messages.extend(self._shard_messages(message, rows) for message in plan.unchanged_of[index])
+            messages.extend(
+                ShardMessages(message.shard, rows[message.shard].version_epoch, (message,))
+                for message in plan.unchanged_of[index]
+            )
             written = Written(plan.outcomes[index], messages, plan.intents[index], plan.settles[index])
             self._resolve(number, written)
         self.committed_transactions += 1
@@ -393,6 +465,10 @@ class WritePath:
             rows, existing = await transaction.lock_and_read(shards, keys_of(writes, schema))
             for shard in shards:
                 self._check_owned(shard, rows.get(shard), server)
+            if wanted := oldest_wanted(existing, writes, schema):
+                existing.oldest = await transaction.lock_oldest(wanted)
+            for page in pages_wanted(writes, schema):
+                existing.pages[page] = await transaction.lock_page(page)
             plan = plan_writes(existing, rows, writes, schema, self._clock.unix_ms())
             if plan.rows:
                 await transaction.apply(plan.rows)
@@ -416,9 +492,6 @@ class WritePath:
             if row is None:
                 raise ShardLost(shard, f"this leader no longer owns shard {shard}")
             raise ShardLost(shard, f"shard {shard} is owned by {row.owner} under generation {row.generation} now")
-
-    def _shard_messages(self, message: Message, rows: dict[int, ShardRow]) -> ShardMessages:
-        return next(iter(group_by_shard((message,), rows, self._settings.inline_object_bytes)))
 
     def _publish_changes(self, changes: Sequence[Message], rows: dict[int, ShardRow]) -> None:
         # Skip shards given up during the commit. The next owner, which may be this leader again, begins with an empty
@@ -450,13 +523,7 @@ class WritePath:
             return
         if isinstance(result, TaoError):
             self.failed_writes += 1
-        if queued.done.done():
-            return
-        if isinstance(result, TaoError):
-            queued.done.set_exception(result)
-            queued.done.exception()  # marks it as retrieved: the caller may be gone
-        else:
-            queued.done.set_result(result)
+        queued.on_done(result)
 
     def register(self, metrics: Metrics) -> None:
         """Register the metrics."""
@@ -492,6 +559,16 @@ class WritePath:
         }
 
 
+def _set_done(done: asyncio.Future[Written], result: Written | TaoError) -> None:
+    if done.done():  # its caller has gone
+        return
+    if isinstance(result, TaoError):
+        done.set_exception(result)
+        done.exception()  # marks it as retrieved: the caller may be gone
+    else:
+        done.set_result(result)
+
+
 def _server_names(database: Database) -> list[str]:
     return [server.name for server in database.places.values()]
 
@@ -499,6 +576,13 @@ def _server_names(database: Database) -> list[str]:
 def forget_intent_of(intent: IntentRow) -> ForgetIntent:
     """Return the write that removes an intent once its mirror is written."""
     return ForgetIntent(intent.low_id, intent.high_id, intent.token)
+
+
+def without_large_data(message: Message, inline_object_bytes: int) -> Message:
+    """Return the message, without the data of an object above ``inline_object_bytes``."""
+    if isinstance(message, ObjectChange) and message.data is not None and len(message.data) > inline_object_bytes:
+        return msgspec.structs.replace(message, data=None)
+    return message
 
 
 def group_by_shard(
@@ -509,7 +593,5 @@ def group_by_shard(
     An object above ``inline_object_bytes`` is sent without its data."""
     grouped: dict[int, list[Message]] = {}
     for message in messages:
-        if isinstance(message, ObjectChange) and message.data is not None and len(message.data) > inline_object_bytes:
-            message = msgspec.structs.replace(message, data=None)
-        grouped.setdefault(message.shard, []).append(message)
+        grouped.setdefault(message.shard, []).append(without_large_data(message, inline_object_bytes))
     return (ShardMessages(shard, rows[shard].version_epoch, tuple(batch)) for shard, batch in grouped.items())

@@ -31,8 +31,10 @@ class Span(msgspec.Struct, frozen=True):
     """The part of a shard's history that a tailer delivers: everything committed to the shard in ``source`` after
     transaction ``after``, up to ``number``.
 
-    ``source=""``: no position counts it, and it continues nothing that was delivered before. ``more``: other leaders
-    have received what follows, and it is on its way here; until it has come, no proof of time covers the shard.
+    ``source=""``: no position counts it, and it continues nothing that was delivered before. ``more``: what follows is
+    on its way here, and some messages of the transaction after ``number`` may have come already; until all have come,
+    no proof of time covers the shard. ``within``: messages of the transaction after ``after`` came before, with another
+    span: a leader that has not received those has not received all that is delivered here.
     """
 
     shard: int
@@ -40,6 +42,7 @@ class Span(msgspec.Struct, frozen=True):
     after: int
     number: int
     more: bool = False
+    within: bool = False
 
 
 class ShardDelivery(msgspec.Struct, frozen=True, gc=False):

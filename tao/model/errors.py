@@ -3,11 +3,16 @@
 TaoError
  ├─ RequestError              the caller must change something before trying again
  │   ├─ InvalidArgument       a number, bound, id or set that no request may carry
- │   │   └─ IdNotReserved     an object's id was chosen by the caller, and may be given to another one later
+ │   │   ├─ IdNotReserved     an object's id was chosen by the caller, and may be given to another one later
+ │   │   ├─ ObjectDeleted     an object is to be added under the id of one that was deleted
+ │   │   ├─ NotCommutative    a write that a journal cannot accept, since it must not be made late or twice
+ │   │   └─ NoJournal         the follower keeps no journal, so it accepts no writes to be made later
+ │   ├─ UnknownJob            no background job has the id
  │   ├─ UnknownType           no such object or association type in the schema
  │   ├─ WrongType             the id belongs to an object of another type
  │   ├─ InvalidField          a field is unknown, or its value has the wrong type
  │   ├─ TooLarge              data, an id2 set or a message above its limit
+ │   │   └─ ListFull          an association list has as many edges as its type allows
  │   ├─ Unauthorized          the peer showed no or wrong credentials
  │   └─ PermissionDenied      the caller lacks a right on a type that the request names
  ├─ RetryableError            nothing was written; the same request may succeed later
@@ -20,8 +25,9 @@ TaoError
  │   ├─ Unavailable           the server, leader or database needed cannot be reached
  │   │   ├─ DatabaseDown      the database server does not answer probes either; nothing is asked of it until it does
  │   │   ├─ DatabaseFull      the disk of the database server is full; its writes fail until room is made there
- │   │   └─ MasterReadOnly    the database server takes no writes or critical reads: a promotion is under way, or its
- │   │                          lease has run out
+ │   │   ├─ MasterReadOnly    the database server takes no writes or critical reads: a promotion is under way, or its
+ │   │   │                      lease has run out
+ │   │   └─ NoCopy            a write is to be accepted on two disks, and no other follower keeps the copy
  │   ├─ DeadlineExceeded      the time allowed has passed before anything was written
  │   ├─ Fenced                the writer no longer owns the shard
  │   └─ StaleRead             every copy within reach is below the version asked for
@@ -77,6 +83,34 @@ class IdNotReserved(InvalidArgument):
     reason = "ID_NOT_RESERVED"
 
 
+class ObjectDeleted(InvalidArgument):
+    """An object cannot be added under this id: it was that of an object which was deleted, and ids are not used
+    again."""
+
+    reason = "OBJECT_DELETED"
+
+
+class NotCommutative(InvalidArgument):
+    """A journal accepts only writes that may be made late, in any order and twice: operations on edges of types with
+    states, states of nodes, and `obj_add` and `add_job` with a reserved id. It refuses adds of types with `max_edges`,
+    because a list that is full by then would refuse an edge that was accepted. Make this write without the journal."""
+
+    reason = "NOT_COMMUTATIVE"
+
+
+class NoJournal(InvalidArgument):
+    """The follower keeps no journal, so it cannot accept writes to be made later: make them at once, or have
+    ``journal.folder`` set in the settings of the followers."""
+
+    reason = "NO_JOURNAL"
+
+
+class UnknownJob(RequestError):
+    """There is no background job with this id. One that has ended is kept for a week."""
+
+    reason = "UNKNOWN_JOB"
+
+
 class UnknownType(RequestError):
     """The schema has no such object or association type."""
 
@@ -99,6 +133,26 @@ class TooLarge(RequestError):
     """Data, an id2 set or a message above its limit (docs/reference/limits.md)."""
 
     reason = "TOO_LARGE"
+
+
+class ListFull(TooLarge):
+    """The association list has as many edges as its type allows (``max_edges`` in the schema). Delete one first."""
+
+    reason = "LIST_FULL"
+
+
+class OperationTooOld(InvalidArgument):
+    """The operation on an edge is older than the type's ``keep_removed_days``. A removal that was newer may have been
+    purged since, so the operation is refused, and never applied."""
+
+    reason = "TOO_OLD"
+
+
+class OperationAhead(InvalidArgument):
+    """The time of the operation on an edge is more than 60 s ahead of the leader's clock. It would win over all later
+    ones: mend the clock that it was taken from."""
+
+    reason = "TOO_FAR_AHEAD"
 
 
 class Unauthorized(RequestError):
@@ -203,6 +257,14 @@ class DatabaseFull(Unavailable):
     somebody makes room there. Reads go on."""
 
     reason = "DATABASE_FULL"
+
+
+class NoCopy(Unavailable):
+    """The follower accepts a write only when another follower of its tier has a copy on its disk
+    (``journal.copies: 2``), and none takes one now. Nothing was accepted: try again later, or make the write at
+    once."""
+
+    reason = "NO_COPY"
 
 
 class DeadlineExceeded(RetryableError):

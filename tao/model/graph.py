@@ -5,6 +5,7 @@ A cache hit must cost a look-up and an append, so a value is held as the bytes t
 * object value  ``version u64 | otype u32 | data``   - otype 0 says that the object does not exist
 * count value   ``version u64 | count u64``
 * edge block    see `tao.model.edge_block`; its first 16 bytes are a count value
+* existence     one byte, `EXISTS` or `EXISTS_NOT`: an answer without a version, which no cache holds
 
 All integers are little-endian. Versions are not shown to applications; they travel between tiers and to the SDK.
 """
@@ -27,6 +28,9 @@ _OBJECT_HEADER = struct.Struct("<QI")
 _COUNT = struct.Struct("<QQ")
 OBJECT_HEADER_BYTES: Final = _OBJECT_HEADER.size
 COUNT_VALUE_BYTES: Final = _COUNT.size
+EXISTS: Final = b"\x01"
+EXISTS_NOT: Final = b"\x00"
+"""The answers to `assoc_exists`."""
 
 
 class Edge(msgspec.Struct, frozen=True, gc=False):

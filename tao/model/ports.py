@@ -6,14 +6,26 @@ and network under the same code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import NamedTuple, Protocol, Self, TypeVar
 
 from tao.model.delivery import SpoolMark, SpoolRow
+from tao.model.edge_states import EdgeRegisters
 from tao.model.errors import TaoError
-from tao.model.queries import FillRead, MemberPage, Query
-from tao.model.rows import ExistingRows, IntentRow, RowChanges, ShardRow, WriteKeys
+from tao.model.graph import Edge, EdgeKey, ListKey
+from tao.model.jobs import JobCount, JobQuery, JobRow, PausedKind
+from tao.model.queries import FillRead, MemberPage, PairPage, PairsQuery, Query
+from tao.model.rows import (
+    EdgePage,
+    ExistingRows,
+    IntentRow,
+    OldestEdges,
+    RowChanges,
+    ShardRow,
+    StateRows,
+    WriteKeys,
+)
 from tao.model.topology import Topology
 
 
@@ -89,6 +101,36 @@ class MemberScans(Protocol):
         database. ``deadline`` is in the loop's time. Raises `TaoError`."""
 
 
+class PairReads(Protocol):
+    """Reads all lists of a type in a shard for their pair filter."""
+
+    async def read_pairs(self, query: PairsQuery, *, deadline: float) -> PairPage:
+        """Return a page of the edges of a type, all of one snapshot of the region's database. ``deadline`` is in
+        the loop's time. Raises `TaoError`."""
+
+
+class StoredState(NamedTuple):
+    """The registers of an edge of a type with states, and the clock's second of their last change; 0: not known."""
+
+    key: EdgeKey
+    registers: EdgeRegisters
+    changed_unix_s: int
+
+
+class ShardScans(Protocol):
+    """Reads the rows of a shard in the order of their keys, from its master database; fewer than ``limit`` at the end.
+    Raises `TaoError`."""
+
+    async def scan_object_types(self, shard: int, after_id: int, limit: int) -> list[tuple[int, int]]:
+        """Return ids and types of objects above ``after_id``; deleted ones have the type `ABSENT`."""
+
+    async def scan_edges(self, shard: int, table: str, after: EdgeKey, limit: int) -> list[tuple[EdgeKey, Edge]]:
+        """Return the edges of one table after a key."""
+
+    async def scan_states(self, shard: int, after: EdgeKey, limit: int) -> list[StoredState]:
+        """Return the registers of edges of types with states after a key."""
+
+
 class Transaction(Protocol):
     """One write transaction on one database server."""
 
@@ -102,6 +144,14 @@ class Transaction(Protocol):
     async def lock_and_read(self, shards: Sequence[int], keys: WriteKeys) -> tuple[dict[int, ShardRow], ExistingRows]:
         """Share-lock the rows of table ``shard`` in shard order, then lock and read the named rows in key order. Raises
         `ShardBlocked` when a lock was not granted in time; everything is rolled back."""
+
+    async def lock_oldest(self, lists: Mapping[ListKey, int]) -> dict[ListKey, OldestEdges]:
+        """Lock and read so many of the oldest edges of each list, after `lock_and_read` has locked the lists. Raises as
+        that does."""
+
+    async def lock_page(self, page: EdgePage) -> StateRows:
+        """Lock and read the rows of a page of edges with states, after `lock_and_read` has locked their lists. Raises
+        as that does."""
 
     async def apply(self, rows: RowChanges) -> None:
         """Write the changes, now or with `commit`; raises as `lock_and_read` does."""
@@ -141,6 +191,16 @@ class WriteStore(Protocol):
     async def old_intents(self, shards: Sequence[int], *, before_unix_ms: int, limit: int) -> list[IntentRow]:
         """Return intents created before the given time, at most ``limit``. A former master may return fewer than there
         are: `IntentReads.read_intents` is for those who conclude something from their absence."""
+
+    async def read_jobs(self, shards: Sequence[int], query: JobQuery, *, timeout_seconds: float) -> list[JobRow]:
+        """Return jobs of these shards without their bodies, and without locks: at most ``query.limit`` of each, and
+        the first to be done first. A former master may return others than there are."""
+
+    async def count_jobs(self, shards: Sequence[int], *, timeout_seconds: float) -> list[JobCount]:
+        """Return how many jobs of these shards wait or are parked, as `read_jobs`, by state, lease and failures."""
+
+    async def paused_jobs(self, shards: Sequence[int], *, timeout_seconds: float) -> list[PausedKind]:
+        """Return the kinds of jobs that are paused on these shards, as `read_jobs`."""
 
 
 class Versioned(Protocol):

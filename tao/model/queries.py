@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -93,6 +94,38 @@ class MemberPage(msgspec.Struct, frozen=True):
     version: int
     count: int
     id2s: list[int]
+
+
+class PairsQuery(msgspec.Struct, frozen=True):
+    """Asks for a page of all edges of one type in a shard: those of the list ``after_id1`` with higher id2s than
+    ``after_id2``, and of the lists from there to ``last_id1``. At most ``limit`` edges and ``limit`` lists are read,
+    those of other types between them included, so a page may be empty and not the last."""
+
+    shard: int
+    atype: int
+    after_id1: int
+    after_id2: int
+    last_id1: int
+    limit: int
+
+
+class PairPage(msgspec.Struct, frozen=True):
+    """Some edges of one association type in a shard, by id1 and id2, with the versions of shard and lists in their
+    snapshot.
+
+    ``sizes`` says how many of the ``id2s`` each list of ``id1s`` has; 0 for an empty one. ``known_id1s`` are lists
+    in the page's range of which the server that answers knows, at ``known_versions``, which may be newer.
+    ``after_id1`` and ``after_id2`` are where the next page begins; (0, 0): there is none."""
+
+    version_epoch: int
+    id1s: Sequence[int]
+    versions: Sequence[int]
+    sizes: Sequence[int]
+    id2s: Sequence[int]
+    after_id1: int = 0
+    after_id2: int = 0
+    known_id1s: Sequence[int] = ()
+    known_versions: Sequence[int] = ()
 
 
 class FillRead(msgspec.Struct, frozen=True):

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from tao.model.edge_states import EdgeRegisters, NodeState
 from tao.model.graph import Edge, EdgeKey, ListKey
+from tao.model.jobs import JobRow, PausedKind
 
 
 class ShardRow(msgspec.Struct, frozen=True):
@@ -61,10 +63,35 @@ class IntentRow(msgspec.Struct, frozen=True):
     created_unix_ms: int
 
 
+class OldestEdges(msgspec.Struct, frozen=True):
+    """The oldest edges of a list, oldest first. ``are_all``: the list has no others."""
+
+    edges: tuple[Edge, ...]
+    are_all: bool
+
+
+class EdgePage(msgspec.Struct, frozen=True, gc=False):
+    """A page of the edges of a type with states: of each of these lists of ``id1``, the edges whose ``id2`` is above
+    ``after``, ascending, at most ``limit``."""
+
+    id1: int
+    atypes: tuple[int, ...]
+    after: int
+    limit: int
+
+
+class StateRows(msgspec.Struct, frozen=True):
+    """Rows of edges of types with states."""
+
+    edges: dict[EdgeKey, Edge]
+    registers: dict[EdgeKey, EdgeRegisters]
+
+
 @dataclass(slots=True)
 class WriteKeys:
     """The rows that a batch of writes has to lock and read. A list's own row is read with its edges. The edges of
-    ``recounts`` are counted, in the database, with the row of the list. ``reserved_times`` names shards."""
+    ``recounts`` are counted, in the database, with the row of the list. ``reserved_times`` names shards.
+    ``nodes``: a node and a type with states, of whose edges it may have a state."""
 
     objects: set[int] = field(default_factory=set)
     lists: set[ListKey] = field(default_factory=set)
@@ -72,13 +99,18 @@ class WriteKeys:
     intents: set[IntentKey] = field(default_factory=set)
     recounts: set[ListKey] = field(default_factory=set)
     reserved_times: set[int] = field(default_factory=set)
+    nodes: set[ListKey] = field(default_factory=set)
+    jobs: set[int] = field(default_factory=set)
+    paused_jobs: set[PausedKind] = field(default_factory=set)
 
 
 @dataclass(slots=True)
 class ExistingRows:
     """The locked rows; a row that is missing here does not exist. ``recounted``: the number of edges of a list, and the
     highest version that one of them was written at. ``reserved_times``: by shard, the highest time of an id that may
-    have been given out, in milliseconds since 1970."""
+    have been given out, in milliseconds since 1970. ``oldest``: the oldest edges of lists, where a write needs them.
+    ``registers``: those of edges of types with states. ``nodes``: the states of nodes. ``pages``: the rows of pages of
+    edges, where a write needs them."""
 
     objects: dict[int, ObjectRow] = field(default_factory=dict)
     lists: dict[ListKey, ListRow] = field(default_factory=dict)
@@ -86,11 +118,20 @@ class ExistingRows:
     intents: dict[IntentKey, IntentRow] = field(default_factory=dict)
     recounted: dict[ListKey, ListRow] = field(default_factory=dict)
     reserved_times: dict[int, int] = field(default_factory=dict)
+    oldest: dict[ListKey, OldestEdges] = field(default_factory=dict)
+    registers: dict[EdgeKey, EdgeRegisters] = field(default_factory=dict)
+    nodes: dict[ListKey, NodeState] = field(default_factory=dict)
+    pages: dict[EdgePage, StateRows] = field(default_factory=dict)
+    jobs: dict[int, JobRow] = field(default_factory=dict)
+    paused_jobs: set[PausedKind] = field(default_factory=set)
 
 
 @dataclass(slots=True)
 class RowChanges:
-    """The rows that a transaction writes; every row at most once."""
+    """The rows that a transaction writes; every row at most once.
+
+    ``put_registers``: the registers of put edges of types with states, and of edges of which nothing else changes;
+    ``changed_unix_s``: when they change. ``put_paused_jobs``: whether each kind is paused from now on."""
 
     put_objects: list[ObjectRow] = field(default_factory=list)
     put_lists: dict[ListKey, ListRow] = field(default_factory=dict)
@@ -99,6 +140,12 @@ class RowChanges:
     put_intents: list[IntentRow] = field(default_factory=list)
     delete_intents: list[IntentKey] = field(default_factory=list)
     put_reserved_times: dict[int, int] = field(default_factory=dict)
+    put_registers: dict[EdgeKey, EdgeRegisters] = field(default_factory=dict)
+    changed_unix_s: int = 0
+    put_nodes: dict[ListKey, NodeState] = field(default_factory=dict)
+    put_jobs: dict[int, JobRow] = field(default_factory=dict)
+    delete_jobs: list[int] = field(default_factory=list)
+    put_paused_jobs: dict[PausedKind, bool] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(
@@ -109,4 +156,9 @@ class RowChanges:
             or self.put_intents
             or self.delete_intents
             or self.put_reserved_times
+            or self.put_registers
+            or self.put_nodes
+            or self.put_jobs
+            or self.delete_jobs
+            or self.put_paused_jobs
         )

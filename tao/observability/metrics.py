@@ -9,6 +9,9 @@ data.
 
 from __future__ import annotations
 
+import gc
+import time
+import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +30,7 @@ UNITS: Final = (
     "_entries",
     "_failures",
     "_info",
+    "_jobs",
     "_messages",
     "_pairs",
     "_percent",
@@ -122,6 +126,11 @@ class Metrics:
         if process:
             ProcessCollector(registry=self._registry)
             GCCollector(registry=self._registry)
+            note = _pause_recorder(
+                self.histogram("gc_pause_seconds", "Pauses of the process by Python's garbage collector.")
+            )
+            gc.callbacks.append(note)
+            weakref.finalize(self, gc.callbacks.remove, note)
 
     def counter(self, name: str, help_text: str, **labels: str) -> Counter:
         """Return a number that only grows; its name ends in ``_total``."""
@@ -239,6 +248,21 @@ def _values(family: _Family) -> Iterator[tuple[Labels, float | Histogram]]:
     for labels, read in family.readings.items():
         for split, value in read().items():
             yield (*labels, (family.split_by, split)), value
+
+
+def _pause_recorder(pauses: Histogram) -> Callable[[str, dict[str, int]], None]:
+    """Return what the garbage collector calls at the start and end of each collection."""
+    began = 0.0
+
+    def note(phase: str, _: dict[str, int]) -> None:
+        nonlocal began
+        now = time.perf_counter()
+        if phase == "start":
+            began = now
+        else:
+            pauses.observe(now - began)
+
+    return note
 
 
 def _check_unit(name: str) -> None:

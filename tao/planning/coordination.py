@@ -9,35 +9,54 @@ is its mirror."""
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
+
+import msgspec
 
 from tao.model.errors import UnknownType
-from tao.model.graph import EdgeKey, ListKey
+from tao.model.graph import Edge, EdgeKey, ListKey
 from tao.model.ids import SHARD_SHIFT
+from tao.model.jobs import PausedKind, node_job_id
 from tao.model.relay import Touch, TouchKind
 from tao.model.rows import IntentKey, WriteKeys
 from tao.model.writes import (
+    AddJob,
+    AnnounceIntent,
     AssocAdd,
     AssocChangeType,
     AssocDelete,
+    AssocMerge,
+    CancelJob,
     ForgetIntent,
+    ForgetJob,
+    LeaseJob,
+    NodeSetState,
     ObjAdd,
     ObjDelete,
     ObjUpdate,
+    PauseJobs,
+    PlaceEdges,
+    PurgeEdge,
+    ReadJob,
+    ReadState,
+    ReportJob,
+    ResumeJob,
     SettleEdge,
     TouchKeys,
     Write,
 )
 from tao.schema.registry import Schema
+from tao.schema.types import AssocType
 
 TOUCHED_KEY_BYTES: Final = 8 << 10
 """Bytes that a touched key counts against the size bound of a transaction: its edges are counted one by one under
 lock."""
 
+PLACED_EDGE_BYTES: Final = 1 << 10
+"""Bytes that an edge of a page counts against the size bound of a transaction: its row is locked, and may move."""
 
-@dataclass(frozen=True, slots=True)
-class PlannedWrite:
+
+class PlannedWrite(msgspec.Struct, frozen=True):
     """A write, and where its leader executes it.
 
     ``both_sides``: this leader owns the shards of both ends on one database server, so one transaction writes both
@@ -53,7 +72,11 @@ def coordinator_side(write: Write, schema: Schema) -> tuple[int, int] | None:
 
     An edge from an id to itself gives None, too: both of its rows are stored in one place. Raises `UnknownType`."""
     match write:
-        case AssocAdd(id1=id1, id2=id2, atype=atype) | AssocDelete(id1=id1, id2=id2, atype=atype):
+        case (
+            AssocAdd(id1=id1, id2=id2, atype=atype)
+            | AssocDelete(id1=id1, id2=id2, atype=atype)
+            | AssocMerge(id1=id1, id2=id2, atype=atype)
+        ):
             paired = schema.atype(atype).inverse is not None
         case AssocChangeType(id1=id1, id2=id2, atype=atype, new_atype=new):
             paired = schema.atype(atype).inverse is not None or schema.atype(new).inverse is not None
@@ -73,50 +96,99 @@ def names_far_side(write: Write, schema: Schema) -> bool:
 def coordinating_shard(write: Write, schema: Schema) -> int:
     """Return the shard whose owner executes the write. Raises `UnknownType`."""
     pair = coordinator_side(write, schema)
-    if pair is not None:
-        return pair[0] >> SHARD_SHIFT
+    return _home_shard(write) if pair is None else pair[0] >> SHARD_SHIFT
+
+
+def _home_shard(write: Write) -> int:
     match write:
-        case ObjAdd(id=home) | ObjUpdate(id=home) | ObjDelete(id=home) | ForgetIntent(low_id=home):
+        case ObjAdd(id=home) | ObjUpdate(id=home) | ObjDelete(id=home) | NodeSetState(id=home):
+            return home >> SHARD_SHIFT
+        case AnnounceIntent(low_id=home) | ForgetIntent(low_id=home):
             return home >> SHARD_SHIFT
         case AssocAdd(id1=home) | AssocDelete(id1=home) | AssocChangeType(id1=home) | SettleEdge(id1=home):
             return home >> SHARD_SHIFT
-        case TouchKeys(shard=shard):
+        case AssocMerge(id1=home) | ReadState(id1=home) | PlaceEdges(id1=home) | PurgeEdge(id1=home):
+            return home >> SHARD_SHIFT
+        case TouchKeys(shard=shard) | PauseJobs(shard=shard):
             return shard
+        case AddJob(job=job):
+            return job.id >> SHARD_SHIFT
+        case LeaseJob() | ReportJob() | ReadJob() | CancelJob() | ResumeJob() | ForgetJob():
+            return write.id >> SHARD_SHIFT
+
+
+class Scope(NamedTuple):
+    """Where a write acts. ``pair``: `coordinator_side`. ``home``: `coordinating_shard`. ``shards``: `shards_of`."""
+
+    pair: tuple[int, int] | None
+    home: int
+    shards: frozenset[int]
+
+
+def scope_of(write: Write, schema: Schema) -> Scope:
+    """Return where the write acts, for callers that need more than a part of it. Raises `UnknownType`."""
+    pair = coordinator_side(write, schema)
+    if pair is None:
+        home = _home_shard(write)
+        return Scope(None, home, frozenset((home,)))
+    home = pair[0] >> SHARD_SHIFT
+    return Scope(pair, home, frozenset((home, pair[1] >> SHARD_SHIFT)))
 
 
 def shards_of(write: Write, schema: Schema) -> frozenset[int]:
     """Return every shard that the write changes when one transaction writes both sides. Raises `UnknownType`."""
-    pair = coordinator_side(write, schema)
-    if pair is None:
-        return frozenset((coordinating_shard(write, schema),))
-    return frozenset((pair[0] >> SHARD_SHIFT, pair[1] >> SHARD_SHIFT))
+    return scope_of(write, schema).shards
+
+
+def bounds_length(write: AssocChangeType, schema: Schema) -> bool:
+    """Return whether the type that an edge changes to, or its inverse, bounds the length of lists."""
+    new = schema.atype(write.new_atype)
+    inverse = schema.inverse_of(new)
+    return new.max_edges is not None or (inverse is not None and inverse.max_edges is not None)
 
 
 def edges_of(write: Write, schema: Schema) -> Sequence[EdgeKey]:
     """Return the edges of both sides that the write may read or change. Raises `UnknownType`."""
     match write:
-        case AssocAdd(id1=id1, id2=id2, atype=atype) | AssocDelete(id1=id1, id2=id2, atype=atype):
+        case (
+            AssocAdd(id1=id1, id2=id2, atype=atype)
+            | AssocDelete(id1=id1, id2=id2, atype=atype)
+            | AssocMerge(id1=id1, id2=id2, atype=atype)
+        ):
             return _with_inverse(id1, atype, id2, schema)
         case AssocChangeType(id1=id1, id2=id2, atype=atype, new_atype=new):
             return (*_with_inverse(id1, atype, id2, schema), *_with_inverse(id1, new, id2, schema))
-        case SettleEdge(id1=id1, atype=atype, id2=id2):
-            return (EdgeKey(id1, atype, id2),)
+        case (
+            SettleEdge(id1=id1, atype=atype, id2=id2)
+            | ReadState(id1=id1, atype=atype, id2=id2)
+            | PurgeEdge(id1=id1, atype=atype, id2=id2)
+        ):
+            return _at_one_end(id1, schema.atype(atype), id2)
         case _:
             return ()
 
 
 def _with_inverse(id1: int, atype: int, id2: int, schema: Schema) -> Sequence[EdgeKey]:
-    inverse = schema.atype(atype).inverse
+    known = schema.atype(atype)
+    if known.states:
+        inverse_type = schema.inverse_of(known)
+        far = () if inverse_type is None else _at_one_end(id2, inverse_type, id1)
+        return (*_at_one_end(id1, known, id2), *far)
     edge = EdgeKey(id1, atype, id2)
-    return (edge,) if inverse is None else (edge, EdgeKey(id2, inverse, id1))
+    return (edge,) if known.inverse is None else (edge, EdgeKey(id2, known.inverse, id1))
 
 
-def _edges_within(planned: PlannedWrite, pair: tuple[int, int] | None, schema: Schema) -> Iterable[EdgeKey]:
-    """Return the edges of the sides that this leader writes."""
-    edges = edges_of(planned.write, schema)
+def _at_one_end(id1: int, atype: AssocType, id2: int) -> Sequence[EdgeKey]:
+    """Return the keys of the rows that may hold the edge: one in each sibling of a type with states."""
+    return [EdgeKey(id1, number, id2) for number in atype.siblings]
+
+
+def _pair_and_edges(planned: PlannedWrite, schema: Schema) -> tuple[tuple[int, int] | None, Sequence[EdgeKey]]:
+    """Return `coordinator_side`, and the edges of the sides that this leader writes. Raises `UnknownType`."""
+    pair, edges = coordinator_side(planned.write, schema), edges_of(planned.write, schema)
     if pair is None or planned.both_sides:
-        return edges
-    return [edge for edge in edges if edge.id1 == pair[0]]
+        return pair, edges
+    return pair, [edge for edge in edges if edge.id1 == pair[0]]
 
 
 def lane_keys(planned: PlannedWrite, schema: Schema) -> frozenset[Hashable]:
@@ -125,18 +197,45 @@ def lane_keys(planned: PlannedWrite, schema: Schema) -> frozenset[Hashable]:
     They are object ids, `ListKey`s and the `IntentKey` of the pair, so that only one write of a pair runs at a time."""
     write = planned.write
     match write:
+        case AssocAdd() | AssocDelete():  # first, because most writes are one of these
+            return _lane_keys_of_edges(planned, schema)
         case ObjAdd(id=home) | ObjUpdate(id=home) | ObjDelete(id=home):
             return frozenset((home,))
         case ForgetIntent(low_id=low, high_id=high):
             return frozenset((IntentKey(low, high),))
+        case AnnounceIntent(low_id=low, high_id=high, atypes=atypes):
+            return frozenset((IntentKey(low, high), *(ListKey(low, atype) for atype in atypes)))
         case TouchKeys(touches=touches):
             return frozenset(touched_key(touch) for touch in touches)
+        case NodeSetState(id=home, atypes=atypes):
+            lists = [ListKey(home, number) for atype in atypes for number in schema.atype(atype).siblings]
+            return frozenset((*_node_jobs(write), *lists))
+        case PlaceEdges(id1=home, atype=atype):
+            return frozenset(ListKey(home, number) for number in schema.atype(atype).siblings)
+        case AddJob(job=job):
+            return frozenset((job.id,))
+        case LeaseJob() | ReportJob() | ReadJob() | CancelJob() | ResumeJob() | ForgetJob():
+            return frozenset((write.id,))
+        case PauseJobs(shard=shard, kind=kind):
+            return frozenset((PausedKind(shard, kind),))
         case _:
-            pair = coordinator_side(write, schema)
-            keys: list[Hashable] = [ListKey(edge.id1, edge.atype) for edge in _edges_within(planned, pair, schema)]
-            if pair is not None:
-                keys.append(IntentKey(*pair))
-            return frozenset(keys)
+            return _lane_keys_of_edges(planned, schema)
+
+
+def _lane_keys_of_edges(planned: PlannedWrite, schema: Schema) -> frozenset[Hashable]:
+    pair, edges = _pair_and_edges(planned, schema)
+    keys: list[Hashable] = [ListKey(edge.id1, edge.atype) for edge in edges]
+    if pair is not None:
+        keys.append(IntentKey(*pair))
+    elif isinstance(planned.write, PurgeEdge):
+        keys.extend(intent_here(planned.write))
+    return frozenset(keys)
+
+
+def intent_here(write: PurgeEdge) -> Sequence[IntentKey]:
+    """Return the key of the intent of the pair, if it would be in the shard of the edge's end."""
+    low_id, high_id = sorted((write.id1, write.id2))
+    return (IntentKey(low_id, high_id),) if low_id >> SHARD_SHIFT == write.id1 >> SHARD_SHIFT else ()
 
 
 def touched_key(touch: Touch) -> int | ListKey:
@@ -169,10 +268,16 @@ def mixes_touches(writes: Sequence[PlannedWrite], schema: Schema) -> bool:
 def data_bytes_of(write: Write) -> int:
     """Return the share of a transaction's size bound that the write uses, in bytes of data."""
     match write:
-        case ObjAdd(data=data) | AssocAdd(data=data) | SettleEdge(data=data) | ObjUpdate(patch=data):
+        case ObjAdd(data=data) | AssocAdd(data=data) | AssocMerge(data=data) | SettleEdge(data=data):
             return len(data)
+        case ObjUpdate(patch=data):
+            return len(data)
+        case AddJob(job=job):
+            return len(job.body)
         case TouchKeys(touches=touches):
             return TOUCHED_KEY_BYTES * len(touches)
+        case PlaceEdges(limit=limit):
+            return PLACED_EDGE_BYTES * limit
         case _:
             return 0
 
@@ -186,10 +291,15 @@ def keys_of(writes: Iterable[PlannedWrite], schema: Schema) -> WriteKeys:
     for planned in writes:
         write = planned.write
         match write:
+            case AssocAdd() | AssocDelete():  # first, because most writes are one of these
+                _add_keys_of_edges(keys, planned, schema)
             case ObjAdd(id=home) | ObjUpdate(id=home) | ObjDelete(id=home):
                 keys.objects.add(home)
             case ForgetIntent(low_id=low, high_id=high):
                 keys.intents.add(IntentKey(low, high))
+            case AnnounceIntent(low_id=low, high_id=high, atypes=atypes):
+                keys.intents.add(IntentKey(low, high))
+                keys.edges.update(EdgeKey(low, atype, high) for atype in atypes if schema.knows_atype(atype))
             case TouchKeys(touches=touches):
                 for key in map(touched_key, touches):
                     if isinstance(key, int):
@@ -197,15 +307,85 @@ def keys_of(writes: Iterable[PlannedWrite], schema: Schema) -> WriteKeys:
                     elif schema.knows_atype(key.atype):
                         keys.lists.add(key)
                         keys.recounts.add(key)
+            case NodeSetState(id=home, atypes=atypes):
+                keys.nodes.update(ListKey(home, atype) for atype in atypes if schema.knows_atype(atype))
+                keys.jobs.update(_node_jobs(write))
+            case PlaceEdges(id1=home, atype=atype):
+                if schema.knows_atype(atype):
+                    keys.nodes.add(ListKey(home, atype))
+                    keys.lists.update(ListKey(home, number) for number in schema.atype(atype).siblings)
+            case AddJob(job=job):
+                keys.jobs.add(job.id)
+            case ReadJob() | CancelJob() | ResumeJob() | ForgetJob():
+                keys.jobs.add(write.id)
+            case LeaseJob(id=job_id, kind=kind) | ReportJob(id=job_id, kind=kind):
+                keys.jobs.add(job_id)
+                keys.paused_jobs.add(PausedKind(job_id >> SHARD_SHIFT, kind))
+            case PauseJobs(shard=shard, kind=kind):
+                keys.paused_jobs.add(PausedKind(shard, kind))
             case _:
-                try:
-                    pair = coordinator_side(write, schema)
-                    edges = _edges_within(planned, pair, schema)
-                except UnknownType:
-                    continue
-                if pair is not None:
-                    keys.intents.add(IntentKey(*pair))
-                for edge in edges:
-                    keys.edges.add(edge)
-                    keys.lists.add(ListKey(edge.id1, edge.atype))
+                _add_keys_of_edges(keys, planned, schema)
     return keys
+
+
+def _add_keys_of_edges(keys: WriteKeys, planned: PlannedWrite, schema: Schema) -> None:
+    write = planned.write
+    try:
+        pair, edges = _pair_and_edges(planned, schema)
+        keys.nodes.update(_nodes_of(planned, pair, schema))
+    except UnknownType:
+        return
+    if pair is not None:
+        keys.intents.add(IntentKey(*pair))
+    elif isinstance(write, PurgeEdge):
+        keys.intents.update(intent_here(write))
+    for edge in edges:
+        keys.edges.add(edge)
+        keys.lists.add(ListKey(edge.id1, edge.atype))
+
+
+def _nodes_of(planned: PlannedWrite, pair: tuple[int, int] | None, schema: Schema) -> Iterable[ListKey]:
+    """Return the nodes whose state decides in which list this leader puts an edge of a type with states."""
+    write = planned.write
+    match write:
+        case AssocAdd() | AssocDelete() | AssocMerge() | SettleEdge() | ReadState() | PurgeEdge():
+            atype = schema.atype(write.atype)
+        case _:
+            return ()
+    if not atype.states:
+        return ()
+    near = ListKey(write.id1, atype.number)
+    if atype.inverse is None or isinstance(write, SettleEdge | ReadState | PurgeEdge):
+        return (near,)
+    far = ListKey(write.id2, atype.inverse)
+    if pair is None or planned.both_sides:
+        return (near, far)
+    return (near if near.id1 == pair[0] else far,)
+
+
+def claim_of(write: Write, edge: Edge | None, schema: Schema) -> SettleEdge | None:
+    """Return the edge at the far side of a write's pair that must be written first, because the length of its list is
+    bounded and only the leader of that side can count it under lock; else None.
+
+    ``edge`` is the edge that a change of type moves, None when there is none."""
+    pair = coordinator_side(write, schema)
+    match write:
+        case AssocAdd(id1=id1, atype=atype, time=time, data=data):
+            pass
+        case AssocChangeType(id1=id1, new_atype=atype) if edge is not None:
+            time, data = edge.time, edge.data
+        case _:
+            return None
+    named = schema.atype(atype)
+    if pair is None or named.inverse is None:
+        return None
+    far = named if id1 == pair[1] else schema.atype(named.inverse)
+    if far.max_edges is None:
+        return None
+    return SettleEdge(pair[1], far.number, pair[0], True, time, data, if_room=True)
+
+
+def _node_jobs(write: NodeSetState) -> list[int]:
+    """Return the ids of which the write adds a job under one."""
+    own = node_job_id(write.id, write.atypes, write.state, write.state_us)
+    return [write.job_id, own] if own else [write.job_id]

@@ -9,14 +9,17 @@ All checks of a write come before its first change, so a write that raises has c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import ClassVar
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, Final, NamedTuple
 
-from tao.model.errors import InvalidArgument, RetryableError, Unavailable, UnknownType, WrongType
+from tao.model.edge_states import NO_OPERATION, UNSET_NODE, EdgeRegisters, NodeState
+from tao.model.errors import InvalidArgument, ListFull, ObjectDeleted, RetryableError, Unavailable, WrongType
 from tao.model.graph import ABSENT, Edge, EdgeKey, ListKey
+from tao.model.jobs import JobRow, PausedKind
 from tao.model.rows import ExistingRows, IntentKey, IntentRow, ObjectRow
 from tao.model.versions import NEVER_WRITTEN
 from tao.model.writes import (
+    AnnounceIntent,
     AssocAdd,
     AssocChangeType,
     AssocDelete,
@@ -30,8 +33,16 @@ from tao.model.writes import (
 from tao.schema.codec import merge_data, validate_new, validate_patch
 from tao.schema.registry import Schema
 
+_NO_REGISTERS: Final[Mapping[EdgeKey, EdgeRegisters]] = {}
 VersionedKey = int | ListKey
 """An object's id, or the key of a list. Each has a version of its own."""
+
+
+class PlacedEdge(NamedTuple):
+    """The registers of a written edge of a type with states, and the type in whose list it is."""
+
+    registers: EdgeRegisters
+    place: int
 
 
 class Draft:
@@ -40,9 +51,17 @@ class Draft:
     ``objects``, ``lists`` and ``intents`` hold what was written, on top of ``existing``; an entry of ``objects`` or
     ``lists`` may equal the stored row. ``one_sided`` maps a pair to the coordinator's edges that were written
     without their mirrors. ``named_keys`` are the keys that the current write named. ``raised`` maps a key to a
-    version that its next version must exceed, whether or not its rows change."""
+    version that its next version must exceed, whether or not its rows change. ``announced`` maps a pair to the types
+    of edges whose intent is recorded before they are written. ``grown`` is the number of edges that a list has gained,
+    where that is not 0. ``states`` maps written edges of types with states, by their type, to their registers and
+    places (`tao.planning.edge_states`), and ``nodes`` nodes to the states that were written. ``jobs`` maps written jobs
+    to their rows, None for those that are removed (`tao.planning.jobs`), and ``paused_jobs`` the written kinds to
+    whether they are paused."""
 
-    __slots__ = ("existing", "intents", "lists", "named_keys", "objects", "one_sided", "raised")
+    __slots__ = (
+        *("announced", "existing", "grown", "intents", "lists", "named_keys", "objects", "one_sided", "raised"),
+        *("jobs", "nodes", "paused_jobs", "states"),
+    )
 
     def __init__(self, existing: ExistingRows) -> None:
         self.existing = existing
@@ -52,6 +71,12 @@ class Draft:
         self.one_sided: dict[IntentKey, set[EdgeKey]] = {}
         self.named_keys: list[VersionedKey] = []
         self.raised: dict[VersionedKey, int] = {}
+        self.announced: dict[IntentKey, tuple[int, ...]] = {}
+        self.grown: dict[ListKey, int] = {}
+        self.states: dict[EdgeKey, PlacedEdge] = {}
+        self.nodes: dict[ListKey, NodeState] = {}
+        self.jobs: dict[int, JobRow | None] = {}
+        self.paused_jobs: dict[PausedKind, bool] = {}
 
     def object(self, object_id: int) -> ObjectRow | None:
         """Return the object's current row, and count the object as named by the current write."""
@@ -75,14 +100,32 @@ class Draft:
         edges = self.lists.get(list_key)
         if edges is None:
             self.lists[list_key] = {key: edge}
-            return self.existing.edges.get(key)
-        previous = edges[key] if key in edges else self.existing.edges.get(key)
-        edges[key] = edge
+            previous = self.existing.edges.get(key)
+        else:
+            previous = edges[key] if key in edges else self.existing.edges.get(key)
+            edges[key] = edge
+        if (edge is None) is not (previous is None):
+            self.grown[list_key] = self.grown.get(list_key, 0) + (1 if previous is None else -1)
         return previous
+
+    def delete_oldest(self, key: EdgeKey) -> None:
+        """Remove an edge of a list that a write has named, on behalf of that write."""
+        list_key = ListKey(key.id1, key.atype)
+        self.lists[list_key][key] = None
+        self.grown[list_key] -= 1
+
+    def length(self, key: ListKey) -> int:
+        """Return the current number of edges of a list whose row was read."""
+        row = self.existing.lists.get(key)
+        return (0 if row is None else row.count) + self.grown.get(key, 0)
 
     def name_list(self, key: EdgeKey) -> None:
         """Count the edge's list as named by the current write, without changing it."""
         self.named_keys.append(ListKey(key.id1, key.atype))
+
+    def node(self, key: ListKey) -> NodeState:
+        """Return the current state of a node for its edges of a type with states."""
+        return self.nodes.get(key) or self.existing.nodes.get(key, UNSET_NODE)
 
     def raise_version(self, key: VersionedKey, above: int) -> None:
         """Raise the key's version above ``above``, and recount a list's edges. The write names the key.
@@ -99,6 +142,14 @@ class Draft:
         """Return the pair's current intent, or None."""
         return self.intents[key] if key in self.intents else self.existing.intents.get(key)
 
+    def job(self, job_id: int) -> JobRow | None:
+        """Return the current row of a job, or None."""
+        return self.jobs[job_id] if job_id in self.jobs else self.existing.jobs.get(job_id)
+
+    def is_paused(self, key: PausedKind) -> bool:
+        """Return whether the kind of jobs is paused on the shard."""
+        return self.paused_jobs.get(key, key in self.existing.paused_jobs)
+
 
 class IdTaken(RetryableError):
     """The id that the leader allocated is in use.
@@ -108,8 +159,12 @@ class IdTaken(RetryableError):
     reason: ClassVar[str] = "ID_TAKEN"
 
 
+class SchemaBehind(Unavailable):
+    """The schema here lacks a type of an intent, which another server has had already."""
+
+
 def add_object(draft: Draft, write: ObjAdd) -> WriteOutcome:
-    """Add an object. Raises `IdTaken`, or `InvalidArgument` for a reserved id that was used for something else."""
+    """Add an object. Raises `IdTaken`, and for a reserved id that was used `ObjectDeleted` or `InvalidArgument`."""
     row = draft.object(write.id)
     if row is None:
         draft.set_object(ObjectRow(write.id, write.otype, NEVER_WRITTEN, False, write.data))
@@ -117,7 +172,7 @@ def add_object(draft: Draft, write: ObjAdd) -> WriteOutcome:
     if write.allocated:
         raise IdTaken(f"id {write.id} is taken; allocate another")
     if row.deleted:
-        raise InvalidArgument(f"object {write.id} was deleted, and ids are not used again; reserve a new id")
+        raise ObjectDeleted(f"object {write.id} was deleted, and ids are not used again; reserve a new id")
     if row.otype != write.otype or row.data != write.data:
         raise InvalidArgument(f"object {write.id} exists with other content; update it instead of adding it")
     return WriteOutcome(write.id, True)
@@ -158,19 +213,48 @@ def _check_type(row: ObjectRow, expected: int, schema: Schema) -> None:
         raise WrongType(f"object {row.id} is of type {actual!r}, not {named!r}")
 
 
-def add_edge(draft: Draft, write: AssocAdd, pair: IntentKey | None, schema: Schema) -> WriteOutcome:
-    """Add an edge. ``pair`` is given when only the side of ``pair.low_id`` is written here."""
+def check_room(draft: Draft, key: EdgeKey, schema: Schema) -> None:
+    """Raise `ListFull` for a new edge of a list that has as many as its type allows."""
+    atype = schema.atype(key.atype)
+    if atype.max_edges is None or draft.edge(key) is not None:
+        return
+    length = draft.length(ListKey(key.id1, key.atype))
+    if length >= atype.max_edges:
+        raise ListFull(
+            f"list {atype.name!r} of {key.id1} has {length} edges, and its type allows {atype.max_edges}: delete one "
+            "before you add another"
+        )
+
+
+def add_edge(draft: Draft, write: AssocAdd, pair: IntentKey | None, both_sides: bool, schema: Schema) -> WriteOutcome:
+    """Add an edge. ``pair`` is given when only the side of ``pair.low_id`` is written here.
+
+    Raises `ListFull`, and `Unavailable` when an older intent of the pair must be settled first."""
     id1, id2 = write.id1, write.id2
     inverse = schema.atype(write.atype).inverse
+    ends = _both_ends(id1, write.atype, id2, inverse)
+    _check_rooms(draft, ends, pair, both_sides, schema)
     if pair is not None and inverse is not None:
         own = _coordinator_edge(id1, write.atype, id2, inverse)
         edge = Edge(own.id2, write.time, write.data)
         return WriteOutcome(found=_set_one_side(draft, pair, own, edge) is not None)
-    previous = draft.set_edge(EdgeKey(id1, write.atype, id2), Edge(id2, write.time, write.data))
+    previous = draft.set_edge(ends[0], Edge(id2, write.time, write.data))
     if inverse is None or (id1 == id2 and inverse == write.atype):
         return WriteOutcome(found=previous is not None)
-    mirrored = draft.set_edge(EdgeKey(id2, inverse, id1), Edge(id1, write.time, write.data))
+    mirrored = draft.set_edge(ends[1], Edge(id1, write.time, write.data))
     return WriteOutcome(found=(previous if id1 <= id2 else mirrored) is not None)
+
+
+def _check_rooms(
+    draft: Draft, keys: Iterable[EdgeKey], pair: IntentKey | None, both_sides: bool, schema: Schema
+) -> None:
+    """Check the lists that are written here. A far side that is written elsewhere was checked there before."""
+    for key in keys:
+        if pair is None or key.id1 == pair.low_id:
+            check_room(draft, key, schema)
+        elif both_sides and schema.atype(key.atype).max_edges is not None:
+            # The far side could be written here, and will not be, because of an older intent.
+            raise Unavailable(f"another write between {key.id1} and {key.id2} is still being settled; try again")
 
 
 def delete_edge(draft: Draft, write: AssocDelete, pair: IntentKey | None, schema: Schema) -> WriteOutcome:
@@ -212,6 +296,7 @@ def change_edge_type(
                 draft.name_list(key)
         return WriteOutcome(found=edge is not None)
     validate_new(new, edge.data)
+    _check_rooms(draft, _both_ends(id1, new.number, id2, new.inverse), pair, both_sides, schema)
     for atype, keep in ((old, False), (new, True)):
         for key in _both_ends(id1, atype.number, id2, atype.inverse):
             value = Edge(key.id2, edge.time, edge.data) if keep else None
@@ -224,10 +309,21 @@ def change_edge_type(
     return WriteOutcome(found=True)
 
 
-def set_settled_edge(draft: Draft, write: SettleEdge) -> WriteOutcome:
-    """Make one row equal to the coordinator's, without looking at any other row."""
+def set_settled_edge(draft: Draft, write: SettleEdge, schema: Schema) -> WriteOutcome:
+    """Make one row equal to the coordinator's, without looking at any other row. Raises `ListFull` for one that is
+    written before the coordinator's."""
+    if write.if_room and write.present:
+        check_room(draft, EdgeKey(write.id1, write.atype, write.id2), schema)
     edge = Edge(write.id2, write.time, write.data) if write.present else None
     return WriteOutcome(found=draft.set_edge(EdgeKey(write.id1, write.atype, write.id2), edge) is not None)
+
+
+def announce_intent(draft: Draft, write: AnnounceIntent, schema: Schema) -> WriteOutcome:
+    """Record the intent of a pair, or add types to it. Raises `ListFull` when the coordinator's own list has no room,
+    before the other side is asked."""
+    check_room(draft, EdgeKey(write.low_id, write.adds, write.high_id), schema)
+    draft.announced[IntentKey(write.low_id, write.high_id)] = write.atypes
+    return WriteOutcome(found=True)
 
 
 def forget_intent(draft: Draft, write: ForgetIntent) -> WriteOutcome:
@@ -236,50 +332,61 @@ def forget_intent(draft: Draft, write: ForgetIntent) -> WriteOutcome:
     One intent too many costs a repair, one too few loses an edge."""
     key = IntentKey(write.low_id, write.high_id)
     intent = draft.intent(key)
-    if intent is None or intent.token != write.token or key in draft.one_sided:
+    if intent is None or intent.token != write.token or key in draft.one_sided or key in draft.announced:
         return WriteOutcome()
     draft.intents[key] = None
     return WriteOutcome(found=True)
 
 
-def settle_in_place(draft: Draft, pair: IntentKey, intent: IntentRow, schema: Schema) -> None:
-    """Copy the coordinator's current edges to the other side, and drop the intent. The rows of both sides are known."""
-    for settle in _settlement(intent, draft.edge, schema):
-        set_settled_edge(draft, settle)
-    draft.intents[pair] = None
-
-
-def settle_writes(intent: IntentRow, coordinator_edges: Mapping[EdgeKey, Edge], schema: Schema) -> list[SettleEdge]:
+def settle_writes(
+    intent: IntentRow,
+    coordinator_edges: Mapping[EdgeKey, Edge],
+    schema: Schema,
+    registers: Mapping[EdgeKey, EdgeRegisters] = _NO_REGISTERS,
+) -> list[SettleEdge]:
     """Return the writes that make the other side of the pair equal to the coordinator's side.
 
-    ``coordinator_edges`` holds the current rows of `coordinator_edges_of` the intent; an edge that is missing from
-    it does not exist. Each write is idempotent, but of two settlements of one pair the older one must not arrive
-    last."""
-    return _settlement(intent, coordinator_edges.get, schema)
-
-
-def coordinator_edges_of(intent: IntentRow) -> list[EdgeKey]:
-    """Return the keys of the rows from which an intent is settled."""
-    return [EdgeKey(intent.low_id, atype, intent.high_id) for atype in intent.atypes]
-
-
-def _settlement(intent: IntentRow, edge_of: Callable[[EdgeKey], Edge | None], schema: Schema) -> list[SettleEdge]:
+    ``coordinator_edges`` holds the current rows of `coordinator_edges_of` the intent, ``registers`` those of types with
+    states, as the far side is to join them; an edge that is missing there does not exist. Each write is idempotent, but
+    of two settlements of one pair the older one must not arrive last, except of types with states. Raises
+    `SchemaBehind`: the intent has to stay."""
+    lacking = atypes_lacking(intent, schema)
+    if lacking:
+        raise SchemaBehind(
+            f"the schema here lacks the association types {lacking} of edges between {intent.low_id} and "
+            f"{intent.high_id}: they can be settled when it is the newest one"
+        )
     writes: list[SettleEdge] = []
     for key in coordinator_edges_of(intent):
-        try:
-            inverse = schema.atype(key.atype).inverse
-        except UnknownType:
+        if not schema.knows_atype(key.atype):
             # The type has left the schema. Its edges are shown to nobody, and must not block the settlement of other
             # types.
             continue
+        known = schema.atype(key.atype)
+        inverse = known.inverse
         if inverse is None:
             continue
-        edge = edge_of(key)
+        if known.states:
+            found = registers.get(key, NO_OPERATION)
+            present = found.has_operation
+            writes.append(SettleEdge(key.id2, inverse, key.id1, present, found.time, found.data, registers=found))
+            continue
+        edge = coordinator_edges.get(key)
         if edge is None:
             writes.append(SettleEdge(key.id2, inverse, key.id1, False))
         else:
             writes.append(SettleEdge(key.id2, inverse, key.id1, True, edge.time, edge.data))
     return writes
+
+
+def atypes_lacking(intent: IntentRow, schema: Schema) -> list[int]:
+    """Return the types of an intent that the schema does not have yet: they are not among those that have left it."""
+    return [each for each in intent.atypes if not schema.knows_atype(each) and each not in schema.reserved_atypes]
+
+
+def coordinator_edges_of(intent: IntentRow) -> list[EdgeKey]:
+    """Return the keys of the rows from which an intent is settled."""
+    return [EdgeKey(intent.low_id, atype, intent.high_id) for atype in intent.atypes]
 
 
 def _coordinator_edge(id1: int, atype: int, id2: int, inverse: int | None) -> EdgeKey:

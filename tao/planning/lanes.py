@@ -82,8 +82,9 @@ class _Key:
 
     def __init__(self) -> None:
         self.holder = _WAITING
-        self._sub_writes: OrderedDict[int, _Entry] = OrderedDict()
-        self._others: OrderedDict[int, _Entry] = OrderedDict()
+        # Made when they are first used: most keys have one write at a time.
+        self._sub_writes: OrderedDict[int, _Entry] | None = None
+        self._others: OrderedDict[int, _Entry] | None = None
 
     def head(self) -> _Entry | None:
         if not self._sub_writes:
@@ -114,7 +115,13 @@ class _Key:
             max(entry, head).behind += 1
 
     def _queue_of(self, entry: _Entry) -> OrderedDict[int, _Entry]:
-        return self._sub_writes if entry.sub_write else self._others
+        if entry.sub_write:
+            if self._sub_writes is None:
+                self._sub_writes = OrderedDict()
+            return self._sub_writes
+        if self._others is None:
+            self._others = OrderedDict()
+        return self._others
 
 
 class _Server:

@@ -12,8 +12,9 @@ that do not belong to the graph are counted and skipped."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
@@ -27,14 +28,17 @@ from tao.model.rows import ListRow, ObjectRow
 from tao.model.versions import FIRST_EPOCH, NEVER_WRITTEN, counter_of, epoch_of
 from tao.planning.net_changes import EdgeImages, ListImages, ObjectImages, list_change, object_change
 from tao.schema.registry import Schema
+from tao.schema.types import STATES_TABLE
 
 OBJECTS_TABLE: Final = "objects"
 LISTS_TABLE: Final = "assoc_lists"
 EDGES_TABLE: Final = "assocs"
 CUSTOM_EDGES_PREFIX: Final = "assocs_"
 HEARTBEAT_TABLE: Final = "heartbeat"
-HOUSEKEEPING_TABLES: Final = frozenset({"shard", "inverse_intents", "reserved_ids", "schema_migrations"})
-"""Tables of leaders and operators; caches hold nothing of them."""
+HOUSEKEEPING_TABLES: Final = frozenset(
+    {"shard", "inverse_intents", "reserved_ids", "schema_migrations", "node_states", "jobs", "paused_jobs"}
+)
+"""Tables of leaders and operators; caches hold nothing of them. A node's state shows in the rows of its edges."""
 
 MAX_TOUCHES_PER_SHARD: Final = 100_000
 """Touched keys of one shard in one transaction. Each costs some hundred bytes and all of them seconds of a leader's
@@ -43,8 +47,15 @@ time: a transaction that changes more is a restored shard rather than an import,
 Row = Mapping[str, Any]
 """A row image by column name: int, bytes or None as the column says, which no type checker can know."""
 
+_OBJECT_COLUMNS: Final = itemgetter("id", "otype", "version", "deleted", "data")
+_LIST_COLUMNS: Final = itemgetter("id1", "atype", "count", "version")
+_EDGE_COLUMNS: Final = itemgetter("id1", "atype", "id2", "time", "data")
+_HEARTBEAT_COLUMNS: Final = itemgetter("writer", "written_unix_ms")
 _KNOWN_COLUMNS: Final = {OBJECTS_TABLE: 5, LISTS_TABLE: 4, HEARTBEAT_TABLE: 2}
-_EDGE_COLUMNS: Final = 6
+_KNOWN_EDGE_COLUMNS: Final = 6
+_KNOWN_STATE_COLUMNS: Final = 6
+"""Further columns of edges of types with states. Caches hold nothing of them: a row in which they alone change is the
+same before and after."""
 
 
 class RowEvent(msgspec.Struct, frozen=True, gc=False):
@@ -147,7 +158,7 @@ def _take(draft: _NetImages, event: RowEvent, schema: Schema) -> None:
     table, before, after = event.table, event.before, event.after
     known: int | None
     if table == EDGES_TABLE or table.startswith(CUSTOM_EDGES_PREFIX):
-        known = _EDGE_COLUMNS
+        known = _KNOWN_EDGE_COLUMNS + (_KNOWN_STATE_COLUMNS if table == STATES_TABLE else 0)
     else:
         known = _KNOWN_COLUMNS.get(table)
         if known is None:
@@ -170,19 +181,19 @@ def _take_image(draft: _NetImages, shard: int, table: str, row: Row, side: int, 
 
     An update that changes the key removes one row and puts another."""
     if table == OBJECTS_TABLE:
-        object_id, otype, version, deleted, data = _columns(row, "id", "otype", "version", "deleted", "data")
+        object_id, otype, version, deleted, data = _columns(row, _OBJECT_COLUMNS)
         if object_id >> SHARD_SHIFT != shard:
             draft.passed_over += 1
             return
         _put(draft.objects, object_id, ObjectRow(object_id, otype, version, bool(deleted), _bytes(data)), side)
     elif table == LISTS_TABLE:
-        id1, atype, count, version = _columns(row, "id1", "atype", "count", "version")
+        id1, atype, count, version = _columns(row, _LIST_COLUMNS)
         if id1 >> SHARD_SHIFT != shard:
             draft.passed_over += 1
             return
         _put(draft.lists, ListKey(id1, atype), ListRow(count, version), side)
     else:
-        id1, atype, id2, time, data = _columns(row, "id1", "atype", "id2", "time", "data")
+        id1, atype, id2, time, data = _columns(row, _EDGE_COLUMNS)
         if id1 >> SHARD_SHIFT != shard or not _is_stored_in(schema, atype, table):
             draft.passed_over += 1
             return
@@ -193,9 +204,9 @@ def _take_image(draft: _NetImages, shard: int, table: str, row: Row, side: int, 
         _put(edges, EdgeKey(id1, atype, id2), Edge(id2, time, _bytes(data)), side)
 
 
-def _columns(row: Row, *names: str) -> tuple[Any, ...]:
+def _columns(row: Row, of: Callable[[Row], tuple[Any, ...]]) -> tuple[Any, ...]:
     try:
-        values = tuple([row[name] for name in names])
+        values = of(row)
     except KeyError as error:
         raise _Unreadable(f"the column {error} is missing") from error
     if None in values:
@@ -225,7 +236,7 @@ def _put(images: dict[_Key, _Images[_Value]], key: _Key, row: _Value, side: int)
 
 
 def _take_heartbeat(draft: _NetImages, row: Row) -> None:
-    writer, unix_ms = _columns(row, "writer", "written_unix_ms")
+    writer, unix_ms = _columns(row, _HEARTBEAT_COLUMNS)
     name = writer.decode(errors="replace") if isinstance(writer, bytes) else str(writer)
     draft.heartbeats[name] = max(unix_ms, draft.heartbeats.get(name, 0))
 

@@ -18,19 +18,34 @@ from dataclasses import dataclass
 from typing import Final
 
 from tao.model.changes import Change, ListInvalidation, ObjectChange, ObjectInvalidation
+from tao.model.edge_states import State
 from tao.model.errors import InvalidArgument, RequestError, RetryableError, TooLarge, UnknownType
 from tao.model.graph import MAX_OBJECT_DATA_BYTES, MAX_TIME, EdgeKey, ListKey
 from tao.model.ids import SHARD_SHIFT, check_id
 from tao.model.rows import ExistingRows, IntentKey, IntentRow, ListRow, ObjectRow, RowChanges, ShardRow
 from tao.model.versions import NEVER_WRITTEN, epoch_of, next_version
 from tao.model.writes import (
+    AddJob,
+    AnnounceIntent,
     AssocAdd,
     AssocChangeType,
     AssocDelete,
+    AssocMerge,
+    CancelJob,
     ForgetIntent,
+    ForgetJob,
+    LeaseJob,
+    NodeSetState,
     ObjAdd,
     ObjDelete,
     ObjUpdate,
+    PauseJobs,
+    PlaceEdges,
+    PurgeEdge,
+    ReadJob,
+    ReadState,
+    ReportJob,
+    ResumeJob,
     SettleEdge,
     TouchKeys,
     Write,
@@ -47,19 +62,40 @@ from tao.planning.draft import (
     VersionedKey,
     add_edge,
     add_object,
+    announce_intent,
+    atypes_lacking,
     change_edge_type,
     coordinator_edges_of,
     delete_edge,
     delete_object,
     forget_intent,
     set_settled_edge,
-    settle_in_place,
     settle_writes,
     update_object,
 )
+from tao.planning.edge_states import (
+    join_settled_edge,
+    merge_edge,
+    purge_edge,
+    read_state,
+    settle_in_place,
+    settlement_of,
+    validate_merge,
+    write_registers,
+)
+from tao.planning.jobs import apply_job_write, validate_job, write_jobs
 from tao.planning.net_changes import EdgeImages, ListImages, ObjectImages, net_changes
+from tao.planning.node_states import (
+    place_edges,
+    set_node_state,
+    validate_node_state,
+    validate_page,
+    write_nodes,
+)
+from tao.planning.retention import is_too_old, trim
 from tao.schema.codec import validate_data, validate_new, validate_patch
 from tao.schema.registry import Schema
+from tao.schema.types import AssocType
 
 
 def validate(write: Write, schema: Schema) -> None:
@@ -84,21 +120,41 @@ def validate(write: Write, schema: Schema) -> None:
         case AssocAdd(id1=id1, atype=atype, id2=id2, time=time, data=data):
             _check_ends(id1, id2)
             _check_time(time)
-            validate_new(schema.atype(atype), data)
+            validate_new(_written_type(atype, schema), data)
         case AssocDelete(id1=id1, atype=atype, id2=id2):
             _check_ends(id1, id2)
-            schema.atype(atype)
+            _written_type(atype, schema)
         case AssocChangeType(id1=id1, atype=atype, id2=id2, new_atype=new):
             _check_ends(id1, id2)
-            schema.atype(atype)
-            schema.atype(new)
-        case SettleEdge(id1=id1, atype=atype, id2=id2, present=present, time=time, data=data):
+            for each in (atype, new):
+                if _written_type(each, schema).states:
+                    raise InvalidArgument(
+                        f"type {schema.atype(each).name!r} has states, and its edges do not change their type: add the"
+                        " edge under the new type and delete the old one"
+                    )
+        case AssocMerge(id1=id1, atype=atype, id2=id2, has_payload=has_payload, time=time, data=data):
             _check_ends(id1, id2)
-            known = schema.atype(atype)
+            _check_time(time)
+            merged = _written_type(atype, schema)
+            validate_merge(write, schema)
+            if has_payload:
+                validate_new(merged, data)
+        case ReadState(id1=id1, atype=atype, id2=id2) | PurgeEdge(id1=id1, atype=atype, id2=id2):
+            _check_ends(id1, id2)
+            schema.sibling(_written_type(atype, schema), State.NORMAL)
+        case NodeSetState() | PlaceEdges():
+            _validate_of_node(write, schema)
+        case SettleEdge(id1=id1, atype=atype, id2=id2, present=present, time=time, data=data, registers=registers):
+            _check_ends(id1, id2)
+            known = _written_type(atype, schema)
+            if bool(known.states) != (registers is not None):
+                raise InvalidArgument(f"a copy of an edge of type {known.name!r} is joined only if the type has states")
             if present:
                 _check_time(time)
                 # The edge was accepted at its other side, maybe before a field became required.
                 validate_data(known, data)
+        case AnnounceIntent():
+            pass  # its leader makes it of a checked write
         case ForgetIntent(low_id=low, high_id=high, token=token):
             _check_ends(low, high)
             if low >= high or token < 0:
@@ -107,6 +163,29 @@ def validate(write: Write, schema: Schema) -> None:
                 )
         case TouchKeys():
             pass  # touches name existing rows, whoever created them
+        case AddJob() | ReadJob() | CancelJob() | ResumeJob() | ForgetJob() | LeaseJob() | ReportJob() | PauseJobs():
+            validate_job(write)
+
+
+def _validate_of_node(write: NodeSetState | PlaceEdges, schema: Schema) -> None:
+    if isinstance(write, PlaceEdges):
+        check_id(write.id1, "id1")
+        _written_type(write.atype, schema)
+        validate_page(write, schema)
+    else:
+        check_id(write.id)
+        for each in write.atypes:
+            _written_type(each, schema)
+        validate_node_state(write, schema)
+
+
+def _written_type(number: int, schema: Schema) -> AssocType:
+    atype = schema.atype(number)
+    if atype.state is not State.NORMAL:
+        raise InvalidArgument(
+            f"type {number} holds the {atype.state.label} edges of {atype.name!r}: write {atype.states[0]} with a state"
+        )
+    return atype
 
 
 def _check_ends(id1: int, id2: int) -> None:
@@ -165,8 +244,8 @@ def plan_writes(
     for planned in writes:
         draft.named_keys = []
         try:
-            pair = _one_sided_pair(draft, planned, one_sided, read, schema)
-            outcomes.append(_apply(draft, planned, pair, schema))
+            pair = _announced_pair(planned.write) or _one_sided_pair(draft, planned, one_sided, read, schema)
+            outcomes.append(_apply(draft, planned, pair, schema, now_unix_ms))
         except (RequestError, RetryableError) as error:
             outcomes.append(WriteOutcome(error=error))
             named.append(())
@@ -174,12 +253,17 @@ def plan_writes(
         else:
             named.append(draft.named_keys)
             pairs.append(pair)
+    trim(draft, schema)
     rows = RowChanges()
     lists, touched = _write_lists(draft, shards, rows)
     changes: tuple[Change | ListInvalidation, ...] = net_changes(_write_objects(draft, shards, rows), lists)
     if touched:
         changes = tuple(sorted((*changes, *touched), key=_place))
     _write_intents(draft, rows, now_unix_ms)
+    if draft.states:
+        write_registers(draft, rows, now_unix_ms)
+    write_nodes(draft, rows)
+    write_jobs(draft, rows)
     changes_of, unchanged_of = _shares(existing, changes, named)
     intents = [None if pair is None else draft.intent(pair) for pair in pairs]
     settles = [None if intent is None else _settlement(draft, intent, read, schema) for intent in intents]
@@ -206,6 +290,10 @@ def _one_sided_pairs(writes: Sequence[PlannedWrite], schema: Schema) -> frozense
     return frozenset(pairs)
 
 
+def _announced_pair(write: Write) -> IntentKey | None:
+    return IntentKey(write.low_id, write.high_id) if isinstance(write, AnnounceIntent) else None
+
+
 def _one_sided_pair(
     draft: Draft, planned: PlannedWrite, one_sided: frozenset[IntentKey], read: frozenset[EdgeKey], schema: Schema
 ) -> IntentKey | None:
@@ -213,7 +301,8 @@ def _one_sided_pair(
 
     When one write of a pair must be one-sided, all are. The intent is derived from the net change, and a mirror that
     some writes of the batch update and others do not would escape it. When both sides are written, an intent in the
-    way is settled here if all its rows were read. If not, it stays and grows, and its settler copies the rest."""
+    way is settled here if all its rows were read. If not, it stays and grows, and its settler copies the rest. So does
+    one of a type that the schema here does not have yet."""
     if not one_sided and not draft.existing.intents:
         return None
     ids = coordinator_side(planned.write, schema)
@@ -225,6 +314,8 @@ def _one_sided_pair(
     intent = draft.intent(pair)
     if intent is None:
         return None
+    if atypes_lacking(intent, schema):
+        return pair
     mirrors = {EdgeKey(settle.id1, settle.atype, settle.id2) for settle in settle_writes(intent, {}, schema)}
     if not (mirrors <= read and read.issuperset(coordinator_edges_of(intent))):
         return pair
@@ -232,12 +323,33 @@ def _one_sided_pair(
     return None
 
 
-def _apply(draft: Draft, planned: PlannedWrite, pair: IntentKey | None, schema: Schema) -> WriteOutcome:
+def _apply(
+    draft: Draft, planned: PlannedWrite, pair: IntentKey | None, schema: Schema, now_unix_ms: int
+) -> WriteOutcome:
     match planned.write:
+        # The most frequent ones first: each case before costs as much as a look at a type.
+        case (AssocAdd() | AssocDelete()) as write if schema.atype(write.atype).states:
+            return merge_edge(draft, write, pair, schema, now_unix_ms)
         case AssocAdd() as write:
-            return add_edge(draft, write, pair, schema)
+            own = EdgeKey(write.id1, write.atype, write.id2)
+            if is_too_old(draft, own, write.time, schema):
+                draft.name_list(own)
+                return WriteOutcome()
+            return add_edge(draft, write, pair, planned.both_sides, schema)
         case AssocDelete() as write:
             return delete_edge(draft, write, pair, schema)
+        case AssocMerge() as write:
+            return merge_edge(draft, write, pair, schema, now_unix_ms)
+        case ReadState() as write:
+            return read_state(draft, write, schema)
+        case NodeSetState() as write:
+            return set_node_state(draft, write, schema, now_unix_ms)
+        case PlaceEdges() as write:
+            return place_edges(draft, write, schema)
+        case PurgeEdge() as write:
+            return purge_edge(draft, write, schema, now_unix_ms)
+        case SettleEdge() as write if write.registers is not None:
+            return join_settled_edge(draft, write, schema)
         case AssocChangeType() as write:
             return change_edge_type(draft, write, pair, planned.both_sides, schema)
         case ObjAdd() as write:
@@ -247,7 +359,9 @@ def _apply(draft: Draft, planned: PlannedWrite, pair: IntentKey | None, schema: 
         case ObjDelete() as write:
             return delete_object(draft, write, schema)
         case SettleEdge() as write:
-            return set_settled_edge(draft, write)
+            return set_settled_edge(draft, write, schema)
+        case AnnounceIntent() as write:
+            return announce_intent(draft, write, schema)
         case ForgetIntent() as write:
             return forget_intent(draft, write)
         case TouchKeys() as write:
@@ -257,6 +371,8 @@ def _apply(draft: Draft, planned: PlannedWrite, pair: IntentKey | None, schema: 
                 if isinstance(key, int) or schema.knows_atype(key.atype):
                     draft.raise_version(key, touch.version)
             return WriteOutcome(found=True)
+        case write:
+            return apply_job_write(draft, write, now_unix_ms)
 
 
 def _write_objects(draft: Draft, shards: Mapping[int, ShardRow], rows: RowChanges) -> list[ObjectImages]:
@@ -323,8 +439,12 @@ def _above(before: int, epoch: int, *seen: int) -> int:
 def _write_intents(draft: Draft, rows: RowChanges, now_unix_ms: int) -> None:
     """Put an intent for each pair whose coordinator's edges changed, and delete intents that are settled or
     forgotten."""
-    for pair, edges in draft.one_sided.items():
-        changed = {key.atype for key in edges if draft.edge(key) != draft.existing.edges.get(key)}
+    for pair in dict.fromkeys((*draft.one_sided, *draft.announced)):
+        edges = draft.one_sided.get(pair, ())
+        changed = {
+            key.atype for key in edges if key in draft.states or draft.edge(key) != draft.existing.edges.get(key)
+        }
+        changed.update(draft.announced.get(pair, ()))
         if not changed:
             continue
         stored, standing = draft.existing.intents.get(pair), draft.intent(pair)
@@ -374,5 +494,6 @@ def _settlement(
     # Without an earlier intent, all of its types were written and hence read in this transaction.
     if draft.existing.intents and not read.issuperset(keys):
         return None
-    edges = {key: edge for key in keys if (edge := draft.edge(key)) is not None}
-    return tuple(settle_writes(intent, edges, schema))
+    if atypes_lacking(intent, schema):
+        return None
+    return tuple(settlement_of(draft, intent, schema))

@@ -1,17 +1,15 @@
-"""Copies shards between servers, or into a file and back, with the database's own dump and client programs."""
+"""Copies shards to an empty server, or into a file and back, with the database's own dump and client programs."""
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Final
 
 from tao.replication.database_tools import CopyFailed, DatabaseTools, Program, Read, Write, carry, running
 from tao.storage.dialect import Dialect
-from tao.storage.names import schema_name
 from tao.storage.session import ServerAccount
 
 _EDGE_BYTES: Final = 1 << 20
@@ -23,7 +21,6 @@ _POSITION: Final = {
 }
 _END: Final = b"-- Dump completed"
 _NEXT_SCHEMA: Final = b"\nUSE `"
-_ROWS_ALONE: Final = ("--no-create-info", "--skip-add-locks", "--skip-disable-keys", "--skip-triggers")
 _UNLOGGED: Final = "--init-command=SET SESSION sql_log_bin = 0"
 _SWITCHES_BINLOG: Final = b"SET @@SESSION.SQL_LOG_BIN"
 _SETS_NOTHING: Final = b"SET @switches_no_binlog"
@@ -40,16 +37,6 @@ class CopyProgress:
 
 
 OnProgress = Callable[[CopyProgress], None]
-
-
-@dataclass(frozen=True, slots=True)
-class CopyPace:
-    """How fast a copy may be. ``stall_seconds``: it fails when no byte moves for this long. ``bytes_per_second``: the
-    most statement bytes, 0 for no bound. ``may_go_on``: awaited before each piece of the copy, to hold it up."""
-
-    stall_seconds: float
-    bytes_per_second: float = 0.0
-    may_go_on: Callable[[], Awaitable[None]] | None = None
 
 
 async def copy_schemas(
@@ -70,54 +57,6 @@ async def copy_schemas(
         reader = _DumpReader(dump.read, tools.dialect, on_progress)
         await carry(reader.read, load.write, dump, load, stall_seconds=stall_seconds)
         return reader.result(dump.name)
-
-
-async def copy_shard_into(
-    tools: DatabaseTools,
-    source: ServerAccount,
-    target: ServerAccount,
-    shard: int,
-    schema: str,
-    *,
-    pace: CopyPace,
-    on_progress: OnProgress,
-) -> CopyProgress:
-    """Copy the rows of a shard from one snapshot of ``source`` into a schema that has its tables, through the target's
-    binlog, so that its replicas get them too. ``target`` may be an account that only writes rows. Raises `CopyFailed`;
-    the schema may then hold any part."""
-    options = (*_dump_options(tools.dialect), *_ROWS_ALONE, schema_name(shard))
-    async with (
-        running(tools.dump, *options, dialect=tools.dialect, account=source) as dump,
-        loading(tools, target, schema) as load,
-    ):
-        paced = _Paced(dump.read, pace)
-        reader = _DumpReader(paced.read, tools.dialect, on_progress)
-        logged = _Logged(reader.read, tools.dialect)
-        await carry(logged.read, load.write, dump, load, stall_seconds=pace.stall_seconds, hold_up=paced.hold_up)
-        return reader.result(dump.name)
-
-
-class _Paced:
-    """Reads as fast as a pace allows."""
-
-    def __init__(self, read: Read, pace: CopyPace) -> None:
-        self._read: Final = read
-        self._pace: Final = pace
-        self._due = 0.0
-
-    async def hold_up(self) -> None:
-        """Wait until the next piece may be read."""
-        if self._pace.may_go_on is not None:
-            await self._pace.may_go_on()
-        await asyncio.sleep(max(0.0, self._due - asyncio.get_running_loop().time()))
-
-    async def read(self) -> bytes:
-        """Return the next piece, and nothing at the end."""
-        chunk = await self._read()
-        if self._pace.bytes_per_second:
-            now = asyncio.get_running_loop().time()
-            self._due = max(self._due, now) + len(chunk) / self._pace.bytes_per_second
-        return chunk
 
 
 class _Logged:
@@ -145,18 +84,18 @@ class _Logged:
         return rest
 
 
-async def dump_shards(
+async def dump_schemas(
     tools: DatabaseTools,
     source: ServerAccount,
-    shards: Sequence[int],
+    schemas: Sequence[str],
     write: Write,
     *,
     stall_seconds: float,
     on_progress: OnProgress,
 ) -> CopyProgress:
-    """Write the statements that make the schemas of the shards, from one snapshot of ``source``. Raises `CopyFailed`,
-    and what ``write`` raises."""
-    async with _dumping(tools, source, [schema_name(shard) for shard in shards]) as dump:
+    """Write the statements that make the schemas, from one snapshot of ``source``. Raises `CopyFailed`, and what
+    ``write`` raises."""
+    async with _dumping(tools, source, schemas) as dump:
         reader = _DumpReader(dump.read, tools.dialect, on_progress)
         await carry(reader.read, write, dump, stall_seconds=stall_seconds)
         return reader.result(dump.name)

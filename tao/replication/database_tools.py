@@ -176,21 +176,17 @@ async def carry(
     write: Write,
     *programs: Program,
     stall_seconds: float,
-    hold_up: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Pass everything from ``read`` to ``write``, and wait until the programs at both ends have ended well.
 
     The first program is the one that is stopped when ``write`` finds nobody who reads. ``stall_seconds``: fail when no
-    byte moves for this long. ``hold_up``: awaited before each piece, for however long. Raises `CopyFailed`."""
+    byte moves for this long. Raises `CopyFailed`."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(None) as patience:
             try:
                 chunk = b"first"
                 while chunk:
-                    if hold_up is not None:
-                        patience.reschedule(None)
-                        await hold_up()
                     patience.reschedule(loop.time() + stall_seconds)
                     chunk = await read()
                     await write(chunk)

@@ -508,10 +508,11 @@ async def mark_moved(session: DatabaseSession, shard: int, target: str, *, deadl
     )
 
 
-async def moved_since_seconds(session: DatabaseSession, shard: int, *, deadline: float) -> int:
-    """Return how many seconds ago a shard has left the server."""
-    ((rows), _) = await session.run(
-        f"SELECT TIMESTAMPDIFF(SECOND, since, CURRENT_TIMESTAMP) FROM {schema_name(shard)}.{MOVED_TABLE}; ROLLBACK",
+async def moved_since(session: DatabaseSession, shard: int, *, deadline: float) -> tuple[str, int]:
+    """Return the database to which a shard has left the server, and how many seconds ago."""
+    rows, _ = await session.run(
+        f"SELECT target, TIMESTAMPDIFF(SECOND, since, CURRENT_TIMESTAMP) FROM {schema_name(shard)}.{MOVED_TABLE}; "
+        "ROLLBACK",
         deadline=deadline,
     )
-    return int(rows[0][0]) if rows else 0
+    return (rows[0][0].decode(), int(rows[0][1])) if rows else ("", 0)

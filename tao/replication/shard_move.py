@@ -88,7 +88,8 @@ class MoveSettings:
     for a table, and the files of a large table take a while to delete."""
 
     stall_seconds: float = 300.0
-    """Longest time without a byte of the copy moving: a lock on the source's tables, or a lost network."""
+    """How long a statement of the copy may wait for its server: for a lock on the source's tables, or a lost
+    network."""
 
     compare_seconds: float = 60.0
     """For one statement of a comparison. A list of a million edges is one range."""
@@ -121,7 +122,7 @@ class MoveSettings:
     """The copy pauses while a replica of the source is further behind than this."""
 
     megabytes_per_second: float = 0.0
-    """The most that is copied in a second. 0: as fast as the servers can."""
+    """The most that is copied in a second, of rows as they are sent. 0: as fast as the servers can."""
 
 
 class ShardMoves:
@@ -218,18 +219,19 @@ class ShardMoves:
 
     async def wait_for_replicas(self, view: MoveView, position: str, timeout_seconds: float) -> None:
         """Wait until every replica of the target that is in use has a position: readers of its region ask it as soon as
-        they learn of the switch. Raises `DeadlineExceeded`, or `OperatorError` for one that has stopped."""
+        they learn of the switch, and a standby that is promoted later has to have the renamed copy. Raises
+        `DeadlineExceeded`, or `OperatorError` for one that has stopped."""
         target = self.servers(view.target)
         deadline = asyncio.get_running_loop().time() + timeout_seconds
 
-        async def wait(region: str) -> None:
-            async with target.session(region) as session:
+        async def wait(place: str) -> None:
+            async with target.session(place) as session:
                 await wait_for_position(session, position, deadline=deadline)
 
         others = [
-            region
-            for region, server in view.target.servers.items()
-            if region != view.target.master_region and not server.down
+            place
+            for place, server in view.target.places.items()
+            if place != view.target.master_region and not server.down
         ]
         await asyncio.gather(*map(wait, others))
 
@@ -248,8 +250,8 @@ class ShardMoves:
         return changed.version
 
     @asynccontextmanager
-    async def administrating(self, database: Database) -> AsyncIterator[DatabaseSession]:
-        """Open an administrator's session at the master, for statements that change a schema.
+    async def master_kept(self, database: Database) -> AsyncIterator[LockHold]:
+        """Keep the master of a database from being replaced, for statements that change schemas.
 
         On MariaDB an administrator may write to a server that is closed, and a master that is being replaced would then
         have what its successor lacks. So the mastership is locked, shared as renewals of leases do. Rows are written by
@@ -261,8 +263,16 @@ class ShardMoves:
         ):
             if master_of(find_database(await self.store.load(), database.name)) != master_of(database):
                 raise MoveAborted(f"{database.name} has got another master: repeat the command")
-            async with self.servers(database, hold).session(database.master_region) as session:
-                yield session
+            yield hold
+
+    @asynccontextmanager
+    async def administrating(self, database: Database) -> AsyncIterator[DatabaseSession]:
+        """Open an administrator's session at the master, which is kept. Raises as `master_kept`."""
+        async with (
+            self.master_kept(database) as hold,
+            self.servers(database, hold).session(database.master_region) as session,
+        ):
+            yield session
 
     async def clear(self, view: MoveView) -> None:
         """Clear away what a finished move has left: note at the source that the shard has left, and drop what remains

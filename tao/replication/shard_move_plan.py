@@ -153,6 +153,11 @@ def check_move(topology: Topology, shard: int, target: str) -> tuple[Database, D
     without = sorted(set(source.servers) - set(found.servers))
     if without:
         raise MoveRefused(f"{target} has no server in {', '.join(without)}, where {source.name} has one")
+    if source.keeps_lease and not found.keeps_lease:
+        raise MoveRefused(
+            f"{target} has one server, and {source.name} has one to promote when its master is lost: give {target} a "
+            "standby first"
+        )
     if source.semi_sync and not found.semi_sync:
         raise MoveRefused(
             f"{source.name} is semi-synchronous and {target} is not: a lost master would take acknowledged writes with "
@@ -199,7 +204,7 @@ def next_step(view: MoveView) -> MoveStep:
     if view.at_target is not None and not view.is_renamed:
         raise MoveRefused(
             f"{master_of(view.target)} still has what shard {view.shard} was before it left {view.target.name}: "
-            f"`tao database drop-moved {view.shard}` drops it"
+            f"`tao database drop-moved {view.shard}` drops it when it is a day old, and before with --keep-hours 0"
         )
     if view.is_renamed:
         return MoveStep.SWITCH if view.may_be_switched else MoveStep.RENAME_BACK

@@ -14,6 +14,11 @@ Critical reads that a master of this region answers have a smaller bound beside 
 so a few of them keep a database busy, and more only make its queue longer. Those that go to another region are most of
 their time on the way, and a small bound would make their caller wait for round trips.
 
+Work whose attempt has failed, and that is tried again after a pause, is set aside: it gives its place back for good,
+so that one database or leader that is down does not keep its callers' work of all others waiting. As much may be set
+aside as may be under way, of a caller and in all; beyond that, work fails with the error of its attempt. So what is
+tried again stays as bounded as it was in its place, and the retry budget bounds its attempts.
+
 What a read costs is known when it has been answered, by the size of its answer. The next reads of a caller are taken to
 cost what its latest have cost.
 
@@ -63,12 +68,12 @@ class ShareSettings:
     """What one caller may start before it is the next one's turn."""
 
     max_under_way: int = 4_096
-    """Most cost under way at once. It covers 10 ms at some 400,000 misses a second, or the round trip to another region
-    at 50,000."""
+    """Most cost under way at once, and most that is set aside. It covers 10 ms at some 400,000 misses a second, or the
+    round trip to another region at 50,000."""
 
     max_under_way_per_caller: int = 1_024
-    """Most cost under way of one caller while no other has work. The rest is free for others, also while this caller's
-    work hangs."""
+    """Most cost under way of one caller while no other has work, and most of one caller that is set aside. The rest is
+    free for others, also while this caller's work hangs."""
 
     max_under_way_beside_others: int = 128
     """Most cost under way of one caller while others have work: theirs queues behind it. It covers 3 ms at some 40,000
@@ -109,7 +114,7 @@ class ShareSettings:
 class Claim:
     """The costly work of one request: items of the same cost, at most what one caller may have under way."""
 
-    __slots__ = ("caller", "cost", "is_parked", "max_under_way", "reads_master", "under_way", "waiting")
+    __slots__ = ("caller", "cost", "is_parked", "max_under_way", "reads_master", "set_aside", "under_way", "waiting")
 
     def __init__(self, caller: str, cost: int, max_under_way: int | None = None, *, reads_master: bool = False) -> None:
         """``max_under_way``: the bound of its caller, alone or not; None: those of the settings. ``reads_master``: its
@@ -123,7 +128,9 @@ class Claim:
         self.waiting = 0
         """Items that may not start yet."""
         self.under_way = 0
-        """Items that have started and not ended."""
+        """Items that have started, and neither ended nor been set aside."""
+        self.set_aside = 0
+        """Items that have given their places back and not ended."""
 
 
 class _Caller:
@@ -140,6 +147,7 @@ class _Caller:
         "max_under_way",
         "name",
         "read_units",
+        "set_aside",
         "under_way",
         "waiting",
     )  # fmt: skip
@@ -154,6 +162,7 @@ class _Caller:
         self.in_turn = False
         self.max_under_way: int | None = None
         self.read_units = 1.0  # the mean of its latest reads
+        self.set_aside = 0
         self.under_way = 0
         self.waiting = 0
 
@@ -165,6 +174,8 @@ class FairShares:
         self.settings: Final = settings
         self.under_way = 0
         """Cost under way."""
+        self.set_aside = 0
+        """Cost that was set aside."""
         self._now: Final = now
         self._others_seconds: Final = settings.others_seconds
         self._callers: dict[str, _Caller] = {}
@@ -184,8 +195,8 @@ class FairShares:
     def add(self, claim: Claim, items: int) -> bool:
         """Ask to start so many items of a claim. Returns whether they start now; if not, all of them wait.
 
-        Raises `Overloaded` when the caller waits with too much already, unless the claim has items under way: what has
-        begun goes on."""
+        Raises `Overloaded` when the caller waits with too much already, unless items of the claim have started and not
+        ended: what has begun goes on."""
         if self._idle:
             self._forget_idle()
             self._idle.pop(claim.caller, None)
@@ -204,7 +215,8 @@ class FairShares:
         ):
             self._start(caller, claim, items)
             return True
-        if not claim.under_way and caller.waiting + cost > settings.max_waiting_per_caller:
+        has_begun = claim.under_way or claim.set_aside
+        if not has_begun and caller.waiting + cost > settings.max_waiting_per_caller:
             self._note_idle(caller)
             raise Overloaded(
                 f"this caller waits with work of cost {caller.waiting} already; the bound is "
@@ -238,25 +250,40 @@ class FairShares:
                 return claim
         return None
 
-    def end(self, claim: Claim, items: int = 1, read_units: int = 0) -> None:
+    def end(self, claim: Claim, items: int = 1, read_units: int = 0, *, was_set_aside: bool = False) -> None:
         """Note that items of a claim have ended. ``read_units``: what a read turned out to cost, before the factor for
-        its kind; 0 when nothing was read."""
+        its kind; 0 when nothing was read. ``was_set_aside``: they had given their places back."""
         if self._idle:
             self._forget_idle()
         caller = self._callers[claim.caller]
-        cost = items * claim.cost
-        claim.under_way -= items
-        caller.under_way -= cost
-        self.under_way -= cost
-        if claim.reads_master:
-            caller.master_reads -= cost
-            self._unpark(caller)
+        if was_set_aside:
+            claim.set_aside -= items
+            caller.set_aside -= items * claim.cost
+            self.set_aside -= items * claim.cost
+        else:
+            self._give_back(caller, claim, items)
         if read_units:
             caller.read_units += (read_units - caller.read_units) / READS_OF_MEAN
         if caller.claims:
             self._take_turns(caller)
-        elif not caller.under_way:
+        else:
             self._note_idle(caller)
+
+    def put_aside(self, claim: Claim) -> bool:
+        """Have an item that is under way give its place back for good. Returns False, and it keeps its place, when the
+        caller or all of them have too much set aside."""
+        caller, cost = self._callers[claim.caller], claim.cost
+        most = self.settings.max_under_way_per_caller if caller.max_under_way is None else caller.max_under_way
+        if caller.set_aside and caller.set_aside + cost > most:  # the bound may be smaller than what one item costs
+            return False
+        if self.set_aside + cost > self.settings.max_under_way:
+            return False
+        self._give_back(caller, claim, 1)
+        claim.set_aside += 1
+        caller.set_aside += cost
+        self.set_aside += cost
+        self._take_turns(caller)
+        return True
 
     def read_units(self, caller: str) -> int:
         """Return what one more read of a caller is taken to cost, before the factor for its kind."""
@@ -309,6 +336,15 @@ class FairShares:
             claim.is_parked = False
             caller.claims.append(claim)
 
+    def _give_back(self, caller: _Caller, claim: Claim, items: int) -> None:
+        cost = items * claim.cost
+        claim.under_way -= items
+        caller.under_way -= cost
+        self.under_way -= cost
+        if claim.reads_master:
+            caller.master_reads -= cost
+            self._unpark(caller)
+
     def _start(self, caller: _Caller, claim: Claim, items: int) -> None:
         claim.under_way += items
         caller.under_way += items * claim.cost
@@ -340,7 +376,7 @@ class FairShares:
         caller.deficit = 0
 
     def _note_idle(self, caller: _Caller) -> None:
-        if not caller.claims and not caller.blocked and not caller.under_way:
+        if not (caller.claims or caller.blocked or caller.under_way or caller.set_aside):
             caller.idle_since = self._now()
             self._idle[caller.name] = caller
 

@@ -31,7 +31,18 @@ class TierRoutes:
     A shard has one leader: the first server that is up among the servers of its explicit mapping, then along the ring
     from its point; its home, when no server is up."""
 
-    __slots__ = ("_distinct", "_extra_receivers", "_hosts", "_placement", "map", "region", "role", "servers", "tier")
+    __slots__ = (
+        "_distinct",
+        "_extra_receivers",
+        "_hosts",
+        "_placement",
+        "_successors",
+        "map",
+        "region",
+        "role",
+        "servers",
+        "tier",
+    )
 
     def __init__(self, region: str, tier: Tier, role: Role, shards: int, former: TierRoutes | None = None) -> None:
         """``former`` are the routes of the same tier under an earlier document.
@@ -67,6 +78,7 @@ class TierRoutes:
             shard: tuple(by_name[name] for name in names) for shard, names in tier.told.items()
         }
         self._distinct: Final = tuple(shared.values())
+        self._successors: Final[dict[str, tuple[CacheServer, ...]]] = {}
 
     @property
     def up(self) -> tuple[CacheServer, ...]:
@@ -88,6 +100,14 @@ class TierRoutes:
         """Return the server that receives the shard's writes and messages first; in a leader tier, the shard's present
         leader. Raises as `hosts`."""
         return self.hosts(shard)[0]
+
+    def successors(self, name: str) -> tuple[CacheServer, ...]:
+        """Return the other servers of the tier, in the order in which they keep copies for the server of that name."""
+        found = self._successors.get(name)
+        if found is None:
+            by_name = {server.name: server for server in self.servers}
+            found = self._successors[name] = tuple(by_name[each] for each in self.map.successors(name))
+        return found
 
     def moved_since(self, former: TierRoutes) -> list[int]:
         """Return the shards whose home is another server than by the ``former`` routes of the tier, and those that were
@@ -188,6 +208,16 @@ class Routes:
         """Return the shards that a cache server serves in its tier now, in ascending order. Raises as `server`."""
         location = self.locate(server_name)
         return self.tier(location.region, location.tier).shards_of(server_name)
+
+    def shards_without(self, follower: str) -> Sequence[int]:
+        """Return the shards of a follower that no other follower of its region serves: neither a clone nor a server of
+        another tier that is not marked down. Raises as `server`."""
+        tiers = self.follower_tiers(self.locate(follower).region)
+        return [
+            shard
+            for shard in self.shards_of(follower)
+            if all(host.down or host.name == follower for tier in tiers for host in tier.hosts(shard))
+        ]
 
     def database_of(self, shard: int) -> Database:
         """Return the database that holds the shard. Raises `InvalidArgument` for an unknown shard."""

@@ -30,6 +30,7 @@ of its share. More points would improve the balance, but cost every client memor
 topology: 64 servers take about 10 ms."""
 _POINT_SEED: Final = 0x7A0
 _SHARD_SEED: Final = 0x7A1  # different, so that no shard hashes onto a server's point by construction
+_NAME_SEED: Final = 0x7A2
 _SORTED_PARTS: Final = 256
 _PART_SHIFT: Final = 56  # the highest byte of a hash chooses its part
 _RANK_BITS: Final = 20  # as many ranks as points
@@ -83,9 +84,17 @@ class Ring:
                     break
         return tuple(chosen)
 
+    def successors(self, name: str) -> tuple[str, ...]:
+        """Return the other servers in the order of their points from the hash of a server's name on. They keep copies
+        for it, in this order; so the copies of several servers are spread over all."""
+        place = bisect_left(self._hashes, xxhash.xxh3_64_intdigest(name.encode(), _NAME_SEED))
+        return tuple(each for each in dict.fromkeys(self._walk_from(place)) if each != name)
+
     def _walk(self, shard: int) -> Iterator[str]:
         """Yield the servers of all points once around the ring, from the shard's point on; names repeat."""
-        place = self._place(shard)
+        return self._walk_from(self._place(shard))
+
+    def _walk_from(self, place: int) -> Iterator[str]:
         owners = self._owners
         for index in range(place, len(owners)):
             yield owners[index]
@@ -159,6 +168,10 @@ class ShardMap:
     def home(self, shard: int) -> str:
         """Return the server that receives the shard's writes and messages first. Raises as `servers`."""
         return self.servers(shard)[0]
+
+    def successors(self, name: str) -> Servers:
+        """See `Ring.successors`."""
+        return self._ring.successors(name)
 
     def first_up(self, shard: int, down: AbstractSet[str]) -> str:
         """Return the shard's home or, when that is ``down``, its substitute.

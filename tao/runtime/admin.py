@@ -4,7 +4,8 @@ It is written by hand, because it needs one request line and a fixed set of page
 be a server's largest dependency and its largest attack surface. It listens on loopback by default, reads a bounded
 request within a bounded time, and answers one request a connection, so a stuck client holds nothing.
 
-A connection is pending at the doorstep until its request has arrived (`tao.wire.doorstep`). Health and readiness are
+A connection is pending at the doorstep until its request has arrived (`tao.wire.doorstep`), and nothing is made for it
+before its first bytes. Health and readiness are
 then answered at once. Only the large pages have a bounded number of readers, of which a slow one gives way to the next:
 however many clients are silent or slow, a probe is answered.
 """
@@ -13,20 +14,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import Final
 
 import msgspec
 
 from tao import __version__
 from tao.observability.logs import Logger
 from tao.wire.address import TcpAddress, is_loopback
-from tao.wire.doorstep import AddressPool, Doorstep, address_of
+from tao.wire.doorstep import AddressPool, Doorstep, name_of
 from tao.wire.http2_refusal import PREFACE, Http2Refusal
+from tao.wire.listener import Listener
 from tao.wire.settings import DoorstepSettings
+from tao.wire.silent_connections import SilentConnection, SilentConnections
 
+_SWEEP_SECONDS: Final = 0.25
+"""Interval at which it is checked which connections are late with their request."""
 _TEXT = "text/plain; charset=utf-8"
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _JSON = "application/json"
@@ -45,7 +50,7 @@ class AdminSettings:
     request_bytes: int = 8_192
     """Bound of a request's line and headers; browsers and scrapers send well under 2 KB."""
     request_timeout_seconds: float = 5.0
-    """From accepting a connection to having sent the answer; a scrape takes milliseconds."""
+    """From the first bytes of a request to having sent the answer; a scrape takes milliseconds."""
     max_readers: int = 32
     """Clients that large pages are sent to at a time; a scraper and a few people need five."""
     doorstep: DoorstepSettings = field(default_factory=DoorstepSettings)
@@ -75,8 +80,10 @@ class AdminServer:
         self._log = log
         self.doorstep = Doorstep("admin", settings.doorstep)
         self._readers = AddressPool(settings.max_readers, settings.max_readers)
-        self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._silent: Final = SilentConnections(self.doorstep.pending, self._begin, self._turned_away)
+        self._listener: Final = Listener("admin", settings.doorstep.accepts_per_second, self._silent.add)
+        self._requests: set[asyncio.Task[None]] = set()
+        self._sweeper: asyncio.TimerHandle | None = None
 
     async def start(self) -> str:
         """Listen. Returns the address, ``host:port``. Raises `OSError` when the port is taken."""
@@ -87,60 +94,86 @@ class AdminServer:
                 address=f"{settings.host}:{settings.port}",
                 reason="it has no authentication; let only what scrapes and probes reach it",
             )
-        self._server = await asyncio.start_server(
-            self._accept, settings.host, settings.port, limit=settings.request_bytes
-        )
-        host, port = self._server.sockets[0].getsockname()[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        bound = self._listener.bind(TcpAddress(settings.host, settings.port))
+        self._silent.start()
+        self._listener.start()
+        self._sweep()
+        return str(bound)
 
     async def close(self) -> None:
         """Stop listening, and drop the requests under way."""
-        if self._server is not None:
-            self._server.close()
-            for task in self._connections:
-                task.cancel()
-            if self._connections:
-                await asyncio.wait(tuple(self._connections))
-            await self._server.wait_closed()
+        self._listener.stop()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        self._silent.close()
+        for request in self._requests:
+            request.cancel()
+        if self._requests:
+            await asyncio.wait(tuple(self._requests))
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self._serve(reader, writer), name="admin request")
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
+    def _sweep(self) -> None:
+        self.doorstep.sweep()
+        self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _begin(self, connection: SilentConnection) -> None:
+        """Read the request of a connection that has sent its first bytes."""
+        place = connection.place
+        request = asyncio.create_task(self._serve(connection), name="admin request")
+
+        def displace(reason: str) -> None:
+            request.cancel()
+            self._turned_away(reason, name_of(connection.peer))
+
+        place.displace = displace
+        self._requests.add(request)
+        request.add_done_callback(lambda ended: self._ended(ended, connection))
+
+    def _ended(self, request: asyncio.Task[None], connection: SilentConnection) -> None:
+        self._requests.discard(request)
+        self.doorstep.pending.leave(connection.place)
+        if request.cancelled():
+            connection.socket.close()  # it may have been cancelled before it began
+
+    def _turned_away(self, reason: str, peer: str) -> None:
+        if self.doorstep.turn_away(reason):
+            self._log.warning("admin_client_turned_away", peer=peer, reason=reason)
+
+    async def _serve(self, connection: SilentConnection) -> None:
+        settings, place = self._settings, connection.place
         try:
-            async with asyncio.timeout(self._settings.request_timeout_seconds):
-                with self._place(self.doorstep.pending, writer):
-                    request = await reader.readuntil(_END_OF_HEADERS)
-                    if request == _PREFACE_HEAD + _END_OF_HEADERS:
-                        await self._refuse_grpc(reader, writer)
-                        return
-                with self._place(self._readers, writer):
-                    writer.write(self._answer(request))
-                    await writer.drain()
+            reader, writer = await asyncio.open_connection(sock=connection.socket, limit=settings.request_bytes)
+        except OSError:
+            connection.socket.close()
+            return
+        try:
+            async with asyncio.timeout(settings.request_timeout_seconds):
+                request = await reader.readuntil(_END_OF_HEADERS)
+                if request == _PREFACE_HEAD + _END_OF_HEADERS:
+                    await self._refuse_grpc(reader, writer)
+                    return
+                displace = place.displace
+                self.doorstep.pending.leave(place)
+                await self._send(writer, self._answer(request), place.address, displace)
         except asyncio.LimitOverrunError:
             writer.write(_response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TEXT, b"request too large\n"))
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
             writer.transport.abort()  # The client sent nothing that could be answered, or does not read the answer.
+        except asyncio.CancelledError:
+            writer.transport.abort()
+            raise
         finally:
             writer.close()
 
-    @contextmanager
-    def _place(self, pool: AddressPool, writer: asyncio.StreamWriter) -> Iterator[None]:
-        """Hold a place in the pool. A connection that loses it is dropped."""
-        peer = writer.get_extra_info("peername")
-
-        def displace(reason: str) -> None:
-            if self.doorstep.turn_away(reason):
-                self._log.warning("admin_client_turned_away", peer=str(peer), reason=reason)
-            writer.transport.abort()
-
-        place = pool.enter(address_of(peer), displace)
+    async def _send(
+        self, writer: asyncio.StreamWriter, answer: bytes, address: str, displace: Callable[[str], None]
+    ) -> None:
+        """Send an answer to one of the readers, which may lose its place among them."""
+        place = self._readers.enter(address, displace)
         try:
-            yield
+            writer.write(answer)
+            await writer.drain()
         finally:
-            pool.leave(place)
+            self._readers.leave(place)
 
     async def _refuse_grpc(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer a gRPC client in its own protocol, until it leaves."""

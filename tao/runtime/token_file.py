@@ -32,7 +32,7 @@ import yaml
 from tao.model.errors import SettingsError
 from tao.wire.identity import CLIENT, SERVER_ROLES, AcceptedToken, digest_of
 
-TokenRole = Literal["client", "follower", "leader", "tailer", "watcher", "operator"]
+TokenRole = Literal["client", "follower", "leader", "tailer", "watcher", "worker", "operator"]
 
 _SECRET_BYTES: Final = 32
 _PREFIX: Final = "tao_"

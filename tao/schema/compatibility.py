@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from tao.model.edge_states import State
 from tao.schema.registry import Schema
 from tao.schema.types import AssocType, Field, ObjectType
 
@@ -33,6 +34,10 @@ class ChangeKind(StrEnum):
     DEFAULT_CHANGED = "default changed"
     REQUIRED_CHANGED = "required changed"
     AUDIT_CHANGED = "audit changed"
+    MAX_EDGES_CHANGED = "max_edges changed"
+    KEEP_CHANGED = "keep changed"
+    EXISTS_FILTER_CHANGED = "exists_filter changed"
+    STATES_CHANGED = "states changed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +56,44 @@ class Change:
 
 def compare(old: Schema, new: Schema) -> list[Change]:
     """Return the differences that matter, ordered by path; empty when there are none."""
-    changes = [
-        *_numbered_changes("objects", old.objects, new.objects, old.reserved_otypes, new.reserved_otypes),
-        *_numbered_changes("associations", old.assocs, new.assocs, old.reserved_atypes, new.reserved_atypes),
-    ]
     new_objects = {each.number: each for each in new.objects}
     new_assocs = {each.number: each for each in new.assocs}
+    retired = [each for each in old.assocs if _is_retired_state(each, new_assocs)]
+    others = [each for each in old.assocs if each not in retired]
+    changes = [
+        *_numbered_changes("objects", old.objects, new.objects, old.reserved_otypes, new.reserved_otypes),
+        *_numbered_changes("associations", others, new.assocs, old.reserved_atypes, new.reserved_atypes),
+        *map(_retirement, retired),
+    ]
     for otype in old.objects:
         if (other := new_objects.get(otype.number)) is not None:
             changes.extend(_inside(f"objects.{otype.name}", otype, other))
     for atype in old.assocs:
-        if (successor := new_assocs.get(atype.number)) is not None:
+        successor = new_assocs.get(atype.number)
+        if successor is None:
+            continue
+        if (atype.state, atype.siblings[0]) != (successor.state, successor.siblings[0]):
+            why = f"{atype.number} was that of {_path_name(atype)!r}: stored edges would change their meaning"
+            changes.append(Change(ChangeKind.REUSED, f"associations.{_path_name(successor)}", False, why))
+        elif atype.state is State.NORMAL:
             changes.extend(_inside(f"associations.{atype.name}", atype, successor))
             changes.extend(_assoc_changes(f"associations.{atype.name}", atype, successor))
     return sorted(changes, key=lambda change: (change.path, change.kind))
+
+
+def _is_retired_state(atype: AssocType, new_assocs: Mapping[int, AssocType]) -> bool:
+    """Return whether the type lives on without the state that this list of it holds."""
+    successor = new_assocs.get(atype.siblings[0])
+    is_left = atype.number not in new_assocs and atype.state is not State.NORMAL
+    return is_left and successor is not None and bool(successor.states) and not successor.states[atype.state]
+
+
+def _retirement(atype: AssocType) -> Change:
+    why = (
+        f"a type that is in use keeps its states: edges in the list {atype.number} would lose their history, so that "
+        "an old operation could bring them back; stop writing the state, or retire the whole type"
+    )
+    return Change(ChangeKind.STATES_CHANGED, f"associations.{_path_name(atype)}", False, why)
 
 
 _Numbered = ObjectType | AssocType | Field
@@ -78,8 +107,8 @@ def _numbered_changes(
     new_reserved: frozenset[int],
 ) -> Iterator[Change]:
     """Yield the changes of the numbers of one list of types or fields."""
-    old_names = {each.number: each.name for each in old}
-    new_names = {each.number: each.name for each in new}
+    old_names = {each.number: _path_name(each) for each in old}
+    new_names = {each.number: _path_name(each) for each in new}
     old_numbers = _inverted(old_names)
     new_numbers = _inverted(new_names)
     for number, name in old_names.items():
@@ -110,6 +139,13 @@ def _numbered_changes(
     for number in sorted(old_reserved - new_reserved - new_names.keys()):
         why = f"{number} could be used again, though data of its former type may still be stored"
         yield Change(ChangeKind.UNRESERVED, f"{path}.{number}", False, why)
+
+
+def _path_name(each: _Numbered) -> str:
+    """Return the name of a type or field in paths: that of a sibling says which state it holds."""
+    if isinstance(each, AssocType) and each.state is not State.NORMAL:
+        return f"{each.name}.states.{each.state.label}"
+    return each.name
 
 
 def _inverted(names: Mapping[int, str]) -> dict[str, int]:
@@ -152,7 +188,13 @@ def _assoc_changes(path: str, old: AssocType, new: AssocType) -> Iterator[Change
     if old.inverse != new.inverse:
         why = f"from {old.inverse} to {new.inverse}: stored edges would lack their inverse, or leave one behind"
         yield Change(ChangeKind.INVERSE_CHANGED, path, False, why)
-    if old.table != new.table:
+    if bool(old.states) != bool(new.states):
+        why = "edges with states are stored in another table, with their history; add a new type instead"
+        yield Change(ChangeKind.STATES_CHANGED, path, False, why)
+    elif old.keep_removed_days != new.keep_removed_days:
+        why = f"from {old.keep_removed_days} to {new.keep_removed_days}: later operations are refused, or accepted"
+        yield Change(ChangeKind.STATES_CHANGED, f"{path}.keep_removed_days", True, why, warns=True)
+    elif old.table != new.table:
         why = f"from {old.table or 'the default'} to {new.table or 'the default'}: stored edges would not be found"
         yield Change(ChangeKind.TABLE_CHANGED, path, False, why)
     if old.max_data_bytes > new.max_data_bytes:
@@ -164,8 +206,30 @@ def _assoc_changes(path: str, old: AssocType, new: AssocType) -> Iterator[Change
     if old.limit != new.limit:
         why = f"from {old.limit} to {new.limit}: it bounds caches and answers, not stored data"
         yield Change(ChangeKind.LIMIT_CHANGED, path, True, why)
+    yield from _length_changes(path, old, new)
+    if old.exists_filter != new.exists_filter:
+        why = "followers build filters of its edges, of about 2 bytes an edge and 30 a list"
+        if not new.exists_filter:
+            why = "followers discard their filters of its edges"
+        yield Change(ChangeKind.EXISTS_FILTER_CHANGED, path, True, why)
     if old.reverse_lookup != new.reverse_lookup:
         why = "clients look for edges of long lists in the inverse lists: edges must be written or loaded at both ends"
         if not new.reverse_lookup:
             why = "clients ask the list itself, however long it is"
         yield Change(ChangeKind.REVERSE_LOOKUP_CHANGED, path, True, why, warns=new.reverse_lookup)
+
+
+def _length_changes(path: str, old: AssocType, new: AssocType) -> Iterator[Change]:
+    """Yield the changes of the bounds on the lengths of lists, of which only those that tighten matter."""
+    if old.max_edges != new.max_edges:
+        tightens = new.max_edges is not None and (old.max_edges is None or new.max_edges < old.max_edges)
+        why = f"from {old.max_edges or 'no bound'} to {new.max_edges or 'no bound'}: lists may grow longer"
+        if tightens:
+            why = f"to {new.max_edges}: longer lists keep their edges and take no new one, so programs may fail"
+        yield Change(ChangeKind.MAX_EDGES_CHANGED, path, True, why, warns=tightens)
+    if old.keep != new.keep:
+        tightens = new.keep is not None and (old.keep is None or new.keep < old.keep)
+        why = f"from {old.keep or 'all'} to {new.keep or 'all'}: edges that were trimmed do not come back"
+        if tightens:
+            why = f"to {new.keep}: the next add to a longer list deletes its oldest edges for good"
+        yield Change(ChangeKind.KEEP_CHANGED, path, True, why, warns=tightens)

@@ -18,6 +18,7 @@ from typing import Annotated, Final, Literal
 
 import pydantic
 
+from tao.model.edge_states import DEFAULT_KEEP_REMOVED_DAYS, State
 from tao.model.errors import SchemaError
 from tao.schema.plain_data import STRICT, DocumentKind, Parsed, Path, validate
 from tao.schema.types import (
@@ -27,6 +28,7 @@ from tao.schema.types import (
     MAX_CUSTOM_ASSOC_DATA_BYTES,
     MAX_FIELD_NUMBER,
     MAX_TYPE_NUMBER,
+    STATES_TABLE,
     AssocType,
     Field,
     FieldKind,
@@ -46,6 +48,7 @@ _NAME: Final = r"^[a-z][a-z0-9_]{0,62}$"
 # Full names of tables, as the database shows them; the prefix keeps them apart from the system's tables.
 _TABLE: Final = r"^assocs_[a-z0-9][a-z0-9_]{0,33}$"
 _MAX_FIELDS: Final = 1000
+_MAX_KEEP_REMOVED_DAYS: Final = 3650
 _MAX_LIST_LIMIT: Final = 1_000_000  # one list of this many edges is already tens of megabytes in every cache
 
 Name = Annotated[str, pydantic.StringConstraints(pattern=_NAME)]
@@ -79,6 +82,23 @@ class ObjectEntry(_Entry):
     audit: bool = False
 
 
+class StatesEntry(_Entry):
+    """The numbers of the siblings of a type with states, one for each state but normal."""
+
+    removed: TypeNumber
+    archived: TypeNumber | None = None
+    negative: TypeNumber | None = None
+
+    def numbers(self) -> dict[State, int]:
+        """Return the numbers of the states that the type has."""
+        numbers = {
+            State.NEGATIVE: self.negative,
+            State.ARCHIVED: self.archived,
+            State.REMOVED: self.removed,
+        }
+        return {state: number for state, number in numbers.items() if number is not None}
+
+
 class AssocEntry(_Entry):
     """One association type; ``inverse`` is the name of one, maybe its own."""
 
@@ -94,6 +114,11 @@ class AssocEntry(_Entry):
     ] = False
     reserved: list[FieldNumber] = []
     audit: bool = False
+    max_edges: Annotated[int, pydantic.Field(ge=1)] | None = None
+    keep: Annotated[int, pydantic.Field(ge=1)] | None = None
+    exists_filter: bool = False
+    states: StatesEntry | None = None
+    keep_removed_days: Annotated[int, pydantic.Field(ge=1, le=_MAX_KEEP_REMOVED_DAYS)] | None = None
 
 
 class ReservedEntry(_Entry):
@@ -148,15 +173,34 @@ def types_of(document: SchemaDocument) -> tuple[tuple[ObjectType, ...], tuple[As
             inverse=None if entry.inverse is None else document.associations[entry.inverse].number,
             limit=entry.limit,
             max_data_bytes=entry.max_data_bytes,
-            table=entry.table,
+            table=entry.table if entry.states is None else STATES_TABLE,
             arena=entry.arena,
             reserved=frozenset(entry.reserved),
             reverse_lookup=entry.reverse_lookup,
             audit=entry.audit,
+            max_edges=entry.max_edges,
+            keep=entry.keep,
+            exists_filter=entry.exists_filter,
+            states=_states(entry),
+            keep_removed_days=_keep_removed_days(document, entry),
         )
         for name, entry in document.associations.items()
     ]
     return tuple(sorted(objects, key=_number)), tuple(sorted(assocs, key=_number))
+
+
+def _states(entry: AssocEntry) -> tuple[int, ...]:
+    if entry.states is None:
+        return ()
+    numbers = {State.NORMAL: entry.number, **entry.states.numbers()}
+    return tuple(numbers.get(state, 0) for state in State)
+
+
+def _keep_removed_days(document: SchemaDocument, entry: AssocEntry) -> int:
+    days = entry.keep_removed_days
+    if days is None and entry.inverse is not None:
+        days = document.associations[entry.inverse].keep_removed_days
+    return DEFAULT_KEEP_REMOVED_DAYS if days is None else days
 
 
 def document_of(
@@ -167,9 +211,10 @@ def document_of(
 ) -> dict[str, object]:
     """Return the canonical document of the types, as plain data for JSON.
 
-    Every default is written out except ``turn_gets`` (the former name of ``reverse_lookup``), ``required`` and
-    ``audit``, which older programs refuse."""
-    assocs = list(assocs)
+    Every default is written out except ``turn_gets`` (the former name of ``reverse_lookup``), ``required``, ``audit``,
+    ``max_edges``, ``keep``, ``exists_filter`` and ``states``, which older programs refuse. Siblings are part of their
+    type."""
+    assocs = [each for each in assocs if each.state is State.NORMAL]
     names = {atype.number: atype.name for atype in assocs}
     return {
         "format": 1,
@@ -180,13 +225,22 @@ def document_of(
                 "inverse": None if each.inverse is None else names[each.inverse],
                 "limit": each.limit,
                 "max_data_bytes": each.max_data_bytes,
-                "table": each.table,
+                "table": None if each.states else each.table,
                 **({FORMER_REVERSE_LOOKUP: True} if each.reverse_lookup else {}),
+                **({} if each.max_edges is None else {"max_edges": each.max_edges}),
+                **({} if each.keep is None else {"keep": each.keep}),
+                **({"exists_filter": True} if each.exists_filter else {}),
+                **(_states_document(each) if each.states else {}),
             }
             for each in assocs
         },
         "reserved": {"objects": sorted(reserved_otypes), "associations": sorted(reserved_atypes)},
     }
+
+
+def _states_document(each: AssocType) -> dict[str, object]:
+    siblings = {state.label: number for state, number in zip(State, each.states, strict=True) if state and number}
+    return {"states": siblings, "keep_removed_days": each.keep_removed_days}
 
 
 def _type_document(each: ObjectType | AssocType) -> dict[str, object]:
@@ -257,8 +311,26 @@ def _faults(document: SchemaDocument) -> Iterator[tuple[Path, str]]:
             )
         if assoc.reverse_lookup and assoc.inverse is None:
             yield (*path, "reverse_lookup"), "needs an 'inverse' type, whose lists would be searched"
+        yield from _length_faults(path, assoc)
         if assoc.inverse is not None:
             yield from _inverse_faults(document, name, assoc, assoc.inverse)
+        yield from _state_faults(path, assoc)
+
+
+def _length_faults(path: Path, assoc: AssocEntry) -> Iterator[tuple[Path, str]]:
+    """Yield the faults of the bounds on the lengths of lists."""
+    for key, most in (("max_edges", assoc.max_edges), ("keep", assoc.keep)):
+        if most is not None and most > assoc.limit:
+            yield (*path, key), f"{most} is above the 'limit' of {assoc.limit}, which caches keep of a list"
+    if assoc.keep is not None and assoc.inverse is not None:
+        yield (*path, "keep"), "needs a type without an 'inverse': a trim would leave the other end of an edge behind"
+    if assoc.max_edges is not None and assoc.states is not None and assoc.inverse is not None:
+        why = "an operation that one end has joined cannot be taken back when the list of the other end is full"
+        yield (*path, "max_edges"), f"needs a type without an 'inverse' where it has 'states': {why}"
+    if assoc.keep is not None and assoc.states is not None:
+        yield (*path, "keep"), "excludes 'states': edges of such a type move between lists"
+    if assoc.keep is not None and assoc.max_edges is not None:
+        yield (*path, "keep"), "excludes 'max_edges': a list that is trimmed is never full"
 
 
 def _number_faults(
@@ -269,6 +341,13 @@ def _number_faults(
         if entry.number in taken:
             yield (group, name, "number"), f"{entry.number} is already {taken[entry.number]}"
         taken.setdefault(entry.number, f"that of {name!r}")
+    for name, entry in entries.items():
+        if not isinstance(entry, AssocEntry) or entry.states is None:
+            continue
+        for state, number in entry.states.numbers().items():
+            if number in taken:
+                yield (group, name, "states", state.label), f"{number} is already {taken[number]}"
+            taken.setdefault(number, f"that of the {state.label} edges of {name!r}")
 
 
 def _field_faults(path: Path, fields: Mapping[str, FieldEntry], reserved: Iterable[int]) -> Iterator[tuple[Path, str]]:
@@ -282,6 +361,16 @@ def _field_faults(path: Path, fields: Mapping[str, FieldEntry], reserved: Iterab
             _default(entry)
         except WrongValue as wrong:
             yield (*at, "default"), str(wrong)
+
+
+def _state_faults(path: Path, assoc: AssocEntry) -> Iterator[tuple[Path, str]]:
+    if assoc.table == STATES_TABLE:
+        yield (*path, "table"), f"{STATES_TABLE!r} is the table of types with 'states'; choose another name"
+    if assoc.states is None:
+        if assoc.keep_removed_days is not None:
+            yield (*path, "keep_removed_days"), "needs 'states': only their removed edges are kept"
+    elif assoc.table is not None:
+        yield (*path, "table"), f"a type with 'states' is stored in {STATES_TABLE!r}; leave 'table' out"
 
 
 def _inverse_faults(document: SchemaDocument, name: str, entry: AssocEntry, inverse: str) -> Iterator[tuple[Path, str]]:
@@ -310,4 +399,16 @@ def _inverse_faults(document: SchemaDocument, name: str, entry: AssocEntry, inve
         yield (
             (*path, "max_data_bytes"),
             f"differs from the {partner.max_data_bytes} of the inverse {inverse!r}: both carry the same data",
+        )
+    labels = [set() if each.states is None else set(each.states.numbers()) for each in (entry, partner)]
+    if labels[0] != labels[1]:
+        has = ", ".join(state.label for state in sorted(labels[1])) or "none"
+        yield (
+            (*path, "states"),
+            f"differ from those of the inverse {inverse!r}, which has {has}: as both do",
+        )
+    elif None not in (days := {entry.keep_removed_days, partner.keep_removed_days}) and len(days) > 1:
+        yield (
+            (*path, "keep_removed_days"),
+            f"differs from that of the inverse {inverse!r}: both ends of an edge are kept for as long",
         )

@@ -155,6 +155,8 @@ def validate(parsed: Parsed, model: type[_Entry], keys: Sequence[str]) -> _Entry
 def _explained(path: Path, kind: str, message: str, keys: Sequence[str]) -> tuple[Path, str]:
     if kind == "extra_forbidden":
         near = difflib.get_close_matches(str(path[-1]), keys, n=1)
+        if near and near[0] == path[-1]:
+            return path, "unknown key here; entries of another kind have it"
         return path, "unknown key" + (f"; did you mean {near[0]!r}?" if near else "")
     if kind == "missing":
         return path, "is missing"

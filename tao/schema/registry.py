@@ -10,10 +10,11 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
-from tao.model.errors import UnknownType
+from tao.model.edge_states import State
+from tao.model.errors import InvalidArgument, UnknownType
 from tao.schema.document import SCHEMA, SchemaDocument, document_of, former_keys, read_document, types_of
 from tao.schema.plain_data import parse_json, parse_yaml
 from tao.schema.types import AssocType, GraphType, ObjectType
@@ -27,9 +28,10 @@ _Type = TypeVar("_Type", ObjectType, AssocType)
 class Schema:
     """Look-ups of types. Made by `load_schema` from a file's text or by `Schema.from_json`.
 
-    ``objects`` and ``assocs`` ascend by number; ``reserved_otypes`` and ``reserved_atypes`` are numbers of former
-    types; ``version_hash`` is the SHA-256 of the canonical document in hex, equal for equal schemas. ``has_audited``:
-    writes of some type are recorded in the audit log."""
+    ``objects`` and ``assocs`` ascend by number; the latter has the siblings of types with states, too.
+    ``reserved_otypes`` and ``reserved_atypes`` are numbers of former types; ``version_hash`` is the SHA-256 of the
+    canonical document in hex, equal for equal schemas. ``has_audited``: writes of some type are recorded in the audit
+    log."""
 
     objects: tuple[ObjectType, ...]
     assocs: tuple[AssocType, ...]
@@ -42,6 +44,7 @@ class Schema:
     _assocs: Mapping[int | str, AssocType] = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "assocs", _with_siblings(self.assocs))
         document = document_of(self.objects, self.assocs, self.reserved_otypes, self.reserved_atypes)
         canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         object.__setattr__(self, "_canonical", canonical)
@@ -49,7 +52,7 @@ class Schema:
         has_audited = any(each.audit for each in self.objects) or any(each.audit for each in self.assocs)
         object.__setattr__(self, "has_audited", has_audited)
         object.__setattr__(self, "_objects", _by_key(self.objects))
-        object.__setattr__(self, "_assocs", _by_key(self.assocs))
+        object.__setattr__(self, "_assocs", _assocs_by_key(self.assocs))
 
     @staticmethod
     def from_json(text: str | bytes, source: str = "schema document") -> Schema:
@@ -79,6 +82,27 @@ class Schema:
         """Return whether an association type of this number exists."""
         return number in self._assocs
 
+    @property
+    def declared_assocs(self) -> tuple[AssocType, ...]:
+        """Return the association types without the siblings of types with states, ascending by number."""
+        return tuple(each for each in self.assocs if each.state is State.NORMAL)
+
+    def declared(self, numbers: Iterable[int]) -> tuple[int, ...]:
+        """Return the numbers of the types to which these belong: siblings are replaced by their types."""
+        known = self._assocs
+        return tuple(dict.fromkeys(known[each].siblings[0] if each in known else each for each in numbers))
+
+    def sibling(self, atype: AssocType, state: State) -> AssocType:
+        """Return the type whose lists hold the edges of ``atype`` in a state. Raises `InvalidArgument` for a state that
+        the type does not have."""
+        number = atype.states[state] if atype.states else 0
+        if number:
+            return self._assocs[number]
+        if not atype.states:
+            raise InvalidArgument(f"type {atype.name!r} has no states: give it 'states' in the schema, or leave it out")
+        has = ", ".join(each.label for each, known in zip(State, atype.states, strict=True) if known)
+        raise InvalidArgument(f"type {atype.name!r} has no state {state.label!r}; it has {has}")
+
     def inverse_of(self, atype: AssocType) -> AssocType | None:
         """Return the type of the inverse edge (maybe ``atype`` itself), or None when its edges have no inverse."""
         return None if atype.inverse is None else self._assocs[atype.inverse]
@@ -94,7 +118,7 @@ class Schema:
         """Return the custom tables for migrations: name → the largest ``max_data_bytes`` of the types stored in it."""
         widths: dict[str, int] = {}
         for atype in self.assocs:
-            if atype.table is not None:
+            if atype.table is not None and not atype.states:
                 widths[atype.table] = max(widths.get(atype.table, 0), atype.max_data_bytes)
         return widths
 
@@ -131,6 +155,30 @@ def _by_key(types: Iterable[_Type]) -> dict[int | str, _Type]:
     return keyed
 
 
+def _assocs_by_key(assocs: Iterable[AssocType]) -> dict[int | str, AssocType]:
+    """Return the types by number and by name; a name is that of the type, and not of its siblings."""
+    keyed = _by_key(each for each in assocs if each.state is State.NORMAL)
+    keyed.update((each.number, each) for each in assocs)
+    return keyed
+
+
+def _with_siblings(assocs: Iterable[AssocType]) -> tuple[AssocType, ...]:
+    declared = {each.number: each for each in assocs if each.state is State.NORMAL}
+    siblings = [
+        replace(
+            each,
+            number=number,
+            state=state,
+            exists_filter=False,  # only edges in the normal state count
+            inverse=None if each.inverse is None else declared[each.inverse].states[state],
+        )
+        for each in declared.values()
+        for state, number in zip(State, each.states, strict=False)
+        if number and state
+    ]
+    return tuple(sorted([*declared.values(), *siblings], key=lambda each: each.number))
+
+
 def _unknown(
     wanted: str, key: object, types: Mapping[int | str, GraphType], other: str, others: Mapping[int | str, GraphType]
 ) -> UnknownType:
@@ -142,7 +190,8 @@ def _unknown(
         elif key in others:
             hint = f"it is an {other} type"
         else:
-            hint = f"the schema has {len(names)}: " + ", ".join(names[:_NAMES_SHOWN])
+            more = ", …" if len(names) > _NAMES_SHOWN else ""
+            hint = f"the schema has {len(names)}: " + ", ".join(names[:_NAMES_SHOWN]) + more
     else:
         hint = "see the schema for the numbers in use"
     return UnknownType(f"unknown {wanted} type {key!r}; {hint}")

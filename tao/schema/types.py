@@ -16,6 +16,8 @@ from typing import Final
 
 import msgspec
 
+from tao.model.edge_states import DEFAULT_KEEP_REMOVED_DAYS, State
+
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
 UINT64_MAX: Final = 2**64 - 1
@@ -136,9 +138,12 @@ MAX_TYPE_NUMBER: Final = 65535  # otype and atype are SMALLINT UNSIGNED in the s
 MAX_FIELD_NUMBER: Final = 65535
 DEFAULT_ARENA: Final = "default"
 DEFAULT_LIST_LIMIT: Final = 6000  # edges of one list that caches keep and one answer returns (the paper, §3.4)
+KEEP_SLACK: Final = 128  # edges above ``keep`` that a list may have: one add in so many trims it
 MAX_OBJECT_DATA_BYTES: Final = 1 << 20
 MAX_ASSOC_DATA_BYTES: Final = 255  # the width of the column in the default table: edges stay small, as in the paper
 MAX_CUSTOM_ASSOC_DATA_BYTES: Final = 65535
+STATES_TABLE: Final = "assocs_states"
+"""The table of the edges of all types with states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +213,14 @@ class AssocType:
     per list that caches keep and one answer may hold. ``max_data_bytes``: bound on an encoded blob. ``table``: a
     custom table in each shard, or None for the default one. ``reverse_lookup``: the SDK may look for edges of a list
     longer than ``limit`` in the inverse lists. ``audit``: writes of its edges are recorded in the audit log, from
-    whichever end."""
+    whichever end. ``max_edges``: a list with so many edges takes no new one; None: any number. ``keep``: a list keeps
+    its newest edges, so many at least and ``keep_slack`` more at most; None: all of them. ``exists_filter``: followers
+    answer whether an edge exists from pair filters.
+
+    A type with states has a *sibling* for each state but normal: a type of the same name, whose lists hold the edges in
+    that state. ``states``: the numbers of the siblings by state, 0 for a state that the type lacks, its own number for
+    normal; empty for a type without states. ``state``: the state of the edges in this type's lists.
+    ``keep_removed_days``: see `tao.model.edge_states`."""
 
     number: int
     name: str
@@ -221,10 +233,25 @@ class AssocType:
     reserved: frozenset[int] = frozenset()
     reverse_lookup: bool = False
     audit: bool = False
+    max_edges: int | None = None
+    keep: int | None = None
+    keep_slack: int = KEEP_SLACK
+    exists_filter: bool = False
+    states: tuple[int, ...] = ()
+    state: State = State.NORMAL
+    keep_removed_days: int = DEFAULT_KEEP_REMOVED_DAYS
     layout: FieldLayout = field(init=False, repr=False, compare=False)
+    siblings: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """The numbers of the types whose lists hold the edges of this type, that of the type itself first."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layout", FieldLayout(self.fields))
+        object.__setattr__(self, "siblings", tuple(filter(None, self.states)) or (self.number,))
+
+    @property
+    def label(self) -> str:
+        """Return the name for people: with the state of the edges, unless it is normal."""
+        return self.name if self.state is State.NORMAL else f"{self.name} ({self.state.label})"
 
 
 GraphType = ObjectType | AssocType

@@ -45,7 +45,12 @@ NOTHING_SHOWN: Final = (None, _NEVER_WRITTEN)
 _MAX_KEPT: Final = 10_000
 """Callers whose checks, and denials whose texts, are kept: names are chosen elsewhere and must not fill the memory."""
 
-GUARDED: Final = frozenset({"watch", "reserve_ids", "settle_pairs", "inspect", "invalidate", "touch_keys"})
+GUARDED: Final = frozenset(
+    {
+        *("watch", "reserve_ids", "settle_pairs", "inspect", "invalidate", "touch_keys", "list_jobs", "change_jobs"),
+        *("inspect_journal", "change_journal", "scan_shard", "purge_removed"),
+    }
+)
 """The kinds of requests that `AccessControl.guarded` checks as a whole. Reads and writes are checked one by one; the
 topology and the schema are for everybody who may connect; the rest is between servers."""
 
@@ -91,18 +96,30 @@ class OnBehalfOf(NamedTuple):
         passed.operator = self.operator
 
 
-def _denied_type(grant: Grant, write: pb.Write) -> tuple[TypeKind, int] | None:
+def _denied_type(rights: Rights, write: pb.Write) -> tuple[TypeKind, int] | None:
     """Return the type that a write needs and that is not granted, or None."""
     operation = write.WhichOneof("operation")
+    if operation == "read_state":
+        atype = write.read_state.atype
+        return None if rights.critical.associations >> atype & 1 else (TypeKind.ASSOCIATION, atype)
+    grant = rights.write
     if operation in ("obj_add", "obj_update", "obj_delete"):
         otype: int = getattr(write, operation).otype
         # Without a type, the leader compares that of the row.
         allowed = grant.objects >> otype & 1 if otype or operation == "obj_add" else grant.objects != NO_TYPES
         return None if allowed else (TypeKind.OBJECT, otype)
-    if operation in ("assoc_add", "assoc_delete", "assoc_change_type"):
+    if operation == "node_set_state":
+        named = write.node_set_state.atypes
+        return next(((TypeKind.ASSOCIATION, each) for each in named if not grant.associations >> each & 1), None)
+    if operation in ("assoc_add", "assoc_delete", "assoc_change_type", "assoc_merge", "place_edges"):
         edge = getattr(write, operation)
         atypes: tuple[int, ...] = (edge.atype, edge.new_atype) if operation == "assoc_change_type" else (edge.atype,)
         return next(((TypeKind.ASSOCIATION, each) for each in atypes if not grant.associations >> each & 1), None)
+    if operation in ("add_job", "cancel_job"):
+        # A job does what its worker may do, whatever its types are.
+        return None if grant.covers_all else (TypeKind.OBJECT, ABSENT)
+    if operation == "read_job":
+        return (TypeKind.OBJECT, ABSENT) if grant == (NO_TYPES, NO_TYPES) else None
     return None
 
 
@@ -185,29 +202,33 @@ class AccessControl:
 
     def refused_writes(self, request: pb.Request, peer: PeerIdentity) -> dict[int, PermissionDenied]:
         """Return the errors of the writes that their caller may not make, by slot."""
-        policy, caller = self.policy, caller_of(request, peer)
+        policy = self.policy
         if policy is None:
             return {}
         self.check_operator(peer)
+        caller = caller_of(request, peer)
         if caller is None:
             return {}
-        grant = policy.rights(caller).write
-        if grant.covers_all:
+        rights = policy.rights(caller)
+        if rights.write.covers_all and rights.critical.covers_all:
             return {}
-        denied = {
-            slot: which for slot, write in enumerate(request.write.writes) if (which := _denied_type(grant, write))
+        writes = request.write.writes
+        denied = {slot: which for slot, write in enumerate(writes) if (which := _denied_type(rights, write))}
+        # The state of an edge is read from the master, and changes nothing.
+        needed = {
+            slot: Operation.CRITICAL if writes[slot].HasField("read_state") else Operation.WRITE for slot in denied
         }
-        for _ in denied:
-            self.count(Operation.WRITE, enforced=policy.enforced)
+        for operation in needed.values():
+            self.count(operation, enforced=policy.enforced)
         if not policy.enforced:
             return {}
-        return {slot: self.refuse(caller, Operation.WRITE, *which) for slot, which in denied.items()}
+        return {slot: self.refuse(caller, needed[slot], *which) for slot, which in denied.items()}
 
     def writer(self, request: pb.Request, peer: PeerIdentity) -> WriteCheck | None:
         """Return the check of writes by the types of stored objects, None when their caller may write objects of every
         type."""
-        policy, caller = self.policy, caller_of(request, peer)
-        if policy is None or caller is None:
+        policy = self.policy
+        if policy is None or (caller := caller_of(request, peer)) is None:
             return None
         rights = policy.rights(caller)
         return None if rights.write.objects == ALL_TYPES else WriteCheck(self, caller, rights)
@@ -235,6 +256,31 @@ class AccessControl:
             self._raise(caller, Operation.WRITE, "ids are reserved for objects, and it may write no type of object")
         elif kind == "settle_pairs":
             self._check_pairs(caller, rights.read.associations, request.settle_pairs)
+        elif kind == "scan_shard":
+            self._check_scan(caller, rights.critical, request.scan_shard)
+        elif kind == "purge_removed":
+            self._check_purge(caller, rights.write.associations)
+
+    def _check_scan(self, caller: str, granted: Grant, asked: pb.ScanShard) -> None:
+        """Raise `PermissionDenied` unless a caller may read every row that a scan of the master may find."""
+        if asked.atype:
+            number, types, is_denied = asked.atype, TypeKind.ASSOCIATION, not granted.associations >> asked.atype & 1
+        elif asked.otype:
+            number, types, is_denied = asked.otype, TypeKind.OBJECT, not granted.objects >> asked.otype & 1
+        else:
+            if granted.objects != ALL_TYPES:
+                self._raise(caller, Operation.CRITICAL, "objects of any type are scanned with the right on all types")
+            return
+        if is_denied and self.count(Operation.CRITICAL, enforced=self._is_enforced):
+            raise self.refuse(caller, Operation.CRITICAL, types, number)
+
+    def _check_purge(self, caller: str, writable: int) -> None:
+        """Raise `PermissionDenied` unless a caller may write the edges of every type with states: a purge finds all."""
+        for atype in self._schema.assocs:
+            if atype.states and not writable >> atype.number & 1:
+                if self.count(Operation.WRITE, enforced=self._is_enforced):
+                    raise self.refuse(caller, Operation.WRITE, TypeKind.ASSOCIATION, atype.number)
+                return
 
     def _check_pairs(self, caller: str, readable: int, asked: pb.SettlePairs) -> None:
         """Raise `PermissionDenied` unless a caller may read both lists of each edge that is to be settled."""

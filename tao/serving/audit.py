@@ -324,6 +324,10 @@ def _described(request: pb.Request) -> Mapping[str, object]:
     if request.HasField("touch_keys"):
         touches = request.touch_keys.touches
         return {"shards": _shards(touch.id for touch in touches), "details": {"keys": len(touches)}}
+    if request.HasField("change_journal"):
+        change = request.change_journal
+        kind = change.WhichOneof("change") or "nothing"
+        return {"details": {kind: getattr(change, kind, "")}}
     settle = request.settle_pairs
     shards = {*_shards(pair.low_id for pair in settle.pairs), *(each.low_shard for each in settle.shards)}
     return {"shards": tuple(sorted(shards)), "details": {"pairs": len(settle.pairs)}}

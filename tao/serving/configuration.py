@@ -97,10 +97,13 @@ class Configuration:
                 self._log.error("topology_listener_failed", exc_info=error)
         self._notify(lambda region: pb.WatchEvent(topology=self.topology_document(region)))
 
-    async def refresh(self) -> bool:
+    async def refresh(self, seconds: float = inf) -> bool:
         """Read the topology document now, because another server has named a newer version. Concurrent callers share
-        one read. A document that cannot be read changes nothing. Returns whether it was read."""
-        return await asyncio.shield(self._looking or self._begin_looking())
+        one read. A document that cannot be read changes nothing. Returns whether it was read within ``seconds``; a read
+        that takes longer goes on."""
+        looking = self._looking or self._begin_looking()
+        await asyncio.wait((looking,), timeout=None if seconds == inf else max(0.0, seconds))
+        return looking.done() and looking.result()
 
     def note_version(self, version: int) -> None:
         """Read the topology document soon if a peer routes by a newer one: it takes this server for the host of shards

@@ -5,6 +5,8 @@ The answer carries what the write changed. This server applies the changes of th
 (`WriteThrough`), and sends the others (the other end of an edge with an inverse) to the servers of its tier that host
 them. So every reader of this tier sees the write as soon as it is acknowledged, without waiting for a delivery. A
 server of the tier that does not confirm a change in time is made to drop the shard.
+
+What is sent again after a pause is set aside: it keeps no place in its caller's share meanwhile.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
 from tao.cache import GraphCache
 from tao.model.changes import ListChange, Message, ObjectChange, ShardInvalidation, ShardMessages
@@ -41,11 +43,13 @@ from tao.routing.budgets import MIN_MARGIN_SECONDS, MIN_WORK_SECONDS, work_secon
 from tao.schema.registry import Schema
 from tao.serving.access import SERVERS, AccessControl, OnBehalfOf
 from tao.serving.configuration import ServerContext
+from tao.serving.shares import set_aside
 from tao.serving.sources import TickBatcher
 from tao.wire.convert import (
     coordinating_shards,
     error_from_pb,
     error_to_pb,
+    fresh_messages_from_pb,
     shard_messages_from_pb,
     shard_messages_to_pb,
     write_from_pb,
@@ -96,6 +100,12 @@ class _Forwarded:
     behalf: OnBehalfOf
     sent_at: float
     """The time at which it was sent first."""
+    for_any_shard: bool
+    """It is forwarded for shards that this server does not serve, too."""
+    under_way: int = 0
+    """Number of leaders that have not answered what they were sent."""
+    pauses: int = 0
+    """Number of groups of its writes that are sent again after a pause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +114,20 @@ class _PassedOn:
 
     shard: int
     request: pb.Request
+    reply: Reply
     send: Callable[[pb.Answer], None]
     deadline: float
     sent_at: float
+
+
+class AppliesWrites(NamedTuple):
+    """How this server's cache takes the changes of a write.
+
+    ``decode``: returns the messages, perhaps without those that the cache has applied already. ``apply``: applies
+    them, given the monotonic time at which this server sent their write; minus infinity when it did not."""
+
+    decode: Callable[[pb.ShardMessages], ShardMessages]
+    apply: Callable[[ShardMessages, float], None]
 
 
 class ForwardPath:
@@ -119,20 +140,19 @@ class ForwardPath:
         *,
         next_hop: Callable[[int], CacheServer],
         hosts: Callable[[int], Sequence[CacheServer]],
-        apply: Callable[[ShardMessages, float], None],
+        changes: AppliesWrites,
         admit: Callable[[int], TaoError | None],
         sibling_invalidation: SiblingInvalidation | None = None,
     ) -> None:
         """``next_hop`` maps the shard that coordinates a write to the server that the write is sent to. ``hosts`` maps
-        a shard to the servers of this tier that host it. ``apply`` applies changes to this server's cache, given the
-        monotonic time at which this server sent their write; minus infinity when it did not. ``admit``
-        returns why this server does not serve a shard, or None. ``sibling_invalidation`` makes a server of this tier
-        drop what it could not be sent in time; without it, only the leader's later message corrects that server."""
+        a shard to the servers of this tier that host it. ``changes`` enter this server's cache. ``admit`` returns why
+        this server does not serve a shard, or None. ``sibling_invalidation`` makes a server of this tier drop what it
+        could not be sent in time; without it, only the leader's later message corrects that server."""
         self._name: Final = context.name
         self._configuration: Final = context.configuration
         self._next_hop: Final = next_hop
         self._hosts: Final = hosts
-        self._apply: Final = apply
+        self._changes: Final = changes
         self._links: Final[LinksPort] = context.links
         self._clock: Final = context.clock
         self._admit: Final = admit
@@ -162,15 +182,23 @@ class ForwardPath:
         self.forward(request, slots, results, deadline, reply.peer)
 
     def forward(
-        self, request: pb.Request, slots: Iterable[int], results: WriteResults, deadline: float, peer: PeerIdentity
+        self,
+        request: pb.Request,
+        slots: Iterable[int],
+        results: WriteResults,
+        deadline: float,
+        peer: PeerIdentity,
+        *,
+        for_any_shard: bool = False,
     ) -> None:
-        """Forward these slots of a peer's batch; their results go to ``results``."""
+        """Forward these slots of a peer's batch; their results go to ``results``. ``for_any_shard``: also of shards
+        that this server does not serve."""
         behalf, now = OnBehalfOf.sender(request, peer), self._clock.monotonic()
-        self._send(_Forwarded(request.write, results, deadline, behalf, now), slots, 1)
+        self._send(_Forwarded(request.write, results, deadline, behalf, now, for_any_shard), slots, 1)
 
     def reserve_ids(self, request: pb.Request, reply: Reply) -> None:
         """Forward a reservation of ids. Raises `InvalidArgument` and `DeadlineExceeded`."""
-        self._pass_on(request.reserve_ids.shard, request, reply.peer, reply.send)
+        self._pass_on(request.reserve_ids.shard, request, reply, reply.send)
 
     def settle_pairs(self, request: pb.Request, reply: Reply) -> None:
         """Forward a request to settle pairs of one coordinating shard. Raises `InvalidArgument`, `DeadlineExceeded`,
@@ -189,13 +217,13 @@ class ForwardPath:
                 reply.send(_without_edges(answer, readable))
 
             send = send_versions
-        self._pass_on(shards.pop(), request, peer, send)
+        self._pass_on(shards.pop(), request, reply, send)
 
-    def _pass_on(self, shard: int, request: pb.Request, peer: PeerIdentity, send: Callable[[pb.Answer], None]) -> None:
+    def _pass_on(self, shard: int, request: pb.Request, reply: Reply, send: Callable[[pb.Answer], None]) -> None:
         passed, now = pb.Request(), self._clock.monotonic()
         passed.CopyFrom(request)
-        OnBehalfOf.sender(request, peer).name_in(passed)
-        self._ask(_PassedOn(shard, passed, send, now + work_seconds(request.deadline_ms), now), 1)
+        OnBehalfOf.sender(request, reply.peer).name_in(passed)
+        self._ask(_PassedOn(shard, passed, reply, send, now + work_seconds(request.deadline_ms), now), 1)
 
     def _ask(self, passed: _PassedOn, attempt: int) -> None:
         """Send a request that is harmless to repeat to the leader of its shard; while another one takes the shard over,
@@ -205,7 +233,7 @@ class ForwardPath:
             error = error_from_pb(answer.error) if answer.HasField("error") else None
             if error is None:
                 self._budget.earn()
-            elif _is_worth_repeating(error) and self._budget.spend(self._clock.monotonic()):
+            elif _is_worth_repeating(error) and set_aside(passed.reply) and self._budget.spend(self._clock.monotonic()):
                 with suppress(TaoError):  # too busy for another task
                     self._spawn(self._ask_later(passed, error, answer, attempt))
                     return
@@ -230,12 +258,13 @@ class ForwardPath:
         by_leader: dict[CacheServer, list[int]] = {}
         for slot in slots:
             try:
-                leader = self._next_hop(self._coordinator(forwarded.writes.writes[slot]))
+                leader = self._next_hop(self._coordinator(forwarded.writes.writes[slot], forwarded.for_any_shard))
             except TaoError as error:
                 self._fail(forwarded, slot, error)
             else:
                 by_leader.setdefault(leader, []).append(slot)
         left = forwarded.deadline - self._clock.monotonic()
+        forwarded.under_way += len(by_leader)
         for leader, group in by_leader.items():
             batch = pb.WriteBatch(want_changes=True, writes=[forwarded.writes.writes[slot] for slot in group])
             request = pb.Request(topology_version=routes.version, write=batch)
@@ -247,14 +276,14 @@ class ForwardPath:
 
             self._links.to(leader).send(request, left, take)
 
-    def _coordinator(self, message: pb.Write) -> int:
+    def _coordinator(self, message: pb.Write, for_any_shard: bool) -> int:
         """Return the shard whose leader does the write. Raises when this server may not forward it."""
         if message.HasField("settle_edge"):
             # It writes one side of a pair: from another sender than the pair's coordinator it would leave the sides
             # different.
             raise InvalidArgument("only leaders send settle_edge; write the edge with assoc_add or assoc_delete")
         home, coordinator = shards_of_write(message, self._configuration.schema)
-        refusal = self._admit(home)
+        refusal = None if for_any_shard else self._admit(home)
         if refusal is not None:
             raise refusal
         return coordinator
@@ -269,6 +298,7 @@ class ForwardPath:
     ) -> None:
         """Take a leader's answer. ``unanswered`` maps its slots to those of the client's batch."""
         retries: dict[int, TaoError] = {}
+        forwarded.under_way -= not answer.more
         if answer.HasField("error"):
             error = error_from_pb(answer.error)
             if type(error) is Unavailable:
@@ -279,7 +309,8 @@ class ForwardPath:
             self._try_again(forwarded, retries, attempt)
             return
         self._budget.earn()
-        changes = [shard_messages_from_pb(messages) for messages in answer.write.changes]
+        decode = shard_messages_from_pb if forwarded.results.want_changes else self._decode
+        changes = [decode(messages) for messages in answer.write.changes]
         for_siblings = self._apply_hosted(changes, forwarded.sent_at)
         done: list[tuple[int, pb.WriteResult]] = []
         for leader_slot, result in zip(answer.write.slots, answer.write.results, strict=False):
@@ -314,7 +345,14 @@ class ForwardPath:
             self._fail(forwarded, slot, error)
 
     def _try_again(self, forwarded: _Forwarded, retries: dict[int, TaoError], attempt: int) -> None:
+        # A batch keeps its place while a leader works on a part of it.
+        only_pauses = not forwarded.under_way and bool(retries or forwarded.pauses)
+        may_pause = not only_pauses or set_aside(forwarded.results.reply)
         if not retries:
+            return
+        if not may_pause:
+            too_many = "no leader took the write, and as many of this caller's as may be are sent again already"
+            self._give_up(forwarded, retries, Unavailable(too_many))
             return
         if not self._budget.spend(self._clock.monotonic()):
             self._give_up(forwarded, retries, Unavailable("no leader took the write, and the retry budget is used up"))
@@ -324,9 +362,12 @@ class ForwardPath:
         except TaoError as error:
             for slot in retries:
                 self._fail(forwarded, slot, error)
+        else:
+            forwarded.pauses += 1
 
     async def _send_later(self, forwarded: _Forwarded, retries: dict[int, TaoError], attempt: int) -> None:
         next_attempt = await self._next_attempt(retries.values(), attempt, forwarded.deadline, forwarded.sent_at)
+        forwarded.pauses -= 1
         if next_attempt is None:
             self._give_up(forwarded, retries, DeadlineExceeded("no leader took the write before its deadline"))
         else:
@@ -346,7 +387,7 @@ class ForwardPath:
             if self._clock.monotonic() + pause_seconds + LEAST_ATTEMPT_SECONDS >= end:
                 return None
             await asyncio.sleep(pause_seconds)
-            await self._configuration.refresh()
+            await self._configuration.refresh(end - self._clock.monotonic())
             attempt += 1
             if self._configuration.routes.version >= named:
                 return attempt
@@ -358,6 +399,12 @@ class ForwardPath:
             says_why = isinstance(last, ShardBlocked | Unavailable)
             self._fail(forwarded, slot, last if says_why else type(error)(f"{error.message}. {last.message}"))
 
+    def _decode(self, messages: pb.ShardMessages) -> ShardMessages:
+        """Return the messages that a server of the tier needs: all of them, unless this server alone hosts the
+        shard."""
+        is_own = all(host.name == self._name for host in self._hosts(messages.shard))
+        return self._changes.decode(messages) if is_own else shard_messages_from_pb(messages)
+
     def _apply_hosted(self, changes: list[ShardMessages], sent_at: float) -> list[tuple[CacheServer, ShardMessages]]:
         """Apply the changes that concern this server. Returns the changes that other servers of the tier need, with the
         server."""
@@ -365,7 +412,7 @@ class ForwardPath:
         for messages in changes:
             for host in self._hosts(messages.shard):
                 if host.name == self._name:
-                    self._apply(messages, sent_at)
+                    self._changes.apply(messages, sent_at)
                 # No client reads from a server that is down, and its leader sends it the change when it is back.
                 elif not host.down:
                     for_siblings.append((host, messages))
@@ -450,8 +497,11 @@ def _without_edges(answer: pb.Answer, readable: int) -> pb.Answer:
 def shards_of_write(message: pb.Write, schema: Schema) -> tuple[int, int]:
     """Return the shard of the id that the write names first, and the shard that coordinates the write. Raises
     `RequestError`."""
-    if message.WhichOneof("operation") == "obj_add" and not message.obj_add.id:
-        return message.obj_add.shard, message.obj_add.shard
+    operation = message.WhichOneof("operation")
+    if operation in ("obj_add", "add_job"):
+        added = getattr(message, operation)
+        shard: int = check_id(added.id) >> SHARD_SHIFT if added.id else added.shard
+        return shard, shard
     write = write_from_pb(message)
     named = "id1" if hasattr(write, "id1") else "id"
     return check_id(getattr(write, named, 0), named) >> SHARD_SHIFT, coordinating_shard(write, schema)
@@ -565,7 +615,7 @@ class SiblingInvalidation:
 
 
 MAX_WRITES_PER_BATCH: Final = 6000
-"""As many writes as an id2 set may have ids, so that a set that was read can be written. Each write takes a task, and
+"""As many writes as an id2 set may have ids, so that a set that was read can be written. A write may take a task, and
 this is a sixteenth of a server's tasks: a message of the largest size holds hundreds of thousands of writes, and one
 client must not take all tasks. Followers and leaders alike check the bound when they make a `WriteResults`."""
 
@@ -585,8 +635,8 @@ class WriteResults:
         `MAX_WRITES_PER_BATCH` of them."""
         if expected > MAX_WRITES_PER_BATCH:
             raise TooLarge(f"{expected} writes in one batch; send at most {MAX_WRITES_PER_BATCH} at a time")
-        self._reply: Final = reply
-        self._want_changes: Final = want_changes
+        self.want_changes: Final = want_changes
+        self.reply: Final = reply
         self._open = expected
         self._answer = pb.Answer()
         self._changes: dict[int, ShardMessages] = {}
@@ -598,7 +648,7 @@ class WriteResults:
         answer = self._answer.write
         answer.slots.append(slot)
         answer.results.append(result)
-        if self._want_changes:
+        if self.want_changes:
             # By identity: writes that were committed together share the changes that they made together.
             for each in messages:
                 if id(each) not in self._changes:
@@ -635,7 +685,7 @@ class WriteResults:
                 by_shard.setdefault((each.shard, each.version_epoch), []).extend(each.messages)
             for (shard, epoch), messages in by_shard.items():
                 write_shard_messages(ShardMessages(shard, epoch, tuple(messages)), answer.write.changes.add())
-        self._reply.send(answer)
+        self.reply.send(answer)
 
 
 def _size(messages: ShardMessages) -> int:
@@ -646,7 +696,8 @@ def _size(messages: ShardMessages) -> int:
             size += EDGE_BYTES + len(message.data or b"")
         elif isinstance(message, ListChange):
             size += EDGE_BYTES * (1 + len(message.gone) + len(message.put))
-            size += sum(len(edge.data) for edge in message.put)
+            for edge in message.put:
+                size += len(edge.data)
     return size
 
 
@@ -688,6 +739,15 @@ class WriteThrough:
         apply_messages(self._cache, self._clock, messages, insert=False)
         if any(isinstance(message, ShardInvalidation) for message in messages.messages):
             self.note_begun(messages.shard)
+
+    def decode_write(self, messages: pb.ShardMessages) -> ShardMessages:
+        """Return the changes of a write that the cache has not applied yet. The leader delivers a change as soon as it
+        is committed, mostly before the answer to its writer."""
+        has_applied, version_epoch = self._cache.has_applied, messages.version_epoch
+        with self._cache.recorder.caused_by(_OWN_WRITE):
+            return fresh_messages_from_pb(
+                messages, lambda key, atype, version: has_applied(key, atype, version, version_epoch)
+            )
 
     def apply_write(self, messages: ShardMessages, sent_at: float = -inf) -> None:
         """Apply the changes of a write that is answered through this server, or through a server of its tier.

@@ -22,9 +22,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final, NamedTuple, Protocol
 
-from tao.cache.answers import edges_answer, range_answer, time_range_answer
-from tao.model.changes import sort_edges
-from tao.model.edge_block import decode_block, encode_block, header, mark_cut
+from tao.cache.answers import merge_edges, prefix_answer, undecided_id2s
+from tao.model.edge_block import header, mark_cut
 from tao.model.errors import (
     AnswerFull,
     BudgetExceeded,
@@ -36,7 +35,7 @@ from tao.model.errors import (
     Unavailable,
     WriteLost,
 )
-from tao.model.graph import version_of
+from tao.model.graph import EXISTS, EXISTS_NOT, version_of
 from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery, shard_of
 from tao.model.versions import answers
@@ -181,6 +180,9 @@ class MissReceiver(Protocol):
     def take(self, miss: Miss, answer: Fetched | TaoError) -> None:
         """Take the answer. It is called at most once for each miss."""
 
+    def put_aside(self) -> bool:
+        """Give the place of a miss back, because it pauses before another attempt. Returns False when it may not."""
+
 
 class _MissedBatch:
     """The missed queries of one batch: a `MissReceiver`."""
@@ -189,6 +191,7 @@ class _MissedBatch:
         "_answers",
         "_check",
         "_critical",
+        "_first_exists",
         "_for_fill",
         "_granted",
         "_is_beginning",
@@ -223,6 +226,7 @@ class _MissedBatch:
         self._check: Final = check
         self._queries: Final = BatchQueries(batch, sizes)
         self._sizes: Final = sizes
+        self._first_exists: Final = sum(sizes) - sizes.exists  # the slot: the group is the last one
         self._slots: Final = slots
         self._reply: Final = reply
         self._answers: Final = answers
@@ -257,6 +261,7 @@ class _MissedBatch:
             # No part of the batch is answered: one error for the whole costs a flood's server a hundredth.
             self._is_over = True
             self._timer.cancel()
+            self._work.release()
             self._reply.send(failure(refused))
 
     def _ask(self, items: int) -> None:
@@ -337,16 +342,23 @@ class _MissedBatch:
         miss = Miss(misses, self, query, minimum, slot, is_cut=is_cut, staleness_ms=staleness_ms)
         miss.begin(critical=critical)
 
+    def put_aside(self) -> bool:
+        if not self._shares.put_aside(self._work):
+            return False
+        self._ask_for_next()
+        return True
+
     def take(self, miss: Miss, answer: Fetched | TaoError) -> None:
         """Put the answer of one miss into the batch's answer."""
         try:
             if not self._is_over:
                 self._put(miss, answer)
         finally:
-            if self._unasked:
+            if self._unasked and not miss.is_set_aside:
                 self._ask_for_next()
             size_bytes = 0 if isinstance(answer, TaoError) else len(answer.value)
-            self._shares.end_read(self._work, size_bytes, critical=self._critical or miss.staleness_ms > 0)
+            critical, was_set_aside = self._critical or miss.staleness_ms > 0, miss.is_set_aside
+            self._shares.end_read(self._work, size_bytes, critical=critical, was_set_aside=was_set_aside)
 
     def _put(self, miss: Miss, answer: Fetched | TaoError) -> None:
         if isinstance(answer, TaoError):
@@ -362,6 +374,9 @@ class _MissedBatch:
                     if answers(version, miss.minimum, answer.version_epoch):
                         raise WriteLost(_WRITE_LOST)
                     raise not_there_yet(miss.query, miss.minimum)
+                if miss.slot >= self._first_exists:  # its list was read, and the version of that was compared
+                    value = EXISTS if header(answer.value)[2] else EXISTS_NOT
+                    answer = Fetched(value, answer.version_epoch, answer.origin)
                 self._answers.add(miss.slot, miss.query, answer)
             except TaoError as refused:
                 answer = refused
@@ -386,6 +401,7 @@ class _MissedBatch:
         self._open -= 1
         if not self._open:
             self._timer.cancel()
+            self._work.release()
 
     def _expire(self) -> None:
         self._end(DeadlineExceeded("not answered within the time that the request had left"))
@@ -394,6 +410,7 @@ class _MissedBatch:
         self._is_over = True
         self._timer.cancel()
         self._shares.withdraw(self._work)
+        self._work.release()
         self._answers.fail_rest(self._slots, error)
 
     def _too_stale(self, shard: int, staleness_ms: float, error: TaoError) -> StaleRead:
@@ -427,6 +444,7 @@ class Miss(FetchWaiter):
         "_then",
         "_wanted_edges",
         "is_cut",
+        "is_set_aside",
         "query",
         "slot",
         "staleness_ms",
@@ -451,6 +469,7 @@ class Miss(FetchWaiter):
         self.query: Final = query
         self.slot: Final = slot
         self.is_cut: Final = is_cut
+        self.is_set_aside = False
         self.staleness_ms: Final = staleness_ms
         self._then: Callable[[Miss, Fetched], None] = Miss._answer  # takes what the next fetch brings
         self._attempts = 0
@@ -477,6 +496,12 @@ class Miss(FetchWaiter):
     def gone(self) -> bool:
         receiver = self._receiver
         return receiver is None or receiver.gone
+
+    def put_aside(self) -> bool:
+        """See `FetchWaiter.put_aside`."""
+        if not self.is_set_aside and self._receiver is not None:
+            self.is_set_aside = self._receiver.put_aside()
+        return self.is_set_aside or self._receiver is None
 
     def take(self, answer: Fetched | TaoError) -> None:
         """Take what a fetch has brought."""
@@ -507,7 +532,7 @@ class Miss(FetchWaiter):
     def _take_prefix(self, found: Fetched) -> None:
         query = self.query
         assert isinstance(query, RangeQuery | TimeRangeQuery | EdgesQuery), "other queries need no prefix"
-        answer = _answer_from_block(found.value, query)
+        answer = prefix_answer(found.value, query)
         if answer is not None:
             self._answer(Fetched(answer, found.version_epoch, found.origin))
         elif self.gone:
@@ -564,7 +589,7 @@ class Miss(FetchWaiter):
 
     def _fetch_missing_edges(self, query: EdgesQuery, held: bytes, origin: str) -> None:
         cache = self.single_flight.cache
-        missing = _missing_id2s(held, query)
+        missing = undecided_id2s(held, query)
         known = cache.edges(query.id1, query.atype, query.id2s, query.high, query.low, self.minimum)
         if known is not None and version_of(known.block) == version_of(held):
             missing = known.missing  # a membership filter may exclude some
@@ -583,7 +608,7 @@ class Miss(FetchWaiter):
         assert isinstance(query, EdgesQuery)
         # No answer mixes two versions: the held block may have been behind, or the list may have changed in between.
         if version_of(found.value) == version_of(self._held_block):
-            merged = _merge_edges(self._held_block, found.value, query)
+            merged = merge_edges(self._held_block, found.value, query)
             self._answer(Fetched(merged, found.version_epoch, found.origin))
         elif self.gone:
             self.drop()
@@ -610,7 +635,13 @@ class Miss(FetchWaiter):
         caller = None if self._receiver is None else self._receiver.caller
         try:
             single_flight.source.fetch(
-                self.query, self.minimum, self._take_critically, critical=True, timeout_seconds=seconds, caller=caller
+                self.query,
+                self.minimum,
+                self._take_critically,
+                critical=True,
+                timeout_seconds=seconds,
+                caller=caller,
+                on_pause=lambda _: self.put_aside(),
             )
         except Exception as error:
             # A bug must not leave a read that is counted for ever.
@@ -632,47 +663,17 @@ class Miss(FetchWaiter):
         else:
             single_flight.refetched += 1
             self._attempts += 1
-            if self._attempts > single_flight.settings.max_refetches:
-                self._answer(StaleRead("the shard's master was replaced during the read; try again"))
-            elif self.gone:
+            if self._attempts <= single_flight.settings.max_refetches and self.gone:
                 self.drop()
+            elif self._attempts > single_flight.settings.max_refetches or not self.put_aside():
+                self._answer(StaleRead("the shard's master was replaced during the read; try again"))
             else:
                 pause_seconds = single_flight.settings.refetch_pause_seconds * 2 ** (self._attempts - 1)
                 single_flight.call_later(pause_seconds, self._read_critically)
 
 
-# ---- what a fetched block answers, by the rules that `tao.cache.answers` applies to cached ones ---------------------
-
-
 def _prefix(query: RangeQuery | TimeRangeQuery | EdgesQuery, limit: int) -> RangeQuery:
     return RangeQuery(query.id1, query.atype, 0, limit)
-
-
-def _answer_from_block(block: bytes, query: RangeQuery | TimeRangeQuery | EdgesQuery) -> bytes | None:
-    """Return the answer to the query, or None when this prefix of the list does not decide all of it."""
-    match query:
-        case RangeQuery():
-            return range_answer(block, query.pos, query.limit)
-        case TimeRangeQuery():
-            return time_range_answer(block, query.high, query.low, query.limit, query.start)
-        case EdgesQuery():
-            found = edges_answer(block, query.id2s, query.high, query.low)
-            return None if found is None or found.missing else found.block
-
-
-def _missing_id2s(block: bytes, query: EdgesQuery) -> tuple[int, ...]:
-    """Return the ids of the query that this prefix of the list cannot decide."""
-    found = edges_answer(block, query.id2s, query.high, query.low)
-    return query.id2s if found is None else found.missing
-
-
-def _merge_edges(held: bytes, found: bytes, query: EdgesQuery) -> bytes:
-    """Return the answer that a prefix gives together with the edges fetched for the ids that it could not decide. Both
-    must be of one version."""
-    known = edges_answer(held, query.id2s, query.high, query.low)
-    version, count, _, _ = header(found)
-    edges = decode_block(known.block) if known is not None else []
-    return encode_block(version, count, sort_edges([*edges, *decode_block(found)]), 0)
 
 
 class _MissAnswers:

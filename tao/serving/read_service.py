@@ -22,11 +22,11 @@ from math import inf
 from typing import Final
 
 from tao.cache import GraphCache
-from tao.cache.answers import has_foreign_number, has_foreign_type
+from tao.cache.answers import has_foreign_id, has_foreign_number, has_foreign_type
 from tao.model.edge_block import mark_cut
 from tao.model.errors import AnswerFull, DeadlineExceeded, TooLarge
 from tao.model.graph import MAX_ID2_SET, MAX_TIME
-from tao.model.ids import MAX_ID, SHARD_SHIFT
+from tao.model.ids import SHARD_SHIFT
 from tao.schema.registry import Schema
 from tao.serving.access import SERVERS, ReadCheck
 from tao.serving.misses import TOO_MANY_BYTES, Misses, ReadPolicy
@@ -45,6 +45,11 @@ from tao.wire.read_batch import (
 )
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
+
+try:
+    from tao.serving.hit_batches_core import HitBatches
+except ImportError:  # built without a compiler: every batch is for `ReadService.handle`
+    HitBatches = None  # type: ignore[assignment, misc]
 
 
 class ReadCounters:
@@ -88,6 +93,36 @@ class ReadService:
         """Use this schema from the next batch on."""
         self.misses.schema = schema
         self._limits = {atype.number: atype.limit for atype in schema.assocs}
+        if HitBatches is not None:
+            self._hit_batches = HitBatches(self._cache, self._limits, self._settings.max_part_bytes)
+
+    def answer_at_once(self, request: bytes, caller: str, topology_version: int) -> bytes | None:
+        """Return the encoded answer to an encoded request for what is cached; None when the request is for `handle`.
+
+        Nothing but looking up is done before it is known that all is cached, so a batch with misses costs little more
+        than without this. ``topology_version`` is that of this server, ``caller`` the application that asks."""
+        if HitBatches is None:
+            return None
+        check = None
+        if self._access is not None and (readers := self._access.readers) is not None:
+            check = readers[caller]
+        traffic = self.traffic
+        found = self._hit_batches.answer(
+            request,
+            topology_version,
+            self._settings.max_queries,
+            traffic.rates.hot,
+            None if check is None else check.otypes,
+            None if check is None else check.atypes,
+        )
+        if found is None:
+            return None
+        answer, sizes = found
+        traffic.left -= sum(sizes)
+        if traffic.left <= 0:
+            traffic.sample(pb.Request.FromString(request).read, sizes, check)
+        self._count(self.counters.hits, sizes)
+        return answer
 
     def handle(self, request: pb.Request, reply: Reply) -> None:
         """Answer the hits now, and the misses when they have been fetched."""
@@ -213,14 +248,11 @@ def answer_hits(
     what the caller may not read.
     """
     values: list[bytes | None] = []
-    objects, counts, ranges, windows, gets = sizes
+    objects, counts, ranges, windows, gets, exists = sizes
     if objects:
+        values.extend(cache.objects(batch.obj_ids[:]))
         if minimums:
-            get_object = cache.object
-            for slot, object_id in enumerate(batch.obj_ids):
-                values.append(get_object(object_id, minimums.get(slot, 0)))
-        else:
-            values.extend(cache.objects(batch.obj_ids[:]))
+            leave_out_older(values, minimums)
         if check is not None and check.otypes is not None and has_foreign_type(values, check.otypes):
             check.hide(values, minimums)
     if counts:
@@ -236,7 +268,9 @@ def answer_hits(
     if windows and room >= 0:
         room = _answer_windows(cache, batch, limits, minimums, values, room, check)
     if gets and room >= 0:
-        _answer_gets(cache, batch, minimums, values, room, check)
+        room = _answer_gets(cache, batch, minimums, values, room, check)
+    if exists and room >= 0:
+        _answer_exists(cache, batch, minimums, values, check)
     return values
 
 
@@ -311,7 +345,8 @@ def _answer_gets(
     values: list[bytes | None],
     room: int,
     check: ReadCheck | None,
-) -> None:
+) -> int:
+    """Append the values of the queries for edges. Returns the bytes left, as `_answer_ranges` does."""
     first = len(values)
     all_id2s, sizes = batch.get_id2s[:], batch.get_id2_counts[:]
     highs, lows = batch.get_highs[:], batch.get_lows[:]
@@ -324,7 +359,8 @@ def _answer_gets(
         if size == 1:
             value = get_edge(id1, atype, all_id2s[start], high, low, minimum)
         elif size <= MAX_ID2_SET:
-            found = cache.edges(id1, atype, all_id2s[start : start + size], high, low, minimum)
+            id2s = all_id2s if size == len(all_id2s) else all_id2s[start : start + size]
+            found = cache.edges(id1, atype, id2s, high, low, minimum)
             value = found.block if found is not None and not found.missing else None
         start += size
         values.append(value)
@@ -335,10 +371,31 @@ def _answer_gets(
             break
     if max(highs) > MAX_TIME or max(lows) > MAX_TIME:
         _unanswer(values, first, [high > MAX_TIME or low > MAX_TIME for high, low in zip(highs, lows, strict=True)])
-    if all_id2s and (min(all_id2s) < 1 or max(all_id2s) > MAX_ID):
+    if has_foreign_id(all_id2s):
         ends = list(accumulate(sizes, initial=0))
-        sets = (all_id2s[start:end] for start, end in pairwise(ends))
-        _unanswer(values, first, [any(not 0 < id2 <= MAX_ID for id2 in id2s) for id2s in sets])
+        _unanswer(values, first, [has_foreign_id(all_id2s[start:end]) for start, end in pairwise(ends)])
+    if check is not None and check.atypes is not None and has_foreign_number(atypes, check.atypes):
+        check.leave_out(atypes, values, first)
+    return room
+
+
+def _answer_exists(
+    cache: GraphCache,
+    batch: pb.ReadBatch,
+    minimums: Mapping[int, int],
+    values: list[bytes | None],
+    check: ReadCheck | None,
+) -> None:
+    """Append the values of the queries whether an edge exists. They take a byte each, which needs no bound."""
+    first = len(values)
+    id1s, atypes, id2s = batch.exist_id1s[:], batch.exist_atypes[:], batch.exist_id2s[:]
+    if minimums:
+        for slot, (id1, atype, id2) in enumerate(zip(id1s, atypes, id2s, strict=True), first):
+            values.append(cache.exists(id1, atype, id2, minimums.get(slot, 0)))
+    else:
+        values.extend(cache.exist_all(id1s, atypes, id2s))
+    if has_foreign_id(id2s):
+        _unanswer(values, first, [has_foreign_id([id2]) for id2 in id2s])
     if check is not None and check.atypes is not None and has_foreign_number(atypes, check.atypes):
         check.leave_out(atypes, values, first)
 
@@ -354,6 +411,14 @@ def leave_out(batch: pb.ReadBatch, values: list[bytes | None], shards: Collectio
     """Turn the answers of these shards into misses."""
     # There may be fewer values than slots.
     _unanswer(values, 0, [id1 >> SHARD_SHIFT in shards for id1 in id1s_of(batch)])
+
+
+def leave_out_older(values: list[bytes | None], minimums: Mapping[int, int]) -> None:
+    """Turn the answers that are older than the version that their slot asks for into misses."""
+    for slot, minimum in minimums.items():
+        value = values[slot] if slot < len(values) else None
+        if value is not None and int.from_bytes(value[:8], "little") < minimum:
+            values[slot] = None
 
 
 def leave_out_known(batch: pb.ReadBatch, values: list[bytes | None], versions: Mapping[int, int]) -> None:

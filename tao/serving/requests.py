@@ -40,7 +40,7 @@ from tao.wire.doorstep import Doorstep
 from tao.wire.frames_server import FrameServer
 from tao.wire.grpc_server import GrpcServer
 from tao.wire.identity import CLIENT, SERVER_ROLES, PeerIdentity
-from tao.wire.session import Reply, RequestHandler, failure
+from tao.wire.session import AtOnceHandler, Reply, RequestHandler, failure
 from tao.wire.settings import ServingSettings
 from tao.wire.tls import ServerTls, TlsFiles
 from tao.wire.v1 import session_pb2 as pb
@@ -93,7 +93,7 @@ class Listeners:
             topology_version=topology_version,
             choose_shard=choose_shard,
             unary_handler=unary_handler,
-            credentials=None if self._tls is None else self._tls.grpc,
+            tls=None if self._tls is None else self._tls.context,
         )
         self._frames: Final = FrameServer(
             handler,
@@ -123,7 +123,7 @@ class Listeners:
         while True:
             await sleep(CERTIFICATES_SECONDS)
             if await asyncio.to_thread(tls.reread):
-                self._frames.tls = tls.context
+                self._frames.tls = self._grpc.proxy.tls = tls.context
 
     async def drain(self, grace_seconds: float) -> None:
         """Ask all peers to leave, and wait at most ``grace_seconds`` for the requests under way."""
@@ -179,6 +179,7 @@ class PauseDetector:
         """``kinds`` are the requests that are answered from what this server believes. ``look(seconds)`` checks what
         has changed; after it, whether it raised or not, the server must serve nothing that is not known to be right."""
         self._inner: Final = inner
+        self._answer_at_once: Final = inner.answer_at_once if isinstance(inner, AtOnceHandler) else None
         self._kinds: Final = kinds
         self._look: Final = look
         self._clock: Final = clock
@@ -206,6 +207,13 @@ class PauseDetector:
             self._held.append((request, reply))
         else:
             raise Unavailable("this server was paused and is checking what it has missed; try again, or another one")
+
+    def answer_at_once(self, request: bytes, peer: PeerIdentity) -> bytes | None:
+        """Have the inner handler answer a request at once, unless there was a pause: see
+        `tao.wire.session.AtOnceHandler`."""
+        if self._answer_at_once is None or self._clock.monotonic() > self._alive_until:
+            return None
+        return self._answer_at_once(request, peer)
 
     async def keep(self) -> None:
         """Advance the mark, and check for changes after a pause, until cancelled."""
@@ -247,7 +255,9 @@ Rules = Mapping[str, frozenset[str]]
 _CACHES: Final = frozenset({"follower", "leader"})
 _CACHES_AND_OPERATOR: Final = _CACHES | {"operator"}
 _WATCHER: Final = frozenset({"watcher"})
-_ASKING: Final = frozenset({CLIENT, "follower", "operator"})
+_WORKER: Final = frozenset({"worker"})
+_OPERATOR: Final = frozenset({"operator"})
+_ASKING: Final = frozenset({CLIENT, "follower", "worker", "operator"})
 """Roles that read and write at followers. A follower asks another one for what an application has called it for."""
 
 FOLLOWER_RULES: Final[Rules] = {
@@ -260,6 +270,10 @@ FOLLOWER_RULES: Final[Rules] = {
     "inspect": _CACHES_AND_OPERATOR,
     "most_read": _WATCHER,
     "invalidate": _CACHES_AND_OPERATOR,
+    "await_applied": _ASKING,
+    "inspect_journal": frozenset({"operator"}),
+    "change_journal": frozenset({"operator"}),
+    "keep_copies": frozenset({"follower"}),
 }
 
 LEADER_RULES: Final[Rules] = {
@@ -273,16 +287,24 @@ LEADER_RULES: Final[Rules] = {
     "most_read": _WATCHER,
     "invalidate": _CACHES_AND_OPERATOR,
     "settle_pairs": _CACHES_AND_OPERATOR,
-    "touch_keys": frozenset({"operator"}),
+    "touch_keys": _OPERATOR,
     "settle_edge": frozenset({"leader"}),
     "relay": frozenset({"tailer"}),
     "relay_by_reference": frozenset({"tailer"}),
     "apply": frozenset({"leader"}),
+    "scan_pairs": frozenset({"follower"}),
+    "lease_jobs": _WORKER,
+    "report_jobs": _WORKER,
+    "scan_shard": _WORKER,
+    "purge_removed": _WORKER,
+    "list_jobs": _OPERATOR,
+    "change_jobs": _OPERATOR,
+    "get_clock": _CACHES,
 }
 """The rules of a leader. ``settle_edge`` is a kind of write and is checked separately; ``probe`` and ``most_read`` are
 what observers may read and inspect (`kind_for_observer`)."""
 
-OPERATORS_CHANGES: Final = frozenset({"invalidate", "settle_pairs", "touch_keys"})
+OPERATORS_CHANGES: Final = frozenset({"invalidate", "settle_pairs", "touch_keys", "change_jobs", "change_journal"})
 """The requests by which operators change something at a cache server."""
 
 

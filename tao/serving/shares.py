@@ -6,6 +6,9 @@ the followers themselves, which fill their caches; each of them has queued its c
 bounds are wider. The requests of leaders and tailers are parts of work that has its share: they never wait, because
 work under way at two leaders could then wait for each other.
 
+Work that pauses before another attempt is set aside: a path says so by `set_aside`, a batch of misses for each of its
+misses.
+
 The access document may give a role a budget, which a follower holds its callers to.
 """
 
@@ -89,13 +92,22 @@ class ShareOfWork(Claim):
         caller may have under way; the price has no bound. ``reads_master``: see `Claim`."""
         super().__init__(caller or "", cost, terms.max_under_way, reads_master=reads_master)
         self.has_share: Final = caller is None
-        self.start: Final = start
+        self.start = start
         self.price: Final = price
         self.terms: Final = terms
         self.paid = 0.0
         """What the budget was charged for items that have not ended."""
         self.is_over_budget = False
         """Whether it was counted that the budget is spent."""
+
+    def release(self) -> None:
+        """Forget what starts its items, when nothing more is asked for or waits. That refers to this claim, and such a
+        cycle would be left to the garbage collector, which stops the loop."""
+        self.start = _start_nothing
+
+
+def _start_nothing(_items: int) -> None:
+    pass
 
 
 class WorkShares:
@@ -131,11 +143,13 @@ class WorkShares:
         )
         metrics.gauge_family(
             "shared_work_info",
-            "Costly work in units (a miss is one) that is under way and that waits, and the callers that have some.",
+            "Costly work in units (a miss is one) that is under way, that waits, and that was set aside because it is "
+            "tried again; and the callers that have some.",
             "kind",
             lambda: {
                 "under_way": self._shares.under_way,
                 "waiting": self._shares.waiting,
+                "set_aside": self._shares.set_aside,
                 "callers": self._shares.callers,
             },
         )
@@ -232,19 +246,30 @@ class WorkShares:
             work.paid -= charged
             self._spend(work.terms, cost - charged)
 
-    def end_read(self, work: ShareOfWork, size_bytes: int, *, critical: bool = False) -> None:
+    def end_read(
+        self, work: ShareOfWork, size_bytes: int, *, critical: bool = False, was_set_aside: bool = False
+    ) -> None:
         """Note that a read has ended, and the size of its answer, which says what it has cost. ``critical``: it was
         read critically, as a read is that asks for fresher data than there is here."""
         if not work.has_share:
             units = 1 + size_bytes // self.settings.bytes_per_unit
             self._correct(work, 1, units * self.settings.critical_cost if critical else units)
-            self._shares.end(work, 1, units)
+            self._shares.end(work, 1, units, was_set_aside=was_set_aside)
             self._start_waiting()
 
-    def end_write(self, work: ShareOfWork) -> None:
+    def end_write(self, work: ShareOfWork, *, was_set_aside: bool = False) -> None:
         """Note that a request that writes has ended; whatever it has done, it has cost its price."""
-        self._shares.end(work)
+        self._shares.end(work, was_set_aside=was_set_aside)
         self._start_waiting()
+
+    def put_aside(self, work: ShareOfWork) -> bool:
+        """Have an item give its place back, because it pauses before another attempt. Its `end` says so. Returns False
+        when too much is set aside: then it should fail."""
+        if not work.has_share:
+            if not self._shares.put_aside(work):
+                return False
+            self._start_waiting()
+        return True
 
     def end(self, work: ShareOfWork, items: int = 1) -> None:
         """Note that items have ended that cost nothing, and start what waited for them."""
@@ -317,6 +342,13 @@ class WorkShares:
         return handle
 
 
+def set_aside(reply: Reply) -> bool:
+    """Have a request give its place in its caller's share back, because all that is left of it pauses before another
+    attempt. Returns False when too much of the caller's work does: then the request should fail. A request without a
+    place may always pause; who sent it bounds that."""
+    return reply.put_aside() if isinstance(reply, _SharedRequest) else True
+
+
 class _SharedRequest:
     """One request that is an item of work, and the `Reply` that notices its last answer."""
 
@@ -327,6 +359,7 @@ class _SharedRequest:
         self._reply: Final = reply
         self._loop: Final = asyncio.get_running_loop()
         self._is_granted = False
+        self._is_set_aside = False
         self._has_ended = False
         self._timer: asyncio.TimerHandle | None = None
         self._until = 0.0
@@ -351,23 +384,34 @@ class _SharedRequest:
         if is_last:
             self._end()
 
+    def put_aside(self) -> bool:
+        """See `set_aside`."""
+        if not self._is_set_aside and not self._has_ended:
+            self._is_set_aside = self._shares.put_aside(self._work)
+        return self._is_set_aside or self._has_ended
+
     def begin(self) -> None:
         """Handle the request now, or when it is its turn. Raises what the path raises, `Overloaded`, and
         `DeadlineExceeded` for a request that has no time to wait."""
-        self._shares.ask(self._work, 1)
+        try:
+            self._shares.ask(self._work, 1)
+        except TaoError:
+            self._work.release()
+            raise
         if self._is_granted:
             self._run()
             return
         try:
             seconds = work_seconds(self._request.deadline_ms)
         except DeadlineExceeded:
-            self._shares.withdraw(self._work)
+            self._withdraw()
             raise
         self._until = self._loop.time() + self._request.deadline_ms / 1000
         self._timer = self._loop.call_later(seconds, self._expire)
 
     def _start(self, _: int) -> None:
         self._is_granted = True
+        self._work.release()
         if self._timer is None:  # `begin` goes on
             return
         self._timer.cancel()
@@ -391,10 +435,14 @@ class _SharedRequest:
             raise
 
     def _expire(self) -> None:
-        self._shares.withdraw(self._work)
+        self._withdraw()
         self._reply.send(failure(DeadlineExceeded(_NO_TURN)))
+
+    def _withdraw(self) -> None:
+        self._shares.withdraw(self._work)
+        self._work.release()
 
     def _end(self) -> None:
         if not self._has_ended:
             self._has_ended = True
-            self._shares.end_write(self._work)
+            self._shares.end_write(self._work, was_set_aside=self._is_set_aside)

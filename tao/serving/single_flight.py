@@ -10,6 +10,9 @@ The course of a miss, from top to bottom of this module:
 4. The fetch finishes: every waiter is answered. A waiter for which the answer is too old, or which failed because
    another waiter asked for a version that no copy has, joins another fetch.
 
+A fetch that pauses before another attempt keeps no place in the shares of its waiters' callers: each waiter gives its
+place back, or takes the error of the attempt before, where too much of its caller is tried again already.
+
 A fetch belongs to the server and not to the request that missed first, so that a caller which gives up takes nothing
 from the others. A wrong write token of one reader must not fail the reads of others: this is why a waiter that needs a
 certain version joins a fetch only for what it brings, and goes on with a fetch of its own when that is too old.
@@ -104,6 +107,11 @@ class FetchWaiter(ABC):
     def take(self, answer: Fetched | TaoError) -> None:
         """Take what was fetched, at ``minimum`` or later, or why it was not."""
 
+    @abstractmethod
+    def put_aside(self) -> bool:
+        """Give the place in a caller's share back, because the fetch pauses before another attempt. Returns False when
+        the waiter may not wait for that; it then takes the error of the attempt before."""
+
     def fetch(self, query: Query, *, alone: bool = False) -> None:
         """Have `take` called with the answer to ``query``. A prefix may come from a fetch of another length of the same
         list, unless ``alone``."""
@@ -126,6 +134,9 @@ class FetchWaiter(ABC):
             fetch = single_flight.fetch_for(self)
         except Overloaded as refused:
             self.take(refused)
+            return
+        if fetch.failure is not None and not self.put_aside():
+            self.take(fetch.failure)
             return
         self._fetches_joined += 1
         self._joined_minimum = fetch.minimum
@@ -288,8 +299,8 @@ class SingleFlight:
 class Fetch:
     """One fetch of a key, over all of its attempts, and the waiters that it will answer."""
 
-    __slots__ = ("_attempt", "_is_finished", "_single_flight", "has_begun", "key", "minimum", "query", "ticket",
-                 "waiters")  # fmt: skip
+    __slots__ = ("_attempt", "_is_finished", "_single_flight", "failure", "has_begun", "key", "minimum", "query",
+                 "ticket", "waiters")  # fmt: skip
 
     def __init__(self, single_flight: SingleFlight, key: Hashable, query: Query, minimum: int) -> None:
         self.key = key
@@ -300,6 +311,8 @@ class Fetch:
         """The fill ticket of the latest attempt."""
         self.waiters: list[FetchWaiter] = []  # may become empty when all are gone
         self.has_begun = False
+        self.failure: TaoError | None = None
+        """Why the latest attempt failed that was followed by a pause; None: there was no pause."""
         self._is_finished = False
         self._single_flight = single_flight
         self._attempt = 0
@@ -317,11 +330,24 @@ class Fetch:
                 critical=self._attempt == settings.max_refetches,
                 timeout_seconds=settings.timeout_seconds,
                 caller=None,  # what fills the cache is nobody's
+                on_pause=self._pause,
             )
         except Exception as error:
             # A bug must not leave a fetch that others join and that never finishes.
             _logger.exception("a fetch could not be started")
             self._finish(InternalError(f"{type(error).__name__} in a fetch; see the server's log"))
+
+    def _pause(self, failure: TaoError) -> bool:
+        """Put all waiters aside. Returns whether any is left to go on for."""
+        self.failure = failure
+        waiters, self.waiters = self.waiters, []
+        for waiter in waiters:
+            if waiter.put_aside():
+                self.waiters.append(waiter)
+            else:
+                self._single_flight.waiting -= 1
+                deliver(waiter.take, failure)
+        return bool(self.waiters)
 
     def _begin_again(self) -> None:
         self.ticket = self._single_flight.ticket(self.query)
@@ -331,7 +357,7 @@ class Fetch:
         single_flight = self._single_flight
         pause_seconds, last = single_flight.settings.refetch_pause_seconds, single_flight.settings.max_refetches
         if isinstance(fetched, TaoError):
-            if isinstance(fetched, Unavailable) and self._attempt == last > 0:
+            if isinstance(fetched, Unavailable) and self._attempt == last > 0 and self._pause(fetched):
                 # The master is gone, and not every server knows its successor yet: after a pause they do.
                 single_flight.call_later(pause_seconds * 2**last, self._begin_again)
                 self._attempt += 1
@@ -342,12 +368,11 @@ class Fetch:
         else:
             single_flight.refetched += 1
             attempt = self._attempt = self._attempt + 1
-            if attempt > last:
-                self._finish(
-                    StaleRead("the source keeps sending older data than is known here; try again, or read critically")
-                )
-            elif attempt == 1:
+            stale = StaleRead("the source keeps sending older data than is known here; try again, or read critically")
+            if attempt == 1 <= last:
                 self._begin_again()
+            elif attempt > last or not self._pause(stale):
+                self._finish(stale)
             else:
                 single_flight.call_later(pause_seconds * 2 ** (attempt - 2), self._begin_again)
 

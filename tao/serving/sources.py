@@ -55,17 +55,36 @@ Take = Callable[[Fetched | TaoError], None]
 """A callback that is called once, with what was fetched or with why it was not."""
 
 
+OnPause = Callable[[TaoError], bool]
+"""A callback before a pause, with the error of the attempt before it. Returns whether another attempt may follow;
+otherwise this error is the answer."""
+
+
+def always_pause(_: TaoError) -> bool:
+    """Let another attempt follow: what is fetched keeps no place in the share of any caller."""
+    return True
+
+
 class FetchSource(Protocol):
     """A place to fetch queries from: the leaders for a follower, the region's database for a leader."""
 
     def fetch(
-        self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float, caller: str | None
+        self,
+        query: Query,
+        minimum: int,
+        take: Take,
+        *,
+        critical: bool,
+        timeout_seconds: float,
+        caller: str | None,
+        on_pause: OnPause = always_pause,
     ) -> None:
         """Fetch one query at version ``minimum`` or later; queries of one tick of the loop travel together.
 
         ``critical``: read the master database, by a read that begins after this call. ``take`` is called within about
         ``timeout_seconds``, and perhaps before this method returns. ``caller``: in whose share another server should
-        do it; None: in this server's. Nothing is raised.
+        do it; None: in this server's. ``on_pause`` is called before each pause, except for the milliseconds in which a
+        row becomes visible. Nothing is raised.
         """
 
 
@@ -88,6 +107,7 @@ async def fetch_and_wait(
     critical: bool,
     timeout_seconds: float,
     caller: str | None = None,
+    on_pause: OnPause = always_pause,
 ) -> Fetched:
     """Call `FetchSource.fetch` and return the answer. Raises the `TaoError`."""
     waiter: asyncio.Future[Fetched | TaoError] = asyncio.get_running_loop().create_future()
@@ -98,6 +118,7 @@ async def fetch_and_wait(
         critical=critical,
         timeout_seconds=timeout_seconds,
         caller=caller,
+        on_pause=on_pause,
     )
     answer = await waiter
     if isinstance(answer, TaoError):
@@ -179,6 +200,14 @@ class Databases:
     def keeps_lease(self, shard: int) -> bool:
         """Return whether the shard's master takes writes only under a lease. Raises `InvalidArgument`."""
         return self._configuration.routes.database_of(shard).keeps_lease
+
+    def is_elsewhere(self, shard: int, server: str) -> bool:
+        """Return whether a database server belongs to another database than the shard. Raises `InvalidArgument`."""
+        holder = self._configuration.routes.database_of(shard)
+        return any(
+            each.server.name == server and each.database.name != holder.name
+            for each in self._configuration.routes.topology.database_servers
+        )
 
     def local_is_down(self, shard: int) -> bool:
         """Return whether the region's own server is marked down. Raises what `local` raises."""
@@ -306,7 +335,15 @@ class DatabaseSource:
         self.read_seconds: Callable[[float], None] = lambda _: None
 
     def fetch(
-        self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float, caller: str | None
+        self,
+        query: Query,
+        minimum: int,
+        take: Take,
+        *,
+        critical: bool,
+        timeout_seconds: float,
+        caller: str | None,
+        on_pause: OnPause = always_pause,
     ) -> None:
         """Read one query. ``timeout_seconds`` is the limit of each read. The answer is `StaleRead` when the database
         stays below ``minimum``. See `FetchSource`."""
@@ -486,6 +523,7 @@ class _RemoteQuery(msgspec.Struct):
     until: float
     take: Take
     caller: str | None
+    on_pause: OnPause
     attempt: int = 1
     is_answered: bool = False  # this attempt; the next one is another `_RemoteQuery`
 
@@ -516,11 +554,20 @@ class RemoteSource:
         )
 
     def fetch(
-        self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float, caller: str | None
+        self,
+        query: Query,
+        minimum: int,
+        take: Take,
+        *,
+        critical: bool,
+        timeout_seconds: float,
+        caller: str | None,
+        on_pause: OnPause = always_pause,
     ) -> None:
         """Fetch one query; all attempts together take at most ``timeout_seconds``. See
         `FetchSource`."""
-        self._ask(_RemoteQuery(query, shard_of(query), minimum, critical, self._now() + timeout_seconds, take, caller))
+        until = self._now() + timeout_seconds
+        self._ask(_RemoteQuery(query, shard_of(query), minimum, critical, until, take, caller, on_pause))
 
     def _ask(self, asked: _RemoteQuery) -> None:
         try:
@@ -580,7 +627,8 @@ class RemoteSource:
             pause_seconds = settings.first_pause_seconds * 2 ** (asked.attempt - 1)
             # Also when the leader is known to be down by now: the caller may have another source to ask.
             gone = self._gives_up(asked.shard) or now + pause_seconds >= asked.until
-            if not gone and asked.attempt < settings.max_attempts and self._budget.spend(now):
+            may_repeat = not gone and asked.attempt < settings.max_attempts
+            if may_repeat and asked.on_pause(error) and self._budget.spend(now):
                 try:
                     self._spawn(self._ask_again(asked, pause_seconds, error))
                 except TaoError as refused:
@@ -598,7 +646,7 @@ class RemoteSource:
             await asyncio.sleep(pause_seconds)
             attempt += 1
             try:
-                await self._configuration.refresh()
+                await self._configuration.refresh(asked.until - self._now())
             except Exception as error:
                 # A bug there must not leave a fetch that never finishes; the failed task is logged.
                 deliver(asked.take, InternalError(f"{type(error).__name__} in a fetch; see the server's log"))

@@ -165,8 +165,8 @@ def key_at(batch: pb.ReadBatch, sizes: OperationSizes, slot: int) -> Key:
 
 
 # By name, because reading a column that was not sent creates it.
-_ID_COLUMNS: Final = ("obj_ids", "count_id1s", "range_id1s", "time_range_id1s", "get_id1s")
-_ATYPE_COLUMNS: Final = ("count_atypes", "range_atypes", "time_range_atypes", "get_atypes")
+_ID_COLUMNS: Final = ("obj_ids", "count_id1s", "range_id1s", "time_range_id1s", "get_id1s", "exist_id1s")
+_ATYPE_COLUMNS: Final = ("count_atypes", "range_atypes", "time_range_atypes", "get_atypes", "exist_atypes")
 
 
 def _ids(batch: pb.ReadBatch, operation: int) -> Sequence[int]:

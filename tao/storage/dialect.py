@@ -39,14 +39,19 @@ class Dialect(Enum):
 
     def upsert(self, table: str, key: tuple[str, ...], values: tuple[str, ...], rows: int) -> str:
         """A multi-row upsert of ``rows`` rows, with a placeholder for each value of ``key + values``."""
-        row = f"({', '.join(['%s'] * len(key + values))})"
-        into = f"INSERT INTO {table} ({', '.join(key + values)}) VALUES {', '.join([row] * rows)}"
+        return self.upsert_rows(table, key, values, [f"({', '.join(['%s'] * len(key + values))})"] * rows)
+
+    def upsert_rows(self, table: str, key: tuple[str, ...], values: tuple[str, ...], rows: Sequence[str]) -> str:
+        """A multi-row upsert of these rows, each the text of all values of ``key + values`` in parentheses. A row that
+        is all key is inserted where it is missing."""
+        into = f"INSERT INTO {table} ({', '.join(key + values)}) VALUES {', '.join(rows)}"
+        updated = values or key[:1]  # the column of a key is the same in both rows
         if self is Dialect.MARIADB:
-            updates = ", ".join(f"{name} = VALUES({name})" for name in values)
+            updates = ", ".join(f"{name} = VALUES({name})" for name in updated)
         else:
             # VALUES() is deprecated there since 8.0.20; MariaDB has no row alias.
             into += " AS incoming"
-            updates = ", ".join(f"{name} = incoming.{name}" for name in values)
+            updates = ", ".join(f"{name} = incoming.{name}" for name in updated)
         return f"{into} ON DUPLICATE KEY UPDATE {updates}"
 
 

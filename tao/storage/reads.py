@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
@@ -25,8 +26,17 @@ from tao.model.ports import OnRead, ReadStore
 from tao.model.queries import EdgesQuery, FillRead, Query, RangeQuery, TimeRangeQuery
 from tao.model.rows import IntentRow
 from tao.storage.dialect import SessionSetup
-from tao.storage.failures import ConnectionLost
-from tao.storage.master_check import master_check, master_refusal, master_states, missing_answer
+from tao.storage.failures import ConnectionLost, TablesMissing
+from tao.storage.master_check import (
+    LEASE_LASTS,
+    TAKES_WRITES,
+    MasterState,
+    generations_there,
+    master_check,
+    master_refusal,
+    master_states,
+    missing_answer,
+)
 from tao.storage.names import EdgeTables, schema_name
 from tao.storage.pools import Pool, Pools
 from tao.storage.read_plan import COLUMNS, ReadPlan, Statement, shard_of_query
@@ -148,10 +158,12 @@ class MySqlReadStore(ReadStore):
         settings: ReadSettings | None = None,
         *,
         keeps_lease: Callable[[int], bool] = lambda _: True,
+        is_elsewhere: Callable[[int, str], bool] = lambda *_: False,
     ) -> None:
         """``local_of``, ``master_of``: shard → name of the region's server, of the master server. ``pools`` are those
         of the reader's (or leader's) account, set up with `READ_SETUP`. ``keeps_lease``: shard → whether the lease of
-        its master counts, if there is one."""
+        its master counts, if there is one. ``is_elsewhere``: shard and server → whether the server belongs to another
+        database than the shard's, which a move may take it to."""
         self._local_of = local_of
         self._master_of = master_of
         self._pools = pools
@@ -161,6 +173,7 @@ class MySqlReadStore(ReadStore):
         self.held_bytes = 0
         """Bytes of rows that the reads under way hold."""
         self._keeps_lease = keeps_lease
+        self._is_elsewhere = is_elsewhere
         self._lease_unreadable_until: dict[str, float] = {}
         self._gates: dict[int, _ShardGate] = {}  # at most one per shard
 
@@ -331,12 +344,42 @@ class MySqlReadStore(ReadStore):
             # The row of a shard is missing, or it names another master: that says nothing about the others.
             apart = job.by_shard_of(places) if plan.is_unconfirmed or plan.names_other_master else []
             if len(apart) < 2:
-                job.report_answers(server, places, plan)
+                untouched = await self._untouched_elsewhere(server, plan, job.deadline) if job.critical else ()
+                job.report_answers(server, places, plan, untouched)
                 return
         finally:
             held.release()
         for some in apart:
             await self._fetch_at_once(job, server, some)
+
+    async def _untouched_elsewhere(self, server: str, plan: ReadPlan, deadline: float) -> list[int]:
+        """Return the shards that are on their way to another database, and that nobody has written there when this
+        looks, after their rows were read here."""
+        found: list[int] = []
+        for shard, state in plan.master_states.items():
+            if not state.is_moving_away(server) or not self._is_elsewhere(shard, state.master):
+                continue
+            with suppress(TaoError):  # the read is refused then
+                if await self._is_untouched_at(state.master, shard, state, deadline):
+                    found.append(shard)
+        return found
+
+    async def _is_untouched_at(self, server: str, shard: int, state: MasterState, deadline: float) -> bool:
+        """Return whether the server, the master of another database, confirms that nobody has written the shard there.
+        Raises `TaoError`."""
+
+        async def read(session: DatabaseSession, _: bool) -> bool:
+            generations: list[int] = []
+            for statement in generations_there(shard):
+                with suppress(TablesMissing):
+                    (rows,) = await session.run(statement, deadline=deadline)
+                    generations += (int(generation) for (generation,) in rows)
+            confirmed = [*await session.run(TAKES_WRITES, deadline=deadline)]
+            with suppress(TablesMissing):  # it has never kept a lease
+                confirmed += await session.run(LEASE_LASTS, deadline=deadline)
+            return state.is_untouched(generations) and all(holds for ((holds,),) in confirmed)
+
+        return await self._ask(server, read, deadline, checked_shard=None)
 
     def _run(self, server: str, queries: Sequence[Query], job: _ReadJob, held: _HeldRows) -> Awaitable[ReadPlan]:
         async def read(session: DatabaseSession, with_lease: bool) -> ReadPlan:
@@ -446,9 +489,13 @@ class _ReadJob(NamedTuple):
             left -= rows
         return runs
 
-    def report_answers(self, server: str, places: Sequence[int], plan: ReadPlan) -> None:
+    def report_answers(self, server: str, places: Sequence[int], plan: ReadPlan, untouched: Sequence[int] = ()) -> None:
+        """Report what the plan has read. ``untouched``: shards that move and have not been written anywhere since."""
         epochs, values = plan.version_epochs, list(plan.answers())
         for shard, state in plan.master_states.items():
+            if shard in untouched:
+                epochs[shard] = state.version_epoch
+                continue
             refusal = master_refusal(server, shard, state, epochs.get(shard, 0))
             if refusal is not None:
                 self.on_read(places, refusal)

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import methodcaller
-from typing import Any, Final
+from struct import Struct
+from typing import Any, Final, Protocol, TypeVar
 
 import pymysql.err
 from pymysql.connections import TEXT_TYPES
@@ -45,6 +46,21 @@ _ERROR: Final = 0xFF
 _NULL: Final = 251
 _WIDTHS: Final = {252: 2, 253: 3, 254: 8}
 """Maps the first byte of a length to the bytes of the length proper; smaller first bytes are the length."""
+_PREPARED: Final = Struct("<xIHH")
+"""The answer to a statement that is prepared: its number, and how many columns and parameters it has."""
+
+_RowT = TypeVar("_RowT")
+
+
+class _ParseRows(Protocol[_RowT]):
+    """Parses rows as `tao.storage.rows_python.parse_rows` does."""
+
+    def __call__(
+        self, data: bytes, at: int, number: int, rows: list[_RowT], limit: int, decoders: tuple[Decoder | None, ...], /
+    ) -> tuple[int, int]: ...
+
+
+_ParseRow = Callable[[bytes, int, int, tuple[Decoder | None, ...]], _RowT]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +171,39 @@ class ResultReader:
         self._consume(place[1])
         return True
 
+    def read_prepared(self) -> int | None:
+        """Read the answer to a statement that is prepared and returns no rows. Returns the server's number for it, or
+        None when not enough has arrived."""
+        self._join()
+        before = self._number
+        place = head = self._packet(self._at)
+        statement = 0
+        if head is not None:
+            statement, _, parameters = _PREPARED.unpack_from(self._data, head[0])
+            place = self._columns_end(head[1], parameters) if parameters else head
+        if place is None:
+            self._number = before
+            return None
+        self._end(place[1], has_next=False)
+        return int(statement)
+
     def read_rows(self, rows: list[Row], limit: int) -> bool | None:
         """Append rows until there are ``limit`` of them (returns False) or the result is at its end (returns True).
         Returns None when not enough of it has arrived."""
+        return self._read(rows, limit, parse_rows, parse_row)
+
+    def read_packed(self, rows: list[bytes], limit: int) -> bool | None:
+        """Do as `read_rows`, and leave the rows as the server has packed them."""
+        return self._read(rows, limit, _packed_rows, _packed_row)
+
+    def _read(
+        self, rows: list[_RowT], limit: int, parse_all: _ParseRows[_RowT], parse_one: _ParseRow[_RowT]
+    ) -> bool | None:
         self._join()
         assert self._columns is not None
         decoders = self._columns.decoders
         data, arrived = self._data, len(self._data)
-        at, number = parse_rows(data, self._at, self._number, rows, limit, decoders)
+        at, number = parse_all(data, self._at, self._number, rows, limit, decoders)
         while len(rows) < limit:
             first = at + _HEADER_BYTES
             if first > arrived:
@@ -190,10 +231,10 @@ class ResultReader:
                     number = (number - 1) & 0xFF
                     break
                 payload, stop, number = whole
-                rows.append(parse_row(payload, 0, len(payload), decoders))
+                rows.append(parse_one(payload, 0, len(payload), decoders))
             else:
-                rows.append(parse_row(data, first, stop, decoders))
-            at, number = parse_rows(data, stop, number, rows, limit, decoders)
+                rows.append(parse_one(data, first, stop, decoders))
+            at, number = parse_all(data, stop, number, rows, limit, decoders)
         self._number = number
         self._consume(at)
         return False if len(rows) >= limit else None
@@ -309,6 +350,30 @@ class ResultReader:
         if encoding is None:
             return convert
         return _decoded(convert, encoding)
+
+
+def _packed_rows(
+    data: bytes, at: int, number: int, rows: list[bytes], limit: int, _: tuple[Decoder | None, ...]
+) -> tuple[int, int]:
+    """Do as `parse_rows`, and leave the rows as they are."""
+    arrived = len(data)
+    while len(rows) < limit:
+        first = at + _HEADER_BYTES
+        if first > arrived:
+            break
+        stop = first + (data[at] | data[at + 1] << 8 | data[at + 2] << 16)
+        if not 0 < stop - first < _WHOLE or stop > arrived:
+            break
+        if data[at + 3] != (number + 1) & 0xFF or data[first] >= _END:
+            break
+        rows.append(data[first:stop])
+        number = data[at + 3]
+        at = stop
+    return at, number
+
+
+def _packed_row(data: bytes, at: int, stop: int, _: tuple[Decoder | None, ...]) -> bytes:
+    return data[at:stop]
 
 
 def command_packets(command: int, content: bytes) -> bytes:

@@ -85,6 +85,21 @@ class ServerConnection(asyncio.Protocol):
         content = text.encode(self._driver.encoding, "surrogateescape")
         self._transport.write(command_packets(COMMAND.COM_QUERY, content))
 
+    async def prepare(self, sql: str, deadline: float) -> int:
+        """Prepare a statement that returns no rows, with a ``?`` for each value. Returns the server's number for it.
+        Raises as `head` does."""
+        self._reader.begin()
+        self._transport.write(command_packets(COMMAND.COM_STMT_PREPARE, sql.encode(self._driver.encoding)))
+        while (statement := self._reader.read_prepared()) is None:
+            await self._more(deadline)
+        return statement
+
+    async def execute(self, content: bytes, deadline: float) -> None:
+        """Execute a prepared statement with what follows the command in its packet. Raises as `head` does."""
+        self._reader.begin()
+        self._transport.write(command_packets(COMMAND.COM_STMT_EXECUTE, content))
+        await self.head(deadline)
+
     async def results(self, results: list[list[Row]], deadline: float) -> None:
         """Append the rows of each result of the answer, to its end; the waiting task is woken once. Raises as `head`
         does, with the results that were complete before in ``results``."""
@@ -126,6 +141,14 @@ class ServerConnection(asyncio.Protocol):
         `head` does."""
         while True:
             is_at_end = self._reader.read_rows(rows, limit)
+            if is_at_end is not None:
+                return is_at_end
+            await self._more(deadline)
+
+    async def packed_rows(self, rows: list[bytes], limit: int, deadline: float) -> bool:
+        """Do as `rows`, and leave the rows as the server has packed them."""
+        while True:
+            is_at_end = self._reader.read_packed(rows, limit)
             if is_at_end is not None:
                 return is_at_end
             await self._more(deadline)

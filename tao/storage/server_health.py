@@ -123,8 +123,9 @@ class ServerHealth:
         now = self._loop.time()
         silent_seconds = now - self._heard_at
         if silent_seconds >= self._settings.silence_seconds:
+            was_down = self._detector.is_down
             self._detector.suspect(now, f"no statement was answered for {silent_seconds:.1f} s")
-            self._follow(was_down=False)
+            self._follow(was_down)
         self._look_timer = self._loop.call_later(self._settings.silence_seconds, self._look)
 
     def _follow(self, was_down: bool) -> None:

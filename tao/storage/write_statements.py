@@ -1,5 +1,6 @@
 # ruff: noqa: S608 - schema and table names come from tao.storage.names, values are bound
-"""The statements of a write transaction, as pure functions from rows to SQL with bound values.
+"""The statements of a write transaction, as pure functions from rows to SQL with bound values. Keys are numbers, and
+stand in the text.
 
 The number of round trips decides the rate. All locking reads of a transaction are one packet of two UNIONs, whatever
 the number of shards and tables (a result costs the client 100 µs before its first row), and all writes are one packet.
@@ -8,14 +9,29 @@ the number of shards and tables (a result costs the client 100 µs before its fi
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from tao.model.changes import sort_edges
+from tao.model.edge_states import EdgeRegisters, NodeState
 from tao.model.errors import InternalError
 from tao.model.graph import Edge, EdgeKey, ListKey
 from tao.model.ids import SHARD_SHIFT
-from tao.model.rows import ExistingRows, IntentKey, IntentRow, ListRow, ObjectRow, RowChanges, ShardRow, WriteKeys
+from tao.model.jobs import JobQuery, JobRow, JobState, PausedKind
+from tao.model.rows import (
+    EdgePage,
+    ExistingRows,
+    IntentKey,
+    IntentRow,
+    ListRow,
+    ObjectRow,
+    OldestEdges,
+    RowChanges,
+    ShardRow,
+    StateRows,
+    WriteKeys,
+)
+from tao.schema.types import STATES_TABLE
 from tao.storage.dialect import Dialect
 from tao.storage.names import EdgeTables, schema_name
 from tao.storage.result_packets import Row
@@ -26,12 +42,32 @@ _EDGE: Final = 2
 _INTENT: Final = 3
 _RECOUNT: Final = 4
 _RESERVED_TIME: Final = 5
+_STATE_EDGE: Final = 6
+_JOB: Final = 7
+_PAUSED_JOBS: Final = 8
+_NODE: Final = 9
+"""Kinds of the rows of `lock_rows`."""
 
 _PACKET_DATA_BYTES: Final = 4 << 20
 """Bytes of data in one packet: escaped, they may double, and MariaDB accepts no packet above 16 MB."""
 _ROW_BYTES: Final = 100
 """Bytes that a row takes in text beside its data."""
+REGISTERS_AND_DATA: Final = "CONCAT_WS(',', own_state, state_us, payload_us, id2_state, id2_state_us, data)"
+_REGISTER_COLUMNS: Final = ("own_state", "state_us", "payload_us", "id2_state", "id2_state_us", "changed_unix_s")
+_JOB_TEXTS: Final = ("kind", "worker", "progress", "error", "body")
+_JOB_NUMBERS: Final = (
+    *("priority", "state", "due_unix_ms", "attempts", "leases", "edges", "created_unix_ms", "repeat_seconds"),
+)
+_JOB_LENGTHS: Final = ", ".join(f"LENGTH({name})" for name in _JOB_TEXTS)
+_JOB_COLUMNS: Final = f"CONCAT_WS(',', {', '.join(_JOB_NUMBERS)}, {_JOB_LENGTHS}, CONCAT({', '.join(_JOB_TEXTS)}))"
+"""A row of ``jobs`` without its id: its numbers and the lengths of its texts, then the texts, which may hold commas."""
+_LISTED_JOB_COLUMNS: Final = _JOB_COLUMNS.replace("LENGTH(body)", "0").replace(", body)", ")")
+"""The same with an empty body: up to 64 KiB of each job, of which many are listed."""
 _SHARD_COLUMNS: Final = "master_server, version_epoch, owner, generation"
+
+
+_Tables = defaultdict[tuple[str, tuple[str, ...], tuple[str, ...]], list[tuple[object, ...]]]
+"""Rows by table, columns of the key, and other columns."""
 
 
 class StatementText:
@@ -47,6 +83,12 @@ class StatementText:
     def add(self, sql: str, *values: object) -> None:
         self.parts.append(sql)
         self.values.extend(values)
+
+
+def _set(numbers: Sequence[int]) -> str:
+    """Return numbers as SQL's set. They stand in the text unbound: what is not a number is refused here, and to bind
+    one costs more than all else about its row."""
+    return f"({numbers[0]:d})" if len(numbers) == 1 else f"({','.join([f'{each:d}' for each in numbers])})"
 
 
 def lock_shards(shards: Sequence[int]) -> StatementText:
@@ -115,11 +157,16 @@ def lock_rows(keys: WriteKeys, edge_tables: EdgeTables) -> StatementText:
     for object_id in sorted(keys.objects):
         objects[object_id >> SHARD_SHIFT].append(object_id)
     edges: dict[int, dict[str, dict[ListKey, list[int]]]] = defaultdict(dict)
+    of_edges: dict[ListKey, list[int]] = {}
     for edge in sorted(keys.edges):
-        by_list = edges[edge.id1 >> SHARD_SHIFT].setdefault(edge_tables(edge.atype), defaultdict(list))
-        by_list[ListKey(edge.id1, edge.atype)].append(edge.id2)
+        key = ListKey(edge.id1, edge.atype)
+        id2s = of_edges.get(key)
+        if id2s is None:
+            id2s = of_edges[key] = []
+            edges[edge.id1 >> SHARD_SHIFT].setdefault(edge_tables(edge.atype), {})[key] = id2s
+        id2s.append(edge.id2)
     lists: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for key in sorted(keys.lists | keys.recounts | {ListKey(edge.id1, edge.atype) for edge in keys.edges}):
+    for key in sorted(keys.lists | keys.recounts | of_edges.keys()):
         lists[key.id1 >> SHARD_SHIFT][key.id1].append(key.atype)
     recounts: dict[int, dict[str, dict[int, list[int]]]] = defaultdict(dict)
     for key in sorted(keys.recounts):
@@ -128,8 +175,11 @@ def lock_rows(keys: WriteKeys, edge_tables: EdgeTables) -> StatementText:
     intents: dict[int, list[IntentKey]] = defaultdict(list)
     for pair in sorted(keys.intents):
         intents[pair.low_id >> SHARD_SHIFT].append(pair)
+    nodes: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for node in sorted(keys.nodes):
+        nodes[node.id1 >> SHARD_SHIFT][node.id1].append(node.atype)
     text = StatementText()
-    for shard in sorted(objects.keys() | edges.keys() | lists.keys() | intents.keys()):
+    for shard in sorted(objects.keys() | edges.keys() | lists.keys() | intents.keys() | nodes.keys()):
         schema = schema_name(shard)
         if shard in objects:
             text.add(
@@ -138,46 +188,93 @@ def lock_rows(keys: WriteKeys, edge_tables: EdgeTables) -> StatementText:
                 objects[shard],
             )
         if shard in lists:
-            where = StatementText()
-            for id1, atypes in lists[shard].items():
-                where.add("(id1 = %s AND atype IN %s)", id1, atypes)
+            wanted = [f"(id1 = {id1:d} AND atype IN {_set(atypes)})" for id1, atypes in lists[shard].items()]
             text.add(
                 f"(SELECT {_LIST}, id1, atype, count, version, NULL FROM {schema}.assoc_lists FORCE INDEX (PRIMARY) "
-                f"WHERE {' OR '.join(where.parts)} FOR UPDATE)",
-                *where.values,
+                f"WHERE {' OR '.join(wanted)} FOR UPDATE)"
             )
+        if shard in nodes:
+            _lock_nodes(text, schema, nodes[shard])
         for table, by_list in sorted(edges.get(shard, {}).items()):
-            where = StatementText()
-            for key, id2s in by_list.items():
-                where.add("(id1 = %s AND atype = %s AND id2 IN %s)", key.id1, key.atype, id2s)
-            text.add(
-                f"(SELECT {_EDGE}, id1, atype, id2, time, data FROM {schema}.{table} FORCE INDEX (PRIMARY) "
-                f"WHERE {' OR '.join(where.parts)} FOR UPDATE)",
-                *where.values,
-            )
+            _lock_edges(text, f"{schema}.{table}", by_list)
         for table, recounted in sorted(recounts.get(shard, {}).items()):
-            where = StatementText()
-            for id1, atypes in recounted.items():
-                where.add("(id1 = %s AND atype IN %s)", id1, atypes)
+            wanted = [f"(id1 = {id1:d} AND atype IN {_set(atypes)})" for id1, atypes in recounted.items()]
             # A locking count: a plain one would miss rows that another transaction has written and not committed yet,
             # or count too early. It is cast, because COUNT is signed, and a UNION of signed and unsigned makes decimals
             # of the whole column, also for other rows.
             text.add(
                 f"(SELECT {_RECOUNT}, id1, atype, CAST(COUNT(*) AS UNSIGNED), MAX(version), NULL FROM {schema}.{table} "
-                f"FORCE INDEX (PRIMARY) WHERE {' OR '.join(where.parts)} GROUP BY id1, atype LOCK IN SHARE MODE)",
-                *where.values,
+                f"FORCE INDEX (PRIMARY) WHERE {' OR '.join(wanted)} GROUP BY id1, atype LOCK IN SHARE MODE)"
             )
         if shard in intents:
-            where = StatementText()
-            for pair in intents[shard]:
-                where.add("(low_id = %s AND high_id = %s)", pair.low_id, pair.high_id)
+            wanted = [f"(low_id = {pair.low_id:d} AND high_id = {pair.high_id:d})" for pair in intents[shard]]
             text.add(
                 f"(SELECT {_INTENT}, low_id, high_id, token, created_unix_ms, atypes FROM {schema}.inverse_intents "
-                f"FORCE INDEX (PRIMARY) WHERE {' OR '.join(where.parts)} FOR UPDATE)",
-                *where.values,
+                f"FORCE INDEX (PRIMARY) WHERE {' OR '.join(wanted)} FOR UPDATE)"
             )
     _lock_reserved_times(text, keys.reserved_times)
+    if keys.jobs or keys.paused_jobs:
+        _lock_jobs(text, keys)
     return text
+
+
+def _lock_nodes(text: StatementText, schema: str, nodes: Mapping[int, Sequence[int]]) -> None:
+    """Add the statement that reads the states of nodes. They are locked in share mode: a popular node is read by the
+    writes of all its edges. A first state of a node has no row to be locked, and waits for such writes in its leader,
+    which has the lists of the node's edges written by one transaction at a time."""
+    ids: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for node_id, atypes in nodes.items():
+        ids[tuple(atypes)].append(node_id)
+    where = StatementText()
+    for of_types, node_ids in ids.items():
+        where.add("(id IN %s AND atype IN %s)", node_ids, of_types)
+    text.add(
+        f"(SELECT {_NODE} AS kind, id AS a, atype AS b, state AS c, state_us AS d, NULL AS e FROM {schema}.node_states "
+        f"FORCE INDEX (PRIMARY) WHERE {' OR '.join(where.parts)} LOCK IN SHARE MODE)",
+        *where.values,
+    )
+
+
+def lock_page_rows(page: EdgePage, edge_tables: EdgeTables) -> StatementText:
+    """Return the statement that locks and reads the rows of a page of edges with states: one UNION."""
+    text = StatementText()
+    for atype in page.atypes:
+        text.add(
+            f"(SELECT id1, atype, id2, time, {REGISTERS_AND_DATA} FROM "
+            f"{schema_name(page.id1 >> SHARD_SHIFT)}.{edge_tables(atype)} FORCE INDEX (PRIMARY) "
+            "WHERE id1 = %s AND atype = %s AND id2 > %s ORDER BY id2 LIMIT %s FOR UPDATE)",
+            *(page.id1, atype, page.after, page.limit),
+        )
+    return text
+
+
+def page_rows(rows: Iterable[Row]) -> StateRows:
+    """Make the rows of a page from the rows of `lock_page_rows`."""
+    registers = {EdgeKey(*row[:3]): edge_registers(row[3], row[4]) for row in rows}
+    return StateRows({key: Edge(key.id2, each.time, each.data) for key, each in registers.items()}, registers)
+
+
+def _lock_edges(text: StatementText, table: str, by_list: Mapping[ListKey, Sequence[int]]) -> None:
+    has_registers = table.endswith(f".{STATES_TABLE}")
+    if has_registers:
+        # The same edges are looked for in the lists of all states.
+        atypes: dict[tuple[int, tuple[int, ...]], list[int]] = defaultdict(list)
+        for key, id2s in by_list.items():
+            atypes[key.id1, tuple(id2s)].append(key.atype)
+        wanted = [
+            f"(id1 = {id1:d} AND atype IN {_set(of_states)} AND id2 IN {_set(id2s)})"
+            for (id1, id2s), of_states in atypes.items()
+        ]
+    else:
+        wanted = [
+            f"(id1 = {key.id1:d} AND atype = {key.atype:d} AND id2 IN {_set(id2s)})" for key, id2s in by_list.items()
+        ]
+    # All rows of a UNION have as many columns, so registers and data are one text.
+    kind, data = (_STATE_EDGE, REGISTERS_AND_DATA) if has_registers else (_EDGE, "data")
+    text.add(
+        f"(SELECT {kind}, id1, atype, id2, time, {data} FROM {table} FORCE INDEX (PRIMARY) "
+        f"WHERE {' OR '.join(wanted)} FOR UPDATE)"
+    )
 
 
 def _lock_reserved_times(text: StatementText, shards: Iterable[int]) -> None:
@@ -188,6 +285,93 @@ def _lock_reserved_times(text: StatementText, shards: Iterable[int]) -> None:
             f"CAST(0 AS UNSIGNED) AS c, CAST(0 AS UNSIGNED) AS d, NULL AS e FROM {schema_name(shard)}.reserved_ids "
             "WHERE only_row = 1 FOR UPDATE)"
         )
+
+
+def _lock_jobs(text: StatementText, keys: WriteKeys) -> None:
+    by_shard: dict[int, list[int]] = defaultdict(list)
+    for job_id in sorted(keys.jobs):
+        by_shard[job_id >> SHARD_SHIFT].append(job_id)
+    for shard, job_ids in by_shard.items():
+        text.add(
+            f"(SELECT {_JOB} AS kind, id AS a, id AS b, id AS c, id AS d, {_JOB_COLUMNS} AS e "
+            f"FROM {schema_name(shard)}.jobs FORCE INDEX (PRIMARY) WHERE id IN %s FOR UPDATE)",
+            job_ids,
+        )
+    kinds: dict[int, list[bytes]] = defaultdict(list)
+    for key in sorted(keys.paused_jobs):
+        kinds[key.shard].append(key.kind.encode())
+    for shard, names in kinds.items():
+        zero = "CAST(0 AS UNSIGNED)"
+        text.add(
+            f"(SELECT {_PAUSED_JOBS} AS kind, CAST({shard:d} AS UNSIGNED) AS a, {zero} AS b, {zero} AS c, {zero} AS d, "
+            f"kind AS e FROM {schema_name(shard)}.paused_jobs WHERE kind IN %s FOR UPDATE)",
+            names,
+        )
+
+
+def job_row(job_id: int, columns: bytes) -> JobRow:
+    """Make the row of a job from its id and the column `_JOB_COLUMNS`."""
+    *numbers, texts = columns.split(b",", len(_JOB_NUMBERS) + len(_JOB_TEXTS))
+    values = list(map(int, numbers))
+    priority, state, due_unix_ms, attempts, leases, edges, created_unix_ms, repeat_seconds = values[: len(_JOB_NUMBERS)]
+    parts: list[bytes] = []
+    at = 0
+    for length in values[len(_JOB_NUMBERS) :]:
+        parts.append(texts[at : at + length])
+        at += length
+    kind, worker, cursor, error, body = parts
+    return JobRow(
+        *(job_id, kind.decode(), priority, state, due_unix_ms, attempts, leases, worker.decode(), body, cursor, edges),
+        *(error.decode(errors="replace"), created_unix_ms, repeat_seconds),
+    )
+
+
+def read_jobs(shards: Iterable[int], query: JobQuery) -> StatementText:
+    """Return the statement that reads jobs of each shard without bodies or locks, the first to be done first: one
+    UNION."""
+    text = StatementText()
+    for shard in shards:
+        schema = schema_name(shard)
+        where = StatementText()
+        where.add("TRUE")
+        for column, wanted in (("state", query.states), ("priority", query.priorities)):
+            if wanted:
+                where.add(f"{column} IN %s", wanted)
+        if query.due_by_unix_ms:
+            where.add("due_unix_ms <= %s", query.due_by_unix_ms)
+        if query.kinds:
+            where.add("kind IN %s", [kind.encode() for kind in query.kinds])
+        if query.is_failing:
+            where.add("attempts > 0 AND worker = ''")
+        if query.is_running:
+            where.add(f"kind NOT IN (SELECT kind FROM {schema}.paused_jobs)")
+        text.add(
+            f"(SELECT id, {_LISTED_JOB_COLUMNS} FROM {schema}.jobs WHERE {' AND '.join(where.parts)} "
+            "ORDER BY state, priority, due_unix_ms LIMIT %s)",
+            *where.values,
+            query.limit,
+        )
+    return text
+
+
+def count_jobs(shards: Iterable[int]) -> StatementText:
+    """Return the statement that counts the jobs of each shard that wait or are parked: one UNION."""
+    text = StatementText()
+    for shard in shards:
+        text.add(
+            "(SELECT state, worker <> '' AS is_leased, attempts > 0 AS is_failing, COUNT(*) "
+            f"FROM {schema_name(shard)}.jobs WHERE state IN %s GROUP BY state, is_leased, is_failing)",
+            (JobState.WAITING.value, JobState.PARKED.value),
+        )
+    return text
+
+
+def read_paused_jobs(shards: Iterable[int]) -> StatementText:
+    """Return the statement that reads the paused kinds of jobs of each shard: one UNION."""
+    text = StatementText()
+    for shard in shards:
+        text.add(f"(SELECT {shard:d}, kind FROM {schema_name(shard)}.paused_jobs)")
+    return text
 
 
 def shard_row(row: Row) -> ShardRow:
@@ -210,9 +394,51 @@ def existing_rows(rows: Iterable[Row]) -> ExistingRows:
             existing.recounted[ListKey(a, b)] = ListRow(c, d)
         elif kind == _RESERVED_TIME:
             existing.reserved_times[a] = b
+        elif kind == _NODE:
+            existing.nodes[ListKey(a, b)] = NodeState(d, c)
+        elif kind == _STATE_EDGE:
+            registers = existing.registers[EdgeKey(a, b, c)] = edge_registers(d, e)
+            existing.edges[EdgeKey(a, b, c)] = Edge(c, d, registers.data)
+        elif kind == _JOB:
+            existing.jobs[a] = job_row(a, e)
+        elif kind == _PAUSED_JOBS:
+            existing.paused_jobs.add(PausedKind(a, e.decode()))
         else:
             existing.intents[IntentKey(a, b)] = intent_row((a, b, e, c, d))
     return existing
+
+
+def lock_oldest_edges(lists: Mapping[ListKey, int], edge_tables: EdgeTables) -> StatementText:
+    """Return the statement that locks and reads so many of the oldest edges of each list, oldest first: one UNION. The
+    index that lists are read by is forced, since it is the one that ends after the first rows."""
+    text = StatementText()
+    for key, limit in sorted(lists.items()):
+        table = f"{schema_name(key.id1 >> SHARD_SHIFT)}.{edge_tables(key.atype)}"
+        text.add(
+            f"(SELECT id1, atype, id2, time, data FROM {table} FORCE INDEX (by_time) WHERE id1 = %s AND atype = %s "
+            "ORDER BY time, id2 LIMIT %s FOR UPDATE)",
+            key.id1,
+            key.atype,
+            limit,
+        )
+    return text
+
+
+def oldest_edges(rows: Iterable[Row], lists: Mapping[ListKey, int]) -> dict[ListKey, OldestEdges]:
+    """Make the oldest edges of each list from the rows of `lock_oldest_edges`."""
+    found: dict[ListKey, list[Edge]] = {key: [] for key in lists}
+    for id1, atype, id2, time, data in rows:
+        found[ListKey(id1, atype)].append(Edge(id2, time, data))
+    # The order within a part of a UNION is not promised.
+    return {
+        key: OldestEdges(tuple(reversed(sort_edges(edges))), len(edges) < lists[key]) for key, edges in found.items()
+    }
+
+
+def edge_registers(time: int, registers_and_data: bytes) -> EdgeRegisters:
+    """Make the registers of an edge from its time and the column `REGISTERS_AND_DATA`."""
+    own_state, state_us, payload_us, id2_state, id2_us, data = registers_and_data.split(b",", 5)
+    return EdgeRegisters(int(own_state), int(state_us), int(payload_us), time, data, int(id2_state), int(id2_us))
 
 
 def intent_row(row: Row) -> IntentRow:
@@ -226,59 +452,132 @@ def write_rows(changes: RowChanges, edge_tables: EdgeTables, dialect: Dialect) -
     """Return the statements that write ``changes``, as packets: the parts of each are to be joined by semicolons.
     Upserts cannot span shards. Raises `InternalError` for an edge put without its list, whose version would be unknown.
     """
-    tables: dict[tuple[str, tuple[str, ...], tuple[str, ...]], list[tuple[object, ...]]] = defaultdict(list)
+    tables: _Tables = defaultdict(list)
     for row in changes.put_objects:
         tables[
             f"{schema_name(row.id >> SHARD_SHIFT)}.objects", ("id",), ("otype", "version", "deleted", "data")
         ].append((row.id, row.otype, row.version, int(row.deleted), row.data))
-    for edge_key, edge in changes.put_edges.items():
-        of_list = changes.put_lists.get(ListKey(edge_key.id1, edge_key.atype))
-        if of_list is None:
-            raise InternalError(f"edge {edge_key} is written, but not the version of its list")
-        table = f"{schema_name(edge_key.id1 >> SHARD_SHIFT)}.{edge_tables(edge_key.atype)}"
-        tables[table, ("id1", "atype", "id2"), ("time", "version", "data")].append(
-            (edge_key.id1, edge_key.atype, edge_key.id2, edge.time, of_list.version, edge.data)
-        )
-    for key, of_list in changes.put_lists.items():
-        tables[f"{schema_name(key.id1 >> SHARD_SHIFT)}.assoc_lists", ("id1", "atype"), ("count", "version")].append(
-            (key.id1, key.atype, of_list.count, of_list.version)
-        )
+    _add_edges(tables, changes, edge_tables)
+    _add_lists(tables, changes)
     for intent in changes.put_intents:
         table = f"{schema_name(intent.low_id >> SHARD_SHIFT)}.inverse_intents"
         tables[table, ("low_id", "high_id"), ("atypes", "token", "created_unix_ms")].append(
             (intent.low_id, intent.high_id, ",".join(map(str, intent.atypes)), intent.token, intent.created_unix_ms)
         )
+    _add_nodes(tables, changes)
     for shard, reserved_unix_ms in changes.put_reserved_times.items():
         tables[f"{schema_name(shard)}.reserved_ids", ("only_row",), ("reserved_unix_ms",)].append((1, reserved_unix_ms))
+    for job in changes.put_jobs.values():
+        tables[f"{schema_name(job.id >> SHARD_SHIFT)}.jobs", ("id",), (*_JOB_NUMBERS, *_JOB_TEXTS)].append(
+            (
+                *(job.id, job.priority, job.state, job.due_unix_ms, job.attempts, job.leases, job.edges),
+                *(job.created_unix_ms, job.repeat_seconds, job.kind.encode(), job.worker.encode(), job.cursor),
+                *(job.error.encode(), job.body),
+            )
+        )
     packets = [StatementText()]
     _delete_edges(packets[0], changes.delete_edges, edge_tables)
     for (table, columns, values), rows in sorted(tables.items()):
         rows.sort()
-        for some, data_bytes in _split(rows):
-            if packets[-1].data_bytes + data_bytes > _PACKET_DATA_BYTES:
+        for some in _split(rows):
+            if packets[-1].data_bytes + some.data_bytes > _PACKET_DATA_BYTES:
                 packets.append(StatementText())
-            packets[-1].data_bytes += data_bytes
-            # Each value has its own placeholder: the driver marks bytes as binary only outside of sequences.
-            packets[-1].add(dialect.upsert(table, columns, values, len(some)), *chain.from_iterable(some))
+            packets[-1].data_bytes += some.data_bytes
+            packets[-1].add(dialect.upsert_rows(table, columns, values, some.parts), *some.values)
     for pair in sorted(changes.delete_intents):
         packets[-1].add(
             f"DELETE FROM {schema_name(pair.low_id >> SHARD_SHIFT)}.inverse_intents WHERE low_id = %s AND high_id = %s",
             pair.low_id,
             pair.high_id,
         )
+    for job_id in sorted(changes.delete_jobs):
+        packets[-1].add(f"DELETE FROM {schema_name(job_id >> SHARD_SHIFT)}.jobs WHERE id = %s", job_id)
+    for of_kind, paused in sorted(changes.put_paused_jobs.items()):
+        how = "INSERT IGNORE INTO {} (kind) VALUES (%s)" if paused else "DELETE FROM {} WHERE kind = %s"
+        packets[-1].add(how.format(f"{schema_name(of_kind.shard)}.paused_jobs"), of_kind.kind.encode())
     return [packet for packet in packets if packet.parts]
 
 
-def _split(rows: Sequence[tuple[object, ...]]) -> Iterator[tuple[Sequence[tuple[object, ...]], int]]:
-    """Yield runs of rows with at most `_PACKET_DATA_BYTES` of data, or of one row, and the bytes of each run."""
-    start, data_bytes = 0, 0
-    for at, row in enumerate(rows):
-        size = _ROW_BYTES + sum([len(value) for value in row if type(value) is bytes])
-        if at > start and data_bytes + size > _PACKET_DATA_BYTES:
-            yield rows[start:at], data_bytes
-            start, data_bytes = at, 0
-        data_bytes += size
-    yield rows[start:], data_bytes
+def _add_edges(tables: _Tables, changes: RowChanges, edge_tables: EdgeTables) -> None:
+    # Found by numbers, because to make and to hash names for each row takes as long as its text.
+    edges_of: dict[tuple[int, int], list[tuple[object, ...]]] = {}
+    for edge_key, edge in changes.put_edges.items():
+        id1, atype = edge_key.id1, edge_key.atype
+        of_list = changes.put_lists.get(ListKey(id1, atype))
+        if of_list is None:
+            raise InternalError(f"edge {edge_key} is written, but not the version of its list")
+        cells = (id1, atype, edge_key.id2, edge.time, of_list.version, edge.data)
+        registers = changes.put_registers.get(edge_key)
+        if registers is None:
+            rows = edges_of.get((id1 >> SHARD_SHIFT, atype))
+            if rows is None:
+                table = f"{schema_name(id1 >> SHARD_SHIFT)}.{edge_tables(atype)}"
+                rows = tables[table, ("id1", "atype", "id2"), ("time", "version", "data")]
+                edges_of[id1 >> SHARD_SHIFT, atype] = rows
+            rows.append(cells)
+        else:
+            table = f"{schema_name(id1 >> SHARD_SHIFT)}.{edge_tables(atype)}"
+            written = ("time", "version", "data", *_REGISTER_COLUMNS)
+            tables[table, ("id1", "atype", "id2"), written].append((*cells, *_register_values(registers, changes)))
+    for edge_key, registers in changes.put_registers.items():
+        if edge_key not in changes.put_edges:
+            # The row exists and is locked. What an upsert would insert, it leaves alone.
+            table = f"{schema_name(edge_key.id1 >> SHARD_SHIFT)}.{edge_tables(edge_key.atype)}"
+            cells = (edge_key.id1, edge_key.atype, edge_key.id2, registers.time, 0, registers.data)
+            kept = ("id1", "atype", "id2", "time", "version", "data")
+            tables[table, kept, _REGISTER_COLUMNS].append((*cells, *_register_values(registers, changes)))
+
+
+def _add_lists(tables: _Tables, changes: RowChanges) -> None:
+    lists_of: dict[int, list[tuple[object, ...]]] = {}
+    for key, of_list in changes.put_lists.items():
+        rows = lists_of.get(key.id1 >> SHARD_SHIFT)
+        if rows is None:
+            table = f"{schema_name(key.id1 >> SHARD_SHIFT)}.assoc_lists"
+            rows = lists_of[key.id1 >> SHARD_SHIFT] = tables[table, ("id1", "atype"), ("count", "version")]
+        rows.append((key.id1, key.atype, of_list.count, of_list.version))
+
+
+def _add_nodes(tables: _Tables, changes: RowChanges) -> None:
+    for node, state in changes.put_nodes.items():
+        table = f"{schema_name(node.id1 >> SHARD_SHIFT)}.node_states"
+        cells = (node.id1, node.atype, state.state, state.state_us)
+        tables[table, ("id", "atype"), ("state", "state_us")].append(cells)
+
+
+def _register_values(registers: EdgeRegisters, changes: RowChanges) -> tuple[int, ...]:
+    """Return the values of `_REGISTER_COLUMNS`."""
+    states = registers.own_state, registers.state_us, registers.payload_us
+    return *states, registers.id2_state, registers.id2_state_us, changes.changed_unix_s
+
+
+def _split(rows: Iterable[tuple[object, ...]]) -> Iterator[StatementText]:
+    """Yield runs of rows with at most `_PACKET_DATA_BYTES` of data, or of one row: each row is a part of the text."""
+    run = StatementText()
+    for row in rows:
+        text, bound = _row_text(row)
+        size = _ROW_BYTES + sum([len(value) for value in bound if type(value) is bytes])
+        if run.parts and run.data_bytes + size > _PACKET_DATA_BYTES:
+            yield run
+            run = StatementText()
+        run.data_bytes += size
+        run.parts.append(text)
+        run.values += bound
+    yield run
+
+
+def _row_text(row: tuple[object, ...]) -> tuple[str, list[object]]:
+    """Return a row as text, and the values of its placeholders: all but numbers. Each has its own, because the driver
+    marks bytes as binary only outside of sequences."""
+    cells: list[str] = []
+    bound: list[object] = []
+    for value in row:
+        if type(value) is int:
+            cells.append(str(value))
+        else:
+            cells.append("%s")
+            bound.append(value)
+    return f"({', '.join(cells)})", bound
 
 
 def _delete_edges(text: StatementText, keys: Iterable[EdgeKey], edge_tables: EdgeTables) -> None:

@@ -10,14 +10,25 @@ locked.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Final, Self
 
 from tao.model.errors import InternalError, MasterReadOnly, OutcomeUnknown, ShardBlocked, TaoError, Unavailable
+from tao.model.graph import ListKey
 from tao.model.ids import SHARD_SHIFT
-from tao.model.rows import ExistingRows, IntentRow, RowChanges, ShardRow, WriteKeys
+from tao.model.jobs import JobCount, JobQuery, JobRow, PausedKind
+from tao.model.rows import (
+    EdgePage,
+    ExistingRows,
+    IntentRow,
+    OldestEdges,
+    RowChanges,
+    ShardRow,
+    StateRows,
+    WriteKeys,
+)
 from tao.storage.dialect import SEMI_SYNC_STATUS, SessionSetup, semi_sync_state
 from tao.storage.disk_space import DiskSpace
 from tao.storage.failures import ConnectionLost
@@ -27,11 +38,19 @@ from tao.storage.result_packets import Row
 from tao.storage.session import DatabaseSession
 from tao.storage.write_statements import (
     StatementText,
+    count_jobs,
     existing_rows,
     intent_row,
+    job_row,
+    lock_oldest_edges,
+    lock_page_rows,
     lock_rows,
     lock_shards,
     lock_shards_for_takeover,
+    oldest_edges,
+    page_rows,
+    read_jobs,
+    read_paused_jobs,
     read_shards,
     shard_row,
     write_owners,
@@ -98,7 +117,40 @@ class MySqlTransaction:
                 return await self._lock(shards, keys)
         except ShardBlocked as error:
             await self._roll_back()
-            raise ShardBlocked(error.message, await self._find_blocked(shards, keys)) from error
+            blocked = await self._find_blocked(
+                shards, lambda shard: (lock_shards([shard]), lock_rows(_keys_of(shard, keys), self._edge_tables))
+            )
+            raise ShardBlocked(error.message, blocked) from error
+
+    async def lock_oldest(self, lists: Mapping[ListKey, int]) -> dict[ListKey, OldestEdges]:
+        """See the port."""
+        rows = await self._lock_more(
+            lock_oldest_edges(lists, self._edge_tables),
+            sorted({key.id1 >> SHARD_SHIFT for key in lists}),
+            lambda shard: (lock_oldest_edges(_lists_of(shard, lists), self._edge_tables),),
+        )
+        return oldest_edges(rows, lists)
+
+    async def lock_page(self, page: EdgePage) -> StateRows:
+        """See the port."""
+        text = lock_page_rows(page, self._edge_tables)
+        return page_rows(await self._lock_more(text, [page.id1 >> SHARD_SHIFT], lambda _: (text,)))
+
+    async def _lock_more(
+        self, text: StatementText, shards: Sequence[int], locks_of: Callable[[int], Sequence[StatementText]]
+    ) -> list[Row]:
+        session = self._opened()
+        sql = session.dialect.locking(_UNION.join(text.parts), LOCK_WAIT_MILLISECONDS)
+        try:
+            with self._pool.space.locking():
+                (rows,) = await session.run(sql, text.values, deadline=self._deadline)
+        except ShardBlocked as error:
+            await self._roll_back()
+            raise ShardBlocked(error.message, await self._find_blocked(shards, locks_of)) from error
+        except TaoError:
+            await self._roll_back()
+            raise
+        return rows
 
     async def apply(self, rows: RowChanges) -> None:
         """See the port. Nothing is committed when it raises. `commit` sends the last packet, usually the only one,
@@ -164,7 +216,7 @@ class MySqlTransaction:
         shard_rows = {row.shard: row for row in map(shard_row, results[0] if locks.parts else ())}
         return shard_rows, existing_rows(results[-1] if reads.parts else ())
 
-    async def _find_blocked(self, shards: Sequence[int], keys: WriteKeys) -> int:
+    async def _find_blocked(self, shards: Sequence[int], locks_of: Callable[[int], Sequence[StatementText]]) -> int:
         """Return the first shard whose locks are not free now, or -1 when all are."""
         if len(shards) == 1:
             return shards[0]
@@ -172,8 +224,7 @@ class MySqlTransaction:
             session = self._session
             if session is None or not session.is_open:
                 return -1
-            texts = lock_shards([shard]), lock_rows(_keys_of(shard, keys), self._edge_tables)
-            sql, values = _begin(session, texts, PROBE_MILLISECONDS)
+            sql, values = _begin(session, locks_of(shard), PROBE_MILLISECONDS)
             self._is_open = True
             try:
                 await session.run(sql, values, deadline=self._deadline)
@@ -345,6 +396,30 @@ class MySqlWriteStore:
             found.extend(map(intent_row, await self._read(server, text, timeout_seconds)))
         return sorted(found, key=lambda intent: intent.created_unix_ms)[:limit]
 
+    async def read_jobs(self, shards: Sequence[int], query: JobQuery, *, timeout_seconds: float) -> list[JobRow]:
+        """See the port."""
+        found: list[JobRow] = []
+        for server, some in self._chunks(shards):
+            for job_id, columns in await self._read(server, read_jobs(some, query), timeout_seconds):
+                found.append(job_row(job_id, columns))
+        return found
+
+    async def count_jobs(self, shards: Sequence[int], *, timeout_seconds: float) -> list[JobCount]:
+        """See the port."""
+        found: list[JobCount] = []
+        for server, some in self._chunks(shards):
+            for state, is_leased, is_failing, jobs in await self._read(server, count_jobs(some), timeout_seconds):
+                found.append(JobCount(state, bool(is_leased), bool(is_failing), jobs))
+        return found
+
+    async def paused_jobs(self, shards: Sequence[int], *, timeout_seconds: float) -> list[PausedKind]:
+        """See the port."""
+        found: list[PausedKind] = []
+        for server, some in self._chunks(shards):
+            for shard, kind in await self._read(server, read_paused_jobs(some), timeout_seconds):
+                found.append(PausedKind(int(shard), kind.decode()))
+        return found
+
     async def _read(self, server: str, text: StatementText, timeout_seconds: float) -> list[Row]:
         """One UNION; committed at once, so that the pooled session keeps no snapshot."""
         deadline = asyncio.get_running_loop().time() + timeout_seconds
@@ -398,4 +473,11 @@ def _keys_of(shard: int, keys: WriteKeys) -> WriteKeys:
         {pair for pair in keys.intents if pair.low_id >> SHARD_SHIFT == shard},
         {key for key in keys.recounts if key.id1 >> SHARD_SHIFT == shard},
         keys.reserved_times & {shard},
+        {key for key in keys.nodes if key.id1 >> SHARD_SHIFT == shard},
+        {job_id for job_id in keys.jobs if job_id >> SHARD_SHIFT == shard},
+        {key for key in keys.paused_jobs if key.shard == shard},
     )
+
+
+def _lists_of(shard: int, lists: Mapping[ListKey, int]) -> dict[ListKey, int]:
+    return {key: limit for key, limit in lists.items() if key.id1 >> SHARD_SHIFT == shard}

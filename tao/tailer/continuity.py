@@ -18,7 +18,7 @@ successor.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Final
 
@@ -97,8 +97,8 @@ class Continuity:
             known = self._shard(shard, source, number)
             if shard in parts:
                 before = spans[parts[shard]]
-                spans[parts[shard]] = Span(shard, source, before.after, number - 1)
-                spans.append(Span(shard, source, number - 1, number))
+                spans[parts[shard]] = Span(shard, source, before.after, number - 1, more=True, within=before.within)
+                spans.append(Span(shard, source, number - 1, number, within=True))
             else:
                 spans.append(Span(shard, source, known.queued, number))
             parts[shard] = len(spans) - 1
@@ -164,6 +164,35 @@ class Continuity:
             self._shards[span.shard] = _Shard(span.source, span.number, span.number, span.number)
         else:
             known.since = known.acknowledged
+
+
+class SpansAgain:
+    """The spans of the parts that are sent again, for shards that want what a span of theirs covers.
+
+    Only the empty part that comes last covers the last transaction, since nobody knows which part of it is the last."""
+
+    def __init__(self, wanted: Mapping[int, Span]) -> None:
+        """``wanted``: by shard, all of one source."""
+        self._wanted: Final = wanted
+        self._reached: Final = {shard: span.after for shard, span in wanted.items()}
+        self._begun: Final[set[int]] = set()  # shards that have had a part
+
+    def of_part(self, shard: int, number: int) -> Span | None:
+        """Return the span of the shard's next part, which is of transaction ``number``; None: nobody wants it."""
+        wanted = self._wanted.get(shard)
+        if wanted is None or not wanted.after < number <= wanted.number:
+            return None
+        reached, self._reached[shard] = self._reached[shard], number - 1
+        is_first = shard not in self._begun
+        self._begun.add(shard)
+        return Span(shard, wanted.source, reached, number - 1, more=True, within=not is_first)
+
+    def ends(self) -> list[Span]:
+        """Return the spans of the last parts, which are empty."""
+        return [
+            Span(shard, wanted.source, self._reached[shard], wanted.number, within=shard in self._begun)
+            for shard, wanted in self._wanted.items()
+        ]
 
 
 class Rewind:
@@ -250,7 +279,7 @@ class Rewind:
         self, batches: AsyncIterable[Sequence[BinlogTransaction]], source: str, spans: dict[int, Span], until: int
     ) -> list[tuple[Content, int, Span]]:
         """Return all parts of the spans, or raise `NotReadAgain`: a fraction of them is of no use."""
-        reached = {shard: span.after for shard, span in spans.items()}
+        again = SpansAgain(spans)
         parts: list[tuple[Content, int, Span]] = []
         room_bytes = self._settings.max_bytes
         transactions = 0
@@ -266,22 +295,17 @@ class Rewind:
                 self.transactions += 1
                 number = position[1]
                 for shard, content, size in self._contents_of(transaction):
-                    if shard in spans and reached[shard] < number <= spans[shard].number:
+                    span = again.of_part(shard, number)
+                    if span is not None:
                         room_bytes -= size
-                        # The empty part that is appended last for each shard covers the rest of the wanted span.
-                        span = Span(shard, source, reached[shard], number - 1, more=True)
                         parts.append((_resendable(content), size, span))
-                        reached[shard] = number - 1
                 if room_bytes < 0 or transactions > self._settings.max_transactions:
                     raise NotReadAgain(
                         f"more than {self._settings.max_transactions} transactions (max_transactions) or "
                         f"{self._settings.max_bytes} bytes (max_bytes) to read again"
                     )
                 if number >= until:
-                    return parts + [
-                        (ShardMessages(shard, 0, ()), 0, Span(shard, source, reached[shard], span.number))
-                        for shard, span in spans.items()
-                    ]
+                    return parts + [(ShardMessages(span.shard, 0, ()), 0, span) for span in again.ends()]
         raise NotReadAgain("the binlog ended")
 
 

@@ -213,22 +213,29 @@ def decoded_parts(part: Part, translated: Translated, settings: OutboxSettings) 
     contents = list(contents_of(translated, settings)) or [nothing]
     span = part.span
     before = span.number - 1
+    last = len(contents) - 1
     parts: list[Part] = []
     for place, (shard, content, size) in enumerate(contents):
-        after = span.after if place == 0 else before
-        number = span.number if place == len(contents) - 1 else before
-        parts.append(Part(part.receipt, shard, content, size, Span(shard, span.source, after, number)))
+        of_content = Span(
+            shard,
+            span.source,
+            before if place else span.after,
+            span.number if place == last else before,
+            more=span.more or place < last,
+            within=span.within or place > 0,
+        )
+        parts.append(Part(part.receipt, shard, content, size, of_content))
     return parts
 
 
 def _add_span(spans: list[Span], span: Span) -> None:
     """Append a span, joining it with the last one if it follows."""
-    if spans and spans[-1].source == span.source and spans[-1].after <= span.after <= spans[-1].number:
-        before = spans[-1]
-        last = span if span.number >= before.number else before
-        spans[-1] = Span(span.shard, span.source, before.after, last.number, last.more)
-    else:
+    before = spans[-1] if spans else None
+    if before is None or before.source != span.source or not before.after <= span.after <= before.number:
         spans.append(span)
+        return
+    last = span if span.number >= before.number else before
+    spans[-1] = Span(span.shard, span.source, before.after, last.number, last.more, before.within)
 
 
 def _runs(of_shard: ShardMessages, settings: OutboxSettings) -> Iterator[tuple[ShardMessages, int]]:

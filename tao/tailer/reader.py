@@ -194,6 +194,55 @@ class TransactionQueue:
             self.stopped.set()
 
 
+_READ_BYTES: Final = 128 << 10
+"""Bytes that are read at once: a dozen transactions of a leader's batches."""
+
+
+class ReadAhead:
+    """Reads an open connection of pymysql in large pieces.
+
+    The driver sets a timeout twice for each packet, and reads 8 KB at a time. Each of these system calls also lets the
+    event loop's thread have the interpreter, which may keep it for milliseconds."""
+
+    def __init__(self, connection: Any) -> None:
+        """Three private parts of the connection are used; the tests of the reader fail without them. The driver may
+        have nothing buffered."""
+        self._connection: Final = connection
+        self._data = b""
+        self._at = 0
+
+    def read(self, count: int) -> bytes:
+        """Return the next ``count`` bytes, in place of the driver's ``_read_bytes``.
+
+        Raises `pymysql.err.OperationalError` when the connection is lost, or sends nothing in its ``read_timeout``."""
+        end = self._at + count
+        if end > len(self._data):
+            self._fill(count)
+            end = count
+        data = self._data[self._at : end]
+        self._at = end
+        return data
+
+    def _fill(self, count: int) -> None:
+        """Begin the data with the unread rest, and read until ``count`` bytes are there."""
+        connection = self._connection
+        pieces = [self._data[self._at :]]
+        self._data, self._at = b"", 0
+        missing = count - len(pieces[0])
+        try:
+            connection._sock.settimeout(connection._read_timeout)
+            while missing > 0:
+                piece = connection._sock.recv(_READ_BYTES)
+                if not piece:
+                    raise ConnectionResetError("the server closed it")
+                pieces.append(piece)
+                missing -= len(piece)
+        except OSError as error:
+            connection._force_close()
+            raise pymysql.err.OperationalError(CR.CR_SERVER_LOST, f"the connection is lost: {error}") from error
+        self._data = b"".join(pieces)
+
+
 _NOTHING_YET: Final = "00000000-0000-0000-0000-000000000000:1"
 """A transaction that no server has: with an empty set the library would begin by file name instead."""
 
@@ -224,6 +273,7 @@ class BinlogReader:
         self._transactions: Final = Transactions(settings.max_transaction_bytes)
         self._queue: TransactionQueue | None = None
         self._moved = BinlogMoved("the binlog of another server must be read now")
+        self._heard_at = 0.0  # monotonic time of the last event
         self.connected = False
         """True while the stream is open, as far as is known."""
         self.connections = 0
@@ -334,8 +384,10 @@ class BinlogReader:
             # The stream has one connection for events and one for queries: a third would be the library's reconnection.
             if len(opened) == 2:
                 raise pymysql.err.OperationalError(CR.CR_SERVER_LOST, "the connection broke while reading the binlog")
-            opened.append(BinlogConnection(**settings))
-            return opened[-1]
+            connection: Any = BinlogConnection(**settings)
+            connection._read_bytes = ReadAhead(connection).read
+            opened.append(connection)
+            return connection
 
         mariadb = self._dialect is Dialect.MARIADB
         return BinLogStreamReader(
@@ -359,13 +411,13 @@ class BinlogReader:
         stream = self._open_stream(account, reached, opened)
         self._transactions.restart()
         self.connections += 1
-        heard_at = time.monotonic()
+        self._heard_at = time.monotonic()
         try:
             while not queue.stopped.is_set():
                 try:
                     event = stream.fetchone()
                 except (pymysql.err.MySQLError, OSError):
-                    if time.monotonic() - heard_at >= self._settings.silence_seconds:
+                    if time.monotonic() - self._heard_at >= self._settings.silence_seconds:
                         self.silences += 1
                         self._log.error("binlog_silent", seconds=self._settings.silence_seconds)
                     raise
@@ -376,12 +428,12 @@ class BinlogReader:
                     self._log.error("binlog_event_undecodable", error=repr(error), position=str(reached))
                     self._transactions.undecodable()
                     continue
-                heard_at = time.monotonic()
+                self._heard_at = time.monotonic()
                 self.connected = True
                 if event is None:
                     raise pymysql.err.OperationalError(CR.CR_SERVER_LOST, "the server ended the binlog stream")
                 if isinstance(event, FormatDescriptionEvent):
-                    self._leave_rows(stream)
+                    self._take_packets(stream, queue.stopped)
                 self._forget_tables(stream, event)
                 transaction = self._transactions.take(event)
                 if transaction is not None and not self._pass_on(transaction, reached, queue):
@@ -390,19 +442,26 @@ class BinlogReader:
             for connection in opened:
                 connection._force_close()  # without COM_QUIT: the server is in the middle of a packet stream
 
-    def _leave_rows(self, stream: Any) -> None:
-        """Have packets of row events pass the library by, as long as they are left undecoded. A leader never has the
-        messages of MySQL's transactions, because their commits report no GTID."""
-        if self._dialect is not Dialect.MARIADB:
-            return
-        connection, decoder, leave = stream._stream_connection, RowDecoder(stream), self._transactions.leave
+    def _take_packets(self, stream: Any, stopped: threading.Event) -> None:
+        """Have packets of row events pass the library by, until ``stopped``.
+
+        On MySQL they are all decoded: a leader never has the messages of MySQL's transactions, because their commits
+        report no GTID."""
+        transactions = self._transactions
+        transactions.leaders_name_gtids = self._dialect is Dialect.MARIADB
+        connection, decoder, take = stream._stream_connection, RowDecoder(stream), transactions.take_packet
         read = partial(type(connection)._read_packet, connection)
 
         def read_packet() -> Any:
-            packet = read()
-            while leave(packet.get_all_data(), stream.table_map, decoder):
+            while True:
                 packet = read()
-            return packet
+                self._heard_at = time.monotonic()
+                # The library asks for the next one by itself after events of other schemas. And when the wait for this
+                # thread was given up, another one assembles its transactions already.
+                if stopped.is_set():
+                    raise pymysql.err.InterfaceError("the reader has to stop")
+                if not take(packet.get_all_data(), stream.table_map, decoder):
+                    return packet
 
         connection._read_packet = read_packet
 

@@ -42,6 +42,7 @@ from tao.planning.row_events import (
 )
 from tao.storage.names import shard_of_schema
 from tao.tailer.binlog import BinlogTransaction, UndecodedRows
+from tao.tailer.row_images import ROW_EVENTS, PacketRows
 
 _SHARD_NAME: Final = re.compile(r"\btao_[0-9]{5}\b")
 _COMMENT: Final = re.compile(r"^(\s|/\*M?!\d*|/\*.*?\*/|--[^\n]*\n|#[^\n]*\n)+", re.DOTALL)
@@ -116,13 +117,6 @@ _MAX_UNDECODED_BYTES: Final = 1 << 20
 _GRAPH_TABLES: Final = frozenset({OBJECTS_TABLE, LISTS_TABLE, EDGES_TABLE})
 _TABLE_ID: Final = slice(20, 26)
 """Where a packet has the number of a table: after the byte OK, the header of 19 bytes."""
-_ROWS: Final = frozenset(
-    {
-        *(BINLOG.WRITE_ROWS_EVENT_V1, BINLOG.UPDATE_ROWS_EVENT_V1, BINLOG.DELETE_ROWS_EVENT_V1),
-        *(BINLOG.WRITE_ROWS_EVENT_V2, BINLOG.UPDATE_ROWS_EVENT_V2, BINLOG.DELETE_ROWS_EVENT_V2),
-    }
-)
-"""The types of the row events that may be left undecoded."""
 _STANDALONE: Final = 1
 """Flag of a MariaDB GTID event: its group is one statement without a commit event."""
 _IGNORABLE: Final = 0x80
@@ -148,10 +142,24 @@ class RowDecoder:
         self._version: Final = stream.mysql_version
         self._use_checksum: Final = stream._BinLogStreamReader__use_checksum
         self._header_lengths: Final = stream._BinLogStreamReader__post_header_lengths
+        self._packets: Final = PacketRows(use_checksum=self._use_checksum, header_lengths=self._header_lengths)
+
+    def knows(self, data: bytes, table: Any) -> bool:
+        """Return whether `rows` needs no library. ``table``: the library's definition of the table."""
+        return self._packets.columns(data, table) is not None
+
+    def rows(self, shard: int, data: bytes, table: Any) -> list[RowEvent] | None:
+        """Return the rows in a packet; None when they cannot be read."""
+        columns = self._packets.columns(data, table)
+        try:
+            if columns is None:
+                return decoded_rows(shard, self.event(data, table))
+            return self._packets.events(shard, data, table.table, columns)
+        except Exception:  # noqa: BLE001 - as in `decoded_rows`
+            return None
 
     def event(self, data: bytes, table: Any) -> Event:
-        """Return the event in a packet. ``table``: the library's definition of its table. Raises what the library
-        does."""
+        """Return the event in a packet, as the library reads it. Raises what the library does."""
         return BinLogPacketWrapper(
             MysqlPacket(data, "utf8"),
             {table.table_id: table},
@@ -183,10 +191,7 @@ class _LeftRows(NamedTuple):
 
     def decoded(self) -> list[RowEvent] | None:
         """Return the rows; None when they cannot be read."""
-        try:
-            return decoded_rows(self.shard, self.decoder.event(self.data, self.table))
-        except Exception:  # noqa: BLE001 - as in `decoded_rows`
-            return None
+        return self.decoder.rows(self.shard, self.data, self.table)
 
 
 class Transactions:
@@ -199,6 +204,8 @@ class Transactions:
         self._shards: Final[dict[str, int | None]] = {}
         self.leaves_undecoded = False
         """Leave rows undecoded where possible. Any thread may set it."""
+        self.leaders_name_gtids = True
+        """Whether leaders know the GTIDs of their commits to this server, by which they find their messages."""
         self._begin("", 0, explicit=False)
         self.unknown_events = 0
         """Events of an unknown type, or that could not be decoded."""
@@ -257,7 +264,7 @@ class Transactions:
         self._explicit = explicit
         self._events: list[RowEvent] = []
         self._undecoded: list[_LeftRows] = []
-        self._must_decode = not (gtid and self.leaves_undecoded)
+        self._must_decode = not (gtid and self.leaves_undecoded and self.leaders_name_gtids)
         self._invalid: set[int] = set()
         self._all_invalid = False
         self._overflowed = False
@@ -309,6 +316,7 @@ class Transactions:
                 return None if self._explicit else self._end()
 
     def _rows(self, event: Event) -> None:
+        """Take the rows of an event that the library has read."""
         shard = self._shard_of(event.schema)
         if shard is None:
             return
@@ -321,20 +329,24 @@ class Transactions:
             return
         self._add(shard, decoded_rows(shard, event), event.event_size)
 
-    def leave(self, data: bytes, tables: Mapping[int, Any], decoder: RowDecoder) -> bool:
-        """Take an event undecoded, if that is possible. Returns False for an event that the library has to read.
+    def take_packet(self, data: bytes, tables: Mapping[int, Any], decoder: RowDecoder) -> bool:
+        """Take an event from its packet, if possible. Returns False for an event that the library has to read.
 
-        ``data``: the packet. ``tables``: the library's definitions by number; it has to read those that it lacks."""
-        if self._must_decode or len(data) < _TABLE_ID.stop or data[0]:
+        ``tables``: the library's definitions by number; it has to read those that it lacks."""
+        if len(data) < _TABLE_ID.stop or data[0]:
             return False
         kind = data[5]
-        if kind not in _ROWS:
+        if kind not in ROW_EVENTS:
             return kind == BINLOG.TABLE_MAP_EVENT and int.from_bytes(data[_TABLE_ID], "little") in tables
         table = tables.get(int.from_bytes(data[_TABLE_ID], "little"))
-        if table is None:
+        shard = None if table is None else self._shard_of(table.schema)
+        if table is None or shard is None:
             return False
-        shard = self._shard_of(table.schema)
-        if shard is None:
+        return self._leave(shard, data, table, decoder) or self._decode(shard, data, table, decoder)
+
+    def _leave(self, shard: int, data: bytes, table: Any, decoder: RowDecoder) -> bool:
+        """Keep the rows of an event undecoded. Returns False when they have to be decoded at once."""
+        if self._must_decode:
             return False
         name: str = table.table
         if name in HOUSEKEEPING_TABLES:
@@ -346,6 +358,17 @@ class Transactions:
         self._undecoded.append(left)
         if self._bytes > _MAX_UNDECODED_BYTES:
             self._decode_all()
+        return True
+
+    def _decode(self, shard: int, data: bytes, table: Any, decoder: RowDecoder) -> bool:
+        """Decode the rows of an event. Returns False when the library has to."""
+        if not decoder.knows(data, table):
+            return False
+        self._decode_all()
+        if self._overflowed:
+            self._invalid.add(shard)
+        else:
+            self._add(shard, decoder.rows(shard, data, table), len(data))
         return True
 
     def _decode_all(self) -> None:

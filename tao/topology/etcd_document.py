@@ -165,7 +165,7 @@ class EtcdDocument(WatchedDocument[Document, Failure]):
         except self.failure:
             raise
         except TaoError as error:
-            raise self.failure(f"{self._place}: cannot be read: {error.message}") from error
+            raise self.failure(f"the {self.what} cannot be read: {error.message}") from error
         if known is not None and document.version < known.version:
             raise self.failure(f"{self._place}: its version {document.version} is below {known.version}; {self.advice}")
         if known is not None and document.version == known.version and document != known:
@@ -211,7 +211,7 @@ class EtcdDocument(WatchedDocument[Document, Failure]):
 
     def _report_any(self, error: TaoError) -> None:
         if not isinstance(error, self.failure):
-            error = self.failure(f"{self._place}: cannot be read: {error.message}")
+            error = self.failure(f"the {self.what} cannot be read: {error.message}")
         self._report(error)
 
 
@@ -259,7 +259,7 @@ class EtcdSchema:
         except SchemaError:
             raise
         except TaoError as error:
-            raise SchemaError(f"{self._place}: cannot be read: {error.message}") from error
+            raise SchemaError(f"the schema cannot be read: {error.message}") from error
         return load_schema(self._text, self._place)
 
     async def watch(self, on_change: Callable[[str, str], object]) -> None:

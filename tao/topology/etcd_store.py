@@ -84,7 +84,7 @@ class EtcdTopology(EtcdDocument[Topology, TopologyError]):
             return await self._change(expected_version, stored)
         except EtcdUnavailable as error:
             raise TopologyError(
-                f"{self._place}: it is not known whether version {stored.version} was stored: {error.message}"
+                f"it is not known whether topology {stored.version} was stored: {error.message}"
             ) from error
 
     async def replace(self, expected_version: int, document: Topology) -> Topology:
@@ -97,7 +97,7 @@ class EtcdTopology(EtcdDocument[Topology, TopologyError]):
             return await self._replace(expected_version, document)
         except EtcdUnavailable as error:
             raise TopologyError(
-                f"{self._place}: it is not known whether version {document.version} was stored: {error.message}"
+                f"it is not known whether topology {document.version} was stored: {error.message}"
             ) from error
 
     async def _change(self, expected_version: int, wanted: Topology) -> Topology:

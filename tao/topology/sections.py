@@ -30,10 +30,11 @@ from tao.model.topology import Database, Region, Tier, Topology
 from tao.topology.document import parse_topology
 
 HEAD: Final = "head"
+"""The section that every change rewrites."""
+
 _OF_SERVERS: Final = ("servers", "standbys")
 """The fields of a database that map a region to a server. Those without any are left out: programs of an earlier
 version refuse fields that they do not know."""
-"""The section that every change rewrites."""
 
 _SHARDS_OF_BLOCK: Final = 256
 _encode = msgspec.json.Encoder(order="sorted").encode

@@ -21,6 +21,8 @@ from tao.wire.v1 import session_pb2 as pb
 _logger = logging.getLogger(__name__)
 
 _NO_TICK = -1
+_WRITING_KINDS = frozenset({"write", "keep_copies"})
+"""Kinds of requests whose outcome is unknown when they are sent and not answered."""
 
 
 class NumberedSession(ABC):
@@ -68,9 +70,17 @@ class NumberedSession(ABC):
             self._loop.call_soon(self._settle, failure(refusal), number)
             return number
         tick = _NO_TICK if endless else self._wheel.add(number, timeout_seconds)
-        self._pending[number] = (on_answer, tick, kind == "write", self._loop.time())
+        self._pending[number] = (on_answer, tick, kind in _WRITING_KINDS, self._loop.time())
         self._transmit(message)
         return number
+
+    def hold(self) -> None:
+        """See `Session.hold`."""
+        return
+
+    def flush(self) -> None:
+        """See `Session.flush`."""
+        return
 
     def forget(self, number: int) -> None:
         """See `Session.forget`."""

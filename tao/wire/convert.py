@@ -6,8 +6,10 @@ malformed. Values (objects, counts, edge blocks) are not converted: they travel 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
+
+import msgspec
 
 from tao.model.changes import (
     GoneEdge,
@@ -20,19 +22,37 @@ from tao.model.changes import (
     ShardMessages,
 )
 from tao.model.delivery import Delivery, Position, ShardDelivery, Span
+from tao.model.edge_states import UNSET_NODE, EdgeRegisters, NodeState, State
 from tao.model.errors import InvalidArgument, NotMine, ProtocolError, TaoError, error_from_reason
-from tao.model.graph import Edge
+from tao.model.graph import EXISTS, EXISTS_NOT, Edge
 from tao.model.ids import SHARD_SHIFT
+from tao.model.jobs import JobRow, NewJob
+from tao.model.queries import PairPage
 from tao.model.relay import Reference, Relay, Relayed, Touch
 from tao.model.tokens import PendingInverse, WriteToken
 from tao.model.writes import (
+    AddJob,
+    AnnounceIntent,
     AssocAdd,
     AssocChangeType,
     AssocDelete,
+    AssocMerge,
+    CancelJob,
     ForgetIntent,
+    ForgetJob,
+    LeaseJob,
+    NodeSetState,
     ObjAdd,
     ObjDelete,
     ObjUpdate,
+    PauseJobs,
+    PlacedPage,
+    PlaceEdges,
+    PurgeEdge,
+    ReadJob,
+    ReadState,
+    ReportJob,
+    ResumeJob,
     SettleEdge,
     TouchKeys,
     Write,
@@ -110,15 +130,21 @@ def message_from_pb(message: pb.Message, shard: int) -> Message:
 def _write_list_change(change: ListChange, to: pb.ListChange) -> None:
     to.id1, to.atype, to.count = change.id1, change.atype, change.count
     to.before, to.after = change.before, change.after
+    # Appended one by one: most changes are of one edge, and a list for each column would take twice as long.
     if change.gone:
-        to.gone_id2s.extend([edge.id2 for edge in change.gone])
-        to.gone_times.extend([edge.time for edge in change.gone])
+        id2s, times = to.gone_id2s, to.gone_times
+        for gone in change.gone:
+            id2s.append(gone.id2)
+            times.append(gone.time)
     if change.put:
-        to.put_id2s.extend([edge.id2 for edge in change.put])
-        to.put_times.extend([edge.time for edge in change.put])
-        data = [edge.data for edge in change.put]
-        if any(data):
-            to.put_data.extend(data)
+        id2s, times = to.put_id2s, to.put_times
+        has_data = False
+        for edge in change.put:
+            id2s.append(edge.id2)
+            times.append(edge.time)
+            has_data = has_data or edge.data != b""
+        if has_data:
+            to.put_data.extend([edge.data for edge in change.put])
 
 
 def _list_change_from_pb(change: pb.ListChange) -> ListChange:
@@ -162,6 +188,26 @@ def shard_messages_from_pb(messages: pb.ShardMessages) -> ShardMessages:
     return ShardMessages(shard, messages.version_epoch, converted)
 
 
+def fresh_messages_from_pb(messages: pb.ShardMessages, is_applied: Callable[[int, int, int], bool]) -> ShardMessages:
+    """Convert the messages of one shard, without the changes of which ``is_applied(key, atype, after)`` is true
+    (``atype`` 0: an object): to look at three fields costs a third of a conversion. Raises `ProtocolError` when a
+    converted message is malformed."""
+    shard = messages.shard
+    fresh: list[Message] = []
+    for message in messages.messages:
+        kind = message.WhichOneof("kind")
+        if kind == "list_change":
+            listed = message.list_change
+            if is_applied(listed.id1, listed.atype, listed.after):
+                continue
+        elif kind == "object_change":
+            changed = message.object_change
+            if is_applied(changed.id, 0, changed.after):
+                continue
+        fresh.append(message_from_pb(message, shard))
+    return ShardMessages(shard, messages.version_epoch, tuple(fresh))
+
+
 # ---- deliveries ------------------------------------------------------------------------------------------------
 
 
@@ -192,12 +238,19 @@ def position_from_pb(position: pb.Position) -> Position:
 
 def span_to_pb(span: Span) -> pb.Span:
     """Convert a span of a shard's history."""
-    return pb.Span(shard=span.shard, source=span.source, after=span.after, number=span.number, more=span.more)
+    return pb.Span(
+        shard=span.shard,
+        source=span.source,
+        after=span.after,
+        number=span.number,
+        more=span.more,
+        within=span.within,
+    )
 
 
 def span_from_pb(span: pb.Span) -> Span:
     """Convert a span of a shard's history."""
-    return Span(span.shard, span.source, span.after, span.number, span.more)
+    return Span(span.shard, span.source, span.after, span.number, span.more, span.within)
 
 
 def delivery_to_pb(delivery: Delivery) -> pb.Delivery:
@@ -318,8 +371,8 @@ def relayed_from_pb(relayed: pb.Relayed) -> Relayed:
 
 
 def write_to_pb(write: Write) -> pb.Write:
-    """Convert a write on its way to a leader. `ForgetIntent` and `TouchKeys` are internal to a leader and never
-    travel."""
+    """Convert a write on its way to a leader. `AnnounceIntent`, `ForgetIntent` and `TouchKeys` are internal to a
+    leader and never travel."""
     match write:
         case ObjAdd():
             return pb.Write(obj_add=pb.ObjAdd(id=write.id, otype=write.otype, data=write.data))
@@ -335,13 +388,45 @@ def write_to_pb(write: Write) -> pb.Write:
         case AssocChangeType():
             move = pb.AssocChangeType(id1=write.id1, atype=write.atype, id2=write.id2, new_atype=write.new_atype)
             return pb.Write(assoc_change_type=move)
+        case AssocMerge():
+            return pb.Write(assoc_merge=pb.AssocMerge(**msgspec.structs.asdict(write)))
+        case ReadState():
+            return pb.Write(read_state=pb.ReadState(id1=write.id1, atype=write.atype, id2=write.id2))
+        case NodeSetState(id=node, atypes=atypes, state=state, state_us=state_us):
+            return pb.Write(node_set_state=pb.NodeSetState(id=node, atypes=atypes, state=state, state_us=state_us))
+        case PlaceEdges():
+            return pb.Write(place_edges=pb.PlaceEdges(**msgspec.structs.asdict(write)))
         case SettleEdge():
             settle = pb.SettleEdge(
-                id1=write.id1, atype=write.atype, id2=write.id2, present=write.present, time=write.time, data=write.data
+                id1=write.id1,
+                atype=write.atype,
+                id2=write.id2,
+                present=write.present,
+                time=write.time,
+                data=write.data,
+                if_room=write.if_room,
+                registers=None if write.registers is None else _registers_to_pb(write.registers),
             )
             return pb.Write(settle_edge=settle)
-        case ForgetIntent():
-            raise TypeError("ForgetIntent is planned by the leader that holds the intent and is not sent")
+        case AddJob(job=job):
+            return pb.Write(
+                add_job=pb.AddJob(
+                    id=0 if write.allocated else job.id,
+                    shard=job.id >> SHARD_SHIFT if write.allocated else 0,
+                    kind=job.kind,
+                    priority=job.priority,
+                    body=job.body,
+                    repeat_seconds=job.repeat_seconds,
+                )
+            )
+        case ReadJob():
+            return pb.Write(read_job=pb.ReadJob(id=write.id))
+        case CancelJob():
+            return pb.Write(cancel_job=pb.CancelJob(id=write.id))
+        case LeaseJob() | ReportJob() | ResumeJob() | ForgetJob() | PauseJobs() | PurgeEdge():
+            raise TypeError(f"{type(write).__name__} is planned by the leader of the shard and is not sent")
+        case AnnounceIntent() | ForgetIntent():
+            raise TypeError(f"{type(write).__name__} is planned by the leader that holds the intent and is not sent")
         case TouchKeys():
             raise TypeError("TouchKeys is planned by the leader of the shard and is not sent")
 
@@ -370,9 +455,81 @@ def write_from_pb(write: pb.Write) -> Write:
             return AssocChangeType(move.id1, move.atype, move.id2, move.new_atype)
         case "settle_edge":
             settle = write.settle_edge
-            return SettleEdge(settle.id1, settle.atype, settle.id2, settle.present, settle.time, settle.data)
+            registers = registers_from_pb(settle.registers) if settle.HasField("registers") else None
+            ends = (settle.id1, settle.atype, settle.id2)
+            return SettleEdge(*ends, settle.present, settle.time, settle.data, settle.if_room, registers)
+        case "assoc_merge":
+            merge = write.assoc_merge
+            return AssocMerge(
+                merge.id1,
+                merge.atype,
+                merge.id2,
+                merge.state,
+                merge.state_us,
+                merge.has_payload,
+                merge.payload_us,
+                merge.time,
+                merge.data,
+            )
+        case "read_state":
+            return ReadState(write.read_state.id1, write.read_state.atype, write.read_state.id2)
+        case "node_set_state":
+            node = write.node_set_state
+            return NodeSetState(node.id, tuple(sorted(set(node.atypes))), node.state, node.state_us)
+        case "place_edges":
+            page = write.place_edges
+            return PlaceEdges(page.id1, page.atype, page.after, page.limit, page.near_only, tuple(page.far_groups))
+        case "add_job":
+            new = write.add_job
+            job = NewJob(new.id or new.shard << SHARD_SHIFT, new.kind, new.priority, new.body, new.repeat_seconds)
+            return AddJob(job, allocated=new.id == 0)
+        case "read_job":
+            return ReadJob(write.read_job.id)
+        case "cancel_job":
+            return CancelJob(write.cancel_job.id)
         case _:
             raise ProtocolError("a write is of a kind that this version does not know")
+
+
+def job_to_pb(row: JobRow) -> pb.Job:
+    """Convert the row of a job."""
+    return pb.Job(**msgspec.structs.asdict(row))
+
+
+def job_from_pb(job: pb.Job) -> JobRow:
+    """Convert the row of a job."""
+    return JobRow(*(getattr(job, name) for name in JobRow.__struct_fields__))
+
+
+def _registers_to_pb(registers: EdgeRegisters) -> pb.EdgeRegisters:
+    return pb.EdgeRegisters(**msgspec.structs.asdict(registers))
+
+
+def registers_from_pb(registers: pb.EdgeRegisters) -> EdgeRegisters:
+    """Convert the registers of an edge. Raises `ProtocolError` for a state unknown here."""
+    highest = max(registers.own_state, registers.id2_state)
+    if highest > State.REMOVED:
+        raise ProtocolError(f"{highest} is no state of an edge that this version knows")
+    return EdgeRegisters(
+        registers.own_state,
+        registers.state_us,
+        registers.payload_us,
+        registers.time,
+        registers.data,
+        registers.id2_state,
+        registers.id2_state_us,
+    )
+
+
+def node_state_from_pb(node: pb.NodeState) -> NodeState:
+    """Convert the state of a node. Raises `ProtocolError` for a state unknown here."""
+    if node.state > State.REMOVED:
+        raise ProtocolError(f"{node.state} is no state of a node that this version knows")
+    return NodeState(node.state_us, node.state)
+
+
+def _placed_page_to_pb(page: PlacedPage) -> pb.PlacedPage:
+    return pb.PlacedPage(edges=page.edges, next_after=page.next_after, owed_groups=page.owed_groups)
 
 
 def outcome_to_pb(
@@ -380,17 +537,29 @@ def outcome_to_pb(
 ) -> pb.WriteResult:
     """Convert the result of a write. ``messages`` are those sent to the writer's caches; the changed keys and their
     versions are taken from them. ``pending``: the lists that do not have its inverse edges yet."""
-    reached = reached_versions(messages)
-    return pb.WriteResult(
-        id=outcome.id,
-        found=outcome.found,
-        error=None if outcome.error is None else error_to_pb(outcome.error),
-        inverse_pending=bool(pending),
-        pending=map(pending_to_pb, pending),
-        changed_ids=[key_id for key_id, _ in reached],
-        changed_atypes=[atype for _, atype in reached],
-        changed_versions=reached.values(),
-    )
+    result = pb.WriteResult(id=outcome.id, found=outcome.found, superseded=outcome.superseded)
+    # Only what is set, and columns are appended to: most results have a change or two and nothing else.
+    ids, atypes, versions = result.changed_ids, result.changed_atypes, result.changed_versions
+    for (key_id, atype), version in reached_versions(messages).items():
+        ids.append(key_id)
+        atypes.append(atype)
+        versions.append(version)
+    if outcome.error is not None:
+        result.error.CopyFrom(error_to_pb(outcome.error))
+    if pending:
+        result.inverse_pending = True
+        result.pending.extend(map(pending_to_pb, pending))
+    node = outcome.node
+    if outcome.registers is not None:
+        result.effective_state = outcome.registers.effective_state(node.state)
+        result.registers.CopyFrom(_registers_to_pb(outcome.registers))
+    if node != UNSET_NODE:
+        result.node.CopyFrom(pb.NodeState(state=node.state, state_us=node.state_us))
+    if outcome.page is not None:
+        result.page.CopyFrom(_placed_page_to_pb(outcome.page))
+    if outcome.job is not None:
+        result.job.CopyFrom(job_to_pb(outcome.job))
+    return result
 
 
 def reached_versions(messages: Iterable[ShardMessages]) -> dict[tuple[int, int], int]:
@@ -442,7 +611,8 @@ def settle_request(pending: Sequence[PendingInverse], schema: Schema) -> pb.Requ
         atype = schema.atype(each.atype)
         if atype.inverse is None:
             raise InvalidArgument(f"edges of type {atype.name} have no inverse that could be pending")
-        pairs.append(pb.Pair(low_id=each.coordinator_id, high_id=each.id1, atypes=(atype.inverse,)))
+        inverse = schema.declared((atype.inverse,))
+        pairs.append(pb.Pair(low_id=each.coordinator_id, high_id=each.id1, atypes=inverse))
     return pb.Request(settle_pairs=pb.SettlePairs(pairs=pairs))
 
 
@@ -455,6 +625,13 @@ def settle_shards_request(coordinator_shard: int, shard: int) -> pb.Request:
 def coordinating_shards(settle: pb.SettlePairs) -> set[int]:
     """Return the shards whose leaders coordinate the pairs that are to be settled."""
     return {pair.low_id >> SHARD_SHIFT for pair in settle.pairs} | {each.low_shard for each in settle.shards}
+
+
+def exists_in(value: bytes) -> bool:
+    """Return the answer to `assoc_exists`. Raises `ProtocolError` for another value than its two."""
+    if value != EXISTS and value != EXISTS_NOT:
+        raise ProtocolError(f"an answer to assoc_exists is one byte, 0 or 1, not {value[:16].hex()}")
+    return value == EXISTS
 
 
 # ---- answers in parts ------------------------------------------------------------------------------------------
@@ -476,3 +653,42 @@ def join_answers(parts: Iterable[pb.Answer]) -> pb.Answer:
     if joined is None:
         raise TypeError("an answer has at least one part")
     return joined
+
+
+def pair_page_to_pb(page: PairPage) -> pb.ScannedPairs:
+    """Return the message of a page of edges."""
+    return pb.ScannedPairs(
+        version_epoch=page.version_epoch,
+        id1s=page.id1s,
+        versions=page.versions,
+        sizes=page.sizes,
+        id2s=page.id2s,
+        after_id1=page.after_id1,
+        after_id2=page.after_id2,
+        known_id1s=page.known_id1s,
+        known_versions=page.known_versions,
+    )
+
+
+def pair_page_from_pb(message: pb.ScannedPairs) -> PairPage:
+    """Raise `ProtocolError` for columns that do not belong together."""
+    page = PairPage(
+        message.version_epoch,
+        message.id1s[:],
+        message.versions[:],
+        message.sizes[:],
+        message.id2s[:],
+        message.after_id1,
+        message.after_id2,
+        message.known_id1s[:],
+        message.known_versions[:],
+    )
+    lists = len(page.id1s)
+    if (
+        lists != len(page.versions)
+        or lists != len(page.sizes)
+        or sum(page.sizes) != len(page.id2s)
+        or len(page.known_id1s) != len(page.known_versions)
+    ):
+        raise ProtocolError("a page of edges has columns of different lengths")
+    return page

@@ -6,18 +6,17 @@ port). Pending peers are bounded in time, in all, and per address. A peer that f
 takes the place of the one that has been pending longest at the same address, or at the address that has the most. An
 honest peer is pending for a round trip, so a crowd that says nothing displaces itself.
 
-Whoever is turned away is counted; only some of them are logged, because strangers must not fill a disk with lines.
+Every peer that is turned away is counted; only some are logged, because strangers must not fill a disk with lines.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import logging
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
-from urllib.parse import unquote
 
 from tao.model.errors import Overloaded, TooManyConnections
 from tao.wire.identity import SERVER_ROLES, PeerIdentity
@@ -34,6 +33,9 @@ DISPLACED: Final = "displaced"
 LOCAL: Final = "local"
 """The address of all peers of a Unix socket."""
 
+_IPV4_MAPPED: Final = bytes(10) + b"\xff\xff"
+"""The head of an IPv6 address that stands for an IPv4 address."""
+
 
 def address_of(peer: object) -> str:
     """Return the address under which a connection is counted, of what its socket says about the peer."""
@@ -42,12 +44,12 @@ def address_of(peer: object) -> str:
     return _network_of(str(peer[0]))
 
 
-def address_of_call(peer: str) -> str:
-    """Return the address under which a gRPC call is counted, of the peer that its context names."""
-    kind, _, where = peer.partition(":")
-    if kind == "ipv4":
-        return where.rpartition(":")[0]
-    return _network_of(unquote(where).rpartition(":")[0].strip("[]")) if kind == "ipv6" else LOCAL
+def name_of(peer: object) -> str:
+    """Return the name of a connection's peer for logs, of what its socket says about it."""
+    if not isinstance(peer, tuple) or len(peer) < 2:
+        return "unix"
+    host = str(peer[0])
+    return f"[{host}]:{peer[1]}" if ":" in host else f"{host}:{peer[1]}"
 
 
 def _network_of(host: str) -> str:
@@ -55,12 +57,12 @@ def _network_of(host: str) -> str:
     if ":" not in host:
         return host
     try:
-        address = ipaddress.IPv6Address(host)
-    except ValueError:
+        packed = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
+    except OSError:
         return host
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
+    if packed.startswith(_IPV4_MAPPED):
+        return socket.inet_ntop(socket.AF_INET, packed[12:])
+    return f"{socket.inet_ntop(socket.AF_INET6, packed[:8] + bytes(8))}/64"
 
 
 class Place:
@@ -74,6 +76,10 @@ class Place:
         self.displace = displace
 
 
+def _ignore(_reason: str) -> None:
+    pass
+
+
 class AddressPool:
     """Peers that are bounded in all and per address. One more takes the place of the oldest of its address, or of the
     address that has the most."""
@@ -84,6 +90,8 @@ class AddressPool:
         self._now: Final = now
         self._all: dict[Place, None] = {}  # the oldest first, as in each of the following
         self._by_address: dict[str, dict[Place, None]] = {}
+        self._by_count: dict[int, dict[str, None]] = {}
+        """The addresses that have so many places; a search among all addresses would cost each newcomer 40 µs."""
 
     def __len__(self) -> int:
         return len(self._all)
@@ -93,17 +101,22 @@ class AddressPool:
         if len(self._by_address.get(address, ())) >= self._max_per_address:
             self._displace_oldest(self._by_address[address], DISPLACED)
         elif len(self._all) >= self._max_peers:
-            self._displace_oldest(max(self._by_address.values(), key=len), DISPLACED)
+            self._displace_oldest(self._by_address[next(iter(self._by_count[max(self._by_count)]))], DISPLACED)
         place = Place(address, self._now(), displace)
-        self._all[place] = self._by_address.setdefault(address, {})[place] = None
+        same_address = self._by_address.setdefault(address, {})
+        self._all[place] = same_address[place] = None
+        self._recount(address, len(same_address) - 1, len(same_address))
         return place
 
     def leave(self, place: Place) -> None:
         """Take the place back; it may have been lost already."""
         if place in self._all:
+            # Its peer refers to the place: such a cycle would be left to the garbage collector, which stops the loop.
+            place.displace = _ignore
             del self._all[place]
             same_address = self._by_address[place.address]
             del same_address[place]
+            self._recount(place.address, len(same_address) + 1, len(same_address))
             if not same_address:
                 del self._by_address[place.address]
 
@@ -113,10 +126,20 @@ class AddressPool:
         while self._all and next(iter(self._all)).entered_at < since:
             self._displace_oldest(self._all, LATE)
 
+    def _recount(self, address: str, before: int, after: int) -> None:
+        if before:
+            same_count = self._by_count[before]
+            del same_count[address]
+            if not same_count:
+                del self._by_count[before]
+        if after:
+            self._by_count.setdefault(after, {})[address] = None
+
     def _displace_oldest(self, places: Mapping[Place, None], reason: str) -> None:
         place = next(iter(places))
+        displace = place.displace
         self.leave(place)
-        place.displace(reason)
+        displace(reason)
 
 
 class Doorstep:
@@ -172,11 +195,13 @@ class CallerPlaces:
     """The places of one port for peers that have shown who they are: bounded in all, and for each application that has
     a credential. Some are kept free for servers and operators, which have no bound of their own."""
 
-    def __init__(self, settings: ServingSettings, name: str, what: str) -> None:
-        """``name`` is the server's and ``what`` the noun for what takes the places, for messages."""
-        self._max: Final = settings.max_connections
-        self._max_of_applications: Final = settings.max_connections - settings.max_connections // 10
-        self._max_per_caller: Final = settings.doorstep.max_connections_per_caller
+    def __init__(self, settings: ServingSettings, name: str, what: str, most: int | None = None) -> None:
+        """``name`` is the server's and ``what`` the noun for what takes the places, for messages. ``most``: the number
+        of places, of which one caller may have half; None: that of the settings."""
+        self._max: Final = settings.max_connections if most is None else most
+        self._max_of_applications: Final = self._max - self._max // 10
+        per_caller = settings.doorstep.max_connections_per_caller
+        self._max_per_caller: Final = per_caller if most is None else min(per_caller, max(1, most // 2))
         self._name: Final = name
         self._what: Final = what
         self._all = 0

@@ -166,15 +166,22 @@ class FrameSession(NumberedSession, asyncio.Protocol):
             self._write()
         elif not self._flush_due:
             self._flush_due = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
 
-    def _flush(self) -> None:
+    def hold(self) -> None:
+        """See `Session.hold`."""
+        self._flush_due = True
+
+    def flush(self) -> None:
+        """See `Session.flush`."""
         self._flush_due = False
         self._write()
 
     def _write(self) -> None:
         # A connection that has just been lost reports so in a moment, and then all requests fail.
-        if self._out and self._transport is not None and not self._transport.is_closing():
+        if not self._out:
+            return
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.write(b"".join(self._out))
         self._out.clear()
         self._out_bytes = 0
@@ -225,7 +232,7 @@ class FrameSession(NumberedSession, asyncio.Protocol):
         self._failure = error
         self._end(error)
         if self._transport is not None:
-            self._flush()
+            self.flush()
             self._transport.close()
             # A peer that does not read must not hold a closed connection open.
             self._last_resort = self._loop.call_later(self._settings.ping_timeout_seconds, self._transport.abort)

@@ -7,14 +7,14 @@ megabyte of small requests can ask for gigabytes. A peer that stays so is discon
 own connection and no other. One timer checks the timeouts of all connections.
 
 A connection is pending at the doorstep until it has sent its greeting (`tao.wire.doorstep`); nothing else is read
-before. TLS belongs to that time: connections are counted when they are accepted, not when TLS has succeeded.
+before. TLS belongs to that time: connections are counted when they are accepted, not when TLS has succeeded. Before its
+first bytes, nothing is made for a connection (`tao.wire.silent_connections`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 import ssl
 from collections import deque
@@ -27,15 +27,17 @@ from google.protobuf.message import DecodeError
 
 from tao.model.errors import ProtocolError, TaoError
 from tao.wire import framing
-from tao.wire.address import TcpAddress, parse_address
+from tao.wire.address import parse_address
 from tao.wire.convert import error_to_pb
-from tao.wire.doorstep import CallerPlaces, Doorstep, Place, address_of
+from tao.wire.doorstep import CallerPlaces, Doorstep, Place, name_of
 from tao.wire.framing import FrameDecoder, pack_header
 from tao.wire.http2_refusal import PREFACE, Http2Refusal
 from tao.wire.identity import Admission, Credentials, PeerIdentity, ShownCredentials, readmit
+from tao.wire.listener import Listener
 from tao.wire.server_session import ServedConnection
-from tao.wire.session import RequestHandler
+from tao.wire.session import AtOnceHandler, RequestHandler
 from tao.wire.settings import ServingSettings
+from tao.wire.silent_connections import SilentConnection, SilentConnections
 from tao.wire.tls import uris_of
 from tao.wire.v1 import frames_pb2, session_pb2
 
@@ -61,6 +63,7 @@ class FrameServer:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.handler = handler
+        self.answer_at_once = handler.answer_at_once if isinstance(handler, AtOnceHandler) else None
         self.settings = settings
         self.name = name
         self.topology_version = topology_version
@@ -71,10 +74,12 @@ class FrameServer:
         self.greeted = CallerPlaces(settings, name, "connections")
         """The places of connections that have sent their greeting."""
         self.doorstep = Doorstep("frames", settings.doorstep)
+        self.silent = SilentConnections(self.doorstep.pending, self._begin, self._turned_away)
+        """Accepted connections that have sent nothing."""
         self.half_open: set[asyncio.Task[None]] = set()
-        """TLS handshakes under way."""
+        """Connections that have sent something and are being made, TLS included."""
         self.draining = False
-        self._servers: list[asyncio.Server] = []
+        self._listeners: list[Listener] = []
         self._sweeper: asyncio.TimerHandle | None = None
 
     async def start(self, address: str) -> str:
@@ -82,17 +87,14 @@ class FrameServer:
         taken."""
         loop = asyncio.get_running_loop()
         where = parse_address(address)
-        bound: str
-        if isinstance(where, TcpAddress):
-            server = await loop.create_server(self._accept, where.host, where.port)
-            bound = str(TcpAddress(where.host, int(server.sockets[0].getsockname()[1])))
-        else:
-            server = await loop.create_unix_server(self._accept, where.path)
-            bound = str(where)
-        self._servers.append(server)
+        listener = Listener("frames", self.settings.doorstep.frame_accepts_per_second, self.silent.add)
+        bound = listener.bind(where)
+        self.silent.start()
+        listener.start()
+        self._listeners.append(listener)
         if self._sweeper is None:
             self._schedule_sweep(loop)
-        return bound
+        return str(bound)
 
     async def drain(self, grace_seconds: float) -> None:
         """Accept no more connections, ask all peers to leave, and wait until requests with a deadline have been
@@ -113,8 +115,9 @@ class FrameServer:
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
-        for handshake in tuple(self.half_open):
-            handshake.cancel()
+        self.silent.close()
+        for opening in tuple(self.half_open):
+            opening.cancel()
         ends = [connection.ended for connection in self.connections]
         for connection in tuple(self.connections):
             connection.shut()
@@ -124,14 +127,47 @@ class FrameServer:
                 for connection in tuple(self.connections):
                     connection.abort()
 
-    def _accept(self) -> asyncio.Protocol:
-        loop = asyncio.get_running_loop()
-        return FrameConnection(self, loop) if self.tls is None else _HalfOpenConnection(self, loop, self.tls)
+    def _begin(self, silent: SilentConnection) -> None:
+        """Make a connection of one that has sent its first bytes."""
+        accepted, place, name = silent.socket, silent.place, name_of(silent.peer)
+        opening = asyncio.get_running_loop().create_task(self._open(accepted, place, name), name="frames connection")
+
+        def displace(reason: str) -> None:
+            opening.cancel()
+            self._turned_away(reason, name)
+
+        place.displace = displace
+        self.half_open.add(opening)
+        opening.add_done_callback(lambda ended: self._opened(ended, accepted, place))
+
+    async def _open(self, accepted: socket.socket, place: Place, name: str) -> None:
+        """Make a connection of an accepted socket, and establish TLS.
+
+        The loops do so themselves, but show nothing of a connection before TLS is established, nor bound them."""
+        loop, tls = asyncio.get_running_loop(), self.tls
+        seconds = self.settings.doorstep.greeting_timeout_seconds if tls is not None else None
+        try:
+            await loop.connect_accepted_socket(
+                lambda: FrameConnection(self, loop, place), accepted, ssl=tls, ssl_handshake_timeout=seconds
+            )
+        except OSError as error:  # failures and timeouts of TLS are such errors
+            self.doorstep.pending.leave(place)
+            self._turned_away("tls_failed", f"{name}: {error}")
+
+    def _opened(self, opening: asyncio.Task[None], accepted: socket.socket, place: Place) -> None:
+        self.half_open.discard(opening)
+        if opening.cancelled():
+            self.doorstep.pending.leave(place)
+            accepted.close()  # it may have been cancelled before it began
+
+    def _turned_away(self, reason: str, why: str) -> None:
+        if self.doorstep.turn_away(reason):
+            _logger.warning("a connection is turned away before it was established: %s (%s)", why, reason)
 
     def _stop_listening(self) -> None:
-        for server in self._servers:
-            server.close()
-        self._servers.clear()
+        for listener in self._listeners:
+            listener.stop()
+        self._listeners.clear()
 
     def _schedule_sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         due = loop.time() + self.settings.sweep_interval_seconds
@@ -148,66 +184,11 @@ class FrameServer:
         self._schedule_sweep(loop)
 
 
-class _HalfOpenConnection(asyncio.Protocol):
-    """An accepted connection until TLS has succeeded.
-
-    The loops accept TLS connections themselves, but show nothing of them before the handshake is over, nor bound them.
-    So a plain connection is accepted, and its socket is given to a connection with TLS before anything is read.
-    """
-
-    def __init__(self, server: FrameServer, loop: asyncio.AbstractEventLoop, tls: ssl.SSLContext) -> None:
-        self._server = server
-        self._loop = loop
-        self._tls = tls
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        accepted = cast("asyncio.Transport", transport)
-        name = accepted.get_extra_info("peername")
-        try:
-            # Another descriptor of the same socket, because the transport closes its own.
-            plain = socket.socket(fileno=os.dup(accepted.get_extra_info("socket").fileno()))
-        except OSError as error:
-            self._turned_away("tls_failed", f"{name}: {error}")
-            return
-        finally:
-            accepted.abort()
-        plain.setblocking(False)
-        place = self._server.doorstep.pending.enter(address_of(name), lambda reason: self._displace(str(name), reason))
-        self._handshake = self._loop.create_task(self._secure(plain, place, str(name)), name="TLS handshake")
-        self._server.half_open.add(self._handshake)
-        self._handshake.add_done_callback(lambda ended: self._handshake_ended(ended, plain))
-
-    async def _secure(self, plain: socket.socket, place: Place, name: str) -> None:
-        try:
-            await self._loop.connect_accepted_socket(
-                lambda: FrameConnection(self._server, self._loop, place),
-                plain,
-                ssl=self._tls,
-                ssl_handshake_timeout=self._server.settings.doorstep.greeting_timeout_seconds,
-            )
-        except OSError as error:  # failures and timeouts of TLS are such errors
-            self._server.doorstep.pending.leave(place)
-            self._turned_away("tls_failed", f"{name}: {error}")
-
-    def _handshake_ended(self, handshake: asyncio.Task[None], plain: socket.socket) -> None:
-        self._server.half_open.discard(handshake)
-        if handshake.cancelled():
-            plain.close()  # it may have been cancelled before it began
-
-    def _displace(self, name: str, reason: str) -> None:
-        self._handshake.cancel()
-        self._turned_away(reason, name)
-
-    def _turned_away(self, reason: str, why: str) -> None:
-        if self._server.doorstep.turn_away(reason):
-            _logger.warning("a connection is turned away before TLS was established: %s (%s)", why, reason)
-
-
 class FrameConnection(ServedConnection, asyncio.Protocol):
     """One accepted connection; made by `FrameServer`."""
 
-    def __init__(self, server: FrameServer, loop: asyncio.AbstractEventLoop, place: Place | None = None) -> None:
-        """``place`` is the connection's place at the doorstep, if it has one already."""
+    def __init__(self, server: FrameServer, loop: asyncio.AbstractEventLoop, place: Place) -> None:
+        """``place`` is the connection's place at the doorstep."""
         super().__init__(server.handler, server.settings, PeerIdentity("", ""))
         self.ended: asyncio.Future[None] = loop.create_future()
         self._server = server
@@ -226,9 +207,11 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         self._closing = False
         self._is_resting = False  # until its next turn
         self._last_heard = loop.time()
+        self._pinged_silence_of = -inf
+        """The `_last_heard` of the silence in which the peer was pinged: once is enough."""
         self._blocked_since: float | None = None
         self._transport: asyncio.Transport
-        self._place = place
+        self._place: Place | None = place
 
     # ---- called by the loop ----------------------------------------------------------------------------------------
 
@@ -238,9 +221,7 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         name = self._transport.get_extra_info("peername")
         self.peer = PeerIdentity("", "", str(name) if name else "unix")
         self._server.connections.add(self)
-        if self._place is None:
-            self._place = self._server.doorstep.pending.enter(address_of(name), self._turn_away)
-        else:
+        if self._place is not None:
             self._place.displace = self._turn_away
 
     def data_received(self, data: bytes) -> None:
@@ -267,9 +248,9 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         try:
             while arrived and self._blocked_since is None and not self._closing:
                 kind, payload = arrived.popleft()
-                if kind == framing.REQUEST:
+                if kind == framing.REQUEST and not self._answers_at_once(payload):
                     self.receive(session_pb2.Request.FromString(payload))
-                else:
+                elif kind != framing.REQUEST:
                     self._control_arrived(kind, payload)
                 if arrived and monotonic() >= until:
                     break
@@ -282,6 +263,22 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         if arrived and self._blocked_since is None and not self._closing:
             self._rest()
         return not arrived and self._blocked_since is None
+
+    def _answers_at_once(self, request: bytes) -> bool:
+        """Answer a request whose answer is in memory whole, without making messages. Returns whether it is answered."""
+        answer_at_once, settings = self._server.answer_at_once, self._settings
+        if answer_at_once is None or self.unanswered + self.series >= settings.max_unanswered:
+            return False
+        try:
+            answer = answer_at_once(request, self.peer)
+        except Exception:
+            _logger.exception("a request of %s cannot be answered at once, and is handled as others are", self.peer)
+            return False
+        room = min(settings.max_message_bytes, settings.max_unsent_bytes // 2 - self.unsent_bytes)
+        if answer is None or len(answer) > room:
+            return False
+        self._queue(framing.ANSWER, answer)
+        return True
 
     def _rest(self) -> None:
         """Go on in the next turn of the loop, and read nothing more until then."""
@@ -351,7 +348,12 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         if self._blocked_since is not None:
             late = now - self._blocked_since > settings.blocked_timeout_seconds
         else:
-            late = now - self._last_heard > settings.silence_timeout_seconds
+            silent_seconds = now - self._last_heard
+            late = silent_seconds > settings.silence_timeout_seconds
+            # A client pings only when it hears nothing, and it hears something while an answer comes in parts.
+            if silent_seconds > settings.silence_timeout_seconds / 2 and self._pinged_silence_of != self._last_heard:
+                self._pinged_silence_of = self._last_heard
+                self._queue(framing.PING, b"")
         if late:
             _logger.warning("%s does not read, or is silent; its connection is dropped", self.peer)
             self.abort()

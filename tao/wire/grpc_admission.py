@@ -5,8 +5,9 @@ as long as the client likes. So every method here is declared with a stream of r
 its handler is called when the metadata has arrived, and reads by itself. Of a caller without a credential no message is
 read at all. One with a credential has a time for its first message, and a place at the doorstep until then.
 
-Nothing can be served before the calls that have arrived earlier, and Python cannot close the connection of a stranger.
-So a crowd of refused calls is answered slowly: a connection whose calls are all held can send no more of them.
+Nothing can be served before the calls that have arrived earlier. So the calls of connections that have shown no
+credential arrive at a bounded rate (`tao.wire.grpc_proxy`), and a crowd of refused calls of the others is answered
+slowly: a connection whose calls are all held can send no more of them.
 
 Health checks answer everyone, because a load balancer has no credential. A stranger gets the state of the server,
 whatever service its unread message names; its calls are bounded per address.
@@ -28,14 +29,12 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2  # type: ignore[i
 
 from tao.model.errors import DeadlineExceeded, Overloaded, ProtocolError, TaoError
 from tao.wire.convert import error_to_pb
-from tao.wire.doorstep import LATE, AddressPool, Doorstep, Place, address_of_call
+from tao.wire.doorstep import LATE, AddressPool, Place
 from tao.wire.grpc_client import AUTHORIZATION_KEY, BEARER, NAME_KEY, ROLE_KEY
+from tao.wire.grpc_proxy import GrpcProxy, ProxiedConnection
 from tao.wire.identity import CLIENT, Admission, Credentials, PeerIdentity, ShownCredentials
 from tao.wire.settings import ServingSettings
 from tao.wire.status import status_of, trailers_of
-
-_PEER_URI_KEY: Final = "peer_uri"
-"""Where gRPC has the URIs of the certificate of a peer, which it has verified."""
 
 _logger = logging.getLogger(__name__)
 
@@ -71,11 +70,12 @@ async def abort(context: Context, error: TaoError) -> None:
 class CallAdmission:
     """Admits the calls of one gRPC server."""
 
-    def __init__(self, settings: ServingSettings, *, has_tls: bool) -> None:
+    def __init__(self, settings: ServingSettings, proxy: GrpcProxy) -> None:
+        """``proxy`` has the connections by which calls come."""
         doorstep = settings.doorstep
-        self.doorstep: Final = Doorstep("grpc", doorstep)
+        self.doorstep: Final = proxy.doorstep
         self._authenticator: Final = settings.authenticator
-        self._has_tls: Final = has_tls
+        self._proxy: Final = proxy
         self._on_refused: Final = settings.on_refused
         self._open_calls: Final = AddressPool(doorstep.max_open_calls, doorstep.max_open_calls_per_address)
         self._held = 0
@@ -83,26 +83,43 @@ class CallAdmission:
         """The time for which prompt refusals have been made, each for its part of a second."""
 
     def peer(self, context: Context) -> PeerIdentity:
-        """Return who calls. Raises as `tao.wire.identity.identify`."""
-        return self._authenticator.identify(self._shown(context))
+        """Return who calls. Raises as `tao.wire.identity.identify`, and `Overloaded` when its connection finds no
+        place."""
+        connection = self._connection(context)
+        peer = self._authenticator.identify(_shown(context, connection))
+        connection.prove(peer)
+        return peer
 
     async def identify(self, context: Context) -> PeerIdentity:
         """Return who calls. A caller that is turned away is counted, and held for a while if there are many. Raises as
-        `tao.wire.identity.identify`."""
-        shown = self._shown(context)
+        `peer`."""
+        connection = self._connection(context)
+        shown = _shown(context, connection)
         try:
-            return self._authenticator.identify(shown)
+            peer = self._authenticator.identify(shown)
         except TaoError as error:
             await self._refuse(shown, error)
             raise
+        self._prove(connection, peer)
+        return peer
 
     async def admit(self, context: Context) -> Admission:
         """Admit the caller of a stream that stays open; else as `identify`."""
-        shown = self._shown(context)
+        connection = self._connection(context)
+        shown = _shown(context, connection)
         try:
-            return self._authenticator.admit(shown)
+            admission = self._authenticator.admit(shown)
         except TaoError as error:
             await self._refuse(shown, error)
+            raise
+        self._prove(connection, admission.peer)
+        return admission
+
+    def _prove(self, connection: ProxiedConnection, peer: PeerIdentity) -> None:
+        try:
+            connection.prove(peer)
+        except TaoError as error:
+            self.turned_away(error.reason.lower(), peer.address, error.message)
             raise
 
     async def _refuse(self, shown: ShownCredentials, error: TaoError) -> None:
@@ -122,11 +139,11 @@ class CallAdmission:
     async def first_message(self, context: Context, peer: PeerIdentity) -> bytes:
         """Read the first message of a caller that was identified as ``peer``. Raises `DeadlineExceeded`, and
         `Overloaded` when the call has lost its place at the doorstep."""
-        seconds = self.doorstep.settings.greeting_timeout_seconds
+        seconds, connection = self.doorstep.settings.greeting_timeout_seconds, self._connection(context)
         held: _HeldPlace | None = None
         try:
             async with asyncio.timeout(seconds) as time_limit:
-                with _HeldPlace(self.doorstep.pending, peer.address, time_limit) as held:
+                with _HeldPlace(self.doorstep.pending, connection.network, time_limit) as held:
                     message: object = await context.read()
         except TimeoutError:
             error: TaoError = DeadlineExceeded(f"the call sent no message within {seconds} s")
@@ -142,29 +159,32 @@ class CallAdmission:
     async def open_call(self, context: Context) -> AsyncIterator[None]:
         """Run a call that needs no credential within the bounds of such calls. Raises `Overloaded` when newer ones have
         taken its place."""
-        address = context.peer()
+        connection = self._connection(context)
         held: _HeldPlace | None = None
         try:
             async with asyncio.timeout(None) as time_limit:
-                with _HeldPlace(self._open_calls, address, time_limit) as held:
+                with _HeldPlace(self._open_calls, connection.network, time_limit) as held:
                     yield
         except TimeoutError:
             if held is None or not held.lost:
                 raise
             error = Overloaded("newer calls of this kind have taken the place of this one")
-            self.turned_away(held.lost, address, error.message)
+            self.turned_away(held.lost, connection.address, error.message)
             raise error from None
 
-    def _shown(self, context: Context) -> ShownCredentials:
-        metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-        token = metadata.get(AUTHORIZATION_KEY, "").removeprefix(BEARER)
-        stated = Credentials(metadata.get(NAME_KEY, ""), metadata.get(ROLE_KEY, CLIENT), token)
-        uris = context.auth_context().get(_PEER_URI_KEY, ()) if self._has_tls else ()
-        return ShownCredentials(stated, tuple(uri.decode() for uri in uris), context.peer())
+    def _connection(self, context: Context) -> ProxiedConnection:
+        return self._proxy.connection_of(context.peer())
 
     def turned_away(self, reason: str, address: str, why: str) -> None:
         if self.doorstep.turn_away(reason):
             _logger.warning("a call of %s is turned away: %s", address, why)
+
+
+def _shown(context: Context, connection: ProxiedConnection) -> ShownCredentials:
+    metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+    token = metadata.get(AUTHORIZATION_KEY, "").removeprefix(BEARER)
+    stated = Credentials(metadata.get(NAME_KEY, ""), metadata.get(ROLE_KEY, CLIENT), token)
+    return ShownCredentials(stated, connection.uris, connection.address)
 
 
 class _HeldPlace:
@@ -172,9 +192,9 @@ class _HeldPlace:
 
     __slots__ = ("_address", "_place", "_pool", "_time_limit", "lost")
 
-    def __init__(self, pool: AddressPool, peer_address: str, time_limit: asyncio.Timeout) -> None:
+    def __init__(self, pool: AddressPool, address: str, time_limit: asyncio.Timeout) -> None:
         self._pool = pool
-        self._address = address_of_call(peer_address)
+        self._address = address
         self._time_limit = time_limit
         self._place: Place
         self.lost = ""

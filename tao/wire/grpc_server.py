@@ -7,6 +7,7 @@ session's request; this module adds no meaning of its own. `tao.wire.grpc_admiss
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,11 +15,12 @@ import grpc
 from google.protobuf.message import Message
 
 from tao.model.errors import TaoError, TooLarge, TooManyConnections
-from tao.wire.address import TcpAddress, parse_address
-from tao.wire.doorstep import CallerPlaces
+from tao.wire.address import parse_address
+from tao.wire.doorstep import CallerPlaces, Doorstep
 from tao.wire.grpc_admission import CallAdmission, Context, Handlers, OpenServices, abort, encoded, parsed
 from tao.wire.grpc_calls import SessionStream, UnaryCall, WatchStream
 from tao.wire.grpc_client import SERVER_NAME_KEY
+from tao.wire.grpc_proxy import GrpcProxy
 from tao.wire.identity import PeerIdentity, readmit
 from tao.wire.session import RequestHandler
 from tao.wire.settings import ServingSettings
@@ -43,7 +45,7 @@ class GrpcServer:
         topology_version: Callable[[], int],
         choose_shard: ChooseShard,
         unary_handler: RequestHandler | None = None,
-        credentials: grpc.ServerCredentials | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """``unary_handler`` serves unary calls, whose callers do not know the topology; None: ``handler`` serves them
         too."""
@@ -53,10 +55,10 @@ class GrpcServer:
         self._name = name
         self._topology_version = topology_version
         self._choose_shard = choose_shard
-        self._credentials = credentials
         self._server: grpc.aio.Server | None = None
-        self._admission = CallAdmission(settings, has_tls=credentials is not None)
-        self.doorstep = self._admission.doorstep
+        self.doorstep = Doorstep("grpc", settings.doorstep)
+        self.proxy = GrpcProxy(settings, self.doorstep, name, tls)
+        self._admission = CallAdmission(settings, self.proxy)
         self._open_services = OpenServices(self._admission, SERVICE)
         self._streams: set[SessionStream] = set()
         self._watches: set[WatchStream] = set()
@@ -75,17 +77,17 @@ class GrpcServer:
             [grpc.method_handlers_generic_handler(name, handlers) for name, handlers in services.items()]
         )
         try:
-            if self._credentials is None:
-                port = server.add_insecure_port(str(where))
-            else:
-                port = server.add_secure_port(str(where), self._credentials)
-        except RuntimeError as error:
-            raise OSError(f"cannot listen at {address}: {error}") from error
+            bound = self.proxy.bind(where)
+            server.add_insecure_port(self.proxy.private_address)
+        except OSError:
+            await self.proxy.close()
+            raise
         await server.start()
         self._server = server
-        self._sweep()
         await self._open_services.serve()
-        return str(TcpAddress(where.host, port)) if isinstance(where, TcpAddress) else str(where)
+        self.proxy.start()
+        self._sweep()
+        return str(bound)
 
     async def drain(self, grace_seconds: float) -> None:
         """Report NOT_SERVING, ask sessions to leave, and wait until requests with a deadline have been answered or the
@@ -107,9 +109,11 @@ class GrpcServer:
             self._sweeper.cancel()
         for stream in tuple(self._streams):
             stream.end()
+        self.proxy.stop_listening()
         if self._server is not None:
             await self._server.stop(grace=self._settings.sweep_interval_seconds)
             self._server = None
+        await self.proxy.close()
 
     def _sweep(self) -> None:
         outdated = [each for each in (*self._streams, *self._watches) if not each.admission_is_current]
@@ -209,12 +213,12 @@ def server_options(settings: ServingSettings) -> list[tuple[str, int]]:
     doorstep = settings.doorstep
     greeting_ms = int(doorstep.greeting_timeout_seconds * 1000)
     return [
-        ("grpc.max_allowed_incoming_connections", doorstep.max_grpc_connections),
+        ("grpc.max_allowed_incoming_connections", doorstep.max_grpc_connections + doorstep.max_pending),
         ("grpc.max_concurrent_streams", doorstep.max_streams_per_connection),
         # It would fail calls of clients that keep the bound: an ended one is counted until Python has let go of it.
         ("grpc.http.overload_protection", 0),
         ("grpc.max_connection_idle_ms", int(doorstep.idle_connection_seconds * 1000)),
-        # TLS, and after it the client's first bytes of HTTP/2.
+        # The client's first bytes of HTTP/2.
         ("grpc.server_handshake_timeout_ms", greeting_ms),
         ("grpc.http2.settings_timeout", greeting_ms),
         ("grpc.max_send_message_length", settings.max_message_bytes),
@@ -225,6 +229,4 @@ def server_options(settings: ServingSettings) -> list[tuple[str, int]]:
         # Clients ping every few seconds by setting; gRPC's default would disconnect them for it.
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
         ("grpc.http2.max_ping_strikes", 0),
-        # Two servers on one port would share its clients at random.
-        ("grpc.so_reuseport", 0),
     ]

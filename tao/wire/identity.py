@@ -26,7 +26,7 @@ from typing import Final, NamedTuple, TypeVar
 from tao.model.errors import SettingsError, TaoError, Unauthorized, Unavailable
 
 CLIENT: Final = "client"
-SERVER_ROLES: Final = frozenset({"leader", "follower", "tailer", "watcher", "operator"})
+SERVER_ROLES: Final = frozenset({"leader", "follower", "tailer", "watcher", "worker", "operator"})
 """Roles that only a credential for them proves; see `tao.serving.requests` for what each may do. Every other role that
 a peer may state is taken for `CLIENT`."""
 LISTED_ROLES: Final = frozenset({"leader", "follower"})

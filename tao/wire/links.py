@@ -215,6 +215,16 @@ class Link:
         if self._connecting is None:
             self._connecting = self._loop.create_task(self._connect())
 
+    def hold(self) -> None:
+        """Hold what is sent until `flush` is called, as `Session.hold` does."""
+        if self._session is not None:
+            self._session.hold()
+
+    def flush(self) -> None:
+        """Write at once what has been sent to the open session."""
+        if self._session is not None:
+            self._session.flush()
+
     async def ask(self, request: pb.Request, timeout_seconds: float) -> pb.Answer:
         """Send a request and return the answer, as `Session.ask` does."""
         session = self._session

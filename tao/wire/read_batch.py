@@ -1,4 +1,4 @@
-"""The codec of read batches: five read operations, their columns in a `pb.ReadBatch`, and the slots of a batch.
+"""The codec of read batches: six read operations, their columns in a `pb.ReadBatch`, and the slots of a batch.
 
 A batch holds the queries of each operation in columns of their own. The operations follow each other in the order of
 `OPERATIONS`; a query's *slot* is its place when all queries of a batch are laid end to end in that order. Answers name
@@ -26,8 +26,9 @@ COUNT: Final = 1
 RANGE: Final = 2
 TIME_RANGE: Final = 3
 EDGES: Final = 4
+EXISTS: Final = 5
 
-OPERATIONS: Final = ("obj_get", "assoc_count", "assoc_range", "assoc_time_range", "assoc_get")
+OPERATIONS: Final = ("obj_get", "assoc_count", "assoc_range", "assoc_time_range", "assoc_get", "assoc_exists")
 """Names of the operations, in slot order. The constants above are their numbers."""
 
 ObjectRow = tuple[int]
@@ -71,7 +72,15 @@ class EdgesRow(NamedTuple):
     low: int
 
 
-ListQueryRow = CountRow | RangeRow | TimeRangeRow | EdgesRow
+class ExistsRow(NamedTuple):
+    """Arguments of `assoc_exists`."""
+
+    id1: int
+    atype: int
+    id2: int
+
+
+ListQueryRow = CountRow | RangeRow | TimeRangeRow | EdgesRow | ExistsRow
 """The arguments of one query on an association list."""
 
 QueryRow = ObjectRow | ListQueryRow
@@ -85,6 +94,11 @@ RowGroups = Sequence[Sequence[QueryRow]]
 """The rows of a batch, a sequence for each operation, in slot order."""
 
 
+def no_rows() -> tuple[list[Any], ...]:  # Any: what is collected for rows, the rows themselves or their waiters
+    """Return an empty list for each operation, in slot order."""
+    return [], [], [], [], [], []
+
+
 class OperationSizes(NamedTuple):
     """The number of queries of each operation in a batch, in slot order."""
 
@@ -93,6 +107,7 @@ class OperationSizes(NamedTuple):
     ranges: int
     time_ranges: int
     edges: int
+    exists: int
 
 
 class OperationSlots(NamedTuple):
@@ -120,7 +135,7 @@ def encode_rows(
         batch.critical = True
     if max_staleness_ms:
         batch.max_staleness_ms = max_staleness_ms
-    objects, counts, ranges, time_ranges, edges = groups
+    objects, counts, ranges, time_ranges, edges, exists = groups
     if objects:
         # One column needs no iterator for each row, which `_extend` makes.
         batch.obj_ids.extend([row[0] for row in objects])
@@ -148,6 +163,8 @@ def encode_rows(
         batch.get_id2s.extend(chain.from_iterable(id2_sets))
         batch.get_highs.extend(highs)
         batch.get_lows.extend(lows)
+    if exists:
+        _extend(exists, batch.exist_id1s, batch.exist_atypes, batch.exist_id2s)
     if minimums:
         batch.minimum_slots.extend(minimums)
         batch.minimum_versions.extend(minimums.values())
@@ -232,6 +249,7 @@ _TIME_RANGE_STARTS: Final = _numbers["time_range_starts"]
 _GET_ID1S: Final = _numbers["get_id1s"]
 _GET_ID2S: Final = _numbers["get_id2s"]
 _LAST_COLUMN: Final = _numbers["minimum_versions"]
+_EXIST_ID1S: Final = _numbers["exist_id1s"]
 _PARALLEL_COLUMNS: Final = {
     _numbers[first]: tuple(_numbers[name] for name in others.split())
     for first, others in {
@@ -240,6 +258,7 @@ _PARALLEL_COLUMNS: Final = {
         "range_id1s": "range_atypes range_positions range_limits",
         "time_range_id1s": "time_range_atypes time_range_highs time_range_lows time_range_limits",
         "get_id1s": "get_atypes get_id2_counts get_highs get_lows",
+        "exist_id1s": "exist_atypes exist_id2s",
         "minimum_slots": "minimum_versions",
     }.items()
 }
@@ -255,8 +274,12 @@ def operation_sizes(batch: pb.ReadBatch) -> OperationSizes:
     # batch of one query is served in half the time.
     sent = batch.ListFields()
     if len(sent) == 1 and sent[0][0].number == _OBJ_IDS:
-        return _new(OperationSizes, (len(sent[0][1]), 0, 0, 0, 0))
-    lengths = {number: len(column) for field, column in sent if (number := field.number) <= _LAST_COLUMN}
+        return _new(OperationSizes, (len(sent[0][1]), 0, 0, 0, 0, 0))
+    lengths = {
+        number: len(column)
+        for field, column in sent
+        if (number := field.number) <= _LAST_COLUMN or number >= _EXIST_ID1S
+    }
     length_of = lengths.get
     matched = 0
     for first, length in lengths.items():
@@ -282,6 +305,7 @@ def operation_sizes(batch: pb.ReadBatch) -> OperationSizes:
         length_of(_RANGE_ID1S, 0),
         length_of(_TIME_RANGE_ID1S, 0),
         length_of(_GET_ID1S, 0),
+        length_of(_EXIST_ID1S, 0),
     )
     return _new(OperationSizes, sizes)
 
@@ -310,7 +334,10 @@ def minimums_of(batch: pb.ReadBatch) -> dict[int, int]:
 
 def id1s_of(batch: pb.ReadBatch) -> Iterable[int]:
     """Return the object's id or the list's id1 of every query, in slot order."""
-    columns = (batch.obj_ids, batch.count_id1s, batch.range_id1s, batch.time_range_id1s, batch.get_id1s)
+    columns = (
+        *(batch.obj_ids, batch.count_id1s, batch.range_id1s),
+        *(batch.time_range_id1s, batch.get_id1s, batch.exist_id1s),
+    )
     return (id1 for column in columns for id1 in column[:])
 
 
@@ -331,7 +358,8 @@ class BatchQueries:
         self.minimums = minimums_of(batch)
 
     def query(self, slot: int) -> Query:
-        """Return the query at ``slot`` after checking its numbers. Raises `InvalidArgument` or `TooLarge`."""
+        """Return the query at ``slot`` after checking its numbers; that of `assoc_exists` is one for the edge. Raises
+        `InvalidArgument` or `TooLarge`."""
         batch, starts = self._batch, self._starts
         if slot < starts[1]:
             return ObjectQuery(_checked_id(batch.obj_ids[slot], "id"))
@@ -352,6 +380,10 @@ class BatchQueries:
             id1, atype = _checked_id(batch.time_range_id1s[i], "id1"), batch.time_range_atypes[i]
             begin = batch.time_range_starts[i] if batch.time_range_starts else 0
             return TimeRangeQuery(id1, atype, high, low, batch.time_range_limits[i], begin)
+        if slot >= starts[5]:
+            i = slot - starts[5]
+            id1, id2 = _checked_id(batch.exist_id1s[i], "id1"), _checked_id(batch.exist_id2s[i], "id2")
+            return EdgesQuery(id1, batch.exist_atypes[i], (id2,))
         i = slot - starts[4]
         first, last = self._id2_starts[i], self._id2_starts[i + 1]
         if last - first > MAX_ID2_SET:

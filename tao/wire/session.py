@@ -8,7 +8,7 @@ cost a task: answers come by callback, and `Session.ask` is there for callers th
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from tao.model.errors import TaoError
 from tao.wire.convert import error_to_pb
@@ -66,6 +66,13 @@ class Session(Protocol):
         was sent.
         """
 
+    def hold(self) -> None:
+        """Write what is sent from now on when `flush` is called, and not in the next turn of the loop. Each call must
+        be followed by one of `flush` in the same turn."""
+
+    def flush(self) -> None:
+        """Write at once what has been sent."""
+
     def forget(self, number: int) -> None:
         """Drop the request: the caller wants no more answers. A series is ended at the server, too."""
 
@@ -106,6 +113,15 @@ class RequestHandler(Protocol):
     def handle(self, request: pb.Request, reply: Reply) -> None:
         """Answer now, or start tasks that will. A `TaoError` raised here becomes the answer; any other exception is
         logged and answered as INTERNAL."""
+
+
+@runtime_checkable
+class AtOnceHandler(Protocol):
+    """A `RequestHandler` that also answers some requests without taking them apart into messages."""
+
+    def answer_at_once(self, request: bytes, peer: PeerIdentity) -> bytes | None:
+        """Return the encoded answer to an encoded request, with its number; None when the request is for `handle`,
+        which would give the same answer."""
 
 
 def failure(error: TaoError) -> pb.Answer:

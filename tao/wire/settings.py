@@ -78,13 +78,14 @@ class DoorstepSettings:
     """Those of one address. A load balancer needs one for each server that it watches."""
 
     max_streams_per_connection: int = 32
-    """Calls under way on one gRPC connection. A client with more waits with the rest, or opens another connection; a
-    stranger's are refused before they reach Python. More would let a few connections keep the port busy for long: each
-    call that arrives costs a third of a millisecond, and nothing can be served before it."""
+    """Calls under way on one gRPC connection. A client with more waits with the rest, or opens another connection. More
+    would let a few connections keep the port busy for long: each call that arrives costs a third of a millisecond, and
+    nothing can be served before it."""
 
     refusals_per_second: float = 10
     """gRPC calls that are refused at once for their credential, in each second. Further ones are held first: meanwhile
-    they take the places of their connections, whose next calls are refused before they reach Python."""
+    they take the places of their connections, whose next calls are refused before they reach Python. It bounds calls
+    of connections that have shown another credential before; strangers have bounds of their own."""
 
     held_refusal_seconds: float = 1.0
     """How long they are held at least. They are let go one in a millisecond."""
@@ -92,9 +93,27 @@ class DoorstepSettings:
     max_held_refusals: int = 2_048
     """Most of them held at a time, at some 20 KB each; further ones are refused at once."""
 
+    stranger_connections_per_second: float = 50
+    """gRPC connections that are begun in each second for peers that turn out to show no credential; one with TLS counts
+    four times. Up to `max_pending_per_address` of them are saved up. Further ones wait, and addresses take turns. Each
+    costs 0.2 ms: at the default 1 % of the server's event loop."""
+
+    stranger_calls_per_second: float = 50
+    """gRPC calls that reach gRPC in each second on connections without a credential, health checks included. Each costs
+    half a millisecond, at the default 2.5 % of the event loop. Further ones wait, and addresses take turns."""
+
+    accepts_per_second: float = 500
+    """Connections that the gRPC port and the admin port accept in each second, of everybody: further ones wait in the
+    system's queue, and up to a quarter of the rate may be accepted in one burst. Each costs some 45 µs at the gRPC
+    port, and 15 µs at the admin port, when it is only turned away."""
+
+    frame_accepts_per_second: float = 6_000
+    """The same for frames, at 15 µs each. More, so that the clients of a large tier are back soon when a server has
+    restarted, and newcomers do not wait behind a wave of strangers."""
+
     max_grpc_connections: int = 4_096
-    """gRPC connections at a time, of everybody. Each costs 17 KB, or 42 KB with TLS, and the library that serves them
-    cannot bound them per address; those of frames have a bound of their own."""
+    """gRPC connections at a time of peers that have shown a credential. Each costs three file descriptors and some 20
+    KB, or 60 KB with TLS. One application may have half of them."""
 
     idle_connection_seconds: float = 20.0
     """A gRPC connection without a call for this long is closed. Clients connect again by themselves, and a session is
@@ -149,7 +168,7 @@ class ServingSettings:
     """Bounds on peers that have not shown yet who they are."""
 
     silence_timeout_seconds: float = 30.0
-    """A peer that is silent for this long is gone: six of its pings are missing."""
+    """A peer that is silent for this long is gone: six of its pings are missing. It is pinged after half of it."""
 
     sweep_interval_seconds: float = 0.25
     """Interval at which those timeouts are checked, for all connections together: cheaper than timers for each."""

@@ -4,9 +4,7 @@ With ``authorities`` a server demands a certificate of its peers, and a client t
 system's. A server is both: it shows the same certificate to its callers and to the servers that it calls. Files that
 change are used for new connections within a second, and files that have become wrong are not used.
 
-Both transports speak TLS 1.3 only. An SSL context of Python has a setting for it, and gRPC has none: its servers choose
-among the cipher suites of TLS 1.2 that an environment variable lists, and those of TLS 1.3, which it always offers. The
-commands that run servers (`tao.cli.servers`) set the variable before gRPC is loaded, which reads it once.
+Servers speak TLS 1.3 only, over both transports: TLS ends before gRPC (`tao.wire.grpc_proxy`).
 """
 
 from __future__ import annotations
@@ -48,8 +46,7 @@ class TlsFiles:
     certificate."""
 
     demand_certificates: bool = True
-    """False: a server with ``authorities`` accepts peers without a certificate too, and tokens prove their identity.
-    Its gRPC port then asks nobody for one."""
+    """False: a server with ``authorities`` accepts peers without a certificate too, and tokens prove their identity."""
 
     cluster: str = ""
     """``spiffe://DOMAIN/tao/CLUSTER``: peers are known by the SPIFFE ids in their certificates, a server as
@@ -73,10 +70,11 @@ class TlsFiles:
         return SpiffeCluster.parse(self.cluster) if self.cluster else None
 
     def server_context(self) -> ssl.SSLContext:
-        """Return the server's context for frames. Raises `SettingsError` when a file cannot be used."""
+        """Return the server's context for both transports. Raises `SettingsError` when a file cannot be used."""
         certificate, private_key = self._own_pair()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.set_alpn_protocols(["h2"])  # gRPC's clients demand it; those of frames do not ask
         self._load(context, certificate, private_key)
         if self.authorities is not None:
             context.verify_mode = ssl.CERT_REQUIRED if self.demand_certificates else ssl.CERT_OPTIONAL
@@ -91,13 +89,6 @@ class TlsFiles:
         self._load(context, self.certificate, self.private_key)
         return context
 
-    def server_configuration(self) -> grpc.ServerCertificateConfiguration:
-        """Return the certificate and the authorities of a gRPC server. Raises `SettingsError` for a file that cannot
-        be read."""
-        certificate, private_key = self._own_pair()
-        authorities = _read(self.authorities) if self.authorities is not None and self.demands_certificates else None
-        return grpc.ssl_server_certificate_configuration([(_read(private_key), _read(certificate))], authorities)
-
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """Return the client's credentials for gRPC. Raises `SettingsError` when a file cannot be read."""
         return grpc.ssl_channel_credentials(*self.contents())
@@ -109,11 +100,6 @@ class TlsFiles:
             None if file is None else _read(file) for file in (self.authorities, self.private_key, self.certificate)
         )
         return authorities, key, certificate
-
-    @property
-    def demands_certificates(self) -> bool:
-        """Whether a server refuses peers without a certificate."""
-        return self.authorities is not None and self.demand_certificates
 
     def stamp(self) -> Stamp:
         """Return what changes whenever a file does."""
@@ -144,12 +130,6 @@ class ServerTls:
         """Read the files. Raises `SettingsError`."""
         self._files: Final = files
         self._read()
-        self._fetched = self._configuration
-        self.grpc: Final = grpc.dynamic_ssl_server_credentials(
-            self._configuration,
-            self._changed_configuration,  # type: ignore[arg-type]  # None is allowed: the stub does not say so
-            require_client_authentication=files.demands_certificates,
-        )
 
     def reread(self) -> bool:
         """Read the files again if they have changed. Returns whether they have, and can be used: what cannot is logged
@@ -166,18 +146,7 @@ class ServerTls:
 
     def _read(self) -> None:
         self._stamp = self._files.stamp()  # before the files: a change meanwhile is read the next time
-        # The context checks that the key belongs to the certificate, which gRPC does at a handshake.
         self.context = self._files.server_context()
-        self._configuration = self._files.server_configuration()
-
-    def _changed_configuration(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return the configuration for the next handshake; None: that of the one before. gRPC calls it in a thread of
-        its own."""
-        configuration = self._configuration
-        if configuration is self._fetched:
-            return None
-        self._fetched = configuration
-        return configuration
 
 
 class ClientTls:

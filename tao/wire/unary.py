@@ -18,7 +18,7 @@ from tao.model.graph import ABSENT, MAX_ID2_SET, MAX_TIME, ListKey, decode_count
 from tao.model.ids import MAX_ID, SHARD_SHIFT, shard_of
 from tao.model.queries import start_at
 from tao.model.tokens import WriteToken
-from tao.wire.convert import error_from_pb, pending_to_pb, token_of
+from tao.wire.convert import error_from_pb, exists_in, pending_to_pb, token_of
 from tao.wire.v1 import graph_pb2 as graph
 from tao.wire.v1 import session_pb2 as pb
 
@@ -30,7 +30,11 @@ ReadRequest = (
     | graph.AssocRangeRequest
     | graph.AssocTimeRangeRequest
     | graph.AssocGetRequest
+    | graph.AssocExistsRequest
+    | pb.SelectRequest
 )
+
+Journaled = graph.ObjAddRequest | graph.AssocAddRequest | graph.AssocDeleteRequest | graph.AssocMergeRequest
 
 
 class UnaryMethod(msgspec.Struct, frozen=True):
@@ -48,8 +52,9 @@ def unary_methods(choose_shard: ChooseShard) -> list[UnaryMethod]:
     def obj_add(asked: graph.ObjAddRequest) -> pb.Request:
         shard = 0
         if not asked.id:
-            shard = shard_of(_checked_id(asked.near)) if asked.HasField("near") else choose_shard()
-        return _write(pb.Write(obj_add=pb.ObjAdd(id=asked.id, shard=shard, otype=asked.otype, data=asked.data)))
+            shard = shard_of(checked_id(asked.near)) if asked.HasField("near") else choose_shard()
+        add = pb.ObjAdd(id=asked.id, shard=shard, otype=asked.otype, data=asked.data)
+        return _journaled(pb.Write(obj_add=add), asked)
 
     return [
         _method("ObjAdd", graph.ObjAddRequest, obj_add, _id_reply),
@@ -76,12 +81,12 @@ def _method(
 
 
 def _obj_get(asked: graph.ObjGetRequest) -> pb.Request:
-    return _read(pb.ReadBatch(obj_ids=[asked.id]), asked, asked.id)
+    return read_request(pb.ReadBatch(obj_ids=[asked.id]), asked, asked.id)
 
 
 def _assoc_count(asked: graph.AssocCountRequest) -> pb.Request:
     batch = pb.ReadBatch(count_id1s=[asked.id1], count_atypes=[asked.atype])
-    return _read(batch, asked, asked.id1, asked.atype)
+    return read_request(batch, asked, asked.id1, asked.atype)
 
 
 def _assoc_range(asked: graph.AssocRangeRequest) -> pb.Request:
@@ -91,7 +96,7 @@ def _assoc_range(asked: graph.AssocRangeRequest) -> pb.Request:
         range_positions=[asked.pos],
         range_limits=[asked.limit],
     )
-    return _read(batch, asked, asked.id1, asked.atype)
+    return read_request(batch, asked, asked.id1, asked.atype)
 
 
 def _assoc_time_range(asked: graph.AssocTimeRangeRequest) -> pb.Request:
@@ -99,16 +104,16 @@ def _assoc_time_range(asked: graph.AssocTimeRangeRequest) -> pb.Request:
         raise InvalidArgument(
             f"pos is {asked.pos} and below_id2 {asked.below_id2}: a page begins at a position or after an edge"
         )
-    start = _checked_id(asked.below_id2) if asked.below_id2 else start_at(_checked_position(asked.pos))
+    start = checked_id(asked.below_id2) if asked.below_id2 else start_at(_checked_position(asked.pos))
     batch = pb.ReadBatch(
         time_range_id1s=[asked.id1],
         time_range_atypes=[asked.atype],
-        time_range_highs=[_checked_time(asked.high)],
-        time_range_lows=[_checked_time(asked.low)],
+        time_range_highs=[checked_time(asked.high)],
+        time_range_lows=[checked_time(asked.low)],
         time_range_limits=[asked.limit],
         time_range_starts=[start] if start else (),
     )
-    return _read(batch, asked, asked.id1, asked.atype)
+    return read_request(batch, asked, asked.id1, asked.atype)
 
 
 def _assoc_get(asked: graph.AssocGetRequest) -> pb.Request:
@@ -119,13 +124,18 @@ def _assoc_get(asked: graph.AssocGetRequest) -> pb.Request:
         get_atypes=[asked.atype],
         get_id2_counts=[len(asked.id2s)],
         get_id2s=asked.id2s,
-        get_highs=[_checked_time(asked.high) if asked.HasField("high") else MAX_TIME],
-        get_lows=[_checked_time(asked.low)],
+        get_highs=[checked_time(asked.high) if asked.HasField("high") else MAX_TIME],
+        get_lows=[checked_time(asked.low)],
     )
-    return _read(batch, asked, asked.id1, asked.atype)
+    return read_request(batch, asked, asked.id1, asked.atype)
 
 
-def _read(batch: pb.ReadBatch, asked: ReadRequest, key_id: int, atype: int = 0) -> pb.Request:
+def _assoc_exists(asked: graph.AssocExistsRequest) -> pb.Request:
+    batch = pb.ReadBatch(exist_id1s=[asked.id1], exist_atypes=[asked.atype], exist_id2s=[asked.id2])
+    return read_request(batch, asked, asked.id1, asked.atype)
+
+
+def read_request(batch: pb.ReadBatch, asked: ReadRequest, key_id: int, atype: int = 0) -> pb.Request:
     """Return the request of one query with the freshness that is asked for. Raises `InvalidArgument` for a text that is
     no token."""
     batch.critical = asked.critical
@@ -168,6 +178,10 @@ def _count_reply(answer: pb.Answer) -> graph.AssocCountReply:
     return graph.AssocCountReply(count=decode_count(_value(answer))[1])
 
 
+def _exists_reply(answer: pb.Answer) -> graph.AssocExistsReply:
+    return graph.AssocExistsReply(exists=exists_in(_value(answer)))
+
+
 def _edges_reply(answer: pb.Answer) -> graph.EdgesReply:
     block = check_block(_value(answer))
     edges = [graph.Edge(id2=edge.id2, time=edge.time, data=edge.data) for edge in decode_block(block)]
@@ -181,6 +195,11 @@ def _write(write: pb.Write) -> pb.Request:
     return pb.Request(write=pb.WriteBatch(writes=[write]))
 
 
+def _journaled(write: pb.Write, asked: Journaled) -> pb.Request:
+    """Return the request of a write that is made at once, or accepted by a journal."""
+    return pb.Request(write=pb.WriteBatch(writes=[write], accept=asked.accept, priority=asked.priority))
+
+
 def _obj_update(asked: graph.ObjUpdateRequest) -> pb.Request:
     return _write(pb.Write(obj_update=pb.ObjUpdate(id=asked.id, otype=asked.otype, patch=asked.patch)))
 
@@ -191,16 +210,37 @@ def _obj_delete(asked: graph.ObjDeleteRequest) -> pb.Request:
 
 def _assoc_add(asked: graph.AssocAddRequest) -> pb.Request:
     add = pb.AssocAdd(id1=asked.id1, atype=asked.atype, id2=asked.id2, time=asked.time, data=asked.data)
-    return _write(pb.Write(assoc_add=add))
+    return _journaled(pb.Write(assoc_add=add), asked)
 
 
 def _assoc_delete(asked: graph.AssocDeleteRequest) -> pb.Request:
-    return _write(pb.Write(assoc_delete=pb.AssocDelete(id1=asked.id1, atype=asked.atype, id2=asked.id2)))
+    delete = pb.AssocDelete(id1=asked.id1, atype=asked.atype, id2=asked.id2)
+    return _journaled(pb.Write(assoc_delete=delete), asked)
 
 
 def _assoc_change_type(asked: graph.AssocChangeTypeRequest) -> pb.Request:
     move = pb.AssocChangeType(id1=asked.id1, atype=asked.atype, id2=asked.id2, new_atype=asked.new_atype)
     return _write(pb.Write(assoc_change_type=move))
+
+
+def _assoc_merge(asked: graph.AssocMergeRequest) -> pb.Request:
+    merge = pb.AssocMerge(
+        id1=asked.id1,
+        atype=asked.atype,
+        id2=asked.id2,
+        state=asked.state,
+        state_us=asked.state_us,
+        has_payload=asked.has_payload,
+        payload_us=asked.payload_us,
+        time=asked.time,
+        data=asked.data,
+    )
+    return _journaled(pb.Write(assoc_merge=merge), asked)
+
+
+def _node_set_state(asked: graph.NodeSetStateRequest) -> pb.Request:
+    node = pb.NodeSetState(id=asked.id, atypes=asked.atypes, state=asked.state, state_us=asked.state_us)
+    return _write(pb.Write(node_set_state=node))
 
 
 def _result(answer: pb.Answer) -> pb.WriteResult:
@@ -214,12 +254,35 @@ def _result(answer: pb.Answer) -> pb.WriteResult:
 
 def _id_reply(answer: pb.Answer) -> graph.ObjAddReply:
     result = _result(answer)
-    return graph.ObjAddReply(id=result.id, token=_token_text(result), found=result.found)
+    return graph.ObjAddReply(id=result.id, token=_token_text(result), found=result.found, accepted=result.accepted)
 
 
 def _write_reply(answer: pb.Answer) -> graph.WriteReply:
     result = _result(answer)
-    return graph.WriteReply(found=result.found, inverse_pending=result.inverse_pending, token=_token_text(result))
+    return graph.WriteReply(
+        found=result.found,
+        inverse_pending=result.inverse_pending,
+        token=_token_text(result),
+        accepted=result.accepted,
+    )
+
+
+def _merge_reply(answer: pb.Answer) -> graph.AssocMergeReply:
+    result = _result(answer)
+    return graph.AssocMergeReply(
+        found=result.found,
+        inverse_pending=result.inverse_pending,
+        token=_token_text(result),
+        effective_state=result.effective_state,
+        superseded=result.superseded,
+        accepted=result.accepted,
+        forgotten=result.forgotten,
+    )
+
+
+def _node_reply(answer: pb.Answer) -> graph.NodeSetStateReply:
+    result = _result(answer)
+    return graph.NodeSetStateReply(superseded=result.superseded, state_us=result.node.state_us, job_id=result.job.id)
 
 
 def _token_text(result: pb.WriteResult) -> str:
@@ -230,7 +293,8 @@ def _token_text(result: pb.WriteResult) -> str:
 # ---- checks and tables -----------------------------------------------------------------------------------------
 
 
-def _checked_id(number: int) -> int:
+def checked_id(number: int) -> int:
+    """Return an object id. Raises `InvalidArgument`."""
     if not 0 < number <= MAX_ID:
         raise InvalidArgument(f"{number} is not an object id")
     return number
@@ -242,7 +306,8 @@ def _checked_position(pos: int) -> int:
     return pos
 
 
-def _checked_time(time: int) -> int:
+def checked_time(time: int) -> int:
+    """Return the time of an edge. Raises `InvalidArgument`."""
     if time > MAX_TIME:
         raise InvalidArgument(f"time {time} is above 2^63-1")
     return time
@@ -251,9 +316,11 @@ def _checked_time(time: int) -> int:
 _READS: Final = (
     _method("ObjGet", graph.ObjGetRequest, _obj_get, _object_reply),
     _method("AssocGet", graph.AssocGetRequest, _assoc_get, _edges_reply),
+    _method("AssocExists", graph.AssocExistsRequest, _assoc_exists, _exists_reply),
     _method("AssocCount", graph.AssocCountRequest, _assoc_count, _count_reply),
     _method("AssocRange", graph.AssocRangeRequest, _assoc_range, _edges_reply),
     _method("AssocTimeRange", graph.AssocTimeRangeRequest, _assoc_time_range, _edges_reply),
+    _method("Select", pb.SelectRequest, lambda asked: pb.Request(select=asked), lambda answer: answer.selected),
 )
 _WRITES: Final = (
     _method("ObjUpdate", graph.ObjUpdateRequest, _obj_update, _write_reply),
@@ -261,6 +328,9 @@ _WRITES: Final = (
     _method("AssocAdd", graph.AssocAddRequest, _assoc_add, _write_reply),
     _method("AssocDelete", graph.AssocDeleteRequest, _assoc_delete, _write_reply),
     _method("AssocChangeType", graph.AssocChangeTypeRequest, _assoc_change_type, _write_reply),
+    _method("AssocMerge", graph.AssocMergeRequest, _assoc_merge, _merge_reply),
+    _method("NodeSetState", graph.NodeSetStateRequest, _node_set_state, _node_reply),
+    _method("Applied", pb.AwaitApplied, lambda asked: pb.Request(await_applied=asked), _merge_reply),
 )
 _CONFIGURATION: Final = (
     _method("ReserveObjectIds", pb.ReserveIds, lambda ids: pb.Request(reserve_ids=ids), lambda got: got.reserved_ids),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import struct
 from collections.abc import Sequence
+from random import Random
 from types import ModuleType
 from typing import Any
 
@@ -13,10 +15,12 @@ from hypothesis import strategies as st
 
 from tao.cache import answers_python
 from tao.cache.eviction import MOST_CREDIT, USE_CREDIT
+from tao.cache.outcomes import EdgesAnswer
 from tao.model.changes import sort_edges
 from tao.model.edge_block import COMPLETE, HAS_DATA, PREFIX, check_block, decode_block, encode_block, header
 from tao.model.errors import ProtocolError
-from tao.model.graph import MAX_TIME, Edge, encode_count, encode_object
+from tao.model.graph import EXISTS, EXISTS_NOT, MAX_TIME, Edge, encode_count, encode_object
+from tao.model.ids import MAX_ID
 from tao.model.queries import AT_POSITION, start_at
 
 COMPILED = "tao.cache.answers_core"
@@ -25,7 +29,7 @@ MOST = (1 << 64) - 1
 needs_compiled = pytest.mark.skipif(not HAS_COMPILED, reason="no compiled core in this environment")
 
 
-@pytest.fixture(params=["tao.cache.answers_python", pytest.param(COMPILED, marks=needs_compiled)])
+@pytest.fixture(scope="module", params=["tao.cache.answers_python", pytest.param(COMPILED, marks=needs_compiled)])
 def core(request: pytest.FixtureRequest) -> ModuleType:
     return importlib.import_module(request.param)
 
@@ -214,6 +218,124 @@ def test_twins_find_edges_alike(block: bytes, id2: int, high: int, low: int) -> 
 
 
 @needs_compiled
+@given(blocks(), st.lists(id2s | numbers, max_size=20).map(tuple) | st.lists(id2s), numbers, numbers)
+def test_membership_probe_gives_the_same_answer_in_both_cores(
+    block: bytes, wanted: Sequence[int], high: int, low: int
+) -> None:
+    expected = answers_python.edges_answer(block, wanted, high, low)
+    answer = compiled().edges_answer(block, wanted, high, low)
+    assert answer == expected
+    assert answer is None or check_block(answer.block)
+
+
+@needs_compiled
+@given(st.integers(0, 400), st.integers(0, 400), st.randoms(use_true_random=False), st.data())
+def test_twins_find_the_same_of_hundreds_of_ids(edges: int, asked: int, random: Random, data: st.DataObject) -> None:
+    """More edges than ids and more ids than edges, since the shorter side is the one that is hashed."""
+    known = random.sample(range(1, 900), edges)
+    sizes = data.draw(st.sampled_from([(0,), (3,), (0, 0, 5)]))
+    listed = sort_edges(Edge(id2, random.randrange(50), b"d" * random.choice(sizes)) for id2 in known)
+    more = data.draw(st.integers(0, 1))
+    block = encode_block(7, edges + more, listed, PREFIX | (0 if more else COMPLETE))
+    wanted = random.choices(range(1, 900), k=asked)
+    if data.draw(st.booleans()):
+        wanted.sort()
+    high, low = data.draw(st.sampled_from([(MAX_TIME, 0), (40, 0), (MAX_TIME, 10), (30, 20)]))
+    expected = answers_python.edges_answer(block, wanted, high, low)
+    assert compiled().edges_answer(block, wanted, high, low) == expected
+
+
+def test_ids_are_found_denied_or_undecided(core: ModuleType) -> None:
+    whole, prefix = block_of(50, 40, 30), block_of(50, 40, 30, count=9)
+    for wanted in ([130, 141, 150], (150, 130, 141, 130)):
+        answer = core.edges_answer(whole, wanted, MAX_TIME, 0)
+        assert (times_in(answer.block), answer.missing) == ([50, 30], ())
+        answer = core.edges_answer(prefix, wanted, MAX_TIME, 0)
+        assert (times_in(answer.block), answer.missing) == ([50, 30], (141,))
+        assert core.edges_answer(prefix, wanted, 49, 31).missing == ()
+        assert times_in(core.edges_answer(whole, wanted, 49, 0).block) == [30]
+    assert core.edges_answer(prefix, [131, 141, 131], MAX_TIME, 0) is None
+    assert core.edges_answer(whole, [130, 140, 150, 160], MAX_TIME, 0).block is whole
+    assert header(core.edges_answer(whole, [], MAX_TIME, 0).block) == (7, 3, 0, 0)
+
+
+def test_an_edge_exists_or_not_or_the_prefix_cannot_tell(core: ModuleType) -> None:
+    whole, prefix = block_of(50, 40, 30), block_of(50, 40, 30, count=9)
+    assert (core.existence_answer(whole, 140), core.existence_answer(whole, 141)) == (EXISTS, EXISTS_NOT)
+    assert (core.existence_answer(prefix, 140), core.existence_answer(prefix, 141)) == (EXISTS, None)
+
+
+@given(blocks(), id2s | numbers)
+def test_an_edge_exists_where_it_is_found(core: ModuleType, block: bytes, id2: int) -> None:
+    edge = core.edge_answer(block, id2, MAX_TIME, 0)
+    expected = None if edge is None else (EXISTS if header(edge)[2] else EXISTS_NOT)
+    assert core.existence_answer(block, id2) == expected
+
+
+class OneShard:
+    """A shard with a whole list, a prefix and two counts, of which one is zero."""
+
+    def __init__(self) -> None:
+        edges = sort_edges(Edge(id2, id2) for id2 in range(1, 40, 2))
+        self.lists = {
+            1: {5: encode_block(7, 20, edges, COMPLETE | PREFIX), 6: encode_block(7, 30, edges, PREFIX)},
+        }
+        self.counts: dict[int, dict[int, bytes]] = {1: {7: encode_count(7, 0), 8: encode_count(7, 2)}}
+
+
+@given(st.lists(st.tuples(st.sampled_from([5, 5, 6, 7, 8, 9, 1 << 60]), st.integers(1, 3), id2s, st.integers(1, 30))))
+def test_checks_are_answered_alike_one_by_one_and_in_runs(
+    core: ModuleType, runs: list[tuple[int, int, int, int]]
+) -> None:
+    checks = [(id1, 1 + atype // 3, id2 + step) for id1, atype, id2, length in runs for step in range(length)]
+    alone, together = bytearray(31), bytearray(31)
+    one_by_one = core.Hits({0: OneShard()}, alone)
+    expected = [one_by_one.exists(*check) for check in checks]
+    columns = [list(column) for column in zip(*checks, strict=True)] if checks else [[], [], []]
+    assert core.Hits({0: OneShard()}, together).exist_all(*columns) == expected
+    assert alone == together
+
+
+@given(st.integers(0, 2_000), st.integers(8, 400), st.booleans(), st.randoms(use_true_random=False))
+def test_a_run_of_checks_of_a_long_list_finds_what_is_there(
+    core: ModuleType, edges: int, asked: int, is_whole: bool, random: Random
+) -> None:
+    known = random.sample(range(1, 3_000), edges)
+    block = encode_block(7, edges + (not is_whole), sort_edges(Edge(id2, 1) for id2 in known), PREFIX | is_whole)
+    wanted = random.choices(range(1, 3_000), k=asked)
+    shard = OneShard()
+    shard.lists[1][5] = block
+    absent = EXISTS_NOT if is_whole else None
+    there = frozenset(known)
+    found = core.Hits({0: shard}, bytearray(31)).exist_all([5] * asked, [1] * asked, wanted)
+    assert found == [EXISTS if id2 in there else absent for id2 in wanted]
+
+
+@given(st.sampled_from([5, 6, 7, 8, 9, 1 << 60]), st.integers(1, 2), st.lists(id2s, max_size=50), numbers, numbers)
+def test_ids_of_a_column_are_found_as_those_of_a_list(
+    core: ModuleType, id1: int, atype: int, wanted: list[int], high: int, low: int
+) -> None:
+    column = struct.pack(f"<{len(wanted)}Q", *wanted)
+    block = OneShard().lists[1].get(id1) if atype == 1 else None
+    if block is not None:
+        answer = core.edges_answer(block, wanted, high, low)
+        expected = None if answer is None or answer.missing else answer.block
+    else:
+        expected = core.Hits({0: OneShard()}, bytearray(31)).edge(id1, atype, 1, high, low)  # answered by the count
+    assert core.Hits({0: OneShard()}, bytearray(31)).edges(id1, atype, column, high, low) == expected
+    minimum = core.Hits({0: OneShard()}, bytearray(31)).edges(id1, atype, column, high, low, 8)
+    assert minimum is None
+
+
+@pytest.mark.parametrize(
+    ("ids", "foreign"),
+    [([], False), ([1, MAX_ID], False), ([1, 0], True), ([MAX_ID + 1, 5], True), ([MOST], True)],
+)
+def test_numbers_that_are_no_ids_are_found(core: ModuleType, ids: list[int], foreign: bool) -> None:
+    assert core.has_foreign_id(ids) is foreign
+
+
+@needs_compiled
 @given(numbers, numbers, numbers)
 def test_twins_answer_beyond_a_count_alike(version: int, count: int, pos: int) -> None:
     value = encode_count(version, count)
@@ -234,6 +356,8 @@ def test_a_damaged_block_is_never_read_beyond(block: bytes, data: st.DataObject)
         ("time_range_answer", (high, low, limit, pos)),
         ("time_range_answer", (high, low, limit, AT_POSITION | pos)),
         ("edge_answer", (pos, high, low)),
+        ("existence_answer", (pos,)),
+        ("edges_answer", (data.draw(st.lists(id2s | numbers)), high, low)),
     ):
         answer = or_refused(question, held, arguments)
         # No more comes out than went in, wherever the columns claim to end.
@@ -245,9 +369,10 @@ def test_a_damaged_block_is_never_read_beyond(block: bytes, data: st.DataObject)
     assert or_refused("range_answer", held, (pos, limit)) == answers_python.range_answer(held, pos, limit)
 
 
-def or_refused(question: str, block: bytes, arguments: Sequence[int]) -> bytes | None:
+def or_refused(question: str, block: bytes, arguments: Sequence[object]) -> bytes | None:
     try:
-        answer: bytes | None = getattr(compiled(), question)(block, *arguments)
+        answer = getattr(compiled(), question)(block, *arguments)
     except ValueError:
         return None
-    return answer
+    found: bytes | None = answer.block if isinstance(answer, EdgesAnswer) else answer
+    return found

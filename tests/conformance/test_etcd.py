@@ -75,7 +75,7 @@ async def test_what_was_known_stays_in_force_while_etcd_is_away(etcd: EtcdRig) -
         await etcd.kill()
         with pytest.raises(TopologyError, match=r"cannot be read: .* did not answer"):
             await watched.load()
-        with pytest.raises(TopologyError, match="not known whether version 2 was stored"):
+        with pytest.raises(TopologyError, match="not known whether topology 2 was stored"):
             await store.change(1, found)
         await ear.until(lambda: any("did not answer" in each for each in ear.errors))
         with pytest.raises(LocksAway):

@@ -98,6 +98,15 @@ async def test_one_address_is_enough(region: Region) -> None:
         assert (graph.region, graph.stats.errors) == ("east", 0)
 
 
+async def test_a_check_is_answered_by_one_byte(region: Region) -> None:
+    async with connect(region.address, settings=region.settings, credentials=region.credentials) as graph:
+        await graph.assoc_add(5, "follows", 7)
+        assert await graph.assoc_exists(5, "follows", 7)
+        assert not await graph.assoc_exists(5, "follows", 8)
+        checks = [(id1, "follows", id2) for id1 in (5, 6) for id2 in (7, 8)]
+        assert await graph.assoc_exists_many(checks) == [True, False, False, False]
+
+
 async def test_a_topology_file_is_enough(region: Region, tmp_path: Path) -> None:
     path = tmp_path / "topology.json"
     path.write_text(dump_topology(region.cluster.topology))

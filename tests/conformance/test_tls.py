@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import sys
-from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -158,6 +156,19 @@ async def test_a_peer_is_known_by_the_id_in_its_certificate(
 
 
 @pytest.mark.parametrize("transport", ["frames", "grpc"])
+async def test_a_certificate_that_is_not_demanded_names_its_peer(transport: str, authority: TestAuthority) -> None:
+    own = authority.issue("follower-1", uri_of("follower", "follower-1"), CLUSTER)
+    accepted = AcceptedCredentials(cluster=SpiffeCluster.parse(CLUSTER))
+    served = Served(replace(own, demand_certificates=False), accepted)
+    await served.faces.start()
+    web = authority.issue("web", "spiffe://example.org/app/web", CLUSTER)
+    assert (await served.peer(transport, web, Credentials("web-17", "client"))).caller == "app/web"
+    with pytest.raises(Unauthorized, match="the token is missing"):
+        await served.ask(transport, TlsFiles(authorities=authority.file), Credentials("web-17", "client"))
+    await served.faces.close()
+
+
+@pytest.mark.parametrize("transport", ["frames", "grpc"])
 async def test_a_client_asks_no_server_but_the_one_that_the_topology_names(
     transport: str, by_ids: Served, authority: TestAuthority
 ) -> None:
@@ -238,20 +249,11 @@ async def test_changed_files_are_used_for_new_connections_and_wrong_ones_are_not
 @pytest.mark.parametrize("transport", ["frames", "grpc"])
 async def test_a_server_speaks_tls_1_3_and_nothing_below(transport: str, tmp_path: Path) -> None:
     files = replace(TestAuthority(tmp_path).issue("follower-1"), demand_certificates=False)
-    program = (
-        "import tao.cli.servers as s; s._allow_only_tls_1_3()\n"
-        "import asyncio; from pathlib import Path, PosixPath; from tao.wire.tls import TlsFiles\n"
-        "from tests.conformance.test_tls import Served\n"
-        "async def main(files):\n"
-        "    served = Served(files); await served.faces.start()\n"
-        "    print(served.server.grpc, served.server.frames, flush=True); await asyncio.to_thread(input)\n"
-        f"asyncio.run(main({files!r}))\n"
-    )
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdin=PIPE, stdout=PIPE)
+    served = Served(files)
+    await served.faces.start()
+    address = served.server.grpc if transport == "grpc" else served.server.frames
+    host, port = address.split(":")
     try:
-        assert process.stdout is not None
-        addresses = (await process.stdout.readline()).decode().split()
-        host, port = addresses[0 if transport == "grpc" else 1].split(":")
 
         async def version(only: ssl.TLSVersion) -> str | None:
             context = ssl.create_default_context(cafile=str(files.authorities))
@@ -266,8 +268,7 @@ async def test_a_server_speaks_tls_1_3_and_nothing_below(transport: str, tmp_pat
         with pytest.raises((ssl.SSLError, ConnectionError)):
             await version(ssl.TLSVersion.TLSv1_2)
     finally:
-        process.kill()
-        await process.wait()
+        await served.faces.close()
 
 
 def test_ids_need_authorities_and_a_cluster_of_spiffe_s_form() -> None:
@@ -279,7 +280,7 @@ def test_ids_need_authorities_and_a_cluster_of_spiffe_s_form() -> None:
 
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     missing = TlsFiles(tmp_path / "no.pem", tmp_path / "no.key")
-    for use in (missing.server_context, missing.client_context, missing.server_configuration):
+    for use in (missing.server_context, missing.client_context):
         with pytest.raises(SettingsError, match=r"no\.(pem|key)"):
             use()
     with pytest.raises(SettingsError, match="private key"):

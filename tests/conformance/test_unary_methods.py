@@ -24,7 +24,7 @@ from tao.model.errors import (
     Unavailable,
     WriteLost,
 )
-from tao.model.graph import ABSENT, MAX_TIME, Edge, encode_count, encode_object
+from tao.model.graph import ABSENT, EXISTS, EXISTS_NOT, MAX_TIME, Edge, encode_count, encode_object
 from tao.model.ids import MAX_ID, make_id
 from tao.model.queries import start_at
 from tao.wire.convert import error_to_pb
@@ -81,6 +81,14 @@ def result(**fields: int) -> list[pb.Answer]:
 BLOCK = encode_block(4, 9, [Edge(3, 30, b"d"), Edge(2, 20)], COMPLETE | PREFIX | LIMIT_CUT)
 EDGES = graph.EdgesReply(edges=[graph.Edge(id2=3, time=30, data=b"d"), graph.Edge(id2=2, time=20)], limit_cut=True)
 DONE = result(found=1, inverse_pending=1)
+MERGED = result(found=1, effective_state=3, superseded=1)
+NODE_SET = [
+    pb.Answer(
+        write=pb.WriteAnswer(
+            results=[pb.WriteResult(superseded=True, node=pb.NodeState(state=2, state_us=5), job=pb.Job(id=77))]
+        )
+    )
+]
 DONE_REPLY = graph.WriteReply(found=True, inverse_pending=True)
 CASES: list[tuple[str, Message, list[pb.Answer], Message, Message]] = [
     ("ObjAdd", graph.ObjAddRequest(otype=1, data=b"d"), result(id=77),
@@ -104,9 +112,23 @@ CASES: list[tuple[str, Message, list[pb.Answer], Message, Message]] = [
      pb.AssocDelete(id1=7, atype=2, id2=8), DONE_REPLY),
     ("AssocChangeType", graph.AssocChangeTypeRequest(id1=7, atype=2, id2=8, new_atype=3), DONE,
      pb.AssocChangeType(id1=7, atype=2, id2=8, new_atype=3), DONE_REPLY),
+    ("AssocMerge", graph.AssocMergeRequest(id1=7, atype=2, id2=8, state=2, state_us=5, has_payload=True, payload_us=4,
+                                          time=3, data=b"d"), MERGED,
+     pb.AssocMerge(id1=7, atype=2, id2=8, state=2, state_us=5, has_payload=True, payload_us=4, time=3, data=b"d"),
+     graph.AssocMergeReply(found=True, effective_state=3, superseded=True)),
+    ("NodeSetState", graph.NodeSetStateRequest(id=7, atypes=[2, 3], state=2, state_us=5), NODE_SET,
+     pb.NodeSetState(id=7, atypes=[2, 3], state=2, state_us=5),
+     graph.NodeSetStateReply(superseded=True, state_us=5, job_id=77)),
+    ("Applied", pb.AwaitApplied(accepted=b"r"), MERGED, pb.AwaitApplied(accepted=b"r"),
+     graph.AssocMergeReply(found=True, effective_state=3, superseded=True)),
     ("AssocGet", graph.AssocGetRequest(id1=7, atype=2, id2s=[3, 2], low=5), value(BLOCK),
      pb.ReadBatch(get_id1s=[7], get_atypes=[2], get_id2_counts=[2], get_id2s=[3, 2], get_highs=[MAX_TIME],
                   get_lows=[5]), EDGES),
+    ("AssocExists", graph.AssocExistsRequest(id1=7, atype=2, id2=3, critical=True), value(EXISTS),
+     pb.ReadBatch(exist_id1s=[7], exist_atypes=[2], exist_id2s=[3], critical=True),
+     graph.AssocExistsReply(exists=True)),
+    ("AssocExists", graph.AssocExistsRequest(id1=7, atype=2, id2=3), value(EXISTS_NOT),
+     pb.ReadBatch(exist_id1s=[7], exist_atypes=[2], exist_id2s=[3]), graph.AssocExistsReply(exists=False)),
     ("AssocCount", graph.AssocCountRequest(id1=7, atype=2), value(encode_count(4, 12)),
      pb.ReadBatch(count_id1s=[7], count_atypes=[2]), graph.AssocCountReply(count=12)),
     ("AssocRange", graph.AssocRangeRequest(id1=7, atype=2, pos=1, limit=9), value(BLOCK),
@@ -120,6 +142,8 @@ CASES: list[tuple[str, Message, list[pb.Answer], Message, Message]] = [
     ("AssocTimeRange", graph.AssocTimeRangeRequest(id1=7, atype=2, high=9, low=1, limit=4, pos=5), value(BLOCK),
      pb.ReadBatch(time_range_id1s=[7], time_range_atypes=[2], time_range_highs=[9], time_range_lows=[1],
                   time_range_limits=[4], time_range_starts=[(1 << 63) + 5]), EDGES),
+    ("Select", pb.SelectRequest(limit=3, cursor="c"), [pb.Answer(selected=pb.SelectReply(count=4, exact=True))],
+     pb.SelectRequest(limit=3, cursor="c"), pb.SelectReply(count=4, exact=True)),
     ("ReserveObjectIds", pb.ReserveIds(shard=2, count=3), [pb.Answer(reserved_ids=pb.ReservedIds(ids=[5, 6]))],
      pb.ReserveIds(shard=2, count=3), pb.ReservedIds(ids=[5, 6])),
     ("ReserveObjectIds", pb.ReserveIds(shard=2, count=3, as_interval=True),
@@ -151,6 +175,23 @@ async def test_a_method_asks_one_request_and_replies_its_answer(
     assert await getattr(bench.stub, method)(asked, timeout=20) == reply
     assert body_of(bench.handler.asked) == request_body
     assert 15_000 < bench.handler.asked.deadline_ms < 25_000
+
+
+JOURNALED: list[tuple[str, Message]] = [
+    ("ObjAdd", graph.ObjAddRequest(otype=1, id=NEAR, accept=True, priority=3)),
+    ("AssocAdd", graph.AssocAddRequest(id1=7, atype=2, id2=8, accept=True, priority=3)),
+    ("AssocDelete", graph.AssocDeleteRequest(id1=7, atype=2, id2=8, accept=True, priority=3)),
+    ("AssocMerge", graph.AssocMergeRequest(id1=7, atype=2, id2=8, accept=True, priority=3)),
+]
+
+
+@pytest.mark.parametrize(("method", "asked"), JOURNALED)
+async def test_a_write_to_be_made_later_is_answered_with_its_receipt(bench: Bench, method: str, asked: Message) -> None:
+    bench.handler.answers = [pb.Answer(write=pb.WriteAnswer(results=[pb.WriteResult(accepted=b"receipt")]))]
+    reply = await getattr(bench.stub, method)(asked, timeout=20)
+    assert reply.accepted == b"receipt"
+    assert bench.handler.asked.write.accept
+    assert bench.handler.asked.write.priority == 3
 
 
 def test_every_method_has_a_case() -> None:

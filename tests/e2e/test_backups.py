@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tao.admin.access import ReaderLogin
@@ -40,15 +41,19 @@ from tao.devcluster.layout import ClusterSettings, Role, Shape
 from tao.devcluster.state_folder import service_accounts
 from tao.model.errors import TaoError
 from tao.model.ids import unix_ms_of
+from tao.model.topology import Topology
 from tao.replication.accounts import ServiceAccounts
 from tao.replication.promotion_plan import PromotionRequest
+from tao.replication.replica_seed import read_contents
 from tao.replication.server_statements import executed_position
 from tao.storage.names import schema_name
 from tao.storage.result_packets import Row
-from tao.topology.document import parse_topology
+from tao.topology.document import dump_topology, parse_topology
 from tests.e2e.cluster_access import PACE_SECONDS, assert_caches_equal_the_database
 from tests.e2e.region_access import until
 from tests.rigs.forked_programs import run_tao
+from tests.rigs.move_rig import MoveRig, move_rig, soon
+from tests.rigs.move_rig import Writer as RowWriter
 from tests.rigs.replication_rig import (
     EAST,
     SHARDS,
@@ -89,6 +94,29 @@ async def on_masters(cluster: DevCluster, statement: str) -> list[Row]:
                     sql = statement.format(schema=schema_name(shard))
                     rows += (await session.run(f"{sql}; COMMIT", deadline=statement_deadline()))[0]
     return rows
+
+
+BEGUN_MOVES = (
+    "CREATE DATABASE tao_00003",
+    "CREATE TABLE tao_00003.shard (only_row TINYINT UNSIGNED PRIMARY KEY)",
+    "CREATE DATABASE tao_00003_incoming",
+    "CREATE TABLE tao_00003_incoming.objects (id BIGINT UNSIGNED PRIMARY KEY)",
+    "INSERT INTO tao_00003_incoming.objects VALUES (1)",
+)
+CONTINUED_MOVES = (
+    "CREATE TABLE tao_00003.moved_away (only_row TINYINT UNSIGNED PRIMARY KEY)",
+    "UPDATE tao_00003_incoming.objects SET id = 2",
+)
+"""What a database has of a shard that moves to it, or has left it, and what the move does after the backup."""
+
+
+async def on_first_master(cluster: DevCluster, *statements: str) -> list[Row]:
+    """Run statements at the master of the first database. Returns the rows of the first one."""
+    administrator = service_accounts(cluster.record.passwords).administrator
+    database = parse_topology(cluster.topology_path.read_bytes(), "topology").databases[0]
+    async with administrator_session(database.servers[database.master_region], administrator) as session:
+        rows: list[Row] = (await session.run("; ".join([*statements, "COMMIT"]), deadline=statement_deadline()))[0]
+        return rows
 
 
 async def emptied(cluster: DevCluster) -> None:
@@ -165,6 +193,7 @@ async def test_a_backup_under_writes_is_restored_with_every_acknowledged_write_a
         writer = Writer(graph)
         users_a, pairs_a = await writer.write(30)
         under_way = asyncio.create_task(writer.run())
+        await on_first_master(cluster, *BEGUN_MOVES)
         status, made, errors = await tao("backup", "create", backup, *in_old)
         assert status == 0, errors
         assert {each["name"] for each in made["databases"]} == {"db-1", "db-2"}
@@ -172,6 +201,7 @@ async def test_a_backup_under_writes_is_restored_with_every_acknowledged_write_a
         with suppress(asyncio.CancelledError):
             await under_way
         users_b, pairs_b = writer.users[30:], writer.pairs[30:]
+        await on_first_master(cluster, *CONTINUED_MOVES)
         assert (await tao("backup", "binlogs", backup, *in_old))[0] == 0
         moment = await next_second()
         with graph.recording() as recording:
@@ -190,6 +220,7 @@ async def test_a_backup_under_writes_is_restored_with_every_acknowledged_write_a
         status, done, errors = await tao("backup", "restore", backup, *in_new)
         assert status == 4, errors
         assert {*users_a, *users_b, *users_c} <= await stored_users(cluster)
+        assert await on_first_master(cluster, "SHOW DATABASES LIKE 'tao\\_00003%%'") == []
 
         await emptied(cluster)
         status, done, errors = await tao("backup", "restore", backup, "--until", utc(moment), *in_new)
@@ -263,7 +294,11 @@ async def test_a_replica_is_backed_up_with_what_was_acknowledged_and_replicas_fo
     await rig.promoter().promote("db", PromotionRequest(WEST))
     await rig.write(WEST, 3)
     await rig.promoter().promote("db", PromotionRequest(EAST))
-    await archive_binlogs(backup, rig.topology, administrator, on_progress=nothing)
+
+    async def present() -> Topology:
+        return rig.topology
+
+    await archive_binlogs(backup, present, administrator, on_progress=nothing)
 
     await drop_shards(rig)
     done = await restored(rig, backup)
@@ -298,3 +333,32 @@ async def test_an_interrupted_restore_keeps_services_out_and_begins_anew(rig: Re
     await restored(rig, backup)
     assert await rig.written(EAST) == {1}
     await until_arrived(rig, WEST, 1)
+
+
+async def test_a_database_without_shards_is_backed_up_and_restored_too(
+    tmp_path: Path, database_accounts: ServiceAccounts
+) -> None:
+    """As one that is about to get shards, or has given all of them away."""
+    backup, administrator = tmp_path / "backup", database_accounts.administrator
+    async with move_rig(tmp_path, database_accounts) as rig:
+        full, empty = rig.topology.databases
+        databases = (full, msgspec.structs.replace(empty, shards=()))
+        topology = msgspec.structs.replace(rig.topology, version=2, shards=16, databases=databases)
+        rig.topology_path.write_text(dump_topology(topology))
+        writer = RowWriter(rig.store(), 3)
+        assert await writer.write_one()
+        await drop_schemas(rig, "east-db-2")
+        made = await create_backup(backup, topology, {}, administrator, on_progress=nothing)
+        assert [each.statement_bytes > 0 for each in made.databases] == [True, False]
+        await drop_schemas(rig, "east-db-1")
+        targets = await observe_targets(topology, administrator)
+        plan = plan_restore(made, read_index(backup), topology, targets)
+        done = await restore_backup(backup, rig.topology_path, plan, administrator, nothing)
+        assert [each.shards for each in done.databases] == [16, 0]
+        assert await rig.written("east-db-1", 3) == writer.acknowledged
+
+
+async def drop_schemas(rig: MoveRig, server: str) -> None:
+    async with rig.session(server) as session:
+        for name in (await read_contents(session, deadline=soon())).schemas:
+            await session.run(f"DROP DATABASE {name}", deadline=soon())

@@ -6,8 +6,10 @@ import asyncio
 import os
 import random
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,10 +19,11 @@ from tao.model.graph import ABSENT
 from tao.model.ids import make_id
 from tao.model.relay import Touch
 from tao.model.writes import AssocAdd, AssocChangeType, AssocDelete, ObjAdd, ObjDelete, ObjUpdate, Write
-from tao.planning.row_events import Heartbeat, translate
+from tao.planning.row_events import Heartbeat, Row, RowEvent, translate
 from tao.replication.accounts import ServiceAccounts
 from tao.schema.codec import encode_fields, encode_patch
 from tao.tailer.binlog import BinlogLost, BinlogUnusable, ServerIdTaken
+from tao.tailer.transactions import RowDecoder, decoded_rows
 from tests.rigs.binlog_rig import PATIENT_SECONDS, SHARDS, BinlogRig, Following, open_rig, until
 from tests.unit.planning.stored_rows import FOLLOWS, FRIEND, LIKES, NOW, SCHEMA, TAGS, USER, WIDE
 
@@ -116,6 +119,46 @@ async def test_the_binlog_of_a_leaders_transactions_holds_its_changesets(rig: Bi
     assert all(not each.touches and not each.bulk_shards for each in following.translated)
     assert not any(each.invalid_shards or each.all_invalid for each in following.transactions)
     assert len(set(following.gtids)) == len(following.gtids)
+
+
+async def test_rows_are_decoded_from_their_packets_as_the_library_decodes_them(
+    rig: BinlogRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: Counter[str] = Counter()
+    differing: list[tuple[list[RowEvent] | None, list[RowEvent]]] = []
+    rows = RowDecoder.rows
+
+    def as_bytes(image: Row | None) -> Row | None:
+        # The library decodes an empty value by its character set, and so makes a text of it.
+        return image and {name: b"" if value == "" else value for name, value in image.items()}
+
+    def compare(decoder: RowDecoder, shard: int, data: bytes, table: Any) -> list[RowEvent] | None:
+        here, library = rows(decoder, shard, data, table), decoded_rows(shard, decoder.event(data, table))
+        assert library is not None
+        normal = [RowEvent(shard, each.table, as_bytes(each.before), as_bytes(each.after)) for each in library]
+        if here != normal:
+            differing.append((here, normal))
+        compared[f"{table.table} {normal[0].kind}"] += 1
+        return here
+
+    monkeypatch.setattr(RowDecoder, "rows", compare)
+    following = await rig.follow()
+    await rig.write(
+        *[ObjAdd(an_id(number, shard), USER, user("ada"), False) for shard in SHARDS for number in range(3)]
+    )
+    chance = random.Random(11)
+    for _ in range(60):
+        await rig.write(*random_batch(chance))
+    await rig.sql(
+        "CREATE TABLE tao_00000.other (a TINYINT, b SMALLINT, c MEDIUMINT, d INT, e BIGINT UNSIGNED, f VARBINARY(300))",
+        "INSERT INTO tao_00000.other VALUES (-1, -300, -70000, -5, 18446744073709551615, 'x'), (1, 2, 3, 4, 5, NULL)",
+        "UPDATE tao_00000.other SET a = NULL, c = 8388607, f = REPEAT('y', 300) WHERE b = -300",
+        "DELETE FROM tao_00000.other",
+    )
+    await mark(rig, following, "marker")
+    assert differing == []
+    kinds = {"objects update", "assocs insert", "assocs delete", "assoc_lists update", "assocs_wide insert"}
+    assert kinds | {"other insert", "other update", "other delete"} <= compared.keys()
 
 
 async def test_rows_changed_by_hand_are_touched_and_a_mended_version_drops_the_key(rig: BinlogRig) -> None:

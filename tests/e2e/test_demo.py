@@ -77,6 +77,9 @@ def test_the_demonstration_shows_each_step_and_ends_with_ok(tmp_path: Path) -> N
     assert cold["by_database"] == 200
     assert other_tier["by_database"] == 0
     assert warm["by_follower"] == 300
+    assert figures["mutual"]["pairs"] > 50
+    assert figures["mutual"]["visited"] > 0
+    assert figures["feed"]["posts"] > figures["feed"]["pages"]
     assert figures["spread"]["version_after"] == figures["spread"]["version_before"] + 1
     assert figures["check"]["compared"] > 300
     assert figures["check"]["wrong"] == 0

@@ -142,7 +142,7 @@ async def test_a_detached_cluster_with_etcd_outlives_etcd_and_is_ended_by_down(f
     code, out, _ = await tao(folder, "dev", "status", "--json", *where)
     found = json.loads(out)
     assert code == 0
-    roles = ["etcd", "database", "leader", "tailer", "follower", "watcher"]
+    roles = ["etcd", "database", "leader", "tailer", "follower", "watcher", "worker"]
     assert [each["role"] for each in found["processes"]] == roles
     assert all(process["state"] == "ready" and process["pid"] > 0 for process in found["processes"])
 

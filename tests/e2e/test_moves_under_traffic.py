@@ -35,10 +35,8 @@ from tao.storage.session import ServerAccount, open_session
 from tao.topology.document import parse_topology
 from tests.e2e.cluster_access import PACE_SECONDS, PATIENT_SECONDS, assert_converges, bystander_of, running_cluster
 from tests.rigs.forked_programs import run_tao
-from tests.rigs.move_rig import needs_copy_tools
 
 pytestmark = [
-    needs_copy_tools,
     pytest.mark.e2e,
     pytest.mark.database,
     pytest.mark.timeout(240),

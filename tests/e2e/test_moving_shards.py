@@ -10,17 +10,19 @@ from types import SimpleNamespace
 import pytest
 import pytest_asyncio
 
+from tao.admin.shard_contents import MovedShard, ShardContents
 from tao.model.errors import TaoError
 from tao.model.ids import SHARD_SHIFT
+from tao.observability.logs import logger
 from tao.replication.accounts import ServiceAccounts
 from tao.replication.locks import LockTaken
 from tao.replication.promotion_plan import PromotionRequest
 from tao.replication.shard_move import MoveSettings, move_lock
 from tao.replication.shard_move_plan import LEFT_FREE_BYTES, MoveAborted, MoveRefused, MoveStep, NoRoom
-from tests.rigs.move_rig import SHARDS, SOURCE, TARGET, MoveRig, Writer, move_rig, needs_copy_tools, soon, writing
+from tao.storage.migrations import migrate
+from tests.rigs.move_rig import QUICK, SHARDS, SOURCE, TARGET, MoveRig, Writer, move_rig, soon, writing
 
 pytestmark = [
-    needs_copy_tools,
     pytest.mark.database,
     pytest.mark.e2e,
     pytest.mark.timeout(180),
@@ -28,6 +30,7 @@ pytestmark = [
 ]
 
 EAST_SOURCE, EAST_TARGET = f"east-{SOURCE}", f"east-{TARGET}"
+LARGE = {"assocs_large": 65_535}
 ALL_BYTES = bytes(range(256))
 KILLED_AT = (
     MoveStep.COPY,
@@ -196,6 +199,61 @@ async def test_move_does_not_switch_to_a_lagging_copy(rig: MoveRig, shard: int) 
     await assert_moved(rig, writer, TARGET)
 
 
+async def test_every_table_of_a_shard_moves_with_what_changes_meanwhile(rig: MoveRig, shard: int) -> None:
+    """Edges with states, states of nodes, jobs, paused kinds, intents, and the table of a type."""
+    await migrate(rig.accounts.administrator.at(rig.topology.databases[0].servers["east"]), [shard], LARGE, EAST_SOURCE)
+    tables = await filled_tables(rig, shard)
+    kinds = {table.partition(".")[2] for table in tables}
+    assert kinds >= {"assocs_large", "assocs_states", "jobs", "node_states", "paused_jobs"}
+
+    async def change(*statements: str) -> None:
+        async with rig.session(EAST_SOURCE) as session:
+            await session.run("; ".join([*statements, "COMMIT"]), deadline=soon())
+
+    def inserted(number: int) -> list[str]:
+        return [
+            f"INSERT INTO {table} VALUES ({', '.join(text.format(number) for _, text in columns)})"
+            for table, columns in tables.items()
+        ]
+
+    def deleted(number: int) -> list[str]:
+        return [f"DELETE FROM {table} WHERE {c[-1][0]} = {c[-1][1].format(number)}" for table, c in tables.items()]
+
+    async def change_all(step: MoveStep) -> None:
+        if step is MoveStep.COMPARE:
+            updated = [
+                f"UPDATE {table} SET {c[-1][0]} = {c[-1][1].format(77)} WHERE {c[-1][0]} = {c[-1][1].format(1)}"
+                for table, c in tables.items()
+            ]
+            await change(*updated, *deleted(2), *inserted(4))
+        if step is MoveStep.FENCE:
+            await change(*deleted(3), *inserted(5))
+
+    await change(*(statement for number in (1, 2, 3) for statement in inserted(number)))
+    await rig.mover(change_all).move(shard, TARGET)
+    for table, columns in tables.items():
+        names = ", ".join(name for name, _ in columns)
+        here, there = [
+            await rig.rows(server, f"SELECT {names} FROM {table} ORDER BY {names}")
+            for server in (EAST_SOURCE, EAST_TARGET)
+        ]
+        assert (here, len(here)) == (there, 3), table
+
+
+async def filled_tables(rig: MoveRig, shard: int) -> dict[str, list[tuple[str, str]]]:
+    """Return the tables of a shard that leaders write, each with its columns and the literal of a number in each."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for table, column, kind in await rig.rows(
+        EAST_SOURCE,
+        "SELECT table_name, column_name, data_type FROM information_schema.columns "
+        f"WHERE table_schema = 'tao_{shard:05d}' AND table_name NOT IN ('shard', 'heartbeat', 'schema_migrations') "
+        "ORDER BY table_name, ordinal_position",
+    ):
+        literal = "{}" if str(kind).endswith("int") else "'v{}'"
+        found.setdefault(f"tao_{shard:05d}.{table}", []).append((str(column), literal))
+    return found
+
+
 async def test_undo_before_the_switch_takes_everything_back(rig: MoveRig, shard: int) -> None:
     writer = Writer(rig.store(), shard)
     assert await writer.write_one()
@@ -206,6 +264,26 @@ async def test_undo_before_the_switch_takes_everything_back(rig: MoveRig, shard:
     assert rig.topology.version > before, "a change that the killed process was about to make is refused"
     await assert_moved(rig, writer, SOURCE)
     assert await rig.rows(EAST_TARGET, f"SHOW DATABASES LIKE 'tao_{shard:05d}%%'") == []
+
+
+async def test_what_a_killed_move_leaves_behind_is_dropped_only_after_the_switch(rig: MoveRig, shard: int) -> None:
+    writer = Writer(rig.store(), shard)
+    assert await writer.write_one()
+    contents = ShardContents(rig.moves(), QUICK, rig.accounts.replicator, logger("test"))
+    with pytest.raises(Killed):
+        await rig.mover(killer(MoveStep.SWITCH)).move(shard, TARGET)  # type: ignore[arg-type]
+    assert await contents.find_moved([shard], 0) == ([], []), "the renamed copy is on its way"
+    with pytest.raises(Killed):
+        await rig.mover(killer(MoveStep.CLEAR)).move(shard, TARGET)  # type: ignore[arg-type]
+    left = MovedShard(shard=shard, database=SOURCE, moved_to="", hours_ago=0.0)
+    assert await contents.find_moved([shard], 3_600) == ([], [left]), "nobody has noted when it has left"
+    await contents.drop([left])
+    assert await rig.rows(EAST_SOURCE, f"SHOW DATABASES LIKE 'tao_{shard:05d}%%'") == []
+    await rig.mover().move(shard, TARGET)
+    await assert_moved(rig, writer, TARGET)
+    await rig.mover().move(shard, SOURCE)
+    left = MovedShard(shard=shard, database=TARGET, moved_to=SOURCE, hours_ago=0.0)
+    assert await contents.find_moved([shard], 0) == ([left], [])
 
 
 async def test_a_failure_behind_the_fence_undoes_itself(rig: MoveRig, shard: int) -> None:

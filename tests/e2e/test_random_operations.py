@@ -135,6 +135,8 @@ class Worker:
                 asked = rng.sample(self.ids, 3)
                 found_edges = plain(await graph.assoc_get(id1, atype, asked))
                 assert found_edges == [edge for edge in expected if edge[0] in asked]
+                present = await graph.assoc_exists_many([(id1, atype, each) for each in asked])
+                assert present == [each in {edge[0] for edge in expected} for each in asked]
             case _:
                 assert plain(await graph.assoc_range(id2, atype, 0, 100)) == self.model.assoc_list(id2, atype)
 

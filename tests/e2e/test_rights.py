@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import grpc
 import pytest
 import pytest_asyncio
 
@@ -13,6 +14,9 @@ from tao.admin.server_stats import server_stats
 from tao.client import Consistency, Graph, PermissionDenied, StaleRead, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import Shape
+from tao.schema.registry import Schema
+from tao.wire.v1 import graph_pb2_grpc
+from tao.wire.v1 import session_pb2 as pb
 from tests.e2e.cluster_access import PATIENT_SECONDS, bystander_of, running_cluster
 
 pytestmark = [
@@ -86,6 +90,22 @@ async def denied(request: Awaitable[object]) -> bool:
     return False
 
 
+async def denied_to_select(cluster: DevCluster, id1: int, schema: Schema, *atypes: str) -> bool:
+    """Ask every follower for the first list without the second."""
+    terms = [pb.SelectTerm(list=pb.ListTerm(id1=id1, atype=schema.atype(atype).number)) for atype in atypes]
+    asked = pb.SelectRequest(terms=[*terms, pb.SelectTerm(operator=pb.SET_WITHOUT)], limit=5)
+    outcomes: set[grpc.StatusCode] = set()
+    for server in ("follower-1a", "follower-1b"):
+        port = cluster.record.ports[server]["grpc"]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub: graph_pb2_grpc.GraphAsyncStub = graph_pb2_grpc.GraphStub(channel)
+            call = stub.Select(asked, timeout=PATIENT_SECONDS)
+            outcomes.add(await call.code())
+    (code,) = outcomes
+    assert code in (grpc.StatusCode.OK, grpc.StatusCode.PERMISSION_DENIED)
+    return code is grpc.StatusCode.PERMISSION_DENIED
+
+
 async def test_without_a_document_everything_is_allowed(cluster: DevCluster, graph: Graph) -> None:
     assert {each["mode"] for each in await access_of(cluster)} == {"none"}
     page = await graph.obj_add("page", {"name": "before"})
@@ -100,7 +120,10 @@ async def test_what_is_granted_is_done_and_the_rest_is_denied(cluster: DevCluste
     await graph.assoc_add(user, "likes", page, 1)
     await use_rules(cluster, SOME)
     master, fresh, old = Consistency.master(), Consistency.max_staleness(3_000), Consistency.max_staleness(60_000)
+    likes, friends, follows = (graph.edge_set(user, atype) for atype in ("likes", "friend", "follows"))
     table: dict[str, tuple[Awaitable[object], bool]] = {
+        "set": ((likes | friends).page(5), False),
+        "set without a list of another type": ((likes - follows).page(5), True),
         "object": (graph.obj_get(user), False),
         "list": (graph.assoc_range(user, "likes", 0, 5), False),
         "list of another type": (graph.assoc_range(user, "follows", 0, 5), True),
@@ -120,6 +143,8 @@ async def test_what_is_granted_is_done_and_the_rest_is_denied(cluster: DevCluste
     assert {what: await denied(request) for what, (request, _) in table.items()} == {
         what: expected for what, (_, expected) in table.items()
     }
+    assert await denied_to_select(cluster, user, graph.schema, "likes", "friend") is False
+    assert await denied_to_select(cluster, user, graph.schema, "likes", "follows") is True
     with pytest.raises(StaleRead):  # the graph asks for the version of its own write, which an absent object lacks
         await graph.obj_get(page)
     async with connect(cluster.client_address) as another:

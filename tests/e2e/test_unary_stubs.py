@@ -124,6 +124,36 @@ def test_edges_between_every_two_shards_are_seen_from_both_ends(stub: GraphStub)
     assert stub.AssocRange(graph.AssocRangeRequest(id1=hub, atype=LIKES, limit=7000), timeout=SECONDS).limit_cut
 
 
+def test_sets_of_lists_on_all_shards_are_evaluated_at_one_address(stub: GraphStub) -> None:
+    ids = ids_on_every_shard(stub)
+    one, other = ids[2], ids[5]
+    token = ""
+    for time, id2 in enumerate(ids):
+        for id1 in (one, other) if time % 2 else (one,):
+            add = graph.AssocAddRequest(id1=id1, atype=COMMENT, id2=id2, time=time)
+            token = stub.AssocAdd(add, timeout=SECONDS).token
+    both = [
+        pb.SelectTerm(list=pb.ListTerm(id1=one, atype=COMMENT)),
+        pb.SelectTerm(list=pb.ListTerm(id1=other, atype=COMMENT)),
+        pb.SelectTerm(operator=pb.SET_AND),
+    ]
+    for freshness in ({}, {"critical": True}, {"after": token}):
+        found, cursor = [], ""
+        while True:
+            page = stub.Select(pb.SelectRequest(terms=both, limit=3, cursor=cursor, **freshness), timeout=SECONDS)
+            found += [(edge.id1, edge.id2, edge.time) for edge in page.edges]
+            cursor = page.cursor
+            if not cursor:
+                break
+        assert found == [(one, ids[time], time) for time in (7, 5, 3, 1)]
+    union = [pb.SelectTerm(union=pb.UnionTerm(id1s=[one, other], atype=COMMENT))]
+    counted = stub.Select(pb.SelectRequest(terms=union, limit=100, count_only=True), timeout=SECONDS)
+    assert (counted.count, counted.exact) == (SHARDS, True)
+    assert refusal(stub.Select, pb.SelectRequest(terms=both[:2], limit=3)) == (
+        grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT",
+    )  # fmt: skip
+
+
 def test_an_edge_changes_its_type_and_is_deleted_at_both_ends(stub: GraphStub) -> None:
     for id1, id2 in zip(ids_on_every_shard(stub), reversed(ids_on_every_shard(stub)), strict=True):
         stub.AssocAdd(graph.AssocAddRequest(id1=id1, atype=LIKES, id2=id2, time=4), timeout=SECONDS)

@@ -21,8 +21,8 @@ LOGS = ("--logs", "{folder}/logs")
     "kinds",
     [
         pytest.param(
-            {"follower_kill", "link_cut"},
-            marks=scenario("chaos", "--fault", "follower_kill", "--fault", "link_cut", *LOGS),
+            {"worker_kill", "link_cut"},
+            marks=scenario("chaos", "--fault", "worker_kill", "--fault", "link_cut", *LOGS),
             id="two regions",
         ),
         pytest.param(
@@ -41,14 +41,32 @@ def test_while_things_fail_nothing_acknowledged_is_lost_and_no_read_is_wrong(ran
     assert found["compared"]["cached entries"] > 0
     zeros = ("acked_writes_lost", "stale_after_quiescence", "failed_reads_unexplained", "wrong_answers")
     violations = [key for key in found if key.endswith("_violations")]
-    assert len(violations) == 6
+    assert len(violations) == 7
     assert {key: found[key] for key in (*zeros, *violations) if found[key]} == {}
     assert found["far_end_reads"] >= found["far_end_reads_while_pending"]
+    assert found["operations"]["edge"] > 0
+    assert found["operations"]["edge, journaled"] > 0
     assert (ran.folder / "logs" / "topology.json").exists()
     # Whatever the machine: another leader, or the one that is back, takes the writes of every shard.
     assert len(found["writes_again_seconds"]) == found["faults"].get("leader_kill", 0)
     aims = [aim["aim"] for aim in found["aims"] if "killed" in aim["aim"]]
     assert len(aims) == (2 if "leader_kill" in kinds else 0)
+
+
+@scenario("cut_journals")
+def test_after_journaled_operations_on_both_sides_of_a_cut_both_regions_have_the_join(ran: ToyRun) -> None:
+    found = msgspec.json.decode(ran.json)
+    assert (found["not_accepted"], found["not_applied"], found["not_the_join"]) == (0, 0, 0)
+    assert (found["differences"], found["not_well"]) == ({}, "")
+    assert found["most_waiting"] > 0
+    assert all(number > 0 for number in found["accepted"].values())
+
+
+@scenario("replay")
+def test_the_same_operations_in_order_shuffled_and_doubled_end_in_the_same_rows(ran: ToyRun) -> None:
+    found = msgspec.json.decode(ran.json)
+    assert found["differing"] == {"in order": 0, "shuffled": 0, "doubled": 0}
+    assert found["edges"] > 0
 
 
 @scenario("etcd_faults", *LOGS)

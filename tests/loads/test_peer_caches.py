@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -22,10 +21,10 @@ _MEGABYTES = 16
 @pytest_asyncio.fixture(params=LOOKASIDES)
 async def cache(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Cache]:
     kind = LOOKASIDES[request.param]
-    if shutil.which(kind.program.name) is None:
+    if kind.program.found() is None:
         pytest.skip(f"no {kind.program.name}: {kind.program.where_from}")
     async with private_server(kind.program, tmp_path, _MEGABYTES + kind.own_mb) as server:
-        cache = kind.client(LOOPBACK, (server.port,), _AWAITERS)
+        cache = await kind.client.open(LOOPBACK, (server.port,), _AWAITERS)
         yield cache
         await cache.close()
 

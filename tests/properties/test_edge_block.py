@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tao.model.changes import sort_edges
+from tao.cache.splices import splice
+from tao.model.changes import GoneEdge, ListChange, sort_edges
 from tao.model.edge_block import (
     COMPLETE,
     PREFIX,
@@ -69,3 +71,27 @@ def test_an_id2_is_found_where_it_is_and_nowhere_else(edges: list[Edge], other: 
 def test_the_first_edge_not_newer_is_found_by_bisection(edges: list[Edge], time: int) -> None:
     expected = next((index for index, edge in enumerate(edges) if edge.time <= time), len(edges))
     assert first_not_newer(encode_block(7, 99, edges, 0), time) == expected
+
+
+@given(st.integers(0, 200), st.integers(31, 33), st.sets(st.integers(0, 199)), st.booleans())
+def test_a_page_of_edges_is_spliced_into_a_block_as_into_a_list(
+    held: int, added: int, gone: set[int], puts_back: bool
+) -> None:
+    """31 edges are searched for one by one, and 33 in a table."""
+    before = [Edge(number, held - number, b"") for number in range(1, held + 1)]
+    removed = [edge for edge in before if edge.id2 in gone]
+    put = [Edge(1000 + number, 3 * number, b"") for number in range(added)]
+    if puts_back and removed:
+        put[0] = msgspec.structs.replace(removed[0], time=held + 1)
+    kept = [edge for edge in before if edge.id2 not in gone]
+    after = sort_edges([*kept, *put])
+    ends = tuple(GoneEdge(edge.id2, edge.time) for edge in removed)
+    change = ListChange(1, 2, 7, 8, len(after), ends, tuple(put))
+    block = encode_block(7, held, before, COMPLETE | PREFIX)
+    spliced = splice(block, change, 1_000)
+    assert spliced is not None
+    assert decode_block(check_block(spliced)) == after
+    if kept:
+        twice = msgspec.structs.replace(kept[-1], time=held + 2)
+        contradiction = ListChange(1, 2, 7, 8, len(after), ends, (twice, *put[1:]))
+        assert splice(block, contradiction, 1_000) is None

@@ -36,6 +36,7 @@ class Naive:
 
     settings: ShareSettings
     started: list[Claim] = field(default_factory=list)
+    aside: list[Claim] = field(default_factory=list)
     waiting: dict[str, list[Claim]] = field(default_factory=dict)
     turns: list[str] = field(default_factory=list)
     deficits: dict[str, int] = field(default_factory=dict)
@@ -50,7 +51,10 @@ class Naive:
 
     def works(self, caller: str) -> bool:
         recently = self.worked_at.get(caller, -99.0) > self.time - self.settings.others_seconds
-        return recently or self.under_way(caller) > 0 or bool(self.waiting.get(caller))
+        return recently or self.under_way(caller) + self.set_aside(caller) > 0 or bool(self.waiting.get(caller))
+
+    def set_aside(self, caller: str | None = None) -> int:
+        return sum(claim.cost for claim in self.aside if caller in (None, claim.caller))
 
     def has_others(self, caller: str) -> bool:
         return any(self.works(each) for each in "abc" if each != caller)
@@ -94,7 +98,7 @@ class Naive:
             self.started += [claim] * items
             return True
         waiting_cost = sum(each.cost for each in waiting) + claim.cost * items
-        if claim not in self.started and waiting_cost > self.settings.max_waiting_per_caller:
+        if claim not in self.started + self.aside and waiting_cost > self.settings.max_waiting_per_caller:
             raise Overloaded("too much")
         waiting += [claim] * items
         self.enter(claim.caller)
@@ -136,6 +140,21 @@ class Naive:
                 return claim
         return None
 
+    def put_aside(self, claim: Claim) -> bool:
+        most = 7 if claim.caller == BUDGETED else self.settings.max_under_way_per_caller
+        if self.set_aside(claim.caller) and self.set_aside(claim.caller) + claim.cost > most:
+            return False
+        if self.set_aside() + claim.cost > self.settings.max_under_way:
+            return False
+        self.end(claim)
+        self.aside.append(claim)
+        return True
+
+    def end_aside(self, claim: Claim) -> None:
+        self.worked_at[claim.caller] = self.time
+        self.aside.remove(claim)
+        self.enter(claim.caller)
+
     def end(self, claim: Claim) -> None:
         self.worked_at[claim.caller] = self.time
         self.started.remove(claim)
@@ -159,11 +178,13 @@ class Naive:
 ADD = st.tuples(st.just("add"), st.sampled_from("abc"), st.tuples(st.integers(1, 6), st.integers(1, 6)))
 ADD_MORE = st.tuples(st.just("add more"), st.just(""), st.tuples(st.integers(1, 30), st.integers(1, 3)))
 END = st.tuples(st.just("end"), st.just(""), st.tuples(st.integers(0, 30), st.just(0)))
+PUT_ASIDE = st.tuples(st.just("put aside"), st.just(""), st.tuples(st.integers(0, 30), st.just(0)))
+END_ASIDE = st.tuples(st.just("end aside"), st.just(""), st.tuples(st.integers(0, 30), st.just(0)))
 WITHDRAW = st.tuples(st.just("withdraw"), st.just(""), st.tuples(st.integers(0, 30), st.just(0)))
 PASS_TIME = st.tuples(st.just("pass time"), st.just(""), st.tuples(st.integers(1, 3), st.just(0)))
 
 
-@given(st.lists(st.one_of(ADD, ADD_MORE, END, END, WITHDRAW, PASS_TIME), max_size=80))
+@given(st.lists(st.one_of(ADD, ADD_MORE, END, END, PUT_ASIDE, END_ASIDE, WITHDRAW, PASS_TIME), max_size=80))
 def test_fair_shares_decide_as_lists_of_items_would(steps: list[tuple[str, str, tuple[int, int]]]) -> None:
     naive, claims = Naive(SETTINGS), list[Claim]()
     shares = FairShares(SETTINGS, lambda: naive.time)
@@ -183,6 +204,13 @@ def test_fair_shares_decide_as_lists_of_items_would(steps: list[tuple[str, str, 
             ended = naive.started[first % len(naive.started)]
             shares.end(ended)
             naive.end(ended)
+        elif step == "put aside" and naive.started:
+            paused = naive.started[first % len(naive.started)]
+            assert shares.put_aside(paused) == naive.put_aside(paused)
+        elif step == "end aside" and naive.aside:
+            ended = naive.aside[first % len(naive.aside)]
+            shares.end(ended, was_set_aside=True)
+            naive.end_aside(ended)
         elif step == "pass time":
             naive.time += first
         elif step == "withdraw" and claims:
@@ -192,12 +220,15 @@ def test_fair_shares_decide_as_lists_of_items_would(steps: list[tuple[str, str, 
             assert started is naive.next()
         assert naive.next() is None
         assert shares.under_way == naive.under_way() <= SETTINGS.max_under_way
+        assert shares.set_aside == naive.set_aside() <= SETTINGS.max_under_way
         assert shares.waiting == sum(each.cost for waiting in naive.waiting.values() for each in waiting)
         for name in "abc":
             assert naive.under_way(name) <= SETTINGS.max_under_way_per_caller
-        with_work = {each.caller for each in naive.started} | {name for name, each in naive.waiting.items() if each}
+            assert naive.set_aside(name) <= SETTINGS.max_under_way_per_caller
+        with_work = {each.caller for each in naive.started + naive.aside}
+        with_work |= {name for name, each in naive.waiting.items() if each}
         assert shares.callers == len(with_work)
-    # Nothing waits for ever: what is under way ends, and each end lets the next begin.
+    # Nothing waits for ever, whatever was set aside: what is under way ends, and each end lets the next begin.
     while naive.started:
         shares.end(naive.started[0])
         naive.end(naive.started[0])
@@ -242,6 +273,35 @@ def test_a_caller_whose_work_hangs_leaves_room_for_the_others() -> None:
     assert shares.add(Claim("honest", 2), 2)
     with pytest.raises(Overloaded, match="waits with work of cost 22 already"):
         shares.add(Claim("hog", 1), 9)
+
+
+def test_what_is_set_aside_leaves_its_place_to_its_caller_s_other_work_and_is_bounded() -> None:
+    shares = FairShares(SETTINGS, lambda: 0.0)
+    failing, healthy = Claim("app", 4), Claim("app", 1)
+    assert shares.add(failing, 2)
+    assert not shares.add(healthy, 8)
+    assert started_now(shares) == []
+    assert shares.put_aside(failing)
+    assert started_now(shares) == [healthy] * 4
+    assert shares.put_aside(failing)
+    assert started_now(shares) == [healthy] * 4
+    assert not shares.put_aside(healthy)
+    shares.end(failing, was_set_aside=True)
+    assert shares.put_aside(healthy)
+    assert (shares.under_way, shares.set_aside) == (7, 5)
+
+
+def test_a_caller_is_known_while_work_of_it_is_set_aside() -> None:
+    time = 0.0
+    shares = FairShares(SETTINGS, lambda: time)
+    paused, other = Claim("app", 1), Claim("other", 1)
+    assert shares.add(paused, 1)
+    assert shares.put_aside(paused)
+    time = 100.0
+    assert not shares.add(other, 7)
+    assert shares.callers == 2
+    shares.end(paused, was_set_aside=True)
+    assert shares.callers == 1
 
 
 def test_a_caller_has_less_under_way_beside_others_until_they_have_been_idle_for_long_enough() -> None:

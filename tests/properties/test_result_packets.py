@@ -273,3 +273,44 @@ def test_bytes_outside_the_protocol_are_a_lost_connection(data: bytes) -> None:
 def test_the_driver_asks_for_ends_of_columns_which_are_read_here() -> None:
     """Without this capability a result has an end after its columns, and one after its rows."""
     assert not CLIENT.CAPABILITIES & CLIENT.DEPRECATE_EOF
+
+
+def fed(data: bytes, cuts: Sequence[int]) -> Iterator[ResultReader]:
+    """Yield a reader each time that more of an answer has arrived."""
+    reader = ResultReader("utf8", decoders)
+    reader.begin()
+    for start, stop in pairwise(sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})):
+        reader.feed(data[start:stop])
+        yield reader
+
+
+@given(st.lists(st.tuples(st.binary(), st.none() | _WIDE)), st.lists(st.integers(0, 1 << 20), max_size=8))
+def test_packed_rows_are_what_the_server_has_packed(rows: list[tuple[bytes, bytes | None]], cuts: list[int]) -> None:
+    columns = [Column("a", FIELD_TYPE.BLOB, _BINARY), Column("b", FIELD_TYPE.BLOB, _BINARY)]
+    packed: list[bytes] = []
+    has_begun = is_at_end = False
+    for reader in fed(encode([Result(columns, rows)]), cuts):
+        has_begun = has_begun or reader.read_head() is True
+        while has_begun and not is_at_end:
+            some: list[bytes] = []
+            state = reader.read_packed(some, _LIMIT)
+            packed += some
+            is_at_end = state is True
+            if state is None:
+                break
+    assert is_at_end
+    assert packed == [b"".join(map(_text, row)) for row in rows]
+
+
+@given(st.integers(0, 1 << 32 - 1), st.integers(0, 300), st.lists(st.integers(0, 1 << 20), max_size=8))
+def test_a_prepared_statement_is_known_by_its_number_once_its_parameters_are_read(
+    statement: int, parameters: int, cuts: list[int]
+) -> None:
+    head = b"\0" + statement.to_bytes(4, "little") + b"\0\0" + parameters.to_bytes(2, "little") + b"\0\0\0"
+    described = [b"".join(map(_text, (b"def", b"", b"", b"", b"?", b""))) + b"\x0c" + bytes(12)] * parameters
+    payloads = [head, *described, *([b"\xfe\0\0\2\0"] if parameters else [])]
+    packets = [
+        len(each).to_bytes(3, "little") + bytes([number & 0xFF]) + each for number, each in enumerate(payloads, start=1)
+    ]
+    numbers = [reader.read_prepared() for reader in fed(b"".join(packets), cuts)]
+    assert numbers == [None] * (len(numbers) - 1) + [statement]

@@ -13,17 +13,24 @@ from tao.model.changes import (
     ShardMessages,
 )
 from tao.model.delivery import Delivery, Position, ShardDelivery
+from tao.model.edge_states import EdgeRegisters
 from tao.model.errors import Fenced, NotMine, TooLarge, Unavailable
 from tao.model.graph import Edge
 from tao.model.ids import SHARD_SHIFT
+from tao.model.jobs import JobRow, NewJob
 from tao.model.relay import Relay, Touch
 from tao.model.writes import (
+    AddJob,
     AssocAdd,
     AssocChangeType,
     AssocDelete,
+    AssocMerge,
+    CancelJob,
     ObjAdd,
     ObjDelete,
     ObjUpdate,
+    ReadJob,
+    ReadState,
     SettleEdge,
     Write,
     WriteOutcome,
@@ -37,6 +44,7 @@ versions = st.integers(0, 2**63 - 1)
 types = st.integers(0, 2**32 - 1)
 data = st.binary(max_size=40)
 shards = st.integers(0, 2**16 - 1)
+registers = st.builds(EdgeRegisters, st.integers(0, 3), times, times, times, data)
 edges = st.lists(st.builds(Edge, ids, times, data), max_size=6).map(tuple)
 gone = st.lists(st.builds(GoneEdge, ids, times), max_size=6).map(tuple)
 SHARD = 77
@@ -70,7 +78,12 @@ writes: st.SearchStrategy[Write] = st.one_of(
     st.builds(AssocAdd, ids, types, ids, times, data),
     st.builds(AssocDelete, ids, types, ids),
     st.builds(AssocChangeType, ids, types, ids, types),
-    st.builds(SettleEdge, ids, types, ids, st.booleans(), times, data),
+    st.builds(SettleEdge, ids, types, ids, st.booleans(), times, data, st.booleans(), st.none() | registers),
+    st.builds(AssocMerge, ids, types, ids, st.integers(0, 3), times, st.booleans(), times, times, data),
+    st.builds(ReadState, ids, types, ids),
+    st.builds(AddJob, st.builds(NewJob, ids, st.text(max_size=8), st.integers(0, 2), data, st.integers(0, 99))),
+    st.builds(ReadJob, ids),
+    st.builds(CancelJob, ids),
 )
 errors = st.one_of(
     st.builds(NotMine, st.text(max_size=9), versions),
@@ -101,6 +114,18 @@ def test_subscriptions_survive_the_wire(sent: list[Position], series: int) -> No
 def test_writes_survive_the_wire(sent: Write) -> None:
     on_the_wire = convert.write_to_pb(sent).SerializeToString()
     assert convert.write_from_pb(pb.Write.FromString(on_the_wire)) == sent
+
+
+@given(
+    st.builds(
+        JobRow,
+        *(ids, st.text(max_size=8), st.integers(0, 2), st.integers(0, 3), times, st.integers(0, 100), times),
+        *(st.text(max_size=8), data, data, times, st.text(max_size=8), times, st.integers(0, 99)),
+    )
+)
+def test_jobs_survive_the_wire(sent: JobRow) -> None:
+    on_the_wire = convert.outcome_to_pb(WriteOutcome(job=sent)).SerializeToString()
+    assert convert.job_from_pb(pb.WriteResult.FromString(on_the_wire).job) == sent
 
 
 @given(st.one_of(st.none(), errors), ids, st.booleans())

@@ -53,7 +53,7 @@ class Coordinator:
         self.settled.append(intent)
         return []
 
-    async def refresh(self) -> bool:
+    async def refresh(self, _: float) -> bool:
         """Replaces `Configuration.refresh`."""
         if self.successor_is_known:
             # The successor is the same process here: what it is asked for is what it has since it was promoted.

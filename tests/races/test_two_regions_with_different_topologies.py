@@ -123,10 +123,10 @@ async def test_a_sender_that_is_told_of_a_newer_topology_sends_nothing_before_it
     east = regions.leaders["east"].configuration
     refresh = east.refresh
 
-    async def count() -> bool:
+    async def count(seconds: float = 0.0) -> bool:
         nonlocal looks
         looks += 1
-        return await refresh()
+        return await refresh(seconds)
 
     east.refresh = count  # type: ignore[method-assign]
     await until(lambda: looks == 3)

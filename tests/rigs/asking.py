@@ -10,7 +10,7 @@ from tao.model.queries import Fetched, Query
 from tao.serving.misses import Miss, Misses, ReadPolicy
 from tao.serving.shares import WorkShares
 from tao.serving.single_flight import SingleFlight
-from tao.serving.sources import Take, deliver_from_task
+from tao.serving.sources import OnPause, Take, always_pause, deliver_from_task
 from tests.rigs.leader_rig import SCHEMA
 
 
@@ -29,6 +29,10 @@ class Awaited:
     def take(self, miss: Miss, answer: Fetched | TaoError) -> None:
         if not self.gone:
             self._answer.set_result(answer)
+
+    def put_aside(self) -> bool:
+        """See `MissReceiver.put_aside`: it has no place to give back."""
+        return True
 
     def give_up(self) -> None:
         """Give up waiting for the answer."""
@@ -63,7 +67,15 @@ class WaitingSource(ABC):
     """A `FetchSource` whose subclasses implement the coroutine `read`."""
 
     def fetch(
-        self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float, caller: str | None
+        self,
+        query: Query,
+        minimum: int,
+        take: Take,
+        *,
+        critical: bool,
+        timeout_seconds: float,
+        caller: str | None,
+        on_pause: OnPause = always_pause,
     ) -> None:
         """See `FetchSource.fetch`."""
         reading = self.read(query, minimum, critical=critical, timeout_seconds=timeout_seconds)

@@ -21,6 +21,7 @@ from tao.model.rows import WriteKeys
 from tao.model.writes import Write
 from tao.observability.logs import logger
 from tao.planning.coordination import PlannedWrite, keys_of, shards_of
+from tao.planning.retention import oldest_wanted
 from tao.planning.row_events import Translated, translate
 from tao.planning.write_plan import plan_writes
 from tao.replication.accounts import ServiceAccounts
@@ -125,6 +126,8 @@ class BinlogRig:
         async with self._store.transaction(SERVER, timeout_seconds=PATIENT_SECONDS) as transaction:
             keys: WriteKeys = keys_of(planned, SCHEMA)
             rows, existing = await transaction.lock_and_read(shards, keys)
+            if wanted := oldest_wanted(existing, planned, SCHEMA):
+                existing.oldest = await transaction.lock_oldest(wanted)
             made = plan_writes(existing, rows, planned, SCHEMA, NOW)
             assert [outcome.error for outcome in made.outcomes] == [None] * len(writes)
             await transaction.apply(made.rows)

@@ -16,6 +16,17 @@ from tao.wire.tls import TlsFiles
 
 _LIFE: Final = datetime.timedelta(days=2)
 _LOOPBACK: Final = (x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1")))
+_SIGNS_CERTIFICATES: Final = x509.KeyUsage(
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=False,
+    encipher_only=False,
+    decipher_only=False,
+)
 
 
 class TestAuthority:
@@ -28,9 +39,13 @@ class TestAuthority:
         self._folder = folder
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _name(name)
+        self._identifier = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
         certificate = (
             _builder(self._name, self._name, self._key)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            # Python 3.13 and newer refuse an authority without its usage and identifier.
+            .add_extension(_SIGNS_CERTIFICATES, critical=True)
+            .add_extension(self._identifier, critical=False)
             .sign(self._key, hashes.SHA256())
         )
         self.file = folder / "authority.pem"
@@ -45,6 +60,9 @@ class TestAuthority:
             _builder(_name(name), self._name, key)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_alternative_names(uri), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(self._identifier), critical=False
+            )
             .sign(self._key, hashes.SHA256())
         )
         files = TlsFiles(self._folder / f"{name}.pem", self._folder / f"{name}.key", self.file, cluster=cluster)

@@ -1,8 +1,8 @@
 """A model of delivery, for `tests.properties.test_continuation`.
 
 It has two databases, each with a binlog of numbered commits and a tailer that delivers them to the shard's current
-leader (with the real `Continuity`), two leaders with real publishers and a spool that loses what was not synced, and
-subscribers with real inboxes.
+leader, some of them in parts (with the real `Continuity`), two leaders with real publishers and a spool that loses what
+was not synced, and subscribers with real inboxes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tao.delivery.settings import DeliverySettings
 from tao.delivery.subscription import Subscription
 from tao.model.changes import ObjectInvalidation, ShardMessages
 from tao.model.delivery import Delivery, Span
-from tao.tailer.continuity import Continuity
+from tao.tailer.continuity import Continuity, SpansAgain
 from tests.rigs.memory_spool import MemorySpool, SpoolDisk
 
 DATABASES = {"db1": (0, 1), "db2": (2,)}
@@ -36,6 +36,8 @@ SETTINGS = DeliverySettings(
     catching_up_shards=1,
 )
 RUNS = count(1)
+_Part = tuple[int, int]
+"""The number of a transaction, and of a part of what it changed in a shard."""
 
 
 class Leader:
@@ -51,14 +53,16 @@ class Leader:
         self.committed: dict[tuple[int, int], ShardMessages] = {}
         """By shard and number: the messages of its own commits that no relay has named yet."""
 
-    def commit(self, shard: int, number: int) -> None:
-        messages = self.committed[shard, number] = ShardMessages(shard, 1, _messages(shard, number))
+    def commit(self, shard: int, number: int, parts: int) -> None:
+        messages = ShardMessages(shard, 1, tuple(_message(shard, number, part) for part in range(parts)))
+        if parts == 1:  # a transaction that fits no relay is not named
+            self.committed[shard, number] = messages
         self.publisher.publish(messages)
 
-    def relayed(self, shard: int, number: int) -> ShardMessages:
-        """Return the messages of a transaction that a relay names, or contains."""
+    def relayed(self, shard: int, number: int, part: int) -> ShardMessages:
+        """Return the messages of a part of a transaction that a relay names, or contains."""
         found = self.committed.pop((shard, number), None)
-        return found or ShardMessages(shard, 1, _messages(shard, number))
+        return found or ShardMessages(shard, 1, (_message(shard, number, part),))
 
     def open(self, shards: Sequence[int]) -> None:
         for shard in shards:
@@ -80,17 +84,17 @@ class Leader:
 
 
 class Follower:
-    """A follower's knowledge. ``known`` holds, by shard, the transactions that it received, and those in the rows that
-    it read after a reset."""
+    """A follower's knowledge. ``known`` holds, by shard, the parts of transactions that it received, and those in the
+    rows that it read after a reset."""
 
     def __init__(self) -> None:
         self.inbox = Inbox(DATABASE_OF.__getitem__)
         self.wires: dict[str, deque[Delivery]] = {name: deque() for name in LEADERS}
         self.subscriptions: dict[str, Subscription] = {}
         self.confirmed: dict[int, str] = {}
-        self.known: dict[int, set[int]] = {shard: set() for shard in SHARDS}
+        self.known: dict[int, set[_Part]] = {shard: set() for shard in SHARDS}
 
-    def take(self, leader: str, committed: Callable[[int], set[int]]) -> list[int]:
+    def take(self, leader: str, committed: Callable[[int], set[_Part]]) -> list[int]:
         """Return the positions to subscribe again. ``committed`` are the transactions that a shard knows once it is
         read anew."""
         delivery = self.wires[leader].popleft()
@@ -105,16 +109,16 @@ class Follower:
         for messages in received.messages:
             for message in messages.messages:
                 assert isinstance(message, ObjectInvalidation)
-                self.known[messages.shard].add(message.version)
+                self.known[messages.shard].add((message.version, message.id & 0xF))
         for database, until in delivery.proven:  # times are numbers of transactions here
             for shard in DATABASES[database]:
                 if self.confirmed.get(shard) == leader:
-                    assert {number for number in committed(shard) if number <= until} <= self.known[shard]
+                    assert {part for part in committed(shard) if part[0] <= until} <= self.known[shard]
         self.inbox.confirm(leader, [shard for shard in received.confirmed if shard in self.confirmed])
         self.inbox.prove(leader, delivery)
         for shard in SHARDS:
             until = self.inbox.proven_unix_ms(shard)
-            assert {number for number in committed(shard) if number <= until} <= self.known[shard]
+            assert {part for part in committed(shard) if part[0] <= until} <= self.known[shard]
         self.subscriptions[leader].acknowledge(delivery.number)
         return [*received.gaps, *received.refused]
 
@@ -125,22 +129,23 @@ class Tailer:
     def __init__(self, database: str) -> None:
         self.database = database
         self.shards = DATABASES[database]
-        self.binlog: list[tuple[int, ...]] = []  # by number - 1: shards that the transaction changed
+        self.binlog: list[tuple[int, ...]] = []  # by number - 1: the shard of each part of the transaction
         self.continuity = Continuity(database, lambda: 1, self.shards.__contains__)
         self.continuity.begin("0-1-0")
         self.read = 0
-        self.queued: dict[int, deque[tuple[int, Span]]] = {shard: deque() for shard in self.shards}
+        self.queued: dict[int, deque[tuple[_Part, Span]]] = {shard: deque() for shard in self.shards}
 
     def read_on(self) -> None:
         while self.read < len(self.binlog):
             self.read += 1
             shards = self.binlog[self.read - 1]
-            for shard, span in zip(shards, self.continuity.spans_of(f"0-1-{self.read}", shards), strict=True):
-                self.queued[shard].append((self.read, span))
+            spans = self.continuity.spans_of(f"0-1-{self.read}", shards)
+            for at, (shard, span) in enumerate(zip(shards, spans, strict=True)):
+                self.queued[shard].append(((self.read, shards[:at].count(shard)), span))
 
     def restart(self) -> None:
         """Restart from what all shards' leaders have acknowledged."""
-        first = min([queue[0][0] for queue in self.queued.values() if queue], default=self.read + 1)
+        first = min([queue[0][0][0] for queue in self.queued.values() if queue], default=self.read + 1)
         self.read = first - 1
         for queue in self.queued.values():
             queue.clear()
@@ -187,7 +192,7 @@ class ContinuationMachine(RuleBasedStateMachine):
         queue = tailer.queued[shard]
         parts = [queue[at] for at in range(min(most, len(queue)))]
         leader = self.leaders[self.home[shard]]
-        self.relay(tailer, shard, [(leader.relayed(shard, number), span) for number, span in parts])
+        self.relay(tailer, shard, [(leader.relayed(shard, *part), span) for part, span in parts])
         for _ in parts:
             tailer.continuity.acknowledge(queue.popleft()[1])
 
@@ -204,14 +209,12 @@ class ContinuationMachine(RuleBasedStateMachine):
             if link is not None:
                 self.relay(tailer, link.shard, [(ShardMessages(link.shard, 1, ()), link)])
             if again is not None:
-                shard, source, reached = again.shard, again.source, again.after
-                numbers = [n for n in range(again.after + 1, again.number + 1) if shard in tailer.binlog[n - 1]]
-                for number in numbers:
-                    span = Span(shard, source, reached, number, more=True)
-                    self.relay(tailer, shard, [(ShardMessages(shard, 1, _messages(shard, number)), span)])
-                    reached = number
-                last = Span(shard, source, reached, again.number)
-                self.relay(tailer, shard, [(ShardMessages(shard, 1, ()), last)])
+                shard, spans = again.shard, SpansAgain({again.shard: again})
+                for number, part in sorted(self.committed(shard)):
+                    span = spans.of_part(shard, number)
+                    if span is not None:
+                        self.relay(tailer, shard, [(ShardMessages(shard, 1, (_message(shard, number, part),)), span)])
+                self.relay(tailer, shard, [(ShardMessages(shard, 1, ()), last) for last in spans.ends()])
 
     def prove(self, tailer: Tailer) -> None:
         """Send a heartbeat if everything has been sent."""
@@ -231,8 +234,12 @@ class ContinuationMachine(RuleBasedStateMachine):
         if again and not follower.subscriptions[name].closed:
             follower.subscriptions[name].add(follower.inbox.positions_for(again))
 
-    def committed(self, shard: int) -> set[int]:
-        return {number for number, shards in enumerate(self.tailer_of[shard].binlog, 1) if shard in shards}
+    def committed(self, shard: int) -> set[_Part]:
+        return {
+            (number, part)
+            for number, shards in enumerate(self.tailer_of[shard].binlog, 1)
+            for part in range(shards.count(shard))
+        }
 
     # ---- events -----------------------------------------------------------------------------------------------------
 
@@ -240,14 +247,15 @@ class ContinuationMachine(RuleBasedStateMachine):
         shards=st.lists(st.sampled_from(SHARDS), min_size=1, max_size=2, unique=True),
         quick=st.booleans(),
         times=st.integers(1, 5),
+        parts=st.integers(1, 3),
     )
-    def commit(self, shards: list[int], quick: bool, times: int) -> None:
+    def commit(self, shards: list[int], quick: bool, times: int, parts: int = 1) -> None:
         for _ in range(times):
             for tailer in self.tailers.values():
                 changed = sorted(set(shards) & set(tailer.shards))
-                tailer.binlog.append(tuple(changed))
+                tailer.binlog.append(tuple(changed * parts))
                 for shard in changed if quick else ():
-                    self.leaders[self.home[shard]].commit(shard, len(tailer.binlog))
+                    self.leaders[self.home[shard]].commit(shard, len(tailer.binlog), parts)
 
     @rule(shard=st.sampled_from(SHARDS), most=st.integers(1, 9))
     def tailer_tells(self, shard: int, most: int) -> None:
@@ -345,7 +353,7 @@ class ContinuationMachine(RuleBasedStateMachine):
         for follower in self.followers:
             for shard in SHARDS:
                 claimed = self.claims(follower, shard)
-                assert {number for number in self.committed(shard) if number <= claimed} <= follower.known[shard]
+                assert {part for part in self.committed(shard) if part[0] <= claimed} <= follower.known[shard]
 
     @rule()
     def catch_up_everyone(self) -> None:
@@ -379,8 +387,8 @@ class ContinuationMachine(RuleBasedStateMachine):
         self.catch_up_everyone()
 
 
-def _messages(shard: int, number: int) -> tuple[ObjectInvalidation, ...]:
-    return (ObjectInvalidation(shard << 47 | 1, number),)
+def _message(shard: int, number: int, part: int) -> ObjectInvalidation:
+    return ObjectInvalidation(shard << 47 | part, number)
 
 
 def _nothing() -> None:

@@ -9,9 +9,13 @@ from tao.cache import CacheSettings, GraphCache
 from tao.delivery.publisher import Publisher
 from tao.delivery.settings import DeliverySettings
 from tao.leader.inverse_path import InversePath, InverseSettings
+from tao.leader.job_requests import JobRequests
+from tao.leader.jobs import JobPath, JobSettings
+from tao.leader.node_pages import NodePages
 from tao.leader.ownership import Ownership, OwnershipSettings
+from tao.leader.pair_scans import PairScans
 from tao.leader.relay_path import RelayPath, RelayPathSettings, TouchPath
-from tao.leader.remote_inverses import Deposed, InverseFence
+from tao.leader.remote_inverses import Copied, Deposed, InverseFence
 from tao.leader.replica_shards import ForwardedWrites
 from tao.leader.service import LeaderService, WriteRequests
 from tao.leader.write_path import WritePath, WritePathSettings, Written
@@ -36,6 +40,7 @@ from tao.serving.traffic import Traffic
 from tao.wire.identity import Credentials
 from tao.wire.links import Links, LinkSettings
 from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.memory_store import MemoryScans, MemoryStore
 from tests.rigs.pacing import Gate, ManualClock, Tasks
 from tests.rigs.server_context import make_context
 
@@ -89,8 +94,14 @@ class OtherRigs:
         self.timeouts: list[float] = []
 
     async def settle(
-        self, shard: int, settles: Sequence[SettleEdge], coordinator: Coordinator, timeout_seconds: float
-    ) -> list[ShardMessages]:
+        self,
+        shard: int,
+        settles: Sequence[SettleEdge],
+        coordinator: Coordinator,
+        timeout_seconds: float,
+        *,
+        background: bool = False,
+    ) -> Copied:
         self.timeouts.append(timeout_seconds)
         gate, self.gate = self.gate, None
         if gate is not None:
@@ -105,13 +116,15 @@ class OtherRigs:
             await rig.inverse_fence.admit(pb.WriteBatch(coordinator=claim))
         except Fenced as error:
             raise Deposed(error.message) from error
-        told: list[ShardMessages] = []
+        copied = Copied([], [])
         for settle in settles:
-            written, _ = await rig.inverses.write(settle, rig.clock.monotonic() + timeout_seconds, sub_write=True)
-            told.extend(written.messages)
+            deadline = rig.clock.monotonic() + timeout_seconds
+            written, _ = await rig.inverses.write(settle, deadline, sub_write=not background)
+            copied.messages.extend(written.messages)
+            copied.add(settle, written.outcome.registers, written.outcome.node)
         if fault is not None:
             raise fault
-        return told
+        return copied
 
     def leader_name(self, shard: int) -> str:
         return self.rigs[shard].name
@@ -146,6 +159,7 @@ class LeaderRig:
     ) -> None:
         self.name = name
         self.store = store
+        self.pairs = read_store if isinstance(read_store, MemoryStore) else MemoryStore(0)
         self.clock = clock or ManualClock()
         self.tasks = Tasks()
         self.others = others or OtherRigs()
@@ -178,6 +192,9 @@ class LeaderRig:
             read_store,
             store,
         )
+        self.pages = NodePages(self.context, self.writes, self.ownership, self.others)
+        self.jobs = JobPath(self.context, JobSettings(search_seconds=0.0), self.ownership, store, self.writes)
+        self.scans = MemoryScans(store if isinstance(store, MemoryStore) else MemoryStore(0))
         self._make_read_path(read_store, fills or FillSettings(max_refetches=2), arenas)
         self._make_relay_path()
 
@@ -216,9 +233,20 @@ class LeaderRig:
             apply=apply,
         )
         requests = WriteRequests(
-            self.context, self.ownership, self.writes, self.inverses, self.inverse_fence, self.forwarded
+            self.context,
+            self.ownership,
+            self.writes,
+            self.inverses,
+            self.inverse_fence,
+            self.forwarded,
+            self.pages,
         )
-        self.service = LeaderService(self.context, self.cache, self.reads, requests, self.relays, self.publisher)
+        jobs = JobRequests(self.context, self.jobs, self.ownership, self.writes, self.scans)
+        scans = PairScans(self.pairs, self.cache, self._admit, self.clock, self.tasks)
+        others = {"scan_pairs": scans.handle, **jobs.handlers}
+        self.service = LeaderService(
+            self.context, self.cache, self.reads, requests, self.relays, self.publisher, others
+        )
 
     async def take(self, *shards: int) -> None:
         """Take these shards, as after a start."""

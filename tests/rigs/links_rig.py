@@ -18,7 +18,7 @@ from tao.wire.v1 import session_pb2 as pb
 
 def _role_of(name: str) -> str:
     """Return the role of a server, from the names that the rigs give: leader-1, follower-1a, client."""
-    own = ("client", "operator", "watcher", "tailer")
+    own = ("client", "operator", "watcher", "worker", "tailer")
     return name if name in own else "leader" if name.startswith("leader") else "follower"
 
 
@@ -83,6 +83,12 @@ class MemoryLink:
     def is_impaired(self) -> bool:
         """Answer as `tao.wire.links.Link.is_impaired`."""
         return self.down
+
+    def hold(self) -> None:
+        """Send on: every message is an event of its own here."""
+
+    def flush(self) -> None:
+        """See `hold`."""
 
     def send(self, request: pb.Request, timeout_seconds: float, on_answer: AnswerHandler) -> int:
         self._last += 1
@@ -162,5 +168,5 @@ class MemoryLinks:
         return self[server.name].down
 
     def as_links(self) -> Links:
-        """Return these links for constructors, which use only `to`, `is_down`, `Link.send` and `Link.ask`."""
+        """Return these links for constructors, which use only `to`, `is_down`, and sending over a link."""
         return cast(Links, self)

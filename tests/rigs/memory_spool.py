@@ -120,8 +120,7 @@ class MemorySpool:
             for row in gone:
                 mark = state.marks.get(row.messages.shard)
                 if mark is not None and mark.source == row.source:
-                    after, head = max(mark.after, row.number), max(mark.head, row.number)
-                    state.marks[mark.shard] = msgspec.structs.replace(mark, after=after, head=head)
+                    state.marks[mark.shard] = msgspec.structs.replace(mark, after=max(mark.after, row.number))
 
         self._do(drop)
         for row in gone:

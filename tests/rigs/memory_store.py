@@ -7,18 +7,42 @@ fencing rests on it. Other rows are not: the lanes of one leader and the fence b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 from tao.model.changes import sort_edges
 from tao.model.edge_block import COMPLETE, PREFIX, encode_block
+from tao.model.edge_states import NO_OPERATION, EdgeRegisters
 from tao.model.errors import OperatorError, TaoError
-from tao.model.graph import ABSENT, Edge, ListKey, deleted_data, encode_count, encode_object
+from tao.model.graph import ABSENT, Edge, EdgeKey, ListKey, deleted_data, encode_count, encode_object
 from tao.model.ids import MAX_ID, SHARD_SHIFT
-from tao.model.ports import OnRead, ReadStore
-from tao.model.queries import CountQuery, FillRead, ObjectQuery, Query, RangeQuery, TimeRangeQuery
-from tao.model.rows import ExistingRows, IntentKey, IntentRow, ListRow, RowChanges, ShardRow, WriteKeys
+from tao.model.jobs import JobCount, JobQuery, JobRow, PausedKind
+from tao.model.ports import OnRead, ReadStore, StoredState
+from tao.model.queries import (
+    CountQuery,
+    FillRead,
+    ObjectQuery,
+    PairPage,
+    PairsQuery,
+    Query,
+    RangeQuery,
+    TimeRangeQuery,
+)
+from tao.model.rows import (
+    EdgePage,
+    ExistingRows,
+    IntentKey,
+    IntentRow,
+    ListRow,
+    OldestEdges,
+    RowChanges,
+    ShardRow,
+    StateRows,
+    WriteKeys,
+)
+from tests.rigs.job_rows import count_jobs, select_jobs
+from tests.rigs.pair_pages import page_of_rows
 
 Hook = Callable[[], Awaitable[None]]
 
@@ -59,6 +83,8 @@ class MemoryStore(ReadStore):
         self.commits = 0
         self.heartbeats: list[tuple[int, str, int]] = []
         self.waits_for_replica = False
+        self.changed_unix_s: dict[EdgeKey, int] = {}
+        """When the registers of an edge were written."""
         self._share_locked: dict[int, int] = dict.fromkeys(range(shards), 0)
         self._unlocked = asyncio.Condition()
 
@@ -98,6 +124,15 @@ class MemoryStore(ReadStore):
         found = [row for row in self.rows.intents.values() if row.low_id >> SHARD_SHIFT in shards]
         return [row for row in found if row.created_unix_ms < before_unix_ms][:limit]
 
+    async def read_jobs(self, shards: Sequence[int], query: JobQuery, *, timeout_seconds: float) -> list[JobRow]:
+        return select_jobs(self.rows.jobs.values(), shards, query, self.rows.paused_jobs.__contains__)
+
+    async def count_jobs(self, shards: Sequence[int], *, timeout_seconds: float) -> list[JobCount]:
+        return count_jobs(self.rows.jobs.values(), shards)
+
+    async def paused_jobs(self, shards: Sequence[int], *, timeout_seconds: float) -> list[PausedKind]:
+        return sorted(key for key in self.rows.paused_jobs if key.shard in shards)
+
     async def lock(self, shards: Sequence[int]) -> None:
         async with self._unlocked:
             for shard in shards:
@@ -132,6 +167,13 @@ class MemoryStore(ReadStore):
             row for row in self.rows.intents.values() if (row.low_id >> SHARD_SHIFT, row.high_id >> SHARD_SHIFT) == ends
         ][:limit]
 
+    async def read_pairs(self, query: PairsQuery, *, deadline: float) -> PairPage:
+        await self.before_read()
+        versions = {key: row.version for key, row in self.rows.lists.items()}
+        page = page_of_rows(self.shards[query.shard].version_epoch, query, versions, self.rows.edges)
+        await self.after_read()
+        return page
+
     def value(self, query: Query) -> bytes:
         """Return the answer of a query now."""
         if isinstance(query, ObjectQuery):
@@ -159,6 +201,27 @@ class MemoryStore(ReadStore):
         """Return the whole list as stored, newest first."""
         found = [edge for key, edge in self.rows.edges.items() if (key.id1, key.atype) == (id1, atype)]
         return sort_edges(found)
+
+
+class MemoryScans:
+    """A `tao.model.ports.ShardScans` of a store in memory."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    async def scan_object_types(self, shard: int, after_id: int, limit: int) -> list[tuple[int, int]]:
+        rows = sorted(self._store.rows.objects.values(), key=lambda row: row.id)
+        here = [row for row in rows if row.id >> SHARD_SHIFT == shard and row.id > after_id]
+        return [(row.id, ABSENT if row.deleted else row.otype) for row in here][:limit]
+
+    async def scan_edges(self, shard: int, table: str, after: EdgeKey, limit: int) -> list[tuple[EdgeKey, Edge]]:
+        edges = self._store.rows.edges
+        return [(key, edges[key]) for key in sorted(edges) if key.id1 >> SHARD_SHIFT == shard and key > after][:limit]
+
+    async def scan_states(self, shard: int, after: EdgeKey, limit: int) -> list[StoredState]:
+        registers, changed = self._store.rows.registers, self._store.changed_unix_s
+        keys = [key for key in sorted(registers) if key.id1 >> SHARD_SHIFT == shard and key > after]
+        return [StoredState(key, registers[key], changed.get(key, 0)) for key in keys][:limit]
 
 
 class MemoryTransaction:
@@ -194,8 +257,20 @@ class MemoryTransaction:
             {key: rows.intents[key] for key in keys.intents if key in rows.intents},
             {key: ListRow(len(edges), 0) for key in keys.recounts if (edges := store.edges(key.id1, key.atype))},
             {shard: rows.reserved_times[shard] for shard in keys.reserved_times if shard in rows.reserved_times},
+            registers={key: rows.registers[key] for key in keys.edges if key in rows.registers},
+            nodes={key: rows.nodes[key] for key in keys.nodes if key in rows.nodes},
+            jobs={key: rows.jobs[key] for key in keys.jobs if key in rows.jobs},
+            paused_jobs=keys.paused_jobs & rows.paused_jobs,
         )
         return {shard: store.shards[shard] for shard in shards if shard in store.shards}, existing
+
+    async def lock_oldest(self, lists: Mapping[ListKey, int]) -> dict[ListKey, OldestEdges]:
+        edges = {key: tuple(reversed(self._store.edges(key.id1, key.atype))) for key in lists}
+        return {key: OldestEdges(edges[key][:limit], len(edges[key]) < limit) for key, limit in lists.items()}
+
+    async def lock_page(self, page: EdgePage) -> StateRows:
+        rows = self._store.rows
+        return page_in(page, rows.edges, rows.registers)
 
     async def apply(self, rows: RowChanges) -> None:
         self._changes = rows
@@ -206,19 +281,37 @@ class MemoryTransaction:
         fault, store.commit_fault = store.commit_fault, None
         if fault is None or store.commit_happens:
             _write(store.rows, self._changes)
+            store.changed_unix_s.update(dict.fromkeys(self._changes.put_registers, self._changes.changed_unix_s))
         if fault is not None:
             raise fault
         store.commits += 1
         return f"0-1-{store.commits}"
 
 
+def page_in(page: EdgePage, edges: dict[EdgeKey, Edge], registers: dict[EdgeKey, EdgeRegisters]) -> StateRows:
+    """Return the rows of a page, as a database does."""
+    found: list[EdgeKey] = []
+    for atype in page.atypes:
+        of_list = [key for key in edges if (key.id1, key.atype) == (page.id1, atype) and key.id2 > page.after]
+        found += sorted(of_list)[: page.limit]
+    return StateRows({key: edges[key] for key in found}, {key: registers.get(key, NO_OPERATION) for key in found})
+
+
 def _write(rows: ExistingRows, changes: RowChanges) -> None:
     rows.objects.update({row.id: row for row in changes.put_objects})
     rows.lists.update(changes.put_lists)
     rows.edges.update(changes.put_edges)
+    rows.registers.update(changes.put_registers)
+    rows.nodes.update(changes.put_nodes)
     for edge in changes.delete_edges:
         rows.edges.pop(edge, None)
+        rows.registers.pop(edge, None)
     for intent in changes.delete_intents:
         rows.intents.pop(intent, None)
     rows.intents.update({IntentKey(row.low_id, row.high_id): row for row in changes.put_intents})
     rows.reserved_times.update(changes.put_reserved_times)
+    rows.jobs.update(changes.put_jobs)
+    for job_id in changes.delete_jobs:
+        rows.jobs.pop(job_id, None)
+    for kind, paused in changes.put_paused_jobs.items():
+        (rows.paused_jobs.add if paused else rows.paused_jobs.discard)(kind)

@@ -10,26 +10,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import pytest
-
 from tao.admin.replication import catch_up, follow, lead, replicas
 from tao.admin.shard_mover import MoverAccounts, ShardMover
 from tao.devcluster.database import DatabaseInstance, InstanceSettings, default_cache_folder
-from tao.devcluster.database_program import Durability, Flavour, ServerOptions, find_server_binary
-from tao.model.errors import OperatorError, TaoError, TopologyError
+from tao.devcluster.database_program import Durability, ServerOptions, find_server_binary
+from tao.model.errors import TaoError, TopologyError
 from tao.model.ids import SHARD_SHIFT
 from tao.model.rows import ObjectRow, RowChanges, ShardRow, WriteKeys
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
 from tao.observability.logs import logger
 from tao.replication.accounts import Account, ServiceAccounts, TlsDemand
-from tao.replication.database_tools import find_tools
 from tao.replication.locks import FileLocks
 from tao.replication.promotion import Promoter, PromotionSettings
 from tao.replication.replication_set import SetAccounts
 from tao.replication.shard_move import MoveSettings, ShardMoves
 from tao.replication.shard_move_plan import MoveStep
 from tao.routing.routes import Routes
-from tao.storage.dialect import Dialect, SessionSetup
+from tao.storage.dialect import SessionSetup
 from tao.storage.migrations import migrate
 from tao.storage.names import schema_name
 from tao.storage.pools import Pools
@@ -46,18 +43,6 @@ SOURCE, TARGET = "db-1", "db-2"
 PATIENT_SECONDS = 30.0
 
 
-def _lacks_tools_of_mysql() -> bool:
-    """Return whether the server to test is MySQL, and its client programs are not on this machine."""
-    if not os.environ.get("TAO_MYSQLD") or find_server_binary(os.environ).flavour is Flavour.MARIADB:
-        return False
-    try:
-        asyncio.run(find_tools(Dialect.MYSQL, os.environ))
-    except OperatorError:
-        return True
-    return False
-
-
-needs_copy_tools: Final = pytest.mark.skipif(_lacks_tools_of_mysql(), reason="no mysqldump and mysql of MySQL on PATH")
 QUICK: Final = MoveSettings(steady_seconds=0.0, rows_per_range=50, switch_seconds=10.0, takeover_seconds=0.0)
 
 

@@ -17,10 +17,12 @@ from tao.model.topology import CacheServer, Topology
 from tao.model.writes import Write
 from tao.observability.logs import logger
 from tao.routing.budgets import RetryBudget, RetrySettings
+from tao.routing.fair_shares import ShareSettings
 from tao.runtime.clock import LoopClock
 from tao.serving.audit import AuditTrail
 from tao.serving.configuration import Configuration
 from tao.serving.forward_path import (
+    AppliesWrites,
     ForwardPath,
     ForwardSettings,
     SiblingInvalidation,
@@ -57,6 +59,7 @@ class FollowerRig:
         forwarding: ForwardSettings | None = None,
         audit: AuditTrail | None = None,
         load: Callable[[], Awaitable[Topology]] | None = None,
+        shares: ShareSettings | None = None,
     ) -> None:
         """``load`` reads the topology document."""
         self.name = name
@@ -68,7 +71,7 @@ class FollowerRig:
         arenas = SchemaArenas(SCHEMA, ARENAS)
         self.cache = GraphCache(CacheSettings(arena_bytes=ARENAS, credit_slots=1009), arenas)
         budget = self.budget = RetryBudget(RetrySettings(), 0.0)
-        context = make_context(
+        context = self.context = make_context(
             self.configuration, links, self.tasks, name=name, clock=clock, budget=budget, audit=audit
         )
         self.source = RemoteSource(context, self._leader, RemoteSettings(first_pause_seconds=0.001))
@@ -80,7 +83,7 @@ class FollowerRig:
             SCHEMA,
             ReadPolicy(self._admit, self._staleness_ms, past_floors=True, access=self.configuration.access),
             traffic=Traffic(clock),
-            shares=WorkShares(budgets=self.configuration.access),
+            shares=WorkShares(shares, self.configuration.access),
         )
         self.sibling_invalidation = SiblingInvalidation(context, SiblingInvalidationSettings(first_pause_seconds=0.001))
         settings_of_subscriptions = SubscriptionSettings(retry_seconds=0.001)
@@ -90,7 +93,7 @@ class FollowerRig:
             forwarding or ForwardSettings(first_pause_seconds=0.001),
             next_hop=self._leader,
             hosts=lambda shard: self.configuration.routes.tier("east", "near").receivers(shard),
-            apply=changes.apply_write,
+            changes=AppliesWrites(changes.decode_write, changes.apply_write),
             admit=self._admit,
             sibling_invalidation=self.sibling_invalidation,
         )
@@ -100,7 +103,7 @@ class FollowerRig:
             changes,
             settings_of_subscriptions,
         )
-        self.service = FollowerService(context, self.cache, self.reads, self.writes, changes.apply_write)
+        self.service = FollowerService(context, self.cache, self.reads, self.writes, changes)
 
     def _leader(self, shard: int) -> CacheServer:
         return self.configuration.routes.leaders("east").home(shard)

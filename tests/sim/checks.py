@@ -9,7 +9,7 @@ agree, nothing is left to repair, and every server is ready.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
@@ -17,8 +17,11 @@ from typing import Any, Final, NamedTuple
 
 from tao.cache import GraphCache
 from tao.cache.shard import CachedShard
+from tao.client import Assoc
 from tao.client.own_writes import CRITICAL
+from tao.model.changes import ListChange, ObjectChange, ShardMessages
 from tao.model.edge_block import COMPLETE, decode_block, header
+from tao.model.edge_states import NO_OPERATION, UNSET_NODE, EdgeRegisters, NodeState, State
 from tao.model.graph import ABSENT, Edge, EdgeKey, ListKey, decode_count, decode_object, deleted_data, version_of
 from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import EdgesQuery, Query, RangeQuery, TimeRangeQuery
@@ -26,17 +29,22 @@ from tao.model.rows import IntentKey, ListRow, RowChanges
 from tao.model.tokens import PendingInverse
 from tao.model.versions import epoch_of
 from tao.schema.registry import Schema
-from tao.wire.convert import pending_of
-from tao.wire.read_batch import COUNT, OBJECT, EdgesRow, QueryRow, RangeRow, TimeRangeRow
+from tao.serving.forward_path import WriteThrough
+from tao.sets.expression import Expression
+from tao.sets.steps import FoundEdge
+from tao.wire.convert import exists_in, pending_of, shard_messages_from_pb
+from tao.wire.read_batch import COUNT, EXISTS, OBJECT, EdgesRow, ExistsRow, QueryRow, RangeRow, TimeRangeRow
 from tao.wire.v1 import session_pb2 as pb
 from tests.sim.database import SimDatabase
 from tests.sim.loop import CURRENT
-from tests.sim.rows import Past, part_of
+from tests.sim.rows import Past, join, part_of
+from tests.sim.sets import SeenVersions, unexplained
 
 DONE: Final = "done"
-_MISTAKES: Final = ("INVALID_ARGUMENT", "INVALID_FIELD", "WRITE_LOST")
+MISTAKES: Final = ("INVALID_ARGUMENT", "INVALID_FIELD", "LIST_FULL", "OBJECT_DELETED", "WRITE_LOST")
 """Errors that a plan itself causes: it changes a type into itself, or into one that has no place for the edge's fields,
-or uses a token of an act in which a master was lost."""
+adds an edge to a full list or an object under the id of a deleted one, or uses a token of an act in which a master was
+lost."""
 
 
 class Violation(Exception):
@@ -110,9 +118,15 @@ class Checks:
         # by pending inverse, for each acknowledged write that left it pending: the version of the list that has it
         self._pending: dict[PendingInverse, list[int | None]] = {}
         self._given_out: list[tuple[int, int]] = []  # (first id, last id), in their order
+        self._node_operations: dict[ListKey, NodeState] = {}
+        self._operations: dict[EdgeKey, EdgeRegisters] = {}  # by edge with states: the join of those acknowledged
         self.calm: Final = Calmness()
         self.looked_at: dict[str, int] = dict.fromkeys(
-            ("entries", "answers", "writes", "commits", "losses", "pending", "replaced_writes", "ids"), 0
+            (
+                *("entries", "answers", "existences", "sets", "writes", "commits", "losses", "pending"),
+                *("replaced_writes", "ids", "joins", "left_out", "filtered", "feeds", "full_lists", "nodes"),
+            ),
+            0,
         )
 
     # contents
@@ -181,13 +195,41 @@ class Checks:
 
             return watch
 
+        decode = WriteThrough.decode_write
+
+        def decoded(changes: WriteThrough, encoded: pb.ShardMessages) -> ShardMessages:
+            fresh = decode(changes, encoded)
+            self._left_out(changes._cache, shard_messages_from_pb(encoded), fresh)
+            return fresh
+
         for name in kept:
             setattr(CachedShard, name, watched(name, CachedShard.held))
+        setattr(WriteThrough, "decode_write", decoded)  # noqa: B010 - mypy refuses an assignment to a method
         try:
             yield
         finally:
+            setattr(WriteThrough, "decode_write", decode)  # noqa: B010
             for name, put in kept.items():
                 setattr(CachedShard, name, put)
+
+    def _left_out(self, cache: GraphCache, messages: ShardMessages, fresh: ShardMessages) -> None:
+        """Check that of a write's answer a server leaves out only what it has applied: the writer reads it here."""
+        process = CURRENT.get()
+        if process is None or process.state == "swept":
+            return
+        for message in messages.messages:
+            if isinstance(message, ObjectChange):
+                key, atype, held = message.id, 0, cache.peek_object(message.id)
+            elif isinstance(message, ListChange):
+                key, atype, held = message.id1, message.atype, cache.peek_count(message.id1, message.atype)
+            else:
+                continue
+            if message in fresh.messages:
+                continue
+            self.looked_at["left_out"] += 1
+            if not held or version_of(held) < message.after:
+                text = f"{process.name} has skipped the change of {_name(key)}/{atype} to {message.after}"
+                self._found(Violation("3", f"{text}, which it has not applied"))
 
     def _entry(self, shard: CachedShard, held: bytes, key: int, atype: int, value: bytes, *, is_list: bool) -> None:
         process = CURRENT.get()
@@ -244,8 +286,15 @@ class Checks:
     def read(self, expected: Expected, value: bytes) -> None:
         """Check an answer."""
         self.looked_at["answers"] += 1
-        kind, row, version = expected.kind, expected.row, version_of(value)
+        kind, row = expected.kind, expected.row
         atype = _atype_of(row)
+        if isinstance(row, ExistsRow):
+            self.looked_at["existences"] += 1
+            if ListKey(row.id1, atype) in self._past_of(row.id1).foreign:
+                return
+            version = self._newest_with(row, exists=exists_in(value))
+        else:
+            version = version_of(value)
         answer = f"{_name(row[0])} {row[1:]} is answered at {version}"
         if version < expected.asked:
             # This holds also when that version is lost: an answer that reports the loss is an error.
@@ -255,7 +304,9 @@ class Checks:
         for pending, writes in expected.pending:
             self.looked_at["pending"] += 1
             self._check_pending(pending, writes, version, answer)
-        if kind == OBJECT:
+        if kind == EXISTS:
+            wrong = "" if version >= 0 else f"{_name(row[0])} {row[1:]} never was {value.hex()}"
+        elif kind == OBJECT:
             wrong = self._wrong_object(row[0], value)
         elif kind == COUNT:
             wrong = self._wrong_count(ListKey(row[0], atype), value)
@@ -263,6 +314,19 @@ class Checks:
             wrong = self._wrong_part(ListKey(row[0], atype), _query(row), value)
         if wrong:
             self._found(Violation("5", f"answered: {wrong}"))
+
+    def _newest_with(self, row: ExistsRow, *, exists: bool) -> int:
+        """Return the newest version at which the answer is right, since it does not tell its own; -1 for none."""
+        contents: dict[int, list[tuple[int, tuple[Edge, ...]]]] = {0: [(0, ())]}
+        contents |= self._past_of(row.id1).lists[ListKey(row.id1, row.atype)]
+        return max(
+            (
+                version
+                for version, known in contents.items()
+                if any(exists == any(edge.id2 == row.id2 for edge in edges) for _, edges in known)
+            ),
+            default=-1,
+        )
 
     def _check_pending(self, pending: PendingInverse, writes: int, version: int, answer: str) -> None:
         key = ListKey(pending.id1, pending.atype)
@@ -279,6 +343,30 @@ class Checks:
         pair = IntentKey(pending.coordinator_id, pending.id1)
         return any(pair in self._past_of(each).lost_pairs for each in (pair.low_id, pair.high_id))
 
+    def feed_read(self, reader: int, edges: Sequence[Assoc]) -> None:
+        """Check the order of a walk over a feed. Its lists are checked answer by answer."""
+        self.looked_at["feeds"] += 1
+        places = [(edge.time, edge.id2) for edge in edges]
+        if places != sorted(set(places), reverse=True):
+            self._found(Violation("5", f"the feed of {_name(reader)} is not in order, or has a post twice: {places}"))
+
+    def set_read(self, expression: Expression, found: Sequence[FoundEdge], seen: SeenVersions) -> None:
+        """Check the result of a set expression by the histories of its lists."""
+        if any(key in self._past_of(key.id1).foreign for key in seen):
+            return
+        self.looked_at["sets"] += 1
+        windows = {
+            key: [
+                edges
+                for version in ({0} | set(self._past_of(key.id1).lists[key]))
+                if min(versions) <= version <= max(versions)
+                for _, edges in self._contents(key, version)
+            ]
+            for key, versions in seen.items()
+        }
+        if wrong := unexplained(expression, found, windows):
+            self._found(Violation("sets", wrong))
+
     def reported_lost(self, expected: Expected) -> None:
         """Check that the write of a token is really lost, after a reader got the error that says so."""
         self.looked_at["losses"] += 1
@@ -294,13 +382,13 @@ class Checks:
 
     def done(self, what: str, result: str) -> None:
         """Check how an operation ended. ``result`` is the reason of its error, or `DONE`."""
-        if self.calm.undisturbed and result not in (DONE, *_MISTAKES):
+        if self.calm.undisturbed and result not in (DONE, *MISTAKES):
             self._found(Violation("7", f"{what} failed where nothing does: {result}"))
 
     def written_too_late(self, what: str, result: str, why: str) -> None:
         """Check how a write ended that another leader should have done by then. ``why``: why it must not fail."""
         self.looked_at["replaced_writes"] += 1
-        if result not in (DONE, *_MISTAKES):
+        if result not in (DONE, *MISTAKES):
             self._found(Violation("replacement", f"{what} failed with {result}, {why}"))
 
     def written(self, tier: str, result: pb.WriteResult) -> None:
@@ -345,6 +433,61 @@ class Checks:
 
     # commits
 
+    def committing(self, server: SimDatabase, changes: RowChanges) -> None:
+        """Check that the registers of each edge are joined with what they were: a newer operation is never undone."""
+        for key, registers in changes.put_registers.items():
+            self.looked_at["joins"] += 1
+            stored = server.truth.joined(key.id1, self._schema.atype(key.atype).siblings, key.id2)
+            unchanged = server.truth.registers.get(key) == registers
+            if unchanged and changes.put_edges.get(key) == server.truth.edge(key):
+                edge = f"{_name(key.id1)} {key.atype} {_name(key.id2)}"
+                self._found(Violation("join", f"{edge} is written again with what it has: {registers}"))
+            if registers != join([stored, registers]):
+                edge = f"{_name(key.id1)} {key.atype} {_name(key.id2)}"
+                self._found(Violation("join", f"{edge} had {stored}, and an older operation wins: {registers}"))
+            declared = ListKey(key.id1, self._schema.declared((key.atype,))[0])
+            # A commit may have the operation on the node behind a write of its edge: then the job moves the edge.
+            stored_node = server.truth.nodes.get(declared, UNSET_NODE)
+            nodes = {stored_node, changes.put_nodes.get(declared, stored_node)}
+            states = {State(max(registers.own_state, node.state, registers.id2_state)) for node in nodes}
+            places = states if registers.payload_us else {State.REMOVED}
+            if key in changes.put_edges and self._schema.atype(key.atype).state not in places:
+                edge = f"{_name(key.id1)} {key.atype} {_name(key.id2)}"
+                labels = sorted(each.label for each in places)
+                self._found(Violation("join", f"{edge} with {registers} under {nodes} belongs to {labels}"))
+        for node_key, written in changes.put_nodes.items():
+            if written < server.truth.nodes.get(node_key, UNSET_NODE):
+                name = f"{_name(node_key.id1)} {node_key.atype}"
+                self._found(Violation("join", f"{name}: an older operation wins: {written}"))
+
+    def operated(self, key: EdgeKey, operation: EdgeRegisters) -> None:
+        """Record an operation that is acknowledged. ``key``: of the edge under its type with states."""
+        self._operations[key] = join([operation, self._operations.get(key, NO_OPERATION)])
+
+    def node_operated(self, key: ListKey, operation: NodeState) -> None:
+        """Record an operation on a node that is acknowledged."""
+        self._node_operations[key] = max(operation, self._node_operations.get(key, UNSET_NODE))
+
+    def _check_operations(self) -> None:
+        """Check that both ends of each edge have every acknowledged operation, and the same registers."""
+        for key, operation in self._operations.items():
+            atype = self._schema.atype(key.atype)
+            inverse = self._schema.inverse_of(atype)
+            assert inverse is not None, "clients write edges with an inverse"
+            masters = [self._master_of(each >> SHARD_SHIFT) for each in (key.id1, key.id2)]
+            if any(IntentKey(*sorted((key.id1, key.id2))) in master.past.lost_pairs for master in masters):
+                continue
+            near = _shared(masters[0].truth.joined(key.id1, atype.siblings, key.id2))
+            far = _shared(masters[1].truth.joined(key.id2, inverse.siblings, key.id1))
+            if near != far or near != join([near, operation]):
+                edge = f"{_name(key.id1)} {atype.name} {_name(key.id2)}"
+                raise Violation("join", f"{edge}: {near} here, {far} there; {operation} was acknowledged")
+        for node, state in self._node_operations.items():
+            master = self._master_of(node.id1 >> SHARD_SHIFT)
+            lost = any(node.id1 in (pair.low_id, pair.high_id) for pair in master.past.lost_pairs)
+            if not lost and master.truth.nodes.get(node, UNSET_NODE) < state:
+                raise Violation("join", f"{_name(node.id1)} {node.atype}: {state} was acknowledged")
+
     def committed(self, _: SimDatabase, changes: RowChanges) -> None:
         """Check that every changed edge has its inverse, or an intent that says what is still to be written."""
         self.looked_at["commits"] += 1
@@ -373,7 +516,15 @@ class Checks:
             return ""  # the transaction of one side is lost; what others had received of it is left to `tao repair`
         low, high = (master.truth for master in masters)
         for atype in self._schema.assocs:
-            if not atype.inverse or pair.low_id == pair.high_id:
+            if not atype.inverse or pair.low_id == pair.high_id or atype.state is not State.NORMAL:
+                continue
+            if atype.states:
+                # A node's state moves its edges at one end after the other, without an intent.
+                near_row = _shared(low.joined(pair.low_id, atype.siblings, pair.high_id))
+                far_types = self._schema.atype(atype.inverse).siblings
+                far_row = _shared(high.joined(pair.high_id, far_types, pair.low_id))
+                if near_row != far_row:
+                    return f"{_name(pair.low_id)} {atype.name} {_name(pair.high_id)}: {near_row} here, {far_row} there"
                 continue
             near = low.edge(EdgeKey(pair.low_id, atype.number, pair.high_id))
             far = high.edge(EdgeKey(pair.high_id, atype.inverse, pair.low_id))
@@ -395,7 +546,7 @@ class Checks:
             if len(master.replicas) != replicas:
                 raise Violation("unforeseen", f"{master.name} has {len(master.replicas)} replicas")
             for server in (master, *master.replicas):
-                for table in ("objects", "lists", "intents", "shards", "reserved_times"):
+                for table in ("objects", "lists", "intents", "shards", "reserved_times", "registers", "nodes", "jobs"):
                     if getattr(server.rows, table) != getattr(master.truth, table):
                         raise Violation("2", f"{server.name} and {master.name} differ in {table}")
             left = [key for key in master.truth.intents if self._master_of(key.low_id >> SHARD_SHIFT) is master]
@@ -410,6 +561,11 @@ class Checks:
                 is_here = self._master_of(list_key.id1 >> SHARD_SHIFT) is master
                 if is_here and row.count != len(master.truth.edges.get(list_key, ())):
                     raise Violation("5", f"{list_key} counts {row.count}")
+                most = self._schema.atype(list_key.atype).max_edges
+                if is_here and most and row.count > most and list_key not in master.past.foreign:
+                    raise Violation("8", f"{list_key} has {row.count} edges, and its type {most} at most")
+                self.looked_at["full_lists"] += row.count == most
+        self._check_operations()
         for name, cache in caches.items():
             for shard in cache.open_shards():
                 self._equal(name, cache, shard)
@@ -438,6 +594,20 @@ class Checks:
             if here != there:
                 text = f"{name} holds {entry.kind} {_name(entry.id)}/{entry.atype} as {here}, the database has {there}"
                 raise Violation("2", text)
+        place = cache.filter_shard(shard)
+        if place is None or not list(place.pairs.held()):
+            return
+        for key, ids in rows.edges.items():
+            if key.id1 >> SHARD_SHIFT == shard:
+                self.looked_at["filtered"] += len(ids)
+                for id2 in ids:
+                    if place.denies(key.id1, key.atype, id2, 0):
+                        raise Violation("2", f"{name} denies the edge of {_name(key.id1)}/{key.atype} to {_name(id2)}")
+
+
+def _shared(registers: EdgeRegisters) -> EdgeRegisters:
+    """Return the registers of an edge that are the same at both ends."""
+    return registers.with_id2(UNSET_NODE)
 
 
 def _atype_of(row: QueryRow) -> int:

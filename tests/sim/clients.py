@@ -7,31 +7,40 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
 from typing import Any, Final
 
 import msgspec
 
+from tao.client import Accepted, Assoc, Later
 from tao.client.configuration import ClientConfiguration
-from tao.client.consistency import Consistency
+from tao.client.consistency import Consistency, from_keywords
 from tao.client.graph import Graph
 from tao.client.operations import SomeFailed
 from tao.client.own_writes import CRITICAL, MinimumVersions
+from tao.feeds import Feeds
+from tao.model.edge_states import NODE_STATES, EdgeRegisters, NodeState, State
 from tao.model.errors import TaoError, WriteLost
-from tao.model.graph import ListKey
+from tao.model.graph import EdgeKey, ListKey
 from tao.model.ids import MAX_RESERVED_IDS, SHARD_SHIFT, make_id
+from tao.model.jobs import NodeStateBody
 from tao.model.tokens import PendingInverse, WriteToken
 from tao.model.topology import Topology
+from tao.sets.steps import FoundEdge
 from tao.wire.identity import Credentials
 from tao.wire.links import Links
 from tao.wire.read_batch import QueryRow
 from tao.wire.v1 import session_pb2 as pb
+from tao.worker.kinds import PageWaits
+from tao.worker.node_state import NodeStates
 from tests.sim.checks import DONE, Asked, Checks, Expected
 from tests.sim.database import UNIX_MS_AT_START, unix_ms
 from tests.sim.loop import Process, SimLoop
 from tests.sim.plans import EDGE_TYPES, KEYS, Op
 from tests.sim.roles import SDK
+from tests.sim.sets import SeenVersions, expression_of, recorded
 from tests.sim.single_failures import SingleFailures, Watched
 
 TIMEOUT_SECONDS: Final = SDK.timeout_seconds
@@ -40,6 +49,7 @@ _KEPT_TOKENS: Final = 40
 _STALENESS_MS: Final = (2_000, 15_000, 40_000)
 """Bounds on staleness at a pace of 1. Given the heartbeats of `tests.sim.roles`, one is hardly ever met, one now and
 then, and one nearly always."""
+_STATES: Final = tuple(State)
 _CHANGED_TYPES: Final = {"likes": "follows", "follows": "likes", "comment": "likes", "friend": "likes"}
 
 
@@ -194,8 +204,21 @@ class Client:
                 await graph.assoc_delete(one, op.atype, two)
             case "assoc_change_type":
                 await graph.assoc_change_type(one, op.atype, two, _CHANGED_TYPES.get(op.atype, op.atype))
+            case "assoc_set_state":
+                await self._set_state(graph, op, one, two)
+            case "later_set_state":
+                accepted = await self._set_state(graph.later, op, one, two)
+                if op.value % 4 == 1 and isinstance(accepted, Accepted):
+                    await accepted.applied()
+            case "node_set_state":
+                await self._set_node_state(graph, op, one)
+            case "assoc_range_of_state":
+                state = _STATES[op.value % len(_STATES)]
+                await graph.assoc_range(one, op.atype, 0, op.value % 7 + 1, state.label, **how)
             case "obj_get":
                 await graph.obj_get(one, **how)
+            case "assoc_get" if _asks_for_a_byte(op):
+                await graph.assoc_exists(one, op.atype, two, **how)
             case "assoc_get":
                 await graph.assoc_get(one, op.atype, [two, one], **how)
             case "assoc_count":
@@ -204,8 +227,42 @@ class Client:
                 await graph.assoc_range(one, op.atype, op.value % 3, op.value % 7 + 1, **how)
             case "assoc_time_range":
                 await graph.assoc_time_range(one, op.atype, op.value + 5, op.value, 3, op.value % 3, **how)
+            case "edge_set" if op.value % 4 == 3:  # sets and feeds need no random number of their own
+                await self._read_feed(graph, op, how)
+            case "edge_set":
+                await self._read_set(graph, op, how)
             case _:
                 await self._do_many(graph, op, unique, how)
+
+    async def _set_state(self, writes: WatchedGraph | Later, op: Op, one: int, two: int) -> object:
+        """Do an operation on an edge with states, mostly at a time around now: later ones may come first. Return its
+        result."""
+        assert self.graph is not None
+        state, has_payload = _STATES[op.value % len(_STATES)], op.value % 5 < 3
+        time = op.value if has_payload else None
+        at = unix_ms(op.at) * 1000 + (op.value - 20) * 100_000 if op.value % 3 else None
+        if state is State.NORMAL and has_payload:
+            result: object = await writes.assoc_add(one, op.atype, two, time, at=at)
+        elif state is State.REMOVED and not has_payload:
+            result = await writes.assoc_delete(one, op.atype, two, at)
+        else:
+            result = await writes.assoc_set_state(one, op.atype, two, state.label, at, time)
+        if at is not None:
+            operation = EdgeRegisters(state, at, at if has_payload else 0, time or 0)
+            self.graph.checks.operated(EdgeKey(one, self.graph.schema.atype(op.atype).number, two), operation)
+        return result
+
+    async def _set_node_state(self, graph: WatchedGraph, op: Op, node: int) -> None:
+        """Set the state of a node, and do the pages of its job; a page that fails is left to a later operation."""
+        state, atype = NODE_STATES[op.value % len(NODE_STATES)], graph.schema.atype(op.atype)
+        at = unix_ms(op.at) * 1000 + (op.value - 20) * 100_000 if op.value % 2 else None
+        await graph.node_set_state(node, state.label, [op.atype], at)
+        if at is not None:
+            graph.checks.node_operated(ListKey(node, atype.number), NodeState(at, state))
+        body, cursor, done = msgspec.msgpack.encode(NodeStateBody(node, (atype.number,))), b"", False
+        with suppress(PageWaits):
+            while not done:
+                cursor, _, done = await NodeStates().page(graph, body, cursor, 1 + op.value % 3)
 
     async def _add_reserved(self, graph: WatchedGraph, op: Op, near: int, unique: str) -> None:
         """Reserve ids, often so many that they run seconds ahead of the clock, and add an object with one."""
@@ -234,6 +291,8 @@ class Client:
                 await graph.assoc_delete_many([(each, op.atype, two) for each in ids if each != two])
             case "obj_get_many":
                 await graph.obj_get_many(ids, **how)
+            case "assoc_get_many" if _asks_for_a_byte(op):
+                await graph.assoc_exists_many([(each, op.atype, two) for each in ids], **how)
             case "assoc_get_many":
                 await graph.assoc_get_many([(each, op.atype, [two, ids[0]]) for each in ids], **how)
             case "assoc_count_many":
@@ -245,6 +304,35 @@ class Client:
                 await graph.assoc_time_range_many(queries, **how)
             case _:
                 raise ValueError(f"no operation is called {op.kind!r}")
+
+    async def _read_set(self, graph: WatchedGraph, op: Op, how: dict[str, Any]) -> None:
+        """Walk over a set of the lists of several keys in small pages, each evaluated by itself."""
+        ids = [key_id((op.one + index) % KEYS, self._shards) for index in range(3 + op.value % 3)]
+        expression = expression_of(ids, graph.schema.atype(op.atype).number, op.value)
+        found: list[FoundEdge] = []
+        seen: SeenVersions = {}
+        cursor: str | None = None
+        while True:
+            steps = graph._evaluation(expression, cursor).page(1 + op.value % 4)
+            page = await graph._evaluate(recorded(steps, seen), from_keywords(**how))
+            found += page.edges
+            cursor = page.cursor
+            if cursor is None:
+                break
+        graph.checks.set_read(expression, found, seen)
+
+    async def _read_feed(self, graph: WatchedGraph, op: Op, how: dict[str, Any]) -> None:
+        """Walk over the feed of a key in small pages."""
+        feeds = Feeds(graph, posted="likes", own_posts=op.value % 8 == 3)
+        reader, edges = key_id(op.one, self._shards), list[Assoc]()
+        cursor: str | None = None
+        while True:
+            page = await feeds.page(reader, 1 + op.value % 3, cursor, **how)
+            edges += page.edges
+            cursor = page.cursor
+            if cursor is None:
+                break
+        graph.checks.feed_read(reader, edges)
 
     async def read_all_at_once(self, *, critical: bool = False) -> None:
         """Perform it and ignore the result."""
@@ -290,6 +378,11 @@ class Client:
         except TaoError as error:
             return f"{error.reason}: {error.message}"
         return ""
+
+
+def _asks_for_a_byte(op: Op) -> bool:
+    """Return whether an `assoc_get` of a plan is made as `assoc_exists`. The plans need not draw it by itself."""
+    return op.value % 3 == 0
 
 
 def _how(op: Op, key: ListKey, tokens: list[WriteToken], pace: float) -> dict[str, Any]:

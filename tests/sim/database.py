@@ -21,6 +21,7 @@ from tao.model.rows import ListRow, ObjectRow, RowChanges, ShardRow
 from tao.planning.row_events import Row, RowEvent
 from tao.replication.lease import EVENT_SECONDS
 from tao.schema.registry import Schema
+from tao.schema.types import STATES_TABLE
 from tests.sim.loop import Process, SimLoop
 from tests.sim.rows import Logged, Past, Rows
 
@@ -115,6 +116,7 @@ class SimDatabase:
         self.listeners: Final[dict[object, Callable[[], None]]] = {}
         """Readers of the binlog, woken when there is more."""
         self.on_commit: Callable[[SimDatabase, RowChanges], None] = lambda _, __: None
+        self.before_commit: Callable[[SimDatabase, RowChanges], None] = lambda _, __: None
         self._loop: Final = loop
         self._random: Final = rng
         self._server_id: Final = server_id
@@ -239,6 +241,7 @@ class SimDatabase:
             arrived,
         )
         if arrived is None:
+            self.before_commit(self, changes)
             self.truth.write(changes)
             edges = (*changes.put_edges, *changes.delete_edges)
             lists = {**changes.put_lists, **{ListKey(edge.id1, edge.atype): None for edge in edges}}
@@ -332,6 +335,11 @@ def row_events(before: Rows, changes: RowChanges, schema: Schema) -> list[RowEve
         had = before.edge(key)
         table = schema.atype(key.atype).table or "assocs"
         add(key.id1, table, None if had is None else edge_image(key, had), edge_image(key, edge))
+    for key in changes.put_registers:
+        same = before.edge(key)
+        if same is not None and key not in changes.put_edges:
+            # Columns that caches hold nothing of: the row is the same before and after.
+            add(key.id1, STATES_TABLE, edge_image(key, same), edge_image(key, same))
     for key in changes.delete_edges:
         gone = before.edge(key)
         if gone is not None:

@@ -182,7 +182,7 @@ class SimSpool:
         for (shard, source), number in dropped.items():
             mark = file.marks.get(shard)
             if mark is not None and mark.source == source and mark.after < number:
-                file.marks[shard] = SpoolMark(shard, source, number, max(mark.head, number), mark.linked)
+                file.marks[shard] = SpoolMark(shard, source, number, mark.head, mark.linked)
         self.dropped_rows += len(gone)
         return dropped
 

@@ -129,7 +129,13 @@ class Faults:
     # servers
 
     def _kill(self, fault: Fault) -> Callable[[], None] | None:
-        return self._kill_named(self._server(fault.pick))
+        name, world = self._server(fault.pick), self._world
+        was_up = world.is_up(name)
+        end = self._kill_named(name)
+        if was_up and fault.other % 2 and world.journals.may_lose and name in world.names("follower"):
+            world.trace.note("disk lost", name)
+            world.journals.lose(name)
+        return end
 
     def _kill_tailer(self, fault: Fault) -> Callable[[], None] | None:
         names = self._world.names("tailer")

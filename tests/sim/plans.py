@@ -35,11 +35,21 @@ WRITES: Final = (
 )
 _WRITE_WEIGHTS: Final = (1, 1, 2, 3, 1, 9, 4, 2)
 MANY_READS: Final = tuple(f"{kind}_many" for kind in READS)
+SET_READ: Final = "edge_set"
+_OFTEN_SETS: Final = ("assoc_count", "assoc_count_many", "obj_get_many")
+"""Half of these reads are sets instead, without another random number: so a seed keeps its faults."""
 MANY_WRITES: Final = ("obj_put_many", "assoc_add_many", "assoc_delete_many")
 _MANY: Final = 0.15
 """Share of the operations that use several keys at once."""
 _HOW: Final = ("", "token", "tokens", "critical", "stale")
 _HOW_WEIGHTS: Final = (10, 4, 1, 3, 3)
+STATE_KINDS: Final = ("assoc_set_state", "assoc_range_of_state", "node_set_state")
+STATE_TYPES: Final = ("subscribes", "subscribers")
+"""Types with states. Their operations are drawn apart, so that the others are the same with and without them."""
+LATER_SET_STATE: Final = "later_set_state"
+"""An operation on an edge with states that a follower's journal accepts."""
+ADD_JOB: Final = "add_job"
+KILL_WORKER: Final = "kill worker"
 EDGE_TYPES: Final = ("friend", "likes", "liked_by", "follows", "comment", "note")
 
 
@@ -92,6 +102,8 @@ class Shape(msgspec.Struct, frozen=True):
     """Whether followers have accounts at the databases, for when no leader can be asked."""
     watchers: int = 0
     """The watchers of each region."""
+    workers: int = 0
+    """The workers of each region."""
 
     @property
     def all_clients(self) -> int:
@@ -218,11 +230,16 @@ def make_plan(
     kinds: Mapping[str, int] | None = None,
     tempo: Tempo = Tempo(),  # noqa: B008 - it is immutable
     single_share: float = 0.4,
+    *,
+    with_states: bool = True,
+    with_jobs: bool = True,
+    with_journals: bool = True,
 ) -> Plan:
     """Make the plan of a seed.
 
     ``kinds`` are the faults and their weights (default: all faults). ``single_share`` is the share of acts in which one
-    fault at a time is under way.
+    fault at a time is under way. ``with_states``: clients set states of edges, too. ``with_jobs``: every other seed has
+    workers, and clients add jobs. ``with_journals``: every third seed has journals, and clients use them.
     """
     rng = random.Random(seed)
     shape = shape or rng.choice(
@@ -266,6 +283,13 @@ def make_plan(
                     ops += _token_reads(rng, at, shape)
                 if kind == "move shard":
                     ops += _reservations(rng, at, pick % shape.shards, shape)
+    if with_states:
+        ops += _state_ops(random.Random(f"states {seed}"), ops, shape)
+    if with_jobs and seed % 2 == 0:
+        shape = msgspec.structs.replace(shape, workers=2)
+        ops += _job_ops(random.Random(f"jobs {seed}"), ops, shape)
+    if with_journals and seed % 3 == 0:
+        ops += _journal_ops(random.Random(f"journals {seed}"), ops, shape)
     ops.sort(key=lambda op: op.at)
     faults.sort(key=lambda fault: fault.at)
     return Plan(seed, acts, shape, tuple(ops), tuple(faults), tempo)
@@ -326,7 +350,51 @@ def _op(rng: random.Random, at: float, client: int, keys: list[int], atype: str)
             one, two = keys[0], keys[1]
         return Op(at, client, kind, one, two, atype, rng.randrange(1, 40))
     how = rng.choices(_HOW, _HOW_WEIGHTS)[0]
-    return Op(at, client, rng.choice(MANY_READS if many else READS), one, two, atype, rng.randrange(1, 40), how)
+    kind, value = rng.choice(MANY_READS if many else READS), rng.randrange(1, 40)
+    if kind in _OFTEN_SETS and value % 2:
+        kind = SET_READ
+    return Op(at, client, kind, one, two, atype, value, how)
+
+
+def _state_ops(rng: random.Random, ops: list[Op], shape: Shape) -> list[Op]:
+    """Yield operations on edges with states, and reads of their lists, at the time of a tenth of the others."""
+    found: list[Op] = []
+    for near in rng.sample(ops, len(ops) // 10):
+        keys = rng.sample(range(KEYS), 2)
+        for _ in range(rng.randint(1, 4)):
+            one, two = keys if rng.random() < 0.8 else reversed(keys)
+            is_write = rng.random() < 0.7
+            kind = STATE_KINDS[1] if not is_write else STATE_KINDS[0 if rng.random() < 0.9 else 2]
+            how = "" if is_write else rng.choices(_HOW, _HOW_WEIGHTS)[0]
+            at, client = near.at + rng.random() * 0.2, rng.randrange(shape.all_clients)
+            found.append(Op(at, client, kind, one, two, STATE_TYPES[one > two], rng.randrange(1, 40), how))
+    return found
+
+
+def _job_ops(rng: random.Random, ops: list[Op], shape: Shape) -> list[Op]:
+    """Yield insertions of jobs at the time of some other operations, and deaths of workers soon after some of them."""
+    found: list[Op] = []
+    for near in rng.sample(ops, max(4, len(ops) // 25)):
+        one, client = rng.randrange(KEYS), rng.randrange(shape.all_clients)
+        found.append(Op(near.at, client, ADD_JOB, one, one, "friend", rng.randrange(1, 40)))
+        if rng.random() < 0.5:
+            at, worker = near.at + rng.random() * 3.0, rng.randrange(1000)
+            found.append(Op(at, client, KILL_WORKER, worker, worker, "friend", rng.randrange(1, 40)))
+    return found
+
+
+def _journal_ops(rng: random.Random, ops: list[Op], shape: Shape) -> list[Op]:
+    """Yield bursts of operations for the journals at the time of a tenth of the others."""
+    found: list[Op] = []
+    for near in rng.sample(ops, len(ops) // 10):
+        one, two = rng.sample(range(KEYS), 2)
+        for _ in range(rng.randint(1, 6)):
+            at, client = near.at + rng.random() * 0.3, rng.randrange(shape.all_clients)
+            atype, value = STATE_TYPES[one > two], rng.randrange(1, 40)
+            found.append(Op(at, client, LATER_SET_STATE, one, two, atype, value))
+            if rng.random() < 0.3:
+                one, two = two, one
+    return found
 
 
 def _reservations(rng: random.Random, at: float, one: int, shape: Shape) -> list[Op]:

@@ -10,17 +10,21 @@ Bounds are so low that plans reach them (`tests.sim.bounds`), and high enough fo
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Final
 
 from tao.client.settings import ClientSettings
 from tao.delivery.settings import DeliverySettings, SpoolSettings
 from tao.follower.miss_path import DirectReadSettings
+from tao.follower.pair_filters import PairFilterSettings
 from tao.follower.settings import FollowerSettings
 from tao.follower.subscriptions import SubscriptionSettings
+from tao.journal.settings import JournalSettings
 from tao.leader.consistency_checker import CheckerSettings
 from tao.leader.heartbeats import HeartbeatSettings
 from tao.leader.inverse_path import InverseSettings
+from tao.leader.jobs import JobSettings
 from tao.leader.ownership import OwnershipSettings
 from tao.leader.settings import LeaderSettings
 from tao.leader.write_path import WritePathSettings
@@ -35,6 +39,8 @@ from tao.tailer.settings import OutboxSettings, RewindSettings, TailerSettings, 
 from tao.watcher.settings import ProbeSettings, WatcherSettings
 from tao.wire.links import LinkSettings
 from tao.wire.settings import ServingSettings
+from tao.worker.runner import RunnerSettings
+from tao.worker.settings import WorkerSettings
 from tests.sim.network import SESSION
 from tests.sim.topologies import registers
 
@@ -95,8 +101,8 @@ def registration_settings(name: str) -> RegistrationSettings:
     )
 
 
-def leader_settings(name: str, pace: float) -> LeaderSettings:
-    """Return the settings of the leader of that name."""
+def leader_settings(name: str, pace: float, *, has_workers: bool) -> LeaderSettings:
+    """Return the settings of the leader of that name. Without workers nobody cares for jobs."""
     return LeaderSettings(
         name=name,
         topology_file=_NOWHERE,
@@ -109,6 +115,7 @@ def leader_settings(name: str, pace: float) -> LeaderSettings:
         reader_password="",
         ownership=OwnershipSettings(check_seconds=12.0 * pace, retry_seconds=3.0 * pace),
         inverses=replace(INVERSES, repair_seconds=15.0 * pace),
+        jobs=JobSettings(search_seconds=2.0 * pace, care_seconds=40.0 * pace if has_workers else inf),
         heartbeats=HeartbeatSettings(interval_seconds=15.0 * pace, takeover_seconds=5.0 * pace),
         checker=replace(CHECKER, tick_seconds=6.0 * pace),
         spool=SpoolSettings(folder=Path(name), max_bytes=SPOOL_BYTES),
@@ -122,10 +129,12 @@ def leader_settings(name: str, pace: float) -> LeaderSettings:
     )
 
 
-def follower_settings(name: str, pace: float, *, reads_databases: bool) -> FollowerSettings:
+def follower_settings(
+    name: str, pace: float, journal: JournalSettings, *, reads_databases: bool, has_filters: bool
+) -> FollowerSettings:
     """Return the settings of the follower of that name.
 
-    ``reads_databases``: it has a database account, for when leaders are away.
+    ``reads_databases``: it has a database account, for when leaders are away. ``has_filters``: it has pair filters.
     """
     return FollowerSettings(
         name=name,
@@ -139,6 +148,14 @@ def follower_settings(name: str, pace: float, *, reads_databases: bool) -> Follo
         fills=FILLS,
         database=replace(MISSES, max_rereads=3),
         direct_reads=DIRECT_READS,
+        journal=journal,
+        pair_filters=PairFilterSettings(
+            max_mb=1 if has_filters else 0,
+            page_edges=2,  # so few that lists lie on several pages
+            edges_per_second=8,
+            check_seconds=4.0 * pace,
+            retry_seconds=10.0 * pace,
+        ),
         pause_detection=STALLS,
         key_history=STORY,
         retries=RETRIES,
@@ -160,6 +177,14 @@ def watcher_settings(name: str, region: str) -> WatcherSettings:
         replicator_password="simulated",
         probes=ProbeSettings(interval_seconds=1.0),
     )
+
+
+def worker_settings(name: str, region: str, pace: float, lease_seconds: float) -> WorkerSettings:
+    """Return the settings of the worker of that name. Its pages are so small that a job has several."""
+    runner = RunnerSettings(
+        lease_seconds=lease_seconds, poll_seconds=3.0 * pace, page_edges=4, edges_per_second=40.0, normal_jobs=3
+    )
+    return WorkerSettings(name=name, region=region, topology_file=_NOWHERE, runner=runner)
 
 
 def tailer_settings(name: str, region: str, pace: float) -> TailerSettings:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -11,16 +11,26 @@ import msgspec
 
 from tao.model.changes import sort_edges
 from tao.model.edge_block import COMPLETE, PREFIX, encode_block
+from tao.model.edge_states import NO_OPERATION, EdgeRegisters, NodeState
 from tao.model.graph import ABSENT, Edge, EdgeKey, ListKey, deleted_data, encode_count, encode_object
-from tao.model.ids import SHARD_SHIFT
+from tao.model.ids import MAX_ID, SHARD_SHIFT
+from tao.model.jobs import JobRow, PausedKind
 from tao.model.queries import CountQuery, ObjectQuery, Query, RangeQuery, TimeRangeQuery
-from tao.model.rows import IntentKey, IntentRow, ListRow, ObjectRow, RowChanges, ShardRow
+from tao.model.rows import EdgePage, IntentKey, IntentRow, ListRow, ObjectRow, RowChanges, ShardRow, StateRows
 from tao.planning.row_events import RowEvent
 
 ListContent = tuple[int, tuple[Edge, ...]]
 """Count, and edges with the newest first."""
 ObjectContent = tuple[int, bytes]
 """Type (`ABSENT`: none) and data."""
+
+
+def join(registers: Sequence[EdgeRegisters]) -> EdgeRegisters:
+    """Return the join by its definition: what the product makes of it is what is checked."""
+    state_us, own_state = max(((each.state_us, each.own_state) for each in registers), default=(0, 0))
+    payload = max(((each.payload_us, each.time, each.data) for each in registers), default=(0, 0, b""))
+    node_us, node = max(((each.id2_state_us, each.id2_state) for each in registers), default=(0, 0))
+    return EdgeRegisters(own_state, state_us, *payload, node, node_us)
 
 
 @dataclass(slots=True)
@@ -33,6 +43,10 @@ class Rows:
     edges: dict[ListKey, dict[int, Edge]] = field(default_factory=dict)
     intents: dict[IntentKey, IntentRow] = field(default_factory=dict)
     reserved_times: dict[int, int] = field(default_factory=dict)
+    registers: dict[EdgeKey, EdgeRegisters] = field(default_factory=dict)
+    nodes: dict[ListKey, NodeState] = field(default_factory=dict)
+    jobs: dict[int, JobRow] = field(default_factory=dict)
+    paused_jobs: dict[PausedKind, bool] = field(default_factory=dict)
 
     def write(self, changes: RowChanges) -> None:
         self.objects.update({row.id: row for row in changes.put_objects})
@@ -41,10 +55,17 @@ class Rows:
             self.edges.setdefault(ListKey(edge.id1, edge.atype), {})[edge.id2] = value
         for edge in changes.delete_edges:
             self.edges.get(ListKey(edge.id1, edge.atype), {}).pop(edge.id2, None)
+            self.registers.pop(edge, None)
+        self.registers.update(changes.put_registers)
+        self.nodes.update(changes.put_nodes)
         for intent in changes.delete_intents:
             self.intents.pop(intent, None)
         self.intents.update({IntentKey(row.low_id, row.high_id): row for row in changes.put_intents})
         self.reserved_times.update(changes.put_reserved_times)
+        self.jobs.update(changes.put_jobs)
+        for job_id in changes.delete_jobs:
+            self.jobs.pop(job_id, None)
+        self.paused_jobs.update(changes.put_paused_jobs)
 
     def version_of(self, key: int, atype: int) -> int:
         """Return the version of an object (``atype`` 0) or a list; 0 if it was never written."""
@@ -61,6 +82,10 @@ class Rows:
         self.edges = {key: dict(edges) for key, edges in other.edges.items()}
         self.intents = dict(other.intents)
         self.reserved_times = dict(other.reserved_times)
+        self.registers = dict(other.registers)
+        self.nodes = dict(other.nodes)
+        self.jobs = dict(other.jobs)
+        self.paused_jobs = dict(other.paused_jobs)
 
     def of_shard(self, shard: int) -> RowChanges:
         """Return everything of a shard, as the changes that write it."""
@@ -79,6 +104,10 @@ class Rows:
             },
             put_intents=[row for key, row in self.intents.items() if here(key.low_id)],
             put_reserved_times={key: time for key, time in self.reserved_times.items() if key == shard},
+            put_registers={key: row for key, row in self.registers.items() if here(key.id1)},
+            put_nodes={key: row for key, row in self.nodes.items() if here(key.id1)},
+            put_jobs={key: row for key, row in self.jobs.items() if here(key)},
+            put_paused_jobs={key: paused for key, paused in self.paused_jobs.items() if key.shard == shard},
         )
 
     def forget(self, shard: int) -> None:
@@ -91,6 +120,19 @@ class Rows:
 
     def edge(self, key: EdgeKey) -> Edge | None:
         return self.edges.get(ListKey(key.id1, key.atype), {}).get(key.id2)
+
+    def page(self, page: EdgePage) -> StateRows:
+        """Return the rows of a page of edges with states."""
+        edges: dict[EdgeKey, Edge] = {}
+        for atype in page.atypes:
+            of_list = self.edges.get(ListKey(page.id1, atype), {})
+            id2s = sorted(id2 for id2 in of_list if id2 > page.after)[: page.limit]
+            edges.update((EdgeKey(page.id1, atype, id2), of_list[id2]) for id2 in id2s)
+        return StateRows(edges, {key: self.registers.get(key, NO_OPERATION) for key in edges})
+
+    def joined(self, id1: int, atypes: Iterable[int], id2: int) -> EdgeRegisters:
+        """Return the join of the registers that these types' lists have of an edge."""
+        return join([self.registers.get(EdgeKey(id1, atype, id2), NO_OPERATION) for atype in atypes])
 
     def sorted_edges(self, key: ListKey) -> list[Edge]:
         return sort_edges(self.edges.get(key, {}).values())
@@ -117,7 +159,9 @@ def part_of(query: Query, count: int, edges: list[Edge]) -> tuple[list[Edge], in
             part = edges[pos : pos + limit]
             return part, PREFIX | (COMPLETE if len(part) == count else 0) if pos == 0 else 0
         case TimeRangeQuery(high=high, low=low, limit=limit, pos=pos):
-            return [edge for edge in edges if high >= edge.time >= low][pos : pos + limit], 0
+            below = (high, query.below_id2 or MAX_ID + 1)
+            within = [edge for edge in edges if edge.time >= low and (edge.time, edge.id2) < below]
+            return within[pos : pos + limit], 0
         case CountQuery() | ObjectQuery():
             raise TypeError("has no edges")
         case _:
@@ -148,6 +192,8 @@ class Past:
         """Object (with 0) or list → lost version → the version left in its place after the loss of a master."""
         self.committed: Final[dict[tuple[int, int], list[tuple[float, int]]]] = defaultdict(list)
         """Object (with 0) or list → (time in seconds, version reached then), in the order of time."""
+        self.lost_jobs: Final[set[int]] = set()
+        """Jobs in lost transactions."""
         self.lost_pairs: Final[set[IntentKey]] = set()
         """Pairs of the edges in lost transactions: what other databases had written about them was not lost."""
 
@@ -160,25 +206,32 @@ class Past:
             self._lose((list_key.id1, list_key.atype), of_list, left.lists.get(list_key, ListRow(0, 0)).version)
         for logged in gone:
             changes = logged.changes
-            edges = (*changes.put_edges, *changes.delete_edges)
+            edges = (*changes.put_edges, *changes.delete_edges, *changes.put_registers)
             self.lost_pairs.update(IntentKey(*sorted((edge.id1, edge.id2))) for edge in edges)
             self.lost_pairs.update(IntentKey(row.low_id, row.high_id) for row in changes.put_intents)
             self.lost_pairs.update(changes.delete_intents)
+            self.lost_jobs.update(changes.put_jobs)
 
     def _lose(self, key: tuple[int, int], versions: Iterable[int], left: int) -> None:
         known = self.lost[key]
         known.update({version: left for version in versions if version > left and version not in known})
 
     def hand_over(self, other: Past, shard: int) -> None:
-        """Add the history of a shard to that of the database which holds it from now on."""
-        other.lists.update({key: found for key, found in self.lists.items() if key.id1 >> SHARD_SHIFT == shard})
-        other.objects.update({key: found for key, found in self.objects.items() if key >> SHARD_SHIFT == shard})
-        other.lost.update({key: found for key, found in self.lost.items() if key[0] >> SHARD_SHIFT == shard})
-        other.committed.update({key: found for key, found in self.committed.items() if key[0] >> SHARD_SHIFT == shard})
-        other.foreign.update(
-            key for key in self.foreign if (key if isinstance(key, int) else key.id1) >> SHARD_SHIFT == shard
-        )
+        """Hand the history of a shard to the database which holds it from now on. What this one loses later is not of
+        that shard."""
+        for list_key in [key for key in self.lists if key.id1 >> SHARD_SHIFT == shard]:
+            other.lists[list_key] = self.lists.pop(list_key)
+        for object_id in [key for key in self.objects if key >> SHARD_SHIFT == shard]:
+            other.objects[object_id] = self.objects.pop(object_id)
+        for place in [key for key in self.lost if key[0] >> SHARD_SHIFT == shard]:
+            other.lost[place] = self.lost.pop(place)
+        for place in [key for key in self.committed if key[0] >> SHARD_SHIFT == shard]:
+            other.committed[place] = self.committed.pop(place)
+        foreign = {key for key in self.foreign if (key if isinstance(key, int) else key.id1) >> SHARD_SHIFT == shard}
+        other.foreign.update(foreign)
+        self.foreign.difference_update(foreign)
         other.lost_pairs.update(self.lost_pairs)
+        other.lost_jobs.update(self.lost_jobs)
 
     def least(self, key: int, atype: int, version: int) -> int:
         """Return the version that a reader who knows ``version`` may demand: a lower one if it is lost."""

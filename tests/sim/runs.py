@@ -12,15 +12,23 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
 from tao.cache import GraphCache
 from tao.model.errors import TaoError
 from tao.model.tokens import WriteToken
-from tests.sim.checks import Violation
+from tao.worker.kinds import kinds_by_name
+from tao.worker.node_state import NodeStates
+from tao.worker.server import known_kinds
+from tests.sim.checks import DONE, Violation
+from tests.sim.clients import Client, key_id
 from tests.sim.faults import Faults
+from tests.sim.jobs import KIND, Walk, WalkBody
+from tests.sim.journals import check_journals_calm, journal_substitutes
 from tests.sim.loop import CURRENT, SimLoop
 from tests.sim.moves import move_substitutes
-from tests.sim.plans import WRITES, Op, Plan
-from tests.sim.substitutes import substituted
+from tests.sim.plans import ADD_JOB, KILL_WORKER, WRITES, Op, Plan
+from tests.sim.substitutes import Substitution, substituted
 from tests.sim.watchers import failed_too_late, watcher_substitutes
 from tests.sim.world import World
 
@@ -53,7 +61,15 @@ def run(plan: Plan, broken: Callable[[], AbstractContextManager[None]] = nullcon
     try:
         with ExitStack() as stack:
             stack.enter_context(
-                substituted(player.world, [*watcher_substitutes(player.world), *move_substitutes(player.world)])
+                substituted(
+                    player.world,
+                    [
+                        *watcher_substitutes(player.world),
+                        *move_substitutes(player.world),
+                        *journal_substitutes(player.world),
+                        Substitution(known_kinds, lambda _: kinds_by_name([Walk(player.world.jobs), NodeStates()])),
+                    ],
+                )
             )
             stack.enter_context(_caches_known(player.world))
             stack.enter_context(player.world.checks.watching_caches())
@@ -127,6 +143,7 @@ class _Player:
         for fault in plan.faults:
             self._loop.call_at(origin + fault.at, faults.begin, fault)
         for act in range(plan.acts):
+            world.journals.may_lose = world.has_copies
             await self._until(origin + act * plan.tempo.act_seconds + plan.tempo.busy_seconds)
             faults.mend()
             await self._until(origin + (act + 1) * plan.tempo.act_seconds)
@@ -136,18 +153,40 @@ class _Player:
         await asyncio.sleep(max(0.0, when - self._loop.now))
 
     def _start(self, op: Op) -> None:
+        if op.kind == KILL_WORKER:
+            self._kill_worker(op)
+            return
         client = self.world.clients[op.client]
         self.world.spawn(self._do(op), client.process)
 
+    def _kill_worker(self, op: Op) -> None:
+        """Kill a worker, and start it again after a while."""
+        workers = self.world.names("worker")
+        name = workers[op.one % len(workers)]
+        if self.world.is_up(name):
+            self.world.kill(name)
+            self._loop.call_later(op.value * 0.3, self.world.start_server, name)
+
     async def _do(self, op: Op) -> None:
         client, began = self.world.clients[op.client], self._loop.now
-        result = await client.do(op, self._tokens)
+        result = await (self._add_job(client, op) if op.kind == ADD_JOB else client.do(op, self._tokens))
         self.world.trace.note("op", client.process.name, op.kind, op.one, op.two, op.atype, result)
         self.results[result] = self.results.get(result, 0) + 1
         self.world.bounds.look(everywhere=False)
         self.world.checks.done(f"{client.process.name}: {op.kind}", result)
         if op.kind in WRITES and (too_late := failed_too_late(self.world, began)):
             self.world.checks.written_too_late(f"{client.process.name}: {op.kind}", result, too_late)
+
+    async def _add_job(self, client: Client, op: Op) -> str:
+        if client.graph is None:
+            return "not open"
+        body = WalkBody(f"{client.process.name} {op.at}", op.value, key_id(op.one, self.world.shape.shards))
+        try:
+            job = await client.graph.add_job(KIND, msgspec.structs.asdict(body), near=body.near)
+        except TaoError as error:
+            return error.reason
+        self.world.jobs.added(job.id, body)
+        return DONE
 
     async def _check_calm(self) -> None:
         world = self.world
@@ -156,6 +195,10 @@ class _Player:
             raise Violation("7", f"long after the last fault: {why}")
         world.bounds.look()
         world.checks.converged(world.masters, world.caches, world.shape.regions - 1)
+        world.jobs.check_calm()
+        if world.has_journals:
+            check_journals_calm({name: world.servers[name] for name in world.names("follower")})
+        world.checks.looked_at["nodes"] += world.jobs.check_nodes(world.masters)
         for client in world.clients:
             reading = self._loop.create_task(client.read_all(), context=client.process.context.copy())
             if error := await reading:

@@ -8,18 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Final, Protocol, Self, TypeVar
 
 from tao.model.errors import DeadlineExceeded, MasterReadOnly, OutcomeUnknown, ShardBlocked, TaoError, Unavailable
-from tao.model.graph import ListKey
+from tao.model.graph import EdgeKey, ListKey
 from tao.model.ids import SHARD_SHIFT
+from tao.model.jobs import JobCount, JobQuery, JobRow, PausedKind
 from tao.model.ports import OnRead, ReadStore
-from tao.model.queries import FillRead, ObjectQuery, Query
-from tao.model.rows import ExistingRows, IntentRow, ListRow, RowChanges, ShardRow, WriteKeys
+from tao.model.queries import FillRead, ObjectQuery, PairPage, PairsQuery, Query
+from tao.model.rows import (
+    EdgePage,
+    ExistingRows,
+    IntentRow,
+    ListRow,
+    OldestEdges,
+    RowChanges,
+    ShardRow,
+    StateRows,
+    WriteKeys,
+)
 from tao.schema.registry import Schema
 from tao.storage.master_check import MasterState, master_refusal
+from tests.rigs.job_rows import count_jobs, select_jobs
+from tests.rigs.pair_pages import page_of_rows
 from tests.sim.database import SimDatabase
 from tests.sim.loop import CURRENT, Process, SimLoop
 from tests.sim.network import Network
@@ -101,9 +115,11 @@ class SimReadStore(ReadStore):
         _pools: object,
         _tables: object,
         *_: object,
+        is_elsewhere: Callable[[int, str], bool] = lambda *_: False,
         **__: object,
     ) -> None:
         self.held_bytes = 0
+        self._is_elsewhere: Final = is_elsewhere
         self._world: Final = world
         self._local_of: Final = local_of
         self._master_of: Final = master_of
@@ -122,6 +138,7 @@ class SimReadStore(ReadStore):
             server = self._world.databases[name]
             asked = [queries[place] for place in places]
             refused: list[TaoError] = []
+            states: list[MasterState] = []
             shards = {_shard(query): None for query in asked}
             if critical and len(shards) > 1 and any(_moves(server, shard) for shard in shards):
                 # As in the product: the row of a shard that moves says nothing about the others.
@@ -138,6 +155,7 @@ class SimReadStore(ReadStore):
                 await self._be_late(server)
                 if critical:  # as in the product, after the rows
                     refused.extend(_refusals(server, epochs))
+                    states.extend(_state(server, shard) for shard in shards)
                 return found
 
             try:
@@ -145,6 +163,12 @@ class SimReadStore(ReadStore):
             except TaoError as error:
                 on_read(places, error)
                 return
+            if refused and len(shards) == 1:
+                ((shard, state),) = zip(shards, states, strict=True)
+                with suppress(TaoError):
+                    if await self._is_untouched_elsewhere(server.name, shard, state, timeout_seconds):
+                        refused.clear()
+                        found = FillRead(found.values, {shard: state.version_epoch})
             on_read(places, refused[0] if refused else found)
 
         await asyncio.gather(*(read(*each) for each in by_server.items()))
@@ -191,6 +215,20 @@ class SimReadStore(ReadStore):
 
         return await run_at(self._world, server, look, timeout_seconds)
 
+    async def _is_untouched_elsewhere(self, name: str, shard: int, state: MasterState, timeout_seconds: float) -> bool:
+        """Ask the server that the row of a shard names, as the product does."""
+        if not state.is_moving_away(name) or not self._is_elsewhere(shard, state.master):
+            return False
+        there = self._world.databases[state.master]
+
+        async def look() -> bool:
+            row = there.rows.shards.get(shard)
+            # Before it arrives, the copy has the generation that it was fenced in.
+            is_untouched = state.is_untouched([state.generation if row is None else row.generation])
+            return is_untouched and not there.read_only and not _lease_ended(there)
+
+        return await run_at(self._world, there, look, timeout_seconds)
+
     async def _be_late(self, server: SimDatabase) -> None:
         """Hold an answer back after its rows have been read."""
         least, most = server.answers_after
@@ -198,19 +236,47 @@ class SimReadStore(ReadStore):
             await asyncio.sleep(least + self._world.random.random() * (most - least))
 
 
+class SimMemberScans:
+    """Replaces `tao.storage.scans.MySqlMemberScans`, for pair filters."""
+
+    def __init__(self, world: Databases, local_of: Callable[[int], str], _pools: object, _tables: object) -> None:
+        self._world: Final = world
+        self._local_of: Final = local_of
+
+    async def read_pairs(self, query: PairsQuery, *, deadline: float) -> PairPage:
+        """See the port."""
+        server = self._world.databases[self._local_of(query.shard)]
+
+        async def look() -> PairPage:
+            rows = server.rows
+            versions = {key: row.version for key, row in rows.lists.items()}
+            edges = [EdgeKey(key.id1, key.atype, id2) for key, held in rows.edges.items() for id2 in held]
+            return page_of_rows(rows.shards[query.shard].version_epoch, query, versions, edges)
+
+        left = deadline - asyncio.get_running_loop().time()
+        return await run_at(self._world, server, look, left)
+
+
 def _moves(server: SimDatabase, shard: int) -> bool:
     """Return whether the row of a shard names another master than the server."""
     return server.rows.shards[shard].master_server != server.name
+
+
+def _lease_ended(server: SimDatabase) -> bool:
+    return bool(server.lease_seconds) and server.lease_is_over()
+
+
+def _state(server: SimDatabase, shard: int) -> MasterState:
+    """Return what the server says of itself and of a shard."""
+    row = server.rows.shards[shard]
+    return MasterState(server.read_only, _lease_ended(server), row.master_server, row.version_epoch, row.generation)
 
 
 def _refusals(server: SimDatabase, read_epochs: dict[int, int]) -> list[TaoError]:
     """Return why the server does not answer critical reads now, if it does not."""
     # The shard that moves, if there is one: it is read alone, unless its move has begun since.
     shard, read_epoch = min(read_epochs.items(), key=lambda each: each[1])
-    row = server.rows.shards[shard]
-    lease_ended = bool(server.lease_seconds) and server.lease_is_over()
-    state = MasterState(server.read_only, lease_ended, row.master_server, row.version_epoch)
-    refusal = master_refusal(server.name, shard, state, read_epoch)
+    refusal = master_refusal(server.name, shard, _state(server, shard), read_epoch)
     return [] if refusal is None else [refusal]
 
 
@@ -306,6 +372,43 @@ class SimWriteStore:
             found += await run_at(self._world, server, look, timeout_seconds)
         return sorted(found, key=lambda row: (row.created_unix_ms, row.low_id, row.high_id))[:limit]
 
+    async def read_jobs(self, shards: Sequence[int], query: JobQuery, *, timeout_seconds: float) -> list[JobRow]:
+        """See the port."""
+        found: list[JobRow] = []
+        for name in dict.fromkeys(map(self._master_of, shards)):
+            server = self._world.databases[name]
+
+            async def look(server: SimDatabase = server) -> list[JobRow]:
+                rows = server.rows
+                return select_jobs(rows.jobs.values(), shards, query, lambda key: rows.paused_jobs.get(key, False))
+
+            found += await run_at(self._world, server, look, timeout_seconds)
+        return found
+
+    async def count_jobs(self, shards: Sequence[int], *, timeout_seconds: float) -> list[JobCount]:
+        """See the port."""
+        found: list[JobCount] = []
+        for name in dict.fromkeys(map(self._master_of, shards)):
+            server = self._world.databases[name]
+
+            async def look(server: SimDatabase = server) -> list[JobCount]:
+                return count_jobs(server.rows.jobs.values(), shards)
+
+            found += await run_at(self._world, server, look, timeout_seconds)
+        return found
+
+    async def paused_jobs(self, shards: Sequence[int], *, timeout_seconds: float) -> list[PausedKind]:
+        """See the port."""
+        found: list[PausedKind] = []
+        for name in dict.fromkeys(map(self._master_of, shards)):
+            server = self._world.databases[name]
+
+            async def look(server: SimDatabase = server) -> list[PausedKind]:
+                return [key for key, paused in server.rows.paused_jobs.items() if paused and key.shard in shards]
+
+            found += await run_at(self._world, server, look, timeout_seconds)
+        return found
+
 
 class SimTransaction:
     """A simulated `tao.model.ports.Transaction`."""
@@ -366,9 +469,30 @@ class SimTransaction:
                 {key: rows.intents[key] for key in sorted(keys.intents) if key in rows.intents},
                 {key: ListRow(len(rows.edges[key]), 0) for key in recounts if rows.edges.get(key)},
                 {shard: rows.reserved_times[shard] for shard in keys.reserved_times if shard in rows.reserved_times},
+                registers={key: rows.registers[key] for key in sorted(keys.edges) if key in rows.registers},
+                nodes={key: rows.nodes[key] for key in sorted(keys.nodes) if key in rows.nodes},
+                jobs={key: rows.jobs[key] for key in sorted(keys.jobs) if key in rows.jobs},
+                paused_jobs={key for key in keys.paused_jobs if rows.paused_jobs.get(key)},
             )
 
         return await self._do(lock)
+
+    async def lock_oldest(self, lists: Mapping[ListKey, int]) -> dict[ListKey, OldestEdges]:
+        """See the port."""
+
+        async def read() -> dict[ListKey, OldestEdges]:
+            edges = {key: tuple(reversed(self._server.rows.sorted_edges(key))) for key in lists}
+            return {key: OldestEdges(edges[key][:limit], len(edges[key]) < limit) for key, limit in lists.items()}
+
+        return await self._do(read)
+
+    async def lock_page(self, page: EdgePage) -> StateRows:
+        """See the port."""
+
+        async def read() -> StateRows:
+            return self._server.rows.page(page)
+
+        return await self._do(read)
 
     async def apply(self, rows: RowChanges) -> None:
         """See the port."""

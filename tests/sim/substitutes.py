@@ -38,6 +38,7 @@ from tao.serving.requests import Listeners, PauseDetector
 from tao.serving.server import maintain_cache
 from tao.storage.pools import Pools
 from tao.storage.reads import MySqlReadStore
+from tao.storage.scans import MySqlMemberScans
 from tao.storage.session import ServerAccount
 from tao.storage.writes import MySqlWriteStore
 from tao.tailer.binlog import BinlogLost, BinlogMoved, BinlogTransaction, UndecodedRows
@@ -58,11 +59,11 @@ from tests.sim.loop import CURRENT, Process
 from tests.sim.network import Listener, Network
 from tests.sim.pauses import SimPauseDetector
 from tests.sim.rows import Logged
-from tests.sim.stores import Databases, SimReadStore, SimWriteStore
+from tests.sim.stores import Databases, SimMemberScans, SimReadStore, SimWriteStore
 
 _PACKAGES: Final = (
-    *("tao.follower", "tao.leader", "tao.tailer", "tao.watcher", "tao.replication"),
-    *("tao.serving", "tao.wire.links", "tao.client"),
+    *("tao.follower", "tao.leader", "tao.tailer", "tao.watcher", "tao.worker", "tao.replication"),
+    *("tao.serving", "tao.wire.links", "tao.client", "tao.journal"),
     *("tao.routing.routes", "tao.topology.clones", "tao.topology.edits", "tao.topology.document", "tao.admin"),
     *(stores.__name__, admin_client.__name__),
 )
@@ -409,6 +410,7 @@ def substitutes_for(world: Outside) -> list[Substitution]:
         Substitution(LoopClock, partial(SimClock, world)),
         Substitution(Pools, NoPools),
         Substitution(MySqlReadStore, partial(SimReadStore, world)),
+        Substitution(MySqlMemberScans, partial(SimMemberScans, world)),
         Substitution(MySqlWriteStore, partial(SimWriteStore, world)),
         Substitution(BinlogReader, partial(SimBinlogReader, world)),
         Substitution(Checkpoint, partial(SimCheckpoint, world)),

@@ -25,17 +25,23 @@ from tests.sim.bounds import EXPECTED
 from tests.sim.checks import Violation
 from tests.sim.loop import Process, SimLoop, SimulationStuck
 from tests.sim.plans import (
+    ADD_JOB,
     COMPOUND,
     EPISODE_SECONDS,
     EPISODES,
     FAULT_WEIGHTS,
+    KILL_WORKER,
+    LATER_SET_STATE,
     MANY_READS,
     MANY_WRITES,
     PLANNED,
     READS,
+    SET_READ,
+    STATE_KINDS,
     TEMPOS,
     WRITES,
     Fault,
+    Op,
     Shape,
     make_plan,
 )
@@ -157,7 +163,19 @@ def test_every_operation_succeeds_where_nothing_fails() -> None:
     assert outcome.violation is None
     assert outcome.results["done"]
     assert outcome.simulated_seconds > 2 * plan.tempo.act_seconds
-    assert all(outcome.looked_at[what] for what in ("entries", "answers", "writes", "commits"))
+    assert all(outcome.looked_at[what] for what in ("entries", "answers", "writes", "commits", "left_out"))
+
+
+def test_a_full_list_and_the_id_of_a_deleted_object_are_mistakes_of_the_plan() -> None:
+    plan = make_plan(3, 2, kinds={})
+    at = plan.tempo.act_seconds + 20.0  # where nothing has failed since the act before
+    objects = [
+        Op(at + step, 0, kind, 0, 1, "friend", 2) for step, kind in enumerate(("obj_put", "obj_delete", "obj_put"))
+    ]
+    edges = [Op(at + 5.0 + two, 0, "assoc_add", 0, two, "note", 1) for two in (1, 2, 3)]
+    outcome = run(msgspec.structs.replace(plan, ops=(*objects, *edges)))
+    assert outcome.violation is None
+    assert outcome.results == {"done": 4, "OBJECT_DELETED": 1, "LIST_FULL": 1}
 
 
 def test_no_request_fails_for_what_operators_plan() -> None:
@@ -218,7 +236,8 @@ def test_seeds_are_played_side_by_side_with_the_same_result(tmp_path: Path, caps
 def test_plans_bring_every_operation_every_option_and_every_fault() -> None:
     plans = [make_plan(seed, 2) for seed in range(150)]
     ops = [op for plan in plans for op in plan.ops]
-    assert {op.kind for op in ops} == {*READS, *WRITES, *MANY_READS, *MANY_WRITES}
+    of_clients = {*READS, *WRITES, *MANY_READS, *MANY_WRITES, SET_READ, *STATE_KINDS}
+    assert {op.kind for op in ops} == {*of_clients, ADD_JOB, KILL_WORKER, LATER_SET_STATE}
     assert {op.how for op in ops} == {"", "critical", "stale", "token", "tokens"}
     assert {fault.kind for plan in plans for fault in plan.faults} == set(FAULT_WEIGHTS)
 

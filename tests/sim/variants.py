@@ -19,6 +19,7 @@ import msgspec
 
 from tao.cache import FillTicket, GraphCache
 from tao.cache.outcomes import Applied
+from tao.cache.pair_filters import PairFilter
 from tao.cache.shard import CachedShard
 from tao.cache.version_floors import VersionFloors
 from tao.client import dispatcher
@@ -28,6 +29,7 @@ from tao.client.pending_inverses import PendingInverses
 from tao.client.router import Router
 from tao.client.server_queues import ServerQueue
 from tao.delivery.committed_messages import CommittedMessages
+from tao.delivery.coverage import Coverage
 from tao.delivery.inbox import Inbox, _Proofs
 from tao.follower.miss_path import MissPath
 from tao.leader.inverse_path import InversePath
@@ -35,25 +37,31 @@ from tao.leader.relay_path import RelayPath
 from tao.leader.remote_inverses import InverseFence
 from tao.leader.replica_shards import ForwardedWrites
 from tao.leader.write_path import WritePath
-from tao.model.changes import ListChange, ObjectChange, ShardInvalidation, ShardMessages
+from tao.model.changes import Change, ListChange, ObjectChange, ShardInvalidation, ShardMessages
 from tao.model.delivery import Position, ShardDelivery
+from tao.model.edge_states import EdgeRegisters
 from tao.model.graph import encode_count, encode_object
 from tao.model.ids import EPOCH_UNIX_MS, SHARD_SHIFT, IdSequence
 from tao.model.queries import Query
 from tao.model.relay import Relay
 from tao.model.rows import IntentKey
 from tao.model.topology import Database
-from tao.model.writes import SettleEdge
+from tao.model.writes import PlaceEdges, ReportJob, SettleEdge
 from tao.observability.key_history import KeyHistoryRecorder
+from tao.planning import coordination, node_states, write_plan
+from tao.planning.net_changes import net_changes
 from tao.planning.row_events import Translated
 from tao.routing import topology_changes
+from tao.serving import forward_path
 from tao.serving.configuration import Configuration
+from tao.serving.misses import Miss
 from tao.serving.sources import Databases, Take
 from tao.tailer.delivery_path import DeliveryPath
 from tao.tailer.leader_outbox import LeaderOutbox, Part
 from tao.watcher import server
 from tao.wire.read_batch import QueryRow
-from tests.sim import moves, promotion, stores
+from tao.worker.runner import JobRunner
+from tests.sim import broken_journals, moves, promotion, stores
 from tests.sim.database import SimDatabase
 from tests.sim.disks import SimSpool
 from tests.sim.locks import SimLockFiles
@@ -65,6 +73,11 @@ _APPLIED_LATE_SECONDS: Final = 3.0
 
 _PAIRS_CUT: Final = {"commit fault": 1, "cut pair": 2, "database down": 1}
 """Faults that leave inverses pending."""
+_JOURNALS_LOST: Final = {"database down": 2, "kill": 3}
+"""Faults that leave accepted writes waiting, and take the followers that have them."""
+_PLACES_HELD: Final = {"database down": 2, "kill": 4, "cut pair": 2}
+_ONE_LEADER: Final = Shape(regions=1, leaders=1, tiers=1, followers=2)
+"""A shape in which most such faults do so."""
 _READING_DATABASES: Final = Shape(leaders=2, reads_databases=True)
 _WATCHED: Final = Shape(leaders=2, watchers=1)
 ONE_TIER: Final = Shape(regions=1, leaders=2, tiers=1, followers=3, shards=8)
@@ -93,6 +106,9 @@ class Variant:
     acts: int = 2
     first: int = 0
     single_share: float = 0.0
+    with_states: bool = False
+    with_jobs: bool = False
+    with_journals: bool = False
 
 
 @contextmanager
@@ -129,6 +145,17 @@ def _version_check_removed() -> AbstractContextManager[None]:
 def _floor_ignored() -> Iterator[None]:
     """Keep a fill although something newer is known."""
     with _replaced(VersionFloors, get=lambda *_: 0), _replaced(CachedShard, floor=lambda *_: 0):
+        yield
+
+
+@contextmanager
+def _pair_filter_without_changes() -> Iterator[None]:
+    """Advance the versions of a pair filter without the edges of the changes."""
+
+    def apply(held: PairFilter, change: ListChange) -> None:
+        held._versions.put(change.id1, max(change.after, held._versions.get(change.id1)))
+
+    with _replaced(PairFilter, apply=apply):
         yield
 
 
@@ -289,6 +316,36 @@ def _inverse_replayed() -> Iterator[None]:
         yield
 
 
+def _older_operation_wins() -> AbstractContextManager[None]:
+    """Let an operation that arrives later win, whenever it was made."""
+    return _replaced(EdgeRegisters, joined=lambda _, later: later)
+
+
+def _new_edge_ignores_its_node() -> AbstractContextManager[None]:
+    """Let edges be placed as if all nodes were normal."""
+    return _replaced(coordination, _nodes_of=lambda *_: ())
+
+
+def _pages_send_no_copies() -> AbstractContextManager[None]:
+    """Let pages of a node's job move the near ends alone, and say that all is done."""
+    real = node_states.place_edges
+
+    def place(draft: Any, write: PlaceEdges, schema: Any) -> Any:
+        return real(draft, msgspec.structs.replace(write, near_only=True), schema)
+
+    return _replaced(write_plan, place_edges=place)
+
+
+def _failed_page_ends_its_job() -> AbstractContextManager[None]:
+    """Let a worker report a page that failed as the last one of its job."""
+
+    async def report_as_last(runner: JobRunner, held: Any, *_: object) -> None:
+        row = held.row
+        await runner._report(held, ReportJob(row.id, row.kind, row.leases, row.cursor, row.edges, done=True))
+
+    return _replaced(JobRunner, _report_failure=report_as_last)
+
+
 @contextmanager
 def _position_gap_ignored() -> Iterator[None]:
     """Let a follower go on from where it is when a delivery begins further on.
@@ -409,6 +466,20 @@ def _pending_inverse_ignored() -> AbstractContextManager[None]:
     return _replaced(PendingInverses, settle=settle)
 
 
+def _trim_misreported() -> AbstractContextManager[None]:
+    """Let the changeset of a trim keep an edge that is gone in place of the one that is new."""
+
+    def misreported(*rows: Any) -> tuple[Change, ...]:
+        return tuple(
+            msgspec.structs.replace(each, gone=each.gone[1:], put=())
+            if isinstance(each, ListChange) and len(each.gone) > len(each.put) == 1
+            else each
+            for each in net_changes(*rows)
+        )
+
+    return _replaced(write_plan, net_changes=misreported)
+
+
 def _pair_called_settled() -> AbstractContextManager[None]:
     """Let a coordinator answer at once that a pair is settled."""
 
@@ -416,6 +487,14 @@ def _pair_called_settled() -> AbstractContextManager[None]:
         return []
 
     return _replaced(InversePath, settle_pair=settle_pair)
+
+
+@contextmanager
+def _part_kept_before_its_transaction() -> Iterator[None]:
+    """A leader keeps a part of a transaction under the position before it, where a subscriber at that position misses
+    it."""
+    with _replaced(Coverage, arriving=property(lambda coverage: coverage.head)):
+        yield
 
 
 @contextmanager
@@ -465,13 +544,25 @@ def _fence_left_out() -> AbstractContextManager[None]:
     return _replaced(moves, fenced_row=lambda row, _: row)
 
 
+def _unapplied_change_skipped() -> AbstractContextManager[None]:
+    """Take each change in the answer to a write for one that the leader has delivered before."""
+    return _replaced(GraphCache, has_applied=lambda *_: True)
+
+
 def _request_passed_on_again() -> AbstractContextManager[None]:
     """Let a leader pass on what another region has sent it."""
     return _replaced(ForwardedWrites, may_pass_on=lambda *_: True)
 
 
+@contextmanager
+def _places_kept() -> Iterator[None]:
+    """Hold a place in the share of a caller while a failed attempt is followed by a pause."""
+    with _replaced(forward_path, set_aside=lambda _: True), _replaced(Miss, put_aside=lambda _: True):
+        yield
+
+
 VARIANTS: Final[Sequence[Variant]] = (
-    Variant("version check removed", _version_check_removed, frozenset({"4"}), {"lag": 1, "slow": 1, "break": 1}),
+    Variant("version check removed", _version_check_removed, frozenset({"2", "4"}), {"lag": 1, "slow": 1, "break": 1}),
     Variant(
         "floor ignored",
         _floor_ignored,
@@ -479,18 +570,21 @@ VARIANTS: Final[Sequence[Variant]] = (
         {"lag": 2, "slow": 2, "replication stops": 1},
         first=108,
     ),
+    Variant(
+        "pair filter without changes", _pair_filter_without_changes, frozenset({"2", "3", "5"}), {"lag": 1}, first=1
+    ),
     Variant("ticket's epoch ignored", _ticket_epoch_ignored, frozenset({"2", "staleness"}), {"binlog lost": 1}),
     Variant(
         "version epoch not raised",
         _version_epoch_not_raised,
         frozenset({"2", "5", "lost"}),
         {"master lost": 1},
-        first=27,
+        first=11,
     ),
-    Variant("spool not synced", _spool_not_synced, frozenset({"2"}), {"spool needed": 1}, first=38),
-    Variant("reference not spooled", _reference_not_spooled, frozenset({"2"}), {"spool needed": 1}, first=2),
+    Variant("spool not synced", _spool_not_synced, frozenset({"2"}), {"spool needed": 1}, first=20),
+    Variant("reference not spooled", _reference_not_spooled, frozenset({"2"}), {"spool needed": 1}, first=3),
     Variant("missing reference acknowledged", _missing_reference_acknowledged, frozenset({"2"}), {"foreign write": 1}),
-    Variant("reference of another transaction", _reference_of_another, frozenset({"2"}), {"spool needed": 1}, first=3),
+    Variant("reference of another transaction", _reference_of_another, frozenset({"2"}), {"spool needed": 1}, first=21),
     Variant(
         "follower notified before its leader",
         _follower_notified_before_leader,
@@ -511,14 +605,14 @@ VARIANTS: Final[Sequence[Variant]] = (
         _inverse_replayed,
         frozenset({"6"}),
         {"commit fault": 3, "cut pair": 1, "kill": 2, "database down": 1},
-        first=131,
+        first=152,
     ),
     Variant(
         "position gap ignored",
         _position_gap_ignored,
         frozenset({"2"}),
         {"spool needed": 2, "disk full": 1},
-        first=1,
+        first=58,
     ),
     Variant(
         "backup tier not asked",
@@ -545,6 +639,7 @@ VARIANTS: Final[Sequence[Variant]] = (
         single_share=1.0,
     ),
     Variant("pending inverse ignored", _pending_inverse_ignored, frozenset({"3"}), _PAIRS_CUT, first=98),
+    Variant("trim misreported", _trim_misreported, frozenset({"2", "4", "5"}), {"kill": 1}, first=6),
     Variant("pair called settled", _pair_called_settled, frozenset({"3", "6"}), _PAIRS_CUT, first=7),
     Variant("spool makes no room", _spool_makes_no_room, frozenset({"8"}), {"rush": 1}, first=1),
     Variant("tailer reads on", _tailer_reads_on, frozenset({"8"}), {"rush": 1}, acts=1, first=4),
@@ -556,7 +651,14 @@ VARIANTS: Final[Sequence[Variant]] = (
         {"kill": 1, "cut server": 1},
         first=141,
     ),
-    Variant("story never ends", _story_never_ends, frozenset({"8"}), {"lag": 1}, first=9),
+    Variant(
+        "part kept before its transaction",
+        _part_kept_before_its_transaction,
+        frozenset({"2"}),
+        {"spool needed": 1, "disk full": 1},
+        first=36,
+    ),
+    Variant("story never ends", _story_never_ends, frozenset({"8"}), {"rush": 1}, first=1),
     Variant(
         "two watchers act at once",
         _lock_of_watchers_ignored,
@@ -587,6 +689,7 @@ VARIANTS: Final[Sequence[Variant]] = (
     ),
     Variant("fence left out", _fence_left_out, frozenset({"1", "3", "5", "6"}), {"move to database": 1}),
     Variant("former master read", _former_master_read, frozenset({"critical"}), {"topology late": 1}),
+    Variant("unapplied change skipped", _unapplied_change_skipped, frozenset({"3"}), {"slow": 1}),
     Variant("request passed on again", _request_passed_on_again, frozenset({"hops"}), {"topology late": 1}, first=1),
     Variant(
         "skipped change ignored",
@@ -595,6 +698,69 @@ VARIANTS: Final[Sequence[Variant]] = (
         {"replaced unseen": 1},
         first=3,
     ),
+    Variant("an older operation wins", _older_operation_wins, frozenset({"join"}), {"kill": 1}, with_states=True),
+    Variant(
+        "new edge ignores its node's state",
+        _new_edge_ignores_its_node,
+        frozenset({"join"}),
+        {"kill": 1},
+        first=6,
+        with_states=True,
+    ),
+    Variant(
+        "pages of a node send no copies",
+        _pages_send_no_copies,
+        frozenset({"node"}),
+        {"kill": 1},
+        with_states=True,
+        with_jobs=True,
+    ),
+    Variant(
+        "job done although its last page was not",
+        _failed_page_ends_its_job,
+        frozenset({"jobs"}),
+        {"kill": 1, "database down": 1},
+        with_jobs=True,
+    ),
+    Variant(
+        "accepted before it is synced",
+        broken_journals.accepted_before_it_is_synced,
+        frozenset({"join", "journal"}),
+        _JOURNALS_LOST,
+        _ONE_LEADER,
+        first=60,
+        with_journals=True,
+    ),
+    Variant(
+        "entry removed before its outcome is known",
+        broken_journals.entry_removed_before_its_outcome,
+        frozenset({"join"}),
+        _JOURNALS_LOST,
+        _ONE_LEADER,
+        first=60,
+        with_journals=True,
+    ),
+    Variant(
+        "accepted although no copy was taken",
+        broken_journals.accepted_without_a_copy,
+        frozenset({"join"}),
+        _JOURNALS_LOST,
+        _ONE_LEADER,
+        first=60,
+        with_journals=True,
+    ),
+    Variant(
+        "copy deleted before it is applied",
+        broken_journals.copy_deleted_before_it_is_applied,
+        frozenset({"join"}),
+        _JOURNALS_LOST,
+        _ONE_LEADER,
+        first=60,
+        with_journals=True,
+    ),
+    Variant(
+        "pausing work keeps its place", _places_kept, frozenset({"7"}), _PLACES_HELD, _ONE_LEADER, acts=3, first=242
+    ),
     Variant("own writes never make room", _own_writes_never_make_room, frozenset({"8"}), {"rush": 1}, acts=1, first=6),
 )
 
@@ -602,7 +768,16 @@ VARIANTS: Final[Sequence[Variant]] = (
 def find(variant: Variant) -> tuple[Outcome | None, int]:
     """Play seeds until the broken rule is noticed. Returns the outcome, or None, and the number of seeds played."""
     for seed in range(variant.first, variant.first + variant.seeds):
-        plan = make_plan(seed, variant.acts, variant.shape, variant.faults, single_share=variant.single_share)
+        plan = make_plan(
+            seed,
+            variant.acts,
+            variant.shape,
+            variant.faults,
+            single_share=variant.single_share,
+            with_states=variant.with_states,
+            with_jobs=variant.with_jobs,
+            with_journals=variant.with_journals,
+        )
         outcome = run(plan, variant.broken)
         if outcome.violation is not None:
             return outcome, seed + 1 - variant.first

@@ -22,6 +22,7 @@ from tao.schema.registry import load_schema
 from tao.tailer.settings import TailerSettings
 from tao.topology.document import dump_topology, parse_topology
 from tao.watcher.settings import WatcherSettings
+from tao.worker.settings import WorkerSettings
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
 ROLES = [("follower", FollowerSettings), ("leader", LeaderSettings)]
@@ -67,7 +68,7 @@ def test_the_watcher_s_settings_are_those_of_a_watcher_of_the_example_topology()
     assert WatcherProcess(name=settings.name, admin=settings.admin, frames=frames) in region.watchers
 
 
-@pytest.mark.parametrize(("role", "model"), [*ROLES, ("watcher", WatcherSettings)])
+@pytest.mark.parametrize(("role", "model"), [*ROLES, ("watcher", WatcherSettings), ("worker", WorkerSettings)])
 def test_the_settings_that_stand_behind_a_hash_are_all_others_with_their_defaults(role: str, model: type[Any]) -> None:
     text = (CONFIG / f"{role}.yaml").read_text()
     shown = yaml.safe_load("\n".join(commented_out(text)))

@@ -22,6 +22,7 @@ from tao.serving.requests import check_exposure
 from tao.tailer.settings import TailerSettings
 from tao.topology.document import parse_topology
 from tao.watcher.settings import WatcherSettings
+from tao.worker.settings import WorkerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
@@ -151,7 +152,12 @@ def test_accounts_come_before_tables_before_replication_before_servers() -> None
     topology = example_topology()
     for region in topology.regions:
         leaders = [server.name for server in region.leaders.servers]
-        for name in (*leaders, *(tailer.name for tailer in region.tailers), f"{region.name}-watcher-1"):
+        for name in (
+            *leaders,
+            *(tailer.name for tailer in region.tailers),
+            f"{region.name}-watcher-1",
+            f"{region.name}-worker-1",
+        ):
             assert waits_for(name) == {"replicate": "service_completed_successfully"}
         for server in (server for tier in region.followers for server in tier.servers):
             assert waits_for(server.name) == dict.fromkeys(leaders, "service_healthy")
@@ -187,6 +193,7 @@ def test_a_server_shows_the_token_of_its_role_and_sees_no_other_nor_may_it_chang
         "follower": FollowerSettings,
         "tailer": TailerSettings,
         "watcher": WatcherSettings,
+        "worker": WorkerSettings,
     }
     seen = set()
     for name, service in OURS.items():
@@ -197,7 +204,7 @@ def test_a_server_shows_the_token_of_its_role_and_sees_no_other_nor_may_it_chang
         parsed, mounts = settings_of(name, roles[role]), mounts_of(service)
         assert (parsed.token, mounts[str(parsed.token_file.parent)]) == ("", f"{role}-token:ro")
         assert [each for each in mounts.values() if each.split(":")[0].endswith("-token")] == [f"{role}-token:ro"]
-        if role != "tailer":
+        if role not in ("tailer", "worker"):
             assert mounts[str(parsed.accepted_tokens_file.parent)] == "accepted-tokens:ro"
             with pytest.raises(SettingsError, match=r"without TLS \(`tls`\)\. Set"):
                 check_exposure(CacheServer(name=name, grpc=f"{name}:7000"), parsed.tls, has_credentials=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import codeop
 import os
 import re
 import subprocess
@@ -194,3 +196,39 @@ def test_a_setting_that_a_document_names_with_its_group_exists(name: str) -> Non
         if group in known and field not in groups.get(group, set()) and f"{group}.{field}" not in groups
     ]
     assert wrong == []
+
+
+def sessions(name: str) -> Iterator[str]:
+    """Yield the Python blocks of a document that `python -m asyncio` runs: those that use `await` at the top level."""
+    for block in re.findall(r"^```python\n(.*?)^```$", text_of(name), re.MULTILINE | re.DOTALL):
+        try:
+            compile(block, name, "exec")
+        except SyntaxError:
+            yield block
+
+
+def console_error(session: str) -> str:
+    """Return the line at which an interactive console refuses a session that is pasted into it, or an empty string."""
+    compiler = codeop.CommandCompiler()
+    compiler.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    statement: list[str] = []
+    for line in [*session.splitlines(), ""]:
+        statement.append(line)
+        try:
+            if compiler("\n".join(statement), symbol="single") is not None:
+                statement = []
+        except SyntaxError:
+            return line
+    return "\n".join(statement).strip()
+
+
+def test_a_console_refuses_a_block_without_an_empty_line_behind_it() -> None:
+    block = "with graph.trace() as trace:\n    await graph.obj_get(1)\n"
+    assert console_error(block + "await graph.close()\n") == "await graph.close()"
+    assert console_error(block + "\nawait graph.close()\n") == ""
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_every_session_of_a_document_can_be_pasted_into_a_console(name: str) -> None:
+    for session in sessions(name):
+        assert console_error(session) == "", session

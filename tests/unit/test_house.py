@@ -40,7 +40,7 @@ TOP_LEVEL = (
     "tao/py.typed",
     "tests",
 )
-PURE_PACKAGES = ("model", "schema", "access", "cache", "routing", "planning")
+PURE_PACKAGES = ("model", "schema", "sets", "access", "cache", "routing", "planning")
 IMPURE_MODULES = frozenset({"asyncio", "grpc", "aiomysql", "socket", "time", "random", "logging", "prometheus_client"})
 
 

@@ -26,19 +26,25 @@ from tao.schema.registry import load_schema
 from tao.tailer.settings import TailerSettings
 from tao.topology.document import dump_topology, parse_topology
 from tao.watcher.settings import WatcherSettings
+from tao.worker.settings import WorkerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docker" / "kubernetes"
 REGIONS = ("east", "west")
 RENDERED = (*(f"overlays/{region}" for region in REGIONS), "etcd", "setup")
 ROLES: dict[str, type[Any]] = {
-    "follower": FollowerSettings, "leader": LeaderSettings, "tailer": TailerSettings, "watcher": WatcherSettings
-}  # fmt: skip
+    "follower": FollowerSettings,
+    "leader": LeaderSettings,
+    "tailer": TailerSettings,
+    "watcher": WatcherSettings,
+    "worker": WorkerSettings,
+}
 PASSWORDS = {
     "follower": {"reader_password": "r"},
     "leader": {"leader_password": "l", "reader_password": "r"},
     "tailer": {"password": "p"},
     "watcher": {"administrator_password": "w", "replicator_password": "p"},
+    "worker": {},
 }
 OLDEST_API = "1.29.0"
 NEWEST_API = kubernetes_validate.latest_version()
@@ -119,6 +125,8 @@ def test_the_pods_are_the_servers_of_the_example_topology_at_its_addresses() -> 
     for region in REGIONS:
         services = of_kind(f"overlays/{region}", "Service")
         for name, workload in pods(region):
+            if role_of(workload) == "worker":
+                continue  # nobody connects to one
             service = services[workload["spec"]["serviceName"]]["metadata"]
             found[name] = f"{name}.{service['name']}.{service['namespace']}.svc.cluster.local"
     assert found == listed
@@ -151,7 +159,8 @@ def written_settings(folder: Path, pod: str, region: str, workload: Manifest) ->
                 (place / file).write_text(text)
         elif "secret" in volume:
             assert volume["secret"]["secretName"] == f"tao-{role}"
-            (place / "settings.yaml").write_text(yaml.safe_dump(PASSWORDS[role]).rstrip())
+            if PASSWORDS[role]:
+                (place / "settings.yaml").write_text(yaml.safe_dump(PASSWORDS[role]).rstrip())
     shell, option, script = init["command"]
     environment = {"TAO_NAME": pod, "TAO_ROLE": role, **maps[init["envFrom"][0]["configMapRef"]["name"]]["data"]}
     script = script.replace("/etc/tao", f"{folder}/etc/tao").replace("/run/tao", f"{folder}/run/tao")
@@ -176,17 +185,21 @@ def test_the_settings_that_a_pod_writes_load_and_use_tls_and_the_credentials_of_
         assert str(settings.topology_file).startswith("etcd:")
         assert settings.tls.if_set is not None
         files = [settings.token_file, settings.tls.certificate, settings.tls.private_key, settings.tls.authorities]
-        if role != "tailer":
+        if role not in ("tailer", "worker"):
             files.append(settings.accepted_tokens_file)
         if role in ("leader", "follower"):
             assert not settings.insecure
             assert set(settings.arena_mb) == arenas
             files.append(settings.access_file)
         assert {str(file.parent) for file in files} <= mounts
-        if role in ("leader", "tailer"):
+        if role in ("leader", "follower", "tailer"):
             (claim,) = workload["spec"]["volumeClaimTemplates"]
             (place,) = (each for each in server["volumeMounts"] if each["name"] == claim["metadata"]["name"])
-            kept = settings.spool.folder if role == "leader" else settings.state_folder
+            kept = {
+                "leader": lambda found: found.spool.folder,
+                "follower": lambda found: found.journal.folder,
+                "tailer": lambda found: found.state_folder,
+            }[role](settings)
             assert kept.parent == Path(place["mountPath"])
 
 

@@ -19,6 +19,7 @@ from tao.runtime.process import EXIT_OPERATOR, ProcessSettings
 from tao.runtime.settings import load_settings
 from tao.tailer.settings import TailerSettings
 from tao.watcher.settings import WatcherSettings
+from tao.worker.settings import WorkerSettings
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
 UNITS = CONFIG / "systemd"
@@ -27,6 +28,7 @@ MODELS: dict[str, type[Any]] = {
     "leader": LeaderSettings,
     "tailer": TailerSettings,
     "watcher": WatcherSettings,
+    "worker": WorkerSettings,
 }
 
 
@@ -70,6 +72,12 @@ def test_each_role_that_keeps_an_audit_log_has_a_folder_of_its_own_for_it() -> N
     # systemd gives a folder to the account of the unit that started last, so no two roles may share one.
     folders = {role: service(role).get("LogsDirectory") for role in MODELS}
     assert folders == {role: f"tao/{role}" if hasattr(MODELS[role], "audit") else None for role in MODELS}
+
+
+def test_a_follower_may_write_where_its_example_keeps_the_journal() -> None:
+    folder = load_settings(CONFIG / "follower.yaml", FollowerSettings).journal.folder
+    assert folder is not None
+    assert folder.is_relative_to(Path("/var/lib") / service("follower")["StateDirectory"])
 
 
 def test_a_leader_may_write_where_its_example_keeps_the_spool() -> None:

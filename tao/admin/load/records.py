@@ -1,4 +1,4 @@
-"""Turns records of a CSV file into objects and edges: external keys into ids, cells into fields and times."""
+"""Turns records of a CSV file into objects, edges and states of nodes: external keys into ids, cells into values."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tao.admin.load.csv_files import CsvSource, Record
 from tao.admin.load.key_map import KeyMap
 from tao.admin.load.pipeline import Rejected, errors_in, results_of
 from tao.client import AssocList, Consistency, EdgeWrite, Graph
+from tao.model.edge_states import NODE_STATES, STATES_BY_LABEL
 from tao.model.errors import InvalidArgument, InvalidField, OperatorError, TaoError, TooLarge
 from tao.model.graph import MAX_TIME
 from tao.model.ids import MAX_ID, SHARD_SHIFT
@@ -157,6 +158,8 @@ class NewEdge:
     id2: int
     time: int
     fields: dict[str, object]
+    state: str | None = None
+    """The state of an edge of a type with states; None: normal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +185,20 @@ def end_otype(key_map: KeyMap, named: str | None, option: str) -> str:
     return otypes[0]
 
 
+@dataclass(frozen=True, slots=True)
+class EdgeColumns:
+    """The columns of the edges.
+
+    ``time``: one time for all edges, or the name of a column. ``state``: one state for all, or the name of a column;
+    None for normal edges, and for types without states."""
+
+    ends: tuple[EndColumn, EndColumn]
+    time: int | str
+    state: str | None = None
+
+
 class EdgeLoad:
-    """Loads edges of one type; a `Load`. ``time``: one time for all edges, or the name of a column.
+    """Loads edges of one type; a `Load`.
 
     ``inverse_pending`` counts the edges whose inverse was still pending when the load stopped waiting for it."""
 
@@ -192,16 +207,21 @@ class EdgeLoad:
         graph: Graph,
         source: CsvSource,
         atype: AssocType,
-        ends: tuple[EndColumn, EndColumn],
-        time: int | str,
+        columns: EdgeColumns,
         renamed: Mapping[str, str],
         key_map: KeyMap,
     ) -> None:
         self._graph = graph
         self._atype = atype
-        self._ends = [(source.index_of(end.column), end) for end in ends]
+        self._ends = [(source.index_of(end.column), end) for end in columns.ends]
+        time, state = columns.time, columns.state
         self._constant_time = time if isinstance(time, int) else -1
         self._time_index = source.index_of(time) if isinstance(time, str) else -1
+        if state is not None and not atype.states:
+            raise OperatorError(f"type {atype.name!r} has no states: leave --state out")
+        is_column = state is not None and state not in STATES_BY_LABEL
+        self._constant_state = None if is_column else state
+        self._state_index = source.index_of(state) if state is not None and is_column else -1
         self._columns = field_columns(source, atype, renamed)
         self._key_map = key_map
         self.inverse_pending = 0
@@ -218,8 +238,12 @@ class EdgeLoad:
         """Add the edges, and wait for inverse edges that are pending. An edge that exists is overwritten with the same
         content."""
         name = self._atype.name
-        edges = [(item.id1, name, item.id2, item.time, item.fields) for item in items]
-        results = await results_of(self._graph.assoc_add_many(edges))
+        if self._constant_state is None and self._state_index < 0:
+            edges = [(item.id1, name, item.id2, item.time, item.fields) for item in items]
+            results = await results_of(self._graph.assoc_add_many(edges))
+        else:
+            states = [(item.id1, name, item.id2, item.state, None, item.time, item.fields) for item in items]
+            results = await results_of(self._graph.assoc_set_state_many(states))
         pending = [
             item
             for item, result in zip(items, results, strict=True)
@@ -234,8 +258,10 @@ class EdgeLoad:
         return f"{item.id1} {item.id2}"
 
     async def holds(self, witness: str) -> bool:
-        """True when the edge exists."""
-        id1, id2 = map(int, witness.split())
+        """True when the edge exists, in whichever state."""
+        id1, id2 = map(int, witness.split()[:2])
+        if self._atype.states:
+            return await self._graph.assoc_state(id1, self._atype.name, id2) is not None
         return len(await self._graph.assoc_get(id1, self._atype.name, [id2])) == 1
 
     async def _wait_for_inverses(self, edges: Sequence[NewEdge]) -> int:
@@ -244,21 +270,24 @@ class EdgeLoad:
         inverse = self._graph.schema.inverse_of(self._atype)
         if inverse is None:
             return 0
-        missing: defaultdict[int, set[int]] = defaultdict(set)
+        missing: defaultdict[tuple[int, str | None], set[int]] = defaultdict(set)
         for edge in edges:
-            missing[edge.id2].add(edge.id1)
+            missing[edge.id2, edge.state].add(edge.id1)
         clock = asyncio.get_running_loop().time
         until = clock() + SETTLE_SECONDS
         while missing and clock() < until:
             await asyncio.sleep(_SETTLE_PAUSE_SECONDS)
             # Only the database knows: a cache of the far list may be behind it.
-            queries = [(id2, inverse.name, id1s) for id2, id1s in missing.items()]
+            keys = list(missing)
+            queries = [
+                (id2, inverse.name, missing[id2, state], *([None, None, state] if state else [])) for id2, state in keys
+            ]
             lists = await results_of(self._graph.assoc_get_many(queries, consistency=Consistency.master()))
-            for found in lists:
+            for key, found in zip(keys, lists, strict=True):
                 if isinstance(found, AssocList):
-                    missing[found.id1].difference_update(found.id2s)
-                    if not missing[found.id1]:
-                        del missing[found.id1]
+                    missing[key].difference_update(found.id2s)
+                    if not missing[key]:
+                        del missing[key]
         return sum(map(len, missing.values()))
 
     def _prepare_one(self, cells: Sequence[str], ids: Mapping[str | None, Mapping[str, int]]) -> NewEdge | Rejected:
@@ -267,7 +296,7 @@ class EdgeLoad:
             fields = fields_in(self._columns, cells) if self._columns else {}
             if fields:
                 encode_fields(self._atype, fields)
-            return NewEdge(id1, id2, self._time_of(cells), fields)
+            return NewEdge(id1, id2, self._time_of(cells), fields, self._state_of(cells))
         except (InvalidArgument, InvalidField, TooLarge) as error:
             return Rejected(f"{error.reason}: {error.message}")
 
@@ -279,6 +308,14 @@ class EdgeLoad:
             raise InvalidArgument(f"{end.column} {text[:40]!r} is not the key of a loaded {end.otype}")
         return found
 
+    def _state_of(self, cells: Sequence[str]) -> str | None:
+        if self._state_index < 0:
+            return self._constant_state
+        state = cells[self._state_index]
+        if state not in STATES_BY_LABEL:
+            raise InvalidArgument(f"state {state[:40]!r} is none of {', '.join(STATES_BY_LABEL)}")
+        return state
+
     def _time_of(self, cells: Sequence[str]) -> int:
         if self._time_index < 0:
             return self._constant_time
@@ -286,3 +323,68 @@ class EdgeLoad:
         if not (text.isascii() and text.isdigit() and int(text) <= MAX_TIME):
             raise InvalidArgument(f"time {text[:40]!r} is not a number from 0 to 2^63 - 1")
         return int(text)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStateRow:
+    """The state that is set for one record."""
+
+    id: int
+    state: str
+
+
+class NodeLoad:
+    """Sets the states of nodes for edges of one type; a `Load`. Each state that is set is a new operation."""
+
+    def __init__(
+        self, graph: Graph, source: CsvSource, atype: AssocType, columns: tuple[EndColumn, str], key_map: KeyMap
+    ) -> None:
+        """``columns``: those of the nodes and of their states. Raises `OperatorError` for a type without states."""
+        if not atype.states:
+            raise OperatorError(f"type {atype.name!r} has no states, so its nodes have none")
+        self._graph = graph
+        self._atype = atype
+        self._node, state_column = columns
+        self._node_index, self._state_index = source.index_of(self._node.column), source.index_of(state_column)
+        self._labels = [state.label for state in NODE_STATES if atype.states[state]]
+        self._key_map = key_map
+
+    async def prepare(self, records: Sequence[Record]) -> list[NodeStateRow | Rejected]:
+        """Return the node of each record, and its state."""
+        keys = [record.cells[self._node_index] for record in records]
+        ids = {} if self._node.otype is None else self._key_map.ids_of(self._node.otype, keys)
+        return [self._prepare_one(record.cells, ids) for record in records]
+
+    async def write(self, items: Sequence[NodeStateRow]) -> list[TaoError | None]:
+        """Set the states. Jobs move the edges that are there."""
+        types = [self._atype.name]
+        results = await asyncio.gather(
+            *(self._graph.node_set_state(item.id, item.state, types) for item in items), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, TaoError):
+                raise result
+        return errors_in(results)
+
+    def witness(self, item: NodeStateRow) -> str:
+        """Return the node's id as text."""
+        return str(item.id)
+
+    async def holds(self, witness: str) -> bool:
+        """Return False: the SDK reads no states of nodes, and setting them again changes nothing."""
+        return False
+
+    def _prepare_one(self, cells: Sequence[str], ids: Mapping[str, int]) -> NodeStateRow | Rejected:
+        key, state = cells[self._node_index], cells[self._state_index]
+        if state not in self._labels:
+            return Rejected(f"{InvalidArgument.reason}: state {state[:40]!r} is none of {', '.join(self._labels)}")
+        if self._node.otype is not None:
+            found = ids.get(key)
+            if found is None:
+                why = f"{self._node.column} {key[:40]!r} is not the key of a loaded {self._node.otype}"
+                return Rejected(f"{InvalidArgument.reason}: {why}")
+            return NodeStateRow(found, state)
+        try:
+            return NodeStateRow(graph_id(key, self._graph.topology.shards, self._node.column), state)
+        except InvalidArgument as error:
+            return Rejected(f"{error.reason}: {error.message}")

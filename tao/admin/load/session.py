@@ -17,7 +17,7 @@ from tao.admin.connection import ClusterTarget, open_graph
 from tao.admin.load.csv_files import REJECTS_SUFFIX, CsvSource, RejectFile
 from tao.admin.load.key_map import KEY_MAP_SUFFIX, KeyMap, LoadProgress
 from tao.admin.load.pipeline import Load, LoadFiles, Pipeline, PipelineSettings
-from tao.admin.load.records import EdgeLoad, EndColumn, ObjectLoad, end_otype
+from tao.admin.load.records import EdgeColumns, EdgeLoad, EndColumn, NodeLoad, ObjectLoad, end_otype
 from tao.client import ClientSettings
 from tao.model.errors import OperatorError
 
@@ -111,6 +111,19 @@ class EdgeInput:
     """The object types of the keys in these columns; None: the only one in the key map."""
     time: str | None = None
     """One time for all edges, or the column of the time. None: the second in which the first run began."""
+    state: str | None = None
+    """One state for all edges, or the column of the state. None: they are normal."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInput:
+    """The nodes in a file: the type of their edges, and the columns of their keys and states."""
+
+    atype: str
+    key_column: str
+    state_column: str
+    otype: str | None = None
+    """The object type of the keys; None: the only one in the key map."""
 
 
 async def load_objects(
@@ -152,11 +165,27 @@ async def load_edges(
                 "ends": [(end.column, end.otype) for end in ends],
                 "time": edges.time,
                 "map": sorted(given.renamed.items()),
+                **({"state": edges.state} if edges.state else {}),
             }
             run = _Run(given, "edges", options, source, key_map)
-            load = EdgeLoad(graph, source, atype, (ends[0], ends[1]), run.edge_time(edges.time), given.renamed, key_map)
+            columns = EdgeColumns((ends[0], ends[1]), run.edge_time(edges.time), edges.state)
+            load = EdgeLoad(graph, source, atype, columns, given.renamed, key_map)
             summary = await run.load(load, settings, on_progress)
             return msgspec.structs.replace(summary, inverse_pending=load.inverse_pending)
+
+
+async def load_nodes(
+    target: ClusterTarget, given: LoadInput, nodes: NodeInput, settings: PipelineSettings, on_progress: OnProgress
+) -> Summary:
+    """Set states of nodes. Raises `OperatorError` for wrong options or files, before anything is written."""
+    with _opened(given) as file, KeyMap(given.key_map, must_exist=not given.raw_ids) as key_map:
+        async with open_graph(target, _CLIENT) as graph:
+            source = _source(file, given)
+            otype = None if given.raw_ids else end_otype(key_map, nodes.otype, "--otype")
+            columns = (EndColumn(nodes.key_column, otype), nodes.state_column)
+            load = NodeLoad(graph, source, graph.schema.atype(nodes.atype), columns, key_map)
+            options = {"atype": nodes.atype, "key": nodes.key_column, "otype": otype, "state": nodes.state_column}
+            return await _Run(given, "nodes", options, source, key_map).load(load, settings, on_progress)
 
 
 class _Run:

@@ -6,7 +6,7 @@ error                                                               status  why
 `InvalidArgument`, `InvalidField`, `UnknownType`, `TooLarge`        400     the request holds what no graph takes
 `PermissionDenied`                                                  403     the application may not do this
 `NotFound` (raised by `found`)                                      404     the page's object does not exist
-`WrongType`, `WriteLost`                                            409     the graph is not as the request expects
+`WrongType`, `WriteLost`, `ListFull`                                409     the graph is not as the request expects
 every `RetryableError`                                              503     nothing was written; ``Retry-After``
 `OutcomeUnknown`                                                    503     no ``Retry-After``: it may be written
 the others                                                          500     a fault of the program or the cluster
@@ -30,6 +30,7 @@ import msgspec
 from tao.client.operations import SomeFailed
 from tao.client.values import Object
 from tao.model.errors import (
+    ListFull,
     OutcomeUnknown,
     PermissionDenied,
     RequestError,
@@ -115,7 +116,7 @@ def _status_of(error: TaoError | NotFound) -> HTTPStatus | None:
     match error:
         case NotFound():
             return HTTPStatus.NOT_FOUND
-        case WrongType() | WriteLost():
+        case WrongType() | WriteLost() | ListFull():
             return HTTPStatus.CONFLICT
         case Unauthorized():
             return None  # the application's own credentials; its user can do nothing about them

@@ -25,47 +25,59 @@ _sym_db = _symbol_database.Default()
 from tao.wire.v1 import session_pb2 as tao_dot_wire_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tao/wire/v1/graph.proto\x12\x06tao.v1\x1a\x19tao/wire/v1/session.proto\"`\n\rObjAddRequest\x12\r\n\x05otype\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x11\n\x04near\x18\x03 \x01(\x06H\x00\x88\x01\x01\x12\x0f\n\x02id\x18\x04 \x01(\x06H\x01\x88\x01\x01\x42\x07\n\x05_nearB\x05\n\x03_id\"7\n\x0bObjAddReply\x12\n\n\x02id\x18\x01 \x01(\x06\x12\r\n\x05token\x18\x02 \x01(\t\x12\r\n\x05\x66ound\x18\x03 \x01(\x08\"V\n\rObjGetRequest\x12\n\n\x02id\x18\x01 \x01(\x06\x12\x10\n\x08\x63ritical\x18\x02 \x01(\x08\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\t\x12\x18\n\x10max_staleness_ms\x18\x04 \x01(\r\"9\n\x0bObjGetReply\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x12\r\n\x05otype\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"<\n\x10ObjUpdateRequest\x12\n\n\x02id\x18\x01 \x01(\x06\x12\r\n\x05otype\x18\x02 \x01(\r\x12\r\n\x05patch\x18\x03 \x01(\x0c\"-\n\x10ObjDeleteRequest\x12\n\n\x02id\x18\x01 \x01(\x06\x12\r\n\x05otype\x18\x02 \x01(\r\"V\n\x0f\x41ssocAddRequest\x12\x0b\n\x03id1\x18\x01 \x01(\x06\x12\r\n\x05\x61type\x18\x02 \x01(\r\x12\x0b\n\x03id2\x18\x03 \x01(\x06\x12\x0c\n\x04time\x18\x04 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\"=\n\x12\x41ssocDeleteRequest\x12\x0b\n\x03id1\x18\x01 \x01(\x06\x12\r\n\x05\x61type\x18\x02 \x01(\r\x12\x0b\n\x03id2\x18\x03 \x01(\x06\"T\n\x16\x41ssocChangeTypeRequest\x12\x0b\n\x03id1\x18\x01 \x01(\x06\x12\r\n\x05\x61type\x18\x02 \x01(\r\x12\x0b\n\x03id2\x18\x03 \x01(\x06\x12\x11\n\tnew_atype\x18\x04 \x01(\r\"C\n\nWriteReply\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x12\x17\n\x0finverse_pending\x18\x02 \x01(\x08\x12\r\n\x05token\x18\x03 \x01(\t\"\xac\x01\n\x0f\x41ssocGetRequest\x12\x0b\n\x03id1\x18\x01 \x01(\x06\x12\r\n\x05\x61type\x18\x02 \x01(\r\x12\x0c\n\x04id2s\x18\x03 \x03(\x06\x12\x11\n\x04high\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x03low\x18\x05 \x01(\x04H\x01\x88\x01\x01\x12\x10\n\x08\x63ritical\x18\x06 \x01(\x08\x12\r\n\x05\x61\x66ter\x18\x07 \x01(\t\x12\x18\n\x10max_staleness_ms\x18\x08 \x01(\rB\x07\n\x05_highB\x06\n\x04_low\"j\n\x11\x41ssocCountRequest\x12\x0b\n\x03id1\x18\x01 \x01(\x06\x12\r\n\x05\x61type\x18\x02 \x01(\r\x12\x10\n\x08\x63ritical\x18\x03 \x01(\x08\x12\r\n\x05\x61\x66ter\x18\x04 \x01(\t\x12\x18\n\x10max_staleness_ms\x18\x05 \x01(\r\" \n\x0f\x41ssocCountReply\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\"\x86\x01\n\x11\x41ssocRangeRequest\x12\x0b\n\x03id1\x18\x01 \x01(\x06\x12\r\n\x05\x61type\x18\x02 \x01(\r\x12\x0b\n\x03pos\x18\x03 \x01(\x04\x12\r\n\x05limit\x18\x04 \x01(\r\x12\x10\n\x08\x63ritical\x18\x05 \x01(\x08\x12\r\n\x05\x61\x66ter\x18\x06 \x01(\t\x12\x18\n\x10max_staleness_ms\x18\x07 \x01(\r\"\xb8\x01\n\x15\x41ssocTimeRangeRequest\x12\x0b\n\x03id1\x18\x01 \x01(\x06\x12\r\n\x05\x61type\x18\x02 \x01(\r\x12\x0c\n\x04high\x18\x03 \x01(\x04\x12\x0b\n\x03low\x18\x04 \x01(\x04\x12\r\n\x05limit\x18\x05 \x01(\r\x12\x10\n\x08\x63ritical\x18\x06 \x01(\x08\x12\r\n\x05\x61\x66ter\x18\x07 \x01(\t\x12\x18\n\x10max_staleness_ms\x18\x08 \x01(\r\x12\x11\n\tbelow_id2\x18\t \x01(\x06\x12\x0b\n\x03pos\x18\n \x01(\x04\"<\n\nEdgesReply\x12\x1b\n\x05\x65\x64ges\x18\x01 \x03(\x0b\x32\x0c.tao.v1.Edge\x12\x11\n\tlimit_cut\x18\x02 \x01(\x08\"/\n\x04\x45\x64ge\x12\x0b\n\x03id2\x18\x01 \x01(\x06\x12\x0c\n\x04time\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x32\xbd\x07\n\x05Graph\x12\x34\n\x06ObjAdd\x12\x15.tao.v1.ObjAddRequest\x1a\x13.tao.v1.ObjAddReply\x12\x34\n\x06ObjGet\x12\x15.tao.v1.ObjGetRequest\x1a\x13.tao.v1.ObjGetReply\x12\x39\n\tObjUpdate\x12\x18.tao.v1.ObjUpdateRequest\x1a\x12.tao.v1.WriteReply\x12\x39\n\tObjDelete\x12\x18.tao.v1.ObjDeleteRequest\x1a\x12.tao.v1.WriteReply\x12\x37\n\x08\x41ssocAdd\x12\x17.tao.v1.AssocAddRequest\x1a\x12.tao.v1.WriteReply\x12=\n\x0b\x41ssocDelete\x12\x1a.tao.v1.AssocDeleteRequest\x1a\x12.tao.v1.WriteReply\x12\x45\n\x0f\x41ssocChangeType\x12\x1e.tao.v1.AssocChangeTypeRequest\x1a\x12.tao.v1.WriteReply\x12\x37\n\x08\x41ssocGet\x12\x17.tao.v1.AssocGetRequest\x1a\x12.tao.v1.EdgesReply\x12@\n\nAssocCount\x12\x19.tao.v1.AssocCountRequest\x1a\x17.tao.v1.AssocCountReply\x12;\n\nAssocRange\x12\x19.tao.v1.AssocRangeRequest\x1a\x12.tao.v1.EdgesReply\x12\x43\n\x0e\x41ssocTimeRange\x12\x1d.tao.v1.AssocTimeRangeRequest\x1a\x12.tao.v1.EdgesReply\x12;\n\x10ReserveObjectIds\x12\x12.tao.v1.ReserveIds\x1a\x13.tao.v1.ReservedIds\x12\x39\n\x08Topology\x12\x13.tao.v1.GetTopology\x1a\x18.tao.v1.TopologyDocument\x12\x33\n\x06Schema\x12\x11.tao.v1.GetSchema\x1a\x16.tao.v1.SchemaDocument\x12\x39\n\x12WatchConfiguration\x12\r.tao.v1.Watch\x1a\x12.tao.v1.WatchEvent0\x01\x12.\n\x07Session\x12\x0f.tao.v1.Request\x1a\x0e.tao.v1.Answer(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tao/wire/v1/graph.proto\x12\x06tao.v1\x1a\x19tao/wire/v1/session.proto\"\x82\x01\n\rObjAddRequest\x12\r\n\x05otype\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x11\n\x04near\x18\x03 \x01(\x06H\x00\x88\x01\x01\x12\x0f\n\x02id\x18\x04 \x01(\x06H\x01\x88\x01\x01\x12\x0e\n\x06\x61\x63\x63\x65pt\x18\x05 \x01(\x08\x12\x10\n\x08priority\x18\x06 \x01(\rB\x07\n\x05_nearB\x05\n\x03_id\"I\n\x0bObjAddReply\x12\n\n\x02id\x18\x01 \x01(\x06\x12\r\n\x05token\x18\x02 \x01(\t\x12\r\n\x05\x66ound\x18\x03 \x01(\x08\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\x0c\"V\n\rObjGetRequest\x12\n\n\x02id\x18\x01 \x01(\x06\x12\x10\n\x08\x63ritical\x18\x02 \x01(\x08\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\t\x12\x18\n\x10max_staleness_ms\x18\x04 \x01(\r\"9\n\x0bObjGetReply\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x12\r\n\x05otype\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"<\n\x10ObjUpdateRequest\x12\n\n\x02id\x18\x01 \x01(\x06\x12\r\n\x05otype\x18\x02 \x01(\r\x12\r\n\x05patch\x18\x03 \x01(\x0c\"-\n\x10ObjDeleteRequest\x12\n\n\x02id\x18\x01 \x01(\x06\x12\r\n\x05otype\x18\x02 \x01(\r\"x\n\x0f\x41ssocAddRequest\x12\x0b\n\x03id1\x18\x01 \x01(\x06\x12\r\n\x05\x61type\x18\x02 \x01(\r\x12\x0b\n\x03id2\x18\x03 \x01(\x06\x12\x0c\n\x04time\x18\x04 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x12\x0e\n\x06\x61\x63\x63\x65pt\x18\x06 \x01(\x08\x12\x10\n\x08priority\x18\x07 \x01(\r\"_\n\x12\x41ssocDeleteRequest\x12\x0b\n\x03id1\x18\x01 \x01(\x06\x12\r\n\x05\x61type\x18\x02 \x01(\r\x12\x0b\n\x03id2\x18\x03 \x01(\x06\x12\x0e\n\x06\x61\x63\x63\x65pt\x18\x04 \x01(\x08\x12\x10\n\x08priority\x18\x05 \x01(\r\"T\n\x16\x41ssocChangeTypeRequest\x12\x0b\n\x03id1\x18\x01 \x01(\x06\x12\r\n\x05\x61type\x18\x02 \x01(\r\x12\x0b\n\x03id2\x18\x03 \x01(\x06\x12\x11\n\tnew_atype\x18\x04 \x01(\r\"\xc4\x01\n\x11\x41ssocMergeRequest\x12\x0b\n\x03id1\x18\x01 \x01(\x06\x12\r\n\x05\x61type\x18\x02 \x01(\r\x12\x0b\n\x03id2\x18\x03 \x01(\x06\x12\r\n\x05state\x18\x04 \x01(\r\x12\x10\n\x08state_us\x18\x05 \x01(\x04\x12\x13\n\x0bhas_payload\x18\x06 \x01(\x08\x12\x12\n\npayload_us\x18\x07 \x01(\x04\x12\x0c\n\x04time\x18\x08 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\t \x01(\x0c\x12\x0e\n\x06\x61\x63\x63\x65pt\x18\n \x01(\x08\x12\x10\n\x08priority\x18\x0b \x01(\r\"\x9a\x01\n\x0f\x41ssocMergeReply\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x12\x17\n\x0finverse_pending\x18\x02 \x01(\x08\x12\r\n\x05token\x18\x03 \x01(\t\x12\x17\n\x0f\x65\x66\x66\x65\x63tive_state\x18\x04 \x01(\r\x12\x12\n\nsuperseded\x18\x05 \x01(\x08\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x06 \x01(\x0c\x12\x11\n\tforgotten\x18\x07 \x01(\x08\"R\n\x13NodeSetStateRequest\x12\n\n\x02id\x18\x01 \x01(\x06\x12\x0e\n\x06\x61types\x18\x02 \x03(\r\x12\r\n\x05state\x18\x03 \x01(\r\x12\x10\n\x08state_us\x18\x04 \x01(\x04\"I\n\x11NodeSetStateReply\x12\x12\n\nsuperseded\x18\x01 \x01(\x08\x12\x10\n\x08state_us\x18\x02 \x01(\x04\x12\x0e\n\x06job_id\x18\x03 \x01(\x06\"U\n\nWriteReply\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x12\x17\n\x0finverse_pending\x18\x02 \x01(\x08\x12\r\n\x05token\x18\x03 \x01(\t\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\x0c\"\xac\x01\n\x0f\x41ssocGetRequest\x12\x0b\n\x03id1\x18\x01 \x01(\x06\x12\r\n\x05\x61type\x18\x02 \x01(\r\x12\x0c\n\x04id2s\x18\x03 \x03(\x06\x12\x11\n\x04high\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x03low\x18\x05 \x01(\x04H\x01\x88\x01\x01\x12\x10\n\x08\x63ritical\x18\x06 \x01(\x08\x12\r\n\x05\x61\x66ter\x18\x07 \x01(\t\x12\x18\n\x10max_staleness_ms\x18\x08 \x01(\rB\x07\n\x05_highB\x06\n\x04_low\"x\n\x12\x41ssocExistsRequest\x12\x0b\n\x03id1\x18\x01 \x01(\x06\x12\r\n\x05\x61type\x18\x02 \x01(\r\x12\x0b\n\x03id2\x18\x03 \x01(\x06\x12\x10\n\x08\x63ritical\x18\x04 \x01(\x08\x12\r\n\x05\x61\x66ter\x18\x05 \x01(\t\x12\x18\n\x10max_staleness_ms\x18\x06 \x01(\r\"\"\n\x10\x41ssocExistsReply\x12\x0e\n\x06\x65xists\x18\x01 \x01(\x08\"j\n\x11\x41ssocCountRequest\x12\x0b\n\x03id1\x18\x01 \x01(\x06\x12\r\n\x05\x61type\x18\x02 \x01(\r\x12\x10\n\x08\x63ritical\x18\x03 \x01(\x08\x12\r\n\x05\x61\x66ter\x18\x04 \x01(\t\x12\x18\n\x10max_staleness_ms\x18\x05 \x01(\r\" \n\x0f\x41ssocCountReply\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\"\x86\x01\n\x11\x41ssocRangeRequest\x12\x0b\n\x03id1\x18\x01 \x01(\x06\x12\r\n\x05\x61type\x18\x02 \x01(\r\x12\x0b\n\x03pos\x18\x03 \x01(\x04\x12\r\n\x05limit\x18\x04 \x01(\r\x12\x10\n\x08\x63ritical\x18\x05 \x01(\x08\x12\r\n\x05\x61\x66ter\x18\x06 \x01(\t\x12\x18\n\x10max_staleness_ms\x18\x07 \x01(\r\"\xb8\x01\n\x15\x41ssocTimeRangeRequest\x12\x0b\n\x03id1\x18\x01 \x01(\x06\x12\r\n\x05\x61type\x18\x02 \x01(\r\x12\x0c\n\x04high\x18\x03 \x01(\x04\x12\x0b\n\x03low\x18\x04 \x01(\x04\x12\r\n\x05limit\x18\x05 \x01(\r\x12\x10\n\x08\x63ritical\x18\x06 \x01(\x08\x12\r\n\x05\x61\x66ter\x18\x07 \x01(\t\x12\x18\n\x10max_staleness_ms\x18\x08 \x01(\r\x12\x11\n\tbelow_id2\x18\t \x01(\x06\x12\x0b\n\x03pos\x18\n \x01(\x04\"<\n\nEdgesReply\x12\x1b\n\x05\x65\x64ges\x18\x01 \x03(\x0b\x32\x0c.tao.v1.Edge\x12\x11\n\tlimit_cut\x18\x02 \x01(\x08\"/\n\x04\x45\x64ge\x12\x0b\n\x03id2\x18\x01 \x01(\x06\x12\x0c\n\x04time\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x32\xfc\t\n\x05Graph\x12\x34\n\x06ObjAdd\x12\x15.tao.v1.ObjAddRequest\x1a\x13.tao.v1.ObjAddReply\x12\x34\n\x06ObjGet\x12\x15.tao.v1.ObjGetRequest\x1a\x13.tao.v1.ObjGetReply\x12\x39\n\tObjUpdate\x12\x18.tao.v1.ObjUpdateRequest\x1a\x12.tao.v1.WriteReply\x12\x39\n\tObjDelete\x12\x18.tao.v1.ObjDeleteRequest\x1a\x12.tao.v1.WriteReply\x12\x37\n\x08\x41ssocAdd\x12\x17.tao.v1.AssocAddRequest\x1a\x12.tao.v1.WriteReply\x12=\n\x0b\x41ssocDelete\x12\x1a.tao.v1.AssocDeleteRequest\x1a\x12.tao.v1.WriteReply\x12\x45\n\x0f\x41ssocChangeType\x12\x1e.tao.v1.AssocChangeTypeRequest\x1a\x12.tao.v1.WriteReply\x12@\n\nAssocMerge\x12\x19.tao.v1.AssocMergeRequest\x1a\x17.tao.v1.AssocMergeReply\x12\x46\n\x0cNodeSetState\x12\x1b.tao.v1.NodeSetStateRequest\x1a\x19.tao.v1.NodeSetStateReply\x12\x37\n\x08\x41ssocGet\x12\x17.tao.v1.AssocGetRequest\x1a\x12.tao.v1.EdgesReply\x12\x43\n\x0b\x41ssocExists\x12\x1a.tao.v1.AssocExistsRequest\x1a\x18.tao.v1.AssocExistsReply\x12@\n\nAssocCount\x12\x19.tao.v1.AssocCountRequest\x1a\x17.tao.v1.AssocCountReply\x12;\n\nAssocRange\x12\x19.tao.v1.AssocRangeRequest\x1a\x12.tao.v1.EdgesReply\x12\x43\n\x0e\x41ssocTimeRange\x12\x1d.tao.v1.AssocTimeRangeRequest\x1a\x12.tao.v1.EdgesReply\x12\x34\n\x06Select\x12\x15.tao.v1.SelectRequest\x1a\x13.tao.v1.SelectReply\x12\x38\n\x07\x41pplied\x12\x14.tao.v1.AwaitApplied\x1a\x17.tao.v1.AssocMergeReply\x12;\n\x10ReserveObjectIds\x12\x12.tao.v1.ReserveIds\x1a\x13.tao.v1.ReservedIds\x12\x39\n\x08Topology\x12\x13.tao.v1.GetTopology\x1a\x18.tao.v1.TopologyDocument\x12\x33\n\x06Schema\x12\x11.tao.v1.GetSchema\x1a\x16.tao.v1.SchemaDocument\x12\x39\n\x12WatchConfiguration\x12\r.tao.v1.Watch\x1a\x12.tao.v1.WatchEvent0\x01\x12.\n\x07Session\x12\x0f.tao.v1.Request\x1a\x0e.tao.v1.Answer(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tao.wire.v1.graph_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OBJADDREQUEST']._serialized_start=62
-  _globals['_OBJADDREQUEST']._serialized_end=158
-  _globals['_OBJADDREPLY']._serialized_start=160
-  _globals['_OBJADDREPLY']._serialized_end=215
-  _globals['_OBJGETREQUEST']._serialized_start=217
-  _globals['_OBJGETREQUEST']._serialized_end=303
-  _globals['_OBJGETREPLY']._serialized_start=305
-  _globals['_OBJGETREPLY']._serialized_end=362
-  _globals['_OBJUPDATEREQUEST']._serialized_start=364
-  _globals['_OBJUPDATEREQUEST']._serialized_end=424
-  _globals['_OBJDELETEREQUEST']._serialized_start=426
-  _globals['_OBJDELETEREQUEST']._serialized_end=471
-  _globals['_ASSOCADDREQUEST']._serialized_start=473
-  _globals['_ASSOCADDREQUEST']._serialized_end=559
-  _globals['_ASSOCDELETEREQUEST']._serialized_start=561
-  _globals['_ASSOCDELETEREQUEST']._serialized_end=622
-  _globals['_ASSOCCHANGETYPEREQUEST']._serialized_start=624
-  _globals['_ASSOCCHANGETYPEREQUEST']._serialized_end=708
-  _globals['_WRITEREPLY']._serialized_start=710
-  _globals['_WRITEREPLY']._serialized_end=777
-  _globals['_ASSOCGETREQUEST']._serialized_start=780
-  _globals['_ASSOCGETREQUEST']._serialized_end=952
-  _globals['_ASSOCCOUNTREQUEST']._serialized_start=954
-  _globals['_ASSOCCOUNTREQUEST']._serialized_end=1060
-  _globals['_ASSOCCOUNTREPLY']._serialized_start=1062
-  _globals['_ASSOCCOUNTREPLY']._serialized_end=1094
-  _globals['_ASSOCRANGEREQUEST']._serialized_start=1097
-  _globals['_ASSOCRANGEREQUEST']._serialized_end=1231
-  _globals['_ASSOCTIMERANGEREQUEST']._serialized_start=1234
-  _globals['_ASSOCTIMERANGEREQUEST']._serialized_end=1418
-  _globals['_EDGESREPLY']._serialized_start=1420
-  _globals['_EDGESREPLY']._serialized_end=1480
-  _globals['_EDGE']._serialized_start=1482
-  _globals['_EDGE']._serialized_end=1529
-  _globals['_GRAPH']._serialized_start=1532
-  _globals['_GRAPH']._serialized_end=2489
+  _globals['_OBJADDREQUEST']._serialized_start=63
+  _globals['_OBJADDREQUEST']._serialized_end=193
+  _globals['_OBJADDREPLY']._serialized_start=195
+  _globals['_OBJADDREPLY']._serialized_end=268
+  _globals['_OBJGETREQUEST']._serialized_start=270
+  _globals['_OBJGETREQUEST']._serialized_end=356
+  _globals['_OBJGETREPLY']._serialized_start=358
+  _globals['_OBJGETREPLY']._serialized_end=415
+  _globals['_OBJUPDATEREQUEST']._serialized_start=417
+  _globals['_OBJUPDATEREQUEST']._serialized_end=477
+  _globals['_OBJDELETEREQUEST']._serialized_start=479
+  _globals['_OBJDELETEREQUEST']._serialized_end=524
+  _globals['_ASSOCADDREQUEST']._serialized_start=526
+  _globals['_ASSOCADDREQUEST']._serialized_end=646
+  _globals['_ASSOCDELETEREQUEST']._serialized_start=648
+  _globals['_ASSOCDELETEREQUEST']._serialized_end=743
+  _globals['_ASSOCCHANGETYPEREQUEST']._serialized_start=745
+  _globals['_ASSOCCHANGETYPEREQUEST']._serialized_end=829
+  _globals['_ASSOCMERGEREQUEST']._serialized_start=832
+  _globals['_ASSOCMERGEREQUEST']._serialized_end=1028
+  _globals['_ASSOCMERGEREPLY']._serialized_start=1031
+  _globals['_ASSOCMERGEREPLY']._serialized_end=1185
+  _globals['_NODESETSTATEREQUEST']._serialized_start=1187
+  _globals['_NODESETSTATEREQUEST']._serialized_end=1269
+  _globals['_NODESETSTATEREPLY']._serialized_start=1271
+  _globals['_NODESETSTATEREPLY']._serialized_end=1344
+  _globals['_WRITEREPLY']._serialized_start=1346
+  _globals['_WRITEREPLY']._serialized_end=1431
+  _globals['_ASSOCGETREQUEST']._serialized_start=1434
+  _globals['_ASSOCGETREQUEST']._serialized_end=1606
+  _globals['_ASSOCEXISTSREQUEST']._serialized_start=1608
+  _globals['_ASSOCEXISTSREQUEST']._serialized_end=1728
+  _globals['_ASSOCEXISTSREPLY']._serialized_start=1730
+  _globals['_ASSOCEXISTSREPLY']._serialized_end=1764
+  _globals['_ASSOCCOUNTREQUEST']._serialized_start=1766
+  _globals['_ASSOCCOUNTREQUEST']._serialized_end=1872
+  _globals['_ASSOCCOUNTREPLY']._serialized_start=1874
+  _globals['_ASSOCCOUNTREPLY']._serialized_end=1906
+  _globals['_ASSOCRANGEREQUEST']._serialized_start=1909
+  _globals['_ASSOCRANGEREQUEST']._serialized_end=2043
+  _globals['_ASSOCTIMERANGEREQUEST']._serialized_start=2046
+  _globals['_ASSOCTIMERANGEREQUEST']._serialized_end=2230
+  _globals['_EDGESREPLY']._serialized_start=2232
+  _globals['_EDGESREPLY']._serialized_end=2292
+  _globals['_EDGE']._serialized_start=2294
+  _globals['_EDGE']._serialized_end=2341
+  _globals['_GRAPH']._serialized_start=2344
+  _globals['_GRAPH']._serialized_end=3620
 # @@protoc_insertion_point(module_scope)

@@ -35,6 +35,8 @@ class ObjAddRequest(_message.Message):
     DATA_FIELD_NUMBER: _builtins.int
     NEAR_FIELD_NUMBER: _builtins.int
     ID_FIELD_NUMBER: _builtins.int
+    ACCEPT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     otype: _builtins.int
     data: _builtins.bytes
     """msgpack map keyed by field number, or empty"""
@@ -42,6 +44,10 @@ class ObjAddRequest(_message.Message):
     """put the new object on this object's shard"""
     id: _builtins.int
     """reserved before; ID_NOT_RESERVED if it may be given to another caller later"""
+    accept: _builtins.bool
+    """enter the write into the journal of a follower, and answer before it is made"""
+    priority: _builtins.int
+    """with accept: 1 high, 2 normal, 3 low; 0: normal"""
     def __init__(
         self,
         *,
@@ -49,10 +55,12 @@ class ObjAddRequest(_message.Message):
         data: _builtins.bytes = ...,
         near: _builtins.int | None = ...,
         id: _builtins.int | None = ...,
+        accept: _builtins.bool = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_id", b"_id", "_near", b"_near", "id", b"id", "near", b"near"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_id", b"_id", "_near", b"_near", "data", b"data", "id", b"id", "near", b"near", "otype", b"otype"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_id", b"_id", "_near", b"_near", "accept", b"accept", "data", b"data", "id", b"id", "near", b"near", "otype", b"otype", "priority", b"priority"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__id: _TypeAlias = _typing.Literal["id"]  # noqa: Y015
     _WhichOneofArgType__id: _TypeAlias = _typing.Literal["_id", b"_id"]  # noqa: Y015
@@ -72,20 +80,24 @@ class ObjAddReply(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     FOUND_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     token: _builtins.str
     found: _builtins.bool
     """an object with this id and the same content existed before"""
+    accepted: _builtins.bytes
+    """with accept: the receipt, for Applied; all else is not known yet"""
     def __init__(
         self,
         *,
         id: _builtins.int = ...,
         token: _builtins.str = ...,
         found: _builtins.bool = ...,
+        accepted: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["found", b"found", "id", b"id", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "found", b"found", "id", b"id", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -200,11 +212,16 @@ class AssocAddRequest(_message.Message):
     ID2_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
+    ACCEPT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     id1: _builtins.int
     atype: _builtins.int
     id2: _builtins.int
     time: _builtins.int
     data: _builtins.bytes
+    accept: _builtins.bool
+    """of a type with states; as in ObjAddRequest"""
+    priority: _builtins.int
     def __init__(
         self,
         *,
@@ -213,10 +230,12 @@ class AssocAddRequest(_message.Message):
         id2: _builtins.int = ...,
         time: _builtins.int = ...,
         data: _builtins.bytes = ...,
+        accept: _builtins.bool = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["atype", b"atype", "data", b"data", "id1", b"id1", "id2", b"id2", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "atype", b"atype", "data", b"data", "id1", b"id1", "id2", b"id2", "priority", b"priority", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -229,19 +248,25 @@ class AssocDeleteRequest(_message.Message):
     ID1_FIELD_NUMBER: _builtins.int
     ATYPE_FIELD_NUMBER: _builtins.int
     ID2_FIELD_NUMBER: _builtins.int
+    ACCEPT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     id1: _builtins.int
     atype: _builtins.int
     id2: _builtins.int
+    accept: _builtins.bool
+    priority: _builtins.int
     def __init__(
         self,
         *,
         id1: _builtins.int = ...,
         atype: _builtins.int = ...,
         id2: _builtins.int = ...,
+        accept: _builtins.bool = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["atype", b"atype", "id1", b"id1", "id2", b"id2"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "atype", b"atype", "id1", b"id1", "id2", b"id2", "priority", b"priority"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -276,6 +301,171 @@ class AssocChangeTypeRequest(_message.Message):
 Global___AssocChangeTypeRequest: _TypeAlias = AssocChangeTypeRequest  # noqa: Y015
 
 @_typing.final
+class AssocMergeRequest(_message.Message):
+    """Sets the state of an edge of a type with states, and its time and data. The state's list is read under the number that
+    the schema gives it. Times of operations are microseconds since 1970; TOO_OLD and TOO_FAR_AHEAD say which are refused.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID1_FIELD_NUMBER: _builtins.int
+    ATYPE_FIELD_NUMBER: _builtins.int
+    ID2_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    STATE_US_FIELD_NUMBER: _builtins.int
+    HAS_PAYLOAD_FIELD_NUMBER: _builtins.int
+    PAYLOAD_US_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    ACCEPT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    id1: _builtins.int
+    atype: _builtins.int
+    id2: _builtins.int
+    state: _builtins.int
+    """0 normal, 1 negative, 2 archived, 3 removed"""
+    state_us: _builtins.int
+    """0: now"""
+    has_payload: _builtins.bool
+    """set time and data, too"""
+    payload_us: _builtins.int
+    """0: state_us"""
+    time: _builtins.int
+    data: _builtins.bytes
+    accept: _builtins.bool
+    """as in ObjAddRequest"""
+    priority: _builtins.int
+    def __init__(
+        self,
+        *,
+        id1: _builtins.int = ...,
+        atype: _builtins.int = ...,
+        id2: _builtins.int = ...,
+        state: _builtins.int = ...,
+        state_us: _builtins.int = ...,
+        has_payload: _builtins.bool = ...,
+        payload_us: _builtins.int = ...,
+        time: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+        accept: _builtins.bool = ...,
+        priority: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "atype", b"atype", "data", b"data", "has_payload", b"has_payload", "id1", b"id1", "id2", b"id2", "payload_us", b"payload_us", "priority", b"priority", "state", b"state", "state_us", b"state_us", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AssocMergeRequest: _TypeAlias = AssocMergeRequest  # noqa: Y015
+
+@_typing.final
+class AssocMergeReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FOUND_FIELD_NUMBER: _builtins.int
+    INVERSE_PENDING_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    EFFECTIVE_STATE_FIELD_NUMBER: _builtins.int
+    SUPERSEDED_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    FORGOTTEN_FIELD_NUMBER: _builtins.int
+    found: _builtins.bool
+    """an edge existed before, in any state but removed"""
+    inverse_pending: _builtins.bool
+    """as in WriteReply"""
+    token: _builtins.str
+    effective_state: _builtins.int
+    """the state whose list holds the edge now"""
+    superseded: _builtins.bool
+    """a newer operation was already there: a success"""
+    accepted: _builtins.bytes
+    """as in ObjAddReply"""
+    forgotten: _builtins.bool
+    """of Applied: the write is made or was discarded, and its result is not kept"""
+    def __init__(
+        self,
+        *,
+        found: _builtins.bool = ...,
+        inverse_pending: _builtins.bool = ...,
+        token: _builtins.str = ...,
+        effective_state: _builtins.int = ...,
+        superseded: _builtins.bool = ...,
+        accepted: _builtins.bytes = ...,
+        forgotten: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "effective_state", b"effective_state", "forgotten", b"forgotten", "found", b"found", "inverse_pending", b"inverse_pending", "superseded", b"superseded", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AssocMergeReply: _TypeAlias = AssocMergeReply  # noqa: Y015
+
+@_typing.final
+class NodeSetStateRequest(_message.Message):
+    """Sets the state of a node for its edges of these types. A job moves the edges that there are; new ones are in the node's
+    state at once.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    ATYPES_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    STATE_US_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    state: _builtins.int
+    """0 normal, 2 archived, 3 removed"""
+    state_us: _builtins.int
+    """0: now"""
+    @_builtins.property
+    def atypes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """types with states, at least one"""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        atypes: _abc.Iterable[_builtins.int] | None = ...,
+        state: _builtins.int = ...,
+        state_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atypes", b"atypes", "id", b"id", "state", b"state", "state_us", b"state_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeSetStateRequest: _TypeAlias = NodeSetStateRequest  # noqa: Y015
+
+@_typing.final
+class NodeSetStateReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUPERSEDED_FIELD_NUMBER: _builtins.int
+    STATE_US_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    superseded: _builtins.bool
+    """a newer operation was already there, for one of the types: a success"""
+    state_us: _builtins.int
+    """the time of the operation"""
+    job_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        superseded: _builtins.bool = ...,
+        state_us: _builtins.int = ...,
+        job_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "state_us", b"state_us", "superseded", b"superseded"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeSetStateReply: _TypeAlias = NodeSetStateReply  # noqa: Y015
+
+@_typing.final
 class WriteReply(_message.Message):
     """For unary clients only: the SDK reads WriteResult (session.proto)."""
 
@@ -284,21 +474,25 @@ class WriteReply(_message.Message):
     FOUND_FIELD_NUMBER: _builtins.int
     INVERSE_PENDING_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
     found: _builtins.bool
     """the object or edge named existed before"""
     inverse_pending: _builtins.bool
     """committed; the inverse edge follows, and the token names the list that lacks it"""
     token: _builtins.str
+    accepted: _builtins.bytes
+    """as in ObjAddReply"""
     def __init__(
         self,
         *,
         found: _builtins.bool = ...,
         inverse_pending: _builtins.bool = ...,
         token: _builtins.str = ...,
+        accepted: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["found", b"found", "inverse_pending", b"inverse_pending", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "found", b"found", "inverse_pending", b"inverse_pending", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -351,6 +545,59 @@ class AssocGetRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__low) -> _WhichOneofReturnType__low | None: ...
 
 Global___AssocGetRequest: _TypeAlias = AssocGetRequest  # noqa: Y015
+
+@_typing.final
+class AssocExistsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID1_FIELD_NUMBER: _builtins.int
+    ATYPE_FIELD_NUMBER: _builtins.int
+    ID2_FIELD_NUMBER: _builtins.int
+    CRITICAL_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    MAX_STALENESS_MS_FIELD_NUMBER: _builtins.int
+    id1: _builtins.int
+    atype: _builtins.int
+    id2: _builtins.int
+    critical: _builtins.bool
+    after: _builtins.str
+    max_staleness_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        id1: _builtins.int = ...,
+        atype: _builtins.int = ...,
+        id2: _builtins.int = ...,
+        critical: _builtins.bool = ...,
+        after: _builtins.str = ...,
+        max_staleness_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "atype", b"atype", "critical", b"critical", "id1", b"id1", "id2", b"id2", "max_staleness_ms", b"max_staleness_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AssocExistsRequest: _TypeAlias = AssocExistsRequest  # noqa: Y015
+
+@_typing.final
+class AssocExistsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXISTS_FIELD_NUMBER: _builtins.int
+    exists: _builtins.bool
+    def __init__(
+        self,
+        *,
+        exists: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exists", b"exists"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AssocExistsReply: _TypeAlias = AssocExistsReply  # noqa: Y015
 
 @_typing.final
 class AssocCountRequest(_message.Message):

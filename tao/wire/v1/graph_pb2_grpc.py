@@ -70,10 +70,25 @@ class GraphStub:
                 request_serializer=tao_dot_wire_dot_v1_dot_graph__pb2.AssocChangeTypeRequest.SerializeToString,
                 response_deserializer=tao_dot_wire_dot_v1_dot_graph__pb2.WriteReply.FromString,
                 _registered_method=True)
+        self.AssocMerge = channel.unary_unary(
+                '/tao.v1.Graph/AssocMerge',
+                request_serializer=tao_dot_wire_dot_v1_dot_graph__pb2.AssocMergeRequest.SerializeToString,
+                response_deserializer=tao_dot_wire_dot_v1_dot_graph__pb2.AssocMergeReply.FromString,
+                _registered_method=True)
+        self.NodeSetState = channel.unary_unary(
+                '/tao.v1.Graph/NodeSetState',
+                request_serializer=tao_dot_wire_dot_v1_dot_graph__pb2.NodeSetStateRequest.SerializeToString,
+                response_deserializer=tao_dot_wire_dot_v1_dot_graph__pb2.NodeSetStateReply.FromString,
+                _registered_method=True)
         self.AssocGet = channel.unary_unary(
                 '/tao.v1.Graph/AssocGet',
                 request_serializer=tao_dot_wire_dot_v1_dot_graph__pb2.AssocGetRequest.SerializeToString,
                 response_deserializer=tao_dot_wire_dot_v1_dot_graph__pb2.EdgesReply.FromString,
+                _registered_method=True)
+        self.AssocExists = channel.unary_unary(
+                '/tao.v1.Graph/AssocExists',
+                request_serializer=tao_dot_wire_dot_v1_dot_graph__pb2.AssocExistsRequest.SerializeToString,
+                response_deserializer=tao_dot_wire_dot_v1_dot_graph__pb2.AssocExistsReply.FromString,
                 _registered_method=True)
         self.AssocCount = channel.unary_unary(
                 '/tao.v1.Graph/AssocCount',
@@ -89,6 +104,16 @@ class GraphStub:
                 '/tao.v1.Graph/AssocTimeRange',
                 request_serializer=tao_dot_wire_dot_v1_dot_graph__pb2.AssocTimeRangeRequest.SerializeToString,
                 response_deserializer=tao_dot_wire_dot_v1_dot_graph__pb2.EdgesReply.FromString,
+                _registered_method=True)
+        self.Select = channel.unary_unary(
+                '/tao.v1.Graph/Select',
+                request_serializer=tao_dot_wire_dot_v1_dot_session__pb2.SelectRequest.SerializeToString,
+                response_deserializer=tao_dot_wire_dot_v1_dot_session__pb2.SelectReply.FromString,
+                _registered_method=True)
+        self.Applied = channel.unary_unary(
+                '/tao.v1.Graph/Applied',
+                request_serializer=tao_dot_wire_dot_v1_dot_session__pb2.AwaitApplied.SerializeToString,
+                response_deserializer=tao_dot_wire_dot_v1_dot_graph__pb2.AssocMergeReply.FromString,
                 _registered_method=True)
         self.ReserveObjectIds = channel.unary_unary(
                 '/tao.v1.Graph/ReserveObjectIds',
@@ -162,7 +187,25 @@ class GraphServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AssocMerge(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def NodeSetState(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def AssocGet(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AssocExists(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -181,6 +224,18 @@ class GraphServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AssocTimeRange(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Select(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Applied(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -254,10 +309,25 @@ def add_GraphServicer_to_server(servicer, server):
                     request_deserializer=tao_dot_wire_dot_v1_dot_graph__pb2.AssocChangeTypeRequest.FromString,
                     response_serializer=tao_dot_wire_dot_v1_dot_graph__pb2.WriteReply.SerializeToString,
             ),
+            'AssocMerge': grpc.unary_unary_rpc_method_handler(
+                    servicer.AssocMerge,
+                    request_deserializer=tao_dot_wire_dot_v1_dot_graph__pb2.AssocMergeRequest.FromString,
+                    response_serializer=tao_dot_wire_dot_v1_dot_graph__pb2.AssocMergeReply.SerializeToString,
+            ),
+            'NodeSetState': grpc.unary_unary_rpc_method_handler(
+                    servicer.NodeSetState,
+                    request_deserializer=tao_dot_wire_dot_v1_dot_graph__pb2.NodeSetStateRequest.FromString,
+                    response_serializer=tao_dot_wire_dot_v1_dot_graph__pb2.NodeSetStateReply.SerializeToString,
+            ),
             'AssocGet': grpc.unary_unary_rpc_method_handler(
                     servicer.AssocGet,
                     request_deserializer=tao_dot_wire_dot_v1_dot_graph__pb2.AssocGetRequest.FromString,
                     response_serializer=tao_dot_wire_dot_v1_dot_graph__pb2.EdgesReply.SerializeToString,
+            ),
+            'AssocExists': grpc.unary_unary_rpc_method_handler(
+                    servicer.AssocExists,
+                    request_deserializer=tao_dot_wire_dot_v1_dot_graph__pb2.AssocExistsRequest.FromString,
+                    response_serializer=tao_dot_wire_dot_v1_dot_graph__pb2.AssocExistsReply.SerializeToString,
             ),
             'AssocCount': grpc.unary_unary_rpc_method_handler(
                     servicer.AssocCount,
@@ -273,6 +343,16 @@ def add_GraphServicer_to_server(servicer, server):
                     servicer.AssocTimeRange,
                     request_deserializer=tao_dot_wire_dot_v1_dot_graph__pb2.AssocTimeRangeRequest.FromString,
                     response_serializer=tao_dot_wire_dot_v1_dot_graph__pb2.EdgesReply.SerializeToString,
+            ),
+            'Select': grpc.unary_unary_rpc_method_handler(
+                    servicer.Select,
+                    request_deserializer=tao_dot_wire_dot_v1_dot_session__pb2.SelectRequest.FromString,
+                    response_serializer=tao_dot_wire_dot_v1_dot_session__pb2.SelectReply.SerializeToString,
+            ),
+            'Applied': grpc.unary_unary_rpc_method_handler(
+                    servicer.Applied,
+                    request_deserializer=tao_dot_wire_dot_v1_dot_session__pb2.AwaitApplied.FromString,
+                    response_serializer=tao_dot_wire_dot_v1_dot_graph__pb2.AssocMergeReply.SerializeToString,
             ),
             'ReserveObjectIds': grpc.unary_unary_rpc_method_handler(
                     servicer.ReserveObjectIds,
@@ -500,6 +580,60 @@ class Graph:
             _registered_method=True)
 
     @staticmethod
+    def AssocMerge(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tao.v1.Graph/AssocMerge',
+            tao_dot_wire_dot_v1_dot_graph__pb2.AssocMergeRequest.SerializeToString,
+            tao_dot_wire_dot_v1_dot_graph__pb2.AssocMergeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def NodeSetState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tao.v1.Graph/NodeSetState',
+            tao_dot_wire_dot_v1_dot_graph__pb2.NodeSetStateRequest.SerializeToString,
+            tao_dot_wire_dot_v1_dot_graph__pb2.NodeSetStateReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def AssocGet(request,
             target,
             options=(),
@@ -516,6 +650,33 @@ class Graph:
             '/tao.v1.Graph/AssocGet',
             tao_dot_wire_dot_v1_dot_graph__pb2.AssocGetRequest.SerializeToString,
             tao_dot_wire_dot_v1_dot_graph__pb2.EdgesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AssocExists(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tao.v1.Graph/AssocExists',
+            tao_dot_wire_dot_v1_dot_graph__pb2.AssocExistsRequest.SerializeToString,
+            tao_dot_wire_dot_v1_dot_graph__pb2.AssocExistsReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -597,6 +758,60 @@ class Graph:
             '/tao.v1.Graph/AssocTimeRange',
             tao_dot_wire_dot_v1_dot_graph__pb2.AssocTimeRangeRequest.SerializeToString,
             tao_dot_wire_dot_v1_dot_graph__pb2.EdgesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Select(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tao.v1.Graph/Select',
+            tao_dot_wire_dot_v1_dot_session__pb2.SelectRequest.SerializeToString,
+            tao_dot_wire_dot_v1_dot_session__pb2.SelectReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Applied(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tao.v1.Graph/Applied',
+            tao_dot_wire_dot_v1_dot_session__pb2.AwaitApplied.SerializeToString,
+            tao_dot_wire_dot_v1_dot_graph__pb2.AssocMergeReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,10 +48,15 @@ class GraphStub:
     AssocAdd: _grpc.UnaryUnaryMultiCallable[_graph_pb2.AssocAddRequest, _graph_pb2.WriteReply]
     AssocDelete: _grpc.UnaryUnaryMultiCallable[_graph_pb2.AssocDeleteRequest, _graph_pb2.WriteReply]
     AssocChangeType: _grpc.UnaryUnaryMultiCallable[_graph_pb2.AssocChangeTypeRequest, _graph_pb2.WriteReply]
+    AssocMerge: _grpc.UnaryUnaryMultiCallable[_graph_pb2.AssocMergeRequest, _graph_pb2.AssocMergeReply]
+    NodeSetState: _grpc.UnaryUnaryMultiCallable[_graph_pb2.NodeSetStateRequest, _graph_pb2.NodeSetStateReply]
     AssocGet: _grpc.UnaryUnaryMultiCallable[_graph_pb2.AssocGetRequest, _graph_pb2.EdgesReply]
+    AssocExists: _grpc.UnaryUnaryMultiCallable[_graph_pb2.AssocExistsRequest, _graph_pb2.AssocExistsReply]
     AssocCount: _grpc.UnaryUnaryMultiCallable[_graph_pb2.AssocCountRequest, _graph_pb2.AssocCountReply]
     AssocRange: _grpc.UnaryUnaryMultiCallable[_graph_pb2.AssocRangeRequest, _graph_pb2.EdgesReply]
     AssocTimeRange: _grpc.UnaryUnaryMultiCallable[_graph_pb2.AssocTimeRangeRequest, _graph_pb2.EdgesReply]
+    Select: _grpc.UnaryUnaryMultiCallable[_session_pb2.SelectRequest, _session_pb2.SelectReply]
+    Applied: _grpc.UnaryUnaryMultiCallable[_session_pb2.AwaitApplied, _graph_pb2.AssocMergeReply]
     ReserveObjectIds: _grpc.UnaryUnaryMultiCallable[_session_pb2.ReserveIds, _session_pb2.ReservedIds]
     Topology: _grpc.UnaryUnaryMultiCallable[_session_pb2.GetTopology, _session_pb2.TopologyDocument]
     Schema: _grpc.UnaryUnaryMultiCallable[_session_pb2.GetSchema, _session_pb2.SchemaDocument]
@@ -68,10 +73,15 @@ class GraphAsyncStub(GraphStub):
     AssocAdd: _aio.UnaryUnaryMultiCallable[_graph_pb2.AssocAddRequest, _graph_pb2.WriteReply]  # type: ignore[assignment]
     AssocDelete: _aio.UnaryUnaryMultiCallable[_graph_pb2.AssocDeleteRequest, _graph_pb2.WriteReply]  # type: ignore[assignment]
     AssocChangeType: _aio.UnaryUnaryMultiCallable[_graph_pb2.AssocChangeTypeRequest, _graph_pb2.WriteReply]  # type: ignore[assignment]
+    AssocMerge: _aio.UnaryUnaryMultiCallable[_graph_pb2.AssocMergeRequest, _graph_pb2.AssocMergeReply]  # type: ignore[assignment]
+    NodeSetState: _aio.UnaryUnaryMultiCallable[_graph_pb2.NodeSetStateRequest, _graph_pb2.NodeSetStateReply]  # type: ignore[assignment]
     AssocGet: _aio.UnaryUnaryMultiCallable[_graph_pb2.AssocGetRequest, _graph_pb2.EdgesReply]  # type: ignore[assignment]
+    AssocExists: _aio.UnaryUnaryMultiCallable[_graph_pb2.AssocExistsRequest, _graph_pb2.AssocExistsReply]  # type: ignore[assignment]
     AssocCount: _aio.UnaryUnaryMultiCallable[_graph_pb2.AssocCountRequest, _graph_pb2.AssocCountReply]  # type: ignore[assignment]
     AssocRange: _aio.UnaryUnaryMultiCallable[_graph_pb2.AssocRangeRequest, _graph_pb2.EdgesReply]  # type: ignore[assignment]
     AssocTimeRange: _aio.UnaryUnaryMultiCallable[_graph_pb2.AssocTimeRangeRequest, _graph_pb2.EdgesReply]  # type: ignore[assignment]
+    Select: _aio.UnaryUnaryMultiCallable[_session_pb2.SelectRequest, _session_pb2.SelectReply]  # type: ignore[assignment]
+    Applied: _aio.UnaryUnaryMultiCallable[_session_pb2.AwaitApplied, _graph_pb2.AssocMergeReply]  # type: ignore[assignment]
     ReserveObjectIds: _aio.UnaryUnaryMultiCallable[_session_pb2.ReserveIds, _session_pb2.ReservedIds]  # type: ignore[assignment]
     Topology: _aio.UnaryUnaryMultiCallable[_session_pb2.GetTopology, _session_pb2.TopologyDocument]  # type: ignore[assignment]
     Schema: _aio.UnaryUnaryMultiCallable[_session_pb2.GetSchema, _session_pb2.SchemaDocument]  # type: ignore[assignment]
@@ -129,11 +139,32 @@ class GraphServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_graph_pb2.WriteReply, _abc.Awaitable[_graph_pb2.WriteReply]]: ...
 
     @_abc_1.abstractmethod
+    def AssocMerge(
+        self,
+        request: _graph_pb2.AssocMergeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_graph_pb2.AssocMergeReply, _abc.Awaitable[_graph_pb2.AssocMergeReply]]: ...
+
+    @_abc_1.abstractmethod
+    def NodeSetState(
+        self,
+        request: _graph_pb2.NodeSetStateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_graph_pb2.NodeSetStateReply, _abc.Awaitable[_graph_pb2.NodeSetStateReply]]: ...
+
+    @_abc_1.abstractmethod
     def AssocGet(
         self,
         request: _graph_pb2.AssocGetRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_graph_pb2.EdgesReply, _abc.Awaitable[_graph_pb2.EdgesReply]]: ...
+
+    @_abc_1.abstractmethod
+    def AssocExists(
+        self,
+        request: _graph_pb2.AssocExistsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_graph_pb2.AssocExistsReply, _abc.Awaitable[_graph_pb2.AssocExistsReply]]: ...
 
     @_abc_1.abstractmethod
     def AssocCount(
@@ -155,6 +186,20 @@ class GraphServicer(metaclass=_abc_1.ABCMeta):
         request: _graph_pb2.AssocTimeRangeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_graph_pb2.EdgesReply, _abc.Awaitable[_graph_pb2.EdgesReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Select(
+        self,
+        request: _session_pb2.SelectRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_pb2.SelectReply, _abc.Awaitable[_session_pb2.SelectReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Applied(
+        self,
+        request: _session_pb2.AwaitApplied,
+        context: _ServicerContext,
+    ) -> _typing.Union[_graph_pb2.AssocMergeReply, _abc.Awaitable[_graph_pb2.AssocMergeReply]]: ...
 
     @_abc_1.abstractmethod
     def ReserveObjectIds(

@@ -12,6 +12,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -22,6 +23,33 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _SetOperator:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SetOperatorEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SetOperator.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SET_NONE: _SetOperator.ValueType  # 0
+    """refused"""
+    SET_AND: _SetOperator.ValueType  # 1
+    """the ids in both, with the edges of the first"""
+    SET_OR: _SetOperator.ValueType  # 2
+    """all ids; an id in both has its newer edge"""
+    SET_WITHOUT: _SetOperator.ValueType  # 3
+    """the first without the ids of the second"""
+
+class SetOperator(_SetOperator, metaclass=_SetOperatorEnumTypeWrapper): ...
+
+SET_NONE: SetOperator.ValueType  # 0
+"""refused"""
+SET_AND: SetOperator.ValueType  # 1
+"""the ids in both, with the edges of the first"""
+SET_OR: SetOperator.ValueType  # 2
+"""all ids; an id in both has its newer edge"""
+SET_WITHOUT: SetOperator.ValueType  # 3
+"""the first without the ids of the second"""
+Global___SetOperator: _TypeAlias = SetOperator  # noqa: Y015
 
 @_typing.final
 class Request(_message.Message):
@@ -42,6 +70,7 @@ class Request(_message.Message):
     GET_SCHEMA_FIELD_NUMBER: _builtins.int
     WATCH_FIELD_NUMBER: _builtins.int
     FORGET_FIELD_NUMBER: _builtins.int
+    SELECT_FIELD_NUMBER: _builtins.int
     APPLY_FIELD_NUMBER: _builtins.int
     SUBSCRIBE_FIELD_NUMBER: _builtins.int
     ACKNOWLEDGE_FIELD_NUMBER: _builtins.int
@@ -51,7 +80,19 @@ class Request(_message.Message):
     RELAY_FIELD_NUMBER: _builtins.int
     TOUCH_KEYS_FIELD_NUMBER: _builtins.int
     RELAY_BY_REFERENCE_FIELD_NUMBER: _builtins.int
+    LEASE_JOBS_FIELD_NUMBER: _builtins.int
+    REPORT_JOBS_FIELD_NUMBER: _builtins.int
+    SCAN_SHARD_FIELD_NUMBER: _builtins.int
+    PURGE_REMOVED_FIELD_NUMBER: _builtins.int
+    LIST_JOBS_FIELD_NUMBER: _builtins.int
+    CHANGE_JOBS_FIELD_NUMBER: _builtins.int
+    SCAN_PAIRS_FIELD_NUMBER: _builtins.int
     GET_WATCHER_REPORT_FIELD_NUMBER: _builtins.int
+    AWAIT_APPLIED_FIELD_NUMBER: _builtins.int
+    GET_CLOCK_FIELD_NUMBER: _builtins.int
+    INSPECT_JOURNAL_FIELD_NUMBER: _builtins.int
+    CHANGE_JOURNAL_FIELD_NUMBER: _builtins.int
+    KEEP_COPIES_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """chosen by the sender, not 0, unique among its unanswered requests"""
     deadline_ms: _builtins.int
@@ -91,6 +132,10 @@ class Request(_message.Message):
         """has no answer"""
 
     @_builtins.property
+    def select(self) -> Global___SelectRequest:
+        """unary calls only: in a session, the client evaluates sets itself"""
+
+    @_builtins.property
     def apply(self) -> Global___ApplyChanges:
         """Between cache servers only:"""
 
@@ -117,8 +162,44 @@ class Request(_message.Message):
         """a relay with references, which a leader of a former version would not notice"""
 
     @_builtins.property
+    def lease_jobs(self) -> Global___LeaseJobs:
+        """Of workers, to leaders:"""
+
+    @_builtins.property
+    def report_jobs(self) -> Global___ReportJobs: ...
+    @_builtins.property
+    def scan_shard(self) -> Global___ScanShard: ...
+    @_builtins.property
+    def purge_removed(self) -> Global___PurgeRemoved: ...
+    @_builtins.property
+    def list_jobs(self) -> Global___ListJobs:
+        """Of operators, to leaders:"""
+
+    @_builtins.property
+    def change_jobs(self) -> Global___ChangeJobs: ...
+    @_builtins.property
+    def scan_pairs(self) -> Global___ScanPairs: ...
+    @_builtins.property
     def get_watcher_report(self) -> Global___GetWatcherReport:
         """Between watchers only:"""
+
+    @_builtins.property
+    def await_applied(self) -> Global___AwaitApplied:
+        """Of journaled writes:
+        answered by a WriteAnswer of one result
+        """
+
+    @_builtins.property
+    def get_clock(self) -> Global___GetClock:
+        """from an acceptor to a leader, and between leaders"""
+
+    @_builtins.property
+    def inspect_journal(self) -> Global___InspectJournal: ...
+    @_builtins.property
+    def change_journal(self) -> Global___ChangeJournal: ...
+    @_builtins.property
+    def keep_copies(self) -> Global___KeepCopies:
+        """from an acceptor to the follower that keeps copies for it"""
 
     def __init__(
         self,
@@ -138,6 +219,7 @@ class Request(_message.Message):
         get_schema: Global___GetSchema | None = ...,
         watch: Global___Watch | None = ...,
         forget: Global___Forget | None = ...,
+        select: Global___SelectRequest | None = ...,
         apply: Global___ApplyChanges | None = ...,
         subscribe: Global___Subscribe | None = ...,
         acknowledge: Global___Acknowledge | None = ...,
@@ -147,15 +229,27 @@ class Request(_message.Message):
         relay: Global___Relay | None = ...,
         touch_keys: Global___TouchKeys | None = ...,
         relay_by_reference: Global___Relay | None = ...,
+        lease_jobs: Global___LeaseJobs | None = ...,
+        report_jobs: Global___ReportJobs | None = ...,
+        scan_shard: Global___ScanShard | None = ...,
+        purge_removed: Global___PurgeRemoved | None = ...,
+        list_jobs: Global___ListJobs | None = ...,
+        change_jobs: Global___ChangeJobs | None = ...,
+        scan_pairs: Global___ScanPairs | None = ...,
         get_watcher_report: Global___GetWatcherReport | None = ...,
+        await_applied: Global___AwaitApplied | None = ...,
+        get_clock: Global___GetClock | None = ...,
+        inspect_journal: Global___InspectJournal | None = ...,
+        change_journal: Global___ChangeJournal | None = ...,
+        keep_copies: Global___KeepCopies | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_caller", b"_caller", "acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "caller", b"caller", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "get_watcher_report", b"get_watcher_report", "inspect", b"inspect", "invalidate", b"invalidate", "read", b"read", "relay", b"relay", "relay_by_reference", b"relay_by_reference", "reserve_ids", b"reserve_ids", "settle_pairs", b"settle_pairs", "subscribe", b"subscribe", "touch_keys", b"touch_keys", "watch", b"watch", "write", b"write"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_caller", b"_caller", "acknowledge", b"acknowledge", "apply", b"apply", "await_applied", b"await_applied", "body", b"body", "caller", b"caller", "change_jobs", b"change_jobs", "change_journal", b"change_journal", "forget", b"forget", "get_clock", b"get_clock", "get_schema", b"get_schema", "get_topology", b"get_topology", "get_watcher_report", b"get_watcher_report", "inspect", b"inspect", "inspect_journal", b"inspect_journal", "invalidate", b"invalidate", "keep_copies", b"keep_copies", "lease_jobs", b"lease_jobs", "list_jobs", b"list_jobs", "purge_removed", b"purge_removed", "read", b"read", "relay", b"relay", "relay_by_reference", b"relay_by_reference", "report_jobs", b"report_jobs", "reserve_ids", b"reserve_ids", "scan_pairs", b"scan_pairs", "scan_shard", b"scan_shard", "select", b"select", "settle_pairs", b"settle_pairs", "subscribe", b"subscribe", "touch_keys", b"touch_keys", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caller", b"_caller", "acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "caller", b"caller", "deadline_ms", b"deadline_ms", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "get_watcher_report", b"get_watcher_report", "inspect", b"inspect", "invalidate", b"invalidate", "number", b"number", "operator", b"operator", "read", b"read", "relay", b"relay", "relay_by_reference", b"relay_by_reference", "reserve_ids", b"reserve_ids", "settle_first", b"settle_first", "settle_pairs", b"settle_pairs", "settle_shards_first", b"settle_shards_first", "subscribe", b"subscribe", "topology_version", b"topology_version", "touch_keys", b"touch_keys", "traceparent", b"traceparent", "watch", b"watch", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caller", b"_caller", "acknowledge", b"acknowledge", "apply", b"apply", "await_applied", b"await_applied", "body", b"body", "caller", b"caller", "change_jobs", b"change_jobs", "change_journal", b"change_journal", "deadline_ms", b"deadline_ms", "forget", b"forget", "get_clock", b"get_clock", "get_schema", b"get_schema", "get_topology", b"get_topology", "get_watcher_report", b"get_watcher_report", "inspect", b"inspect", "inspect_journal", b"inspect_journal", "invalidate", b"invalidate", "keep_copies", b"keep_copies", "lease_jobs", b"lease_jobs", "list_jobs", b"list_jobs", "number", b"number", "operator", b"operator", "purge_removed", b"purge_removed", "read", b"read", "relay", b"relay", "relay_by_reference", b"relay_by_reference", "report_jobs", b"report_jobs", "reserve_ids", b"reserve_ids", "scan_pairs", b"scan_pairs", "scan_shard", b"scan_shard", "select", b"select", "settle_first", b"settle_first", "settle_pairs", b"settle_pairs", "settle_shards_first", b"settle_shards_first", "subscribe", b"subscribe", "topology_version", b"topology_version", "touch_keys", b"touch_keys", "traceparent", b"traceparent", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__caller: _TypeAlias = _typing.Literal["caller"]  # noqa: Y015
     _WhichOneofArgType__caller: _TypeAlias = _typing.Literal["_caller", b"_caller"]  # noqa: Y015
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["read", "write", "reserve_ids", "get_topology", "get_schema", "watch", "forget", "apply", "subscribe", "acknowledge", "inspect", "invalidate", "settle_pairs", "relay", "touch_keys", "relay_by_reference", "get_watcher_report"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["read", "write", "reserve_ids", "get_topology", "get_schema", "watch", "forget", "select", "apply", "subscribe", "acknowledge", "inspect", "invalidate", "settle_pairs", "relay", "touch_keys", "relay_by_reference", "lease_jobs", "report_jobs", "scan_shard", "purge_removed", "list_jobs", "change_jobs", "scan_pairs", "get_watcher_report", "await_applied", "get_clock", "inspect_journal", "change_journal", "keep_copies"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__caller) -> _WhichOneofReturnType__caller | None: ...
@@ -177,6 +271,7 @@ class Answer(_message.Message):
     TOPOLOGY_FIELD_NUMBER: _builtins.int
     SCHEMA_FIELD_NUMBER: _builtins.int
     WATCH_FIELD_NUMBER: _builtins.int
+    SELECTED_FIELD_NUMBER: _builtins.int
     APPLIED_FIELD_NUMBER: _builtins.int
     DELIVERY_FIELD_NUMBER: _builtins.int
     INSPECTION_FIELD_NUMBER: _builtins.int
@@ -184,7 +279,16 @@ class Answer(_message.Message):
     SETTLED_PAIRS_FIELD_NUMBER: _builtins.int
     RELAYED_FIELD_NUMBER: _builtins.int
     TOUCHED_KEYS_FIELD_NUMBER: _builtins.int
+    JOBS_FIELD_NUMBER: _builtins.int
+    REPORTED_JOBS_FIELD_NUMBER: _builtins.int
+    SHARD_SCAN_FIELD_NUMBER: _builtins.int
+    PURGED_EDGES_FIELD_NUMBER: _builtins.int
+    CHANGED_JOBS_FIELD_NUMBER: _builtins.int
+    SCANNED_PAIRS_FIELD_NUMBER: _builtins.int
     WATCHER_REPORT_FIELD_NUMBER: _builtins.int
+    CLOCK_FIELD_NUMBER: _builtins.int
+    JOURNAL_FIELD_NUMBER: _builtins.int
+    KEPT_COPIES_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """0: the server drains; new requests belong on a new session, those sent are still answered"""
     more: _builtins.bool
@@ -206,6 +310,8 @@ class Answer(_message.Message):
     @_builtins.property
     def watch(self) -> Global___WatchEvent: ...
     @_builtins.property
+    def selected(self) -> Global___SelectReply: ...
+    @_builtins.property
     def applied(self) -> Global___Applied: ...
     @_builtins.property
     def delivery(self) -> Global___Delivery: ...
@@ -220,7 +326,25 @@ class Answer(_message.Message):
     @_builtins.property
     def touched_keys(self) -> Global___TouchedKeys: ...
     @_builtins.property
+    def jobs(self) -> Global___JobList: ...
+    @_builtins.property
+    def reported_jobs(self) -> Global___JobResults: ...
+    @_builtins.property
+    def shard_scan(self) -> Global___ShardScan: ...
+    @_builtins.property
+    def purged_edges(self) -> Global___PurgedEdges: ...
+    @_builtins.property
+    def changed_jobs(self) -> Global___ChangedJobs: ...
+    @_builtins.property
+    def scanned_pairs(self) -> Global___ScannedPairs: ...
+    @_builtins.property
     def watcher_report(self) -> Global___WatcherReport: ...
+    @_builtins.property
+    def clock(self) -> Global___ServerClock: ...
+    @_builtins.property
+    def journal(self) -> Global___JournalReport: ...
+    @_builtins.property
+    def kept_copies(self) -> Global___KeptCopies: ...
     def __init__(
         self,
         *,
@@ -233,6 +357,7 @@ class Answer(_message.Message):
         topology: Global___TopologyDocument | None = ...,
         schema: Global___SchemaDocument | None = ...,
         watch: Global___WatchEvent | None = ...,
+        selected: Global___SelectReply | None = ...,
         applied: Global___Applied | None = ...,
         delivery: Global___Delivery | None = ...,
         inspection: Global___Inspection | None = ...,
@@ -240,13 +365,22 @@ class Answer(_message.Message):
         settled_pairs: Global___SettledPairs | None = ...,
         relayed: Global___Relayed | None = ...,
         touched_keys: Global___TouchedKeys | None = ...,
+        jobs: Global___JobList | None = ...,
+        reported_jobs: Global___JobResults | None = ...,
+        shard_scan: Global___ShardScan | None = ...,
+        purged_edges: Global___PurgedEdges | None = ...,
+        changed_jobs: Global___ChangedJobs | None = ...,
+        scanned_pairs: Global___ScannedPairs | None = ...,
         watcher_report: Global___WatcherReport | None = ...,
+        clock: Global___ServerClock | None = ...,
+        journal: Global___JournalReport | None = ...,
+        kept_copies: Global___KeptCopies | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "delivery", b"delivery", "error", b"error", "inspection", b"inspection", "invalidated", b"invalidated", "read", b"read", "relayed", b"relayed", "reserved_ids", b"reserved_ids", "schema", b"schema", "settled_pairs", b"settled_pairs", "topology", b"topology", "touched_keys", b"touched_keys", "watch", b"watch", "watcher_report", b"watcher_report", "write", b"write"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "changed_jobs", b"changed_jobs", "clock", b"clock", "delivery", b"delivery", "error", b"error", "inspection", b"inspection", "invalidated", b"invalidated", "jobs", b"jobs", "journal", b"journal", "kept_copies", b"kept_copies", "purged_edges", b"purged_edges", "read", b"read", "relayed", b"relayed", "reported_jobs", b"reported_jobs", "reserved_ids", b"reserved_ids", "scanned_pairs", b"scanned_pairs", "schema", b"schema", "selected", b"selected", "settled_pairs", b"settled_pairs", "shard_scan", b"shard_scan", "topology", b"topology", "touched_keys", b"touched_keys", "watch", b"watch", "watcher_report", b"watcher_report", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "delivery", b"delivery", "error", b"error", "inspection", b"inspection", "invalidated", b"invalidated", "more", b"more", "number", b"number", "read", b"read", "relayed", b"relayed", "reserved_ids", b"reserved_ids", "schema", b"schema", "settled_pairs", b"settled_pairs", "topology", b"topology", "touched_keys", b"touched_keys", "watch", b"watch", "watcher_report", b"watcher_report", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "changed_jobs", b"changed_jobs", "clock", b"clock", "delivery", b"delivery", "error", b"error", "inspection", b"inspection", "invalidated", b"invalidated", "jobs", b"jobs", "journal", b"journal", "kept_copies", b"kept_copies", "more", b"more", "number", b"number", "purged_edges", b"purged_edges", "read", b"read", "relayed", b"relayed", "reported_jobs", b"reported_jobs", "reserved_ids", b"reserved_ids", "scanned_pairs", b"scanned_pairs", "schema", b"schema", "selected", b"selected", "settled_pairs", b"settled_pairs", "shard_scan", b"shard_scan", "topology", b"topology", "touched_keys", b"touched_keys", "watch", b"watch", "watcher_report", b"watcher_report", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["read", "write", "reserved_ids", "topology", "schema", "watch", "applied", "delivery", "inspection", "invalidated", "settled_pairs", "relayed", "touched_keys", "watcher_report"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["read", "write", "reserved_ids", "topology", "schema", "watch", "selected", "applied", "delivery", "inspection", "invalidated", "settled_pairs", "relayed", "touched_keys", "jobs", "reported_jobs", "shard_scan", "purged_edges", "changed_jobs", "scanned_pairs", "watcher_report", "clock", "journal", "kept_copies"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -283,7 +417,7 @@ Global___Error: _TypeAlias = Error  # noqa: Y015
 @_typing.final
 class ReadBatch(_message.Message):
     """Read queries in columns, one group per operation. A query's *slot* is its place when the groups are laid end to end:
-    obj_get first, then assoc_count, assoc_range, assoc_time_range, assoc_get.
+    obj_get first, then assoc_count, assoc_range, assoc_time_range, assoc_get, assoc_exists.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -313,6 +447,9 @@ class ReadBatch(_message.Message):
     FOR_FILL_FIELD_NUMBER: _builtins.int
     MAX_STALENESS_MS_FIELD_NUMBER: _builtins.int
     KNOWN_SLOTS_FIELD_NUMBER: _builtins.int
+    EXIST_ID1S_FIELD_NUMBER: _builtins.int
+    EXIST_ATYPES_FIELD_NUMBER: _builtins.int
+    EXIST_ID2S_FIELD_NUMBER: _builtins.int
     critical: _builtins.bool
     """read the master database, after this request arrived"""
     for_fill: _builtins.bool
@@ -377,6 +514,14 @@ class ReadBatch(_message.Message):
     def known_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """of minimum_slots: the asker has this answer, at just that version"""
 
+    @_builtins.property
+    def exist_id1s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """servers of earlier versions ignore this group, and answer no slot of it"""
+
+    @_builtins.property
+    def exist_atypes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def exist_id2s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -405,10 +550,13 @@ class ReadBatch(_message.Message):
         for_fill: _builtins.bool = ...,
         max_staleness_ms: _builtins.int = ...,
         known_slots: _abc.Iterable[_builtins.int] | None = ...,
+        exist_id1s: _abc.Iterable[_builtins.int] | None = ...,
+        exist_atypes: _abc.Iterable[_builtins.int] | None = ...,
+        exist_id2s: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count_atypes", b"count_atypes", "count_id1s", b"count_id1s", "critical", b"critical", "for_fill", b"for_fill", "get_atypes", b"get_atypes", "get_highs", b"get_highs", "get_id1s", b"get_id1s", "get_id2_counts", b"get_id2_counts", "get_id2s", b"get_id2s", "get_lows", b"get_lows", "known_slots", b"known_slots", "max_staleness_ms", b"max_staleness_ms", "minimum_slots", b"minimum_slots", "minimum_versions", b"minimum_versions", "obj_ids", b"obj_ids", "range_atypes", b"range_atypes", "range_id1s", b"range_id1s", "range_limits", b"range_limits", "range_positions", b"range_positions", "time_range_atypes", b"time_range_atypes", "time_range_highs", b"time_range_highs", "time_range_id1s", b"time_range_id1s", "time_range_limits", b"time_range_limits", "time_range_lows", b"time_range_lows", "time_range_starts", b"time_range_starts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count_atypes", b"count_atypes", "count_id1s", b"count_id1s", "critical", b"critical", "exist_atypes", b"exist_atypes", "exist_id1s", b"exist_id1s", "exist_id2s", b"exist_id2s", "for_fill", b"for_fill", "get_atypes", b"get_atypes", "get_highs", b"get_highs", "get_id1s", b"get_id1s", "get_id2_counts", b"get_id2_counts", "get_id2s", b"get_id2s", "get_lows", b"get_lows", "known_slots", b"known_slots", "max_staleness_ms", b"max_staleness_ms", "minimum_slots", b"minimum_slots", "minimum_versions", b"minimum_versions", "obj_ids", b"obj_ids", "range_atypes", b"range_atypes", "range_id1s", b"range_id1s", "range_limits", b"range_limits", "range_positions", b"range_positions", "time_range_atypes", b"time_range_atypes", "time_range_highs", b"time_range_highs", "time_range_id1s", b"time_range_id1s", "time_range_limits", b"time_range_limits", "time_range_lows", b"time_range_lows", "time_range_starts", b"time_range_starts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -417,8 +565,8 @@ Global___ReadBatch: _TypeAlias = ReadBatch  # noqa: Y015
 @_typing.final
 class ReadAnswer(_message.Message):
     """Values by slot. `values[i]` answers slot `slots[i]`; no slots at all: values answer 0, 1, 2, … in order.
-    A value is an object value, a count value or an edge block (tao/model/graph.py, tao/model/edge_block.py); an empty one
-    answers a known slot whose version is still the one named.
+    A value is an object value, a count value or an edge block (tao/model/graph.py, tao/model/edge_block.py), of
+    assoc_exists one byte, 0 or 1; an empty one answers a known slot whose version is still the one named.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -492,14 +640,239 @@ class ReadAnswer(_message.Message):
 Global___ReadAnswer: _TypeAlias = ReadAnswer  # noqa: Y015
 
 @_typing.final
+class SelectTerm(_message.Message):
+    """A set of edges, in postfix form: two sets, then the operator that combines them. At most 16 sets, nested 8 levels."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIST_FIELD_NUMBER: _builtins.int
+    UNION_FIELD_NUMBER: _builtins.int
+    OPERATOR_FIELD_NUMBER: _builtins.int
+    operator: Global___SetOperator.ValueType
+    @_builtins.property
+    def list(self) -> Global___ListTerm: ...
+    @_builtins.property
+    def union(self) -> Global___UnionTerm: ...
+    def __init__(
+        self,
+        *,
+        list: Global___ListTerm | None = ...,
+        union: Global___UnionTerm | None = ...,
+        operator: Global___SetOperator.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["list", b"list", "operator", b"operator", "term", b"term", "union", b"union"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["list", b"list", "operator", b"operator", "term", b"term", "union", b"union"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_term: _TypeAlias = _typing.Literal["list", "union", "operator"]  # noqa: Y015
+    _WhichOneofArgType_term: _TypeAlias = _typing.Literal["term", b"term"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_term) -> _WhichOneofReturnType_term | None: ...
+
+Global___SelectTerm: _TypeAlias = SelectTerm  # noqa: Y015
+
+@_typing.final
+class ListTerm(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID1_FIELD_NUMBER: _builtins.int
+    ATYPE_FIELD_NUMBER: _builtins.int
+    HIGH_FIELD_NUMBER: _builtins.int
+    LOW_FIELD_NUMBER: _builtins.int
+    id1: _builtins.int
+    atype: _builtins.int
+    high: _builtins.int
+    """only edges with high >= time >= low"""
+    low: _builtins.int
+    def __init__(
+        self,
+        *,
+        id1: _builtins.int = ...,
+        atype: _builtins.int = ...,
+        high: _builtins.int | None = ...,
+        low: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_high", b"_high", "_low", b"_low", "high", b"high", "low", b"low"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high", b"_high", "_low", b"_low", "atype", b"atype", "high", b"high", "id1", b"id1", "low", b"low"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__high: _TypeAlias = _typing.Literal["high"]  # noqa: Y015
+    _WhichOneofArgType__high: _TypeAlias = _typing.Literal["_high", b"_high"]  # noqa: Y015
+    _WhichOneofReturnType__low: _TypeAlias = _typing.Literal["low"]  # noqa: Y015
+    _WhichOneofArgType__low: _TypeAlias = _typing.Literal["_low", b"_low"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__high) -> _WhichOneofReturnType__high | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__low) -> _WhichOneofReturnType__low | None: ...
+
+Global___ListTerm: _TypeAlias = ListTerm  # noqa: Y015
+
+@_typing.final
+class UnionTerm(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID1S_FIELD_NUMBER: _builtins.int
+    ATYPE_FIELD_NUMBER: _builtins.int
+    atype: _builtins.int
+    @_builtins.property
+    def id1s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """1 to 10,000; an id in several lists has its newest edge"""
+
+    def __init__(
+        self,
+        *,
+        id1s: _abc.Iterable[_builtins.int] | None = ...,
+        atype: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atype", b"atype", "id1s", b"id1s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnionTerm: _TypeAlias = UnionTerm  # noqa: Y015
+
+@_typing.final
+class SelectRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TERMS_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
+    COUNT_ONLY_FIELD_NUMBER: _builtins.int
+    BUDGET_EDGES_FIELD_NUMBER: _builtins.int
+    BUDGET_MS_FIELD_NUMBER: _builtins.int
+    CRITICAL_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    MAX_STALENESS_MS_FIELD_NUMBER: _builtins.int
+    limit: _builtins.int
+    """edges of the page, 1 to 1,000; with count_only, the number up to which to count"""
+    cursor: _builtins.str
+    """of the page before; empty: the first page, and always with count_only"""
+    count_only: _builtins.bool
+    budget_edges: _builtins.int
+    """edges to examine, at most and by default 20,000; a union may exceed it by 3 for each list"""
+    budget_ms: _builtins.int
+    """milliseconds, at most and by default 100"""
+    critical: _builtins.bool
+    after: _builtins.str
+    max_staleness_ms: _builtins.int
+    @_builtins.property
+    def terms(self) -> _containers.RepeatedCompositeFieldContainer[Global___SelectTerm]: ...
+    def __init__(
+        self,
+        *,
+        terms: _abc.Iterable[Global___SelectTerm] | None = ...,
+        limit: _builtins.int = ...,
+        cursor: _builtins.str = ...,
+        count_only: _builtins.bool = ...,
+        budget_edges: _builtins.int = ...,
+        budget_ms: _builtins.int = ...,
+        critical: _builtins.bool = ...,
+        after: _builtins.str = ...,
+        max_staleness_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "budget_edges", b"budget_edges", "budget_ms", b"budget_ms", "count_only", b"count_only", "critical", b"critical", "cursor", b"cursor", "limit", b"limit", "max_staleness_ms", b"max_staleness_ms", "terms", b"terms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SelectRequest: _TypeAlias = SelectRequest  # noqa: Y015
+
+@_typing.final
+class SelectReply(_message.Message):
+    """Edges are in the order of their times, then ids, descending."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EDGES_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
+    EXAMINED_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    EXACT_FIELD_NUMBER: _builtins.int
+    CUT_SHORT_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    cursor: _builtins.str
+    """of the next page; empty: there is none. A page may be short, or empty, and have a cursor"""
+    examined: _builtins.int
+    count: _builtins.int
+    """with count_only"""
+    exact: _builtins.bool
+    """with count_only: not exact is at least as many"""
+    cut_short: _builtins.bool
+    """the budget was spent before the page was full"""
+    plan: _builtins.str
+    """what was done, for people"""
+    @_builtins.property
+    def edges(self) -> _containers.RepeatedCompositeFieldContainer[Global___SelectedEdge]: ...
+    def __init__(
+        self,
+        *,
+        edges: _abc.Iterable[Global___SelectedEdge] | None = ...,
+        cursor: _builtins.str = ...,
+        examined: _builtins.int = ...,
+        count: _builtins.int = ...,
+        exact: _builtins.bool = ...,
+        cut_short: _builtins.bool = ...,
+        plan: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "cursor", b"cursor", "cut_short", b"cut_short", "edges", b"edges", "exact", b"exact", "examined", b"examined", "plan", b"plan"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SelectReply: _TypeAlias = SelectReply  # noqa: Y015
+
+@_typing.final
+class SelectedEdge(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID1_FIELD_NUMBER: _builtins.int
+    ATYPE_FIELD_NUMBER: _builtins.int
+    ID2_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    id1: _builtins.int
+    atype: _builtins.int
+    id2: _builtins.int
+    time: _builtins.int
+    data: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        id1: _builtins.int = ...,
+        atype: _builtins.int = ...,
+        id2: _builtins.int = ...,
+        time: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atype", b"atype", "data", b"data", "id1", b"id1", "id2", b"id2", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SelectedEdge: _TypeAlias = SelectedEdge  # noqa: Y015
+
+@_typing.final
 class WriteBatch(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WRITES_FIELD_NUMBER: _builtins.int
     WANT_CHANGES_FIELD_NUMBER: _builtins.int
     COORDINATOR_FIELD_NUMBER: _builtins.int
+    ACCEPT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    BACKGROUND_FIELD_NUMBER: _builtins.int
     want_changes: _builtins.bool
     """asked by a cache server: send changes and epochs along"""
+    accept: _builtins.bool
+    """enter the writes into the journal, and answer before they are made"""
+    priority: _builtins.int
+    """with accept: 1 high, 2 normal, 3 low; 0: normal"""
+    background: _builtins.bool
+    """with settle_edge: it queues with the writes of callers, not before them"""
     @_builtins.property
     def writes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Write]: ...
     @_builtins.property
@@ -512,10 +885,13 @@ class WriteBatch(_message.Message):
         writes: _abc.Iterable[Global___Write] | None = ...,
         want_changes: _builtins.bool = ...,
         coordinator: Global___Coordinator | None = ...,
+        accept: _builtins.bool = ...,
+        priority: _builtins.int = ...,
+        background: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator", b"coordinator"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator", b"coordinator", "want_changes", b"want_changes", "writes", b"writes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "background", b"background", "coordinator", b"coordinator", "priority", b"priority", "want_changes", b"want_changes", "writes", b"writes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -532,6 +908,13 @@ class Write(_message.Message):
     ASSOC_DELETE_FIELD_NUMBER: _builtins.int
     ASSOC_CHANGE_TYPE_FIELD_NUMBER: _builtins.int
     SETTLE_EDGE_FIELD_NUMBER: _builtins.int
+    ASSOC_MERGE_FIELD_NUMBER: _builtins.int
+    READ_STATE_FIELD_NUMBER: _builtins.int
+    ADD_JOB_FIELD_NUMBER: _builtins.int
+    READ_JOB_FIELD_NUMBER: _builtins.int
+    CANCEL_JOB_FIELD_NUMBER: _builtins.int
+    NODE_SET_STATE_FIELD_NUMBER: _builtins.int
+    PLACE_EDGES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def obj_add(self) -> Global___ObjAdd: ...
     @_builtins.property
@@ -548,6 +931,24 @@ class Write(_message.Message):
     def settle_edge(self) -> Global___SettleEdge:
         """between leaders"""
 
+    @_builtins.property
+    def assoc_merge(self) -> Global___AssocMerge: ...
+    @_builtins.property
+    def read_state(self) -> Global___ReadState:
+        """changes nothing: the result has the edge's registers at id1"""
+
+    @_builtins.property
+    def add_job(self) -> Global___AddJob: ...
+    @_builtins.property
+    def read_job(self) -> Global___ReadJob:
+        """changes nothing; a result of these three has the job"""
+
+    @_builtins.property
+    def cancel_job(self) -> Global___CancelJob: ...
+    @_builtins.property
+    def node_set_state(self) -> Global___NodeSetState: ...
+    @_builtins.property
+    def place_edges(self) -> Global___PlaceEdges: ...
     def __init__(
         self,
         *,
@@ -558,12 +959,19 @@ class Write(_message.Message):
         assoc_delete: Global___AssocDelete | None = ...,
         assoc_change_type: Global___AssocChangeType | None = ...,
         settle_edge: Global___SettleEdge | None = ...,
+        assoc_merge: Global___AssocMerge | None = ...,
+        read_state: Global___ReadState | None = ...,
+        add_job: Global___AddJob | None = ...,
+        read_job: Global___ReadJob | None = ...,
+        cancel_job: Global___CancelJob | None = ...,
+        node_set_state: Global___NodeSetState | None = ...,
+        place_edges: Global___PlaceEdges | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["assoc_add", b"assoc_add", "assoc_change_type", b"assoc_change_type", "assoc_delete", b"assoc_delete", "obj_add", b"obj_add", "obj_delete", b"obj_delete", "obj_update", b"obj_update", "operation", b"operation", "settle_edge", b"settle_edge"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["add_job", b"add_job", "assoc_add", b"assoc_add", "assoc_change_type", b"assoc_change_type", "assoc_delete", b"assoc_delete", "assoc_merge", b"assoc_merge", "cancel_job", b"cancel_job", "node_set_state", b"node_set_state", "obj_add", b"obj_add", "obj_delete", b"obj_delete", "obj_update", b"obj_update", "operation", b"operation", "place_edges", b"place_edges", "read_job", b"read_job", "read_state", b"read_state", "settle_edge", b"settle_edge"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assoc_add", b"assoc_add", "assoc_change_type", b"assoc_change_type", "assoc_delete", b"assoc_delete", "obj_add", b"obj_add", "obj_delete", b"obj_delete", "obj_update", b"obj_update", "operation", b"operation", "settle_edge", b"settle_edge"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_job", b"add_job", "assoc_add", b"assoc_add", "assoc_change_type", b"assoc_change_type", "assoc_delete", b"assoc_delete", "assoc_merge", b"assoc_merge", "cancel_job", b"cancel_job", "node_set_state", b"node_set_state", "obj_add", b"obj_add", "obj_delete", b"obj_delete", "obj_update", b"obj_update", "operation", b"operation", "place_edges", b"place_edges", "read_job", b"read_job", "read_state", b"read_state", "settle_edge", b"settle_edge"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_operation: _TypeAlias = _typing.Literal["obj_add", "obj_update", "obj_delete", "assoc_add", "assoc_delete", "assoc_change_type", "settle_edge"]  # noqa: Y015
+    _WhichOneofReturnType_operation: _TypeAlias = _typing.Literal["obj_add", "obj_update", "obj_delete", "assoc_add", "assoc_delete", "assoc_change_type", "settle_edge", "assoc_merge", "read_state", "add_job", "read_job", "cancel_job", "node_set_state", "place_edges"]  # noqa: Y015
     _WhichOneofArgType_operation: _TypeAlias = _typing.Literal["operation", b"operation"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_operation) -> _WhichOneofReturnType_operation | None: ...
 
@@ -732,6 +1140,847 @@ class AssocChangeType(_message.Message):
 Global___AssocChangeType: _TypeAlias = AssocChangeType  # noqa: Y015
 
 @_typing.final
+class AssocMerge(_message.Message):
+    """An operation on an edge of a type with states. Times of operations are microseconds since 1970."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID1_FIELD_NUMBER: _builtins.int
+    ATYPE_FIELD_NUMBER: _builtins.int
+    ID2_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    STATE_US_FIELD_NUMBER: _builtins.int
+    HAS_PAYLOAD_FIELD_NUMBER: _builtins.int
+    PAYLOAD_US_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    id1: _builtins.int
+    atype: _builtins.int
+    """the type itself, and not the number of one of its states"""
+    id2: _builtins.int
+    state: _builtins.int
+    """0 normal, 1 negative, 2 archived, 3 removed"""
+    state_us: _builtins.int
+    """0: the leader stamps the operation"""
+    has_payload: _builtins.bool
+    """it sets time and data, too"""
+    payload_us: _builtins.int
+    """0: state_us"""
+    time: _builtins.int
+    data: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        id1: _builtins.int = ...,
+        atype: _builtins.int = ...,
+        id2: _builtins.int = ...,
+        state: _builtins.int = ...,
+        state_us: _builtins.int = ...,
+        has_payload: _builtins.bool = ...,
+        payload_us: _builtins.int = ...,
+        time: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atype", b"atype", "data", b"data", "has_payload", b"has_payload", "id1", b"id1", "id2", b"id2", "payload_us", b"payload_us", "state", b"state", "state_us", b"state_us", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AssocMerge: _TypeAlias = AssocMerge  # noqa: Y015
+
+@_typing.final
+class ReadState(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID1_FIELD_NUMBER: _builtins.int
+    ATYPE_FIELD_NUMBER: _builtins.int
+    ID2_FIELD_NUMBER: _builtins.int
+    id1: _builtins.int
+    atype: _builtins.int
+    id2: _builtins.int
+    def __init__(
+        self,
+        *,
+        id1: _builtins.int = ...,
+        atype: _builtins.int = ...,
+        id2: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atype", b"atype", "id1", b"id1", "id2", b"id2"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadState: _TypeAlias = ReadState  # noqa: Y015
+
+@_typing.final
+class EdgeRegisters(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWN_STATE_FIELD_NUMBER: _builtins.int
+    STATE_US_FIELD_NUMBER: _builtins.int
+    PAYLOAD_US_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    ID2_STATE_FIELD_NUMBER: _builtins.int
+    ID2_STATE_US_FIELD_NUMBER: _builtins.int
+    own_state: _builtins.int
+    state_us: _builtins.int
+    payload_us: _builtins.int
+    time: _builtins.int
+    data: _builtins.bytes
+    id2_state: _builtins.int
+    """what this end knows of node id2"""
+    id2_state_us: _builtins.int
+    def __init__(
+        self,
+        *,
+        own_state: _builtins.int = ...,
+        state_us: _builtins.int = ...,
+        payload_us: _builtins.int = ...,
+        time: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+        id2_state: _builtins.int = ...,
+        id2_state_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "id2_state", b"id2_state", "id2_state_us", b"id2_state_us", "own_state", b"own_state", "payload_us", b"payload_us", "state_us", b"state_us", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EdgeRegisters: _TypeAlias = EdgeRegisters  # noqa: Y015
+
+@_typing.final
+class NodeSetState(_message.Message):
+    """Sets the state of a node for its edges of these types, and adds the job that moves the edges to their lists."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    ATYPES_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    STATE_US_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    state: _builtins.int
+    """0 normal, 2 archived, 3 removed"""
+    state_us: _builtins.int
+    """0: the leader stamps the operation"""
+    @_builtins.property
+    def atypes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """types with states, at least one"""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        atypes: _abc.Iterable[_builtins.int] | None = ...,
+        state: _builtins.int = ...,
+        state_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atypes", b"atypes", "id", b"id", "state", b"state", "state_us", b"state_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeSetState: _TypeAlias = NodeSetState  # noqa: Y015
+
+@_typing.final
+class NodeState(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    STATE_US_FIELD_NUMBER: _builtins.int
+    state: _builtins.int
+    state_us: _builtins.int
+    def __init__(
+        self,
+        *,
+        state: _builtins.int = ...,
+        state_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state", "state_us", b"state_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeState: _TypeAlias = NodeState  # noqa: Y015
+
+@_typing.final
+class PlaceEdges(_message.Message):
+    """Moves the edges of one page to the lists of their effective states, at both ends: the work of that job."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID1_FIELD_NUMBER: _builtins.int
+    ATYPE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    NEAR_ONLY_FIELD_NUMBER: _builtins.int
+    FAR_GROUPS_FIELD_NUMBER: _builtins.int
+    id1: _builtins.int
+    atype: _builtins.int
+    after: _builtins.int
+    """edges whose id2 is above; 0: the first page"""
+    limit: _builtins.int
+    """at most 500"""
+    near_only: _builtins.bool
+    """do not move them at their far ends"""
+    @_builtins.property
+    def far_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of the far ends, move those of these groups of shards (shard modulo 128); none: all"""
+
+    def __init__(
+        self,
+        *,
+        id1: _builtins.int = ...,
+        atype: _builtins.int = ...,
+        after: _builtins.int = ...,
+        limit: _builtins.int = ...,
+        near_only: _builtins.bool = ...,
+        far_groups: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "atype", b"atype", "far_groups", b"far_groups", "id1", b"id1", "limit", b"limit", "near_only", b"near_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlaceEdges: _TypeAlias = PlaceEdges  # noqa: Y015
+
+@_typing.final
+class PlacedPage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EDGES_FIELD_NUMBER: _builtins.int
+    NEXT_AFTER_FIELD_NUMBER: _builtins.int
+    OWED_GROUPS_FIELD_NUMBER: _builtins.int
+    edges: _builtins.int
+    """of the page"""
+    next_after: _builtins.int
+    """0: it was the last page"""
+    @_builtins.property
+    def owed_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of the far shards that could not be reached"""
+
+    def __init__(
+        self,
+        *,
+        edges: _builtins.int = ...,
+        next_after: _builtins.int = ...,
+        owed_groups: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["edges", b"edges", "next_after", b"next_after", "owed_groups", b"owed_groups"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlacedPage: _TypeAlias = PlacedPage  # noqa: Y015
+
+@_typing.final
+class AddJob(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    SHARD_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
+    REPEAT_SECONDS_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """0: the leader allocates one on `shard`. A reserved one makes the write idempotent"""
+    shard: _builtins.int
+    """read only when id is 0"""
+    kind: _builtins.str
+    priority: _builtins.int
+    """0 high, 1 normal, 2 low"""
+    body: _builtins.bytes
+    """for the kind to read"""
+    repeat_seconds: _builtins.int
+    """how long after its end it begins anew; 0: it does not"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        shard: _builtins.int = ...,
+        kind: _builtins.str = ...,
+        priority: _builtins.int = ...,
+        body: _builtins.bytes = ...,
+        repeat_seconds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "id", b"id", "kind", b"kind", "priority", b"priority", "repeat_seconds", b"repeat_seconds", "shard", b"shard"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddJob: _TypeAlias = AddJob  # noqa: Y015
+
+@_typing.final
+class ReadJob(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadJob: _TypeAlias = ReadJob  # noqa: Y015
+
+@_typing.final
+class CancelJob(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelJob: _TypeAlias = CancelJob  # noqa: Y015
+
+@_typing.final
+class Job(_message.Message):
+    """A background job (tao/model/jobs.py)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    DUE_UNIX_MS_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    LEASES_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
+    EDGES_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    CREATED_UNIX_MS_FIELD_NUMBER: _builtins.int
+    REPEAT_SECONDS_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    kind: _builtins.str
+    priority: _builtins.int
+    state: _builtins.int
+    """0 waiting or leased, 1 done, 2 parked, 3 cancelled"""
+    due_unix_ms: _builtins.int
+    """when it may be leased; with a worker, when its lease ends"""
+    attempts: _builtins.int
+    """failures since its last page"""
+    leases: _builtins.int
+    """so far; the number of the last of them names it in reports"""
+    worker: _builtins.str
+    """who holds it; empty: nobody"""
+    body: _builtins.bytes
+    cursor: _builtins.bytes
+    """where the next page begins"""
+    edges: _builtins.int
+    """handled so far"""
+    error: _builtins.str
+    """of the last failure"""
+    created_unix_ms: _builtins.int
+    repeat_seconds: _builtins.int
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        kind: _builtins.str = ...,
+        priority: _builtins.int = ...,
+        state: _builtins.int = ...,
+        due_unix_ms: _builtins.int = ...,
+        attempts: _builtins.int = ...,
+        leases: _builtins.int = ...,
+        worker: _builtins.str = ...,
+        body: _builtins.bytes = ...,
+        cursor: _builtins.bytes = ...,
+        edges: _builtins.int = ...,
+        error: _builtins.str = ...,
+        created_unix_ms: _builtins.int = ...,
+        repeat_seconds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "body", b"body", "created_unix_ms", b"created_unix_ms", "cursor", b"cursor", "due_unix_ms", b"due_unix_ms", "edges", b"edges", "error", b"error", "id", b"id", "kind", b"kind", "leases", b"leases", "priority", b"priority", "repeat_seconds", b"repeat_seconds", "state", b"state", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Job: _TypeAlias = Job  # noqa: Y015
+
+@_typing.final
+class LeaseJobs(_message.Message):
+    """Leases jobs that are due on the leader's shards to the worker that asks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KINDS_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
+    lease_ms: _builtins.int
+    @_builtins.property
+    def kinds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """the kinds that the worker knows"""
+
+    @_builtins.property
+    def limits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """how many jobs of each priority, from high to low"""
+
+    def __init__(
+        self,
+        *,
+        kinds: _abc.Iterable[_builtins.str] | None = ...,
+        limits: _abc.Iterable[_builtins.int] | None = ...,
+        lease_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kinds", b"kinds", "lease_ms", b"lease_ms", "limits", b"limits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaseJobs: _TypeAlias = LeaseJobs  # noqa: Y015
+
+@_typing.final
+class JobList(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOBS_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    MISSING_SHARDS_FIELD_NUMBER: _builtins.int
+    KINDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Job]: ...
+    @_builtins.property
+    def paused(self) -> _containers.RepeatedCompositeFieldContainer[Global___PausedKind]:
+        """of ListJobs"""
+
+    @_builtins.property
+    def missing_shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of ListJobs: their database did not answer"""
+
+    @_builtins.property
+    def kinds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of ListJobs: the kinds that workers have asked this leader for lately"""
+
+    def __init__(
+        self,
+        *,
+        jobs: _abc.Iterable[Global___Job] | None = ...,
+        paused: _abc.Iterable[Global___PausedKind] | None = ...,
+        missing_shards: _abc.Iterable[_builtins.int] | None = ...,
+        kinds: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "kinds", b"kinds", "missing_shards", b"missing_shards", "paused", b"paused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobList: _TypeAlias = JobList  # noqa: Y015
+
+@_typing.final
+class PausedKind(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARD_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    shard: _builtins.int
+    kind: _builtins.str
+    def __init__(
+        self,
+        *,
+        shard: _builtins.int = ...,
+        kind: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "shard", b"shard"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PausedKind: _TypeAlias = PausedKind  # noqa: Y015
+
+@_typing.final
+class JobReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
+    EDGES_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
+    PAUSE_MS_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    kind: _builtins.str
+    lease: _builtins.int
+    """Job.leases as leased"""
+    cursor: _builtins.bytes
+    edges: _builtins.int
+    """since the job began"""
+    done: _builtins.bool
+    error: _builtins.str
+    """why the page after the cursor failed"""
+    lease_ms: _builtins.int
+    """for how long the worker keeps the lease from now on; 0: it lets it go"""
+    pause_ms: _builtins.int
+    """with an error that is no failure of the job: it is due again after this"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        kind: _builtins.str = ...,
+        lease: _builtins.int = ...,
+        cursor: _builtins.bytes = ...,
+        edges: _builtins.int = ...,
+        done: _builtins.bool = ...,
+        error: _builtins.str = ...,
+        lease_ms: _builtins.int = ...,
+        pause_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "done", b"done", "edges", b"edges", "error", b"error", "id", b"id", "kind", b"kind", "lease", b"lease", "lease_ms", b"lease_ms", "pause_ms", b"pause_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobReport: _TypeAlias = JobReport  # noqa: Y015
+
+@_typing.final
+class ReportJobs(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPORTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def reports(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobReport]: ...
+    def __init__(
+        self,
+        *,
+        reports: _abc.Iterable[Global___JobReport] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reports", b"reports"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportJobs: _TypeAlias = ReportJobs  # noqa: Y015
+
+@_typing.final
+class JobResults(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobResult]: ...
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___JobResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobResults: _TypeAlias = JobResults  # noqa: Y015
+
+@_typing.final
+class JobResult(_message.Message):
+    """A report is accepted while its lease stands. The worker goes on if the job still has its name."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    accepted: _builtins.bool
+    @_builtins.property
+    def job(self) -> Global___Job: ...
+    @_builtins.property
+    def error(self) -> Global___Error: ...
+    def __init__(
+        self,
+        *,
+        accepted: _builtins.bool = ...,
+        job: Global___Job | None = ...,
+        error: Global___Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "job", b"job"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "error", b"error", "job", b"job"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobResult: _TypeAlias = JobResult  # noqa: Y015
+
+@_typing.final
+class ScanShard(_message.Message):
+    """A page of the rows of a shard in the order of their keys, from the master database."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARD_FIELD_NUMBER: _builtins.int
+    ATYPE_FIELD_NUMBER: _builtins.int
+    OTYPE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    shard: _builtins.int
+    atype: _builtins.int
+    """edges of this type; 0: objects"""
+    otype: _builtins.int
+    """objects of this type; 0: of every type"""
+    limit: _builtins.int
+    """rows to examine, at most"""
+    @_builtins.property
+    def after(self) -> Global___RowKey:
+        """the row after which the page begins"""
+
+    def __init__(
+        self,
+        *,
+        shard: _builtins.int = ...,
+        atype: _builtins.int = ...,
+        otype: _builtins.int = ...,
+        after: Global___RowKey | None = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "atype", b"atype", "limit", b"limit", "otype", b"otype", "shard", b"shard"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScanShard: _TypeAlias = ScanShard  # noqa: Y015
+
+@_typing.final
+class ShardScan(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID1S_FIELD_NUMBER: _builtins.int
+    ID2S_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    done: _builtins.bool
+    """there are no rows after it"""
+    @_builtins.property
+    def id1s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of edges; of objects their ids"""
+
+    @_builtins.property
+    def id2s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of edges"""
+
+    @_builtins.property
+    def times(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of edges"""
+
+    @_builtins.property
+    def last(self) -> Global___RowKey:
+        """the last row examined"""
+
+    def __init__(
+        self,
+        *,
+        id1s: _abc.Iterable[_builtins.int] | None = ...,
+        id2s: _abc.Iterable[_builtins.int] | None = ...,
+        times: _abc.Iterable[_builtins.int] | None = ...,
+        last: Global___RowKey | None = ...,
+        done: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last", b"last"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "id1s", b"id1s", "id2s", b"id2s", "last", b"last", "times", b"times"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShardScan: _TypeAlias = ShardScan  # noqa: Y015
+
+@_typing.final
+class RowKey(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID1_FIELD_NUMBER: _builtins.int
+    ATYPE_FIELD_NUMBER: _builtins.int
+    ID2_FIELD_NUMBER: _builtins.int
+    id1: _builtins.int
+    atype: _builtins.int
+    id2: _builtins.int
+    def __init__(
+        self,
+        *,
+        id1: _builtins.int = ...,
+        atype: _builtins.int = ...,
+        id2: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atype", b"atype", "id1", b"id1", "id2", b"id2"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RowKey: _TypeAlias = RowKey  # noqa: Y015
+
+@_typing.final
+class PurgeRemoved(_message.Message):
+    """Purges removed edges of types with states that are older than the types keep them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARD_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    shard: _builtins.int
+    limit: _builtins.int
+    """rows to examine, at most"""
+    @_builtins.property
+    def after(self) -> Global___RowKey:
+        """the row after which the page begins"""
+
+    def __init__(
+        self,
+        *,
+        shard: _builtins.int = ...,
+        after: Global___RowKey | None = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "limit", b"limit", "shard", b"shard"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PurgeRemoved: _TypeAlias = PurgeRemoved  # noqa: Y015
+
+@_typing.final
+class PurgedEdges(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PURGED_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    purged: _builtins.int
+    done: _builtins.bool
+    """there are no rows after it"""
+    @_builtins.property
+    def last(self) -> Global___RowKey:
+        """the last row examined"""
+
+    def __init__(
+        self,
+        *,
+        purged: _builtins.int = ...,
+        last: Global___RowKey | None = ...,
+        done: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last", b"last"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "last", b"last", "purged", b"purged"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PurgedEdges: _TypeAlias = PurgedEdges  # noqa: Y015
+
+@_typing.final
+class ListJobs(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """empty: of every kind"""
+    limit: _builtins.int
+    @_builtins.property
+    def states(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """none: of every state"""
+
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        states: _abc.Iterable[_builtins.int] | None = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "limit", b"limit", "states", b"states"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListJobs: _TypeAlias = ListJobs  # noqa: Y015
+
+@_typing.final
+class ChangeJobs(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAUSE_KIND_FIELD_NUMBER: _builtins.int
+    RESUME_KIND_FIELD_NUMBER: _builtins.int
+    pause_kind: _builtins.str
+    resume_kind: _builtins.str
+    """and let its parked jobs wait again"""
+    def __init__(
+        self,
+        *,
+        pause_kind: _builtins.str = ...,
+        resume_kind: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "pause_kind", b"pause_kind", "resume_kind", b"resume_kind"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "pause_kind", b"pause_kind", "resume_kind", b"resume_kind"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["pause_kind", "resume_kind"]  # noqa: Y015
+    _WhichOneofArgType_change: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_change) -> _WhichOneofReturnType_change | None: ...
+
+Global___ChangeJobs: _TypeAlias = ChangeJobs  # noqa: Y015
+
+@_typing.final
+class ChangedJobs(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARDS_FIELD_NUMBER: _builtins.int
+    RESUMED_FIELD_NUMBER: _builtins.int
+    shards: _builtins.int
+    resumed: _builtins.int
+    def __init__(
+        self,
+        *,
+        shards: _builtins.int = ...,
+        resumed: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["resumed", b"resumed", "shards", b"shards"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangedJobs: _TypeAlias = ChangedJobs  # noqa: Y015
+
+@_typing.final
 class SettleEdge(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -741,12 +1990,20 @@ class SettleEdge(_message.Message):
     PRESENT_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
+    IF_ROOM_FIELD_NUMBER: _builtins.int
+    REGISTERS_FIELD_NUMBER: _builtins.int
     id1: _builtins.int
     atype: _builtins.int
     id2: _builtins.int
     present: _builtins.bool
     time: _builtins.int
     data: _builtins.bytes
+    if_room: _builtins.bool
+    """fail with LIST_FULL where the list may have no new edge"""
+    @_builtins.property
+    def registers(self) -> Global___EdgeRegisters:
+        """of a type with states: join these with those at the far side"""
+
     def __init__(
         self,
         *,
@@ -756,10 +2013,12 @@ class SettleEdge(_message.Message):
         present: _builtins.bool = ...,
         time: _builtins.int = ...,
         data: _builtins.bytes = ...,
+        if_room: _builtins.bool = ...,
+        registers: Global___EdgeRegisters | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["registers", b"registers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["atype", b"atype", "data", b"data", "id1", b"id1", "id2", b"id2", "present", b"present", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atype", b"atype", "data", b"data", "id1", b"id1", "id2", b"id2", "if_room", b"if_room", "present", b"present", "registers", b"registers", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -801,12 +2060,30 @@ class WriteResult(_message.Message):
     CHANGED_ATYPES_FIELD_NUMBER: _builtins.int
     CHANGED_VERSIONS_FIELD_NUMBER: _builtins.int
     PENDING_FIELD_NUMBER: _builtins.int
+    EFFECTIVE_STATE_FIELD_NUMBER: _builtins.int
+    SUPERSEDED_FIELD_NUMBER: _builtins.int
+    REGISTERS_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    PAGE_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    FORGOTTEN_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """obj_add: the object's id"""
     found: _builtins.bool
     """what the write named existed before"""
     inverse_pending: _builtins.bool
     """committed; the inverse edges of `pending` will follow"""
+    effective_state: _builtins.int
+    """Of an edge of a type with states:
+    the state whose list holds the edge now
+    """
+    superseded: _builtins.bool
+    """a newer operation was already there"""
+    accepted: _builtins.bytes
+    """of an accepted write: the receipt, by which AwaitApplied asks for its result"""
+    forgotten: _builtins.bool
+    """of AwaitApplied: the write is no longer in the journal, and its result is not kept"""
     @_builtins.property
     def error(self) -> Global___Error:
         """nothing of this write was written"""
@@ -825,6 +2102,20 @@ class WriteResult(_message.Message):
     def pending(self) -> _containers.RepeatedCompositeFieldContainer[Global___PendingInverse]:
         """with inverse_pending; a token names these lists too"""
 
+    @_builtins.property
+    def registers(self) -> Global___EdgeRegisters:
+        """after the write"""
+
+    @_builtins.property
+    def node(self) -> Global___NodeState:
+        """of the node at the end that `registers` are of, or of the one that the write named"""
+
+    @_builtins.property
+    def page(self) -> Global___PlacedPage: ...
+    @_builtins.property
+    def job(self) -> Global___Job:
+        """after a write of a job, or one that has made a job"""
+
     def __init__(
         self,
         *,
@@ -836,14 +2127,282 @@ class WriteResult(_message.Message):
         changed_atypes: _abc.Iterable[_builtins.int] | None = ...,
         changed_versions: _abc.Iterable[_builtins.int] | None = ...,
         pending: _abc.Iterable[Global___PendingInverse] | None = ...,
+        effective_state: _builtins.int = ...,
+        superseded: _builtins.bool = ...,
+        registers: Global___EdgeRegisters | None = ...,
+        node: Global___NodeState | None = ...,
+        page: Global___PlacedPage | None = ...,
+        job: Global___Job | None = ...,
+        accepted: _builtins.bytes = ...,
+        forgotten: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "job", b"job", "node", b"node", "page", b"page", "registers", b"registers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_atypes", b"changed_atypes", "changed_ids", b"changed_ids", "changed_versions", b"changed_versions", "error", b"error", "found", b"found", "id", b"id", "inverse_pending", b"inverse_pending", "pending", b"pending"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "changed_atypes", b"changed_atypes", "changed_ids", b"changed_ids", "changed_versions", b"changed_versions", "effective_state", b"effective_state", "error", b"error", "forgotten", b"forgotten", "found", b"found", "id", b"id", "inverse_pending", b"inverse_pending", "job", b"job", "node", b"node", "page", b"page", "pending", b"pending", "registers", b"registers", "superseded", b"superseded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WriteResult: _TypeAlias = WriteResult  # noqa: Y015
+
+@_typing.final
+class AwaitApplied(_message.Message):
+    """The result of an accepted write, once it is made or given up. Asked of the follower that has accepted it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    accepted: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        accepted: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AwaitApplied: _TypeAlias = AwaitApplied  # noqa: Y015
+
+@_typing.final
+class GetClock(_message.Message):
+    """The clock by which a leader stamps operations. `leader`: that of another region's leader, which the one that is asked
+    asks in turn; empty: its own.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEADER_FIELD_NUMBER: _builtins.int
+    leader: _builtins.str
+    def __init__(
+        self,
+        *,
+        leader: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader", b"leader"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetClock: _TypeAlias = GetClock  # noqa: Y015
+
+@_typing.final
+class ServerClock(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNIX_US_FIELD_NUMBER: _builtins.int
+    LEADER_FIELD_NUMBER: _builtins.int
+    unix_us: _builtins.int
+    leader: _builtins.str
+    """whose clock it is; empty: of the leader that was asked, which may be of an earlier version"""
+    def __init__(
+        self,
+        *,
+        unix_us: _builtins.int = ...,
+        leader: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader", b"leader", "unix_us", b"unix_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ServerClock: _TypeAlias = ServerClock  # noqa: Y015
+
+@_typing.final
+class InspectJournal(_message.Message):
+    """For operators: figures of a follower's journal; with parked_limit also so many parked writes after this number."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARKED_LIMIT_FIELD_NUMBER: _builtins.int
+    PARKED_AFTER_FIELD_NUMBER: _builtins.int
+    parked_limit: _builtins.int
+    parked_after: _builtins.int
+    def __init__(
+        self,
+        *,
+        parked_limit: _builtins.int = ...,
+        parked_after: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parked_after", b"parked_after", "parked_limit", b"parked_limit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InspectJournal: _TypeAlias = InspectJournal  # noqa: Y015
+
+@_typing.final
+class ChangeJournal(_message.Message):
+    """For operators: put a parked write back, discard it, or hand everything to the journal of another follower."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INJECT_FIELD_NUMBER: _builtins.int
+    DISCARD_FIELD_NUMBER: _builtins.int
+    MOVE_TO_FIELD_NUMBER: _builtins.int
+    inject: _builtins.int
+    discard: _builtins.int
+    move_to: _builtins.str
+    def __init__(
+        self,
+        *,
+        inject: _builtins.int = ...,
+        discard: _builtins.int = ...,
+        move_to: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "discard", b"discard", "inject", b"inject", "move_to", b"move_to"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "discard", b"discard", "inject", b"inject", "move_to", b"move_to"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["inject", "discard", "move_to"]  # noqa: Y015
+    _WhichOneofArgType_change: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_change) -> _WhichOneofReturnType_change | None: ...
+
+Global___ChangeJournal: _TypeAlias = ChangeJournal  # noqa: Y015
+
+@_typing.final
+class JournalReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_FIELD_NUMBER: _builtins.int
+    json: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        json: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["json", b"json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JournalReport: _TypeAlias = JournalReport  # noqa: Y015
+
+@_typing.final
+class KeepCopies(_message.Message):
+    """Keeps copies of accepted writes, and deletes those that are not needed any more. Also without either, it is a sign that
+    the acceptor runs: without one for a while, its writes are made from the copies.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOURNAL_FIELD_NUMBER: _builtins.int
+    COPIES_FIELD_NUMBER: _builtins.int
+    GONE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    UP_TO_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    DAMAGED_FIELD_NUMBER: _builtins.int
+    journal: _builtins.str
+    """the acceptor's, as receipts name it"""
+    after: _builtins.int
+    """To agree after an interruption: of the numbers above `after`, up to `up_to`, delete all copies but those of `held`."""
+    up_to: _builtins.int
+    @_builtins.property
+    def copies(self) -> _containers.RepeatedCompositeFieldContainer[Global___WriteCopy]:
+        """to be kept"""
+
+    @_builtins.property
+    def gone(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """numbers of writes that the acceptor holds no more"""
+
+    @_builtins.property
+    def held(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def damaged(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """numbers of writes that the acceptor's disk has damaged: make them from the copies"""
+
+    def __init__(
+        self,
+        *,
+        journal: _builtins.str = ...,
+        copies: _abc.Iterable[Global___WriteCopy] | None = ...,
+        gone: _abc.Iterable[_builtins.int] | None = ...,
+        after: _builtins.int = ...,
+        up_to: _builtins.int = ...,
+        held: _abc.Iterable[_builtins.int] | None = ...,
+        damaged: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "copies", b"copies", "damaged", b"damaged", "gone", b"gone", "held", b"held", "journal", b"journal", "up_to", b"up_to"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeepCopies: _TypeAlias = KeepCopies  # noqa: Y015
+
+@_typing.final
+class WriteCopy(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    SHARD_FIELD_NUMBER: _builtins.int
+    ACCEPTED_UNIX_MS_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    priority: _builtins.int
+    shard: _builtins.int
+    accepted_unix_ms: _builtins.int
+    body: _builtins.bytes
+    """tao/journal/entries.py"""
+    proof: _builtins.bytes
+    """of the receipt"""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        priority: _builtins.int = ...,
+        shard: _builtins.int = ...,
+        accepted_unix_ms: _builtins.int = ...,
+        body: _builtins.bytes = ...,
+        proof: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_unix_ms", b"accepted_unix_ms", "body", b"body", "number", b"number", "priority", b"priority", "proof", b"proof", "shard", b"shard"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WriteCopy: _TypeAlias = WriteCopy  # noqa: Y015
+
+@_typing.final
+class KeptCopies(_message.Message):
+    """Answered once all of it is on disk."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MISSING_FIELD_NUMBER: _builtins.int
+    COPIES_FIELD_NUMBER: _builtins.int
+    KEEPER_FIELD_NUMBER: _builtins.int
+    copies: _builtins.int
+    """of the acceptor's journal, now"""
+    keeper: _builtins.str
+    """the journal that has them; another one than before has none of the former copies"""
+    @_builtins.property
+    def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of `held`: those without a copy"""
+
+    def __init__(
+        self,
+        *,
+        missing: _abc.Iterable[_builtins.int] | None = ...,
+        copies: _builtins.int = ...,
+        keeper: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copies", b"copies", "keeper", b"keeper", "missing", b"missing"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeptCopies: _TypeAlias = KeptCopies  # noqa: Y015
 
 @_typing.final
 class PendingInverse(_message.Message):
@@ -980,6 +2539,97 @@ class ReservedIds(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReservedIds: _TypeAlias = ReservedIds  # noqa: Y015
+
+@_typing.final
+class ScanPairs(_message.Message):
+    """Asks a leader for a page of all edges of a type in a shard, for a follower's pair filter: the lists from `after_id1`
+    (beyond `after_id2`) to `last_id1`.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARD_FIELD_NUMBER: _builtins.int
+    ATYPE_FIELD_NUMBER: _builtins.int
+    AFTER_ID1_FIELD_NUMBER: _builtins.int
+    AFTER_ID2_FIELD_NUMBER: _builtins.int
+    LAST_ID1_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    shard: _builtins.int
+    atype: _builtins.int
+    after_id1: _builtins.int
+    after_id2: _builtins.int
+    last_id1: _builtins.int
+    limit: _builtins.int
+    def __init__(
+        self,
+        *,
+        shard: _builtins.int = ...,
+        atype: _builtins.int = ...,
+        after_id1: _builtins.int = ...,
+        after_id2: _builtins.int = ...,
+        last_id1: _builtins.int = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_id1", b"after_id1", "after_id2", b"after_id2", "atype", b"atype", "last_id1", b"last_id1", "limit", b"limit", "shard", b"shard"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScanPairs: _TypeAlias = ScanPairs  # noqa: Y015
+
+@_typing.final
+class ScannedPairs(_message.Message):
+    """One snapshot: `sizes` says how many of the `id2s` each list has. The leader knows of lists in this range at the
+    `known_versions`, which may be newer. The next page begins at (`after_id1`, `after_id2`); after_id1 0: there is none.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_EPOCH_FIELD_NUMBER: _builtins.int
+    ID1S_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    SIZES_FIELD_NUMBER: _builtins.int
+    ID2S_FIELD_NUMBER: _builtins.int
+    AFTER_ID1_FIELD_NUMBER: _builtins.int
+    AFTER_ID2_FIELD_NUMBER: _builtins.int
+    KNOWN_ID1S_FIELD_NUMBER: _builtins.int
+    KNOWN_VERSIONS_FIELD_NUMBER: _builtins.int
+    version_epoch: _builtins.int
+    after_id1: _builtins.int
+    after_id2: _builtins.int
+    @_builtins.property
+    def id1s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def id2s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def known_id1s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def known_versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        version_epoch: _builtins.int = ...,
+        id1s: _abc.Iterable[_builtins.int] | None = ...,
+        versions: _abc.Iterable[_builtins.int] | None = ...,
+        sizes: _abc.Iterable[_builtins.int] | None = ...,
+        id2s: _abc.Iterable[_builtins.int] | None = ...,
+        after_id1: _builtins.int = ...,
+        after_id2: _builtins.int = ...,
+        known_id1s: _abc.Iterable[_builtins.int] | None = ...,
+        known_versions: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_id1", b"after_id1", "after_id2", b"after_id2", "id1s", b"id1s", "id2s", b"id2s", "known_id1s", b"known_id1s", "known_versions", b"known_versions", "sizes", b"sizes", "version_epoch", b"version_epoch", "versions", b"versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScannedPairs: _TypeAlias = ScannedPairs  # noqa: Y015
 
 @_typing.final
 class GetTopology(_message.Message):
@@ -2133,12 +3783,15 @@ class Span(_message.Message):
     AFTER_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    WITHIN_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
     source: _builtins.str
     after: _builtins.int
     number: _builtins.int
     more: _builtins.bool
-    """others have been told what follows, and it is on its way"""
+    """what follows is on its way; of the transaction after `number` some may have come"""
+    within: _builtins.bool
+    """some of the transaction after `after` came before"""
     def __init__(
         self,
         *,
@@ -2147,10 +3800,11 @@ class Span(_message.Message):
         after: _builtins.int = ...,
         number: _builtins.int = ...,
         more: _builtins.bool = ...,
+        within: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "more", b"more", "number", b"number", "shard", b"shard", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "more", b"more", "number", b"number", "shard", b"shard", "source", b"source", "within", b"within"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,13 +10,14 @@ from tao.model.graph import Edge, EdgeKey, ListKey
 from tao.model.ids import make_id
 from tao.model.ports import IntentReads, WriteStore
 from tao.model.rows import ListRow, RowChanges, ShardRow, WriteKeys
+from tao.schema.types import STATES_TABLE
 from tao.storage.pools import Pools
 from tests.rigs.versions import make_version
 
 SERVER = "one"
 SHARDS = (40_000, 40_001, 40_002)
 CUSTOM_TABLE = "assocs_long"
-LIKES, LONG = 5, 9  # association types; edges of the latter lie in the custom table
+LIKES, LONG, ARCHIVED = 5, 9, 152  # association types; edges of the others lie in tables of their own
 
 MakePools = Callable[..., Pools]
 
@@ -45,7 +46,7 @@ def server_of(shard: int) -> str:
 
 
 def table_of(atype: int) -> str:
-    return CUSTOM_TABLE if atype == LONG else "assocs"
+    return {LONG: CUSTOM_TABLE, ARCHIVED: STATES_TABLE}.get(atype, "assocs")
 
 
 def version(counter: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from tao.model.edge_block import COMPLETE, PREFIX, check_block, decode_block, header
@@ -17,6 +18,7 @@ from tao.model.queries import (
     FillRead,
     MemberPage,
     ObjectQuery,
+    PairsQuery,
     Query,
     RangeQuery,
     TimeRangeQuery,
@@ -307,6 +309,77 @@ async def test_the_ids_of_a_list_are_scanned_in_pages_with_the_version_of_each(
     last = await scans.read_members(id1, LONG, 200, 200, deadline=deadline)
     assert last == MemberPage(1, version(3), 300, list(range(201, 301)))
     assert await scans.read_members(new_id(), LIKES, 0, 9, deadline=deadline) == MemberPage(1, 0, 0, [])
+
+
+@pytest.mark.parametrize("atype", [LIKES, LONG])
+@pytest.mark.parametrize("limit", [1, 2, 7, 100])
+async def test_all_edges_of_a_type_are_scanned_in_pages_with_the_versions_of_their_lists(
+    stores: Stores, make_pools: MakePools, limit: int, atype: int
+) -> None:
+    """Lists begin, end and continue anywhere in a page; one is empty."""
+    ids = [new_id() for _ in range(6)]
+    sizes = dict(zip(ids, (5, 0, 12, 1, 3, 2), strict=True))
+    for number, (id1, size) in enumerate(sizes.items(), 1):
+        await write(stores, list_of(id1, atype, [Edge(i, 100 - i, b"x") for i in range(1, size + 1)], number))
+        await write(stores, list_of(id1, LONG if atype == LIKES else LIKES, [Edge(77, 1)]))
+    scans = MySqlMemberScans(lambda _: SERVER, make_pools(writes=False), table_of)
+    deadline = asyncio.get_running_loop().time() + 20
+    found: dict[int, list[int]] = {}
+    versions: dict[int, int] = {}
+    query = PairsQuery(SHARDS[0], atype, ids[0], 0, ids[-1], limit)
+    while True:
+        page = await scans.read_pairs(query, deadline=deadline)
+        assert page.version_epoch == 1
+        assert len(page.id1s) <= limit + 1
+        assert sum(page.sizes) == len(page.id2s) <= limit
+        start = 0
+        for id1, seen, size in zip(page.id1s, page.versions, page.sizes, strict=True):
+            found.setdefault(id1, []).extend(page.id2s[start : start + size])
+            versions[id1] = seen
+            start += size
+        if not page.after_id1:
+            break
+        assert (page.after_id1, page.after_id2) > (query.after_id1, query.after_id2)
+        query = msgspec.structs.replace(query, after_id1=page.after_id1, after_id2=page.after_id2)
+    assert found == {id1: list(range(1, size + 1)) for id1, size in sizes.items()}
+    assert versions == {id1: version(number) for number, id1 in enumerate(ids, 1)}
+
+
+@pytest.mark.parametrize("rare", [LIKES - 1, LIKES + 1])
+async def test_a_page_of_a_rare_type_reads_a_bounded_number_of_rows(
+    stores: Stores, make_pools: MakePools, rare: int
+) -> None:
+    """Thousands of edges of another type lie between those of the type."""
+    low, *others, high = [new_id() for _ in range(42)]
+    for id1 in others:
+        await write(stores, list_of(id1, LIKES, [Edge(i, 7) for i in range(1, 101)]))
+    for id1 in (low, others[20], high):
+        await write(stores, list_of(id1, rare, [Edge(5, 7)]))
+    pools = make_pools(writes=False)
+    scans = MySqlMemberScans(lambda _: SERVER, pools, table_of)
+    deadline = asyncio.get_running_loop().time() + 20
+
+    async def rows_read() -> int:
+        async with pools.of(SERVER).session(deadline=deadline) as session:
+            (rows,) = await session.run("SHOW SESSION STATUS LIKE 'Handler_read_next'", deadline=deadline)
+        return int(rows[0][1])
+
+    query, pages = PairsQuery(SHARDS[0], rare, low, 0, high, 100), 0
+    most = 0
+    found: list[tuple[int, int]] = []
+    while True:
+        before = await rows_read()
+        page = await scans.read_pairs(query, deadline=deadline)
+        most = max(most, await rows_read() - before)
+        pages += 1
+        found.extend(zip(page.id1s, page.sizes, strict=True))
+        if not page.after_id1:
+            break
+        assert (page.after_id1, page.after_id2) > (query.after_id1, query.after_id2)
+        query = msgspec.structs.replace(query, after_id1=page.after_id1, after_id2=page.after_id2)
+    assert [(id1, size) for id1, size in found if size] == [(low, 1), (others[20], 1), (high, 1)]
+    assert pages > 30
+    assert query.limit < most < 4 * query.limit + 10
 
 
 async def test_a_page_among_many_edges_of_one_time_reads_no_more_rows_than_it_has(

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 
 from tao.model.edge_block import decode_block
+from tao.model.edge_states import EdgeRegisters
 from tao.model.errors import RetryableError, ShardBlocked
 from tao.model.graph import Edge, EdgeKey, ListKey, decode_count
+from tao.model.ids import SHARD_SHIFT
+from tao.model.jobs import JobQuery, JobRow, JobState, PausedKind
 from tao.model.queries import CountQuery, Query, RangeQuery
-from tao.model.rows import ExistingRows, IntentKey, IntentRow, ListRow, ObjectRow, RowChanges, WriteKeys
+from tao.model.rows import ExistingRows, IntentKey, IntentRow, ListRow, ObjectRow, OldestEdges, RowChanges, WriteKeys
 from tao.storage import writes
 from tao.storage.names import schema_name
 from tao.storage.result_packets import Row
 from tao.storage.session import DatabaseSession
 from tests.conformance.store.stores import (
+    ARCHIVED,
     LIKES,
     LONG,
     SERVER,
@@ -63,6 +69,32 @@ async def test_what_was_committed_is_read_back_under_locks(stores: Stores) -> No
         edges=changes.put_edges,
         intents={IntentKey(ids[0], ids[1]): intent},
     )
+
+
+async def test_registers_are_read_back_and_can_change_alone(stores: Stores) -> None:
+    low = new_id()
+    keys = WriteKeys(edges={EdgeKey(low, ARCHIVED, 1), EdgeKey(low, ARCHIVED, 2), EdgeKey(low, LIKES, 1)})
+    first = list_of(low, ARCHIVED, [Edge(1, 1, HOSTILE), Edge(2, 2, b"")])
+    first.put_registers = {
+        EdgeKey(low, ARCHIVED, 1): EdgeRegisters(2, 2**63 - 1, 2**62, 1, HOSTILE),
+        EdgeKey(low, ARCHIVED, 2): EdgeRegisters(2, 7, 0, 2, b""),
+    }
+    first.changed_unix_s = 1_700_000_000
+    plain = list_of(low, LIKES, [Edge(1, 1, b",")])
+    await write(stores, first)
+    await write(stores, plain)
+    lists = {**first.put_lists, **plain.put_lists}
+    edges = {**first.put_edges, **plain.put_edges}
+    assert await existing(stores, keys) == ExistingRows(lists=lists, edges=edges, registers=first.put_registers)
+    second = RowChanges(
+        put_registers={EdgeKey(low, ARCHIVED, 1): EdgeRegisters(2, 2**63 - 1, 2**63 - 1, 1, HOSTILE)},
+        changed_unix_s=1_700_000_001,
+    )
+    await write(stores, second)
+    registers = {**first.put_registers, **second.put_registers}
+    assert await existing(stores, keys) == ExistingRows(lists=lists, edges=edges, registers=registers)
+    await write(stores, RowChanges(delete_edges=[EdgeKey(low, ARCHIVED, 1)], put_lists=first.put_lists))
+    assert set((await existing(stores, keys)).registers) == {EdgeKey(low, ARCHIVED, 2)}
 
 
 async def test_rows_are_overwritten_and_deleted(stores: Stores) -> None:
@@ -318,3 +350,115 @@ async def test_a_count_waits_for_edges_that_someone_has_changed_and_not_committe
         await other.commit()
     counted = (await existing(stores, WriteKeys(recounts={key}))).recounted
     assert {key: row.count for key, row in counted.items()} == {key: 1}
+
+
+@pytest.mark.parametrize("atype", [LIKES, LONG])
+async def test_the_oldest_edges_of_lists_are_locked_and_read_oldest_first(stores: Stores, atype: int) -> None:
+    first, second, empty = new_id(), new_id(SHARDS[1]), new_id()
+    edges = [Edge(7, 30, b"d"), Edge(8, 10), Edge(9, 10), Edge(6, 20)]
+    for id1 in (first, second):
+        await write(stores, list_of(id1, atype, edges))
+    keys = [ListKey(id1, atype) for id1 in (first, second, empty)]
+    async with stores.write.transaction(SERVER, timeout_seconds=5) as transaction:
+        await transaction.lock_and_read(SHARDS, WriteKeys(lists=set(keys)))
+        found = await transaction.lock_oldest(dict(zip(keys, (3, 5, 1), strict=True)))
+        await transaction.apply(list_of(first, atype, [Edge(1, 1)], counter=2))
+        await transaction.commit()
+    by_age = (Edge(8, 10), Edge(9, 10), Edge(6, 20), Edge(7, 30, b"d"))
+    assert found == {
+        keys[0]: OldestEdges(by_age[:3], are_all=False),
+        keys[1]: OldestEdges(by_age, are_all=True),
+        keys[2]: OldestEdges((), are_all=True),
+    }
+
+
+def job(job_id: int, **changes: Any) -> JobRow:
+    row = JobRow(job_id, "walk", 1, 0, 50, 3, 7, "worker-1", HOSTILE, HOSTILE, 2**40, "it's, broken", 1_700, 60)
+    return msgspec.structs.replace(row, **changes)
+
+
+async def test_jobs_and_pauses_are_read_back_changed_and_removed(stores: Stores) -> None:
+    shard = SHARDS[0]
+    first, second = job(new_id(shard)), job(new_id(shard), kind="purge", body=b"", cursor=b"", error="", worker="")
+    walk = PausedKind(shard, "walk")
+    keys = WriteKeys(jobs={first.id, second.id}, paused_jobs={walk, PausedKind(shard, "purge")})
+    await write(stores, RowChanges(put_jobs={first.id: first, second.id: second}, put_paused_jobs={walk: True}), keys)
+    found = {first.id: first, second.id: second}
+    assert await existing(stores, keys) == ExistingRows(jobs=found, paused_jobs={walk})
+    assert await stores.write.paused_jobs([shard], timeout_seconds=5) == [walk]
+    changed = job(first.id, state=JobState.DONE, worker="", leases=8)
+    later = RowChanges(put_jobs={first.id: changed}, delete_jobs=[second.id], put_paused_jobs={walk: False})
+    await write(stores, later, keys)
+    assert await existing(stores, keys) == ExistingRows(jobs={first.id: changed})
+
+
+@pytest.mark.parametrize("is_pause", [False, True])
+async def test_a_locked_row_of_a_job_or_pause_names_its_shard(stores: Stores, is_pause: bool) -> None:
+    free, held = SHARDS[0], SHARDS[1]
+    waiting, walk = job(new_id(held)), PausedKind(held, "walk")
+    await write(stores, RowChanges(put_jobs={waiting.id: waiting}, put_paused_jobs={walk: True}))
+    keys = WriteKeys(paused_jobs={walk}) if is_pause else WriteKeys(jobs={waiting.id})
+    both = WriteKeys(objects={new_id(free)}, jobs=set(keys.jobs), paused_jobs=set(keys.paused_jobs))
+    async with stores.write.transaction(SERVER, timeout_seconds=60) as holder:
+        await holder.lock_and_read([], keys)
+        async with stores.write.transaction(SERVER, timeout_seconds=60) as other:
+            with pytest.raises(ShardBlocked) as caught:
+                await other.lock_and_read([free, held], both)
+        assert caught.value.shard == held
+    await write(stores, RowChanges(delete_jobs=[waiting.id], put_paused_jobs={walk: False}))
+
+
+async def test_jobs_are_counted_by_state_lease_and_failures(stores: Stores) -> None:
+    here, there = SHARDS[1:3]
+
+    async def counts() -> Counter[tuple[int, bool, bool]]:
+        found: Counter[tuple[int, bool, bool]] = Counter()
+        for each in await stores.write.count_jobs([here, there], timeout_seconds=5):
+            found[each.state, each.is_leased, each.is_failing] += each.jobs
+        return found
+
+    before = await counts()
+    kept = [
+        *(job(new_id(shard), worker="", attempts=0) for shard in (here, here, there)),
+        *(job(new_id(there), worker="w", attempts=attempts) for attempts in (0, 2)),
+        job(new_id(here), state=JobState.PARKED, worker="", attempts=100),
+        job(new_id(here), state=JobState.DONE, worker="", attempts=0),
+    ]
+    await write(stores, RowChanges(put_jobs={row.id: row for row in kept}))
+    assert await counts() - before == {
+        (0, False, False): 3,
+        (0, True, False): 1,
+        (0, True, True): 1,
+        (2, False, True): 1,
+    }
+
+
+async def test_jobs_are_found_by_state_priority_kind_and_time_and_not_of_paused_kinds(stores: Stores) -> None:
+    here, there = SHARDS[:2]
+    kept = [
+        job(new_id(here), kind="found_a", due_unix_ms=30),
+        job(new_id(here), kind="found_b", due_unix_ms=20),
+        job(new_id(there), kind="found_a", due_unix_ms=10, priority=0),
+        job(new_id(there), kind="found_a", due_unix_ms=10, state=JobState.PARKED),
+        job(new_id(here), kind="found_a", due_unix_ms=90, attempts=2, worker=""),
+        job(new_id(here), kind="found_a", due_unix_ms=95, attempts=2, worker="worker-1"),
+    ]
+    await write(stores, RowChanges(put_jobs={row.id: row for row in kept}))
+    listed = [msgspec.structs.replace(row, body=b"") for row in kept]
+
+    async def found(**query: Any) -> list[int]:
+        wanted = JobQuery(10, kinds=("found_a", "found_b"), **query)
+        rows = await stores.write.read_jobs(SHARDS, wanted, timeout_seconds=5)
+        assert all(row in listed for row in rows), "the bodies are left out"
+        return [row.id for row in rows]
+
+    assert sorted(await found()) == sorted(row.id for row in kept)
+    assert await found(states=(JobState.PARKED,)) == [kept[3].id]
+    assert await found(states=(JobState.WAITING,), is_failing=True) == [kept[4].id]
+    assert await found(states=(JobState.WAITING,), priorities=(0,)) == [kept[2].id]
+    assert sorted(await found(priorities=(1,), due_by_unix_ms=20)) == sorted([kept[1].id, kept[3].id])
+    paused = PausedKind(kept[0].id >> SHARD_SHIFT, "found_a")
+    await write(stores, RowChanges(put_paused_jobs={paused: True}))
+    assert kept[0].id not in await found(is_running=True)
+    assert kept[2].id in await found(is_running=True)
+    await write(stores, RowChanges(put_paused_jobs={paused: False}))

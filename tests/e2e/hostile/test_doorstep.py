@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from loadtest.hostile.attacks import (
     wrong_greetings,
 )
 from tao.admin.documents import example_schema_file
+from tao.wire.grpc_proxy import SAVED_CALLS
+from tao.wire.settings import DoorstepSettings
 from tests.e2e.doorstep_rig import Follower, Honest, honest_clients, running_follower
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
@@ -77,13 +80,16 @@ async def test_large_requests_before_the_greeting_are_refused_at_their_header(fo
 
 
 async def test_calls_of_headers_alone_lock_nobody_out(follower: Follower) -> None:
-    before_mb = follower.memory_mb
+    before_mb, doorstep, began = follower.memory_mb, DoorstepSettings(), time.monotonic()
     async with honest_clients(follower) as honest, Grip() as grip:
         await calls_of_headers(follower.ports, grip, pause=lambda: some_rounds(honest, 1))
         await some_rounds(honest)
+        # Those that have reached gRPC: health checks of the honest client on a connection with a credential are free.
+        refused = (await follower.turned_away())["grpc unauthorized"]
+        most = SAVED_CALLS + doorstep.stranger_calls_per_second * (time.monotonic() - began)
+        assert SAVED_CALLS <= refused <= most
     assert honest.failures == []
     assert follower.memory_mb < before_mb + 60
-    assert (await follower.turned_away())["grpc unauthorized"] >= 100
     report("12,000 calls of headers", follower, before_mb, honest)
 
 
@@ -108,6 +114,19 @@ async def test_silent_connections_at_the_admin_port_keep_no_probe_waiting(follow
         await some_rounds(honest)
     assert honest.failures == []
     report("400 silent connections at the admin port", follower, before_mb, honest)
+
+
+async def test_silent_connections_at_the_grpc_port_displace_themselves_and_keep_nobody_out(follower: Follower) -> None:
+    before_mb, most = follower.memory_mb, DoorstepSettings().max_pending_per_address
+    async with honest_clients(follower) as honest, Grip() as grip:
+        await some_rounds(honest, 1)  # its connection has shown its credential
+        await grip.open(2 * most, follower.ports.grpc)
+        await some_rounds(honest)
+        for connection in grip.connections[:most]:
+            assert await connection.closed()
+    assert honest.failures == []
+    assert (await follower.turned_away())["grpc displaced"] >= most
+    report("512 silent connections of gRPC", follower, before_mb, honest)
 
 
 async def test_silent_connections_at_the_frames_port_end_and_keep_nobody_out(follower: Follower) -> None:

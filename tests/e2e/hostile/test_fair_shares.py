@@ -24,7 +24,7 @@ from tests.e2e.hostile_rig import Rig, new_user
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.database,
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(300),
     pytest.mark.asyncio(loop_scope="package"),
 ]
 
@@ -68,8 +68,8 @@ async def test_a_flood_of_critical_reads_delays_its_own_client_alone(rig: Rig, g
         beside, before = await misses(honest, user, ids, flooding)
         outcomes = Counter(await flooding)
     # The client has more than may wait; what was refused was refused at once.
-    assert outcomes["OVERLOADED"] > 50
-    assert outcomes["answered"] > 10
+    assert outcomes["OVERLOADED"] > 50, outcomes
+    assert outcomes["answered"] > 10, outcomes
     # Each would wait for all of the flood that was there before it if it had no turn of its own.
     assert before >= MISSES // 10
     times = f"{alone * 1000:.1f} ms alone, {beside * 1000:.1f} ms beside the flood"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from tao.admin import restore
+from tao.admin import backup, restore
 from tao.admin.backup import (
     archive_binlogs,
     choose_sources,
@@ -41,7 +41,7 @@ from tao.admin.restore import UNKNOWN_MOVES, UNKNOWN_PROMOTIONS, RestoreRefused,
 from tao.cache.packed_python import AGES
 from tao.model.errors import OperatorError, TopologyConflict
 from tao.model.rows import ShardRow
-from tao.model.topology import Topology
+from tao.model.topology import DatabaseServer, Topology
 from tao.replication.accounts import Account
 from tao.replication.binlog_copy import BinlogsMissing, next_file
 from tao.replication.replica_seed import ServerContents
@@ -131,6 +131,21 @@ def test_a_region_s_servers_are_backed_up_on_demand_unless_one_is_out_of_use() -
         choose_sources(marked, "west")
 
 
+def test_a_standby_is_backed_up_rather_than_a_master() -> None:
+    first, second = topology().databases
+    standby = DatabaseServer(name="east-db-1-standby")
+    both = msgspec.structs.replace(first, standbys={"east": standby})
+    found = msgspec.structs.replace(topology(), databases=(both, second))
+    names = [each.server.name for each in choose_sources(found)]
+    assert names == ["west-db-1", "east-db-2"], "a standby that lags is promoted later"
+    marked = edits.mark_database_server(found, "west-db-1", down=True)
+    for region in (None, "east"):
+        (source, _) = choose_sources(marked, region)
+        assert (source.server, source.master.name) == (standby, "east-db-1")
+    both_down = edits.mark_database_server(marked, standby.name, down=True)
+    assert [each.server.name for each in choose_sources(both_down, "east")] == ["east-db-1", "east-db-2"]
+
+
 async def test_a_backup_needs_a_folder_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "other").touch()
     with pytest.raises(OperatorError, match="is not empty"):
@@ -177,11 +192,22 @@ def test_a_gap_behind_the_last_binlog_file_is_refused(closed: dict[str, int]) ->
     ],
 )
 async def test_binlogs_do_not_continue_a_backup_of_other_shards(
-    change: Callable[[Topology], Topology], tmp_path: Path
+    change: Callable[[Topology], Topology], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     before = restorable(written(tmp_path), read_index(tmp_path))
-    with pytest.raises(BinlogsMissing, match=r"db-1, db-2 has got or lost shards.*make a new backup"):
-        await archive_binlogs(tmp_path, change(topology()), Account("u", "p"), on_progress=lambda _name, _done: None)
+
+    async def archived(*_: object) -> BinlogCopy:
+        return BinlogCopy(database="db-1", server="east-db-1", covers_until_unix_ms=9_000, files=())
+
+    monkeypatch.setattr(backup, "_archive", archived)
+    changed = change(topology())
+    for documents in (iter((changed,)), iter((topology(), changed))):  # at first, and while binlogs are copied
+
+        async def load(documents: Iterator[Topology] = documents) -> Topology:
+            return next(documents)
+
+        with pytest.raises(BinlogsMissing, match=r"shards were moved or added at db-1, db-2.*make a new backup"):
+            await archive_binlogs(tmp_path, load, Account("u", "p"), on_progress=lambda _name, _done: None)
     assert restorable(read_manifest(tmp_path), read_index(tmp_path)) == before
 
 

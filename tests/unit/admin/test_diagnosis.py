@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tao.admin.diagnosis import REQUIRED_OPTIONS, DatabaseFacts, Facts, FileFacts, Problem, ServerFacts, diagnose
+from tao.admin.diagnosis import (
+    REQUIRED_OPTIONS,
+    DatabaseFacts,
+    Facts,
+    FileFacts,
+    JournalFacts,
+    Problem,
+    ServerFacts,
+    diagnose,
+)
 from tao.admin.diagnosis_facts import files_of
 
 CONFIG = Path(__file__).resolve().parents[3] / "config"
@@ -27,7 +36,7 @@ def database(name: str, number: int, **options: str) -> DatabaseFacts:
 
 GOOD = Facts(
     3,
-    (server("a"), server("b"), server("c")),
+    (replace(server("a"), journal=JournalFacts(oldest_seconds=2.0)), server("b"), server("c")),
     (database("db-a", 1), database("db-b", 2)),
     (
         FileFacts("/s.yaml", "secret", mode=0o600),
@@ -56,6 +65,11 @@ SERVERS = [
     ("servers run one version", {"version": "0.9"}, "0.9"),
     ("servers use one topology", {"topology_version": 2}, "topology 2, not 3"),
     ("servers use one schema", {"schema_hash": "other"}, "other"),
+    ("journals of followers", {"journal": JournalFacts(oldest_seconds=600.0, is_late=True)}, "600 s"),
+    ("journals of followers", {"journal": JournalFacts(parked=2)}, "2 accepted writes"),
+    ("journals of followers", {"journal": JournalFacts(lost=1)}, "set aside"),
+    ("journals of followers", {"journal": JournalFacts(trouble="disk full")}, "disk full"),
+    ("journals of followers", {"journal": JournalFacts(uncopied="near-2 is down")}, "near-2 is down"),
 ]
 
 

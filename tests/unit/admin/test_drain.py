@@ -110,9 +110,36 @@ async def test_the_last_server_of_a_tier_is_refused(file: Path) -> None:
     with pytest.raises(TopologyError, match="l-2 is the last server of leaders"):
         await drain_cache_server(file, "l-2", 5, say_nothing)
     assert (await drain_cache_server(file, "f-1", 5, say_nothing)).safe_to_stop, "the tier behind stands in"
-    with pytest.raises(TopologyError, match="f-2 is the last server of api"):
+    with pytest.raises(TopologyError, match="f-2 is the last server of east that has shard 0"):
         await drain_cache_server(file, "f-2", 5, say_nothing)
     assert down(file) == {"l-1", "f-1"}
+
+
+async def test_a_follower_whose_shards_no_other_server_has_is_refused(file: Path) -> None:
+    """A server that is marked down keeps its shards: the others of its tier never serve them."""
+
+    def in_one_tier(found: Topology) -> Topology:
+        (region,) = found.regions
+        return msgspec.structs.replace(
+            found, regions=(msgspec.structs.replace(region, followers=(tier("web", "f-1", "f-2"),)),)
+        )
+
+    topology = await change_in_file(file, in_one_tier)
+    routes = Routes(topology)
+    assert routes.shards_of("f-1")
+    with pytest.raises(TopologyError, match="f-1 is the last server of east that has shard"):
+        await drain_cache_server(file, "f-1", 5, say_nothing)
+    assert down(file) == set()
+    clones = dict.fromkeys(routes.shards_of("f-1"), ("f-1", "f-2"))
+
+    def cloned(found: Topology) -> Topology:
+        (region,) = found.regions
+        (web,) = region.followers
+        web = msgspec.structs.replace(web, moved=clones)
+        return msgspec.structs.replace(found, regions=(msgspec.structs.replace(region, followers=(web,)),))
+
+    await change_in_file(file, cloned)
+    assert (await drain_cache_server(file, "f-1", 5, say_nothing)).safe_to_stop
 
 
 async def test_a_server_that_has_no_shards_on_the_ring_stands_in_for_no_other(file: Path) -> None:
@@ -188,6 +215,24 @@ async def test_a_registered_server_is_removed_only_when_it_knows_that_it_leaves(
     own["registration"] = {"leaving": True}
     assert (await drain_cache_server(file, "f-3", 5, say_nothing)).safe_to_stop
     assert "f-3" not in names(file)
+
+
+async def test_a_follower_is_not_safe_to_stop_while_accepted_writes_wait(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal: dict[str, dict[str, int]] = {"waiting": {"high": 0, "normal": 3, "low": 1}}
+    own = {"role": "follower", "topology_version": 99, "hits": 0, "misses": 0, "failures": 0, "journal": journal}
+    own |= {"writes": {"forwarded": 0, "failed": 0}}
+
+    async def figures(_: Topology, *, wanted: str = "") -> dict[str, dict[str, object]]:
+        return {wanted: own}
+
+    monkeypatch.setattr(drain, "figures", figures)
+    monkeypatch.setattr(drain, "QUIET_SECONDS", 0.0)
+    found = await drain_cache_server(file, "f-1", 0.01, say_nothing)
+    assert found.waiting_for == ["4 accepted writes to be made (or moved: tao journal drain f-1 --to FOLLOWER)"]
+    journal["waiting"] = {"high": 0, "normal": 0, "low": 0}
+    assert (await drain_cache_server(file, "f-1", 5, say_nothing)).safe_to_stop
 
 
 async def test_the_last_server_on_the_ring_of_a_tier_does_not_leave_it(file: Path) -> None:

@@ -14,7 +14,7 @@ from tao.admin.documents import example_schema_file
 from tao.admin.load import records
 from tao.admin.load.csv_files import CsvSource
 from tao.admin.load.key_map import KeyMap
-from tao.admin.load.records import EdgeLoad, EndColumn, NewEdge
+from tao.admin.load.records import EdgeColumns, EdgeLoad, EndColumn, NewEdge
 from tao.client import AssocList, Consistency, EdgeWrite, Graph, SomeFailed
 from tao.model.edge_block import encode_block
 from tao.model.errors import Overloaded, StaleRead, TaoError
@@ -62,7 +62,7 @@ def load_of(graph: FakeGraph, folder: Path) -> EdgeLoad:
     source = CsvSource(io.BytesIO(b"a,b\n"), "edges.csv")
     ends = (EndColumn("a", None), EndColumn("b", None))
     with KeyMap(folder / "keys.sqlite") as keys:
-        return EdgeLoad(cast(Graph, graph), source, FRIEND, ends, 5, {}, keys)
+        return EdgeLoad(cast(Graph, graph), source, FRIEND, EdgeColumns(ends, 5), {}, keys)
 
 
 @pytest.fixture(autouse=True)

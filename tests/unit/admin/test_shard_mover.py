@@ -49,7 +49,8 @@ COPY = CopyState(source="db-1", source_epoch=1, target_epoch=1, position="0-1-7"
 
 def database(name: str, shards: tuple[int, int]) -> Database:
     servers = {region: DatabaseServer(name=f"{region}-{name}") for region in ("east", "west")}
-    return Database(name=name, master_region="east", servers=servers, shards=(shards,))
+    standbys = {"east": DatabaseServer(name=f"east-{name}-standby")}
+    return Database(name=name, master_region="east", servers=servers, shards=(shards,), standbys=standbys)
 
 
 def region(name: str) -> Region:
@@ -120,9 +121,7 @@ class World:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, store: LateStore) -> None:
         self.store = store
-        self.servers = {
-            name: Server(name) for name in (f"{place}-db-{number}" for place in ("east", "west") for number in (1, 2))
-        }
+        self.servers = {each.server.name: Server(each.server.name) for each in TOPOLOGY.database_servers}
         self.source, self.target = self.servers["east-db-1"], self.servers["east-db-2"]
         self.source.row, self.target.row, self.target.copy = FENCED, arrived_row(FENCED, 1), COPY
         self.locks: Locks = FileLocks(folder / "topology.json")
@@ -134,7 +133,7 @@ class World:
 
             @asynccontextmanager
             async def session(self, place: str) -> AsyncIterator[Server]:
-                server = world.servers[self.database.servers[place].name]
+                server = world.servers[self.database.places[place].name]
                 if server.is_away:
                     raise Unavailable(f"{server.name} does not answer")
                 yield server
@@ -300,10 +299,11 @@ async def test_a_fence_is_found_at_the_source_without_a_copy_anywhere(world: Wor
     assert world.store.topology.version == version
 
 
-async def test_a_resumed_switch_waits_for_the_replicas_of_the_target(world: World) -> None:
+async def test_a_resumed_switch_waits_for_the_replicas_and_the_standby_of_the_target(world: World) -> None:
     steps = await world.move()
     assert steps == [MoveStep.REPLICAS, MoveStep.SWITCH, MoveStep.CLEAR]
-    assert "end of east-db-2" in world.servers["west-db-2"].waited_for
+    for replica in ("west-db-2", "east-db-2-standby"):
+        assert "end of east-db-2" in world.servers[replica].waited_for, replica
     assert world.holder == "db-2"
 
 

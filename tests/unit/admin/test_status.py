@@ -110,6 +110,16 @@ def test_an_audit_log_that_cannot_be_written_is_a_problem_of_its_server() -> Non
     assert problems(west_leader=auditing("")) == []
 
 
+def test_parked_writes_of_a_journal_are_a_problem_and_those_that_wait_are_none() -> None:
+    def journaling(parked: dict[str, int]) -> Answer:
+        journal = {"waiting": {"high": 0, "normal": 5, "low": 0}, "parked": parked}
+        return Answer({"topology_version": 7, "staleness_seconds": {"db-1": 1.0}, "journal": journal})
+
+    (problem,) = problems(west_web=journaling({"high": 1, "normal": 2, "low": 0}))
+    assert "west-web has given up accepted writes, which are parked (3): see tao journal parked" in problem
+    assert problems(west_web=journaling({"high": 0, "normal": 0, "low": 0})) == []
+
+
 def test_an_inconsistency_is_a_problem_for_an_hour_and_stays_in_the_figures() -> None:
     def found(seconds: float | None) -> Answer:
         figures = {"looks": 500, "inconsistencies": 2, "seconds_since_inconsistency": seconds}
@@ -127,7 +137,11 @@ def test_an_inconsistency_is_a_problem_for_an_hour_and_stays_in_the_figures() ->
     [
         (
             {"west_web": Answer({}, "host:2/stats does not answer: refused")},
-            "west: follower west-web does not answer: host:2/stats does not answer: refused",
+            (
+                "west: follower west-web does not answer: host:2/stats does not answer: refused. If it is down, reads "
+                "and writes of 4 of its shards fail, because no other follower of the region serves them. Start it, or "
+                "give the region another tier"
+            ),
         ),
         (
             {"west_leader": Answer({"topology_version": 7, "staleness_seconds": {"db-1": 1.0}}, "not every shard")},
@@ -196,15 +210,37 @@ def test_commits_that_wait_for_no_replica_are_a_problem_with_semi_sync() -> None
 
 def test_a_mark_down_is_reported_whether_the_server_answers_or_not() -> None:
     topology = topology_of(region("east"), region("west", down="west-web"), database_down="west-db-1")
+    stopped = "Reads and writes of 4 of its shards fail, because no other follower of the region serves them."
     assert problems(topology) == [
-        "west: follower west-web is ready, but marked down in the topology",
+        (
+            f"west: follower west-web is ready, but marked down in the topology. {stopped} Run tao undrain west-web, "
+            "or give the region another tier"
+        ),
         "west: the database server west-db-1 is marked down in the topology",
     ]
     (gone, _) = problems(topology, west_web=Answer({}, "refused"))
-    assert gone == "west: follower west-web does not answer, and is marked down in the topology: refused"
+    gone_text = "west: follower west-web does not answer, and is marked down in the topology: refused"
+    assert gone == f"{gone_text}. {stopped} Start it, or give the region another tier"
     view = view_of(topology, healthy(topology), SECONDS)
     assert view.databases[0].servers["west-db-1"] == "marked down"
     assert view.followers[1].state == "ready, marked down"
+
+
+def test_a_lost_follower_stops_its_shards_only_when_no_other_tier_has_them() -> None:
+    def with_two_tiers(*, down: bool) -> Topology:
+        east = region("east", down="east-web")
+        behind = CacheServer(name="east-behind", grpc="host:1", admin="host:2", down=down)
+        return topology_of(
+            msgspec.structs.replace(east, followers=(*east.followers, Tier(name="all", servers=(behind,))))
+        )
+
+    answer = Answer({"topology_version": 7, "staleness_seconds": {"db-1": 1.2}, "hit_rate": 0.5})
+    gone = "east: follower east-web does not answer, and is marked down in the topology: refused"
+    refused = Answer({}, "refused")
+    assert problems(with_two_tiers(down=False), east_web=refused, east_behind=answer) == [gone]
+    first, second = problems(with_two_tiers(down=True), east_web=refused, east_behind=answer)
+    assert first.startswith(f"{gone}. Reads and writes of 4 of its shards fail")
+    assert "Run tao undrain east-behind" in second
 
 
 def test_one_region_without_tailers_measures_nothing_and_that_is_no_fault() -> None:

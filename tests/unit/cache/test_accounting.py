@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-TOLERANCE = 0.15
+TOLERANCE = 0.15 if sys.version_info < (3, 14) else 0.2
+"""Small objects take a sixth less on CPython 3.14 than the cache believes, which errs on the safe side."""
 TOLERANCE_OF_A_MIX = 0.1
 
 FILL = """

@@ -221,3 +221,17 @@ def test_several_edges_come_and_go_at_once() -> None:
     change = ListChange(ID1, ATYPE, v(5), v(6), 5, (GoneEdge(190, 90), GoneEdge(170, 70)), tuple(edges_of(85, 45)))
     assert cache.apply(change, 1, 0.0) is Applied.APPLIED
     assert decode_block(cache.peek_list(ID1, ATYPE) or b"") == edges_of(85, 80, 60, 50, 45)
+
+
+def test_a_change_was_applied_when_the_key_is_held_at_its_version_and_the_version_is_its_floor() -> None:
+    cache = open_cache()
+    store_list(cache, v(5), edges_of(50))
+    assert not cache.has_applied(ID1, ATYPE, v(5), 1), "a fill brings the version, and no filter hears of it"
+    cache.apply(list_change(5, 2, put=(60,)), 1, 0.0)
+    assert cache.has_applied(ID1, ATYPE, v(6), 1)
+    assert cache.has_applied(ID1, ATYPE, v(5), 1)
+    assert not cache.has_applied(ID1, ATYPE, v(7), 1)
+    assert not cache.has_applied(ID1, ATYPE, v(6), 2), "the epoch of the change is news"
+    assert not cache.has_applied(ID1, 0, v(6), 1)
+    cache.bump_shard(ID1 >> SHARD_SHIFT)
+    assert not cache.has_applied(ID1, ATYPE, v(6), 1), "a writer may insert what is not held"

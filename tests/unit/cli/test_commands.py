@@ -78,6 +78,7 @@ def test_help_imports_no_server_no_driver_and_no_transport() -> None:
         ("get", "1"),
         ("list", "1", "friend"),
         ("count", "1", "friend"),
+        ("sets", "1.friend & 2.friend"),
         ("add", "object", "user"),
         ("delete", "object", "1", "--yes"),
         ("stats",),
@@ -99,7 +100,7 @@ def test_a_cluster_that_does_not_answer_is_reported_in_one_line_with_a_hint() ->
 def test_a_command_that_there_is_not_names_those_that_there_are() -> None:
     result = call("load", "people.csv")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "No such command 'people.csv'. The commands here are objects, edges." in result.stderr
+    assert "No such command 'people.csv'. The commands here are objects, edges, nodes." in result.stderr
     assert "The commands here" not in call("load", "object").stderr
     assert "The commands here" not in call("people.csv").stderr
 
@@ -121,10 +122,11 @@ def test_text_in_place_of_a_number_is_no_valid_integer(command: tuple[str, ...])
 
 CHANGING = (
     "accounts", "backup restore", "database balance", "database drop-moved", "database move", "database split",
-    "delete edge", "delete object", "dev reset", "drain", "invalidate", "migrate", "promote", "rejoin", "repair",
-    "replicate", "reseed", "shard clone", "shard unclone", "topology add-server", "topology add-shards",
-    "topology import", "topology mark-down", "topology mark-up", "topology move-shard", "topology record-changes",
-    "topology remove-server", "token revoke", "topology unmove-shard", "undrain",
+    "delete edge", "delete object", "dev reset", "drain", "invalidate", "journal discard", "journal drain",
+    "journal inject", "migrate", "promote", "rejoin", "repair", "replicate", "reseed", "shard clone", "shard unclone",
+    "topology add-server", "topology add-shards", "topology import", "topology mark-down", "topology mark-up",
+    "topology move-shard", "topology record-changes", "topology remove-server", "token revoke",
+    "topology unmove-shard", "undrain",
 )  # fmt: skip
 
 

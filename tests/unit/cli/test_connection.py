@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import click
@@ -10,9 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from tao.admin.connection import ClusterTarget, region_of
-from tao.cli.connection import target_of
+from tao.cli.connection import on_graph, target_of
 from tao.cli.options import region_options
-from tao.model.errors import TopologyError
+from tao.model.errors import TopologyError, Unavailable
 from tao.topology.document import dump_topology
 from tests.unit.leader.test_forwarded_writes import topology
 
@@ -35,6 +37,26 @@ def region_with(target: str, *arguments: str, environment: str | None = None) ->
     )
     assert result.exit_code == 0
     return result.stdout.strip()
+
+
+def test_a_server_that_cannot_be_reached_refers_to_the_command_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    @asynccontextmanager
+    async def connected(_: ClusterTarget) -> AsyncIterator[None]:
+        yield
+
+    async def fail(_: object) -> None:
+        raise Unavailable("follower-1a is down")
+
+    monkeypatch.setattr("tao.cli.connection.open_graph", connected)
+
+    @click.command()
+    @region_options
+    def command() -> None:
+        on_graph(fail)
+
+    result = CliRunner().invoke(command, ["--connect", "127.0.0.1:1"])
+    assert isinstance(result.exception, Unavailable)
+    assert result.exception.__notes__ == ["`tao status` names the servers that do not answer"]
 
 
 def test_for_a_topology_file_it_is_the_first_region(document: str) -> None:

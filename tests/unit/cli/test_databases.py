@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tao.admin.documents import example_schema_file
+from tao.cli import databases
 from tao.cli.commands import tao
 from tao.devcluster.database import DatabaseInstance
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
@@ -51,6 +52,18 @@ def test_passwords_are_taken_from_the_environment(topology: str) -> None:
         result = call(*command, "--topology", topology, "--yes")
         assert (result.exit_code, result.stdout) == (2, "")
         assert "PASSWORD is not set" in result.stderr
+
+
+def test_nothing_is_migrated_at_a_master_that_was_replaced_since_the_question(
+    topology: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def promote(_question: str) -> None:
+        Path(topology).write_text(topology_of(DatabaseServer(name="db-there", port=1)))
+
+    monkeypatch.setattr(databases, "ask", promote)
+    schema = str(example_schema_file())
+    result = call("migrate", "--topology", topology, "--schema", schema, TAO_ADMIN_PASSWORD="x")
+    assert (result.exit_code, "a master was replaced since the question" in result.stderr) == (2, True)
 
 
 def test_nothing_is_done_without_a_yes(topology: str) -> None:

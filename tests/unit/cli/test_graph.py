@@ -46,13 +46,16 @@ class FakeGraph:
             raise WrongType(f"object {object_id} is of type 'user', not {otype!r}")
         return True
 
-    async def assoc_range(self, _id1: int, _atype: str, pos: int, limit: int) -> Edges:
+    async def assoc_range(self, _id1: int, _atype: str, pos: int, limit: int, *, state: str | None) -> Edges:
+        assert state is None
         found = Edges(Edge(number) for number in range(self.length)[pos : pos + min(limit, LIMIT)])
         found.list_count = self.length
         return found
 
-    async def assoc_time_range(self, id1: int, atype: str, _high: int, _low: int, limit: int) -> Edges:
-        return await self.assoc_range(id1, atype, 0, limit)
+    async def assoc_time_range(
+        self, id1: int, atype: str, _high: int, _low: int, limit: int, *, state: str | None
+    ) -> Edges:
+        return await self.assoc_range(id1, atype, 0, limit, state=state)
 
 
 @pytest.fixture

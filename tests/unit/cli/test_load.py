@@ -81,7 +81,7 @@ def test_a_load_that_fails_says_the_same(monkeypatch: pytest.MonkeyPatch, tmp_pa
         3,
         (
             "tao: UNAVAILABLE: follower-1a is away; the load stopped after line 51 (50 loaded): repeat the same "
-            "command to continue from there\n"
+            "command to continue from there when `tao status` names no server that does not answer\n"
         ),
     )
 

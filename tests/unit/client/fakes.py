@@ -11,7 +11,7 @@ from tao.client.graph import Graph
 from tao.client.settings import ClientSettings
 from tao.model.edge_block import COMPLETE, LIMIT_CUT, PREFIX, empty_block, encode_block
 from tao.model.errors import TaoError
-from tao.model.graph import ABSENT, Edge, encode_count, encode_object
+from tao.model.graph import ABSENT, EXISTS, EXISTS_NOT, Edge, encode_count, encode_object
 from tao.model.ids import MAX_ID, SHARD_SHIFT
 from tao.model.queries import TimeRangeQuery
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, ServerPlace, Tier, Topology
@@ -113,6 +113,12 @@ class FakeLink:
         self.is_down = False
         self.is_impaired = False
 
+    def hold(self) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
     def send(self, request: pb.Request, timeout_seconds: float, on_answer: AnswerHandler) -> None:
         self.sent.append(request)
         self.timeouts.append(timeout_seconds)
@@ -134,6 +140,8 @@ class FakeLink:
                 return pb.Answer(read=pb.ReadAnswer(values=self.values(request.read)))
             case "write":
                 return pb.Answer(write=pb.WriteAnswer(results=[self.result(each) for each in request.write.writes]))
+            case "await_applied":
+                return pb.Answer(write=pb.WriteAnswer(results=[pb.WriteResult(found=True, forgotten=True)]))
             case "get_topology":
                 topology = self.cluster.topology
                 document = pb.TopologyDocument(version=topology.version, json=dump_topology(topology).encode())
@@ -186,6 +194,8 @@ class FakeLink:
             whole = lists.get((id1, atype), [])
             edges = [edge for edge in whole if edge.id2 in wanted and high >= edge.time >= low]
             values.append(encode_block(1, len(whole), edges, 0))
+        for id1, atype, id2 in zip(batch.exist_id1s, batch.exist_atypes, batch.exist_id2s, strict=True):
+            values.append(EXISTS if id2 in {edge.id2 for edge in lists.get((id1, atype), [])} else EXISTS_NOT)
         return values
 
     def result(self, write: pb.Write) -> pb.WriteResult:
@@ -208,6 +218,10 @@ class FakeLink:
             return pb.WriteResult(id=object_id, found=existed)
         if write.HasField("obj_delete"):
             return pb.WriteResult(found=self.cluster.objects.pop(write.obj_delete.id, None) is not None)
+        if write.HasField("assoc_delete"):
+            gone = write.assoc_delete
+            kept = [each for each in self.cluster.lists.get((gone.id1, gone.atype), []) if each.id2 != gone.id2]
+            self.cluster.lists[gone.id1, gone.atype] = kept
         if write.HasField("assoc_add"):
             edge = write.assoc_add
             stored = self.cluster.lists.setdefault((edge.id1, edge.atype), [])
@@ -233,7 +247,7 @@ def silent(link: FakeLink, request: pb.Request, on_answer: AnswerHandler) -> Non
 
 
 def _block(edges: list[Edge], part: slice, count: int | None = None, flags: int = 0) -> bytes:
-    if not edges:
+    if not edges and not count:
         return empty_block(1)
     return encode_block(1, len(edges) if count is None else count, edges[part], COMPLETE | PREFIX | flags)
 

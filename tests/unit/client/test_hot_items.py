@@ -9,7 +9,7 @@ import pytest
 
 from tao.client import ClientSettings, Graph, SomeFailed, StaleRead, Unavailable, WriteLost, WriteToken
 from tao.model.errors import TaoError
-from tao.model.graph import encode_object
+from tao.model.graph import Edge, encode_object
 from tao.wire.convert import error_to_pb
 from tao.wire.session import AnswerHandler
 from tao.wire.v1 import session_pb2 as pb
@@ -217,3 +217,31 @@ async def test_a_caller_that_is_cancelled_leaves_the_query_to_the_others(graph: 
     await asyncio.sleep(0)
     asked[0].cancel()
     assert await asked[1] == "ada"
+
+
+async def test_checks_of_a_hot_list_share_one_query_and_are_never_compared_by_version(
+    graph: Graph, cluster: FakeCluster
+) -> None:
+    """The byte that answers a check has no version."""
+    cluster.lists[A, 3] = [Edge(B, 1)]
+    atype = graph.schema.atype(3).name
+    assert await graph.assoc_exists(A, atype, B)
+    before = graph.stats.queries
+    assert await asyncio.gather(*(graph.assoc_exists(A, atype, B) for _ in range(5))) == [True] * 5
+    assert graph.stats.queries - before == 1
+    sent = cluster.batches()[-1].read
+    assert (list(sent.known_slots), list(sent.minimum_slots)) == ([], [])
+    cluster.lists[A, 3] = []
+    assert not await graph.assoc_exists(A, atype, B)
+
+
+async def test_an_unchecked_check_does_not_hide_the_graphs_own_write(cluster: FakeCluster, hot: Hot) -> None:
+    cluster.lists[A, 3] = []
+    settings = ClientSettings(hot_unchecked_ms=60_000.0)
+    async with await cluster.connect(settings) as graph:
+        atype = graph.schema.atype(3).name
+        for _ in range(3):
+            assert not await graph.assoc_exists(A, atype, B)
+        assert graph.stats.hot_unchecked == 2
+        await graph.assoc_add(A, atype, B, fields=None)
+        assert await graph.assoc_exists(A, atype, B)

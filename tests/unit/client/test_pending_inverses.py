@@ -8,11 +8,12 @@ import pytest
 
 from tao.client import EdgeWrite, Graph, SomeFailed, StaleRead, WriteToken
 from tao.model.changes import ListChange, ShardMessages
-from tao.model.errors import PermissionDenied, Unavailable
-from tao.model.graph import ListKey
+from tao.model.errors import DatabaseDown, PermissionDenied, Unavailable
+from tao.model.graph import ListKey, encode_count
 from tao.model.ids import SHARD_SHIFT
 from tao.model.tokens import MAX_PENDING, PendingInverse
 from tao.wire.convert import error_to_pb, shard_messages_to_pb
+from tao.wire.read_batch import ExistsRow
 from tao.wire.v1 import session_pb2 as pb
 from tests.unit.client.fakes import SCHEMA, FakeCluster, FakeLink, make_id
 
@@ -153,7 +154,17 @@ async def test_a_pair_that_was_settled_without_a_version_is_read_from_the_master
 ) -> None:
     await write_pending(graph, monkeypatch)
     coordinator.version = 0
-    await graph.assoc_count(HIGH, "liked_by")
+    answer = FakeLink.answer
+
+    def refuse(link: FakeLink, request: pb.Request) -> pb.Answer:
+        if not request.HasField("read"):
+            return answer(link, request)
+        return pb.Answer(read=pb.ReadAnswer(failed_slots=[0], errors=[error_to_pb(DatabaseDown("no master"))]))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeLink, "answer", refuse)
+        with pytest.raises(DatabaseDown):
+            await graph.assoc_count(HIGH, "liked_by")
     coordinator.error = Unavailable("cut off")
     await graph.assoc_count(HIGH, "liked_by")
     assert last_read(cluster).critical
@@ -161,6 +172,58 @@ async def test_a_pair_that_was_settled_without_a_version_is_read_from_the_master
     await write_pending(graph, monkeypatch)
     with pytest.raises(StaleRead, match="cut off"):
         await graph.assoc_count(HIGH, "liked_by")
+
+
+@pytest.mark.parametrize("many", [False, True])
+async def test_a_read_of_the_master_tells_the_version_that_later_reads_ask_for(
+    graph: Graph, cluster: FakeCluster, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch, many: bool
+) -> None:
+    """Otherwise a list that this graph goes on writing is read from its master for ever."""
+    await write_pending(graph, monkeypatch)
+    coordinator.version = 0
+    for is_critical in (True, False):
+        before = len(cluster.batches())
+        if many:
+            await graph.assoc_range_many([(HIGH, "liked_by", 0, 5), (OTHER, "liked_by", 0, 5)])
+        else:
+            await graph.assoc_count(HIGH, "liked_by")
+        assert any(request.read.critical for request in cluster.batches()[before:]) is is_critical
+    await graph.assoc_count(HIGH, "liked_by")
+    assert list(last_read(cluster).minimum_versions) == [1]
+    assert len(coordinator.asked) == 1
+
+
+async def test_an_answer_about_existence_has_no_version(
+    graph: Graph, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await write_pending(graph, monkeypatch)
+    graph._own_writes.settled({PENDING: 0}, (), before=1)
+    row = ExistsRow(HIGH, LIKED_BY, LOW)
+    written = graph._pending_inverses.written([row], graph._own_writes.pending)
+    written.note_read([row], [b"\x01"])
+    assert graph._own_writes.pending == {(HIGH, LIKED_BY): {PENDING: 0}}
+    written.note_read([row], [encode_count(9, 1)])
+    assert graph._own_writes.pending == {}
+
+
+async def test_a_write_that_leaves_the_inverse_pending_while_the_master_is_read_is_not_forgotten(
+    graph: Graph, cluster: FakeCluster, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await write_pending(graph, monkeypatch)
+    coordinator.version = 0
+    values = FakeLink.values
+
+    def meanwhile(link: FakeLink, batch: pb.ReadBatch) -> list[bytes]:
+        result = pb.WriteResult(inverse_pending=True)
+        result.pending.add(id1=PENDING.id1, atype=PENDING.atype, coordinator_id=PENDING.coordinator_id)
+        graph._own_writes.record([result])
+        return values(link, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeLink, "values", meanwhile)
+        await graph.assoc_count(HIGH, "liked_by")
+    await graph.assoc_count(HIGH, "liked_by")
+    assert len(coordinator.asked) == 2
 
 
 async def test_of_pending_writes_that_a_token_cannot_name_all_between_the_two_shards_are_settled(

@@ -78,6 +78,15 @@ async def test_the_inverse_lists_give_the_same_answer_as_the_list(graph: Graph, 
     assert (graph.stats.reverse_lookups, graph.stats.reverse_lookup_fallbacks) == (4, 0)
 
 
+async def test_a_set_asks_the_list_itself_because_an_inverse_may_be_pending(graph: Graph, cluster: FakeCluster) -> None:
+    newest = PEOPLE[0]
+    cluster.lists[newest, FAN_OF].clear()
+    fans = graph.edge_set(PAGE, "fans")
+    assert set(await fans.among(PEOPLE[:3])) == set(PEOPLE[:3])
+    assert asked(cluster) == {(PAGE, FANS)}
+    assert graph.stats.reverse_lookups == 0
+
+
 async def test_a_many_form_sends_one_message_to_each_server_whichever_lists_it_asks(
     graph: Graph, cluster: FakeCluster
 ) -> None:
@@ -232,6 +241,63 @@ async def test_the_caller_receives_the_error_when_both_ends_fail(graph: Graph, c
 async def test_an_edge_that_only_the_inverse_list_has_so_far_is_returned(graph: Graph, cluster: FakeCluster) -> None:
     cluster.lists[NOBODY, FAN_OF] = [Edge(PAGE, 1)]
     assert (await graph.assoc_get(PAGE, "fans", [NOBODY])).id2s == [NOBODY]
+
+
+def checked(cluster: FakeCluster) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
+    """The lists of the checks and of the counts that were sent since the last call."""
+    checks: set[tuple[int, int]] = set()
+    counts: set[tuple[int, int]] = set()
+    for link in cluster.links.values():
+        for request in link.sent:
+            checks.update(zip(request.read.exist_id1s, request.read.exist_atypes, strict=True))
+            counts.update(zip(request.read.count_id1s, request.read.count_atypes, strict=True))
+        link.sent.clear()
+    return checks, counts
+
+
+async def test_a_check_of_a_long_list_asks_the_inverse_list(graph: Graph, cluster: FakeCluster) -> None:
+    for id2, exists in ((PEOPLE[5], True), (NOBODY, False)):
+        assert await graph.assoc_exists(PAGE, "fans", id2) is exists
+        assert checked(cluster) == ({(id2, FAN_OF)}, set())
+    assert await graph.assoc_exists_many([(PAGE, "fans", PEOPLE[1]), (PEOPLE[0], "fan_of", PAGE)]) == [True, True]
+    assert checked(cluster) == ({(PEOPLE[1], FAN_OF), (PEOPLE[0], FAN_OF)}, set())
+    assert await graph.assoc_exists(PAGE, "fans", PEOPLE[1], critical=True)
+    assert checked(cluster) == ({(PAGE, FANS)}, set())
+    assert graph.stats.reverse_lookups == 3
+
+
+async def test_the_first_check_of_a_list_learns_its_length_and_short_lists_are_measured_again(
+    cluster: FakeCluster,
+) -> None:
+    cluster.schema = SCHEMA
+    befriend(cluster, PAGE, PEOPLE[:2])
+    async with await cluster.connect() as graph:
+        measured = 0
+        for _ in range(130):
+            assert await graph.assoc_exists(PAGE, "fans", PEOPLE[0])
+            checks, counts = checked(cluster)
+            assert checks == {(PAGE, FANS)}
+            measured += counts == {(PAGE, FANS)}
+        assert measured == 3
+        befriend(cluster, PAGE, PEOPLE)
+        found = set[tuple[int, int]]()
+        for _ in range(66):
+            assert await graph.assoc_exists(PAGE, "fans", PEOPLE[1])
+            found |= checked(cluster)[0]
+        assert (PEOPLE[1], FAN_OF) in found
+
+
+async def test_a_reversed_check_that_fails_is_answered_by_the_list(graph: Graph, cluster: FakeCluster) -> None:
+    def far_end_is_away(link: FakeLink, request: pb.Request, on_answer: AnswerHandler) -> None:
+        answer = link.answer(request)
+        if PAGE not in request.read.exist_id1s:
+            answer = pb.Answer(error=error_to_pb(Unavailable("away")))
+        on_answer(answer)
+
+    for name in ("near-1", "far-1"):
+        cluster.link(name).behaviour = far_end_is_away
+    assert await graph.assoc_exists(PAGE, "fans", PEOPLE[4])
+    assert (graph.stats.reverse_lookups, graph.stats.reverse_lookup_fallbacks) == (1, 1)
 
 
 def test_the_former_names_are_accepted() -> None:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tao.client import Graph, InvalidArgument, SyncGraph, Unavailable, WriteToken
+from tao.client import Graph, InvalidArgument, SyncGraph, Unavailable, UnknownJob, WriteToken
 from tao.model.graph import encode_object
 from tests.unit.client.fakes import SCHEMA, FakeCluster, make_id
 
@@ -30,9 +30,9 @@ def test_both_graphs_have_the_same_operations_with_the_same_signatures() -> None
         one, other = inspect.getattr_static(Graph, name), inspect.getattr_static(SyncGraph, name)
         assert isinstance(one, property) == isinstance(other, property), name
         if not isinstance(one, property):
-            assert str(inspect.signature(one)).replace("-> 'AsyncIterator", "-> 'Iterator") == str(
-                inspect.signature(other)
-            ), name
+            blocking = str(inspect.signature(one)).replace("-> 'AsyncIterator", "-> 'Iterator")
+            blocking = blocking.replace("-> 'EdgeSet'", "-> 'SyncEdgeSet'").replace("-> 'Job'", "-> 'SyncJob'")
+            assert blocking == str(inspect.signature(other)), name
 
 
 def test_operations_work_without_a_loop() -> None:
@@ -136,3 +136,13 @@ def test_reads_take_tokens_without_a_loop() -> None:
             graph.obj_get_many([make_id(1)], after="garbage")
     (request,) = cluster.batches()
     assert list(request.read.minimum_versions) == [5]
+
+
+def test_a_job_is_followed_without_a_loop() -> None:
+    with sync_graph() as graph:
+        job = graph.job(9)
+        assert (job.id, job.state, job.done, job.edges, job.error) == (9, "unknown", False, 0, "")
+        added = graph.add_job("walk", {}, near=1)
+        with pytest.raises(UnknownJob):  # the followers here keep no jobs
+            added.wait()
+        assert not job.refresh().cancel()

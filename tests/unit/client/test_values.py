@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tao.client import Assoc, AssocList, Object, ProtocolError
+from tao.client.values import Accepted
 from tao.model.edge_block import COMPLETE, LIMIT_CUT, encode_block
 from tao.model.graph import Edge
+from tao.model.receipts import Receipt
+from tao.model.tokens import WriteToken
 from tao.schema.codec import decode_fields, encode_fields
 from tao.schema.types import FieldValue, GraphType
 from tests.unit.client.fakes import SCHEMA
@@ -63,6 +66,14 @@ def test_objects_with_equal_id_type_and_fields_are_equal() -> None:
     assert edge == Assoc(1, FOLLOWS, 2, 3, encode_fields(FOLLOWS, {"notify": False}))
     assert len({edge, Assoc(1, FOLLOWS, 2, 3), Assoc(1, FOLLOWS, 2, 4)}) == 2
     assert edge != (1, 2)
+
+
+def test_a_receipt_is_printed_as_its_id_without_the_proof() -> None:
+    async def wait(_: Accepted, __: float | None) -> WriteToken:
+        raise AssertionError("nobody waits")
+
+    receipt = Accepted(Receipt("follower-1b", "the-journal", 17, b"the-proof").encoded(), (3,), wait)
+    assert f"{receipt} {receipt!r}" == "<Receipt follower-1b/17> <Receipt follower-1b/17>"
 
 
 def test_a_list_is_a_sequence_with_columns() -> None:

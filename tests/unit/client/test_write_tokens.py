@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from tao.client import ClientSettings, Graph, InvalidArgument, SomeFailed, StaleRead, TaoError, WriteLost, WriteToken
+from tao.client.operations import token_without_result
 from tao.client.own_writes import OwnWrites
 from tao.model.ids import SHARD_SHIFT
-from tao.model.tokens import MAX_KEYS
+from tao.model.tokens import MAX_KEYS, PendingShard
 from tao.wire.v1 import session_pb2 as pb
 from tests.unit.client.fakes import SCHEMA, FakeCluster, failing, make_id, make_topology, until
 
@@ -290,3 +291,11 @@ async def test_a_lost_write_of_a_token_forgets_no_own_write(cluster: FakeCluster
             await read(graph, after=WriteToken([(ALICE, 0, 7), (ALICE, FRIEND, 9)]))
     await graph.assoc_count(ALICE, "friend")
     assert minimums(reads(cluster)[-1]) == {0: 1}
+
+
+def test_token_of_a_write_whose_result_is_not_kept_has_an_owed_inverse_settled() -> None:
+    for shards in ((2, 5), (5, 2)):
+        token = token_without_result(shards)
+        assert token.pending_at(5) == [PendingShard(5, 2)], "the list of the greater id may lack the edge"
+        assert not token.pending_at(2)
+    assert not token_without_result((2,)).has_pending

@@ -53,8 +53,12 @@ WRONG: list[tuple[type[RequestError], str, Call]] = [
     (InvalidArgument, "item 0: pos is -1", lambda g: g.assoc_time_range_many([(1, "friend", 9, 0, 5, -1)])),
     (InvalidArgument, r"id2s\[2\] is -4", lambda g: g.assoc_get(1, "friend", [2, 3, -4])),
     (TooLarge, "id2s holds 6001 ids; .* at most 6000", lambda g: g.assoc_get(1, "friend", range(1, 6002))),
+    (InvalidArgument, "id2 is 0", lambda g: g.assoc_exists(1, "friend", 0)),
+    (UnknownType, "stranger", lambda g: g.assoc_exists(1, "stranger", 2)),
+    (InvalidArgument, "item 1: id2 is -4", lambda g: g.assoc_exists_many([(1, "friend", 2), (1, "friend", -4)])),
+    (TooLarge, "6001 edges .* at most 6000", lambda g: g.assoc_exists_many([(1, "friend", 2)] * 6001)),
     (InvalidArgument, "low is -1", lambda g: g.assoc_get(1, "friend", [2], None, -1)),
-    (InvalidArgument, "item 0 must be a tuple of 4 arguments", lambda g: g.assoc_range_many([(1,)])),  # type: ignore[list-item]
+    (InvalidArgument, "item 0 must be a tuple of 4 to 5 arguments", lambda g: g.assoc_range_many([(1,)])),  # type: ignore[list-item]
     (InvalidArgument, "item 1: limit is -1", lambda g: g.assoc_range_many([(1, "friend", 0, 5), (1, "friend", 0, -1)])),
     (UnknownType, "unknown object type 'usr'", lambda g: g.obj_add("usr")),
     (UnknownType, "unknown object type 'usr'", lambda g: g.obj_delete(1, "usr")),

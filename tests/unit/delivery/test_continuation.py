@@ -32,6 +32,11 @@ class Leader:
         span = Span(1, H, after, numbers[-1] if numbers else after)
         self.publisher.publish_relay([ShardMessages(1, 1, messages)], [span], self._stored)
 
+    def relay_part(self, span: Span, version: int) -> None:
+        """Relay a part of a transaction."""
+        messages = (ObjectInvalidation(1 << 47 | 1, version),)
+        self.publisher.publish_relay([ShardMessages(1, 1, messages)], [span], self._stored)
+
     def pass_time(self) -> None:
         while self.timers:
             self.timers.pop(0)()
@@ -243,3 +248,120 @@ def test_an_idle_shard_stays_warm_whose_repeats_have_left_the_log() -> None:
     follower.disconnect()
     follower.connect()
     assert follower.take() == []
+
+
+FIRST_PART = Span(1, H, 11, 11, more=True)
+LAST_PART = Span(1, H, 11, 12, within=True)
+
+
+def test_a_subscriber_at_the_position_before_a_transaction_in_parts_misses_no_part() -> None:
+    leader = Leader()
+    deliveries = leader.subscribe(AT_11)
+    leader.relay_part(FIRST_PART, 121)
+    assert outcomes(deliveries) == [], "nobody is continued within a transaction"
+    leader.relay_part(LAST_PART, 122)
+    assert outcomes(deliveries) == ["continued"]
+    assert versions(deliveries) == [121, 122]
+    assert claim(deliveries) == (H, 12)
+
+
+def test_a_part_in_the_spool_is_replayed_to_a_subscriber_at_the_position_before_it() -> None:
+    leader = Leader(SpoolDisk())
+    leader.relay(10, 11)
+    leader.relay_part(FIRST_PART, 121)
+    leader.relay_part(LAST_PART, 122)
+    for number in range(13, 17):  # the memory log has no room for the parts any more
+        leader.relay(number - 1, number)
+    deliveries = leader.subscribe(AT_11)
+    assert outcomes(deliveries)[0] == "continued"
+    assert versions(deliveries)[:6] == [121, 122, 13, 14, 15, 16]
+
+
+def test_a_leader_that_received_only_the_last_part_of_a_transaction_does_not_continue_what_precedes_it() -> None:
+    leader = Leader()
+    stream = leader.subscribe(Position(1))
+    leader.relay(10, 11)
+    assert claim(stream) == (H, 11)
+    leader.publisher.forget_proofs([1])
+    leader.relay_part(LAST_PART, 122)  # another leader has acknowledged the first
+    deliveries = leader.subscribe(AT_11)
+    assert outcomes(deliveries) == []
+    assert leader.publisher.take_wanted("db") == [Span(1, H, 11, 11)]
+    leader.relay_part(FIRST_PART, 121)
+    leader.relay_part(LAST_PART, 122)
+    assert outcomes(deliveries) == ["continued"]
+    assert set(versions(deliveries)) == {121, 122}
+
+
+def test_a_restarted_leader_has_not_what_came_of_a_transaction_before_it_crashed() -> None:
+    disk = SpoolDisk()
+    before = Leader(disk)
+    before.relay(10, 11)
+    before.relay_part(FIRST_PART, 121)
+    after = Leader(disk, "run-2")
+    deliveries = after.subscribe(AT_11)
+    after.relay_part(LAST_PART, 122)
+    assert outcomes(deliveries) == []
+    after.pass_time()
+    assert outcomes(deliveries) == ["reset"]
+
+
+def test_a_part_that_has_left_the_log_before_the_last_came_is_not_taken_for_held() -> None:
+    leader = Leader()
+    leader.relay(10, 11)
+    leader.relay_part(FIRST_PART, 121)
+    for version in range(4):
+        leader.publisher.publish(ShardMessages(1, 1, (ObjectInvalidation(1 << 47 | 2, version),)))
+    leader.relay_part(LAST_PART, 122)
+    assert outcomes(leader.subscribe(AT_11)) == []
+
+
+def test_a_spool_that_lost_the_first_part_of_a_transaction_begins_behind_it() -> None:
+    leader = Leader(SpoolDisk())
+    leader.relay(10, 11)
+    spool = leader.publisher.spool
+    assert isinstance(spool, MemorySpool)
+    leader.relay_part(FIRST_PART, 121)
+    spool.fail()
+    leader.relay_part(LAST_PART, 122)
+    for number in range(13, 17):
+        leader.relay(number - 1, number)
+    assert outcomes(leader.subscribe(AT_11)) == []
+    assert outcomes(leader.subscribe(Position(1, "x", 7, H, 12))) == ["continued", "more"]
+
+
+def test_dropping_a_part_from_the_spool_does_not_make_its_transaction_complete() -> None:
+    disk = SpoolDisk()
+    leader = Leader(disk)
+    leader.relay(10, 11)
+    leader.relay_part(FIRST_PART, 121)
+    spool = leader.publisher.spool
+    assert isinstance(spool, MemorySpool)
+    spool.drop_oldest(2)
+    after = Leader(disk, "run-2")
+    assert after.publisher.take_wanted("db") == [Span(1, H, 11, 11)]
+
+
+def test_messages_after_a_part_are_kept_no_earlier_than_it_when_the_shard_loses_its_link() -> None:
+    leader = Leader()
+    leader.relay(10, 11)
+    leader.relay_part(FIRST_PART, 121)
+    leader.publisher.forget_proofs([1])
+    for version in (5, 6):
+        leader.publisher.publish(ShardMessages(1, 1, (ObjectInvalidation(1 << 47 | 1, version),)))
+    deliveries = leader.subscribe(AT_11)
+    leader.relay(11)
+    assert outcomes(deliveries) == ["continued"]
+    assert versions(deliveries) == [121, 5, 6]
+
+
+def test_a_leader_that_may_have_missed_a_part_does_not_go_on_within_the_transaction() -> None:
+    """The shard moved away and back, and another leader may have received the part in the middle."""
+    leader = Leader()
+    stream = leader.subscribe(Position(1))
+    leader.relay(10, 11)
+    leader.relay_part(FIRST_PART, 121)
+    leader.publisher.forget_proofs([1])
+    leader.relay_part(LAST_PART, 123)
+    leader.pass_time()
+    assert outcomes(stream)[-1] == "reset"

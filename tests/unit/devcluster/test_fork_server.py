@@ -33,6 +33,12 @@ def preload_with_thread():
     threading.Thread(target=threading.Event().wait, daemon=True).start()
 
 
+def is_inherited(descriptor):
+    # That of the listing is closed by now. libffi keeps one of its own file, from release 3.8 on.
+    path = "/proc/self/fd/" + descriptor
+    return os.path.lexists(path) and ".so." not in os.path.realpath(path)
+
+
 def main():
     word = sys.argv[1]
     if word == "show":
@@ -41,7 +47,8 @@ def main():
         print(json.dumps({
             "argv": sys.argv[1:], "command": command, "variable": os.environ.get("VARIABLE"), "folder": os.getcwd(),
             "parent": os.getppid(), "session": os.getsid(0), "imported_by": sys.modules["program"].IMPORTED_BY,
-            "descriptors": sorted(os.listdir("/proc/self/fd"), key=int),
+            "path": sys.path,
+            "descriptors": sorted(filter(is_inherited, os.listdir("/proc/self/fd")), key=int),
         }))
     elif word == "exit":
         sys.exit(int(sys.argv[2]))
@@ -92,8 +99,15 @@ async def test_the_program_finds_what_it_would_find_if_it_had_been_executed(run:
     assert shown["command"] == [sys.executable, "-P", "-m", "program", "show", "a word"]
     assert (shown["variable"], shown["folder"]) == ("value", str(process.log_path.parent))
     assert (shown["parent"], shown["session"]) == (os.getpid(), process.pid)
-    # The last one is that of the listing itself.
-    assert shown["descriptors"] == ["0", "1", "2", "3"]
+    assert shown["descriptors"] == ["0", "1", "2"]
+
+
+async def test_folders_of_the_programs_python_path_are_searched_first(run: Run, program: Path) -> None:
+    process = run("show", PYTHONPATH=f"/added{os.pathsep}{program}")
+    assert await process.wait() == 0
+    path = json.loads(process.log_tail())["path"]
+    assert path[0] == "/added"
+    assert path.count(str(program)) == 1
 
 
 async def test_the_modules_are_those_of_the_fork_server(run: Run) -> None:

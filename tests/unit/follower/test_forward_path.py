@@ -21,10 +21,11 @@ from tao.model.errors import (
     Unavailable,
 )
 from tao.model.writes import AssocAdd, ObjAdd
+from tao.routing.fair_shares import ShareSettings
 from tao.serving.forward_path import ForwardSettings
 from tao.topology import edits
-from tao.wire.convert import write_to_pb
-from tao.wire.session import NO_DEADLINE_MS
+from tao.wire.convert import error_to_pb, write_to_pb
+from tao.wire.session import NO_DEADLINE_MS, AnswerHandler
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import COMMENT, FRIEND, USER, make_id, make_topology
 from tests.rigs.links_rig import MemoryReply
@@ -245,3 +246,85 @@ async def test_a_writer_does_not_wait_for_a_sibling_that_is_marked_down(region: 
     await near.write(AssocAdd(A, FRIEND, FAR, 1, b""))
     assert not sibling.sent
     assert near.writes.siblings_missed == 0
+
+
+# ---- what pauses before another attempt keeps no place in its caller's share ----------------------------------------
+
+LONG_PAUSES = ForwardSettings(first_pause_seconds=600.0, max_pause_seconds=600.0, max_wait_seconds=3_600.0)
+TWO_WRITES = ShareSettings(max_under_way_per_caller=8, max_under_way_beside_others=8)
+WRITE = pb.Request(deadline_ms=NO_DEADLINE_MS, write=pb.WriteBatch(writes=[write_to_pb(add())]))
+RESERVATION = pb.Request(deadline_ms=NO_DEADLINE_MS, reserve_ids=pb.ReserveIds(shard=0, count=3))
+SETTLEMENT = pb.Request(
+    deadline_ms=NO_DEADLINE_MS, settle_pairs=pb.SettlePairs(pairs=[pb.Pair(low_id=A, high_id=B, atypes=[COMMENT])])
+)
+
+
+def paused_rig() -> FollowerRig:
+    """A follower of which a caller may have two writes under way, and whose pauses do not end within a test."""
+    rig = FollowerRig("near-1", make_topology(), forwarding=LONG_PAUSES, shares=TWO_WRITES)
+    rig.subscriptions.follow_routes(rig.configuration.routes)
+    return rig
+
+
+def send(rig: FollowerRig, request: pb.Request) -> list[pb.Answer]:
+    answers: list[pb.Answer] = []
+    copy = pb.Request.FromString(request.SerializeToString())
+    rig.service.handle(copy, MemoryReply(answers.append, caller="app"))
+    return answers
+
+
+@pytest.mark.parametrize("request_", [WRITE, RESERVATION, SETTLEMENT], ids=["write", "reserve_ids", "settle_pairs"])
+async def test_requests_that_are_sent_again_leave_their_places_to_others_and_are_as_many_as_may_be_under_way(
+    request_: pb.Request,
+) -> None:
+    rig = paused_rig()
+    link, kind = rig.links["leader-1"], str(request_.WhichOneof("body"))
+    link.faults[kind] = [Unavailable("away")] * 4
+    answers = [send(rig, request_) for _ in range(4)]
+
+    def sent() -> int:
+        return sum(each.HasField(kind) for each in link.sent)  # type: ignore[arg-type]
+
+    await until(lambda: sent() == 4 and sum(map(len, answers)) == 2)
+    assert [len(each) for each in answers] == [0, 0, 1, 1]
+    for (failed,) in answers[2:]:
+        error = failed.write.results[0].error if kind == "write" else failed.error
+        assert (error.reason, "away" in error.message) == (Unavailable.reason, True)
+    assert rig.reads.shares._shares.set_aside == 8
+    assert rig.reads.shares._shares.under_way == 0
+
+
+async def test_a_miss_is_answered_while_as_many_writes_of_its_caller_pause_as_it_may_have_under_way(
+    region: RegionRig,
+) -> None:
+    rig = paused_rig()
+    link = rig.links["leader-1"]
+    link.handler = region.leader.service
+    link.faults["write"] = [Unavailable("away")] * 2
+    writes = [send(rig, WRITE) for _ in range(2)]
+    missed = send(rig, pb.Request(deadline_ms=NO_DEADLINE_MS, read=pb.ReadBatch(obj_ids=[A])))
+    await until(lambda: missed and not missed[-1].more)
+    assert [len(each.read.values) for each in missed] == [1]
+    assert writes == [[], []]
+
+
+async def test_a_batch_keeps_its_place_while_a_leader_works_on_a_part_of_it() -> None:
+    rig = paused_rig()
+    attempts: list[AnswerHandler] = []
+
+    def keep(request: pb.Request, timeout_seconds: float, on_answer: AnswerHandler) -> int:
+        attempts.append(on_answer)
+        return 1
+
+    rig.links["leader-1"].send = keep  # type: ignore[method-assign]
+    shares = rig.reads.shares._shares
+    write = write_to_pb(add())
+    answers = send(rig, pb.Request(deadline_ms=NO_DEADLINE_MS, write=pb.WriteBatch(writes=[write, write])))
+    (attempt,) = attempts
+    away, done = pb.WriteResult(error=error_to_pb(Unavailable("away"))), pb.WriteResult()
+    attempt(pb.Answer(more=True, write=pb.WriteAnswer(slots=[0], results=[away])))
+    assert (shares.under_way, shares.set_aside) == (8, 0)
+    attempt(pb.Answer(write=pb.WriteAnswer(slots=[1], results=[done])))
+    assert (shares.under_way, shares.set_aside) == (0, 8)
+    await until(lambda: answers)
+    assert [list(each.write.slots) for each in answers] == [[1]]

@@ -49,6 +49,7 @@ FOUND = pb.Answer(read=pb.ReadAnswer(values=[b"v"]))
         (READ, 3),
         (WRITE, 3),
         (pb.Request(read=pb.ReadBatch(get_id1s=[ID], get_atypes=[1])), 3),
+        (pb.Request(read=pb.ReadBatch(exist_id1s=[ID], exist_atypes=[1], exist_id2s=[2])), 3),
         (pb.Request(read=pb.ReadBatch(count_id1s=[(1 << 64) - 1], count_atypes=[1])), (1 << 17) - 1),
         (pb.Request(write=pb.WriteBatch(writes=[pb.Write(obj_add=pb.ObjAdd(shard=5))])), 5),
         (pb.Request(write=pb.WriteBatch(writes=[pb.Write(obj_add=pb.ObjAdd(id=ID, shard=5))])), 3),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -10,8 +11,9 @@ from tao.leader.write_path import WritePathSettings
 from tao.model.errors import DeadlineExceeded
 from tao.model.graph import encode_object
 from tao.model.writes import AssocAdd
+from tao.planning.coordination import scope_of
 from tao.wire.v1 import session_pb2 as pb
-from tests.rigs.leader_rig import COMMENT, LeaderRig, make_id
+from tests.rigs.leader_rig import COMMENT, SCHEMA, LeaderRig, make_id
 from tests.rigs.links_rig import MemoryReply
 from tests.rigs.memory_store import MemoryStore
 from tests.rigs.pacing import Gate, until
@@ -39,6 +41,37 @@ async def test_a_write_queued_behind_a_database_that_hangs_is_refused_at_its_dea
     gate.open()
     await hanging
     assert len(store.transactions) == 1
+    await rig.close()
+
+
+async def test_a_late_write_whose_writer_fails_does_not_keep_others_beyond_their_deadlines() -> None:
+    store = MemoryStore(4)
+    rig = LeaderRig(store, store, writes=WritePathSettings(lanes_per_server=1))
+    await rig.take(0)
+    gate = Gate()
+    store.before_commit = gate.pass_through
+    hanging = asyncio.ensure_future(rig.write(edge(1)))
+    await gate.arrived.wait()
+    failed: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
+
+    def fail(_: object) -> None:
+        raise ValueError
+
+    def begin(id2: int, seconds: float, on_done: Callable[[object], None]) -> None:
+        scope = scope_of(edge(id2), SCHEMA)
+        rig.writes.begin(edge(id2), scope, rig.clock.monotonic() + seconds, on_done, both_sides=True)
+
+    results: list[object] = []
+    begin(2, 0.01, fail)
+    begin(3, 0.02, results.append)
+    begin(4, 60.0, results.append)
+    await until(lambda: results)
+    assert [type(result) for result in results] == [DeadlineExceeded]
+    assert [type(context["exception"]) for context in failed] == [ValueError]
+    gate.open()
+    await hanging
+    await until(lambda: len(results) == 2)
     await rig.close()
 
 

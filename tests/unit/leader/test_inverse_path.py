@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from tao.leader.inverse_path import InverseSettings
-from tao.leader.remote_inverses import RemoteOutcomeUnknown
-from tao.model.changes import ShardMessages
+from tao.leader.remote_inverses import Copied, RemoteOutcomeUnknown
 from tao.model.errors import (
     DatabaseDown,
     DeadlineExceeded,
@@ -25,7 +24,7 @@ from tao.model.errors import (
     Unavailable,
 )
 from tao.model.ids import SHARD_SHIFT
-from tao.model.rows import IntentKey
+from tao.model.rows import IntentKey, IntentRow
 from tao.model.writes import AssocAdd, AssocChangeType, AssocDelete, Coordinator, SettleEdge
 from tao.runtime.clock import LoopClock
 from tests.rigs.leader_rig import COMMENT, FRIEND, LIKED_BY, LIKES, LeaderRig, OtherRigs, make_id
@@ -134,12 +133,17 @@ async def test_a_far_side_that_stays_unavailable_is_retried_until_the_writers_de
     deadline = clock.monotonic() + 5.0
 
     async def settle_slowly(
-        shard: int, settles: Sequence[SettleEdge], coordinator: Coordinator, timeout_seconds: float
-    ) -> list[ShardMessages]:
+        shard: int,
+        settles: Sequence[SettleEdge],
+        coordinator: Coordinator,
+        timeout_seconds: float,
+        *,
+        background: bool = False,
+    ) -> Copied:
         left.append(deadline - clock.monotonic())
         clock.now += timeout_seconds
         two.others.faults.append(OutcomeUnknown("silence"))
-        return await settle(shard, settles, coordinator, timeout_seconds)
+        return await settle(shard, settles, coordinator, timeout_seconds, background=background)
 
     two.others.settle = settle_slowly  # type: ignore[method-assign]
     _, pending = await two.coordinator.write(AssocAdd(HIGH, LIKED_BY, LOW, 7, b""), within=5.0)
@@ -313,6 +317,25 @@ async def test_the_intents_of_a_dead_leader_are_found_and_settled_despite_failur
     await successor.leader.close()
 
 
+async def test_intents_of_a_type_that_the_schema_lacks_stay_and_hold_up_no_others(two: TwoLeaders) -> None:
+    """The leader before has had the newer schema, and this one has not polled it yet."""
+    rows, rig = two.store.rows, two.coordinator
+    unknown = {IntentKey(make_id(64 + each), HIGH) for each in range(1, 6)}
+    for pair in unknown:
+        rows.intents[pair] = IntentRow(pair.low_id, pair.high_id, (60_000,), 1, 1)
+    two.others.faults.append(Unavailable("away"))
+    await rig.write(add(7))
+    await rig.inverses._find_intents([rig.ownership.row(0)], are_searched=False)
+    rig.inverses._settings = OFTEN  # type: ignore[misc]
+    rig.tasks(rig.inverses.settle_pending())
+    await until(lambda: rows.intents.keys() == unknown)
+    await until(lambda: not rig.inverses._pending.due(rig.others.leader_name, lambda _: False, rig.clock.monotonic()))
+    assert two.times() == ([7], [7])
+    assert rig.inverses.pairs_pending == len(unknown)
+    _, pending = await rig.write(AssocAdd(make_id(65), FRIEND, HIGH, 8, b""))
+    assert pending, "acknowledged, and written later"
+
+
 async def test_a_leader_settles_what_it_remembers_on_contact_and_leaves_the_database_alone(two: TwoLeaders) -> None:
     two.others.faults.append(Unavailable("away"))
     await two.coordinator.write(add(7))
@@ -443,7 +466,7 @@ async def test_intents_that_a_former_master_was_asked_for_are_asked_for_again_by
     await two.coordinator.write(add(7))
     refreshed = []
 
-    async def refresh() -> bool:
+    async def refresh(_: float) -> bool:
         refreshed.append(len(two.store.intent_faults))
         return True
 
@@ -563,10 +586,15 @@ async def test_a_change_of_type_whose_copy_may_have_been_written_has_an_unknown_
         faults[0].__cause__ = RemoteOutcomeUnknown("in COMMIT")
 
     async def settle_slowly(
-        shard: int, settles: Sequence[SettleEdge], coordinator: Coordinator, timeout_seconds: float
-    ) -> list[ShardMessages]:
+        shard: int,
+        settles: Sequence[SettleEdge],
+        coordinator: Coordinator,
+        timeout_seconds: float,
+        *,
+        background: bool = False,
+    ) -> Copied:
         clock.now += 6.0 / len(faults)
-        return await settle(shard, settles, coordinator, timeout_seconds)
+        return await settle(shard, settles, coordinator, timeout_seconds, background=background)
 
     two.others.settle = settle_slowly  # type: ignore[method-assign]
     two.others.after_writing = True

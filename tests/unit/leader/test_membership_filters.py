@@ -13,7 +13,7 @@ from tao.leader.membership_filters import MembershipFilters, MembershipSettings
 from tao.model.changes import ListChange
 from tao.model.edge_block import decode_block, encode_block
 from tao.model.errors import Unavailable
-from tao.model.graph import Edge
+from tao.model.graph import EXISTS_NOT, Edge
 from tao.model.queries import EdgesQuery, Fetched, MemberPage, Query, RangeQuery
 from tao.observability.logs import logger
 from tao.observability.metrics import Metrics
@@ -123,6 +123,19 @@ async def test_a_list_with_many_misses_gets_a_filter_that_spares_the_database() 
     assert number == 1
     assert size_bytes > 0
     assert rig.filters.summary()["denials"] >= 20
+
+
+async def test_a_filter_denies_existence_and_affirms_none() -> None:
+    rig = Rig()
+    for id2 in (900, 901):
+        await rig.edges(id2)
+    await until(lambda: rig.filters.built)
+    denied = list(range(1000, 1020))
+    cache, columns = rig.cache, ([ID1] * 21, [ATYPE] * 21)
+    assert cache.exist_all(*columns, [*denied, 5]) == [EXISTS_NOT] * 20 + [None]
+    assert cache.exists(ID1, ATYPE, 1000) == EXISTS_NOT
+    assert cache.exists(ID1, ATYPE, 1000, make_version(1, 2)) is None, "of that version the filter knows nothing"
+    assert rig.filters.summary()["denials"] >= 21
 
 
 async def test_a_write_during_the_scan_is_in_the_filter() -> None:

@@ -11,13 +11,20 @@ import pytest
 from tao.leader import remote_inverses
 from tao.leader.inverse_path import InversePath
 from tao.leader.ownership import Ownership, OwnershipSettings
-from tao.leader.remote_inverses import Deposed, RemoteLeaders, RemoteOutcomeUnknown, unknown_outcome_of
+from tao.leader.remote_inverses import (
+    Copied,
+    Deposed,
+    LocalInverses,
+    RemoteLeaders,
+    RemoteOutcomeUnknown,
+    unknown_outcome_of,
+)
 from tao.leader.write_path import Written
 from tao.model.changes import ShardMessages
 from tao.model.errors import DatabaseDown, Fenced, NotMine, OutcomeUnknown, ShardBlocked, TaoError, Unavailable
 from tao.model.graph import encode_object
 from tao.model.rows import IntentRow, ShardRow
-from tao.model.writes import Coordinator, SettleEdge, WriteOutcome
+from tao.model.writes import Coordinator, SettleEdge, Write, WriteOutcome
 from tao.routing.budgets import RetryBudget, RetrySettings
 from tao.serving.configuration import Configuration
 from tao.wire.convert import error_to_pb, shard_messages_to_pb
@@ -41,6 +48,7 @@ class FakeLeaders:
     def __init__(self, faults: Sequence[TaoError]) -> None:
         self.faults = list(faults)
         self.asked = self.refreshed = 0
+        self.in_background: list[bool] = []
         self.routes = SimpleNamespace(
             version=1,
             leaders=lambda _: SimpleNamespace(home=lambda _: SimpleNamespace(name="leader-2")),
@@ -50,7 +58,7 @@ class FakeLeaders:
         self.gives_up_at = 0
         self.undecided = 0
 
-    async def refresh(self) -> None:
+    async def refresh(self, _: float) -> None:
         self.refreshed += 1
         if self.refreshed == self.gives_up_at:
             self.owned.clear()
@@ -61,6 +69,7 @@ class FakeLeaders:
     async def ask(self, request: pb.Request, timeout_seconds: float) -> pb.Answer:
         assert timeout_seconds > 0
         self.asked += 1
+        self.in_background.append(request.write.background)
         if self.undecided:
             self.undecided -= 1
             error = error_to_pb(OutcomeUnknown("in COMMIT"))
@@ -76,6 +85,25 @@ async def settle(faults: Sequence[TaoError], timeout_seconds: float = 5.0) -> Fa
     fakes = FakeLeaders(faults)
     await leaders_of(fakes).settle(1, (SETTLE,), Coordinator(0, 1), timeout_seconds)
     return fakes
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_copies_in_the_background_are_no_sub_writes(background: bool) -> None:
+    """Those of a page of a node are hundreds. Before callers' writes, in the room of leaders in the middle of a write,
+    they would have those refused."""
+    fakes = FakeLeaders([])
+    leaders = leaders_of(fakes)
+    sub_writes: list[bool] = []
+
+    async def write(_: Write, __: float, *, sub_write: bool = False) -> tuple[Written, bool]:
+        sub_writes.append(sub_write)
+        return Written(WriteOutcome()), False
+
+    await leaders.settle(1, (SETTLE,), Coordinator(0, 1), 5.0, background=background)
+    leaders.local = cast(LocalInverses, SimpleNamespace(write=write))
+    fakes.owned[1] = fakes.owned[0]
+    await leaders.settle(1, (SETTLE,), Coordinator(0, 1), 5.0, background=background)
+    assert (fakes.in_background, sub_writes) == ([background], [not background])
 
 
 def leaders_of(fakes: FakeLeaders, retries: RetrySettings | None = None) -> RemoteLeaders:
@@ -143,7 +171,7 @@ async def test_a_local_shard_is_also_settled_again_after_a_commit_of_unknown_out
         return Written(WriteOutcome(found=True), [CHANGES]), False
 
     leaders.local = cast(InversePath, SimpleNamespace(write=write))
-    assert await leaders.settle(1, (SETTLE,), Coordinator(0, 1), 5.0) == [CHANGES]
+    assert await leaders.settle(1, (SETTLE,), Coordinator(0, 1), 5.0) == Copied([CHANGES], [])
     assert (fakes.asked, faults) == (0, [])
 
 
@@ -203,7 +231,7 @@ def remote_leaders(rig: Rig) -> RemoteLeaders:
 async def test_a_copy_written_in_another_region_is_applied_and_published_in_this_region_before_it_returns(
     rig: Rig,
 ) -> None:
-    messages = await remote_leaders(rig).settle(1, [COPY], Coordinator(0, 1), 5.0)
+    messages = (await remote_leaders(rig).settle(1, [COPY], Coordinator(0, 1), 5.0)).messages
     assert messages == [FORWARDED_CHANGES]
     assert rig.west.writes == ["settle_edge"]
     assert rig.cache.object(ELSEWHERE) == encode_object(V1, USER, b"new")
@@ -213,7 +241,7 @@ async def test_a_copy_written_in_another_region_is_applied_and_published_in_this
 async def test_a_copy_written_in_this_region_is_published_by_its_owner(rig: Rig) -> None:
     everything = Rig(shard_1_in="east")
     everything.links["leader-east"].handler = everything.west
-    assert await remote_leaders(everything).settle(1, [COPY], Coordinator(0, 1), 5.0) == [FORWARDED_CHANGES]
+    assert await remote_leaders(everything).settle(1, [COPY], Coordinator(0, 1), 5.0) == Copied([FORWARDED_CHANGES], [])
     assert everything.deliveries == []
 
 

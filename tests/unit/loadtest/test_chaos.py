@@ -122,3 +122,12 @@ def test_a_full_disk_counts_from_the_room_on_it_until_every_shard_is_written() -
     outcome.record.faults.append(fault("tailer_disk_full", 20.0, 24.0, 24.0, 27.0, unwritten_since=24.0))
     (aim,) = chaos._disk_aims(outcome)
     assert (aim.value, aim.met, aim.shape) == (26.0, False, "2 disks")
+
+
+def test_a_killed_leader_that_led_no_shard_delays_no_write() -> None:
+    """All masters of its region's databases were in the other region when it was killed."""
+    outcome = harness.Outcome(busy_seconds=50.0)
+    kill = fault("leader_kill", 10.0, 14.0, 14.1, 17.0)
+    outcome.record.faults.append(kill)
+    outcome.record.await_writes(kill, ())
+    assert [aim.met for aim in chaos._leader_aims(outcome)] == [True, True]

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from loadtest.drivers import WrongAnswer, at_rate
+from loadtest.peer_servers import VALKEY_SERVER
 from loadtest.peers.arena import CONTESTANTS, Prepared, check
-from loadtest.peers.caches import LOOKASIDES, MEMCACHED, REDIS
-from loadtest.peers.contestants import MYSQL, TAO, Answer
+from loadtest.peers.caches import LOOKASIDES, MEMCACHED, REDIS, VALKEY
+from loadtest.peers.contestants import MYSQL, POSTGRES, TAO, Answer
 from loadtest.peers.figures import (
     CacheCounts,
     PeerFigure,
@@ -227,6 +228,7 @@ def figure(kind: str, name: str, per_second: float, p99_us: float, **more: Any) 
         shape=kind, kind=kind, contestant=name, queries_per_operation=1, operations=10, per_second=per_second,
         rounds_per_second=[per_second], rounds_hit_rate=[0.9], p50_us=100.0, p99_us=p99_us,
         rounds_p99_us=[p99_us], quantiles_ms={}, server_cpu_us=1.0, client_cpu_us=1.0, total_cpu_us=2.0,
+        cpu_us_by_server={},
         failed=more.get("failed", {}), touched_bytes=1.0,
         hits=9, joined=0, misses=1,
         hit_rate=0.9, joined_share=0.0, follower_hit_rate=None, first_read_share=None, hit_ms=None, miss_ms=None,
@@ -241,15 +243,20 @@ def shape(kind: str, ours: float, contestants: tuple[str, ...] = CONTESTANTS) ->
 
 
 def test_aims_are_throughput_and_tails_beside_whoever_takes_part_and_nothing_wrong() -> None:
-    def texts(kind: str, *names: str) -> list[str]:
-        return [goal.describe() for goal in goals_of(kind, names).get(TAO, ())]
+    def texts(kind: str, *names: str, workload: str = "tao_atc13", exceeds: bool = False) -> list[str]:
+        goals = goals_of(kind, names, workload, data_exceeds_pool=exceeds)
+        return [goal.describe() for goal in goals.get(TAO, ())]
 
+    tails = [f"≤ 1 × {name}" for name in CONTESTANTS if name != TAO]
     assert texts("many", *CONTESTANTS) == [
-        "≥ 3 × redis_lookaside", "≥ 5 × mysql", "≤ 1 × redis_lookaside", "≤ 1 × memcached_lookaside",
-        "≤ 1 × memcached_memcachio", "≤ 1 × mysql", "≤ 1 × mysql_asyncmy",
+        "≥ 4.5 × redis_lookaside", "≥ 1.6 × memcached_lookaside", "≥ 1.6 × memcached_memcachio", "≥ 4 × mysql", *tails,
     ]  # fmt: skip
+    assert texts("many", *CONTESTANTS, exceeds=True) == ["≥ 5 × mysql", *tails]
+    assert texts("many", *CONTESTANTS, workload="linkbench") == ["≥ 2 × mysql", "≥ 1 × postgres", *tails]
+    assert texts("many", *CONTESTANTS, workload="taobench_a") == tails
     assert texts("open", TAO, MYSQL) == ["≤ 1 × mysql"]
-    assert texts("one", *CONTESTANTS) == texts("many", MYSQL) == []
+    assert texts("one", *CONTESTANTS) == ["≤ 1 × redis_lookaside"]
+    assert texts("one", TAO, MYSQL) == texts("batches", *CONTESTANTS) == texts("many", MYSQL) == []
     shapes = {"many": shape("many", 900.0), "one": shape("one", 500.0)}
     stale = [
         StaleReads(reads=10, stale=0, within="one tier", stale_by_kind={}),
@@ -268,7 +275,7 @@ def test_a_peer_that_wins_is_named_in_any_shape() -> None:
     assert [each for each in wins if each.startswith("one")] == [
         "one: memcached_lookaside is better in throughput (0.78 ×)"
     ]
-    assert len([each for each in wins if each.startswith("open")]) == 5
+    assert len([each for each in wins if each.startswith("open")]) == len(CONTESTANTS) - 1
 
 
 def test_of_some_contestants_and_shapes_what_can_be_compared_is() -> None:
@@ -284,20 +291,32 @@ def test_contestants_and_shapes_are_chosen_in_their_order() -> None:
     chosen = PeersOptions(only=("mysql", "tao"), shapes=("pair", "many"))
     assert (chosen.contestants, chosen.kinds) == (("tao", "mysql"), ("many", "pair"))
     assert chosen.at_toy_size().contestants == chosen.contestants
-    with pytest.raises(OperatorError, match="--only postgres"):
-        PeersOptions(only=("postgres",))
+    with pytest.raises(OperatorError, match="--only oracle"):
+        PeersOptions(only=("oracle",))
 
 
 def test_a_peer_whose_server_is_absent_is_skipped_with_a_reason_unless_it_was_asked_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("loadtest.peers.postgres_server._DEBIAN", tmp_path)
     found, reasons = without_absent(PeersOptions())
     assert found.contestants == ("tao", "mysql", "mysql_asyncmy")
-    assert [reason.partition(":")[0] for reason in reasons] == list(LOOKASIDES)
-    assert all("on the PATH" in reason for reason in reasons)
+    assert [reason.partition(":")[0] for reason in reasons] == [*LOOKASIDES, POSTGRES]
+    assert all(": skipped, no " in reason for reason in reasons)
     asked = PeersOptions(only=("tao", REDIS))
     assert without_absent(asked) == (asked, [])
+
+
+def test_redis_serves_valkeys_client_where_there_is_no_valkey(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("redis-server", "valkey-server"):
+        program = tmp_path / name
+        program.write_text("#!/bin/sh\necho 'server v=8.1.1 sha=0'\n")
+        program.chmod(0o755)
+        assert VALKEY_SERVER.used_name() == name
+        assert VALKEY not in "".join(without_absent(PeersOptions())[1])
+    assert VALKEY_SERVER.version() == "8.1.1"
 
 
 def test_tables_have_what_was_measured_and_leave_the_rest_empty() -> None:

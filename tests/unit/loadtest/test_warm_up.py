@@ -75,6 +75,10 @@ class Memory(Cache):
         self.values: dict[bytes, bytes] = {}
         self.multi_gets = 0
 
+    @classmethod
+    async def open(cls, host: str, ports: Sequence[int], connections: int) -> Self:
+        return cls()
+
     async def get(self, key: bytes) -> bytes | None:
         return self.values.get(key)
 

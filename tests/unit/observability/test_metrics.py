@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+from typing import cast
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -115,3 +117,16 @@ def test_two_servers_in_one_process_do_not_share_metrics() -> None:
 
 def test_the_process_itself_is_measured_when_asked_for() -> None:
     assert b"process_resident_memory_bytes" in Metrics(role="leader", server="l").render()
+
+
+def test_the_pauses_of_the_garbage_collector_are_recorded_as_long_as_the_metrics_live() -> None:
+    gc.collect()  # metrics of other tests
+    callbacks = len(gc.callbacks)
+    metrics = Metrics(role="follower", server="f-1")
+    gc.collect()
+    (pauses,) = metrics.snapshot()["tao_gc_pause_seconds"]
+    assert pauses["count"] == 1
+    assert cast(float, pauses["sum"]) > 0
+    del metrics
+    gc.collect()
+    assert len(gc.callbacks) == callbacks

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tao.model.changes import sort_edges
 from tao.model.graph import Edge, EdgeKey, ListKey
 from tao.model.ids import make_id
-from tao.model.rows import ExistingRows, IntentKey, IntentRow, ListRow, ShardRow
+from tao.model.rows import ExistingRows, IntentKey, IntentRow, ListRow, OldestEdges, ShardRow
 from tao.model.writes import SettleEdge, Write
 from tao.planning.coordination import PlannedWrite, keys_of, shards_of
+from tao.planning.node_states import pages_wanted
+from tao.planning.retention import oldest_wanted
 from tao.planning.write_plan import WritePlan, plan_writes
 from tao.schema.registry import Schema
 from tao.schema.types import AssocType, Field, FieldKind, ObjectType
+from tests.rigs.memory_store import page_in
 
 NOW = 1_750_000_000_000
 USER, PAGE = 1, 2
@@ -46,8 +50,10 @@ PAIR = IntentKey(LOW, HIGH)
 
 
 class StoredRows:
-    def __init__(self, epoch: int = 1) -> None:
+    def __init__(self, epoch: int = 1, full_schema: Schema = SCHEMA) -> None:
+        """``full_schema`` has every type that was ever written; plans may be made under a smaller one."""
         self.rows = ExistingRows()
+        self.full_schema = full_schema
         self.epoch = epoch
 
     def plan(
@@ -61,11 +67,21 @@ class StoredRows:
             {key: row for key, row in self.rows.lists.items() if key in keys.lists},
             {key: row for key, row in self.rows.edges.items() if key in keys.edges},
             {key: row for key, row in self.rows.intents.items() if key in keys.intents},
+            registers={key: row for key, row in self.rows.registers.items() if key in keys.edges},
+            nodes={key: row for key, row in self.rows.nodes.items() if key in keys.nodes},
+            jobs={key: row for key, row in self.rows.jobs.items() if key in keys.jobs},
+            paused_jobs=keys.paused_jobs & self.rows.paused_jobs,
         )
+        for page in pages_wanted(planned, schema):
+            existing.pages[page] = page_in(page, self.rows.edges, self.rows.registers)
+        for key, limit in oldest_wanted(existing, planned, schema).items():
+            edges = [edge for each, edge in self.rows.edges.items() if ListKey(each.id1, each.atype) == key]
+            oldest = tuple(reversed(sort_edges(edges)))
+            existing.oldest[key] = OldestEdges(oldest[:limit], len(oldest) < limit)
         shards = {
             shard: ShardRow(shard, "db1", self.epoch, "leader1", 1)
             for each in writes
-            for shard in shards_of(each, SCHEMA)
+            for shard in shards_of(each, self.full_schema)
         }
         return plan_writes(existing, shards, planned, schema, now)
 
@@ -84,12 +100,21 @@ class StoredRows:
         for key in (*changes.put_edges, *changes.delete_edges):
             assert ListKey(key.id1, key.atype) in changes.put_lists
         self.rows.edges.update(changes.put_edges)
+        self.rows.registers.update(changes.put_registers)
+        self.rows.nodes.update(changes.put_nodes)
         for key in changes.delete_edges:
             del self.rows.edges[key]
+            self.rows.registers.pop(key, None)
+        assert self.rows.registers.keys() <= self.rows.edges.keys()
         for intent in changes.put_intents:
             self.rows.intents[IntentKey(intent.low_id, intent.high_id)] = intent
         for pair in changes.delete_intents:
             del self.rows.intents[pair]
+        self.rows.jobs.update(changes.put_jobs)
+        for job_id in changes.delete_jobs:
+            del self.rows.jobs[job_id]
+        for kind, paused in changes.put_paused_jobs.items():
+            (self.rows.paused_jobs.add if paused else self.rows.paused_jobs.remove)(kind)
 
     def put_edge(self, id1: int, atype: int, id2: int, time: int = 1, data: bytes = b"") -> None:
         self.rows.edges[EdgeKey(id1, atype, id2)] = Edge(id2, time, data)

@@ -5,8 +5,8 @@ import pytest
 from tao.model.errors import InvalidArgument, Unavailable
 from tao.model.graph import Edge, EdgeKey
 from tao.model.rows import IntentRow
-from tao.model.writes import AssocAdd, AssocChangeType, AssocDelete, ForgetIntent, SettleEdge
-from tao.planning.draft import coordinator_edges_of, settle_writes
+from tao.model.writes import AnnounceIntent, AssocAdd, AssocChangeType, AssocDelete, ForgetIntent, SettleEdge
+from tao.planning.draft import SchemaBehind, coordinator_edges_of, settle_writes
 from tao.schema.registry import Schema
 from tests.unit.planning.stored_rows import (
     FOLLOWS,
@@ -180,3 +180,29 @@ def test_a_type_that_left_the_schema_does_not_block_the_other_types_of_an_intent
     assert settle_writes(IntentRow(LOW, HIGH, (FRIEND, TAGS), 1, NOW), {}, shrunk) == [
         SettleEdge(HIGH, FRIEND, LOW, False)
     ]
+
+
+UNKNOWN = 60_000
+
+
+def test_an_intent_of_a_type_that_the_schema_lacks_so_far_is_not_settled_in_part() -> None:
+    with pytest.raises(SchemaBehind, match="lacks the association types \\[60000\\]"):
+        settle_writes(IntentRow(LOW, HIGH, (FRIEND, UNKNOWN), 1, NOW), {}, SCHEMA)
+
+
+@pytest.mark.parametrize("both_sides", [False, True])
+def test_a_write_leaves_an_intent_of_a_type_that_the_schema_lacks_and_fails_no_other(
+    stored: StoredRows, both_sides: bool
+) -> None:
+    stored.put_intent(UNKNOWN, token=7)
+    plan = stored.run(AssocAdd(LOW, LIKES, HIGH, 5, b""), AssocAdd(LOW, LIKES, LOW, 6, b""), both_sides=both_sides)
+    assert [each.error for each in plan.outcomes] == [None, None]
+    assert stored.rows.intents[PAIR].atypes == (LIKES, UNKNOWN)
+    assert plan.settles == [None, None], "nothing is known of the pair as a whole"
+    assert stored.edge(LOW, LIKES, HIGH) == Edge(HIGH, 5, b"")
+
+
+def test_an_announcement_of_a_type_that_the_schema_lacks_fails_no_batch(stored: StoredRows) -> None:
+    plan = stored.run(AnnounceIntent(LOW, HIGH, (UNKNOWN,), LIKES), AssocAdd(LOW, LIKES, LOW, 6, b""))
+    assert [each.error for each in plan.outcomes] == [None, None]
+    assert plan.settles[0] is None

@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from tao.replication.database_copy import (
-    CopyPace,
     CopyProgress,
     copy_schemas,
-    copy_shard_into,
-    dump_shards,
+    dump_schemas,
     load_dump,
 )
 from tao.replication.database_tools import CopyFailed, DatabaseTools, carry, running
@@ -126,17 +124,6 @@ async def test_a_dump_of_mysql_is_loaded_with_the_binlog_on_wherever_it_is_cut(s
     assert len(seen) == len(lines) + 1
 
 
-async def test_a_shard_is_copied_from_mysql_through_the_binlog_of_the_target(tmp_path: Path) -> None:
-    position = "/* SET @@GLOBAL.GTID_PURGED='3e11fa47-71ca-11e1-9e33-c80aa9429562:1-23';*/"
-    dump = dump_of("SET @@SESSION.SQL_LOG_BIN= 0;", position, "INSERT INTO `t` VALUES (1);", END)
-    found = replace(tools(tmp_path, dump), dialect=Dialect.MYSQL)
-    copied = await copy_shard_into(
-        found, SERVER, SERVER, 3, "tao_00003_incoming", pace=CopyPace(30), on_progress=lambda _: None
-    )
-    assert copied.position == "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-23"
-    assert "SQL_LOG_BIN" not in (tmp_path / "client.out").read_text()
-
-
 async def test_a_dump_in_a_file_is_loaded_as_it_was(tmp_path: Path) -> None:
     found = tools(tmp_path, dump_of("", "USE `tao_00000`;", POSITION, END))
     chunks: list[bytes] = []
@@ -148,7 +135,7 @@ async def test_a_dump_in_a_file_is_loaded_as_it_was(tmp_path: Path) -> None:
         return chunks.pop(0)
 
     shown: list[CopyProgress] = []
-    dumped = await dump_shards(found, SERVER, [0], write, stall_seconds=30, on_progress=shown.append)
+    dumped = await dump_schemas(found, SERVER, ["tao_00000"], write, stall_seconds=30, on_progress=shown.append)
     text = b"".join(chunks)
     assert chunks[-1] == b""
     assert shown[-1].statement_bytes == dumped.statement_bytes == len(text)

@@ -135,6 +135,9 @@ def test_unknown_shards_and_targets_and_weaker_targets_are_refused() -> None:
     elsewhere = msgspec.structs.replace(TARGET, servers={"west": DatabaseServer(name="west-db-2")})
     with pytest.raises(MoveRefused, match="has no server in east"):
         check_move(msgspec.structs.replace(topology, databases=(SOURCE, elsewhere)), 4, "db-2")
+    safe = msgspec.structs.replace(SOURCE, standbys={"east": DatabaseServer(name="east-db-1b")})
+    with pytest.raises(MoveRefused, match="db-2 has one server, and db-1 has one to promote"):
+        check_move(msgspec.structs.replace(topology, databases=(safe, TARGET)), 4, "db-2")
     strict = msgspec.structs.replace(SOURCE, semi_sync=True)
     with pytest.raises(MoveRefused, match="semi-synchronous"):
         check_move(msgspec.structs.replace(topology, databases=(strict, TARGET)), 4, "db-2")

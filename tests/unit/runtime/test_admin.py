@@ -57,7 +57,7 @@ async def port() -> AsyncIterator[Port]:
             request_timeout_seconds=0.3,
             max_readers=2,
             request_bytes=1_024,
-            doorstep=DoorstepSettings(max_pending=4, max_log_lines=1),
+            doorstep=DoorstepSettings(max_pending=4, max_log_lines=1, greeting_timeout_seconds=0.3),
         ),
         pages,
         logger("test"),

@@ -50,6 +50,11 @@ HOME = ", home: {number: 2, type: str}"
         ("number: 1, inverse: friend", "number: 1, inverse: friend, reverse_lookup: true",
          ChangeKind.REVERSE_LOOKUP_CHANGED,
          "associations.friend", True),
+        ("number: 1, inverse: friend", "number: 1, inverse: friend, max_edges: 9", ChangeKind.MAX_EDGES_CHANGED,
+         "associations.friend", True),
+        ("note: {number: 4,", "note: {number: 4, keep: 800,", ChangeKind.KEEP_CHANGED, "associations.note", True),
+        ("note: {number: 4,", "note: {number: 4, exists_filter: true,", ChangeKind.EXISTS_FILTER_CHANGED,
+         "associations.note", False),
         ("page: {number: 2", "page: {number: 2, arena: pages", ChangeKind.ARENA_CHANGED, "objects.page", False),
         ("max_data_bytes: 1000", "max_data_bytes: 2000", ChangeKind.DATA_BOUND_CHANGED, "associations.note", False),
         ("page: {number: 2", "page: {number: 2, audit: true", ChangeKind.AUDIT_CHANGED, "objects.page", False),
@@ -144,3 +149,14 @@ def test_required_travels_in_the_document_only_where_it_is_set() -> None:
     assert Schema.from_json(required.to_json()) == required
     assert required.otype("user").layout.required == {2: "home"}
     assert "required" not in load_schema(OLD, "old").to_json()
+
+
+@pytest.mark.parametrize("bound", ["max_edges", "keep"])
+def test_a_bound_that_grows_or_goes_is_not_worth_a_warning(bound: str) -> None:
+    def bounded(value: str) -> Schema:
+        return load_schema(OLD.replace("note: {", f"note: {{{value}"), "f.yaml")
+
+    for old, new, warns in ((f"{bound}: 9, ", f"{bound}: 10, ", False), (f"{bound}: 9, ", "", False),
+                            (f"{bound}: 9, ", f"{bound}: 8, ", True)):  # fmt: skip
+        (change,) = compare(bounded(old), bounded(new))
+        assert (change.compatible, change.warns) == (True, warns)

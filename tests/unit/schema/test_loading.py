@@ -106,6 +106,10 @@ def test_defaults_are_values_of_their_kind() -> None:
         ("format: 1\nx: 2020-13-41", "f.yaml: not valid YAML"),
         ("format: 1\nx: \x00", "f.yaml: not valid YAML"),
         ("format: 1\nobject: {}", "f.yaml:2: object: unknown key; did you mean 'objects'?"),
+        (
+            "format: 1\nobjects:\n  a: {number: 1, exists_filter: true}",
+            "f.yaml:3: objects.a.exists_filter: unknown key here",
+        ),
         ("format: 1\nobjects:\n  A: {number: 1}", "f.yaml:3: objects.A: as a name: "),
         ("format: 1\nobjects:\n  a: {number: 0}", "f.yaml:3: objects.a.number: "),
         ("format: 1\nobjects:\n  a: {number: 65536}", "f.yaml:3: objects.a.number: "),
@@ -137,6 +141,15 @@ def test_a_fault_of_a_file_is_reported_with_line_and_path(text: str, message: st
         ("table: 'assocs_x;'", ".table: "),
         ("limit: 0", ".limit: "),
         ("reverse_lookup: true", ".reverse_lookup: needs an 'inverse' type"),
+        ("max_edges: 0", ".max_edges: "),
+        ("max_edges: 6001", ".max_edges: 6001 is above the 'limit' of 6000"),
+        ("limit: 10, max_edges: 11", ".max_edges: 11 is above the 'limit' of 10"),
+        ("keep: 0", ".keep: "),
+        ("keep: 6001", ".keep: 6001 is above the 'limit' of 6000"),
+        ("keep: 5, inverse: a", ".keep: needs a type without an 'inverse'"),
+        ("keep: 5, max_edges: 9", ".keep: excludes 'max_edges'"),
+        ("keep: 5, states: {removed: 900}", ".keep: excludes 'states'"),
+        ("max_edges: 5, inverse: a, states: {removed: 900}", ".max_edges: needs a type without an 'inverse'"),
         ("inverse: nobody", ".inverse: there is no association type 'nobody'"),
         ("inverse: other", ".inverse: 'other' must name 'a' as its inverse"),
     ],
@@ -197,3 +210,20 @@ def test_the_canonical_document_writes_every_default_out() -> None:
         "reserved": [],
         "table": None,
     }
+
+
+def test_bounds_on_lengths_travel_and_schemas_without_them_keep_their_hash() -> None:
+    text = "format: 1\nassociations:\n  a: {number: 1, max_edges: 9}\n  b: {number: 2, keep: 800}\n  c: {number: 3}"
+    schema = load_schema(text, "f.yaml")
+    again = Schema.from_json(schema.to_json())
+    assert [(each.max_edges, each.keep) for each in again.assocs] == [(9, None), (None, 800), (None, None)]
+    plain = load_schema("format: 1\nassociations:\n  c: {number: 3}", "f.yaml").to_json()
+    assert "max_edges" not in plain
+    assert "keep" not in plain
+
+
+def test_filters_travel_for_normal_edges_only_and_schemas_without_them_keep_their_hash() -> None:
+    text = "format: 1\nassociations:\n  a: {number: 1, exists_filter: true, states: {removed: 9}}\n  b: {number: 2}"
+    again = Schema.from_json(load_schema(text, "f.yaml").to_json())
+    assert [(each.number, each.exists_filter) for each in again.assocs] == [(1, True), (2, False), (9, False)]
+    assert "exists_filter" not in load_schema("format: 1\nassociations:\n  b: {number: 2}", "f.yaml").to_json()

@@ -20,7 +20,7 @@ from tests.rigs.pacing import quiet, until
 from tests.rigs.region_rig import RegionRig
 
 SETTLE = pb.WriteBatch(writes=[pb.Write(settle_edge=pb.SettleEdge(id1=1, atype=1, id2=2))])
-EVERYONE = {"follower", "leader", "operator", "watcher", "client"}
+EVERYONE = {"follower", "leader", "operator", "watcher", "worker", "client"}
 AT_LEADERS = {
     "read": (pb.Request(read=pb.ReadBatch(obj_ids=[1])), {"follower", "leader", "operator"}),
     "probe": (pb.Request(read=pb.ReadBatch()), {"follower", "leader", "operator", "watcher"}),
@@ -37,15 +37,21 @@ AT_LEADERS = {
         pb.Request(get_topology=pb.GetTopology()),
         EVERYONE,
     ),
+    "lease_jobs": (pb.Request(lease_jobs=pb.LeaseJobs()), {"worker"}),
+    "report_jobs": (pb.Request(report_jobs=pb.ReportJobs()), {"worker"}),
+    "scan_shard": (pb.Request(scan_shard=pb.ScanShard(limit=1)), {"worker"}),
+    "purge_removed": (pb.Request(purge_removed=pb.PurgeRemoved(limit=1)), {"worker"}),
+    "list_jobs": (pb.Request(list_jobs=pb.ListJobs()), {"operator"}),
+    "change_jobs": (pb.Request(change_jobs=pb.ChangeJobs(pause_kind="walk")), {"operator"}),
 }
 AT_FOLLOWERS = {
     "apply": (pb.Request(apply=pb.ApplyChanges()), {"follower"}),
     "inspect": (pb.Request(inspect=pb.Inspect(obj_ids=[1])), {"follower", "leader", "operator"}),
     "most_read": (pb.Request(inspect=pb.Inspect(hot_limit=9)), {"follower", "leader", "operator", "watcher"}),
     "invalidate": (pb.Request(invalidate=pb.Invalidate(shards=[0])), {"follower", "leader", "operator"}),
-    "read": (pb.Request(read=pb.ReadBatch(obj_ids=[1])), {"client", "follower", "operator"}),
-    "probe": (pb.Request(read=pb.ReadBatch()), {"client", "follower", "operator", "watcher"}),
-    "write": (pb.Request(write=pb.WriteBatch()), {"client", "follower", "operator"}),
+    "read": (pb.Request(read=pb.ReadBatch(obj_ids=[1])), {"client", "follower", "worker", "operator"}),
+    "probe": (pb.Request(read=pb.ReadBatch()), {"client", "follower", "worker", "operator", "watcher"}),
+    "write": (pb.Request(write=pb.WriteBatch()), {"client", "follower", "worker", "operator"}),
     "watch": (pb.Request(watch=pb.Watch()), EVERYONE),
 }
 
@@ -69,7 +75,7 @@ def refused(server: RequestHandler, request: pb.Request, role: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("role", ["leader", "follower", "operator", "watcher", "client"])
+@pytest.mark.parametrize("role", ["leader", "follower", "operator", "watcher", "worker", "client"])
 async def test_each_kind_of_request_is_served_only_to_the_roles_it_is_for(region: RegionRig, role: str) -> None:
     servers: list[tuple[RequestHandler, dict[str, tuple[pb.Request, set[str]]]]] = [
         (region.leader.service, AT_LEADERS),

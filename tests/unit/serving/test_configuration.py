@@ -240,6 +240,20 @@ async def test_a_refresh_says_whether_the_document_was_read() -> None:
     assert configuration.routes.version == 3
 
 
+async def test_a_caller_waits_for_the_document_no_longer_than_it_likes_and_the_read_goes_on() -> None:
+    read: asyncio.Future[Topology] = asyncio.get_running_loop().create_future()
+
+    async def load() -> Topology:
+        return await read
+
+    configuration = Configuration(make_topology(2), SCHEMA, logger("test"), load)
+    patient = asyncio.ensure_future(configuration.refresh())
+    assert not await configuration.refresh(0.0)
+    read.set_result(make_topology(3))
+    assert await patient
+    assert configuration.routes.version == 3
+
+
 async def test_a_read_that_began_before_a_pause_does_not_count_as_one_after_it() -> None:
     """It may have read the document that was replaced, twice, while the process was paused."""
     reads: list[asyncio.Future[Topology]] = []

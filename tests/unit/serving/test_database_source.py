@@ -341,6 +341,21 @@ def test_a_replica_marked_down_is_asked_when_there_is_no_other(configuration: Co
         assert west.other_region(0) == other
 
 
+def test_a_server_of_another_database_is_one_that_a_move_may_take_the_shard_to(configuration: Configuration) -> None:
+    topology = configuration.routes.topology
+    (database,) = topology.databases
+    one = msgspec.structs.replace(database, shards=((0, SHARDS - 2),))
+    two = Database(
+        name="two", master_region="west", servers={"west": DatabaseServer(name="two-west")}, shards=((SHARDS - 1,) * 2,)
+    )
+    configuration.use_topology(msgspec.structs.replace(topology, version=2, databases=(one, two)))
+    east = Databases("east", configuration)
+    assert east.is_elsewhere(0, "two-west")
+    assert not east.is_elsewhere(0, "db-west"), "a successor in its own database"
+    assert not east.is_elsewhere(0, "unknown")
+    assert east.is_elsewhere(SHARDS - 1, "db-west")
+
+
 def test_servers_are_reached_at_the_address_for_the_region(configuration: Configuration) -> None:
     login = Databases("east", configuration).login("tao_reader", "secret", None)
     assert login("db-east") == ServerAccount("127.0.0.1", 3307, "tao_reader", "secret", socket="", tls=None)

@@ -15,11 +15,12 @@ from tao.serving.misses import BatchSettings, Misses, ReadPolicy
 from tao.serving.server import SchemaArenas
 from tao.serving.shares import ShareOfWork, WorkShares
 from tao.serving.single_flight import FillSettings, SingleFlight
-from tao.serving.sources import Take
+from tao.serving.sources import OnPause, Take, always_pause
 from tao.wire.identity import PeerIdentity
 from tao.wire.read_batch import OPERATIONS, OperationSizes
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.garbage import garbage_types
 from tests.rigs.leader_rig import ARENAS, SCHEMA
 from tests.rigs.pacing import ManualClock, until
 
@@ -89,6 +90,7 @@ class Asked:
         self.reply.peer = PeerIdentity("client", "client", caller=caller)
         self._is_mastered_here = is_mastered_here
         self.waiting: dict[int, Take] = {}
+        self.pauses: dict[int, OnPause] = {}
         self.begun: list[int] = []
         self.failures = [0] * len(OPERATIONS)
         self._slots = slots
@@ -108,7 +110,7 @@ class Asked:
         misses = Misses(single_flight, SCHEMA, policy, self.shares)
         misses.failures = self.failures
         self.single_flight = single_flight
-        slots, sizes = list(range(self._slots)), OperationSizes(self._slots, 0, 0, 0, 0)
+        slots, sizes = list(range(self._slots)), OperationSizes(self._slots, 0, 0, 0, 0, 0)
         misses.answer(self._request, sizes, slots, cast(Reply, self.reply), settings.max_answer_bytes)
         return self
 
@@ -123,11 +125,20 @@ class Asked:
         return waiter.gone
 
     def fetch(
-        self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float, caller: str | None
+        self,
+        query: Query,
+        minimum: int,
+        take: Take,
+        *,
+        critical: bool,
+        timeout_seconds: float,
+        caller: str | None,
+        on_pause: OnPause = always_pause,
     ) -> None:
         """See `FetchSource`."""
         slot = cast(Any, query).id - 1
         self.begun.append(slot)
+        self.pauses[slot] = on_pause
         now = self._now(slot)
         if now is None:
             self.waiting[slot] = take
@@ -282,3 +293,47 @@ async def test_a_batch_that_has_begun_goes_on_though_its_caller_may_have_nothing
         begun.waiting[slot](VALUE)
     await until(lambda: begun.reply.is_whole)
     assert begun.reply.reasons == {}
+
+
+async def test_batches_that_end_leave_nothing_to_the_garbage_collector() -> None:
+    shares = WorkShares(ShareSettings(max_under_way=20, max_under_way_per_caller=12, max_waiting_per_caller=24))
+    answered, expires, refused = Asked(12, shares=shares), Asked(1, deadline_ms=100), Asked(30, shares=shares)
+    with garbage_types() as found:
+        answered.begin()
+        refused.begin()
+        for take in answered.waiting.values():
+            take(VALUE)
+        answered.waiting.clear()
+        expires.begin()
+        await until(lambda: expires.reply.is_whole)
+        expires.waiting.pop(0)(VALUE)
+    assert "OVERLOADED" in str(refused.reply.answers)
+    assert answered.reply.is_whole
+    assert not found.keys() & {"_MissedBatch", "ShareOfWork"}
+
+
+@pytest.mark.parametrize("critical", [False, True])
+async def test_misses_that_pause_leave_their_places_to_others_and_fail_at_once_when_they_are_too_many(
+    critical: bool,
+) -> None:
+    shares = WorkShares(ShareSettings(critical_cost=1, max_under_way_per_caller=2, max_master_reads_beside_others=2))
+    failing = Asked(4, at_once=2, shares=shares, critical=critical).begin()
+    healthy = Asked(2, shares=shares).begin()
+    assert (failing.begun, healthy.begun) == ([0, 1], [])
+    away = Unavailable("away")
+    assert failing.pauses[0](away)
+    assert failing.pauses[0](away), "it has given its place back before"
+    assert (failing.begun, healthy.begun) == ([0, 1], [0])
+    assert failing.pauses[1](away)
+    assert (failing.begun, healthy.begun) == ([0, 1], [0, 1])
+    healthy.waiting[0](VALUE)
+    healthy.waiting[1](VALUE)
+    assert failing.begun == [0, 1, 2, 3]
+    assert not failing.pauses[2](away), "as many are set aside as may be under way"
+    brought: list[Fetched | TaoError] = [VALUE, VALUE, away, VALUE]
+    for slot, answer in enumerate(brought):
+        failing.waiting[slot](answer)
+    await until(lambda: failing.reply.is_whole and healthy.reply.is_whole)
+    assert sorted(failing.reply.values) == [0, 1, 3]
+    assert failing.reply.reasons == {2: "UNAVAILABLE"}
+    assert (shares._shares.under_way, shares._shares.set_aside, shares._shares.waiting) == (0, 0, 0)

@@ -11,13 +11,13 @@ import pytest
 from tao.cache import CacheSettings, GraphCache
 from tao.model.changes import ObjectChange
 from tao.model.edge_block import COMPLETE, PREFIX, decode_block, encode_block, header
-from tao.model.errors import Overloaded, StaleRead
+from tao.model.errors import Overloaded, StaleRead, Unavailable
 from tao.model.graph import MAX_TIME, Edge, encode_count, encode_object, version_of
 from tao.model.queries import CountQuery, EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery, start_at
 from tao.serving.misses import Misses
 from tao.serving.single_flight import FillSettings, SingleFlight
-from tao.serving.sources import Take, deliver
-from tests.rigs.asking import answer, make_misses
+from tao.serving.sources import OnPause, Take, always_pause, deliver
+from tests.rigs.asking import Awaited, answer, begin, make_misses
 from tests.rigs.leader_rig import ARENAS, COMMENT, make_id
 from tests.rigs.pacing import ManualClock, quiet, until
 from tests.rigs.versions import make_version
@@ -39,6 +39,7 @@ class Call:
     minimum: int
     critical: bool
     take: Take
+    on_pause: OnPause
 
 
 class ManualSource:
@@ -53,11 +54,19 @@ class ManualSource:
         self.fault: Exception | None = None
 
     def fetch(
-        self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float, caller: str | None
+        self,
+        query: Query,
+        minimum: int,
+        take: Take,
+        *,
+        critical: bool,
+        timeout_seconds: float,
+        caller: str | None,
+        on_pause: OnPause = always_pause,
     ) -> None:
         if self.fault is not None:
             raise self.fault
-        call = Call(query, minimum, critical, take)
+        call = Call(query, minimum, critical, take, on_pause)
         self.calls.append(call)
         if not self.manual:
             asyncio.get_running_loop().call_soon(self.answer, call)
@@ -437,3 +446,39 @@ async def test_a_read_from_a_lost_master_answers_no_query_and_raises_no_floor(
     assert rig.cache.floor_of_object(A) == rig.cache.floor_of_list(A, COMMENT) == 0
     rig.source.version, rig.source.epoch = v(1), 2
     assert version_of((await answer(rig.misses, query, 0, critical=critical)).value) == v(1)
+
+
+class WithoutRoom(Awaited):
+    """A caller of whom too much pauses already."""
+
+    def put_aside(self) -> bool:
+        return False
+
+
+async def test_a_fetch_that_pauses_goes_on_for_those_who_may_wait_and_fails_the_others(rig: Rig) -> None:
+    rig.source.manual = True
+    waits, cannot, comes_later = Awaited(), WithoutRoom(), WithoutRoom()
+    for each in (cannot, waits):
+        begin(rig.misses, ObjectQuery(A), 0, each, critical=False)
+    (call,) = rig.source.calls
+    assert call.on_pause(Unavailable("away"))
+    begin(rig.misses, ObjectQuery(A), 0, comes_later, critical=False)
+    for each in (cannot, comes_later):
+        with pytest.raises(Unavailable, match="away"):
+            await each.answer()
+    assert rig.misses.single_flight.waiting == 1
+    rig.source.answer(call)
+    assert (await waits.answer()).value == rig.source.value(ObjectQuery(A))
+    assert rig.misses.single_flight.waiting == rig.misses.single_flight.under_way == 0
+
+
+async def test_a_fetch_ends_when_nobody_who_waits_for_it_may_pause(rig: Rig) -> None:
+    rig.source.manual = True
+    refused = WithoutRoom()
+    begin(rig.misses, ObjectQuery(A), 0, refused, critical=False)
+    (call,) = rig.source.calls
+    assert not call.on_pause(Unavailable("away"))
+    deliver(call.take, Unavailable("away"))
+    with pytest.raises(Unavailable, match="away"):
+        await refused.answer()
+    assert rig.misses.single_flight.waiting == rig.misses.single_flight.under_way == 0

@@ -10,7 +10,7 @@ import pytest
 
 from tao.model.edge_block import LIMIT_CUT, decode_block, header
 from tao.model.errors import AnswerFull, DeadlineExceeded, InvalidArgument, NotMine, Overloaded, TooLarge, UnknownType
-from tao.model.graph import MAX_ID2_SET, MAX_TIME, Edge, EdgeKey, ListKey, encode_object
+from tao.model.graph import EXISTS, EXISTS_NOT, MAX_ID2_SET, MAX_TIME, Edge, EdgeKey, ListKey, encode_object
 from tao.model.queries import CountQuery, EdgesQuery, ObjectQuery, Query, RangeQuery, TimeRangeQuery, start_at
 from tao.model.rows import ListRow, ObjectRow
 from tao.runtime.clock import LoopClock
@@ -18,6 +18,7 @@ from tao.serving.misses import BatchSettings, ReadPolicy
 from tao.serving.read_service import ReadService, answer_hits, leave_out
 from tao.serving.sources import Take
 from tao.serving.traffic import Traffic
+from tao.wire.read_batch import EXISTS as EXISTS_GROUP
 from tao.wire.read_batch import BatchQueries, encode_queries, operation_sizes, shards_in
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import COMMENT, NOTE, SCHEMA, LeaderRig, make_id
@@ -117,6 +118,8 @@ def test_queries_go_into_columns_and_come_out_the_same() -> None:
         },
         {"get_id1s": [A], "get_atypes": [1], "get_id2_counts": [2], "get_id2s": [B], "get_highs": [1], "get_lows": [0]},
         {"obj_ids": [A], "minimum_slots": [0]},
+        {"exist_id1s": [A], "exist_atypes": [1]},
+        {"exist_id2s": [A]},
     ],
 )
 async def test_columns_of_unequal_length_are_refused(rig: LeaderRig, columns: dict[str, Any]) -> None:
@@ -190,6 +193,9 @@ async def test_each_invalid_query_fails_alone(rig: LeaderRig) -> None:
         get_id2s=range(1, MAX_ID2_SET + 2),
         get_highs=[MAX_TIME],
         get_lows=[0],
+        exist_id1s=[A, A, 0],
+        exist_atypes=[COMMENT, 999, COMMENT],
+        exist_id2s=[0, B, B],
     )
     assert await asked.reasons() == {
         1: InvalidArgument.reason,
@@ -199,8 +205,49 @@ async def test_each_invalid_query_fails_alone(rig: LeaderRig) -> None:
         5: UnknownType.reason,
         6: InvalidArgument.reason,
         7: TooLarge.reason,
+        8: InvalidArgument.reason,
+        9: UnknownType.reason,
+        10: InvalidArgument.reason,
     }
-    assert rig.reads.counters.failures == [3, 1, 1, 1, 1]
+    assert rig.reads.counters.failures == [3, 1, 1, 1, 1, 3]
+
+
+async def test_a_check_is_answered_by_one_byte_missed_or_cached(rig: LeaderRig) -> None:
+    stored_list(rig, 3)
+    columns = {"exist_id1s": [A, A, B], "exist_atypes": [COMMENT] * 3, "exist_id2s": [B + 2, B + 4, B + 2]}
+    for _ in range(2):
+        assert await Asked(rig, **columns).all() == {0: EXISTS, 1: EXISTS_NOT, 2: EXISTS_NOT}
+    assert (rig.reads.counters.misses[EXISTS_GROUP], rig.reads.counters.hits[EXISTS_GROUP]) == (3, 3)
+    assert await Asked(rig, obj_ids=[A], critical=True, **columns).all() | {0: b""} == {
+        0: b"",
+        1: EXISTS,
+        2: EXISTS_NOT,
+        3: EXISTS_NOT,
+    }
+
+
+async def test_a_check_waits_for_the_version_that_it_asks_for(rig: LeaderRig) -> None:
+    stored_list(rig, 3)
+    check = {"exist_id1s": [A], "exist_atypes": [COMMENT], "exist_id2s": [B + 4]}
+    assert await Asked(rig, **check).all() == {0: EXISTS_NOT}
+    store = rig.store
+    assert isinstance(store, MemoryStore)
+    stored_list(rig, 4)
+    store.rows.lists[ListKey(A, COMMENT)] = ListRow(4, make_version(1, 2))
+    minimum = {"minimum_slots": [0], "minimum_versions": [make_version(1, 2)]}
+    assert await Asked(rig, **check).all() == {0: EXISTS_NOT}
+    assert await Asked(rig, **check, **minimum).all() == {0: EXISTS}
+
+
+async def test_uncached_list_is_queried_and_not_denied(rig: LeaderRig) -> None:
+    """Neither a list that nobody has read nor one longer than its cached prefix is taken for empty."""
+    stored_list(rig, 2_000)
+    check = {"exist_id1s": [A], "exist_atypes": [COMMENT], "exist_id2s": [B + 1]}
+    for _ in range(2):
+        assert await Asked(rig, **check).all() == {0: EXISTS}
+    held = rig.cache.peek_list(A, COMMENT)
+    assert held is not None
+    assert header(held)[2] < 2_000
 
 
 async def test_ids_asked_for_twice_are_answered_once(rig: LeaderRig) -> None:
@@ -332,10 +379,8 @@ async def test_a_slow_miss_delays_no_other(rig: LeaderRig) -> None:
     held: list[Callable[[], None]] = []
     fetch = rig.source.fetch
 
-    def fetch_later(
-        query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float, caller: str | None
-    ) -> None:
-        begin = partial(fetch, query, minimum, take, critical=critical, timeout_seconds=timeout_seconds, caller=caller)
+    def fetch_later(query: Query, minimum: int, take: Take, **how: Any) -> None:
+        begin = partial(fetch, query, minimum, take, **how)
         if query == ObjectQuery(A):
             held.append(begin)
         else:

@@ -141,3 +141,18 @@ async def test_critical_reads_of_different_callers_travel_in_messages_that_name_
     await asyncio.gather(*asked)
     sent = [(each.read.critical, each.caller or None, len(each.read.obj_ids)) for each in links.requests]
     assert sorted(sent, key=str) == [(False, None, 1), (True, "a", 2), (True, "b", 1)]
+
+
+async def test_each_pause_is_asked_for_and_one_that_is_refused_ends_with_the_error_of_the_attempt() -> None:
+    links, failures = Links(Unavailable("first"), NotMine("second"), Unavailable("third")), list[str]()
+
+    def at_most_twice(failure: TaoError) -> bool:
+        failures.append(failure.message)
+        return len(failures) <= 2
+
+    with pytest.raises(Unavailable, match="third"):
+        await fetch_and_wait(
+            source(links), OBJECT, 0, critical=False, timeout_seconds=5.0, caller=None, on_pause=at_most_twice
+        )
+    assert failures == ["first", "second", "third"]
+    assert len(links.times) == 3

@@ -10,10 +10,11 @@ import pytest
 
 from tao.access.document import load_access
 from tao.model.edge_block import decode_block
+from tao.model.edge_states import State
 from tao.model.errors import BudgetExceeded, PermissionDenied, TaoError, TooLarge
-from tao.model.graph import decode_object, version_of
+from tao.model.graph import EXISTS, decode_object, version_of
 from tao.model.ids import SHARD_SHIFT
-from tao.model.writes import AssocAdd, ObjAdd, ObjDelete, ObjUpdate, Write
+from tao.model.writes import AssocAdd, AssocMerge, ObjAdd, ObjDelete, ObjUpdate, ReadState, Write
 from tao.serving.configuration import Configuration
 from tao.wire.client_session import Waiter
 from tao.wire.convert import error_from_pb, reached_versions, shard_messages_from_pb, write_to_pb
@@ -37,6 +38,10 @@ roles:
     min_staleness_ms: 3000
   writer:
     write: {{objects: [user], associations: [friend, likes, note]}}
+  subscriber:
+    read: {{associations: [subscribes, subscribers]}}
+    write: {{associations: [subscribes, subscribers]}}
+    critical: {{associations: [subscribes, subscribers]}}
   watcher: {{watch: all}}
   everything: {{read: all, write: all, critical: all, watch: all, administer: all}}
   dropper: {{administer: {{objects: [user]}}}}
@@ -44,6 +49,7 @@ roles:
 callers:
   reader: [reader]
   writer: [reader, writer]
+  subscriber: [subscriber]
   root: [everything, watcher]
   batch: [batch]
   operator/ann: [dropper]
@@ -209,16 +215,20 @@ async def test_every_operation_on_lists_is_checked(region: RegionRig, cached: bo
             get_id2s=[CHECKIN_ID],
             get_highs=[9],
             get_lows=[0],
+            exist_id1s=[USER_ID],
+            exist_atypes=[atype],
+            exist_id2s=[CHECKIN_ID],
         )
 
     server = region.near.service
     if cached:
         assert not (await read(server, request(NOTE), "reader")).reasons
     use_rules(region.near.configuration)
-    assert (await read(server, request(NOTE), "reader")).reasons == dict.fromkeys(range(4), "PERMISSION_DENIED")
+    assert (await read(server, request(NOTE), "reader")).reasons == dict.fromkeys(range(5), "PERMISSION_DENIED")
     found = await read(server, request(COMMENT), "reader")
     assert not found.reasons
     assert [edge.id2 for edge in decode_block(found.values[1])] == [CHECKIN_ID]
+    assert found.values[4] == EXISTS
 
 
 @pytest.mark.parametrize("cached", [False, True])
@@ -280,7 +290,9 @@ async def test_a_minimum_tells_nothing_of_a_denied_object(region: RegionRig, cac
 
 
 async def test_denied_queries_are_no_hot_items_and_make_none(region: RegionRig) -> None:
-    region.near.reads.traffic.rates.hot.update({(CHECKIN_ID, 0): 9e8, (USER_ID, NOTE): 9e8, (USER_ID, FRIEND): 9e8})
+    rates = region.near.reads.traffic.rates
+    rates.fade(asyncio.get_running_loop().time() + 3_600)  # it would replace what is hot, every half a second
+    rates.hot.update({(CHECKIN_ID, 0): 9e8, (USER_ID, NOTE): 9e8, (USER_ID, FRIEND): 9e8})
     request = batch(obj_ids=[CHECKIN_ID], count_id1s=[USER_ID] * 2, count_atypes=[NOTE, FRIEND])
     for rules, hot in ((False, [0, 1, 2]), (True, [2])):
         if rules:
@@ -351,6 +363,22 @@ async def test_writes_of_denied_types_fail_alone_and_say_what_is_missing(region:
     assert "tao access explain --caller writer --operation write --type checkin" in errors[1]
     assert "none of its roles grants write of 'liked_by', the inverse type of 'likes'" in errors[3]
     assert region.near.configuration.access.denied == {"write": 2}
+
+
+async def test_the_right_on_a_type_covers_the_lists_of_all_its_states(region: RegionRig) -> None:
+    use_rules(region.near.configuration)
+    server = region.near.service
+    subscribes = SCHEMA.atype("subscribes")
+    archive = AssocMerge(USER_ID, subscribes.number, OTHER, State.ARCHIVED)
+    state = ReadState(USER_ID, subscribes.number, OTHER)
+    assert await errors_of(server, "subscriber", archive, state) == ["", ""]
+    denied = await errors_of(server, "writer", archive, state)
+    assert "grants write of the association type 'subscribes'" in denied[0]
+    assert "grants critical of the association type 'subscribes'" in denied[1]
+    for caller, errors in (("subscriber", 0), ("writer", 1)):
+        answer = await ask(server, counts_of(subscribes.states[State.ARCHIVED]), caller)
+        assert len(answer.read.errors) == errors
+    assert region.near.configuration.access.denied == {"write": 1, "critical": 1, "read": 1}
 
 
 async def test_a_change_of_type_needs_the_right_on_both_types(region: RegionRig) -> None:

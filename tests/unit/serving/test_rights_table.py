@@ -35,6 +35,7 @@ REQUESTS = {
     "settle_pairs": pb.Request(
         settle_pairs=pb.SettlePairs(pairs=[pb.Pair(low_id=USER_ID, high_id=USER_ID + 1, atypes=[FRIEND])])
     ),
+    "select": pb.Request(select=pb.SelectRequest(limit=1)),
     "get_topology": pb.Request(get_topology=pb.GetTopology()),
     "get_schema": pb.Request(get_schema=pb.GetSchema()),
     "watch": pb.Request(watch=pb.Watch()),
@@ -44,9 +45,21 @@ REQUESTS = {
     "touch_keys": pb.Request(touch_keys=pb.TouchKeys()),
     "subscribe": pb.Request(subscribe=pb.Subscribe(subscriber="x")),
     "acknowledge": pb.Request(acknowledge=pb.Acknowledge(subscribe_number=99)),
+    "scan_pairs": pb.Request(scan_pairs=pb.ScanPairs(atype=1, limit=1)),
     "apply": pb.Request(apply=pb.ApplyChanges()),
     "relay": pb.Request(relay=pb.Relay()),
     "relay_by_reference": pb.Request(relay_by_reference=pb.Relay()),
+    "lease_jobs": pb.Request(lease_jobs=pb.LeaseJobs(limits=[1, 1, 1], lease_ms=1_000)),
+    "report_jobs": pb.Request(report_jobs=pb.ReportJobs()),
+    "scan_shard": pb.Request(scan_shard=pb.ScanShard(limit=1)),
+    "purge_removed": pb.Request(purge_removed=pb.PurgeRemoved(limit=1)),
+    "list_jobs": pb.Request(list_jobs=pb.ListJobs()),
+    "change_jobs": pb.Request(change_jobs=pb.ChangeJobs(pause_kind="walk")),
+    "await_applied": pb.Request(await_applied=pb.AwaitApplied(accepted=b"receipt")),
+    "get_clock": pb.Request(get_clock=pb.GetClock()),
+    "inspect_journal": pb.Request(inspect_journal=pb.InspectJournal()),
+    "change_journal": pb.Request(change_journal=pb.ChangeJournal(discard=1)),
+    "keep_copies": pb.Request(keep_copies=pb.KeepCopies(journal="j")),
     "get_watcher_report": pb.Request(get_watcher_report=pb.GetWatcherReport()),
 }
 PEERS = {
@@ -56,9 +69,10 @@ PEERS = {
     "leader": ("leader-2", "leader/leader-2"),
     "tailer": ("tailer", "tailer/t-1"),
     "watcher": ("watcher", "watcher/w-1"),
+    "worker": ("worker", "worker/k-1"),
     "passed on": ("near-2", "follower/near-2"),
 }
-CALLERS = "callers: {app: [it], operator/op: [it]}\n"
+CALLERS = "callers: {app: [it], operator/op: [it], worker/k-1: [it]}\n"
 NOTHING = f"format: 1\nversion: 1\nroles: {{it: {{}}}}\n{CALLERS}"
 EVERYTHING = (
     "format: 1\nversion: 2\nroles: {it: {read: all, write: all, critical: all, watch: all, administer: all}}\n"
@@ -195,3 +209,31 @@ async def test_a_request_that_is_not_in_the_table_of_a_server_is_refused_to_ever
 def test_the_tables_have_every_request_that_has_rules() -> None:
     assert {kind for kind, _ in TABLES["At a follower"]} >= FOLLOWER_RULES.keys()
     assert {kind for kind, _ in TABLES["At a leader"]} >= LEADER_RULES.keys() | {"settle_edge"}
+
+
+STATES_WRITER = "{associations: [subscribes, subscribers]}"
+
+
+@pytest.mark.parametrize(
+    ("role", "scan", "is_denied"),
+    [
+        ("read: all", pb.ScanShard(atype=FRIEND, limit=1), True),
+        ("critical: {associations: [friend]}", pb.ScanShard(atype=FRIEND, limit=1), True),
+        ("read: all, critical: {associations: [friend]}", pb.ScanShard(atype=FRIEND, limit=1), False),
+        ("read: all, critical: {associations: [friend]}", pb.ScanShard(otype=USER, limit=1), True),
+        ("read: all, critical: {objects: [user]}", pb.ScanShard(otype=USER, limit=1), False),
+        ("read: all, critical: {objects: [user]}", pb.ScanShard(limit=1), True),
+        ("read: all, critical: {objects: all}", pb.ScanShard(limit=1), False),
+        ("read: all, critical: all, write: {objects: all}", None, True),
+        (f"write: {STATES_WRITER}", None, False),
+    ],
+)
+async def test_a_worker_scans_and_purges_within_its_rights(
+    region: RegionRig, monkeypatch: pytest.MonkeyPatch, role: str, scan: pb.ScanShard | None, is_denied: bool
+) -> None:
+    rules = f"format: 1\nversion: 1\nroles: {{it: {{{role}}}}}\n{CALLERS}"
+    region.leader.configuration.access.use_document(load_access(rules, "access.yaml"))
+    kind = "purge_removed" if scan is None else "scan_shard"
+    if scan is not None:
+        monkeypatch.setitem(REQUESTS, kind, pb.Request(scan_shard=scan))
+    assert await refusal(region.leader.service, kind, "worker") == (PermissionDenied.reason if is_denied else "")

@@ -17,6 +17,7 @@ from tao.serving.shares import STARTS_OF_A_TURN, ShareOfWork, WorkShares, sharer
 from tao.wire.identity import PeerIdentity
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.garbage import garbage_types
 from tests.rigs.leader_rig import SCHEMA
 from tests.rigs.pacing import ManualClock, until
 
@@ -361,3 +362,14 @@ def test_a_call_without_a_name_that_is_passed_on_spends_the_budget_of_callers_wi
     budgeted.shares.end_write(work)
     assert budgeted.seconds_to_wait(pb.Request()) == 0, "what a follower asks for itself has no budget"
     assert budgeted.seconds_to_wait(pb.Request(caller="")) == 19
+
+
+async def test_requests_that_end_leave_nothing_to_the_garbage_collector() -> None:
+    writes = Writes()
+    with garbage_types() as found:
+        for _ in range(5):
+            writes.send(HOG)
+        assert writes.begun_of(HOG) == 3
+        while writes.begun:
+            writes.answer_first()
+    assert not found.keys() & {"_SharedRequest", "ShareOfWork"}

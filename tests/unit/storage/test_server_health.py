@@ -85,6 +85,16 @@ async def test_silence_with_a_silent_probe_is_an_outage(server: Server) -> None:
     await until(lambda: state(server) is Health.UP)
 
 
+async def test_a_server_that_is_down_does_not_go_down_again_while_its_statements_last(server: Server) -> None:
+    server.answer = ConnectionLost("did not answer in time")
+    server.health.began()
+    await until(lambda: server.downs > 0)
+    looks = server.probes + 10
+    await until(lambda: server.probes > looks)
+    assert server.downs == 1
+    server.health.ended()
+
+
 async def test_a_late_connection_is_no_outage_of_a_server_that_has_just_answered_others(server: Server) -> None:
     """Two lost packets: the commits under way on other connections must not be cut for them."""
     health = ServerHealth("db-1", PATIENT, server.probe, server.went_down)

@@ -52,6 +52,10 @@ def test_each_dialect_limits_a_locking_union_and_names_the_incoming_row_in_its_o
     assert Dialect.MYSQL.upsert("t", ("k",), ("v",), 1) == (
         "INSERT INTO t (k, v) VALUES (%s, %s) AS incoming ON DUPLICATE KEY UPDATE v = incoming.v"
     )
+    assert (
+        Dialect.MARIADB.upsert("t", ("k",), (), 1)
+        == "INSERT INTO t (k) VALUES (%s) ON DUPLICATE KEY UPDATE k = VALUES(k)"
+    )
 
 
 @pytest.mark.parametrize("dialect", list(Dialect))
@@ -71,7 +75,12 @@ def test_locks_are_taken_in_order_of_shard_table_and_key() -> None:
     assert lock_shards([2, 0, 1]).values == [0, 1, 2]
     keys = WriteKeys(objects=set(ids), edges={EdgeKey(ids[0], 5, id2) for id2 in (9, 7, 8)})
     text = lock_rows(keys, only_table)
-    assert text.values == [[ids[1]], [ids[2]], [ids[0]], ids[0], [5], ids[0], 5, [7, 8, 9]]
+    assert text.values == [[ids[1]], [ids[2]], [ids[0]]]
+    assert [part.split("WHERE ")[1] for part in text.parts] == [
+        *["id IN %s FOR UPDATE)"] * 3,
+        f"(id1 = {ids[0]} AND atype IN (5)) FOR UPDATE)",
+        f"(id1 = {ids[0]} AND atype = 5 AND id2 IN (7,8,9)) FOR UPDATE)",
+    ]
     assert all("FORCE INDEX (PRIMARY)" in part for part in text.parts)
 
 
@@ -94,7 +103,8 @@ def test_a_write_of_many_rows_is_one_statement_for_a_table_of_a_shard() -> None:
 def test_large_data_are_split_into_packets_that_any_server_takes() -> None:
     rows = [ObjectRow(make_id(0, NOW + at, 0), 3, 1, False, b"\x00" * 2**20) for at in range(10)]
     packets = write_rows(RowChanges(put_objects=rows), only_table, Dialect.MARIADB)
-    assert sum(len(packet.values) for packet in packets) == 5 * len(rows)
+    assert [value for packet in packets for value in packet.values] == [row.data for row in rows]
+    assert sum(packet.parts[0].count("%s") for packet in packets) == len(rows)
     assert all(packet.data_bytes <= 4 << 20 for packet in packets)
 
 
@@ -188,7 +198,7 @@ def test_a_message_of_critical_reads_has_one_check_behind_its_rows_however_many_
 
 
 def test_a_server_confirms_itself_as_master_only_if_all_of_it_matches() -> None:
-    master = MasterState(read_only=False, lease_ended=False, master="one", version_epoch=4)
+    master = MasterState(read_only=False, lease_ended=False, master="one", version_epoch=4, generation=1)
     assert master_refusal("one", 7, master, 4) is None
     for differing in (
         master._replace(read_only=True),
@@ -197,5 +207,5 @@ def test_a_server_confirms_itself_as_master_only_if_all_of_it_matches() -> None:
         master._replace(version_epoch=5),
     ):
         assert isinstance(master_refusal("one", 7, differing, 4), MasterReadOnly)
-    (state,) = master_states([(7, 4, 0, None, 0, 0, b"one")]).values()
+    (state,) = master_states([(7, 4, 0, None, 1, 0, b"one")]).values()
     assert state == master, "a server without a row in the table of leases keeps none"

@@ -7,6 +7,8 @@ from typing import cast
 import pytest
 
 from tao.model.errors import DeadlineExceeded, OutcomeUnknown, ShardBlocked, TaoError
+from tao.model.graph import ListKey
+from tao.model.ids import SHARD_SHIFT
 from tao.model.rows import RowChanges, WriteKeys
 from tao.storage.dialect import Dialect
 from tao.storage.disk_space import DiskSpace, DiskSpaceSettings
@@ -25,6 +27,8 @@ class NextSession(DatabaseSession):
         super().__init__(FailingConnection(), "db-1", locking=True)
         self.failure = failure
         self.ran: list[str] = []
+        self.blocks = ""
+        """What statements that wait for a lock have in them."""
         self.last_gtid = ""
         self.commits: list[list[list[Row]]] = []
         """What the next COMMITs are answered with; the session is lost after an answer that lacks the GTID."""
@@ -41,6 +45,8 @@ class NextSession(DatabaseSession):
                 raise ConnectionLost("closed")
             self.last_gtid = str(results[-1][0][0]) if results[-1] else ""
             return results
+        if self.blocks and self.blocks in sql:
+            raise ShardBlocked("locked")
         failure, self.failure = self.failure, None
         if failure is not None:
             if not isinstance(failure, ShardBlocked):
@@ -98,6 +104,20 @@ async def test_a_refusal_leaves_the_connection_to_the_next() -> None:
             await transaction.lock_and_read([1], WriteKeys())
     assert pool.ended == [None]
     assert pool.sessions[0].is_open
+
+
+async def test_one_shard_whose_oldest_edges_are_locked_is_named() -> None:
+    pool = Lender(None)
+    session = pool.sessions[0]
+    lists = {ListKey(shard << SHARD_SHIFT, 1): 3 for shard in (1, 2, 3)}
+    async with pool.transaction() as transaction:
+        await transaction.lock_and_read([], WriteKeys())
+        session.blocks = "FROM tao_00002.assocs FORCE INDEX (by_time)"
+        with pytest.raises(ShardBlocked) as caught:
+            await transaction.lock_oldest(lists)
+    assert caught.value.shard == 2
+    assert session.ran[-1] == "ROLLBACK"
+    assert pool.ended == [None]
 
 
 async def test_a_connection_lost_before_commit_is_sent_leaves_nothing_unknown() -> None:

@@ -24,7 +24,12 @@ def test_each_part_of_a_shard_continues_where_the_previous_one_ended() -> None:
 def test_only_the_last_part_of_a_transaction_covers_it() -> None:
     continuity = begun()
     spans = continuity.spans_of("0-1-103", [1, 2, 1, 1])
-    assert spans == [Span(1, H, 100, 102), Span(2, H, 100, 103), Span(1, H, 102, 102), Span(1, H, 102, 103)]
+    assert spans == [
+        Span(1, H, 100, 102, more=True),
+        Span(2, H, 100, 103),
+        Span(1, H, 102, 102, more=True, within=True),
+        Span(1, H, 102, 103, within=True),
+    ]
 
 
 def test_transactions_numbered_by_another_server_or_under_another_epoch_are_another_history() -> None:

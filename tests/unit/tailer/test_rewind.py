@@ -108,7 +108,11 @@ async def test_all_but_the_last_relay_of_resent_messages_say_that_there_is_more(
     await until(lambda: rewind.shards)
     await rig.path.drained()
     spans = [span for _, relay in rig.leaders.relayed for span in relay.spans]
-    assert spans == [Span(1, H, 15, 16, more=True), Span(1, H, 16, 18, more=True), Span(1, H, 18, 19)]
+    assert spans == [
+        Span(1, H, 15, 16, more=True),
+        Span(1, H, 16, 18, more=True, within=True),
+        Span(1, H, 18, 19, within=True),
+    ]
     task.cancel()
 
 

@@ -14,9 +14,17 @@ from pymysqlreplication.event import MariadbGtidEvent, QueryEvent, XidEvent
 from pymysqlreplication.row_event import DeleteRowsEvent, WriteRowsEvent
 
 from tao.model.delivery import Span
+from tao.planning.row_events import RowEvent
 from tao.tailer.binlog import BinlogTransaction
 from tao.tailer.leader_outbox import Part, Receipts
-from tao.tailer.transactions import RowDecoder, ShardSchemas, Transactions, boundary_of, shards_invalidated_by
+from tao.tailer.transactions import (
+    RowDecoder,
+    ShardSchemas,
+    Transactions,
+    boundary_of,
+    decoded_rows,
+    shards_invalidated_by,
+)
 
 
 @pytest.mark.parametrize(
@@ -105,23 +113,30 @@ def an_event(of: type, **attributes: object) -> Any:
 class Stream:
     """A stream of a transaction's packets: those that are left are decoded later, the others are events at once."""
 
-    def __init__(self, *, leaves: bool = True, max_bytes: int = 1 << 30) -> None:
+    def __init__(self, *, leaves: bool = True, knows: bool = False, max_bytes: int = 1 << 30) -> None:
+        self.is_known = knows
         self.transactions = Transactions(max_bytes)
         self.transactions.leaves_undecoded = leaves
         self.transactions.take(an_event(MariadbGtidEvent, gtid="0-1-7", timestamp=5, flags=0))
         self.undecodable: set[bytes] = set()
 
-    def event(self, data: bytes, table: Any) -> Any:
+    def knows(self, data: bytes, table: Any) -> bool:
         """See `RowDecoder`."""
-        if data in self.undecodable:
-            raise ValueError("no such column")
+        del data, table
+        return self.is_known
+
+    def rows(self, shard: int, data: bytes, table: Any) -> list[RowEvent] | None:
+        """See `RowDecoder`."""
+        return None if data in self.undecodable else decoded_rows(shard, self.event(data, table))
+
+    def event(self, data: bytes, table: Any) -> Any:
         rows = [{"values": {"id1": data[5]}}]
         kind = DeleteRowsEvent if data[5] == BINLOG.DELETE_ROWS_EVENT_V1 else WriteRowsEvent
         return an_event(kind, schema=table.schema, table=table.table, event_size=len(data), _RowsEvent__rows=rows)
 
     def send(self, data: bytes) -> bool:
-        """Return whether the packet was left undecoded."""
-        if self.transactions.leave(data, TABLES, cast("RowDecoder", self)):
+        """Return whether the library need not read the packet."""
+        if self.transactions.take_packet(data, TABLES, cast("RowDecoder", self)):
             return True
         table = TABLES.get(int.from_bytes(data[20:26], "little"))
         if table is not None and data[5] != BINLOG.TABLE_MAP_EVENT:
@@ -180,7 +195,7 @@ def test_the_estimated_size_of_undecoded_rows_is_about_what_they_take_in_an_outb
 
 def test_everything_is_decoded_where_no_leader_commits() -> None:
     stream = Stream(leaves=False)
-    assert not stream.send(packet(BINLOG.TABLE_MAP_EVENT, IN_ASSOCS))
+    assert stream.send(packet(BINLOG.TABLE_MAP_EVENT, IN_ASSOCS))
     assert not stream.send(packet(WRITE, IN_ASSOCS))
     found = stream.end()
     assert len(found.events) == 1
@@ -203,6 +218,42 @@ def test_what_cannot_be_left_has_the_rows_before_it_decoded(also: str) -> None:
     assert found.undecoded == []
     assert (found.events[0].kind, found.events[-1].kind) == ("insert", "delete")
     assert found.invalid_shards == ({3} if also == "statement" else set())
+
+
+def test_rows_that_need_no_library_are_decoded_from_their_packets_in_order() -> None:
+    stream = Stream(leaves=False, knows=True)
+    assert stream.send(packet(BINLOG.TABLE_MAP_EVENT, IN_ASSOCS))
+    for kind, table in ((WRITE, IN_ASSOCS), (WRITE, IN_HEARTBEAT), (DELETE, IN_ASSOCS), (WRITE, IN_INTENTS)):
+        assert stream.send(packet(kind, table))
+    assert not stream.send(packet(WRITE, IN_OTHER))
+    found = stream.end()
+    assert [(event.table, event.kind) for event in found.events] == [
+        ("assocs", "insert"),
+        ("heartbeat", "insert"),
+        ("assocs", "delete"),
+        ("inverse_intents", "insert"),
+    ]
+
+
+def test_rows_that_cannot_be_decoded_from_their_packet_make_their_shard_invalid() -> None:
+    stream = Stream(leaves=False, knows=True)
+    stream.undecodable.add(packet(WRITE, IN_ASSOCS))
+    for table in (IN_ASSOCS, IN_WIDE):
+        stream.send(packet(WRITE, table))
+    found = stream.end()
+    assert found.invalid_shards == {1}
+    assert [event.shard for event in found.events] == [2]
+    assert stream.transactions.unknown_events == 1
+
+
+def test_nothing_is_left_undecoded_where_leaders_do_not_know_the_gtids_of_their_commits() -> None:
+    stream = Stream(knows=True)
+    stream.transactions.leaders_name_gtids = False
+    stream.transactions.take(an_event(MariadbGtidEvent, gtid="0-1-8", timestamp=5, flags=0))
+    assert stream.send(packet(WRITE, IN_ASSOCS))
+    found = stream.end()
+    assert found.undecoded == []
+    assert len(found.events) == 1
 
 
 def test_a_shard_whose_rows_cannot_be_decoded_later_is_invalid() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from hashlib import sha256
 
@@ -18,19 +18,23 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc  # type:
 from tao.wire.doorstep import AddressPool, Place
 from tao.wire.grpc_admission import _HeldPlace
 from tao.wire.grpc_client import greeting_metadata
+from tao.wire.grpc_proxy import SAVED_CALLS
 from tao.wire.grpc_server import SERVICE, GrpcServer
 from tao.wire.identity import CLIENT, AcceptedCredentials, AcceptedToken, Credentials, PeerAuthenticator
 from tao.wire.session import Reply
 from tao.wire.settings import DoorstepSettings, ServingSettings
 from tao.wire.v1 import graph_pb2
 from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.garbage import garbage_types
 from tests.rigs.pacing import until
 
 SECONDS = 20.0
 OBJECT = graph_pb2.ObjGetRequest(id=1 << 47 | 1).SerializeToString()
 CREDENTIAL = greeting_metadata(Credentials("web", "client", "secret"))
 WRONG = greeting_metadata(Credentials("web", "client", "guessed"))
-DOORSTEP = DoorstepSettings(max_pending_per_address=2, max_open_calls_per_address=2, max_log_lines=3)
+DOORSTEP = DoorstepSettings(
+    greeting_timeout_seconds=SECONDS, max_pending_per_address=2, max_open_calls_per_address=2, max_log_lines=3
+)
 METHODS = ("ObjGet", "AssocAdd", "WatchConfiguration", "Session")
 
 
@@ -50,13 +54,13 @@ class Port:
     def __init__(self, server: GrpcServer, address: str, channel: grpc.aio.Channel) -> None:
         self.server = server
         self.channel = channel
-        self._address = address
+        self.address = address
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Port]:
         """Open a connection of its own to the same server."""
-        async with grpc.aio.insecure_channel(self._address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
-            yield Port(self.server, self._address, channel)
+        async with grpc.aio.insecure_channel(self.address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+            yield Port(self.server, self.address, channel)
 
     def open(self, method: str, metadata: tuple[tuple[str, str], ...] = CREDENTIAL, service: str = SERVICE) -> Open:
         """Open a call without sending a message."""
@@ -77,9 +81,11 @@ async def serving(doorstep: DoorstepSettings) -> AsyncIterator[Port]:
     settings = ServingSettings(authenticator=PeerAuthenticator(AcceptedCredentials(tokens)), doorstep=doorstep)
     server = GrpcServer(Objects(), settings, name="srv", topology_version=lambda: 1, choose_shard=lambda: 0)
     address = await server.start("127.0.0.1:0")
-    async with grpc.aio.insecure_channel(address, options=[("grpc.max_send_message_length", -1)]) as channel:
-        yield Port(server, address, channel)
-    await server.close()
+    try:
+        async with grpc.aio.insecure_channel(address, options=[("grpc.max_send_message_length", -1)]) as channel:
+            yield Port(server, address, channel)
+    finally:
+        await server.close()
 
 
 @pytest.fixture
@@ -109,13 +115,13 @@ async def test_a_call_that_sends_no_message_ends_after_the_time_for_it() -> None
 
 async def test_calls_without_a_message_displace_each_other_and_no_whole_call(port: Port) -> None:
     calls = [port.open("ObjGet") for _ in range(6)]
-    assert await port.get() is grpc.StatusCode.OK
     doorstep = port.server.doorstep
+    # All of them have come: two that come while a whole call is read would take its place, because two is all there is.
     await until(lambda: doorstep.turned_away["displaced"] + len(doorstep.pending) == 6)
-    displaced = doorstep.turned_away["displaced"]
-    assert displaced >= 4
-    await until(lambda: sum(call.done() for call in calls) == displaced)
-    pending, *_ = (call for call in calls if not call.done())
+    assert await port.get() is grpc.StatusCode.OK
+    assert doorstep.turned_away["displaced"] == 5
+    await until(lambda: sum(call.done() for call in calls) == 5)
+    (pending,) = (call for call in calls if not call.done())
     assert {await call.code() for call in calls if call.done()} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
     await pending.write(OBJECT)
     await pending.done_writing()
@@ -242,3 +248,124 @@ async def test_a_caller_with_all_the_calls_that_it_may_have_locks_nobody_out(met
         for call in (*calls, other):
             call.cancel()
         await until(lambda: not any(map(len, port.server._places.values())))
+
+
+# ---- the proxy in front of gRPC -------------------------------------------------------------------------------------
+
+
+async def test_calls_of_a_stranger_reach_grpc_at_a_bounded_rate_and_an_honest_call_is_not_behind_them() -> None:
+    doorstep = DoorstepSettings(stranger_calls_per_second=0.001)
+    async with serving(doorstep) as port, port.connection() as stranger, port.connection() as honest:
+        assert await honest.get() is grpc.StatusCode.OK
+        calls = [stranger.open("ObjGet", WRONG) for _ in range(30)]
+        await until(lambda: port.server.doorstep.turned_away["unauthorized"] == SAVED_CALLS)
+        # The calls that were saved up are spent; a connection that has shown its credential needs none.
+        codes = await asyncio.gather(*(honest.get() for _ in range(20)))
+        assert set(codes) == {grpc.StatusCode.OK}
+        assert port.server.doorstep.turned_away["unauthorized"] == SAVED_CALLS
+        for call in calls:
+            call.cancel()
+
+
+async def test_a_connection_that_has_shown_a_credential_leaves_the_strangers_and_gives_its_turns_back() -> None:
+    async with serving(DoorstepSettings(stranger_connections_per_second=0.001, max_pending_per_address=3)) as port:
+        # Each of them takes a turn that nobody else gives back in a thousand seconds.
+        for _ in range(10):
+            async with port.connection() as connection:
+                assert await connection.get() is grpc.StatusCode.OK
+                assert len(port.server.proxy.strangers) == 0
+                assert len(port.server.proxy.places) == 1
+            await until(lambda: len(port.server.proxy.places) == 0)
+
+
+async def test_silent_connections_displace_each_other_and_nobody_else() -> None:
+    async with serving(replace(DOORSTEP, max_pending_per_address=4)) as port:
+        assert await port.get() is grpc.StatusCode.OK
+        host, _, number = port.address.rpartition(":")
+        silent = [await asyncio.open_connection(host, int(number)) for _ in range(12)]
+        await until(lambda: port.server.doorstep.turned_away["displaced"] == 8)
+        assert len(port.server.proxy.strangers) == 4
+        assert await port.get() is grpc.StatusCode.OK
+        for reader, writer in silent[:8]:
+            with suppress(ConnectionError):
+                await reader.read()  # up to its end
+            writer.transport.abort()
+        for _, writer in silent[8:]:
+            writer.transport.abort()
+        await until(lambda: len(port.server.proxy.strangers) == 0)
+
+
+async def test_connections_that_wait_for_their_turn_can_be_displaced() -> None:
+    doorstep = replace(DOORSTEP, max_pending_per_address=2, stranger_connections_per_second=0.001)
+    async with serving(doorstep) as port:
+        host, _, number = port.address.rpartition(":")
+        silent = [await asyncio.open_connection(host, int(number)) for _ in range(6)]
+        await until(lambda: port.server.doorstep.turned_away["displaced"] == 4)
+        assert len(port.server.proxy.starts) <= 2
+        for _, writer in silent:
+            writer.transport.abort()
+
+
+async def test_a_client_of_another_protocol_is_turned_away_before_grpc_sees_it(port: Port) -> None:
+    host, _, number = port.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(number))
+    writer.write(b"GET / HTTP/1.1\r\n\r\n")
+    with suppress(ConnectionError):
+        await reader.read()
+    await until(lambda: port.server.doorstep.turned_away["protocol_error"] == 1)
+    writer.transport.abort()
+
+
+async def test_a_call_that_did_not_come_by_the_proxy_is_refused_whatever_it_shows(port: Port) -> None:
+    address = port.server.proxy.private_address
+    async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        inside = Port(port.server, address, channel)
+        assert await inside.open("ObjGet").code() is grpc.StatusCode.UNAVAILABLE
+        assert await inside.open("Session").code() is grpc.StatusCode.UNAVAILABLE
+    assert await port.get() is grpc.StatusCode.OK
+
+
+async def test_one_caller_has_half_of_the_grpc_connections(port: Port) -> None:
+    async with AsyncExitStack() as stack, serving(DoorstepSettings(max_grpc_connections=4)) as small:
+        connections = [await stack.enter_async_context(small.connection()) for _ in range(3)]
+        codes = [await connection.get() for connection in connections]
+        assert codes == [grpc.StatusCode.OK, grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED]
+        assert small.server.doorstep.turned_away == {"too_many_connections": 1}
+
+
+async def test_a_client_that_does_not_read_keeps_no_connection_that_grpc_has_ended() -> None:
+    settings = ServingSettings(blocked_timeout_seconds=0.01)
+    server = GrpcServer(Objects(), settings, name="srv", topology_version=lambda: 1, choose_shard=lambda: 0)
+    host, _, number = (await server.start("127.0.0.1:0")).rpartition(":")
+    _, writer = await asyncio.open_connection(host, int(number), limit=1)
+    await until(lambda: len(server.proxy.strangers) == 1 and bool(server.proxy._by_name))
+    (connection,) = server.proxy._by_name.values()
+    connection.from_upstream(bytes(64 << 20))
+    connection.upstream_lost()
+    await asyncio.wait_for(connection.closed, SECONDS)
+    writer.transport.abort()
+    await server.close()
+
+
+async def test_a_client_that_does_not_read_is_disconnected_although_grpc_goes_on() -> None:
+    patient = DoorstepSettings(greeting_timeout_seconds=1_000.0)
+    settings = ServingSettings(blocked_timeout_seconds=0.01, doorstep=patient)
+    server = GrpcServer(Objects(), settings, name="srv", topology_version=lambda: 1, choose_shard=lambda: 0)
+    host, _, number = (await server.start("127.0.0.1:0")).rpartition(":")
+    _, writer = await asyncio.open_connection(host, int(number), limit=1)
+    await until(lambda: len(server.proxy.strangers) == 1 and bool(server.proxy._by_name))
+    (connection,) = server.proxy._by_name.values()
+    connection.from_upstream(bytes(64 << 20))
+    await asyncio.wait_for(connection.closed, SECONDS)
+    assert len(server.proxy.strangers) == 0
+    writer.transport.abort()
+    await server.close()
+
+
+async def test_calls_that_end_leave_nothing_of_the_server_to_the_garbage_collector(port: Port) -> None:
+    assert await port.get() is grpc.StatusCode.OK
+    with garbage_types() as found:
+        for _ in range(3):
+            assert await port.get() is grpc.StatusCode.OK
+        await until(lambda: len(port.server.doorstep.pending) == 0)
+    assert not found.keys() & {"_HeldPlace", "Timeout", "Place"}

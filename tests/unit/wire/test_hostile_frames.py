@@ -20,6 +20,7 @@ from tao.wire.tls import ServerCheck
 from tao.wire.v1 import frames_pb2
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.certificates import TestAuthority
+from tests.rigs.garbage import garbage_types
 from tests.rigs.pacing import until
 
 HELLO = frame(framing.HELLO, frames_pb2.Hello(protocol_version=framing.PROTOCOL_VERSION).SerializeToString())
@@ -331,3 +332,11 @@ async def test_a_client_gives_up_a_server_that_has_fallen_silent() -> None:
     await gone.wait()
     silent.close()
     await silent.wait_closed()
+
+
+async def test_connections_that_end_leave_nothing_to_the_garbage_collector(server: tuple[FrameServer, str]) -> None:
+    with garbage_types() as found:
+        for _ in range(3):
+            await (await connect_frames(server[1], SessionSettings(), Credentials("x", "client"))).close()
+        await until(lambda: not server[0].connections and not server[0].half_open)
+    assert not found.keys() & {"FrameConnection", "Place", "SilentConnection"}

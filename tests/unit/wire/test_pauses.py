@@ -53,9 +53,11 @@ class Wire(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.is_cut = False
+        self.written: list[bytes] = []
 
-    def write(self, data: object) -> None:
+    def write(self, data: Any) -> None:
         assert not self.is_cut, "uvloop raises RuntimeError"
+        self.written.append(bytes(data))
 
     def is_closing(self) -> bool:
         return self.is_cut
@@ -98,7 +100,7 @@ async def test_a_request_on_a_connection_that_is_being_lost_fails_as_unavailable
     taken: list[pb.Answer] = []
     session.send(pb.Request(read=pb.ReadBatch()), 5.0, taken.append)
     wire.is_cut = True
-    session._flush()
+    session.flush()
     assert not taken
     session.connection_lost(None)
     assert [answer.error.reason for answer in taken] == ["UNAVAILABLE"]
@@ -131,7 +133,8 @@ class Nothing:
 async def test_a_server_drops_a_silent_peer_but_not_after_a_pause_of_its_own(clock: SlowClock, *, paused: bool) -> None:
     loop = cast("asyncio.AbstractEventLoop", clock)
     server = FrameServer(Nothing(), SERVING, name="s", topology_version=lambda: 1)
-    connection, wire = FrameConnection(server, loop), Wire()
+    place = server.doorstep.pending.enter("here", lambda reason: None)
+    connection, wire = FrameConnection(server, loop, place), Wire()
     connection.connection_made(wire)
     hello = frames_pb2.Hello(protocol_version=framing.PROTOCOL_VERSION, name="c", role="client")
     connection.data_received(framing.frame(framing.HELLO, hello.SerializeToString()))
@@ -147,3 +150,31 @@ async def test_a_server_drops_a_silent_peer_but_not_after_a_pause_of_its_own(clo
             clock.fire()
         assert wire.is_cut
     connection.connection_lost(None)
+
+
+async def test_a_peer_that_only_receives_is_pinged_and_kept(clock: SlowClock) -> None:
+    loop = cast("asyncio.AbstractEventLoop", clock)
+    server = FrameServer(Nothing(), SERVING, name="s", topology_version=lambda: 1)
+    connection, wire = FrameConnection(server, loop, server.doorstep.pending.enter("here", lambda reason: None)), Wire()
+    connection.connection_made(wire)
+    hello = frames_pb2.Hello(protocol_version=framing.PROTOCOL_VERSION, name="c", role="client")
+    connection.data_received(framing.frame(framing.HELLO, hello.SerializeToString()))
+    session, answers = a_session(clock)
+    clock.timers.clear()  # the server goes on sending parts of an answer, so the client does not ping
+    server._schedule_sweep(loop)
+    pings = 0
+    for _ in range(3 * int(SERVING.silence_timeout_seconds / SERVING.sweep_interval_seconds)):
+        wire.written.clear()
+        answers.written.clear()
+        clock.fire()
+        await asyncio.sleep(0)  # what is queued is written
+        if framing.frame(framing.PING, b"") in wire.written:
+            pings += 1
+            session.data_received(framing.frame(framing.PING, b""))
+            session.flush()
+            for pong in answers.written:
+                connection.data_received(pong)
+    assert not wire.is_cut
+    assert 3 <= pings <= 6, "one ping after each half of the timeout"
+    connection.connection_lost(None)
+    session.connection_lost(None)

@@ -1,0 +1,422 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=False
+"""From the bytes of a read request to the bytes of its answer in one step, for batches that the cache answers whole.
+
+Its specification is the usual way, `tao.serving.read_service.ReadService.handle`, which takes whatever is left to it
+here by None: the answer is the same, byte by byte (`tests/conformance/test_hit_batches.py`). So only the usual form of
+a request is understood here, and everything rare is left over.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
+
+from tao.model.graph import EXISTS_NOT
+
+cdef enum:
+    OBJECT_BYTES = 12
+    LAST_COLUMN = 32
+    MOST_ID2S = 6000  # `tao.model.graph.MAX_ID2_SET`
+    REQUEST_READ = 10  # field numbers of `Request`, `Answer` and `ReadAnswer`
+    ANSWER_NUMBER = 1
+    ANSWER_READ = 10
+    READ_VALUES = 2
+    # of `ReadBatch`
+    OBJ_IDS = 1
+    COUNT_ID1S = 2
+    COUNT_ATYPES = 3
+    RANGE_ID1S = 4
+    RANGE_ATYPES = 5
+    RANGE_POSITIONS = 6
+    RANGE_LIMITS = 7
+    TIME_RANGE_ID1S = 8
+    TIME_RANGE_ATYPES = 9
+    TIME_RANGE_HIGHS = 10
+    TIME_RANGE_LOWS = 11
+    TIME_RANGE_LIMITS = 12
+    GET_ID1S = 13
+    GET_ATYPES = 14
+    GET_ID2_COUNTS = 15
+    GET_ID2S = 16
+    GET_HIGHS = 17
+    GET_LOWS = 18
+    TIME_RANGE_STARTS = 19
+    MINIMUM_SLOTS = 20
+    MINIMUM_VERSIONS = 21
+    EXIST_ID1S = 30  # the numbers between are rare options
+    EXIST_ATYPES = 31
+    EXIST_ID2S = 32
+
+cdef uint64_t MAX_SIGNED = (<uint64_t>1 << 63) - 1  # the highest time, position and id
+cdef uint64_t MAX_UINT32 = (<uint64_t>1 << 32) - 1  # as a deadline: none
+
+
+cdef struct Span:
+    const unsigned char *at
+    const unsigned char *end
+
+
+cdef inline bint take_varint(Span *span, uint64_t *value) noexcept nogil:
+    """Take a varint off the span. Returns False when there is none, or one above 64 bits."""
+    cdef uint64_t found = 0
+    cdef int shift = 0
+    cdef unsigned char byte
+    while span.at < span.end and shift < 64:
+        byte = span.at[0]
+        span.at += 1
+        if shift == 63 and byte > 1:
+            return False
+        found |= <uint64_t>(byte & 127) << shift
+        if byte < 128:
+            value[0] = found
+            return True
+        shift += 7
+    return False
+
+
+cdef inline bint take_fixed(Span *span, uint64_t *value) noexcept nogil:
+    if span.end - span.at < 8:
+        return False
+    memcpy(value, span.at, 8)
+    span.at += 8
+    return True
+
+
+cdef inline bint take_part(Span *span, Span *part) noexcept nogil:
+    """Take a length and as many bytes off the span."""
+    cdef uint64_t size = 0
+    if not take_varint(span, &size) or size > <uint64_t>(span.end - span.at):
+        return False
+    part.at = span.at
+    span.at += size
+    part.end = span.at
+    return True
+
+
+cdef struct Asked:
+    uint64_t number
+    uint64_t deadline_ms
+    uint64_t topology_version
+    Span columns[LAST_COLUMN + 1]
+
+
+cdef bint is_understood(Span request, Asked *asked) noexcept nogil:
+    """Take the request apart. Returns False for one that has anything which is not handled here."""
+    cdef uint64_t tag = 0, field
+    cdef Span read, column
+    cdef bint has_read = False
+    memset(asked, 0, sizeof(Asked))
+    while request.at < request.end:
+        if not take_varint(&request, &tag):
+            return False
+        if tag == 8:
+            if asked.number or not take_varint(&request, &asked.number):
+                return False
+        elif tag == 16:
+            if asked.deadline_ms or not take_varint(&request, &asked.deadline_ms):
+                return False
+        elif tag == 24:
+            if asked.topology_version or not take_varint(&request, &asked.topology_version):
+                return False
+        elif tag == (REQUEST_READ << 3 | 2):
+            if has_read or not take_part(&request, &read):
+                return False
+            has_read = True
+        else:
+            return False
+    if not has_read or not asked.number or not 0 < asked.deadline_ms < MAX_UINT32:
+        return False
+    while read.at < read.end:
+        if not take_varint(&read, &tag) or tag & 7 != 2:
+            return False
+        field = tag >> 3
+        if not 0 < field <= LAST_COLUMN or MINIMUM_VERSIONS < field < EXIST_ID1S:
+            return False
+        if asked.columns[field].at != NULL or not take_part(&read, &column):
+            return False
+        asked.columns[field] = column
+    return True
+
+
+cdef inline uint64_t ids_in(Asked *asked, int field) noexcept nogil:
+    return <uint64_t>(asked.columns[field].end - asked.columns[field].at) // 8
+
+
+cdef inline bint has_bit(uint64_t number, bytes bits):
+    """Return whether the bit of a type's number is set; see `tao.serving.access.ReadCheck`."""
+    return number >> 3 < <uint64_t>PyBytes_GET_SIZE(bits) and (
+        PyBytes_AS_STRING(bits)[number >> 3] >> (number & 7)
+    ) & 1
+
+
+cdef class HitBatches:
+    """Answers batches from one cache. Made anew when the schema changes."""
+
+    cdef object cache
+    cdef object hits
+    cdef dict limits
+    cdef uint64_t max_bytes
+
+    def __init__(self, cache, dict limits not None, uint64_t max_bytes):
+        """``limits`` maps association types to the bound on a query's limit. ``max_bytes`` bounds the values of an
+        answer."""
+        self.cache = cache
+        self.hits = cache.hits
+        self.limits = limits
+        self.max_bytes = max_bytes
+
+    def answer(self, bytes request not None, uint64_t newest_version, long long max_queries, hot, otypes, atypes):
+        """Return the encoded answer and the number of queries of each operation; None when the request is for the usual
+        way.
+
+        ``newest_version`` is the topology's. A batch of more than ``max_queries`` is left over, and so is one that asks
+        for a key of ``hot``. ``otypes`` and ``atypes`` are those of the caller's `ReadCheck`, None for all types."""
+        cdef Asked asked
+        cdef Span whole
+        whole.at = <const unsigned char *>PyBytes_AS_STRING(request)
+        whole.end = whole.at + PyBytes_GET_SIZE(request)
+        if max_queries <= 0 or not is_understood(whole, &asked) or asked.topology_version > newest_version:
+            return None
+        cdef uint64_t objects = ids_in(&asked, OBJ_IDS), counts = ids_in(&asked, COUNT_ID1S)
+        cdef uint64_t ranges = ids_in(&asked, RANGE_ID1S), windows = ids_in(&asked, TIME_RANGE_ID1S)
+        cdef uint64_t gets = ids_in(&asked, GET_ID1S), exists = ids_in(&asked, EXIST_ID1S)
+        cdef uint64_t queries = objects + counts + ranges + windows + gets + exists
+        if not 0 < queries <= <uint64_t>max_queries:
+            return None
+        cdef dict minimums = None
+        if asked.columns[MINIMUM_SLOTS].at != NULL:
+            minimums = self.minimums_of(&asked)
+            if minimums is None:
+                return None
+        cdef list values = [], denials = []
+        cdef int field
+        if not (
+            self.add_objects(&asked, objects, values, minimums, hot, otypes)
+            and self.add_lists(&asked, counts, ranges, windows, gets, values, minimums, hot, atypes)
+            and self.add_exists(&asked, exists, values, denials, minimums, hot, atypes)
+        ):
+            return None
+        for field in range(1, LAST_COLUMN + 1):  # every column was read to its end
+            if asked.columns[field].at != asked.columns[field].end:
+                return None
+        cdef bytes message = self.encoded(asked.number, values)
+        if message is None:
+            return None
+        for denial in denials:
+            self.cache.count_denial(denial)
+        return message, (objects, counts, ranges, windows, gets, exists)
+
+    cdef dict minimums_of(self, Asked *asked):
+        cdef dict found = {}
+        cdef uint64_t slot = 0, version = 0
+        while asked.columns[MINIMUM_SLOTS].at < asked.columns[MINIMUM_SLOTS].end:
+            if not take_varint(&asked.columns[MINIMUM_SLOTS], &slot) or slot > MAX_UINT32:
+                return None
+            if not take_varint(&asked.columns[MINIMUM_VERSIONS], &version):
+                return None
+            found[slot] = version
+        return found
+
+    cdef bint add_objects(self, Asked *asked, uint64_t count, list values, dict minimums, hot, otypes) except -1:
+        cdef list ids = []
+        cdef uint64_t id = 0, version = 0, slot
+        cdef uint32_t otype
+        cdef bytes value
+        for slot in range(count):
+            take_fixed(&asked.columns[OBJ_IDS], &id)
+            ids.append(id)
+            if hot and (id, 0) in hot:
+                return False
+        if not ids:
+            return True
+        values.extend(self.hits.objects(ids))
+        slot = 0
+        for each in values:
+            if each is None:
+                return False
+            value = <bytes?>each
+            if PyBytes_GET_SIZE(value) < OBJECT_BYTES:
+                return False
+            if minimums is not None:
+                memcpy(&version, PyBytes_AS_STRING(value), 8)
+                if version < <uint64_t>minimums.get(slot, 0):
+                    return False
+            if otypes is not None:
+                memcpy(&otype, PyBytes_AS_STRING(value) + 8, 4)
+                if not has_bit(otype, <bytes>otypes):
+                    return False
+            slot += 1
+        return True
+
+    cdef bint add_lists(
+        self,
+        Asked *asked,
+        uint64_t counts,
+        uint64_t ranges,
+        uint64_t windows,
+        uint64_t gets,
+        list values,
+        dict minimums,
+        hot,
+        atypes,
+    ) except -1:
+        """Append the value of each query on a list; False when one is left over."""
+        cdef Span *columns = asked.columns
+        cdef uint64_t slot, left, id1 = 0, atype = 0, pos = 0, limit = 0, high = 0, low = 0, size = 0, id2 = 0, start
+        cdef uint64_t minimum = 0, index
+        cdef int64_t room = self.max_bytes  # parts of lists are copied: no more than one answer holds
+        cdef Span id2s
+        cdef bytes id2_column
+        cdef int ids_field, atypes_field
+        cdef bint has_starts = columns[TIME_RANGE_STARTS].at != NULL
+        if not counts + ranges + windows + gets:
+            return True
+        hits = self.hits
+        for operation, left in ((0, counts), (1, ranges), (2, windows), (3, gets)):
+            ids_field = (COUNT_ID1S, RANGE_ID1S, TIME_RANGE_ID1S, GET_ID1S)[operation]
+            atypes_field = (COUNT_ATYPES, RANGE_ATYPES, TIME_RANGE_ATYPES, GET_ATYPES)[operation]
+            while left:
+                left -= 1
+                slot = len(values)
+                take_fixed(&columns[ids_field], &id1)
+                if not take_varint(&columns[atypes_field], &atype) or atype > MAX_UINT32:
+                    return False
+                if atypes is not None and not has_bit(atype, <bytes>atypes):
+                    return False
+                if hot and (id1, atype) in hot:
+                    return False
+                if minimums is not None:
+                    minimum = minimums.get(slot, 0)
+                if operation == 0:
+                    value = hits.count(id1, atype, minimum)
+                elif operation == 1:
+                    if not take_varint(&columns[RANGE_POSITIONS], &pos) or pos > MAX_SIGNED:
+                        return False
+                    if not take_varint(&columns[RANGE_LIMITS], &limit) or not self.is_within(atype, limit):
+                        return False
+                    value = hits.range(id1, atype, pos, limit, minimum)
+                elif operation == 2:
+                    start = 0
+                    if has_starts and not take_fixed(&columns[TIME_RANGE_STARTS], &start):
+                        return False
+                    if not take_varint(&columns[TIME_RANGE_HIGHS], &high) or high > MAX_SIGNED:
+                        return False
+                    if not take_varint(&columns[TIME_RANGE_LOWS], &low) or low > MAX_SIGNED:
+                        return False
+                    if not take_varint(&columns[TIME_RANGE_LIMITS], &limit) or not self.is_within(atype, limit):
+                        return False
+                    value = hits.time_range(id1, atype, high, low, limit, minimum, start)
+                else:
+                    if not take_varint(&columns[GET_ID2_COUNTS], &size) or not 0 < size <= MOST_ID2S:
+                        return False
+                    id2s.at = columns[GET_ID2S].at
+                    for index in range(size):
+                        if not take_fixed(&columns[GET_ID2S], &id2) or not 0 < id2 <= MAX_SIGNED:
+                            return False
+                    if not take_varint(&columns[GET_HIGHS], &high) or high > MAX_SIGNED:
+                        return False
+                    if not take_varint(&columns[GET_LOWS], &low) or low > MAX_SIGNED:
+                        return False
+                    if size == 1:
+                        value = hits.edge(id1, atype, id2, high, low, minimum)
+                    else:
+                        id2_column = PyBytes_FromStringAndSize(<const char *>id2s.at, 8 * size)
+                        value = hits.edges(id1, atype, id2_column, high, low, minimum)
+                if value is None:
+                    return False
+                room -= PyBytes_GET_SIZE(<bytes?>value)
+                if room < 0:
+                    return False
+                values.append(value)
+        return True
+
+    cdef bint add_exists(
+        self, Asked *asked, uint64_t count, list values, list denials, dict minimums, hot, atypes
+    ) except -1:
+        """Append whether each edge exists, a byte each, and what filters deny to ``denials``; False at the first that
+        is left over."""
+        cdef uint64_t id1 = 0, atype = 0, id2 = 0
+        cdef Py_ssize_t slot, first = len(values)
+        cdef list id1s = [], types = [], id2s = [], found
+        if not count:
+            return True
+        while count:
+            count -= 1
+            take_fixed(&asked.columns[EXIST_ID1S], &id1)
+            if not take_varint(&asked.columns[EXIST_ATYPES], &atype) or atype > MAX_UINT32:
+                return False
+            if not take_fixed(&asked.columns[EXIST_ID2S], &id2) or not 0 < id2 <= MAX_SIGNED:
+                return False
+            if atypes is not None and not has_bit(atype, <bytes>atypes):
+                return False
+            if hot and (id1, atype) in hot:
+                return False
+            id1s.append(id1)
+            types.append(atype)
+            id2s.append(id2)
+        if minimums is None:
+            found = self.hits.exist_all(id1s, types, id2s)
+        else:
+            found = [
+                self.hits.exists(id1s[slot], types[slot], id2s[slot], minimums.get(first + slot, 0))
+                for slot in range(len(id1s))
+            ]
+        for slot in range(len(found)):
+            if found[slot] is None:
+                minimum = 0 if minimums is None else minimums.get(first + slot, 0)
+                denial = self.cache.denial(id1s[slot], types[slot], id2s[slot], minimum)
+                if not denial:
+                    return False
+                denials.append(denial)
+                found[slot] = EXISTS_NOT
+        values.extend(found)
+        return True
+
+    cdef bint is_within(self, uint64_t atype, uint64_t limit) except -1:
+        """Return whether a limit is not cut to that of the type."""
+        if limit > MAX_UINT32:
+            return False
+        bound = self.limits.get(atype)
+        return bound is None or limit <= <uint64_t>bound
+
+    cdef bytes encoded(self, uint64_t number, list values):
+        """Return the `Answer`; None when its values are too large."""
+        cdef uint64_t total = 0, body = 0, size
+        cdef bytes message, value
+        cdef unsigned char *at
+        for each in values:
+            size = PyBytes_GET_SIZE(<bytes?>each)
+            total += size
+            body += 1 + varint_bytes(size) + size
+        if total > self.max_bytes:
+            return None
+        message = PyBytes_FromStringAndSize(NULL, 2 + varint_bytes(number) + varint_bytes(body) + body)
+        at = <unsigned char *>PyBytes_AS_STRING(message)
+        at[0] = ANSWER_NUMBER << 3
+        at = put_varint(at + 1, number)
+        at[0] = ANSWER_READ << 3 | 2
+        at = put_varint(at + 1, body)
+        for each in values:
+            value = <bytes>each
+            size = PyBytes_GET_SIZE(value)
+            at[0] = READ_VALUES << 3 | 2
+            at = put_varint(at + 1, size)
+            memcpy(at, PyBytes_AS_STRING(value), size)
+            at += size
+        return message
+
+
+cdef inline int varint_bytes(uint64_t value) noexcept nogil:
+    cdef int found = 1
+    while value > 127:
+        value >>= 7
+        found += 1
+    return found
+
+
+cdef inline unsigned char *put_varint(unsigned char *at, uint64_t value) noexcept nogil:
+    while value > 127:
+        at[0] = <unsigned char>(value & 127 | 128)
+        value >>= 7
+        at += 1
+    at[0] = <unsigned char>value
+    return at + 1

@@ -1,0 +1,3 @@
+from tao.tailer.row_images_python import Image
+
+def row_images(data: bytes, at: int, stop: int, names: tuple[str, ...], forms: bytes, sides: int) -> list[Image]: ...

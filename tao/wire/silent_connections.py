@@ -1,0 +1,127 @@
+"""Accepted connections whose peers have sent nothing yet.
+
+Every client of every port speaks first, so nothing has to be made for a connection before its first bytes: it is a
+socket in one epoll set with a place at the doorstep. That costs a fifth of a transport with its protocol and task, and
+the end of a crowd that never spoke is handled a few connections at a time. So a flood of silent connections delays
+requests little, and newcomers do not wait until something was made for each connection in front of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Final, NamedTuple
+
+from tao.wire.doorstep import AddressPool, Place, address_of, name_of
+
+_TURN_SECONDS: Final = 0.0003
+"""The time for connections that are ready in one turn of the loop, as long as that for accepts: peers that have left,
+at 5 µs each, must not be accepted faster than they are found, or they would displace a newcomer behind them."""
+_READY_OF_A_TURN: Final = 64
+"""The most that have room in that time."""
+
+
+class SilentConnection(NamedTuple):
+    """One of them."""
+
+    socket: socket.socket
+    place: Place
+    peer: object
+    """The address of the peer, as its socket says it."""
+
+
+class SilentConnections:
+    """The silent connections of one port."""
+
+    def __init__(
+        self,
+        pending: AddressPool,
+        on_data: Callable[[SilentConnection], None],
+        on_turned_away: Callable[[str, str], None],
+    ) -> None:
+        """``pending`` bounds them, together with those that have spoken. ``on_data`` takes over a connection that has
+        something to read, with its place; ``on_turned_away(reason, name)`` is called when the connection of a peer is
+        closed because it has lost its place. Neither may raise."""
+        self._pending: Final = pending
+        self._on_data: Final = on_data
+        self._on_turned_away: Final = on_turned_away
+        self._connections: dict[int, SilentConnection] = {}
+        self._epoll: select.epoll | None = None
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def start(self) -> None:
+        """Begin to look for bytes. Repeats have no effect."""
+        if self._epoll is None:
+            self._epoll = select.epoll()
+            asyncio.get_running_loop().add_reader(self._epoll, self._look)
+
+    def add(self, accepted: socket.socket, peer: object) -> None:
+        """Wait for the first bytes of an accepted connection. What is there already is passed on at once."""
+        assert self._epoll is not None
+        first_byte = _first_byte(accepted)
+        if first_byte == b"":
+            accepted.close()
+            return
+        number = accepted.fileno()
+        place = self._pending.enter(address_of(peer), partial(self._displace, number))
+        connection = SilentConnection(accepted, place, peer)
+        if first_byte:
+            self._on_data(connection)
+        else:
+            self._epoll.register(number, select.EPOLLIN)
+            self._connections[number] = connection
+
+    def close(self) -> None:
+        """Close all of them. More may be added after another start."""
+        for number in tuple(self._connections):
+            self._close(number)
+        if self._epoll is not None:
+            asyncio.get_running_loop().remove_reader(self._epoll)
+            self._epoll.close()
+            self._epoll = None
+
+    def _displace(self, number: int, reason: str) -> None:
+        peer = self._connections[number].peer
+        self._close(number)
+        self._on_turned_away(reason, name_of(peer))
+
+    def _close(self, number: int) -> None:
+        connection = self._take(number)
+        self._pending.leave(connection.place)
+        connection.socket.close()
+
+    def _take(self, number: int) -> SilentConnection:
+        assert self._epoll is not None
+        self._epoll.unregister(number)
+        return self._connections.pop(number)
+
+    def _look(self) -> None:
+        """Pass on the connections that have something to read, and close those whose peers have left."""
+        assert self._epoll is not None
+        until = time.monotonic() + _TURN_SECONDS
+        for number, _ in self._epoll.poll(0, _READY_OF_A_TURN):
+            connection = self._connections.get(number)
+            if connection is None:  # displaced by one that was passed on before it
+                continue
+            if _first_byte(connection.socket):
+                self._on_data(self._take(number))
+            else:
+                self._close(number)
+            if time.monotonic() > until:
+                break
+
+
+def _first_byte(accepted: socket.socket) -> bytes | None:
+    """Return the first byte to be read, b"" when the peer has left, and None when it has sent nothing yet."""
+    try:
+        return accepted.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""

@@ -1,0 +1,145 @@
+"""A connection costs little until its peer has sent something, and is bounded meanwhile."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tao.wire.doorstep import DISPLACED, LATE, AddressPool
+from tao.wire.silent_connections import SilentConnection, SilentConnections
+from tests.rigs.pacing import until
+
+
+class Port:
+    """A port on a clock of its own, whose connections are pairs of sockets."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.pending = AddressPool(100, 10, lambda: self.now)
+        self.silent = SilentConnections(self.pending, self._spoke, self._turned_away)
+        self.silent.start()
+        self.spoke: list[SilentConnection] = []
+        self.turned_away: list[tuple[str, str]] = []
+        self.seconds_of_each = 0.0
+        self._sockets: list[socket.socket] = []
+
+    def connect(self, number: int = 1, *, sends: bytes = b"", leaves: bool = False) -> socket.socket:
+        """Return the client's end. The client ``sends`` or ``leaves`` before its connection is accepted."""
+        client, accepted = socket.socketpair()
+        self._sockets += client, accepted
+        client.setblocking(False)
+        accepted.setblocking(False)
+        if sends:
+            client.send(sends)
+        if leaves:
+            client.close()
+        self.silent.add(accepted, ("192.0.2.7", number))
+        return client
+
+    def _spoke(self, connection: SilentConnection) -> None:
+        self.spoke.append(connection)
+        self.pending.leave(connection.place)
+        self.now += self.seconds_of_each
+        self.pending.displace_older_than(5.0)
+
+    def _turned_away(self, reason: str, name: str) -> None:
+        self.turned_away.append((reason, name))
+
+    def close(self) -> None:
+        self.silent.close()
+        for each in self._sockets:
+            each.close()
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[Port]:
+    opened = Port()
+    yield opened
+    opened.close()
+
+
+def is_closed(client: socket.socket) -> bool:
+    try:
+        return client.recv(1) == b""
+    except BlockingIOError:
+        return False
+
+
+async def test_a_connection_is_passed_on_with_its_first_bytes_unread(port: Port) -> None:
+    silent, speaking = port.connect(1), port.connect(2)
+    speaking.send(b"hello")
+    await until(lambda: len(port.spoke) == 1)
+    (spoke,) = port.spoke
+    assert spoke.peer == ("192.0.2.7", 2)
+    assert spoke.socket.recv(100) == b"hello"
+    speaking.send(b"more")  # is for those who have taken it over
+    silent.send(b"hello")
+    await until(lambda: len(port.spoke) == 2)
+    assert (len(port.silent), len(port.pending)) == (0, 0)
+
+
+async def test_a_newcomer_that_has_spoken_waits_behind_nobody(port: Port) -> None:
+    for number in range(10):
+        port.connect(number)
+    port.connect(10, sends=b"hello")
+    (spoke,) = port.spoke  # no turn of the loop has passed
+    assert spoke.socket.recv(100) == b"hello"
+
+
+async def test_a_peer_that_has_left_before_it_is_accepted_displaces_nobody(port: Port) -> None:
+    for number in range(10):
+        port.connect(number)
+    port.connect(10, leaves=True)
+    assert port.turned_away == []
+    assert len(port.silent) == 10
+
+
+async def test_connections_whose_peers_leave_are_closed_and_passed_to_nobody(port: Port) -> None:
+    for client in [port.connect() for _ in range(10)]:
+        client.close()
+    await until(lambda: len(port.silent) == 0)
+    assert len(port.pending) == 0
+    assert (port.spoke, port.turned_away) == ([], [])
+
+
+async def test_bytes_before_the_end_are_passed_on(port: Port) -> None:
+    client = port.connect()
+    client.send(b"hello")
+    client.shutdown(socket.SHUT_WR)
+    await until(lambda: len(port.spoke) == 1)
+    assert port.spoke[0].socket.recv(100) == b"hello"
+
+
+async def test_one_more_displaces_the_oldest(port: Port) -> None:
+    clients = [port.connect(number) for number in range(11)]
+    assert is_closed(clients[0])
+    assert not is_closed(clients[1])
+    assert port.turned_away == [(DISPLACED, "192.0.2.7:0")]
+    assert (len(port.silent), len(port.pending)) == (10, 10)
+
+
+async def test_those_that_are_silent_for_too_long_are_closed(port: Port) -> None:
+    client = port.connect()
+    port.now = 6.0
+    port.pending.displace_older_than(5.0)
+    assert is_closed(client)
+    assert port.turned_away == [(LATE, "192.0.2.7:1")]
+
+
+async def test_a_connection_that_is_displaced_as_another_is_passed_on_is_left_out(port: Port) -> None:
+    port.seconds_of_each = 10.0
+    for client in [port.connect(number) for number in range(2)]:
+        client.send(b"hello")  # both are ready at the same look
+    await until(lambda: len(port.spoke) == 1)
+    await until(lambda: port.turned_away == [(LATE, "192.0.2.7:1")])
+    assert (len(port.silent), len(port.pending)) == (0, 0)
+
+
+async def test_the_end_closes_all_and_frees_their_places(port: Port) -> None:
+    clients = [port.connect() for _ in range(3)]
+    port.silent.close()
+    assert all(map(is_closed, clients))
+    assert (len(port.silent), len(port.pending)) == (0, 0)
+    assert port.turned_away == []
