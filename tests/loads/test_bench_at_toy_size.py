@@ -175,7 +175,8 @@ def test_sets_two_hops_and_feeds_are_measured_beside_redis_and_sql(ran: ToyRun) 
     assert len({figure.shape for figure in result.figures}) == 5
     assert {figure.contestant for figure in result.figures} == {"tao", "redis page", "redis SINTER", "sql"}
     (asked,) = (figure for figure in result.figures if "asked for" in figure.shape and figure.contestant == "tao")
-    assert [(verdict.aim.measure, verdict.aim.bound) for verdict in asked.verdicts] == [("server_cpu_us", 150)]
+    aims = [(verdict.aim.measure, verdict.aim.bound, verdict.aim.against) for verdict in asked.verdicts]
+    assert aims == [("server_cpu_us", 150, None), ("p50_us", 1, "sql")]
     assert all(figure.operations > 0 for figure in result.figures)
     assert all(value >= 0 for value in result.measured["statements"].values())
     hops = of_bench(ran, "two_hops")
