@@ -18,7 +18,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -218,7 +218,9 @@ class ManagedProcess:
             self._log_start = _prepare_log(log_path, options.log_max_bytes)
             with log_path.open("ab") as log:
                 server, folder = options.fork_server, options.folder or log_path.parent
-                start = _execute if server is None else partial(server.fork, starts_servers=options.starts_servers)
+                start: Callable[..., int] = _execute
+                if server is not None:
+                    start = partial(server.fork, starts_servers=options.starts_servers)
                 pid = start(argv, env, folder, log.fileno(), detached=options.detached)
         except OSError as error:
             raise OperatorError(f"cannot start {name} with the log {log_path}: {error}") from error
