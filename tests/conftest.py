@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -24,6 +25,12 @@ hypothesis.settings.register_profile(
     "tao", deadline=None, max_examples=examples(100), suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("tao")
+
+
+def pytest_collection_finish() -> None:
+    # Modules and tests live as long as the run: no collection of garbage looks at them again.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -6,6 +6,9 @@ session of its own and has the environment, the working folder, the output and t
 have had if it had been executed. It is a child of the process that asked for it: the fork server forks twice and the
 process in between ends, while the asking process adopts orphans.
 
+A program that starts servers itself may be forked together with a fork server of its own, which then has imported what
+the first one has.
+
 Variables that are read before a program runs (``PYTHON…``, ``MALLOC_…``) count as they were when the fork server
 started. The seed of hashes is the same in all forks. This works on Linux only (``prctl``, ``/proc``).
 """
@@ -16,6 +19,7 @@ import asyncio
 import atexit
 import ctypes
 import gc
+import importlib
 import json
 import os
 import pkgutil
@@ -28,7 +32,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import IO, Final, NoReturn, Protocol
 
 from tao.model.errors import OperatorError
 
@@ -46,25 +50,62 @@ _SHARED: Final[dict[int, ForkServer]] = {}
 """The one of this process by its pid: a fork of this process, which is not the parent, starts its own."""
 
 
+class _Process(Protocol):
+    """The process of a fork server, as `subprocess.Popen` gives one."""
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
+
+
+class _Forked:
+    """A child of this process that was forked, not executed."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        return self._reap(os.WNOHANG)
+
+    def wait(self) -> int:
+        status = self._reap(0)
+        assert status is not None
+        return status
+
+    def _reap(self, options: int) -> int | None:
+        if self._status is None:
+            pid, status = os.waitpid(self._pid, options)
+            self._status = os.waitstatus_to_exitcode(status) if pid else None
+        return self._status
+
+
 class ForkServer:
     """A process that waits to be forked. It ends with the process that made it, or at `close`."""
 
-    def __init__(self, preload: str) -> None:
-        """Start it. ``preload`` names a function, as ``module:function``, that imports the modules of the programs; it
-        must not start a thread."""
+    def __init__(self, process: _Process, control: socket.socket, errors: IO[bytes] | None = None) -> None:
+        """``control``: takes the orders of this process. ``errors``: what the process prints before it is ready; None
+        when it is ready already."""
         self._lock = threading.Lock()
-        self._is_ready = False
-        self._control, theirs = socket.socketpair()
+        self._is_ready = errors is None
+        self._process, self._control, self._errors = process, control, errors
+        atexit.register(self.close)
+
+    @classmethod
+    def start(cls, *preload: str) -> ForkServer:
+        """Start one. ``preload`` names functions, as ``module:function``, that import the modules of the programs; they
+        must not start a thread."""
+        control, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(
-                [*_PYTHON, __name__, str(theirs.fileno()), preload, " " * _COMMAND_BYTES],
+            process = subprocess.Popen(
+                [*_PYTHON, __name__, str(theirs.fileno()), *preload, " " * _COMMAND_BYTES],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        atexit.register(self.close)
+        return cls(process, control, process.stderr)
 
     @property
     def is_running(self) -> bool:
@@ -81,15 +122,26 @@ class ForkServer:
         with self._lock:
             self._is_ready = self._is_ready or bool(self._control.recv(1))
         if not self._is_ready:
-            assert self._process.stderr is not None
-            reason = self._process.stderr.read().decode(errors="replace").strip()
+            assert self._errors is not None
+            reason = self._errors.read().decode(errors="replace").strip()
             raise OperatorError(f"the process that servers are forked from has ended: {reason}")
 
-    def fork(self, argv: Sequence[str], env: Mapping[str, str], folder: Path, log: int, *, detached: bool) -> int:
+    def fork(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        folder: Path,
+        log: int,
+        *,
+        detached: bool,
+        starts_servers: bool = False,
+    ) -> int:
         """Run ``argv``, a Python interpreter's ``-P -m MODULE …``, in a fork; call it once this is `ready`.
 
         ``log`` is the descriptor of its standard output and error. Unless it is detached, it is killed when this
-        process ends. Returns its process id; it is a child of this process. Raises `OSError`."""
+        process ends. If it starts servers, its `tao_fork_server` is a further fork, of which it is the parent; the
+        modules of this fork server have to include those of the servers. Returns its process id; it is a child of this
+        process. Raises `OSError`."""
         if tuple(argv[: len(_PYTHON)]) != _PYTHON:
             raise ValueError(f"{argv} cannot be forked: it is no {' '.join(_PYTHON)}")
         order = {
@@ -98,6 +150,7 @@ class ForkServer:
             "folder": str(folder.absolute()),
             "parent": os.getpid(),
             "detached": detached,
+            "starts_servers": starts_servers,
         }
         ours, theirs = socket.socketpair()
         with ours, theirs, self._lock, _adoption():
@@ -115,8 +168,8 @@ class ForkServer:
         """End it; the forked processes go on. Idempotent."""
         self._control.close()
         self._process.wait()
-        assert self._process.stderr is not None
-        self._process.stderr.close()
+        if self._errors is not None:
+            self._errors.close()
         atexit.unregister(self.close)
 
 
@@ -126,7 +179,7 @@ def tao_fork_server() -> ForkServer:
     It is shared by all clusters of the process, because its start takes as long as that of a server."""
     server = _SHARED.get(os.getpid())
     if server is None or not server.is_running:
-        server = _SHARED[os.getpid()] = ForkServer("tao.cli:import_servers")
+        server = _SHARED[os.getpid()] = ForkServer.start("tao.cli:import_servers")
     return server
 
 
@@ -185,6 +238,8 @@ def _run(order_from: int, log: int) -> NoReturn:
         if os.getppid() != order["parent"]:
             sys.exit("the process that asked for this one has ended")
         channel.sendall(str(os.getpid()).encode())
+    if order["starts_servers"]:
+        _fork_server()
     _show(order["argv"])
     os.environ.clear()
     os.environ.update(order["env"])
@@ -198,6 +253,22 @@ def _run(order_from: int, log: int) -> NoReturn:
     sys.exit()
 
 
+def _fork_server() -> None:
+    """Fork this process, before it runs its program, into the fork server of that program."""
+    control, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        control.close()
+        os.setsid()
+        with theirs:
+            order_from, log = _serve(theirs)
+        _run(order_from, log)
+    theirs.close()
+    # In the module that the program imports: this one is `__main__`.
+    imported = importlib.import_module("tao.devcluster.fork_server")
+    imported._SHARED[os.getpid()] = imported.ForkServer(imported._Forked(pid), control)
+
+
 def _show(argv: Sequence[str]) -> None:
     """Make ``argv`` the command line of this process in ``/proc``."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
@@ -207,10 +278,11 @@ def _show(argv: Sequence[str]) -> None:
 
 
 def _main() -> NoReturn:
-    _, descriptor, preload, _ = sys.argv
+    _, descriptor, *preload, _ = sys.argv
     with socket.socket(fileno=int(descriptor)) as control:
         gc.disable()
-        pkgutil.resolve_name(preload)()
+        for name in preload:
+            pkgutil.resolve_name(name)()
         # What was imported is neither looked at nor copied by a fork's collections of garbage.
         gc.freeze()
         control.sendall(b"r")

@@ -18,8 +18,9 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -191,6 +192,8 @@ class ProcessOptions:
     """A longer log is renamed to ``….1`` when the process starts, so that a folder has at most two."""
     fork_server: ForkServer | None = None
     """What forks the program, once it is ready; None: the program is executed."""
+    starts_servers: bool = False
+    """True for a program that is forked together with a fork server of its own (`ForkServer.fork`)."""
 
 
 class ManagedProcess:
@@ -214,8 +217,10 @@ class ManagedProcess:
         try:
             self._log_start = _prepare_log(log_path, options.log_max_bytes)
             with log_path.open("ab") as log:
-                start = _execute if options.fork_server is None else options.fork_server.fork
-                folder = options.folder or log_path.parent
+                server, folder = options.fork_server, options.folder or log_path.parent
+                start: Callable[..., int] = _execute
+                if server is not None:
+                    start = partial(server.fork, starts_servers=options.starts_servers)
                 pid = start(argv, env, folder, log.fileno(), detached=options.detached)
         except OSError as error:
             raise OperatorError(f"cannot start {name} with the log {log_path}: {error}") from error

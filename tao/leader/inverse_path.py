@@ -128,14 +128,15 @@ class InversePath:
         self._settings: Final = settings
         self._log: Final = context.log
         self._pairs: Final = PairLocks(settings.max_waiting_per_pair)
-        self._pending: Final = PendingPairs(RetryTimes(settings.contact_seconds, settings.repair_age_seconds))
+        self._intents_found: Final = asyncio.Event()
+        times = RetryTimes(settings.contact_seconds, settings.repair_age_seconds)
+        self._pending: Final = PendingPairs(times, on_first=self._intents_found.set)
         self._lingering: Final[dict[IntentKey, PairHold]] = {}
         self._contacts: Final[set[str]] = set()
         self._settlements: Final[dict[IntentKey, Settlement]] = {}
         self._searched: Final[dict[int, int]] = {}
         """Of the shards whose intents were all looked for: the generation under which that was done."""
         self._shards_taken: Final = asyncio.Event()
-        self._intents_found: Final = asyncio.Event()
         self.settled_later = 0
         self.left_pending = 0
 
@@ -663,15 +664,13 @@ class InversePath:
 
     async def settle_pending(self) -> None:
         """Settle the pairs that this leader remembers as soon as their other leaders answer, until cancelled. Those of
-        a shard that it has just taken are tried at once."""
+        a shard that it has just taken are tried at once. While it remembers none, it waits."""
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._settings.contact_seconds):
+                async with asyncio.timeout(self._settings.contact_seconds if self._pending else None):
                     await self._intents_found.wait()
             self._intents_found.clear()
             self._pending.keep_only(self._ownership.owned.__contains__)
-            if not self._pending:
-                continue
             due = self._pending.due(self._others.leader_name, self._is_being_settled, self._clock.monotonic())
             for leader, pairs in due.items():
                 if leader not in self._contacts:

@@ -49,8 +49,10 @@ class _PendingPair:
 class PendingPairs:
     """The pairs whose inverse is pending. Every ``now`` must come from the same monotonic clock."""
 
-    def __init__(self, times: RetryTimes) -> None:
+    def __init__(self, times: RetryTimes, on_first: Callable[[], None] = lambda: None) -> None:
+        """``on_first`` is called when a pair is added and there was none: looks have to begin."""
         self._times: Final = times
+        self._on_first: Final = on_first
         self._pairs: dict[IntentKey, _PendingPair] = {}
         self._of_shard: dict[int, dict[IntentKey, None]] = {}  # by the coordinating shard
         # Far shard → (time, pair) as a heap. An entry that does not have the pair's time any more is void.
@@ -80,6 +82,8 @@ class PendingPairs:
             return True
         if len(self._pairs) >= MAX_PENDING_PAIRS:
             return False
+        if not self._pairs:
+            self._on_first()
         self._pairs[pair] = _PendingPair(intent, -inf)
         self._of_shard.setdefault(pair.low_id >> SHARD_SHIFT, {})[pair] = None
         self._queue(pair, now if at_once else now + self._times.first_seconds)

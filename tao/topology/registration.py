@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from tao.model.errors import NameTaken, TopologyError
-from tao.model.topology import CacheServer, PlacedServer, Registration, Role, Tier, Topology
+from tao.model.topology import CacheServer, PlacedServer, PlacedTier, Registration, Role, Tier, Topology
 from tao.routing.shard_map import ring_points
 from tao.topology import edits
 
@@ -148,7 +148,12 @@ def is_replaceable(server: CacheServer) -> bool:
 
 def placed(topology: Topology, name: str) -> PlacedServer | None:
     """Return a cache server and its place; None when there is none of that name."""
-    return next((each for each in topology.cache_servers if each.server.name == name), None)
+    for region in topology.regions:
+        for tier in region.tiers:
+            for server in tier.servers:
+                if server.name == name:
+                    return PlacedServer(PlacedTier(region, tier), server)
+    return None
 
 
 def _joined(server: CacheServer, share: float) -> Registration:

@@ -36,7 +36,7 @@ from tao.wire.convert import relay_to_pb
 from tao.wire.identity import Credentials
 from tao.wire.links import Links, LinkSettings
 from tao.wire.v1 import session_pb2 as pb
-from tests.e2e.cluster_access import LOOK_SECONDS
+from tests.e2e.cluster_access import LOOK_SECONDS, killed_at_the_end
 
 RTT_MS = 20.0
 EAST_WEST = ("east", "west")
@@ -181,11 +181,11 @@ class Regions:
 
 @asynccontextmanager
 async def running_regions(folder: Path, shape: Shape) -> AsyncIterator[Regions]:
-    """Yield a cluster without syncs at commit, and stop it at the end."""
+    """Yield a cluster without syncs at commit, and end it."""
     settings = ClusterSettings(
         state_dir=folder / ".tao-dev", shape=shape, durability=Durability.RELAXED, rtt_ms=RTT_MS, log_level="info"
     )
-    async with DevCluster(settings) as cluster:
+    async with DevCluster(settings) as cluster, killed_at_the_end(cluster):
         topology = parse_topology(cluster.topology_path.read_bytes(), "topology")
         found = Regions(cluster, topology, Routes(topology))
         await until(found.tailers_have_begun, "the tailers' first invalidation")

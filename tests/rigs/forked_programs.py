@@ -33,7 +33,8 @@ class Ended(NamedTuple):
 
 async def run_tao(*words: object, folder: Path, env: Mapping[str, str] | None = None) -> Ended:
     """Run a command of `tao` in a folder; it is killed when this is cancelled. ``env`` is added to the environment."""
-    async with _forked(await tao_fork_server().ready(), ("tao.cli", *map(str, words)), folder, env or {}) as found:
+    options = ProcessOptions(folder=folder, fork_server=await tao_fork_server().ready())
+    async with _forked(options, ("tao.cli", *map(str, words)), env or {}) as found:
         process, output, errors = found
         status = await process.wait()
         return Ended(status, output.read_text(), errors.read_text())
@@ -42,7 +43,10 @@ async def run_tao(*words: object, folder: Path, env: Mapping[str, str] | None = 
 @asynccontextmanager
 async def forked_scenario(*words: str, env: Mapping[str, str] | None = None) -> AsyncIterator[ScenarioProcess]:
     """Yield a run of `python -m loadtest`, and kill it at the end."""
-    async with _forked(await loadtest_fork_server().ready(), ("loadtest", *words), ROOT, env or {}) as found:
+    server = await loadtest_fork_server().ready()
+    # Nearly all of them start clusters, whose servers they would otherwise import once more.
+    options = ProcessOptions(folder=ROOT, fork_server=server, starts_servers=True)
+    async with _forked(options, ("loadtest", *words), env or {}) as found:
         yield ScenarioProcess(*found)
 
 
@@ -66,17 +70,16 @@ class ScenarioProcess(NamedTuple):
 @functools.cache
 def loadtest_fork_server() -> ForkServer:
     """Return what scenarios are forked from. The first call starts it, and must not meet another."""
-    return ForkServer("loadtest.catalogue:every_scenario")
+    return ForkServer.start("tao.cli:import_servers", "loadtest.catalogue:every_scenario")
 
 
 @asynccontextmanager
 async def _forked(
-    server: ForkServer, words: tuple[str, ...], folder: Path, env: Mapping[str, str]
+    options: ProcessOptions, words: tuple[str, ...], env: Mapping[str, str]
 ) -> AsyncIterator[tuple[ManagedProcess, Path, Path]]:
     with tempfile.TemporaryDirectory() as kept:
         output, errors = Path(kept) / "output", Path(kept) / "errors"
         argv = [sys.executable, "-P", "-m", __name__, str(errors), *words]
-        options = ProcessOptions(folder=folder, fork_server=server)
         process = ManagedProcess(words[0], argv, {**os.environ, **env}, output, options)
         try:
             yield process, output, errors

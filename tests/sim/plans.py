@@ -149,6 +149,17 @@ class Plan(msgspec.Struct, frozen=True):
     tempo: Tempo = Tempo()
 
 
+def first_acts(plan: Plan, acts: int) -> Plan:
+    """Return a plan that ends after so many acts of another."""
+    end = acts * plan.tempo.act_seconds
+    return msgspec.structs.replace(
+        plan,
+        acts=acts,
+        ops=tuple(each for each in plan.ops if each.at < end),
+        faults=tuple(each for each in plan.faults if each.at < end),
+    )
+
+
 TEMPOS: Final = (
     Tempo(),
     Tempo(120.0, 180.0, pace=3.0),

@@ -39,6 +39,8 @@ class Outcome:
 
     plan: Plan
     violation: Violation | None
+    acts: int
+    """The number of acts that have begun."""
     digest: str
     events: int
     simulated_seconds: float
@@ -85,6 +87,7 @@ def run(plan: Plan, broken: Callable[[], AbstractContextManager[None]] = nullcon
     return Outcome(
         plan,
         player.violation,
+        player.acts,
         player.digest,
         world.trace.events,
         player.ended_at,
@@ -102,6 +105,7 @@ class _Player:
         self._plan: Final = plan
         self.world: Final = World(loop, plan, self._found)
         self.violation: Violation | None = None
+        self.acts = 0
         self.digest = ""
         self.ended_at = 0.0
         self.results: dict[str, int] = {}
@@ -143,6 +147,7 @@ class _Player:
         for fault in plan.faults:
             self._loop.call_at(origin + fault.at, faults.begin, fault)
         for act in range(plan.acts):
+            self.acts += 1
             world.journals.may_lose = world.has_copies
             await self._until(origin + act * plan.tempo.act_seconds + plan.tempo.busy_seconds)
             faults.mend()

@@ -612,7 +612,7 @@ VARIANTS: Final[Sequence[Variant]] = (
         _position_gap_ignored,
         frozenset({"2"}),
         {"spool needed": 2, "disk full": 1},
-        first=58,
+        first=68,
     ),
     Variant(
         "backup tier not asked",

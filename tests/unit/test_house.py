@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -53,18 +54,51 @@ def written_modules(*folders: str) -> list[Path]:
     return [path for path in found if not is_generated(path)]
 
 
+class Import(NamedTuple):
+    """The import of a module, or of names in it."""
+
+    line: int
+    module: str
+    names: tuple[str, ...] = ()
+    level: int = 0
+
+
+class Definition(NamedTuple):
+    """A function."""
+
+    name: str
+    line: int
+    lines: int
+    parameters: int
+
+
+class Module(NamedTuple):
+    """What the tests look at in a module. Its tree is not kept: those of all modules are millions of objects."""
+
+    has_docstring: bool
+    imports: list[Import]
+    definitions: list[Definition]
+
+
 @cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
-def imported_top_levels(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def module_of(path: Path) -> Module:
+    tree = ast.parse(text := path.read_text())
+    found = Module(not text.strip() or ast.get_docstring(tree) is not None, [], [])
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node.lineno, alias.name.split(".")[0]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
-            yield node.lineno, node.module.split(".")[0]
+        match node:
+            case ast.Import(names=names, lineno=line):
+                found.imports.extend(Import(line, alias.name) for alias in names)
+            case ast.ImportFrom(module=str(module), names=names, level=level, lineno=line):
+                found.imports.append(Import(line, module, tuple(alias.name for alias in names), level))
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                parameters = len(node.args.args) + len(node.args.kwonlyargs)
+                found.definitions.append(Definition(node.name, node.lineno, lines, parameters))
+    return found
+
+
+def imported_top_levels(path: Path) -> Iterator[tuple[int, str]]:
+    return ((each.line, each.module.split(".")[0]) for each in module_of(path).imports if not each.level)
 
 
 def project() -> dict[str, object]:
@@ -97,7 +131,7 @@ def test_the_pure_packages_do_no_io_and_read_no_clock() -> None:
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for package in PURE_PACKAGES
         for path in written_modules(f"tao/{package}")
-        for line, name in imported_top_levels(tree_of(path))
+        for line, name in imported_top_levels(path)
         if name in IMPURE_MODULES
     ]
     assert offences == []
@@ -108,26 +142,22 @@ def test_no_module_is_longer_than_the_limit() -> None:
     assert {str(p.relative_to(ROOT)): n for p, n in lengths.items() if n > MAX_MODULE_LINES} == {}
 
 
-def definitions(*folders: str) -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    for path in written_modules(*folders):
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield path, node
+def definitions(*folders: str) -> Iterator[tuple[Path, Definition]]:
+    return ((path, each) for path in written_modules(*folders) for each in module_of(path).definitions)
 
 
 def test_no_function_is_longer_than_a_screen() -> None:
     lengths = {
-        f"{path.relative_to(ROOT)}:{node.name}": (node.end_lineno or node.lineno) - node.lineno + 1
-        for path, node in definitions("tao", "loadtest", "tests")
+        f"{path.relative_to(ROOT)}:{each.name}": each.lines for path, each in definitions("tao", "loadtest", "tests")
     }
     assert {name: lines for name, lines in lengths.items() if lines > MAX_FUNCTION_LINES} == {}
 
 
 def test_no_constructor_takes_more_parameters_than_it_can_explain() -> None:
     parameters = {
-        f"{path.relative_to(ROOT)}:{node.lineno}": len(node.args.args) + len(node.args.kwonlyargs) - 1
-        for path, node in definitions("tao", "loadtest")
-        if node.name == "__init__"
+        f"{path.relative_to(ROOT)}:{each.line}": each.parameters - 1
+        for path, each in definitions("tao", "loadtest")
+        if each.name == "__init__"
     }
     assert {name: number for name, number in parameters.items() if number > MAX_CONSTRUCTOR_PARAMETERS} == {}
 
@@ -142,14 +172,11 @@ def test_modules_are_named_by_nouns() -> None:
 def imported_modules(path: Path, modules: set[str]) -> set[str]:
     """Return the modules of this repository that a module imports, for types only or within a function too."""
     found: set[str] = set()
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            inner = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= inner & modules
-            if inner - modules:
-                found.add(node.module)
+    for each in module_of(path).imports:
+        inner = {f"{each.module}.{name}" for name in each.names}
+        found |= inner & modules
+        if not inner or inner - modules:
+            found.add(each.module)
     return found & modules
 
 
@@ -172,7 +199,7 @@ def test_every_module_has_a_docstring() -> None:
     silent = [
         str(path.relative_to(ROOT))
         for path in written_modules("tao", "loadtest", "tests")
-        if path.read_text().strip() and ast.get_docstring(tree_of(path)) is None
+        if not module_of(path).has_docstring
     ]
     assert silent == []
 

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 import pytest
 import pytest_asyncio
 
-from tao.client import Graph, connect
+from tao.client import ClientSettings, Graph, connect
 from tao.devcluster.layout import Shape
 from tao.routing.routes import Routes
 from tao.topology.document import parse_topology
@@ -60,5 +60,6 @@ async def assert_the_same_processes_are_ready(rig: Rig) -> None:
 
 @pytest_asyncio.fixture(loop_scope="package")
 async def graph(rig: Rig) -> AsyncIterator[Graph]:
-    async with connect(str(rig.cluster.topology_path)) as graph:
+    """Yield a client whose timeout is that of the bystander: requests of a megabyte take a busy machine seconds."""
+    async with connect(str(rig.cluster.topology_path), settings=ClientSettings(timeout_seconds=10)) as graph:
         yield graph

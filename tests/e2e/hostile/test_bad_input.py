@@ -293,15 +293,15 @@ async def test_many_large_objects_at_once_are_stored_or_rejected_and_memory_stay
         results = await asyncio.gather(*adds, return_exceptions=True)
         added = [each for each in results if isinstance(each, int)]
         refused = [each for each in results if not isinstance(each, int)]
-        # A database that is slow with so much data counts as down for a moment, for every request. A commit that is
-        # under way when its connection is abandoned has an unknown outcome.
-        allowed = Overloaded | DatabaseDown | OutcomeUnknown
+        # A database that is slow with so much data counts as down for a moment, for every request, or answers nothing
+        # within the time allowed. A commit that is under way when its connection is abandoned has an unknown outcome.
+        allowed = Overloaded | DatabaseDown | DeadlineExceeded | OutcomeUnknown
         assert all(isinstance(each, allowed) for each in refused), refused
         assert added
         gets = (graph.obj_get(each) for each in added)
         for each in await asyncio.gather(*gets, return_exceptions=True):
             done = isinstance(each, Object) and each.fields["name"] == name
-            assert done or isinstance(each, Overloaded | DatabaseDown), each
+            assert done or isinstance(each, Overloaded | DatabaseDown | DeadlineExceeded), each
         for object_id in added:
             one = await graph.obj_get(object_id)
             assert one is not None

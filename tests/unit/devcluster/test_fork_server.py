@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from tao.devcluster.fork_server import ForkServer
-from tao.devcluster.processes import ManagedProcess, ProcessOptions, read_record, stop_process
+from tao.devcluster.processes import ManagedProcess, ProcessIdentity, ProcessOptions, read_record, stop_process
 from tao.model.errors import OperatorError
 from tests.unit.devcluster.test_processes import until
 
 PROGRAM = """
-import json, os, signal, sys
+import asyncio, json, os, signal, sys
+from pathlib import Path
 
 IMPORTED_BY = os.getpid()
 
@@ -39,6 +40,19 @@ def is_inherited(descriptor):
     return os.path.lexists(path) and ".so." not in os.path.realpath(path)
 
 
+async def fork_another():
+    from tao.devcluster.fork_server import tao_fork_server
+    from tao.devcluster.processes import ManagedProcess, ProcessOptions
+
+    server = await tao_fork_server().ready()
+    argv = [sys.executable, "-P", "-m", "program", "show"]
+    process = ManagedProcess("another", argv, os.environ, Path("another.log"), ProcessOptions(fork_server=server))
+    await process.wait()
+    shown = {"server": server._process._pid, "imported_by": sys.modules["program"].IMPORTED_BY}
+    print(json.dumps(shown | {"another": json.loads(process.log_tail())}), flush=True)
+    signal.pause()
+
+
 def main():
     word = sys.argv[1]
     if word == "show":
@@ -50,6 +64,8 @@ def main():
             "path": sys.path,
             "descriptors": sorted(filter(is_inherited, os.listdir("/proc/self/fd")), key=int),
         }))
+    elif word == "fork":
+        asyncio.run(fork_another())
     elif word == "exit":
         sys.exit(int(sys.argv[2]))
     elif word == "raise":
@@ -76,12 +92,13 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 async def run(program: Path) -> AsyncIterator[Run]:
     """Runs the program in a fork; kills it at the end."""
-    server = await ForkServer("program:preload").ready()
+    server = await ForkServer.start("program:preload").ready()
     started: list[ManagedProcess] = []
 
-    def fork(*words: str, **environment: str) -> ManagedProcess:
+    def fork(*words: str, starts_servers: bool = False, **environment: str) -> ManagedProcess:
         argv = [sys.executable, "-P", "-m", "program", *words]
-        options = ProcessOptions(fork_server=server, record_path=program / "record.json")
+        record = program / "record.json"
+        options = ProcessOptions(fork_server=server, starts_servers=starts_servers, record_path=record)
         started.append(ManagedProcess("forked", argv, os.environ | environment, program / "logs" / "log", options))
         return started[-1]
 
@@ -118,6 +135,18 @@ async def test_the_modules_are_those_of_the_fork_server(run: Run) -> None:
     assert shown[0]["imported_by"] == shown[1]["imported_by"] not in (first.pid, second.pid, os.getpid())
 
 
+async def test_a_program_that_starts_servers_finds_a_fork_server_with_the_same_modules(run: Run) -> None:
+    process = run("fork", starts_servers=True)
+    await until(lambda: bool(process.log_tail()))
+    shown = json.loads(process.log_tail())
+    another, server = shown["another"], ProcessIdentity.of(shown["server"])
+    assert (another["parent"], another["imported_by"]) == (process.pid, shown["imported_by"])
+    assert another["descriptors"] == ["0", "1", "2"]
+    assert server.is_running()
+    await process.kill()
+    await until(lambda: not server.is_running())
+
+
 @pytest.mark.parametrize("words", [("exit", "3"), ("exit", "0")])
 async def test_the_exit_status_is_that_of_the_program(run: Run, words: tuple[str, str]) -> None:
     assert await run(*words).wait() == int(words[1])
@@ -140,7 +169,7 @@ async def test_a_signal_ends_the_program_and_its_record(run: Run, program: Path)
 
 
 async def test_a_process_with_a_second_thread_is_not_forked(program: Path) -> None:
-    server = await ForkServer("program:preload_with_thread").ready()
+    server = await ForkServer.start("program:preload_with_thread").ready()
     argv = [sys.executable, "-P", "-m", "program", "show"]
     try:
         with pytest.raises(OperatorError, match="cannot start forked"):
@@ -151,7 +180,7 @@ async def test_a_process_with_a_second_thread_is_not_forked(program: Path) -> No
 
 
 async def test_modules_that_cannot_be_imported_are_named(program: Path) -> None:
-    server = ForkServer("no_such_program:preload")
+    server = ForkServer.start("no_such_program:preload")
     with pytest.raises(OperatorError, match="No module named 'no_such_program'"):
         await server.ready()
     server.close()
@@ -169,7 +198,7 @@ def run_parent(detached: bool, folder: Path) -> subprocess.Popen[str]:
             child = ManagedProcess("child", [sys.executable, "-P", "-m", "program", "wait"], os.environ,
                                    folder / "child.log",
                                    ProcessOptions(record_path=folder / "child.json", detached={detached},
-                                                  fork_server=await ForkServer("program:preload").ready()))
+                                                  fork_server=await ForkServer.start("program:preload").ready()))
             while child.log_tail() != "waiting":
                 await asyncio.sleep(0.01)
             print("started", flush=True)

@@ -404,6 +404,20 @@ async def test_the_intents_of_a_shard_are_looked_for_as_soon_as_it_is_taken(two:
     await successor.close()
 
 
+async def test_a_leader_that_remembers_nothing_waits_for_the_first_pair(two: TwoLeaders) -> None:
+    inverses = two.coordinator.inverses
+    inverses._settings = OFTEN  # type: ignore[misc]
+    two.coordinator.tasks(inverses.settle_pending())
+    for time in (7, 8):
+        await quiet()
+        two.others.faults.append(Unavailable("away"))
+        await two.coordinator.write(add(time))
+        assert inverses.pairs_pending == 1
+        two.coordinator.clock.now += 1  # type: ignore[attr-defined]  # a ManualClock
+        await two.settled()
+        assert two.times() == ([time], [time])
+
+
 async def test_the_pairs_of_a_shard_that_was_taken_are_tried_before_the_next_look(two: TwoLeaders) -> None:
     two.others.faults.append(Unavailable("away"))
     await two.coordinator.write(add(7))

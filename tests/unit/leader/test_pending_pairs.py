@@ -46,6 +46,20 @@ def test_pairs_are_grouped_by_the_leader_of_their_far_side_and_tried_after_a_pau
     assert groups(pairs, 9.0) == {"leader-1": [pair(first), pair(second)], "leader-2": [pair(third)]}
 
 
+def test_looks_begin_anew_with_the_first_pair_after_there_was_none() -> None:
+    begun: list[int] = []
+    pairs = PendingPairs(TIMES, on_first=lambda: begun.append(len(pairs)))
+    pairs.add(intent(1), 0.0)
+    pairs.add(intent(2), 0.0)
+    assert begun == [0]
+    assert pairs.settled(intent(1))
+    pairs.add(intent(3), 0.0)
+    assert begun == [0]
+    pairs.keep_only(lambda _: False)
+    pairs.add(intent(1), 0.0)
+    assert begun == [0, 0]
+
+
 def test_a_busy_pair_is_left_out() -> None:
     pairs = PendingPairs(TIMES)
     pairs.add(intent(1), 0.0)
