@@ -123,6 +123,7 @@ class ResultReader:
             raise pymysql.err.InternalError("the last answer was not read to its end, or the server was not asked")
         self._number = -1
         self._expected = expected
+        self.wanted = 0  # what the last answer wanted may be more than this one has
 
     def feed(self, data: bytes) -> None:
         """Take bytes that have arrived."""

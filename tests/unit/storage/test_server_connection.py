@@ -244,6 +244,17 @@ async def test_rows_are_passed_on_as_they_arrive_and_a_bounded_number_in_a_turn(
     assert (again.sizes, again.ends) == ([25], [None]), "in the turn in which they have arrived"
 
 
+async def test_a_small_answer_after_a_large_one_in_pieces_is_passed_on_in_the_turn_in_which_it_arrives() -> None:
+    connection = ServerConnection(Driver())
+    large = Passed(connection)
+    for at in range(0, len(_ANSWER), 50_000):
+        connection.data_received(_ANSWER[at : at + 50_000])
+    assert large.ends == [None]
+    small = Passed(connection)
+    connection.data_received(_NUMBERS)
+    assert (small.sizes, small.ends) == ([25], [None])
+
+
 async def test_rows_that_arrive_between_two_turns_do_not_begin_another_one() -> None:
     connection = ServerConnection(Driver())
     passed = Passed(connection, limit=10)
