@@ -174,7 +174,7 @@ class BatchPath:
             if answer is None:
                 handle(parse(message), sink)
             else:
-                sink.size_bytes = len(answer)
+                sink.size_bytes = len(answer.encoded)
         return time.thread_time() - began
 
 

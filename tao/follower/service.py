@@ -50,7 +50,7 @@ from tao.wire.convert import (
 )
 from tao.wire.identity import SERVER_ROLES, PeerIdentity
 from tao.wire.read_batch import BatchQueries, id1s_of, operation_sizes
-from tao.wire.session import Reply, RequestHandler, failure
+from tao.wire.session import AnswerAtOnce, Reply, RequestHandler, failure
 from tao.wire.v1 import session_pb2 as pb
 
 
@@ -92,9 +92,9 @@ class FollowerService(CacheService):
             },
         )
 
-    def answer_at_once(self, request: bytes, peer: PeerIdentity) -> bytes | None:
-        """Answer an application's batch of hits: see `tao.wire.session.AtOnceHandler`. What servers ask, for others or
-        for themselves, is handled as usual."""
+    def answer_at_once(self, request: bytes, peer: PeerIdentity) -> AnswerAtOnce | None:
+        """Answer the hits of an application's batch: see `tao.wire.session.AtOnceHandler`. What servers ask, for others
+        or for themselves, is handled as usual."""
         if peer.role in SERVER_ROLES:
             return None
         return self._reads.answer_at_once(request, peer.caller, self._configuration.routes.version)

@@ -45,8 +45,8 @@ from tao.wire.convert import (
     touch_from_pb,
     write_from_pb,
 )
-from tao.wire.identity import PeerIdentity
-from tao.wire.session import Reply, failure
+from tao.wire.identity import PASSING_ON, PeerIdentity
+from tao.wire.session import AnswerAtOnce, Reply, failure
 from tao.wire.v1 import session_pb2 as pb
 
 _PLAIN_OPERATIONS: Final = frozenset({"assoc_add", "assoc_delete", "obj_update", "obj_delete"})
@@ -393,6 +393,7 @@ class LeaderService(CacheService):
         self._spawn: Final = context.spawn_as("touch")
         self._name: Final = context.name
         self._links: Final = context.links
+        self._reads: Final = reads
         self._writes: Final = writes
         self._relays: Final = relays
         subscribers = Subscribers(publisher)
@@ -416,6 +417,12 @@ class LeaderService(CacheService):
                 **others,
             },
         )
+
+    def answer_at_once(self, request: bytes, peer: PeerIdentity) -> AnswerAtOnce | None:
+        """Answer the hits of a batch that another cache asks for itself: see `tao.wire.session.AtOnceHandler`."""
+        if peer.role not in PASSING_ON:
+            return None
+        return self._reads.fill_at_once(request, self._configuration.routes.version)
 
     def _invalidate(self, request: pb.Request, reply: Reply) -> None:
         asked = request.invalidate

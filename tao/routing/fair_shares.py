@@ -250,9 +250,10 @@ class FairShares:
                 return claim
         return None
 
-    def end(self, claim: Claim, items: int = 1, read_units: int = 0, *, was_set_aside: bool = False) -> None:
+    def end(self, claim: Claim, items: int = 1, read_units: int = 0, *, was_set_aside: bool = False) -> bool:
         """Note that items of a claim have ended. ``read_units``: what a read turned out to cost, before the factor for
-        its kind; 0 when nothing was read. ``was_set_aside``: they had given their places back."""
+        its kind; 0 when nothing was read. ``was_set_aside``: they had given their places back. Returns whether a claim
+        may be in turn: `next` says so."""
         if self._idle:
             self._forget_idle()
         caller = self._callers[claim.caller]
@@ -268,6 +269,7 @@ class FairShares:
             self._take_turns(caller)
         else:
             self._note_idle(caller)
+        return bool(self._turns)
 
     def put_aside(self, claim: Claim) -> bool:
         """Have an item that is under way give its place back for good. Returns False, and it keeps its place, when the

@@ -3,7 +3,6 @@ from typing import final
 
 from tao.cache import GraphCache
 from tao.routing.read_rates import Key
-from tao.wire.read_batch import OperationSizes
 
 @final
 class HitBatches:
@@ -21,4 +20,5 @@ class HitBatches:
         hot: Container[Key],
         otypes: bytes | None,
         atypes: bytes | None,
-    ) -> tuple[bytes, OperationSizes] | None: ...
+        for_fill: bool,
+    ) -> tuple[bytes, tuple[int, int, int, int, int, int], list[int], int] | None: ...

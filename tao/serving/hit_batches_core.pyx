@@ -1,9 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=False
-"""From the bytes of a read request to the bytes of its answer in one step, for batches that the cache answers whole.
+"""From the bytes of a read request to the bytes of its answer in one step, for what the cache has of the batch.
 
 Its specification is the usual way, `tao.serving.read_service.ReadService.handle`, which takes whatever is left to it
 here by None: the answer is the same, byte by byte (`tests/conformance/test_hit_batches.py`). So only the usual form of
-a request is understood here, and everything rare is left over.
+a request is understood here, and everything rare is left over. Queries that the cache cannot answer are returned as
+missed slots, and the answer to the others is then the first part of the whole.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -13,13 +14,18 @@ from libc.string cimport memcpy, memset
 from tao.model.graph import EXISTS_NOT
 
 cdef enum:
+    SHARD_SHIFT = 47
     OBJECT_BYTES = 12
     LAST_COLUMN = 32
     MOST_ID2S = 6000  # `tao.model.graph.MAX_ID2_SET`
     REQUEST_READ = 10  # field numbers of `Request`, `Answer` and `ReadAnswer`
     ANSWER_NUMBER = 1
+    ANSWER_MORE = 2
     ANSWER_READ = 10
+    READ_SLOTS = 1
     READ_VALUES = 2
+    READ_EPOCH_SHARDS = 5
+    READ_VERSION_EPOCHS = 6
     # of `ReadBatch`
     OBJ_IDS = 1
     COUNT_ID1S = 2
@@ -42,7 +48,8 @@ cdef enum:
     TIME_RANGE_STARTS = 19
     MINIMUM_SLOTS = 20
     MINIMUM_VERSIONS = 21
-    EXIST_ID1S = 30  # the numbers between are rare options
+    FOR_FILL = 23
+    EXIST_ID1S = 30  # the other numbers between are rare options
     EXIST_ATYPES = 31
     EXIST_ID2S = 32
 
@@ -96,7 +103,9 @@ cdef struct Asked:
     uint64_t number
     uint64_t deadline_ms
     uint64_t topology_version
+    uint64_t for_fill
     Span columns[LAST_COLUMN + 1]
+    Span whole[LAST_COLUMN + 1]  # the columns, which are read to their ends
 
 
 cdef bint is_understood(Span request, Asked *asked) noexcept nogil:
@@ -126,14 +135,20 @@ cdef bint is_understood(Span request, Asked *asked) noexcept nogil:
     if not has_read or not asked.number or not 0 < asked.deadline_ms < MAX_UINT32:
         return False
     while read.at < read.end:
-        if not take_varint(&read, &tag) or tag & 7 != 2:
+        if not take_varint(&read, &tag):
+            return False
+        if tag == FOR_FILL << 3:
+            if asked.for_fill or not take_varint(&read, &asked.for_fill):
+                return False
+            continue
+        if tag & 7 != 2:
             return False
         field = tag >> 3
         if not 0 < field <= LAST_COLUMN or MINIMUM_VERSIONS < field < EXIST_ID1S:
             return False
         if asked.columns[field].at != NULL or not take_part(&read, &column):
             return False
-        asked.columns[field] = column
+        asked.columns[field] = asked.whole[field] = column
     return True
 
 
@@ -149,7 +164,7 @@ cdef inline bint has_bit(uint64_t number, bytes bits):
 
 
 cdef class HitBatches:
-    """Answers batches from one cache. Made anew when the schema changes."""
+    """Answers what one cache has of batches. Made anew when the schema changes."""
 
     cdef object cache
     cdef object hits
@@ -164,17 +179,22 @@ cdef class HitBatches:
         self.limits = limits
         self.max_bytes = max_bytes
 
-    def answer(self, bytes request not None, uint64_t newest_version, long long max_queries, hot, otypes, atypes):
-        """Return the encoded answer and the number of queries of each operation; None when the request is for the usual
-        way.
+    def answer(
+        self, bytes request not None, uint64_t newest_version, long long max_queries, hot, otypes, atypes, bint for_fill
+    ):
+        """Return the encoded answer, the number of queries of each operation, the slots that are missed, and the bytes
+        of all values; None when the request is for the usual way. Of a batch of misses the answer is empty.
 
         ``newest_version`` is the topology's. A batch of more than ``max_queries`` is left over, and so is one that asks
-        for a key of ``hot``. ``otypes`` and ``atypes`` are those of the caller's `ReadCheck`, None for all types."""
+        for a key of ``hot``. ``otypes`` and ``atypes`` are those of the caller's `ReadCheck`, None for all types.
+        ``for_fill``: only batches that another cache asks for itself are answered, else only all others."""
         cdef Asked asked
         cdef Span whole
         whole.at = <const unsigned char *>PyBytes_AS_STRING(request)
         whole.end = whole.at + PyBytes_GET_SIZE(request)
         if max_queries <= 0 or not is_understood(whole, &asked) or asked.topology_version > newest_version:
+            return None
+        if asked.for_fill != <uint64_t>for_fill:
             return None
         cdef uint64_t objects = ids_in(&asked, OBJ_IDS), counts = ids_in(&asked, COUNT_ID1S)
         cdef uint64_t ranges = ids_in(&asked, RANGE_ID1S), windows = ids_in(&asked, TIME_RANGE_ID1S)
@@ -187,23 +207,41 @@ cdef class HitBatches:
             minimums = self.minimums_of(&asked)
             if minimums is None:
                 return None
-        cdef list values = [], denials = []
+        cdef list values = [], denials = [], unknown_edges = []
         cdef int field
         if not (
             self.add_objects(&asked, objects, values, minimums, hot, otypes)
-            and self.add_lists(&asked, counts, ranges, windows, gets, values, minimums, hot, atypes)
+            and self.add_lists(&asked, counts, ranges, windows, gets, values, unknown_edges, minimums, hot, atypes)
             and self.add_exists(&asked, exists, values, denials, minimums, hot, atypes)
         ):
             return None
         for field in range(1, LAST_COLUMN + 1):  # every column was read to its end
             if asked.columns[field].at != asked.columns[field].end:
                 return None
-        cdef bytes message = self.encoded(asked.number, values)
-        if message is None:
+        self.ask_filters(unknown_edges, values)
+        cdef Py_ssize_t place
+        cdef list missed = [place for place in range(len(values)) if values[place] is None]
+        cdef uint64_t total = 0
+        for each in values:
+            if each is not None:
+                total += PyBytes_GET_SIZE(<bytes?>each)
+        if total > self.max_bytes:
             return None
         for denial in denials:
             self.cache.count_denial(denial)
-        return message, (objects, counts, ranges, windows, gets, exists)
+        cdef bytes epochs = self.encoded_epochs(&asked) if for_fill else b""
+        cdef bytes message = self.encoded(asked.number, values, epochs, <bint>missed)
+        return message, (objects, counts, ranges, windows, gets, exists), missed, total
+
+    cdef int ask_filters(self, list unknown_edges, list values) except -1:
+        """Put the edges in their slots that membership filters decide, which no entry has decided."""
+        for slot, id1, atype, id2s, high, low, minimum in unknown_edges:
+            if len(id2s) == 1:
+                values[slot] = self.cache.edge(id1, atype, id2s[0], high, low, minimum)
+            else:
+                found = self.cache.edges(id1, atype, id2s, high, low, minimum)
+                values[slot] = found.block if found is not None and not found.missing else None
+        return 0
 
     cdef dict minimums_of(self, Asked *asked):
         cdef dict found = {}
@@ -229,22 +267,21 @@ cdef class HitBatches:
         if not ids:
             return True
         values.extend(self.hits.objects(ids))
-        slot = 0
-        for each in values:
+        for slot in range(count):
+            each = values[slot]
             if each is None:
-                return False
+                continue
             value = <bytes?>each
             if PyBytes_GET_SIZE(value) < OBJECT_BYTES:
                 return False
-            if minimums is not None:
-                memcpy(&version, PyBytes_AS_STRING(value), 8)
-                if version < <uint64_t>minimums.get(slot, 0):
-                    return False
             if otypes is not None:
                 memcpy(&otype, PyBytes_AS_STRING(value) + 8, 4)
                 if not has_bit(otype, <bytes>otypes):
                     return False
-            slot += 1
+            if minimums is not None:
+                memcpy(&version, PyBytes_AS_STRING(value), 8)
+                if version < <uint64_t>minimums.get(slot, 0):
+                    values[slot] = None
         return True
 
     cdef bint add_lists(
@@ -255,11 +292,13 @@ cdef class HitBatches:
         uint64_t windows,
         uint64_t gets,
         list values,
+        list unknown_edges,
         dict minimums,
         hot,
         atypes,
     ) except -1:
-        """Append the value of each query on a list; False when one is left over."""
+        """Append the value of each query on a list, None for a miss; False when one is left over. Queries for edges
+        that no entry decides go to ``unknown_edges``."""
         cdef Span *columns = asked.columns
         cdef uint64_t slot, left, id1 = 0, atype = 0, pos = 0, limit = 0, high = 0, low = 0, size = 0, id2 = 0, start
         cdef uint64_t minimum = 0, index
@@ -321,19 +360,20 @@ cdef class HitBatches:
                     else:
                         id2_column = PyBytes_FromStringAndSize(<const char *>id2s.at, 8 * size)
                         value = hits.edges(id1, atype, id2_column, high, low, minimum)
-                if value is None:
-                    return False
-                room -= PyBytes_GET_SIZE(<bytes?>value)
-                if room < 0:
-                    return False
+                    if value is None:
+                        unknown_edges.append((slot, id1, atype, ids_of(id2s.at, size), high, low, minimum))
+                if value is not None:
+                    room -= PyBytes_GET_SIZE(<bytes?>value)
+                    if room < 0:
+                        return False
                 values.append(value)
         return True
 
     cdef bint add_exists(
         self, Asked *asked, uint64_t count, list values, list denials, dict minimums, hot, atypes
     ) except -1:
-        """Append whether each edge exists, a byte each, and what filters deny to ``denials``; False at the first that
-        is left over."""
+        """Append whether each edge exists, a byte each, None for a miss, and what filters deny to ``denials``; False at
+        the first that is left over."""
         cdef uint64_t id1 = 0, atype = 0, id2 = 0
         cdef Py_ssize_t slot, first = len(values)
         cdef list id1s = [], types = [], id2s = [], found
@@ -364,10 +404,9 @@ cdef class HitBatches:
             if found[slot] is None:
                 minimum = 0 if minimums is None else minimums.get(first + slot, 0)
                 denial = self.cache.denial(id1s[slot], types[slot], id2s[slot], minimum)
-                if not denial:
-                    return False
-                denials.append(denial)
-                found[slot] = EXISTS_NOT
+                if denial:
+                    denials.append(denial)
+                    found[slot] = EXISTS_NOT
         values.extend(found)
         return True
 
@@ -378,31 +417,94 @@ cdef class HitBatches:
         bound = self.limits.get(atype)
         return bound is None or limit <= <uint64_t>bound
 
-    cdef bytes encoded(self, uint64_t number, list values):
-        """Return the `Answer`; None when its values are too large."""
-        cdef uint64_t total = 0, body = 0, size
+    cdef bytes encoded_epochs(self, Asked *asked):
+        """Return the version epochs of all shards that are asked, as the last fields of the `ReadAnswer`."""
+        cdef set shards = set()
+        cdef list numbers
+        cdef Span ids
+        cdef uint64_t id1 = 0
+        cdef int field
+        for field in (OBJ_IDS, COUNT_ID1S, RANGE_ID1S, TIME_RANGE_ID1S, GET_ID1S, EXIST_ID1S):
+            ids = asked.whole[field]
+            while take_fixed(&ids, &id1):
+                shards.add(id1 >> SHARD_SHIFT)
+        numbers = list(shards)
+        return packed(READ_EPOCH_SHARDS, numbers) + packed(
+            READ_VERSION_EPOCHS, [self.cache.version_epoch(shard) for shard in numbers]
+        )
+
+    cdef bytes encoded(self, uint64_t number, list values, bytes last_fields, bint is_part):
+        """Return the `Answer` with the values that are there; ``is_part``: as the first part of it, with their
+        slots."""
+        cdef uint64_t body = 0, slots = 0, size, slot
         cdef bytes message, value
         cdef unsigned char *at
-        for each in values:
-            size = PyBytes_GET_SIZE(<bytes?>each)
-            total += size
+        for slot in range(<uint64_t>len(values)):
+            if values[slot] is None:
+                continue
+            size = PyBytes_GET_SIZE(<bytes?>values[slot])
             body += 1 + varint_bytes(size) + size
-        if total > self.max_bytes:
-            return None
-        message = PyBytes_FromStringAndSize(NULL, 2 + varint_bytes(number) + varint_bytes(body) + body)
+            if is_part:
+                slots += varint_bytes(slot)
+        if not body:
+            return b""
+        if is_part:
+            body += 1 + varint_bytes(slots) + slots
+        body += PyBytes_GET_SIZE(last_fields)
+        size = 2 + 2 * is_part + varint_bytes(number) + varint_bytes(body) + body
+        message = PyBytes_FromStringAndSize(NULL, size)
         at = <unsigned char *>PyBytes_AS_STRING(message)
         at[0] = ANSWER_NUMBER << 3
         at = put_varint(at + 1, number)
+        if is_part:
+            at[0] = ANSWER_MORE << 3
+            at[1] = 1
+            at += 2
         at[0] = ANSWER_READ << 3 | 2
         at = put_varint(at + 1, body)
+        if is_part:
+            at[0] = READ_SLOTS << 3 | 2
+            at = put_varint(at + 1, slots)
+            for slot in range(<uint64_t>len(values)):
+                if values[slot] is not None:
+                    at = put_varint(at, slot)
         for each in values:
+            if each is None:
+                continue
             value = <bytes>each
             size = PyBytes_GET_SIZE(value)
             at[0] = READ_VALUES << 3 | 2
             at = put_varint(at + 1, size)
             memcpy(at, PyBytes_AS_STRING(value), size)
             at += size
+        memcpy(at, PyBytes_AS_STRING(last_fields), PyBytes_GET_SIZE(last_fields))
         return message
+
+
+cdef bytes packed(int field, list numbers):
+    """Return a packed field of numbers."""
+    cdef uint64_t size = 0, number
+    cdef bytes message
+    cdef unsigned char *at
+    for number in numbers:
+        size += varint_bytes(number)
+    message = PyBytes_FromStringAndSize(NULL, 1 + varint_bytes(size) + size)
+    at = <unsigned char *>PyBytes_AS_STRING(message)
+    at[0] = field << 3 | 2
+    at = put_varint(at + 1, size)
+    for number in numbers:
+        at = put_varint(at, number)
+    return message
+
+
+cdef list ids_of(const unsigned char *column, uint64_t count):
+    """Return the ids of a column."""
+    cdef uint64_t id = 0, index
+    cdef list ids = []
+    for index in range(count):
+        memcpy(&id, column + 8 * index, 8)
+        ids.append(id)
+    return ids
 
 
 cdef inline int varint_bytes(uint64_t value) noexcept nogil:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from math import inf
 from typing import Final
@@ -43,7 +44,7 @@ from tao.wire.read_batch import (
     operation_slots,
     shards_in,
 )
-from tao.wire.session import Reply
+from tao.wire.session import AnswerAtOnce, Reply
 from tao.wire.v1 import session_pb2 as pb
 
 try:
@@ -96,33 +97,57 @@ class ReadService:
         if HitBatches is not None:
             self._hit_batches = HitBatches(self._cache, self._limits, self._settings.max_part_bytes)
 
-    def answer_at_once(self, request: bytes, caller: str, topology_version: int) -> bytes | None:
-        """Return the encoded answer to an encoded request for what is cached; None when the request is for `handle`.
+    def answer_at_once(self, request: bytes, caller: str, topology_version: int) -> AnswerAtOnce | None:
+        """Return the answer to an encoded request, as far as it is cached; None when the request is for `handle`.
 
-        Nothing but looking up is done before it is known that all is cached, so a batch with misses costs little more
-        than without this. ``topology_version`` is that of this server, ``caller`` the application that asks."""
-        if HitBatches is None:
-            return None
+        ``topology_version`` is that of this server, ``caller`` the application that asks."""
         check = None
         if self._access is not None and (readers := self._access.readers) is not None:
             check = readers[caller]
+        return self._answer_at_once(request, topology_version, check, for_fill=False)
+
+    def fill_at_once(self, request: bytes, topology_version: int) -> AnswerAtOnce | None:
+        """Do as `answer_at_once` for a cache that asks for itself. It checks what its own callers may read."""
+        return self._answer_at_once(request, topology_version, None, for_fill=True)
+
+    def _answer_at_once(
+        self, request: bytes, topology_version: int, check: ReadCheck | None, *, for_fill: bool
+    ) -> AnswerAtOnce | None:
+        if HitBatches is None:
+            return None
         traffic = self.traffic
         found = self._hit_batches.answer(
             request,
             topology_version,
             self._settings.max_queries,
-            traffic.rates.hot,
+            () if for_fill else traffic.rates.hot,
             None if check is None else check.otypes,
             None if check is None else check.atypes,
+            for_fill,
         )
         if found is None:
             return None
-        answer, sizes = found
+        encoded, by_operation, missed, hit_bytes = found
+        sizes = tuple.__new__(OperationSizes, by_operation)  # in half the time of its constructor
         traffic.left -= sum(sizes)
         if traffic.left <= 0:
             traffic.sample(pb.Request.FromString(request).read, sizes, check)
-        self._count(self.counters.hits, sizes)
-        return answer
+        if not missed:
+            self._count(self.counters.hits, sizes)
+            return AnswerAtOnce(encoded, None)
+        self._count_each(sizes, missed, ())
+        return AnswerAtOnce(encoded, partial(self._answer_missed, sizes, missed, hit_bytes, check))
+
+    def _answer_missed(
+        self,
+        sizes: OperationSizes,
+        missed: Sequence[int],
+        hit_bytes: int,
+        check: ReadCheck | None,
+        request: pb.Request,
+        reply: Reply,
+    ) -> None:
+        self.misses.answer(request, sizes, missed, reply, self._settings.max_answer_bytes - hit_bytes, check)
 
     def handle(self, request: pb.Request, reply: Reply) -> None:
         """Answer the hits now, and the misses when they have been fetched."""
@@ -203,13 +228,7 @@ class ReadService:
             answer.read.failed_slots.extend(beyond)
             answer.read.errors.extend([error_to_pb(AnswerFull(TOO_MANY_BYTES))] * len(beyond))
             reply.send(answer)
-        counters = self.counters
-        for operation, start, end in operation_slots(sizes):
-            not_there = bisect_left(missed, end) - bisect_left(missed, start)
-            unsent = bisect_left(beyond, end) - bisect_left(beyond, start)
-            counters.misses[operation] += not_there
-            counters.failures[operation] += unsent
-            counters.hits[operation] += end - start - not_there - unsent
+        self._count_each(sizes, missed, beyond)
         if missed:
             room = settings.max_answer_bytes - sum(map(len, hits[:sent]))
             self.misses.answer(request, sizes, missed, reply, room, check)
@@ -217,6 +236,16 @@ class ReadService:
     def _add_epochs(self, answer: pb.ReadAnswer, shards: Collection[int]) -> None:
         answer.epoch_shards.extend(shards)
         answer.version_epochs.extend(map(self._version_epoch, shards))
+
+    def _count_each(self, sizes: OperationSizes, missed: Sequence[int], unsent: Sequence[int]) -> None:
+        """Count the queries of a batch as misses, as failures for lack of room, and as hits."""
+        counters = self.counters
+        for operation, start, end in operation_slots(sizes):
+            not_there = bisect_left(missed, end) - bisect_left(missed, start)
+            not_sent = bisect_left(unsent, end) - bisect_left(unsent, start)
+            counters.misses[operation] += not_there
+            counters.failures[operation] += not_sent
+            counters.hits[operation] += end - start - not_there - not_sent
 
     def _count(self, counters: list[int], sizes: OperationSizes) -> None:
         for operation, size in enumerate(sizes):

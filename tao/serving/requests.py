@@ -40,7 +40,7 @@ from tao.wire.doorstep import Doorstep
 from tao.wire.frames_server import FrameServer
 from tao.wire.grpc_server import GrpcServer
 from tao.wire.identity import CLIENT, SERVER_ROLES, PeerIdentity
-from tao.wire.session import AtOnceHandler, Reply, RequestHandler, failure
+from tao.wire.session import AnswerAtOnce, AtOnceHandler, Reply, RequestHandler, failure
 from tao.wire.settings import ServingSettings
 from tao.wire.tls import ServerTls, TlsFiles
 from tao.wire.v1 import session_pb2 as pb
@@ -208,7 +208,7 @@ class PauseDetector:
         else:
             raise Unavailable("this server was paused and is checking what it has missed; try again, or another one")
 
-    def answer_at_once(self, request: bytes, peer: PeerIdentity) -> bytes | None:
+    def answer_at_once(self, request: bytes, peer: PeerIdentity) -> AnswerAtOnce | None:
         """Have the inner handler answer a request at once, unless there was a pause: see
         `tao.wire.session.AtOnceHandler`."""
         if self._answer_at_once is None or self._clock.monotonic() > self._alive_until:

@@ -253,9 +253,10 @@ class WorkShares:
         read critically, as a read is that asks for fresher data than there is here."""
         if not work.has_share:
             units = 1 + size_bytes // self.settings.bytes_per_unit
-            self._correct(work, 1, units * self.settings.critical_cost if critical else units)
-            self._shares.end(work, 1, units, was_set_aside=was_set_aside)
-            self._start_waiting()
+            if work.terms.units_per_second:
+                self._correct(work, 1, units * self.settings.critical_cost if critical else units)
+            if self._shares.end(work, 1, units, was_set_aside=was_set_aside):
+                self._start_waiting()
 
     def end_write(self, work: ShareOfWork, *, was_set_aside: bool = False) -> None:
         """Note that a request that writes has ended; whatever it has done, it has cost its price."""

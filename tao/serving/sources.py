@@ -586,8 +586,14 @@ class RemoteSource:
             request.read.critical = True
         pass_caller(request, caller)
         by_slot = [asked[index] for index in order]
-        timeout_seconds = max(one.until for one in asked) - self._now()
-        self._links.to(leader).send(request, timeout_seconds, lambda answer: self._take(by_slot, answer))
+        timeout_seconds = max([one.until for one in asked]) - self._now()
+        link = self._links.to(leader)
+        # Written here and not in the next turn of the loop: the queries of this one are all in the message.
+        link.hold()
+        try:
+            link.send(request, timeout_seconds, lambda answer: self._take(by_slot, answer))
+        finally:
+            link.flush()
 
     def _take(self, by_slot: Sequence[_RemoteQuery], answer: pb.Answer) -> None:
         if answer.HasField("error"):

@@ -23,9 +23,9 @@ from pymysql.protocol import FieldDescriptorPacket
 from tao.storage.rows_python import Decoder, Row, parse_row
 
 try:
-    from tao.storage.rows_core import parse_done, parse_rows, skip_columns
+    from tao.storage.rows_core import parse_done, parse_result, parse_rows, skip_columns
 except ImportError:  # built without a compiler
-    from tao.storage.rows_python import parse_done, parse_rows, skip_columns
+    from tao.storage.rows_python import parse_done, parse_result, parse_rows, skip_columns
 
 _HEADER_BYTES: Final = 4
 """Bytes of a packet's head: three of length, one of its number."""
@@ -36,6 +36,9 @@ _BINARY: Final = 63
 _MAX_COLUMNS_KEPT: Final = 64
 """The number of kinds of results whose columns a connection remembers. A leader sends a few dozen statements; they take
 1 KB each."""
+
+_SMALL_BYTES: Final = 16 * 1024
+"""Bytes of a result that is parsed in one go: some 300 rows without data."""
 
 _OK: Final = 0x00
 _LOCAL_FILE: Final = 0xFB
@@ -123,6 +126,7 @@ class ResultReader:
             raise pymysql.err.InternalError("the last answer was not read to its end, or the server was not asked")
         self._number = -1
         self._expected = expected
+        self.wanted = 0  # what the last answer wanted may be more than this one has
 
     def feed(self, data: bytes) -> None:
         """Take bytes that have arrived."""
@@ -169,6 +173,19 @@ class ResultReader:
         else:
             self._columns = self._expected
         self._consume(place[1])
+        return True
+
+    def read_whole(self, rows: list[Row], limit: int) -> bool:
+        """Append the rows of the next result and return True, if it has the expected columns, all of it has arrived,
+        and it is small. Otherwise nothing is read: `read_head` begins with it."""
+        if self._expected is None or self._columns is not None or self.unread > _SMALL_BYTES:
+            return False
+        self._join()
+        done = parse_result(self._data, self._at, self._number, rows, limit, self._expected.decoders)
+        if done is None:
+            return False
+        stop, self._number, has_next = done
+        self._end(stop, has_next)
         return True
 
     def read_prepared(self) -> int | None:

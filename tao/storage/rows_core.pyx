@@ -15,6 +15,8 @@ cdef enum:
     WHOLE = 0xFFFFFF
     OK = 0
     END = 0xFE
+    END_BYTES = 5
+    END_BELOW = 9
     ERROR = 0xFF
     MORE_RESULTS = 8
     NO_VALUE = 251
@@ -138,3 +140,38 @@ def parse_rows(bytes data not None, Py_ssize_t at, int number, list rows not Non
         number = start[at + 3]
         at = first + length
     return at, number
+
+
+cdef Py_ssize_t end_after(const unsigned char *start, Py_ssize_t arrived, Py_ssize_t at, int number) noexcept:
+    """Return where the packet ends that ends columns or rows and begins at ``at``; -1 when there is none in its turn."""
+    cdef Py_ssize_t first = at + HEADER_BYTES, stop
+    if first + END_BYTES > arrived or start[first] != END or start[at + 1] or start[at + 2]:
+        return -1
+    stop = first + start[at]
+    if not first + END_BYTES <= stop < first + END_BELOW or stop > arrived or start[at + 3] != (number + 1) & 0xFF:
+        return -1
+    return stop
+
+
+def parse_result(
+    bytes data not None, Py_ssize_t at, int number, list rows not None, Py_ssize_t limit, tuple decoders not None
+):
+    """See `tao.storage.rows_python.parse_result`."""
+    cdef const unsigned char *start = <const unsigned char *>PyBytes_AS_STRING(data)
+    cdef Py_ssize_t arrived = PyBytes_GET_SIZE(data), first = at + HEADER_BYTES, stop
+    cdef Py_ssize_t columns = PyTuple_GET_SIZE(decoders), left
+    cdef list found = []
+    if first >= arrived or start[at] != 1 or start[at + 1] or start[at + 2] or start[first] != columns:
+        return None
+    if columns >= NO_VALUE or start[at + 3] != (number + 1 if number >= 0 else 1) & 0xFF:
+        return None
+    at, number, left = skip_columns(data, first + 1, start[at + 3], columns)
+    stop = -1 if left else end_after(start, arrived, at, number)
+    if stop < 0:
+        return None
+    at, number = parse_rows(data, stop, start[at + 3], found, limit, decoders)
+    stop = end_after(start, arrived, at, number)
+    if stop < 0:
+        return None
+    rows.extend(found)
+    return stop, start[at + 3], bool(start[at + HEADER_BYTES + 3] & MORE_RESULTS)

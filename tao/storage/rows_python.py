@@ -21,6 +21,8 @@ _WHOLE: Final = 0xFFFFFF
 _OK: Final = 0x00
 _END: Final = 0xFE
 _ERROR: Final = 0xFF
+_END_BELOW: Final = 9
+"""Longer packets that begin with `_END` are rows with a huge first value."""
 _MORE_RESULTS: Final = 0x08
 _NULL: Final = 251
 _WIDTHS: Final = {252: 2, 253: 3, 254: 8}
@@ -88,6 +90,42 @@ def parse_done(data: bytes, at: int, number: int) -> tuple[int, int, bool] | Non
             return None
         place += 1 + _WIDTHS.get(data[place], 0)
     return None if place + 2 > stop else (stop, data[at + 3], bool(data[place] & _MORE_RESULTS))
+
+
+def parse_result(
+    data: bytes, at: int, number: int, rows: list[Row], limit: int, decoders: tuple[Decoder | None, ...]
+) -> tuple[int, int, bool] | None:
+    """Append the rows of a whole result that begins at ``at`` and has a column for each decoder.
+
+    Returns what `parse_done` does; None, and no row is appended, when it has not all arrived, has more than ``limit``
+    rows, or has a packet that is anything else. ``number``: of the last packet, -1 before the first."""
+    first = at + _HEADER_BYTES
+    columns = len(decoders)
+    if first >= len(data) or data[at : at + 3] != b"\x01\x00\x00" or data[first] != columns or columns >= _NULL:
+        return None
+    if data[at + 3] != (number + 1 if number >= 0 else 1) & 0xFF:
+        return None
+    at, number, left = skip_columns(data, first + 1, data[at + 3], columns)
+    head = None if left else _end_at(data, at, number)
+    if head is None:
+        return None
+    found: list[Row] = []
+    at, number = parse_rows(data, head[0], head[1], found, limit, decoders)
+    end = _end_at(data, at, number)
+    if end is not None:
+        rows.extend(found)
+    return end
+
+
+def _end_at(data: bytes, at: int, number: int) -> tuple[int, int, bool] | None:
+    """Return what `parse_done` does, for the packet that ends columns or rows."""
+    first = at + _HEADER_BYTES
+    if first + 5 > len(data) or data[first] != _END or data[at + 1] or data[at + 2]:
+        return None
+    stop = first + data[at]
+    if not first + 5 <= stop < first + _END_BELOW or stop > len(data) or data[at + 3] != (number + 1) & 0xFF:
+        return None
+    return stop, data[at + 3], bool(data[first + 3] & _MORE_RESULTS)
 
 
 def parse_row(data: bytes, at: int, stop: int, decoders: tuple[Decoder | None, ...]) -> Row:

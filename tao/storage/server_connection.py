@@ -182,15 +182,17 @@ class ServerConnection(asyncio.Protocol):
     def _take_rows(self, on_rows: Callable[[list[Row]], None]) -> None:
         reader = self._reader
         try:
-            if reader.columns is None:
-                has_rows = reader.read_head()
-                if not has_rows:
-                    if has_rows is not None:
-                        self._end_rows(None)
+            is_at_end: bool | None = reader.read_whole(self._rows, self._most_rows)
+            if not is_at_end:
+                if reader.columns is None:
+                    has_rows = reader.read_head()
+                    if not has_rows:
+                        if has_rows is not None:
+                            self._end_rows(None)
+                        return
+                is_at_end = reader.read_rows(self._rows, self._most_rows)
+                if is_at_end is None:
                     return
-            is_at_end = reader.read_rows(self._rows, self._most_rows)
-            if is_at_end is None:
-                return
             rows, self._rows = self._rows, []
             on_rows(rows)
         except Exception as error:  # noqa: BLE001 - passed on to `on_end`

@@ -89,7 +89,7 @@ class _Guard:
 
     def __enter__(self) -> None:
         if not self._connection.is_open:
-            raise ConnectionLost(f"database server {self._server}: the connection is closed")
+            raise self.closed()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -100,6 +100,10 @@ class _Guard:
             self._connection.close()
             return
         raise self.failure_of(error) from error
+
+    def closed(self) -> ConnectionLost:
+        """Return the error of a use of a connection that is closed."""
+        return ConnectionLost(f"database server {self._server}: the connection is closed")
 
     def failure_of(self, error: Exception) -> TaoError:
         """Return what an error of the connection means to its user, and close it after anything but a refusal."""
@@ -283,10 +287,11 @@ class DatabaseSession:
             on_end(error if error is None or isinstance(error, TaoError) else self._guard.failure_of(error))
 
         try:
-            with self._guard:
-                connection.send(sql, arguments, columns)
-        except TaoError as refused:
-            on_end(refused)
+            if not connection.is_open:
+                raise self._guard.closed()
+            connection.send(sql, arguments, columns)
+        except Exception as error:  # noqa: BLE001 - as in `_Guard`
+            end(error)
         else:
             connection.pass_rows(take, end, _ROWS_PER_TURN, deadline)
 

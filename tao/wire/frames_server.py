@@ -265,19 +265,23 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         return not arrived and self._blocked_since is None
 
     def _answers_at_once(self, request: bytes) -> bool:
-        """Answer a request whose answer is in memory whole, without making messages. Returns whether it is answered."""
+        """Answer what is in memory of a request without making messages, and the rest as usual. Returns False when the
+        whole request is for the usual way."""
         answer_at_once, settings = self._server.answer_at_once, self._settings
         if answer_at_once is None or self.unanswered + self.series >= settings.max_unanswered:
             return False
         try:
-            answer = answer_at_once(request, self.peer)
+            found = answer_at_once(request, self.peer)
         except Exception:
             _logger.exception("a request of %s cannot be answered at once, and is handled as others are", self.peer)
             return False
         room = min(settings.max_message_bytes, settings.max_unsent_bytes // 2 - self.unsent_bytes)
-        if answer is None or len(answer) > room:
+        if found is None or len(found.encoded) > room:
             return False
-        self._queue(framing.ANSWER, answer)
+        if found.encoded:
+            self._queue(framing.ANSWER, found.encoded)
+        if found.answer_rest is not None:
+            self.receive_rest(session_pb2.Request.FromString(request), found.answer_rest)
         return True
 
     def _rest(self) -> None:

@@ -62,10 +62,20 @@ class LinkPort(Protocol):
         """See `Link.send`."""
 
 
+class GatheringLinkPort(LinkPort, Protocol):
+    """A `LinkPort` whose user says when it has sent all that goes together."""
+
+    def hold(self) -> None:
+        """See `Link.hold`."""
+
+    def flush(self) -> None:
+        """See `Link.flush`."""
+
+
 class LinksPort(Protocol):
     """The part of `Links` that request forwarding needs; tests substitute it."""
 
-    def to(self, server: CacheServer) -> LinkPort:
+    def to(self, server: CacheServer) -> GatheringLinkPort:
         """See `Links.to`."""
 
 

@@ -202,7 +202,9 @@ def encode_queries(queries: Sequence[tuple[Query, int]], batch: pb.ReadBatch) ->
     Returns, for each slot, the index of its query. (Queries are written one by one: most batches of misses hold one
     query, for which columns would cost more.)
     """
-    order = sorted(range(len(queries)), key=lambda index: _OPERATION_OF[type(queries[index][0])])
+    order = [0]
+    if len(queries) != 1:
+        order = sorted(range(len(queries)), key=lambda index: _OPERATION_OF[type(queries[index][0])])
     batch.for_fill = True
     starts: list[int] = []
     for slot, index in enumerate(order):

@@ -22,7 +22,7 @@ from tao.model.errors import (
 )
 from tao.wire.answer_parts import read_parts
 from tao.wire.identity import PeerIdentity
-from tao.wire.session import NO_DEADLINE_MS, RequestHandler, failure
+from tao.wire.session import NO_DEADLINE_MS, Reply, RequestHandler, failure
 from tao.wire.settings import ServingSettings
 from tao.wire.v1 import session_pb2 as pb
 
@@ -61,7 +61,7 @@ class ServedConnection(ABC):
                 watched.forgotten()
             return
         if kind == "acknowledge":
-            self._run_handler(request, OpenReply(self, request.number, finished=True))
+            self._run(self._handler.handle, request, OpenReply(self, request.number, finished=True))
             return
         if self.unanswered + self.series >= self._settings.max_unanswered:
             self._refuse(request, Overloaded(f"{self._settings.max_unanswered} requests are unanswered already; wait"))
@@ -75,7 +75,13 @@ class ServedConnection(ABC):
                 self.series += 1
             else:
                 self.unanswered += 1
-            self._run_handler(request, OpenReply(self, request.number, endless=endless))
+            self._run(self._handler.handle, request, OpenReply(self, request.number, endless=endless))
+
+    def receive_rest(self, request: pb.Request, answer_rest: Callable[[pb.Request, Reply], None]) -> None:
+        """Have the rest of a request answered, of which a part was answered at once: see `AnswerAtOnce`. Does not
+        raise."""
+        self.unanswered += 1
+        self._run(answer_rest, request, OpenReply(self, request.number))
 
     def finished(self, reply: OpenReply) -> None:
         """Remove a reply that has had its last answer, or whose request was cancelled."""
@@ -142,9 +148,9 @@ class ServedConnection(ABC):
         answer.number = request.number
         self.transmit(answer)
 
-    def _run_handler(self, request: pb.Request, reply: OpenReply) -> None:
+    def _run(self, handle: Callable[[pb.Request, Reply], None], request: pb.Request, reply: OpenReply) -> None:
         try:
-            self._handler.handle(request, reply)
+            handle(request, reply)
         except TaoError as error:
             reply.fail(error)
         except Exception:

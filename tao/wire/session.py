@@ -8,7 +8,7 @@ cost a task: answers come by callback, and `Session.ask` is there for callers th
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from tao.model.errors import TaoError
 from tao.wire.convert import error_to_pb
@@ -115,13 +115,23 @@ class RequestHandler(Protocol):
         logged and answered as INTERNAL."""
 
 
+class AnswerAtOnce(NamedTuple):
+    """What a server answers before it has made a message of the request."""
+
+    encoded: bytes
+    """The answer with its number, or the first part of it; empty when nothing can be answered yet."""
+
+    answer_rest: Callable[[pb.Request, Reply], None] | None
+    """Called once, after ``encoded`` is sent, answers what is not in it; as `RequestHandler.handle`. None: nothing."""
+
+
 @runtime_checkable
 class AtOnceHandler(Protocol):
     """A `RequestHandler` that also answers some requests without taking them apart into messages."""
 
-    def answer_at_once(self, request: bytes, peer: PeerIdentity) -> bytes | None:
-        """Return the encoded answer to an encoded request, with its number; None when the request is for `handle`,
-        which would give the same answer."""
+    def answer_at_once(self, request: bytes, peer: PeerIdentity) -> AnswerAtOnce | None:
+        """Return the answer to an encoded request; None when the request is for `handle`, which would give the same
+        answer."""
 
 
 def failure(error: TaoError) -> pb.Answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from random import Random
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from tao.model.rows import ListRow, ObjectRow
 from tao.wire.frames_server import FrameServer
 from tao.wire.identity import PeerIdentity
 from tao.wire.read_batch import encode_queries, operation_sizes
-from tao.wire.session import Reply
+from tao.wire.session import AnswerAtOnce, Reply
 from tao.wire.settings import ServingSettings
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import COMMENT, NOTE, USER, LeaderRig, make_id
@@ -36,10 +37,14 @@ VERSION: Final = make_version(1, 5)
 
 @pytest.fixture
 async def rig() -> LeaderRig:
-    """A leader that has cached an object, an absent one, a list and an empty one."""
+    return await warm_rig()
+
+
+async def warm_rig() -> LeaderRig:
+    """Return a leader that has cached an object, an absent one, a list and an empty one."""
     store = MemoryStore(4)
     rig = LeaderRig(store, store)
-    await rig.take(0)
+    await rig.take(0, 1)
     store.rows.objects[FULL] = ObjectRow(FULL, USER, VERSION, deleted=False, data=b"\x80" * 200)
     store.rows.lists[ListKey(FULL, COMMENT)] = ListRow(EDGES, VERSION)
     for time in range(1, EDGES + 1):
@@ -47,6 +52,9 @@ async def rig() -> LeaderRig:
     warm: list[Query] = [ObjectQuery(FULL), ObjectQuery(ABSENT), RangeQuery(FULL, COMMENT, 0, 100)]
     warm += [CountQuery(EMPTY, COMMENT), RangeQuery(EMPTY, COMMENT, 0, 10)]
     await usual_answer(rig, request_of(warm))
+    store.rows.objects[UNCACHED] = ObjectRow(UNCACHED, USER, VERSION, deleted=False, data=b"\x81" * 90)
+    store.rows.lists[ListKey(UNCACHED, COMMENT)] = ListRow(1, VERSION)
+    store.rows.edges[EdgeKey(UNCACHED, COMMENT, FULL)] = Edge(FULL, 1, b"")
     return rig
 
 
@@ -59,6 +67,10 @@ def request_of(queries: list[Query], minimums: dict[int, int] | None = None, **f
 
 
 async def usual_answer(rig: LeaderRig, request: pb.Request) -> list[bytes]:
+    return await answers_of(rig.reads.handle, rig, request)
+
+
+async def answers_of(handle: Callable[[pb.Request, Reply], None], rig: LeaderRig, request: pb.Request) -> list[bytes]:
     answers: list[pb.Answer] = []
 
     def take(answer: pb.Answer) -> None:
@@ -66,7 +78,7 @@ async def usual_answer(rig: LeaderRig, request: pb.Request) -> list[bytes]:
         answers[-1].CopyFrom(answer)
 
     rig.reads.traffic.left = UNSAMPLED
-    rig.reads.handle(request, MemoryReply(take))
+    handle(request, MemoryReply(take))
     await until(lambda: answers and not answers[-1].more)
     for answer in answers:
         answer.number = request.number
@@ -74,9 +86,26 @@ async def usual_answer(rig: LeaderRig, request: pb.Request) -> list[bytes]:
 
 
 def at_once(rig: LeaderRig, request: pb.Request | bytes, version: int = 1) -> bytes | None:
+    """Return the answer; None when it is not whole."""
+    found = found_at_once(rig, request, version)
+    return None if found is None or found.answer_rest else found.encoded
+
+
+def found_at_once(
+    rig: LeaderRig, request: pb.Request | bytes, version: int = 1, *, for_fill: bool = False
+) -> AnswerAtOnce | None:
     rig.reads.traffic.left = UNSAMPLED
     encoded = request if isinstance(request, bytes) else request.SerializeToString()
-    return rig.reads.answer_at_once(encoded, "web", version)
+    return rig.reads.fill_at_once(encoded, version) if for_fill else rig.reads.answer_at_once(encoded, "web", version)
+
+
+async def answers_in_parts(rig: LeaderRig, request: pb.Request) -> list[bytes] | None:
+    """Return what is found at once, and then the rest; None when the request is left to the usual way."""
+    found = found_at_once(rig, request, for_fill=request.read.for_fill)
+    if found is None:
+        return None
+    answers = [found.encoded] if found.encoded else []
+    return answers + (await answers_of(found.answer_rest, rig, request) if found.answer_rest else [])
 
 
 CACHED: Final[list[Query]] = [
@@ -119,6 +148,105 @@ async def test_batches_of_all_kinds_are_answered_as_usual(rig: LeaderRig) -> Non
             assert [found] == await usual_answer(rig, request)
             answered += 1
     assert answered >= 20
+
+
+MISSED: Final[list[Query]] = [
+    ObjectQuery(UNCACHED),
+    CountQuery(UNCACHED, COMMENT),
+    CountQuery(UNCACHED, 1 << 20),
+    RangeQuery(UNCACHED, COMMENT, 0, 10),
+    TimeRangeQuery(UNCACHED, COMMENT, 20, 10, 100),
+    EdgesQuery(UNCACHED, COMMENT, (FULL,)),
+    EdgesQuery(UNCACHED, COMMENT, (FULL, FULL + 1)),
+]
+
+
+@pytest.mark.parametrize("query", MISSED)
+@pytest.mark.parametrize("hits", [[], CACHED])
+@pytest.mark.parametrize("for_fill", [False, True])
+async def test_hits_are_answered_at_once_and_then_the_misses_as_usual(
+    rig: LeaderRig, query: Query, hits: list[Query], for_fill: bool
+) -> None:
+    request, other = request_of([*hits, query]), await warm_rig()
+    request.read.for_fill = for_fill
+    assert await answers_in_parts(rig, request) == await usual_answer(other, request)
+    for counted, usual in (
+        (rig.reads.counters.hits, other.reads.counters.hits),
+        (rig.reads.counters.misses, other.reads.counters.misses),
+        (rig.reads.counters.failures, other.reads.counters.failures),
+    ):
+        assert counted == usual
+    assert sum(rig.reads.counters.misses) == 6, "five have warmed the cache"
+
+
+async def test_batches_with_several_misses_are_answered_as_usual(rig: LeaderRig) -> None:
+    chance = Random(6)
+    in_parts = 0
+    for size in (*range(1, 40), 300):
+        queries = chance.choices([*CACHED, *MISSED], k=size)
+        minimums = {index: chance.choice((1, VERSION)) for index in range(size) if not chance.randrange(4)}
+        request = request_of(queries, minimums if size % 2 else None, number=chance.randrange(1, 1 << 40))
+        if size % 3:
+            add_checks(request, *THERE, (UNCACHED, FULL))
+        request.read.for_fill = size % 5 > 1
+        rig, other = await warm_rig(), await warm_rig()
+        answers = await answers_in_parts(rig, request)
+        if answers is not None:
+            assert answers == await usual_answer(other, request)
+            assert rig.reads.counters.misses == other.reads.counters.misses
+            in_parts += len(answers) > 1
+    assert in_parts >= 20
+
+
+@pytest.mark.parametrize("id_", [0, 1 << 63])
+async def test_an_id_that_cannot_be_is_refused_as_usual(rig: LeaderRig, id_: int) -> None:
+    request = pb.Request(number=1, deadline_ms=9_000, read=pb.ReadBatch(obj_ids=[FULL, id_]))
+    answers = await answers_in_parts(rig, request)
+    assert answers == await usual_answer(await warm_rig(), request)
+    assert pb.Answer.FromString(answers[-1]).read.errors[0].reason == "INVALID_ARGUMENT"
+
+
+@pytest.mark.parametrize("for_fill", [False, True])
+async def test_what_a_cache_asks_for_itself_is_answered_with_version_epochs(rig: LeaderRig, for_fill: bool) -> None:
+    absent: Query = ObjectQuery(make_id(70, 1))
+    await usual_answer(rig, request_of([absent]))
+    request = request_of([*CACHED, absent])
+    request.read.for_fill = for_fill
+    found = found_at_once(rig, request, for_fill=for_fill)
+    (usual,) = await usual_answer(rig, request)
+    assert found == AnswerAtOnce(usual, None)
+    assert len(pb.Answer.FromString(found.encoded).read.epoch_shards) == 2 * for_fill
+    assert found_at_once(rig, request, for_fill=not for_fill) is None
+
+
+async def test_a_leader_answers_caches_at_once_and_applications_as_usual(rig: LeaderRig) -> None:
+    request = request_of([ObjectQuery(FULL)])
+    request.read.for_fill = True
+    encoded = request.SerializeToString()
+    for role, may in (("follower", True), ("leader", True), ("operator", False), ("client", False)):
+        found = rig.service.answer_at_once(encoded, PeerIdentity("x", role))
+        assert (found is not None) == may
+
+
+async def test_what_is_older_than_asked_for_is_missed(rig: LeaderRig) -> None:
+    queries: list[Query] = [ObjectQuery(FULL), RangeQuery(FULL, COMMENT, 0, 10), CountQuery(FULL, COMMENT)]
+    for older in range(3):
+        found = found_at_once(rig, request_of(queries, {older: VERSION + 1}))
+        assert found is not None
+        assert found.answer_rest is not None
+        assert len(pb.Answer.FromString(found.encoded).read.slots) == 2
+
+
+async def test_edges_that_only_a_membership_filter_decides_are_hits(rig: LeaderRig) -> None:
+    request, other = request_of([EdgesQuery(UNCACHED, COMMENT, (FULL + 7,)), ObjectQuery(UNCACHED)]), await warm_rig()
+    for each in (rig, other):
+        install_membership_filter(each)
+    found = found_at_once(rig, request)
+    assert found is not None
+    usual = await usual_answer(other, request)
+    assert found.encoded == usual[0]
+    assert list(pb.Answer.FromString(found.encoded).read.slots) == [1]
+    assert rig.cache.denials == other.cache.denials == 1
 
 
 def add_checks(request: pb.Request, *edges: tuple[int, int], minimum: int = 0) -> pb.Request:
@@ -174,10 +302,22 @@ async def test_a_check_of_no_id_is_not_denied(rig: LeaderRig) -> None:
 async def test_denials_of_a_batch_are_counted_once_and_when_it_is_answered(rig: LeaderRig) -> None:
     install_empty_pair_filter(rig)
     checks = (UNCACHED, FULL), (UNCACHED, FULL + 1)
-    assert at_once(rig, add_checks(request_of([]), *checks, (0, FULL))) is None
+    left_over = add_checks(request_of([]), *checks)
+    left_over.read.count_atypes.append(COMMENT)
+    assert found_at_once(rig, left_over) is None
     assert rig.cache.pair_denials == 0
     assert at_once(rig, add_checks(request_of([]), *checks)) is not None
     assert rig.cache.pair_denials == 2
+    assert found_at_once(rig, add_checks(request_of([]), *checks, (0, FULL))) is not None
+    assert rig.cache.pair_denials == 4
+
+
+def install_membership_filter(rig: LeaderRig) -> None:
+    shard = rig.cache.filter_shard(0)
+    assert shard is not None
+    build = shard.filters.begin(UNCACHED, COMMENT, 0, 1)
+    assert build.take(1, VERSION, 1, [FULL])
+    assert shard.filters.put(build)
 
 
 def install_empty_pair_filter(rig: LeaderRig) -> None:
@@ -200,16 +340,10 @@ async def test_what_is_answered_at_once_is_counted_and_marked_as_used(rig: Leade
     "request_",
     [
         request_of([]),
-        request_of([ObjectQuery(FULL), ObjectQuery(UNCACHED)]),
-        request_of([CountQuery(UNCACHED, COMMENT)]),
-        request_of([ObjectQuery(FULL)], {0: VERSION + 1}),
-        request_of([RangeQuery(FULL, COMMENT, 0, 10)], {0: VERSION + 1}),
         request_of([RangeQuery(FULL, COMMENT, 0, 10_000_000)]),
         request_of([EdgesQuery(FULL, COMMENT, tuple(range(FULL + 1, FULL + 6_002)))]),
         request_of([EdgesQuery(FULL, COMMENT, (FULL + 4, 0, FULL + 9))]),
         request_of([EdgesQuery(FULL, COMMENT, (FULL + 4, 1 << 63))]),
-        request_of([EdgesQuery(UNCACHED, COMMENT, (FULL + 1, FULL + 2))]),
-        request_of([EdgesQuery(FULL, COMMENT, (FULL + 1, FULL + 2))], {0: VERSION + 1}),
         pb.Request(
             number=1,
             deadline_ms=9,
@@ -233,13 +367,10 @@ async def test_what_is_answered_at_once_is_counted_and_marked_as_used(rig: Leade
         pb.Request(number=1, deadline_ms=9, read=pb.ReadBatch(obj_ids=[FULL], for_fill=True)),
         pb.Request(number=1, deadline_ms=9, read=pb.ReadBatch(obj_ids=[FULL], max_staleness_ms=5)),
         pb.Request(number=1, deadline_ms=9, read=pb.ReadBatch(obj_ids=[FULL], known_slots=[0])),
-        pb.Request(number=1, deadline_ms=9, read=pb.ReadBatch(obj_ids=[0])),
-        pb.Request(number=1, deadline_ms=9, read=pb.ReadBatch(obj_ids=[1 << 63])),
         pb.Request(number=1, deadline_ms=9, read=pb.ReadBatch(count_id1s=[FULL])),
         pb.Request(number=1, deadline_ms=9, read=pb.ReadBatch(obj_ids=[FULL], count_atypes=[COMMENT])),
         add_checks(request_of([]), (FULL, 0)),
         add_checks(request_of([]), (FULL, 1 << 63)),
-        add_checks(request_of([]), (FULL, FULL + 4), minimum=VERSION + 1),
         pb.Request(number=1, deadline_ms=9, read=pb.ReadBatch(exist_id1s=[FULL], exist_id2s=[FULL])),
         pb.Request(number=1, deadline_ms=9, read=pb.ReadBatch(exist_id1s=[FULL], exist_atypes=[COMMENT])),
         pb.Request(number=1, deadline_ms=9, write=pb.WriteBatch()),
@@ -247,7 +378,7 @@ async def test_what_is_answered_at_once_is_counted_and_marked_as_used(rig: Leade
 )
 async def test_the_rest_is_left_to_the_usual_way_and_counts_for_nothing(rig: LeaderRig, request_: pb.Request) -> None:
     before = list(rig.reads.counters.hits)
-    assert at_once(rig, request_) is None
+    assert found_at_once(rig, request_) is None
     assert rig.reads.counters.hits == before
     assert rig.reads.traffic.left == UNSAMPLED
 
@@ -256,13 +387,15 @@ async def test_bytes_that_are_cut_or_changed_are_answered_as_usual_or_left_over(
     chance = Random(5)
     whole = add_checks(request_of(chance.choices(CACHED, k=12), {1: 1}), *THERE).SerializeToString()
     for end in range(len(whole)):
-        assert at_once(rig, whole[:end]) is None
+        assert found_at_once(rig, whole[:end]) is None
     for _ in range(3_000):
         changed = bytearray(whole)
         changed[chance.randrange(len(changed))] = chance.randrange(256)
-        found = at_once(rig, bytes(changed))
+        found = found_at_once(rig, bytes(changed))
         if found is not None:
-            assert [found] == await usual_answer(rig, pb.Request.FromString(bytes(changed)))
+            request = pb.Request.FromString(bytes(changed))
+            usual = await usual_answer(await warm_rig() if found.answer_rest else rig, request)
+            assert found.encoded in (usual[:1] if found.encoded else [b""])
 
 
 @pytest.mark.parametrize("left", [1, 2])
@@ -270,11 +403,11 @@ async def test_a_query_that_is_due_to_be_sampled_is_answered_at_once_and_sampled
     rig: LeaderRig, left: int
 ) -> None:
     request = request_of([ObjectQuery(FULL), CountQuery(FULL, COMMENT)])
-    usual = await usual_answer(rig, request)
+    (usual,) = await usual_answer(rig, request)
     traffic = rig.reads.traffic
     before = {item.key: item.per_second for item in traffic.rates.keys(10, rig.clock.monotonic())}
     traffic.left = left
-    assert [rig.reads.answer_at_once(request.SerializeToString(), "web", 1)] == usual
+    assert rig.reads.answer_at_once(request.SerializeToString(), "web", 1) == AnswerAtOnce(usual, None)
     assert traffic.left > 0
     after = {item.key: item.per_second for item in traffic.rates.keys(10, rig.clock.monotonic())}
     sampled = [key for key, rate in after.items() if rate > before.get(key, 0.0)]
@@ -327,8 +460,8 @@ def test_only_a_handler_that_can_is_asked_to_answer_at_once() -> None:
             raise NotImplementedError
 
     class Quick(Usual):
-        def answer_at_once(self, request: bytes, peer: PeerIdentity) -> bytes | None:
-            return request
+        def answer_at_once(self, request: bytes, peer: PeerIdentity) -> AnswerAtOnce | None:
+            return AnswerAtOnce(request, None)
 
     for handler, can in ((Usual(), False), (Quick(), True)):
         server = FrameServer(handler, ServingSettings(), name="x", topology_version=lambda: 1)

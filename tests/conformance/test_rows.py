@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import methodcaller
 from typing import Any, Final
 
@@ -186,3 +187,64 @@ def test_both_agree_on_columns_and_ends(content: bytes, number: int, count: int,
         assert of_core(data, 0, number) == of_python(data, 0, number)
         of_python, of_core = core("skip_columns")
         assert of_core(data, 0, number, count) == of_python(data, 0, number, count)
+
+
+_END: Final = b"\xfe\x00\x00\x02\x00"
+_MORE: Final = b"\xfe\x00\x00\x0a\x00"
+
+ParseResult = Callable[[bytes, int, int, list[Row], int, tuple[Decoder | None, ...]], tuple[int, int, bool] | None]
+
+
+def result(rows: int, first: int = 1, end: bytes = _END) -> bytes:
+    """Return a whole result of two columns."""
+    parts = [b"\x02", b"\x03def", b"\x03def", b"\xfe\x00\x00\x22\x00", *[b"\x015\x01a"] * rows, end]
+    return b"".join(packet(first + index, part) for index, part in enumerate(parts))
+
+
+@pytest.mark.parametrize("parse_result", core("parse_result"))
+@pytest.mark.parametrize("rows", [0, 1, 300])
+def test_a_whole_result_is_parsed_in_one_go(parse_result: ParseResult, rows: int) -> None:
+    found: list[Row] = [()]
+    data = b"x" + result(rows) + result(1)
+    last = (rows + 5) & 0xFF
+    assert parse_result(data, 1, -1, found, rows, (int, None)) == (1 + len(result(rows)), last, False)
+    assert found == [(), *[(5, b"a")] * rows]
+    data = result(rows, first=251, end=_MORE)
+    assert parse_result(data, 0, 250, [], rows, (int, None)) == (len(data), (rows + 255) & 0xFF, True)
+
+
+@pytest.mark.parametrize("parse_result", core("parse_result"))
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(result(2)[:end] for end in range(len(result(2)))),
+        result(3),
+        result(2, end=b"\xff\x00\x00\x02\x00"),
+        result(2, end=_END + bytes(4)),
+        result(2, first=2),
+        packet(1, b"\x01") + result(2)[5:],
+        packet(1, b"\x02\x00") + result(2)[5:],
+        packet(1, b"\x00\x00\x00\x02\x00"),
+    ],
+)
+def test_what_is_no_whole_result_is_left(parse_result: ParseResult, data: bytes) -> None:
+    found: list[Row] = []
+    assert parse_result(data, 0, -1, found, 2, (int, None)) is None
+    assert not found
+
+
+@needs_compiled
+@given(st.lists(st.tuples(st.integers(0, len(result(2)) - 1), st.integers(0, 255)), max_size=4), st.integers(0, 3))
+def test_both_agree_on_results_of_any_bytes(changes: list[tuple[int, int]], limit: int) -> None:
+    data = bytearray(result(2))
+    for place, byte in changes:
+        data[place] = byte
+    of_python, of_core = core("parse_result")
+    # From the number before the first packet, which `outcome` cannot give.
+    assert outcome(partial(after_nothing, of_core), bytes(data), 0, limit, (int, None)) == outcome(
+        partial(after_nothing, of_python), bytes(data), 0, limit, (int, None)
+    )
+
+
+def after_nothing(parse: ParseResult, data: bytes, at: int, _: int, *rest: Any) -> Any:
+    return parse(data, at, -1, *rest)

@@ -37,11 +37,21 @@ class Links:
         self.value = value
         self.times: list[float] = []
         self.requests: list[pb.Request] = []
+        self.written = 0
+        self._is_held = False
 
     def to(self, _: CacheServer) -> Links:
         return self
 
+    def hold(self) -> None:
+        self._is_held = True
+
+    def flush(self) -> None:
+        self.written += self._is_held
+        self._is_held = False
+
     def send(self, request: pb.Request, timeout_seconds: float, on_answer: AnswerHandler) -> None:
+        assert self._is_held
         self.times.append(timeout_seconds)
         self.requests.append(request)
         if self.faults:
@@ -63,6 +73,16 @@ def source(
     leaders = configuration.routes.leaders("east")
     context = make_context(configuration, links, tasks, budget=budget)
     return RemoteSource(context, leaders.home, settings, gives_up=lambda _: gives_up)
+
+
+async def test_the_queries_of_one_turn_are_written_in_the_next_one_in_one_message() -> None:
+    links = Links()
+    asking = [asyncio.ensure_future(fetch(source_of_all)) for source_of_all in [source(links)] * 3]
+    await asyncio.sleep(0)
+    assert links.written == 0
+    await asyncio.sleep(0)
+    assert (links.written, len(links.requests)) == (1, 1)
+    assert await asyncio.gather(*asking) == [VALUE] * 3
 
 
 async def fetch(found: RemoteSource, timeout_seconds: float = 5.0, query: Query = OBJECT) -> bytes:

@@ -12,7 +12,7 @@ import pymysql.err
 import pytest
 from pymysql.converters import decoders
 
-from tao.storage.result_packets import Row
+from tao.storage.result_packets import Columns, Row
 from tao.storage.server_connection import ServerConnection
 from tests.properties.test_result_packets import Column, Result, encode
 
@@ -210,16 +210,25 @@ async def test_a_statement_that_affects_many_rows_says_whether_another_follows()
 class Passed:
     """What `ServerConnection.pass_rows` has passed on."""
 
-    def __init__(self, connection: ServerConnection, limit: int = 100, *, deadline: float | None = None) -> None:
+    def __init__(
+        self,
+        connection: ServerConnection,
+        limit: int = 100,
+        *,
+        deadline: float | None = None,
+        columns: Columns | None = None,
+    ) -> None:
         self.sizes: list[int] = []
+        self.rows: list[list[Row]] = []
         self.ends: list[Exception | None] = []
         self.fault: Exception | None = None
         self.ended = asyncio.Event()
-        connection.send("SELECT", ())
+        connection.send("SELECT", (), columns)
         connection.pass_rows(self._take, self._end, limit, soon() if deadline is None else deadline)
 
     def _take(self, rows: list[Row]) -> None:
         self.sizes.append(len(rows))
+        self.rows.append(rows)
         if self.fault is not None:
             raise self.fault
 
@@ -242,6 +251,37 @@ async def test_rows_are_passed_on_as_they_arrive_and_a_bounded_number_in_a_turn(
     again = Passed(connection, limit=100)
     connection.data_received(_NUMBERS)
     assert (again.sizes, again.ends) == ([25], [None]), "in the turn in which they have arrived"
+
+
+async def test_a_small_answer_after_a_large_one_in_pieces_is_passed_on_in_the_turn_in_which_it_arrives() -> None:
+    connection = ServerConnection(Driver())
+    large = Passed(connection)
+    for at in range(0, len(_ANSWER), 50_000):
+        connection.data_received(_ANSWER[at : at + 50_000])
+    assert large.ends == [None]
+    small = Passed(connection)
+    connection.data_received(_NUMBERS)
+    assert (small.sizes, small.ends) == ([25], [None])
+
+
+@pytest.mark.parametrize("limit", [10, 25, 100])
+async def test_rows_of_expected_columns_are_passed_on_alike_however_they_arrive(limit: int) -> None:
+    columns = Columns(("number",), (int,))
+    connection = ServerConnection(Driver())
+    for at in range(len(_NUMBERS)):
+        passed = Passed(connection, limit, columns=columns)
+        connection.data_received(_NUMBERS[:at])
+        connection.data_received(_NUMBERS[at:])
+        await passed.ended.wait()
+        assert passed.ends == [None]
+        assert [number for rows in passed.rows for number in rows] == [(number,) for number in range(25)]
+
+
+async def test_an_answer_with_other_columns_than_expected_is_refused() -> None:
+    connection = ServerConnection(Driver())
+    passed = Passed(connection, columns=Columns(("a", "b"), (int, int)))
+    connection.data_received(_NUMBERS)
+    assert [type(end) for end in passed.ends] == [pymysql.err.InternalError]
 
 
 async def test_rows_that_arrive_between_two_turns_do_not_begin_another_one() -> None:
