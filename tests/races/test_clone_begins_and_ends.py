@@ -181,7 +181,7 @@ async def test_a_clone_that_cannot_be_reached_at_all_is_given_up_in_the_end(
 
 
 async def test_an_interrupted_change_is_continued(region: RegionRig, document: Document) -> None:
-    cloner = document.cloner(CloningSettings(poll_seconds=0.001, timeout_seconds=0.01))
+    cloner = document.cloner(CloningSettings(poll_seconds=0.001, timeout_seconds=0.5))
     with pytest.raises(Unavailable, match="near-1, near-2 did not hear of topology version 2"):
         await cloner.run(await cloner.plan("east", "near", 0, 1))
     plan = await cloner.plan("east", "near", 0, 1)
