@@ -29,6 +29,7 @@ from tao.model.writes import (
     CancelJob,
     ForgetIntent,
     ForgetJob,
+    JoinEdges,
     LeaseJob,
     NodeSetState,
     ObjAdd,
@@ -54,6 +55,10 @@ lock."""
 
 PLACED_EDGE_BYTES: Final = 1 << 10
 """Bytes that an edge of a page counts against the size bound of a transaction: its row is locked, and may move."""
+
+JOINED_EDGE_BYTES: Final = 64 << 10
+"""The same for an edge that is joined together with others. So a transaction has as many of them as it may have writes:
+their lists are those of as many nodes, for whose other writes they are locked."""
 
 
 class PlannedWrite(msgspec.Struct, frozen=True):
@@ -109,6 +114,8 @@ def _home_shard(write: Write) -> int:
             return home >> SHARD_SHIFT
         case AssocMerge(id1=home) | ReadState(id1=home) | PlaceEdges(id1=home) | PurgeEdge(id1=home):
             return home >> SHARD_SHIFT
+        case JoinEdges(edges=edges):
+            return edges[0].id1 >> SHARD_SHIFT
         case TouchKeys(shard=shard) | PauseJobs(shard=shard):
             return shard
         case AddJob(job=job):
@@ -164,6 +171,9 @@ def edges_of(write: Write, schema: Schema) -> Sequence[EdgeKey]:
             | PurgeEdge(id1=id1, atype=atype, id2=id2)
         ):
             return _at_one_end(id1, schema.atype(atype), id2)
+        case JoinEdges(edges=copies):
+            known = schema.atype(copies[0].atype)
+            return [edge for copy in copies for edge in _at_one_end(copy.id1, known, copy.id2)]
         case _:
             return ()
 
@@ -278,6 +288,8 @@ def data_bytes_of(write: Write) -> int:
             return TOUCHED_KEY_BYTES * len(touches)
         case PlaceEdges(limit=limit):
             return PLACED_EDGE_BYTES * limit
+        case JoinEdges(edges=edges):
+            return JOINED_EDGE_BYTES * len(edges)
         case _:
             return 0
 
@@ -348,6 +360,8 @@ def _nodes_of(planned: PlannedWrite, pair: tuple[int, int] | None, schema: Schem
     """Return the nodes whose state decides in which list this leader puts an edge of a type with states."""
     write = planned.write
     match write:
+        case JoinEdges(edges=edges):
+            return [ListKey(edge.id1, edge.atype) for edge in edges]
         case AssocAdd() | AssocDelete() | AssocMerge() | SettleEdge() | ReadState() | PurgeEdge():
             atype = schema.atype(write.atype)
         case _:

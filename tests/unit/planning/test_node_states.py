@@ -6,13 +6,15 @@ import msgspec
 import pytest
 
 from tao.model.changes import ListChange
-from tao.model.edge_states import EdgeRegisters, NodeState, State
+from tao.model.edge_states import NO_OPERATION, EdgeRegisters, NodeState, State
 from tao.model.errors import InvalidArgument, OperationAhead, OperationTooOld
 from tao.model.graph import EdgeKey, ListKey
 from tao.model.jobs import JobState
 from tao.model.writes import (
     AssocAdd,
     AssocMerge,
+    JoinedEdge,
+    JoinEdges,
     NodeSetState,
     PlacedPage,
     PlaceEdges,
@@ -268,6 +270,28 @@ def test_a_copy_of_a_page_makes_a_far_end_whose_own_copy_is_under_way() -> None:
     assert counts(stored) == {(LOW, 211): 1, (HIGH, 221): 1}
     run(stored, *late)
     assert counts(stored) == {(LOW, 211): 1, (HIGH, 221): 1}
+
+
+def test_edges_that_are_joined_together_end_as_those_that_are_joined_one_by_one() -> None:
+    ends: list[tuple[object, ...]] = []
+    for together in (False, True):
+        stored = stored_rows()
+        run(stored, *(add(other, time) for time, other in enumerate(OTHERS, start=1)))
+        set_state(stored, OTHERS[1], REMOVED)
+        run(stored, AssocMerge(OTHERS[2], FOLLOWED_BY, LOW, ARCHIVED, NOW_US + 5))
+        set_state(stored, LOW, ARCHIVED)
+        copies = page_of(run(stored, PlaceEdges(LOW, FOLLOWS, 0, 500))).copies
+        if together:
+            plan = stored.plan(JoinEdges(copies), schema=SCHEMA)
+            (part,) = translate(row_events_of(stored.rows, plan.rows, SCHEMA), SCHEMA).messages
+            assert part.messages == plan.changes, "leader and tailer say the same"
+            joined = list(run(stored, JoinEdges(copies)).outcomes[0].joined)
+        else:
+            outcomes = [run(stored, copy).outcomes[0] for copy in copies]
+            joined = [JoinedEdge(each.registers or NO_OPERATION, each.node) for each in outcomes]
+        rows = stored.rows
+        ends.append((joined, rows.edges, rows.registers, {key: each.count for key, each in rows.lists.items()}))
+    assert ends[0] == ends[1]
 
 
 def test_leader_and_tailer_report_the_same_changeset_for_a_page() -> None:
