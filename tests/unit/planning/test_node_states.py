@@ -219,6 +219,21 @@ def test_a_newer_operation_on_the_node_wins_in_any_order_and_a_job_of_the_older_
     assert stored.rows.nodes[ListKey(LOW, FOLLOWS)] == NodeState(NOW_US + 9, NORMAL)
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_the_row_of_a_restored_node_mends_an_end_that_missed_it_and_nothing_else_would(is_kept: bool) -> None:
+    stored = stored_rows()
+    run(stored, add(HIGH, 1))
+    set_state(stored, LOW, ARCHIVED)
+    walk(stored, LOW)
+    set_state(stored, LOW, NORMAL)  # and its job is cancelled, or its last commits are lost with a master
+    if not is_kept:
+        del stored.rows.nodes[ListKey(LOW, FOLLOWS)]
+    run(stored, add(HIGH, 2))
+    walk(stored, LOW)
+    assert effective(stored, LOW, FOLLOWS, HIGH) is NORMAL
+    assert effective(stored, HIGH, FOLLOWED_BY, LOW) is (NORMAL if is_kept else ARCHIVED)
+
+
 def test_only_the_edges_of_the_named_types_are_hidden() -> None:
     stored = stored_rows()
     run(stored, add(HIGH, 7), add(LOW, 8, HIGH))
