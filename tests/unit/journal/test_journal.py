@@ -81,8 +81,8 @@ async def test_states_of_nodes_are_stamped_where_they_are_accepted(tmp_path: Pat
 async def test_jobs_are_accepted_under_reserved_ids_only(tmp_path: Path) -> None:
     async with JournalRig(tmp_path) as rig:
         found = await rig.accept(
-            pb.Write(add_job=pb.AddJob(shard=0, kind="fold")),
-            pb.Write(add_job=pb.AddJob(id=id_on(0), kind="fold", body=b"x")),
+            pb.Write(add_job=pb.AddJob(shard=0, kind="walk")),
+            pb.Write(add_job=pb.AddJob(id=id_on(0), kind="walk", body=b"x")),
             pb.Write(cancel_job=pb.CancelJob(id=id_on(0))),
         )
         assert isinstance(found[0], NotCommutative)
