@@ -10,6 +10,7 @@ from tao.model.edge_states import NO_OPERATION, EdgeRegisters, NodeState, State
 from tao.model.errors import InvalidArgument, OperationAhead, OperationTooOld
 from tao.model.graph import EdgeKey, ListKey
 from tao.model.jobs import JobState
+from tao.model.relay import Touch
 from tao.model.writes import (
     AssocAdd,
     AssocMerge,
@@ -20,8 +21,11 @@ from tao.model.writes import (
     PlaceEdges,
     PurgeEdge,
     ReadState,
+    SettleEdge,
+    TouchKeys,
     Write,
 )
+from tao.planning.coordination import PlannedWrite, lane_keys
 from tao.planning.row_events import translate
 from tao.planning.write_plan import WritePlan
 from tests.unit.planning.row_events_of import row_events_of
@@ -307,6 +311,21 @@ def test_edges_that_are_joined_together_end_as_those_that_are_joined_one_by_one(
         rows = stored.rows
         ends.append((joined, rows.edges, rows.registers, {key: each.count for key, each in rows.lists.items()}))
     assert ends[0] == ends[1]
+
+
+def test_writes_of_an_edge_of_its_node_and_touches_of_any_of_its_lists_run_one_after_the_other() -> None:
+    copy = SettleEdge(LOW, FOLLOWS, HIGH, True, registers=EdgeRegisters(state_us=1))
+    writes: list[Write] = [
+        add(HIGH, 1),
+        ReadState(LOW, FOLLOWS, HIGH),
+        copy,
+        JoinEdges((copy,)),
+        PlaceEdges(LOW, FOLLOWS, 0, 9),
+        NodeSetState(LOW, (FOLLOWS,), ARCHIVED),
+        *(TouchKeys(0, (Touch(LOW, number, 1),)) for number in SCHEMA.atype(FOLLOWS).siblings),
+    ]
+    for write in writes:
+        assert ListKey(LOW, FOLLOWS) in lane_keys(PlannedWrite(write, True), SCHEMA)
 
 
 def test_leader_and_tailer_report_the_same_changeset_for_a_page() -> None:
