@@ -2,7 +2,8 @@
 
 First nothing is made of what is accepted, so that only acceptance is measured: by one caller, by 64 and by 1,024. Then,
 with the usual tasks, how long an idle journal takes from acceptance to a write that is made. At last the database is
-killed for a minute while writes go on being accepted at a steady rate.
+killed for a minute while writes go on being accepted at a steady rate. All that is done twice: with what is accepted on
+the disk of one follower, and of two.
 """
 
 from __future__ import annotations
@@ -12,19 +13,20 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Final
+from typing import Any, Final
 
 from loadtest.results import Aim, Conditions, ScenarioResult, at_least, at_most, result_of
 from loadtest.rounds import percentile
-from loadtest.scenario import BenchSettings, Progress, Scenario
+from loadtest.scenario import BenchSettings, PartOfProgress, Progress, Scenario
 from tao.admin.server_stats import server_stats
 from tao.client import ClientSettings, Graph, TaoError, connect
 from tao.client.graph import PendingGraph
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.database_program import Durability
-from tao.devcluster.layout import ClusterSettings, Role, Shape
+from tao.devcluster.layout import ClusterSettings, Shape
 
 _SHARDS: Final = 16
+_FOLLOWER_NAMES: Final = ("follower-1a", "follower-1b")
 _TYPE: Final = "subscribes"
 _ACCEPT_P50_MS: Final = 5.0
 _APPLIED_P50_MS: Final = 10.0
@@ -58,40 +60,82 @@ class _Outage:
     """Accepted edges that are not in the database at the end."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What was measured of journals that keep so many copies."""
+
+    copies: int
+    p50_ms: float
+    """Of an acceptance that one caller waits for."""
+    rates: dict[int, float]
+    """Acceptances a second by the number of callers."""
+    applied_ms: float
+    outage: _Outage
+
+    def aims(self) -> list[Aim]:
+        kept = f"{self.copies} {'copy' if self.copies == 1 else 'copies'}"
+        seconds = self.outage.applied_seconds
+        return [
+            at_most("accept, p50 of one caller in ms", self.p50_ms, _ACCEPT_P50_MS, kept),
+            *(
+                at_least("accepts a second", self.rates[callers], rate, f"{callers:,} waiting, {kept}")
+                for callers, rate in _RATES.items()
+            ),
+            at_most("idle, accept → applied, p50 in ms", self.applied_ms, _APPLIED_P50_MS, kept),
+            at_most("database back → all applied, in seconds", seconds, _APPLIED_WITHIN_SECONDS, kept),
+        ]
+
+    def demands(self) -> list[Aim]:
+        return [
+            at_most("accepts that failed while the database was away", len(self.outage.failures), 0),
+            at_most("accepted edges that were lost", self.outage.lost, 0),
+        ]
+
+    def figures(self) -> dict[str, object]:
+        return {
+            "accept_p50_ms": self.p50_ms,
+            "accepts_per_second": {f"{each:,} waiting": rate for each, rate in self.rates.items()},
+            "accept_to_applied_p50_ms": self.applied_ms,
+            "accepted_in_outage": self.outage.accepted,
+            "most_waiting": self.outage.most_waiting,
+            "applied_seconds_after_outage": self.outage.applied_seconds,
+        }
+
+
 async def run(settings: BenchSettings, progress: Progress, _options: object) -> ScenarioResult:
-    """Measure acceptance, then the idle journal, then the outage. Raises `OperatorError`."""
+    """Measure journals that keep one copy of what they accept, and such that keep two. Raises `OperatorError`."""
     size = _TOY if settings.toy else _Size()
-    rates, p50_ms = await _acceptance(settings, size, progress)
-    async with _cluster(settings, "journal-made", {}, progress) as cluster, _graph(cluster) as graph:
-        progress.step("accept → applied, idle", 0.4)
-        applied_ms = await _idle(graph, size)
-        progress.step("database away", 0.5)
-        outage = await _outage(cluster, graph, size)
-    aims: list[Aim] = [
-        at_most("accept, p50 of one caller in ms", p50_ms, _ACCEPT_P50_MS),
-        *(at_least("accepts a second", rates[each], rate, f"{each:,} waiting") for each, rate in _RATES.items()),
-        at_most("idle, accept → applied, p50 in ms", applied_ms, _APPLIED_P50_MS),
-        at_most("database back → all applied, in seconds", outage.applied_seconds, _APPLIED_WITHIN_SECONDS),
+    found = [
+        await _measure(settings, size, copies, PartOfProgress(progress, (copies - 1) / 2, 0.5)) for copies in (1, 2)
     ]
-    demands = [
-        at_most("accepts that failed while the database was away", len(outage.failures), 0),
-        at_most("accepted edges that were lost", outage.lost, 0),
-    ]
-    measured = {
-        "accept_p50_ms": p50_ms,
-        "accepts_per_second": {f"{each:,} waiting": rate for each, rate in rates.items()},
-        "accept_to_applied_p50_ms": applied_ms,
-        "accepted_in_outage": outage.accepted,
-        "most_waiting": outage.most_waiting,
-        "applied_seconds_after_outage": outage.applied_seconds,
-    }
     conditions: Conditions = {
         "shards": _SHARDS,
+        "followers": len(_FOLLOWER_NAMES),
         "durability": "full",
         "outage_seconds": size.outage_seconds,
         "accepts_per_second": size.accepts_per_second,
     }
-    return result_of(conditions, measured, demands, aims=aims, examples=outage.failures[:5])
+    return result_of(
+        conditions,
+        {f"copies_{each.copies}": each.figures() for each in found},
+        [demand for each in found for demand in each.demands()],
+        aims=[aim for each in found for aim in each.aims()],
+        examples=[failure for each in found for failure in each.outage.failures[:5]],
+    )
+
+
+async def _measure(settings: BenchSettings, size: _Size, copies: int, progress: Progress) -> _Measured:
+    """Measure acceptance, then the idle journal, then the outage."""
+    rates, p50_ms = await _acceptance(settings, size, copies, progress)
+    journal = {"copies": copies}
+    async with (
+        _cluster(settings, f"journal-made-{copies}", journal, progress) as cluster,
+        _graph(cluster) as graph,
+    ):
+        progress.step("accept → applied, idle", 0.4)
+        applied_ms = await _idle(graph, size)
+        progress.step("database away", 0.5)
+        return _Measured(copies, p50_ms, rates, applied_ms, await _outage(cluster, graph, size))
 
 
 SCENARIO: Final = Scenario(
@@ -101,15 +145,18 @@ SCENARIO: Final = Scenario(
 )
 
 
-def _cluster(settings: BenchSettings, name: str, journal: dict[str, object], progress: Progress) -> DevCluster:
+def _cluster(settings: BenchSettings, name: str, journal: dict[str, Any], progress: Progress) -> DevCluster:
     folder = settings.work_dir / name
-    follower = {"journal": {"folder": str(folder / "journal"), **journal}}
+
+    def settings_of(follower: str) -> dict[str, Any]:
+        return {"journal": {"folder": str(folder / follower), **journal}}
+
     return DevCluster(
         ClusterSettings(
             state_dir=folder,
-            shape=Shape(tiers=1, followers=1, leaders=1, databases=1, shards=_SHARDS),
+            shape=Shape(tiers=1, followers=len(_FOLLOWER_NAMES), leaders=1, databases=1, shards=_SHARDS),
             durability=Durability.FULL,
-            server_settings={Role.FOLLOWER: follower},
+            server_settings={each: settings_of(each) for each in _FOLLOWER_NAMES},
         ),
         progress.step,
     )
@@ -119,12 +166,17 @@ def _graph(cluster: DevCluster) -> PendingGraph:
     return connect(str(cluster.topology_path), settings=ClientSettings(timeout_seconds=30.0))
 
 
-async def _acceptance(settings: BenchSettings, size: _Size, progress: Progress) -> tuple[dict[int, float], float]:
+async def _acceptance(
+    settings: BenchSettings, size: _Size, copies: int, progress: Progress
+) -> tuple[dict[int, float], float]:
     """Return the accepts a second by the number of callers, and the median of a single caller in milliseconds."""
-    held: dict[str, object] = {"high_tasks": 0, "normal_tasks": 0, "low_tasks": 0}
+    held: dict[str, Any] = {"copies": copies, "high_tasks": 0, "normal_tasks": 0, "low_tasks": 0}
     rates: dict[int, float] = {}
     p50_ms = 0.0
-    async with _cluster(settings, "journal-held", held, progress) as cluster, _graph(cluster) as graph:
+    async with (
+        _cluster(settings, f"journal-held-{copies}", held, progress) as cluster,
+        _graph(cluster) as graph,
+    ):
         edges = await _edges(graph)
         for callers in (1, *_RATES):
             progress.step(f"accept, {callers:,} waiting", 0.1)
@@ -216,5 +268,5 @@ async def _outage(cluster: DevCluster, graph: Graph, size: _Size) -> _Outage:
 
 
 async def _waiting(cluster: DevCluster) -> int:
-    stats = await server_stats(cluster.admin("follower-1a"))
-    return int(sum(stats["journal"]["waiting"].values()))
+    stats = [await server_stats(cluster.admin(name)) for name in _FOLLOWER_NAMES]
+    return int(sum(sum(each["journal"]["waiting"].values()) for each in stats))

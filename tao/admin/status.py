@@ -8,7 +8,7 @@ servers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -121,6 +121,14 @@ class WatcherRow(msgspec.Struct, frozen=True, kw_only=True):
     acts: bool | None = None
 
 
+class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker that has asked leaders for jobs within the last minute: the topology lists none.
+    ``asked_seconds_ago``: when it did last, at any leader."""
+
+    name: str
+    asked_seconds_ago: float
+
+
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """The whole cluster."""
 
@@ -130,6 +138,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     followers: list[FollowerRow]
     tailers: list[TailerRow]
     watchers: list[WatcherRow]
+    workers: list[WorkerRow]
     databases: list[DatabaseRow]
 
 
@@ -171,6 +180,7 @@ def view_of(topology: Topology, answers: Mapping[str, Answer], max_staleness_sec
             for region in topology.regions
             for watcher in region.watchers
         ],
+        workers=_workers(answers.values()),
         databases=[_database(database, topology, answers, max_staleness_seconds) for database in topology.databases],
     )
 
@@ -217,6 +227,14 @@ def _tailer(region: str, tailer: TailerProcess, answer: Answer) -> TailerRow:
 
 def _watcher(region: str, watcher: WatcherProcess, answer: Answer) -> WatcherRow:
     return WatcherRow(name=watcher.name, region=region, state=answer.state, acts=answer.stats.get("active"))
+
+
+def _workers(answers: Iterable[Answer]) -> list[WorkerRow]:
+    ages: dict[str, float] = {}
+    for answer in answers:
+        for name, age in answer.stats.get("jobs", {}).get("workers", {}).items():
+            ages[name] = min(age, ages.get(name, age))
+    return [WorkerRow(name=name, asked_seconds_ago=age) for name, age in sorted(ages.items())]
 
 
 def _state(server: CacheServer | TailerProcess, answer: Answer) -> str:

@@ -47,6 +47,7 @@ def _print(found: View) -> None:
         ("follower", found.followers),
         ("tailer", found.tailers),
         ("watcher", found.watchers),
+        ("worker", found.workers),
     ):
         if servers:
             click.echo()
@@ -55,6 +56,8 @@ def _print(found: View) -> None:
     click.echo()
     if not found.watchers:
         click.echo("the topology lists no watcher: if none runs, nobody replaces a leader that fails\n")
+    if not found.workers:
+        click.echo("no worker has asked for jobs within the last minute: jobs wait, and removed edges are not purged\n")
     print_records(
         {"database": database.name, "master region": database.master_region, "server": server, "state": state}
         for database in found.databases

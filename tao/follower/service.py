@@ -142,7 +142,10 @@ class FollowerService(CacheService):
         reply.send(pb.Answer(invalidated=pb.Invalidated(shards=len(shards))))
 
 
-_OBJECT_OPERATIONS: Final = frozenset({"obj_add", "obj_update", "obj_delete"})
+_OPERATIONS_BY_ID: Final = frozenset(
+    {"obj_add", "obj_update", "obj_delete", "node_set_state", "add_job", "read_job", "cancel_job"}
+)
+"""Operations that name one id, where others name the two of an edge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,12 +437,13 @@ def home_shard(request: pb.Request) -> int | None:
     elif request.HasField("write"):
         write = request.write.writes[0]
         operation = write.WhichOneof("operation")
-        if operation == "obj_add" and not write.obj_add.id:
-            return write.obj_add.shard
         if operation is not None:
             message = getattr(write, operation)
-            object_id: int = message.id if operation in _OBJECT_OPERATIONS else message.id1
-            return object_id >> SHARD_SHIFT
+            key_id: int = message.id if operation in _OPERATIONS_BY_ID else message.id1
+            if not key_id and operation in ("obj_add", "add_job"):
+                shard: int = message.shard
+                return shard
+            return key_id >> SHARD_SHIFT
     return None
 
 

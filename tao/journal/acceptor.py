@@ -25,6 +25,9 @@ from tao.wire.identity import SERVER_ROLES
 from tao.wire.session import Reply, failure
 from tao.wire.v1 import session_pb2 as pb
 
+_LOOK_SECONDS: Final = 1.0
+"""Longest wait for another follower to say whether it has a copy of a write that is lost here."""
+
 
 class Acceptor:
     """Handles the requests of applications that concern one journal."""
@@ -42,6 +45,7 @@ class Acceptor:
         """``admit`` returns why this follower does not serve a shard, or None."""
         self._context: Final = context
         self._configuration: Final = context.configuration
+        self._spawn: Final = context.spawn_as("receipt of a lost write")
         self._store: Final = store
         self._applier: Final = applier
         self._copies: Final = copies
@@ -91,14 +95,17 @@ class Acceptor:
 
     def await_applied(self, request: pb.Request, reply: Reply) -> None:
         """Answer with the result of an accepted write once there is one; for the write of another follower, with the
-        receipt to ask by. Raises `InvalidArgument` for what is no receipt, `OutcomeUnknown` when this journal was set
-        aside, `DeadlineExceeded` and `Overloaded`."""
+        receipt to ask by. So it does for a write that this follower has lost, as with a journal that was set aside, if
+        another one has a copy of it. Raises `InvalidArgument` for what is no receipt, and `Overloaded`."""
         receipt = Receipt.decoded(request.await_applied.accepted)
         if receipt.server != self._context.name:
             self._held.answer(receipt, reply)
             return
         if receipt.journal != self._store.id:
-            raise OutcomeUnknown("the journal that held the write could not be read, and was set aside; see its log")
+            self._answer_lost(
+                receipt, reply, "the journal that held the write could not be read, and was set aside; see its log"
+            )
+            return
         number = receipt.number
         if receipt != self._store.receipt(self._context.name, number):
             raise InvalidArgument("the receipt is not one that this follower has given")
@@ -133,23 +140,43 @@ class Acceptor:
         def found(entry: Found | None) -> None:
             if self._applier.result(number) is None and not isinstance(entry, Entry):
                 self._applier.stop_waiting(number, deliver)
-                self._answer_found(entry, reply)
+                self._answer_found(entry, receipt, reply)
 
         self._store.find(number, found)
 
-    def _answer_found(self, entry: ParkedEntry | LostEntry | bytes | None, reply: Reply) -> None:
+    def _answer_found(self, entry: ParkedEntry | LostEntry | bytes | None, receipt: Receipt, reply: Reply) -> None:
         """Answer for an entry that does not wait here."""
         if isinstance(entry, ParkedEntry):
             reason = f"the write is parked: {entry.message}"
             _send(reply, pb.WriteResult(error=pb.Error(reason=entry.reason, message=reason)))
         elif isinstance(entry, LostEntry):
-            reply.send(failure(OutcomeUnknown(entry.message)))
+            self._answer_lost(receipt, reply, entry.message)
         elif isinstance(entry, bytes):
             _send(reply, pb.WriteResult(accepted=entry))
         elif self._store.trouble:
             reply.send(failure(Unavailable(f"the journal cannot be read: {self._store.trouble}")))
         else:
             _send(reply, pb.WriteResult(forgotten=True))
+
+    def _answer_lost(self, receipt: Receipt, reply: Reply, why: str) -> None:
+        """Answer for an entry that this follower has lost: another one may have a copy, or has made the write."""
+        try:
+            self._spawn(self._ask_for_copy(receipt, reply, why))
+        except TaoError as error:
+            reply.send(failure(error))
+
+    async def _ask_for_copy(self, receipt: Receipt, reply: Reply, why: str) -> None:
+        request = pb.Request(await_applied=pb.AwaitApplied(accepted=receipt.encoded()))
+        asked = [self._context.links.to(server).ask(request, _LOOK_SECONDS) for server in self._copies.others()]
+        found: list[pb.Answer] = []
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(answer, pb.Answer):
+                found.append(answer)
+            elif not isinstance(answer, TaoError):
+                raise answer
+        # The receipt of a follower that has made the write, before that of one which still keeps the copy.
+        found.sort(key=lambda answer: answer.write.results[0].accepted == receipt.encoded())
+        reply.send(pb.Answer(write=found[0].write) if found else failure(OutcomeUnknown(why)))
 
     def _entry(self, write: pb.Write, priority: Priority, behalf: OnBehalfOf, *, hands_over: bool) -> Entry:
         """Return the entry of a write. ``hands_over``: another follower sends what it had accepted."""

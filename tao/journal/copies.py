@@ -62,6 +62,10 @@ class _Sibling:
     """How often that was given up: an agreement that was begun before is none."""
     retry_at: float = 0.0
     """When to ask it again after a failure."""
+    passed_over_until: float = 0.0
+    """After it has not taken a copy: until then others are asked to, where there are some."""
+    is_asked: bool = False
+    """Whether it is being told what is due."""
     journal: str = ""
     """Its journal, which has the copies."""
     copies: int = 0
@@ -182,25 +186,33 @@ class Copies:
         return groups
 
     async def _copy(self, entries: Sequence[Entry]) -> TaoError | None:
-        """Have the sibling store copies. Returns why a write is not accepted."""
-        server = self._choose()
-        if server is None:
+        """Have a sibling store copies: the next one along the ring if one does not. Returns why a write is not
+        accepted."""
+        tried: set[str] = set()
+        may_have_copy = False
+        while (server := self._choose()) is not None and server.name not in tried:
+            tried.add(server.name)
+            sent = 0
+            try:
+                for part in _parts(entries):
+                    await self._send(server, self._message(server.name, part), self._settings.copy_seconds)
+                    sent += len(part)
+            except TaoError as error:
+                self.trouble = f"{server.name} has not taken a copy: {error.message}"
+                self._has_no_room = isinstance(error, Overloaded)
+                may_have_copy = may_have_copy or sent > 0 or isinstance(error, OutcomeUnknown)
+                until = self._context.clock.monotonic() + self._settings.takeover_seconds
+                self._known(server.name).passed_over_until = until
+                continue
+            self.trouble = ""
+            self.copied += len(entries)
+            return None
+        if not tried:
             self.trouble = f"no other follower of tier {self._context.tier} can be reached"
             return NoCopy(f"{self.trouble}, and journal.copies is 2. Nothing was accepted; try again later")
-        sent = 0
-        try:
-            for part in _parts(entries):
-                await self._send(server, self._message(server.name, part), self._settings.copy_seconds)
-                sent += len(part)
-        except TaoError as error:
-            self.trouble = f"{server.name} has not taken a copy: {error.message}"
-            self._has_no_room = isinstance(error, Overloaded)
-            if not sent and not isinstance(error, OutcomeUnknown):
-                return NoCopy(f"{self.trouble}. Nothing was accepted; try again later")
+        if may_have_copy:
             return OutcomeUnknown(f"{self.trouble}. {_IF_MADE}")
-        self.trouble = ""
-        self.copied += len(entries)
-        return None
+        return NoCopy(f"{self.trouble}. Nothing was accepted; try again later")
 
     def _settle(self, group: _Group, error: TaoError | None) -> None:
         """Store a group that was copied, or refuse it."""
@@ -263,30 +275,47 @@ class Copies:
                 self.agree_again()
                 self._wake.clear()
             self._choose()
-            for server in self._others():
-                await self._look_after(server, self._siblings[server.name])
+            for server in self.others():
+                self._look_after(server)
 
     def _pause_seconds(self, interval: float) -> float:
         """Return the time until signs are due, or before that another attempt at a sibling that has not answered."""
         now = self._context.clock.monotonic()
         return min([interval, *(each.retry_at - now for each in self._siblings.values() if each.retry_at > now)])
 
-    async def _look_after(self, server: CacheServer, sibling: _Sibling) -> None:
-        """Send what is due to a sibling, if anything is."""
+    def _look_after(self, server: CacheServer) -> None:
+        """Have sent what is due to a sibling, if anything is. Each has a task of its own: one that hangs delays no
+        signs for others."""
+        sibling = self._siblings[server.name]
         now, interval = self._context.clock.monotonic(), self._settings.takeover_seconds / SIGNS
         is_sign_due = sibling.copies > 0 and now - sibling.sign_at >= interval / 2
-        if sibling.agrees and not sibling.gone and not is_sign_due:
+        if sibling.is_asked or (sibling.agrees and not sibling.gone and not is_sign_due):
             return
         if now < sibling.retry_at or self._context.links.is_down(server):
             return
+        try:
+            self._spawn(self._tell(server, sibling))
+            sibling.is_asked = True
+        except TaoError as error:
+            self._note_unanswered(server, sibling, error)
+
+    async def _tell(self, server: CacheServer, sibling: _Sibling) -> None:
+        """Send what is due to a sibling."""
         try:
             if sibling.agrees:
                 await self._send(server, self._message(server.name), _ANSWER_SECONDS)
             else:
                 await self._agree(server, sibling)
         except TaoError as error:
-            sibling.retry_at = now + min(interval, self._settings.retry_seconds)
-            self._log.info("journal_copies_unanswered", sibling=server.name, reason=error.message)
+            self._note_unanswered(server, sibling, error)
+        finally:
+            sibling.is_asked = False
+            self._wake.set()  # for what has become due meanwhile
+
+    def _note_unanswered(self, server: CacheServer, sibling: _Sibling, error: TaoError) -> None:
+        interval = self._settings.takeover_seconds / SIGNS
+        sibling.retry_at = self._context.clock.monotonic() + min(interval, self._settings.retry_seconds)
+        self._log.info("journal_copies_unanswered", sibling=server.name, reason=error.message)
 
     async def _agree(self, server: CacheServer, sibling: _Sibling) -> None:
         """Agree with a sibling: compare page by page. Raises `TaoError`."""
@@ -373,7 +402,7 @@ class Copies:
         """Return what is known of a sibling; one that leaves the topology meanwhile may be talked to once more."""
         return self._siblings.setdefault(name, _Sibling())
 
-    def _others(self) -> list[CacheServer]:
+    def others(self) -> list[CacheServer]:
         """Return the other followers of the tier, the one along the ring first; none when it has left the topology."""
         routes = self._context.configuration.routes
         try:
@@ -387,18 +416,20 @@ class Copies:
         return list(others)
 
     def _choose(self) -> CacheServer | None:
-        """Return the follower that is to keep the copies now: the first along the ring that is up."""
-        links = self._context.links
-        for server in self._others():
-            if not server.down and not links.is_down(server):
-                if server.name != self._current:
-                    self._current = server.name
-                    self._has_no_room = False
-                    self._siblings[server.name].doubt()  # it gets a copy of what is held already
-                    self._wake.set()
-                return server
-        self._current = ""
-        return None
+        """Return the follower that is to keep the copies now: the first along the ring that is up and has not failed to
+        take a copy a moment ago. If all have, it stays the one that it is."""
+        links, now = self._context.links, self._context.clock.monotonic()
+        up = [server for server in self.others() if not server.down and not links.is_down(server)]
+        willing = [server for server in up if self._siblings[server.name].passed_over_until <= now]
+        chosen = next(iter(willing or [each for each in up if each.name == self._current] or up), None)
+        if chosen is None:
+            self._current = ""
+        elif chosen.name != self._current:
+            self._current = chosen.name
+            self._has_no_room = False
+            self._siblings[chosen.name].doubt()  # it gets a copy of what is held already
+            self._wake.set()
+        return chosen
 
 
 def _parts(entries: Sequence[Entry]) -> list[list[Entry]]:

@@ -25,11 +25,12 @@ class JournalSettings:
     ``takeover_seconds``."""
 
     copy_seconds: float = 1.0
-    """Time limit for another follower to take a copy: it must have the copy on its disk by then."""
+    """Time limit for another follower to take a copy: it must have the copy on its disk by then. The next one is asked
+    after that."""
 
     takeover_seconds: float = 60.0
     """Time without a heartbeat of the follower that accepted writes, after which this follower makes them from its
-    copies. Heartbeats are sent six times in it."""
+    copies. Heartbeats are sent six times in it. For as long a follower is passed over that has not taken a copy."""
 
     max_copy_bytes: int = 1 << 30
     """Size of the copies kept for other followers; further ones are refused as overload."""

@@ -99,6 +99,8 @@ class JobPath:
         self._search: Final = asyncio.Lock()
         self._asked_at: dict[str, float] = {}
         """When a worker has last asked for jobs of a kind."""
+        self._workers: dict[str, float] = {}
+        """When each worker has last asked."""
         self._not_searched: frozenset[int] = frozenset()
         """The shards whose server did not answer the last look-up."""
         self.counts: dict[str, int] = {}
@@ -131,6 +133,7 @@ class JobPath:
             raise InvalidArgument(f"a worker knows {MAX_KINDS} kinds at most, not {len(known)}")
         now = self._clock.monotonic()
         self._asked_at.update(dict.fromkeys(known, now))
+        self._workers = {name: at for name, at in self._workers.items() if at >= now - KIND_SECONDS} | {worker: now}
         if deadline is None:
             deadline = now + self._settings.timeout_seconds
         await self._find_due(deadline)
@@ -249,6 +252,12 @@ class JobPath:
         oldest = self._clock.monotonic() - KIND_SECONDS
         self._asked_at = {kind: at for kind, at in self._asked_at.items() if at >= oldest}
         return sorted(self._asked_at)
+
+    def summary(self) -> dict[str, object]:
+        """Return the figures for `/stats`. ``workers``: how long ago each has asked for jobs, in seconds."""
+        now = self._clock.monotonic()
+        ages = {name: round(now - at, 1) for name, at in sorted(self._workers.items())}
+        return {"workers": {name: age for name, age in ages.items() if age <= KIND_SECONDS}}
 
     # ---- operators -------------------------------------------------------------------------------------------------
 

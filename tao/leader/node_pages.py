@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from tao.leader.ownership import Ownership
-from tao.leader.remote_inverses import Copied, Deposed, OtherLeaders
+from tao.leader.remote_inverses import Copied, Deposed, OtherLeaders, joins_of
 from tao.leader.write_path import WritePath, Written
 from tao.model.errors import TaoError
 from tao.model.ids import SHARD_SHIFT
@@ -44,15 +44,20 @@ class NodePages:
         self._others: Final = others
 
     async def place(self, write: PlaceEdges, deadline: float) -> Written:
-        """Move the edges of a page at both ends, or at the near ones alone if the write says so. The result names the
-        far shards that are owed. Raises `TaoError`: then the page may be done in part, and is to be done again."""
+        """Move the edges of a page at both ends. The result names the far shards that are owed: those that do not
+        answer, and those that the write says are not to be asked. Raises `TaoError`: then the page may be done in part,
+        and is to be done again."""
         row = self._ownership.row(write.id1 >> SHARD_SHIFT)
         written = await self._writes.commit(write, deadline, both_sides=True)
         page = written.outcome.page
         assert page is not None, "a page that is placed has a result"
+        owed: set[int] = set()
         by_shard: dict[int, list[SettleEdge]] = {}
         for copy in page.copies:
             by_shard.setdefault(copy.id1 >> SHARD_SHIFT, []).append(copy)
+        if write.asks_nobody:
+            others = [shard for shard in by_shard if not self._writes.owns_together((row.shard, shard))]
+            owed.update(group_of(shard) for shard in others if by_shard.pop(shard))
         coordinator = Coordinator(row.shard, row.generation)
         # What is left of the time is for the joins.
         seconds = min(_LEADER_SECONDS, (deadline - self._clock.monotonic()) / 2)
@@ -63,7 +68,6 @@ class NodePages:
             ),
             return_exceptions=True,
         )
-        owed: set[int] = set()
         raised: list[SettleEdge] = []
         for shard, result in zip(by_shard, done, strict=True):
             if isinstance(result, Copied):
@@ -80,8 +84,8 @@ class NodePages:
         return dataclasses.replace(written, outcome=outcome)
 
     async def _join(self, raised: Sequence[SettleEdge], page: PlacedPage, deadline: float) -> None:
-        """Join at the near end what the far ends know more. The joins are written side by side, so that they are
-        committed in groups. Raises the `TaoError` of one that failed; the others need not be repeated."""
+        """Join at the near end what the far ends know more. Raises the `TaoError` of a join that failed; the others
+        need not be repeated."""
         known = {copy.id1: registers for copy, registers in zip(page.copies, page.known, strict=True)}
         joins: list[SettleEdge] = []
         for far in raised:
@@ -91,7 +95,7 @@ class NodePages:
             near = self._configuration.schema.atype(far.atype).inverse
             assert near is not None, "only edges with an inverse are copied"
             joins.append(msgspec.structs.replace(far, id1=far.id2, atype=near, id2=far.id1))
-        commits = [self._writes.commit(join, deadline, both_sides=False) for join in joins]
+        commits = [self._writes.commit(write, deadline, both_sides=True) for write in joins_of(joins)]
         for result in await asyncio.gather(*commits, return_exceptions=True):
             if isinstance(result, BaseException):
                 raise result

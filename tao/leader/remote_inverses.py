@@ -32,7 +32,7 @@ from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import WriteStore
 from tao.model.rows import IntentRow, ShardRow
 from tao.model.topology import CacheServer
-from tao.model.writes import Coordinator, SettleEdge, Write
+from tao.model.writes import Coordinator, JoinEdges, SettleEdge, Write
 from tao.serving.configuration import ServerContext
 from tao.wire.convert import error_from_pb, node_state_from_pb, registers_from_pb, shard_messages_from_pb, write_to_pb
 from tao.wire.v1 import session_pb2 as pb
@@ -72,6 +72,15 @@ class Copied(NamedTuple):
         """Add the registers that the far side has after a copy, and the state of its node."""
         if registers is not None and (registers != settle.registers or node != UNSET_NODE):
             self.raised.append(msgspec.structs.replace(settle, registers=registers.with_id2(node)))
+
+
+_JOINED_EDGES: Final = 64
+"""Most edges that are joined in one write: as many as a transaction takes."""
+
+
+def joins_of(copies: Sequence[SettleEdge]) -> list[JoinEdges]:
+    """Return the writes that join copies of edges of one type with states, whose ends are on one shard."""
+    return [JoinEdges(tuple(copies[start : start + _JOINED_EDGES])) for start in range(0, len(copies), _JOINED_EDGES)]
 
 
 class OtherLeaders(Protocol):
@@ -249,19 +258,30 @@ class RemoteLeaders:
     async def _settle_here(
         self, local: LocalInverses, settles: Sequence[SettleEdge], timeout_seconds: float, *, sub_write: bool
     ) -> Copied:
-        """Write the copies side by side, so that those of a page are committed in groups. None goes on after an error
-        is raised."""
+        """Write the copies side by side, those of one type with states together. None goes on after an error is
+        raised."""
         deadline = self._clock.monotonic() + timeout_seconds
-        writes = [local.write(settle, deadline, sub_write=sub_write) for settle in settles]
+        by_type: dict[int, list[SettleEdge]] = {}
+        writes: list[SettleEdge | JoinEdges] = []
+        for settle in settles:
+            if settle.registers is None:
+                writes.append(settle)
+            else:
+                by_type.setdefault(settle.atype, []).append(settle)
+        for copies in by_type.values():
+            writes += joins_of(copies)
+        done = [local.write(write, deadline, sub_write=sub_write) for write in writes]
         copied = Copied([], [])
-        for settle, result in zip(settles, await asyncio.gather(*writes, return_exceptions=True), strict=True):
+        for write, result in zip(writes, await asyncio.gather(*done, return_exceptions=True), strict=True):
             if isinstance(result, OutcomeUnknown):
                 raise RemoteOutcomeUnknown(result.message) from result
             if isinstance(result, BaseException):
                 raise result
             written, _ = result
             copied.messages.extend(written.messages)
-            copied.add(settle, written.outcome.registers, written.outcome.node)
+            if isinstance(write, JoinEdges):
+                for settle, joined in zip(write.edges, written.outcome.joined, strict=True):
+                    copied.add(settle, joined.registers, joined.node)
         return copied
 
     async def _applied(self, changes: Iterable[pb.ShardMessages]) -> list[ShardMessages]:

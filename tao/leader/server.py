@@ -339,6 +339,7 @@ class LeaderServer(CachingServer[LeaderSettings]):
             "reads_sent_to_master_region": self._source.sent_to_master_region,
             "held_row_bytes": self._read_store.held_bytes,
             "writes": {**self._writes.summary(), **self._inverses.summary()},
+            "jobs": self._jobs.summary(),
             "consistency": self._checker.summary(),
             "membership_filters": self._filters.summary(),
             "delivery": self._spooled_publisher.figures(),

@@ -144,6 +144,8 @@ def check_kind(kind: str) -> None:
             f"{kind!r} is no kind of jobs: a kind is 1 to 63 of a-z, 0-9, '_', '.' and '-', and begins with a letter or"
             " digit"
         )
+    if kind == FOLD_KIND:
+        raise InvalidArgument(f"the kind {kind!r} is kept for counters, which this version does not have")
 
 
 def retry_delay_ms(attempts: int) -> int:
@@ -169,6 +171,8 @@ NODE_STATE_KIND: Final = "node_state"
 """The kind of the jobs that move the edges of a node to the lists of their effective states."""
 PURGE_KIND: Final = "purge"
 """The kind of the jobs that remove tombstones."""
+FOLD_KIND: Final = "fold"
+"""The kind of the jobs that will fold the slots of counters: an application must not take the name."""
 KINDS_OF_EVERY_WORKER: Final = (EACH_EDGE_KIND, EACH_OBJECT_KIND, NODE_STATE_KIND, PURGE_KIND)
 
 

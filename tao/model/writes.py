@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -136,18 +136,25 @@ class NodeSetState(msgspec.Struct, frozen=True, tag="node_set_state"):
     job_id: int = 0
 
 
+class JoinEdges(msgspec.Struct, frozen=True, tag="join_edges"):
+    """Join copies of edges of one type with states, whose ends are on one shard: what a leader makes of copies that it
+    writes itself, in place of a write for each."""
+
+    edges: tuple[SettleEdge, ...]
+
+
 class PlaceEdges(msgspec.Struct, frozen=True, tag="place_edges"):
     """Move the edges of a page to the lists of their effective states, at ``id1``. The page has the edges of a type
     with states, in the lists of all states, whose ``id2`` is above ``after``, ascending, at most ``limit``.
 
-    The leader moves them at their far ends, too, unless ``near_only``; with ``far_groups`` only at shards of these
-    groups (`group_of`)."""
+    The leader moves them at their far ends, too; with ``far_groups`` only at shards of these groups (`group_of`), and
+    with ``asks_nobody`` only where it owns the far shard, on the same database server."""
 
     id1: int
     atype: int
     after: int
     limit: int
-    near_only: bool = False
+    asks_nobody: bool = False
     far_groups: tuple[int, ...] = ()
 
 
@@ -163,7 +170,8 @@ def group_of(shard: int) -> int:
 class PlacedPage(msgspec.Struct, frozen=True):
     """The result of `PlaceEdges`: the copies that do the same at the far ends, how many edges the page has, and the
     ``after`` of the next page, 0 behind the last one. ``known``: for each copy, the registers that the near end has.
-    ``owed_groups``: of the far shards that have not answered, so that their ends are still to be moved."""
+    ``owed_groups``: of the far shards that have not answered or were not asked, so that their ends are still to be
+    moved."""
 
     copies: tuple[SettleEdge, ...]
     edges: int
@@ -288,6 +296,7 @@ Write = (
     | PlaceEdges
     | PurgeEdge
     | SettleEdge
+    | JoinEdges
     | AnnounceIntent
     | ForgetIntent
     | TouchKeys
@@ -295,13 +304,20 @@ Write = (
 )
 
 
+class JoinedEdge(NamedTuple):
+    """The registers that one end of an edge has after a join, and the state of the node at that end."""
+
+    registers: EdgeRegisters
+    node: NodeState
+
+
 class WriteOutcome(msgspec.Struct):
     """The outcome of one write. ``id``: the object's id for `ObjAdd`. ``found``: the object or edge named existed
     before. ``error``: the write failed and nothing of it was written. ``otype``: the type of the object that an update
     or deletion has met, also of one that it may not write. ``registers``: those of the edge of a type with states after
     the write, at one end; ``node``: the state of the node at that end, or of the node that the write named.
-    ``superseded``: a newer operation was there already. ``page``: see `PlacedPage`. ``job``: the row of the job after
-    the write."""
+    ``superseded``: a newer operation was there already. ``page``: see `PlacedPage`. ``joined``: of each edge of
+    `JoinEdges`. ``job``: the row of the job after the write."""
 
     id: int = 0
     found: bool = False
@@ -311,4 +327,5 @@ class WriteOutcome(msgspec.Struct):
     superseded: bool = False
     node: NodeState = UNSET_NODE
     page: PlacedPage | None = None
+    joined: tuple[JoinedEdge, ...] = ()
     job: JobRow | None = None

@@ -29,6 +29,7 @@ from tao.model.writes import (
     CancelJob,
     ForgetIntent,
     ForgetJob,
+    JoinEdges,
     LeaseJob,
     NodeSetState,
     ObjAdd,
@@ -46,7 +47,6 @@ from tao.model.writes import (
     Write,
 )
 from tao.schema.registry import Schema
-from tao.schema.types import AssocType
 
 TOUCHED_KEY_BYTES: Final = 8 << 10
 """Bytes that a touched key counts against the size bound of a transaction: its edges are counted one by one under
@@ -54,6 +54,10 @@ lock."""
 
 PLACED_EDGE_BYTES: Final = 1 << 10
 """Bytes that an edge of a page counts against the size bound of a transaction: its row is locked, and may move."""
+
+JOINED_EDGE_BYTES: Final = 64 << 10
+"""The same for an edge that is joined together with others. So a transaction has as many of them as it may have writes:
+their lists are those of as many nodes, for whose other writes they are locked."""
 
 
 class PlannedWrite(msgspec.Struct, frozen=True):
@@ -109,6 +113,8 @@ def _home_shard(write: Write) -> int:
             return home >> SHARD_SHIFT
         case AssocMerge(id1=home) | ReadState(id1=home) | PlaceEdges(id1=home) | PurgeEdge(id1=home):
             return home >> SHARD_SHIFT
+        case JoinEdges(edges=edges):
+            return edges[0].id1 >> SHARD_SHIFT
         case TouchKeys(shard=shard) | PauseJobs(shard=shard):
             return shard
         case AddJob(job=job):
@@ -149,6 +155,11 @@ def bounds_length(write: AssocChangeType, schema: Schema) -> bool:
 
 def edges_of(write: Write, schema: Schema) -> Sequence[EdgeKey]:
     """Return the edges of both sides that the write may read or change. Raises `UnknownType`."""
+    return _with_siblings(_ends_of(write, schema), schema)
+
+
+def _ends_of(write: Write, schema: Schema) -> Sequence[EdgeKey]:
+    """Return the same edges, each once, under the type that has the states. Raises `UnknownType`."""
     match write:
         case (
             AssocAdd(id1=id1, id2=id2, atype=atype)
@@ -163,38 +174,44 @@ def edges_of(write: Write, schema: Schema) -> Sequence[EdgeKey]:
             | ReadState(id1=id1, atype=atype, id2=id2)
             | PurgeEdge(id1=id1, atype=atype, id2=id2)
         ):
-            return _at_one_end(id1, schema.atype(atype), id2)
+            return (EdgeKey(id1, atype, id2),)
+        case JoinEdges(edges=copies):
+            return [EdgeKey(copy.id1, copy.atype, copy.id2) for copy in copies]
         case _:
             return ()
 
 
 def _with_inverse(id1: int, atype: int, id2: int, schema: Schema) -> Sequence[EdgeKey]:
-    known = schema.atype(atype)
-    if known.states:
-        inverse_type = schema.inverse_of(known)
-        far = () if inverse_type is None else _at_one_end(id2, inverse_type, id1)
-        return (*_at_one_end(id1, known, id2), *far)
+    inverse = schema.atype(atype).inverse
     edge = EdgeKey(id1, atype, id2)
-    return (edge,) if known.inverse is None else (edge, EdgeKey(id2, known.inverse, id1))
+    return (edge,) if inverse is None else (edge, EdgeKey(id2, inverse, id1))
 
 
-def _at_one_end(id1: int, atype: AssocType, id2: int) -> Sequence[EdgeKey]:
-    """Return the keys of the rows that may hold the edge: one in each sibling of a type with states."""
-    return [EdgeKey(id1, number, id2) for number in atype.siblings]
+def _with_siblings(ends: Sequence[EdgeKey], schema: Schema) -> Sequence[EdgeKey]:
+    """Return the keys of the rows that may hold these edges: one in each sibling of a type with states."""
+    found: list[EdgeKey] = []
+    for end in ends:
+        known = schema.atype(end.atype)
+        if known.states:
+            found += [EdgeKey(end.id1, number, end.id2) for number in known.siblings]
+        else:
+            found.append(end)
+    return found
 
 
-def _pair_and_edges(planned: PlannedWrite, schema: Schema) -> tuple[tuple[int, int] | None, Sequence[EdgeKey]]:
-    """Return `coordinator_side`, and the edges of the sides that this leader writes. Raises `UnknownType`."""
-    pair, edges = coordinator_side(planned.write, schema), edges_of(planned.write, schema)
+def _pair_and_ends(planned: PlannedWrite, schema: Schema) -> tuple[tuple[int, int] | None, Sequence[EdgeKey]]:
+    """Return `coordinator_side`, and the ends of edges that this leader writes. Raises `UnknownType`."""
+    pair, ends = coordinator_side(planned.write, schema), _ends_of(planned.write, schema)
     if pair is None or planned.both_sides:
-        return pair, edges
-    return pair, [edge for edge in edges if edge.id1 == pair[0]]
+        return pair, ends
+    return pair, [end for end in ends if end.id1 == pair[0]]
 
 
 def lane_keys(planned: PlannedWrite, schema: Schema) -> frozenset[Hashable]:
     """Return the keys that no other open transaction may hold meanwhile. Raises `UnknownType`.
 
-    They are object ids, `ListKey`s and the `IntentKey` of the pair, so that only one write of a pair runs at a time."""
+    They are object ids, `ListKey`s and the `IntentKey` of the pair, so that only one write of a pair runs at a time.
+    The lists of all states of a type have one key, because every write of an edge names them all."""
     write = planned.write
     match write:
         case AssocAdd() | AssocDelete():  # first, because most writes are one of these
@@ -206,12 +223,11 @@ def lane_keys(planned: PlannedWrite, schema: Schema) -> frozenset[Hashable]:
         case AnnounceIntent(low_id=low, high_id=high, atypes=atypes):
             return frozenset((IntentKey(low, high), *(ListKey(low, atype) for atype in atypes)))
         case TouchKeys(touches=touches):
-            return frozenset(touched_key(touch) for touch in touches)
+            return frozenset(_lane_key_of(touched_key(touch), schema) for touch in touches)
         case NodeSetState(id=home, atypes=atypes):
-            lists = [ListKey(home, number) for atype in atypes for number in schema.atype(atype).siblings]
-            return frozenset((*_node_jobs(write), *lists))
+            return frozenset((*_node_jobs(write), *(ListKey(home, atype) for atype in atypes)))
         case PlaceEdges(id1=home, atype=atype):
-            return frozenset(ListKey(home, number) for number in schema.atype(atype).siblings)
+            return frozenset((ListKey(home, atype),))
         case AddJob(job=job):
             return frozenset((job.id,))
         case LeaseJob() | ReportJob() | ReadJob() | CancelJob() | ResumeJob() | ForgetJob():
@@ -223,13 +239,17 @@ def lane_keys(planned: PlannedWrite, schema: Schema) -> frozenset[Hashable]:
 
 
 def _lane_keys_of_edges(planned: PlannedWrite, schema: Schema) -> frozenset[Hashable]:
-    pair, edges = _pair_and_edges(planned, schema)
-    keys: list[Hashable] = [ListKey(edge.id1, edge.atype) for edge in edges]
+    pair, ends = _pair_and_ends(planned, schema)
+    keys: list[Hashable] = [ListKey(end.id1, end.atype) for end in ends]
     if pair is not None:
         keys.append(IntentKey(*pair))
     elif isinstance(planned.write, PurgeEdge):
         keys.extend(intent_here(planned.write))
     return frozenset(keys)
+
+
+def _lane_key_of(key: int | ListKey, schema: Schema) -> int | ListKey:
+    return key if isinstance(key, int) else ListKey(key.id1, schema.declared((key.atype,))[0])
 
 
 def intent_here(write: PurgeEdge) -> Sequence[IntentKey]:
@@ -278,6 +298,8 @@ def data_bytes_of(write: Write) -> int:
             return TOUCHED_KEY_BYTES * len(touches)
         case PlaceEdges(limit=limit):
             return PLACED_EDGE_BYTES * limit
+        case JoinEdges(edges=edges):
+            return JOINED_EDGE_BYTES * len(edges)
         case _:
             return 0
 
@@ -331,7 +353,8 @@ def keys_of(writes: Iterable[PlannedWrite], schema: Schema) -> WriteKeys:
 def _add_keys_of_edges(keys: WriteKeys, planned: PlannedWrite, schema: Schema) -> None:
     write = planned.write
     try:
-        pair, edges = _pair_and_edges(planned, schema)
+        pair, ends = _pair_and_ends(planned, schema)
+        edges = _with_siblings(ends, schema)
         keys.nodes.update(_nodes_of(planned, pair, schema))
     except UnknownType:
         return
@@ -348,6 +371,8 @@ def _nodes_of(planned: PlannedWrite, pair: tuple[int, int] | None, schema: Schem
     """Return the nodes whose state decides in which list this leader puts an edge of a type with states."""
     write = planned.write
     match write:
+        case JoinEdges(edges=edges):
+            return [ListKey(edge.id1, edge.atype) for edge in edges]
         case AssocAdd() | AssocDelete() | AssocMerge() | SettleEdge() | ReadState() | PurgeEdge():
             atype = schema.atype(write.atype)
         case _:

@@ -25,7 +25,17 @@ from tao.model.edge_states import (
 from tao.model.errors import InvalidArgument, OperationAhead, OperationTooOld
 from tao.model.graph import MAX_TIME, Edge, EdgeKey, ListKey
 from tao.model.rows import IntentKey, IntentRow, RowChanges
-from tao.model.writes import AssocAdd, AssocDelete, AssocMerge, PurgeEdge, ReadState, SettleEdge, WriteOutcome
+from tao.model.writes import (
+    AssocAdd,
+    AssocDelete,
+    AssocMerge,
+    JoinedEdge,
+    JoinEdges,
+    PurgeEdge,
+    ReadState,
+    SettleEdge,
+    WriteOutcome,
+)
 from tao.planning.coordination import intent_here
 from tao.planning.draft import (
     Draft,
@@ -181,6 +191,16 @@ def join_settled_edge(draft: Draft, write: SettleEdge, schema: Schema) -> WriteO
     after = end.registers.joined(write.registers)
     put_at(draft, end, after)
     return _outcome_at(end, after)
+
+
+def join_edges(draft: Draft, write: JoinEdges, schema: Schema) -> WriteOutcome:
+    """Join the registers of each edge into those of this end. The outcome has all results."""
+    joined: list[JoinedEdge] = []
+    for edge in write.edges:
+        outcome = join_settled_edge(draft, edge, schema)
+        assert outcome.registers is not None, "a join has a result"
+        joined.append(JoinedEdge(outcome.registers, outcome.node))
+    return WriteOutcome(found=True, joined=tuple(joined))
 
 
 def _outcome_at(end: End, after: EdgeRegisters) -> WriteOutcome:

@@ -126,7 +126,7 @@ def place_edges(draft: Draft, write: PlaceEdges, schema: Schema) -> WriteOutcome
         end = end_at(draft, EdgeKey(write.id1, write.atype, id2), atype)
         put_at(draft, end, end.registers)
         is_wanted = not write.far_groups or group_of(id2 >> SHARD_SHIFT) in write.far_groups
-        if atype.inverse is not None and end.registers.has_operation and is_wanted and not write.near_only:
+        if atype.inverse is not None and end.registers.has_operation and is_wanted:
             sent = end.registers.with_id2(end.node)
             ends = (id2, atype.inverse, write.id1)
             copies.append(SettleEdge(*ends, True, sent.time, sent.data, registers=sent))

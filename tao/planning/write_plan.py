@@ -34,6 +34,7 @@ from tao.model.writes import (
     CancelJob,
     ForgetIntent,
     ForgetJob,
+    JoinEdges,
     LeaseJob,
     NodeSetState,
     ObjAdd,
@@ -74,6 +75,7 @@ from tao.planning.draft import (
     update_object,
 )
 from tao.planning.edge_states import (
+    join_edges,
     join_settled_edge,
     merge_edge,
     purge_edge,
@@ -153,8 +155,8 @@ def validate(write: Write, schema: Schema) -> None:
                 _check_time(time)
                 # The edge was accepted at its other side, maybe before a field became required.
                 validate_data(known, data)
-        case AnnounceIntent():
-            pass  # its leader makes it of a checked write
+        case JoinEdges() | AnnounceIntent():
+            pass  # a leader makes them of checked writes
         case ForgetIntent(low_id=low, high_id=high, token=token):
             _check_ends(low, high)
             if low >= high or token < 0:
@@ -350,6 +352,8 @@ def _apply(
             return purge_edge(draft, write, schema, now_unix_ms)
         case SettleEdge() as write if write.registers is not None:
             return join_settled_edge(draft, write, schema)
+        case JoinEdges() as write:
+            return join_edges(draft, write, schema)
         case AssocChangeType() as write:
             return change_edge_type(draft, write, pair, planned.both_sides, schema)
         case ObjAdd() as write:

@@ -40,6 +40,7 @@ from tao.model.writes import (
     CancelJob,
     ForgetIntent,
     ForgetJob,
+    JoinEdges,
     LeaseJob,
     NodeSetState,
     ObjAdd,
@@ -423,7 +424,7 @@ def write_to_pb(write: Write) -> pb.Write:
             return pb.Write(read_job=pb.ReadJob(id=write.id))
         case CancelJob():
             return pb.Write(cancel_job=pb.CancelJob(id=write.id))
-        case LeaseJob() | ReportJob() | ResumeJob() | ForgetJob() | PauseJobs() | PurgeEdge():
+        case LeaseJob() | ReportJob() | ResumeJob() | ForgetJob() | PauseJobs() | PurgeEdge() | JoinEdges():
             raise TypeError(f"{type(write).__name__} is planned by the leader of the shard and is not sent")
         case AnnounceIntent() | ForgetIntent():
             raise TypeError(f"{type(write).__name__} is planned by the leader that holds the intent and is not sent")
@@ -478,7 +479,7 @@ def write_from_pb(write: pb.Write) -> Write:
             return NodeSetState(node.id, tuple(sorted(set(node.atypes))), node.state, node.state_us)
         case "place_edges":
             page = write.place_edges
-            return PlaceEdges(page.id1, page.atype, page.after, page.limit, page.near_only, tuple(page.far_groups))
+            return PlaceEdges(page.id1, page.atype, page.after, page.limit, page.asks_nobody, tuple(page.far_groups))
         case "add_job":
             new = write.add_job
             job = NewJob(new.id or new.shard << SHARD_SHIFT, new.kind, new.priority, new.body, new.repeat_seconds)

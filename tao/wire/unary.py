@@ -16,11 +16,15 @@ from tao.model.edge_block import LIMIT_CUT, check_block, decode_block, header
 from tao.model.errors import InternalError, InvalidArgument, TooLarge
 from tao.model.graph import ABSENT, MAX_ID2_SET, MAX_TIME, ListKey, decode_count, decode_object
 from tao.model.ids import MAX_ID, SHARD_SHIFT, shard_of
+from tao.model.jobs import JobPriority
 from tao.model.queries import start_at
 from tao.model.tokens import WriteToken
-from tao.wire.convert import error_from_pb, exists_in, pending_to_pb, token_of
+from tao.wire.convert import error_from_pb, exists_in, pending_to_pb, registers_from_pb, token_of
 from tao.wire.v1 import graph_pb2 as graph
 from tao.wire.v1 import session_pb2 as pb
+
+_NORMAL_JOB: Final = JobPriority.NORMAL + 1
+"""The number of a job's priority where requests count them from 1."""
 
 Asked = TypeVar("Asked", bound=Message)
 ChooseShard = Callable[[], int]
@@ -34,7 +38,14 @@ ReadRequest = (
     | pb.SelectRequest
 )
 
-Journaled = graph.ObjAddRequest | graph.AssocAddRequest | graph.AssocDeleteRequest | graph.AssocMergeRequest
+Journaled = (
+    graph.ObjAddRequest
+    | graph.AssocAddRequest
+    | graph.AssocDeleteRequest
+    | graph.AssocMergeRequest
+    | graph.NodeSetStateRequest
+    | graph.AddJobRequest
+)
 
 
 class UnaryMethod(msgspec.Struct, frozen=True):
@@ -240,7 +251,16 @@ def _assoc_merge(asked: graph.AssocMergeRequest) -> pb.Request:
 
 def _node_set_state(asked: graph.NodeSetStateRequest) -> pb.Request:
     node = pb.NodeSetState(id=asked.id, atypes=asked.atypes, state=asked.state, state_us=asked.state_us)
-    return _write(pb.Write(node_set_state=node))
+    return _journaled(pb.Write(node_set_state=node), asked)
+
+
+def _add_job(asked: graph.AddJobRequest) -> pb.Request:
+    priority = asked.job_priority or _NORMAL_JOB
+    if priority > len(JobPriority):
+        raise InvalidArgument(f"job_priority {priority} is none: 1 is high, 2 normal, 3 low, 0 normal")
+    shard = 0 if asked.id else shard_of(checked_id(asked.near))
+    job = pb.AddJob(id=asked.id, shard=shard, kind=asked.kind, priority=priority - 1, body=asked.body)
+    return _journaled(pb.Write(add_job=job), asked)
 
 
 def _result(answer: pb.Answer) -> pb.WriteResult:
@@ -282,7 +302,39 @@ def _merge_reply(answer: pb.Answer) -> graph.AssocMergeReply:
 
 def _node_reply(answer: pb.Answer) -> graph.NodeSetStateReply:
     result = _result(answer)
-    return graph.NodeSetStateReply(superseded=result.superseded, state_us=result.node.state_us, job_id=result.job.id)
+    return graph.NodeSetStateReply(
+        superseded=result.superseded,
+        state_us=result.node.state_us,
+        job_id=result.job.id,
+        accepted=result.accepted,
+    )
+
+
+def _state_reply(answer: pb.Answer) -> graph.AssocStateReply:
+    result = _result(answer)
+    registers = registers_from_pb(result.registers)
+    if not registers.has_operation:
+        return graph.AssocStateReply()
+    return graph.AssocStateReply(
+        found=True,
+        own_state=registers.own_state,
+        effective_state=result.effective_state,
+        state_us=registers.state_us,
+        payload_us=registers.payload_us,
+    )
+
+
+def _job_reply(answer: pb.Answer) -> graph.JobReply:
+    result = _result(answer)
+    job = result.job
+    return graph.JobReply(
+        found=result.found,
+        id=job.id,
+        state=job.state,
+        edges=job.edges,
+        error=job.error,
+        accepted=result.accepted,
+    )
 
 
 def _token_text(result: pb.WriteResult) -> str:
@@ -329,7 +381,11 @@ _WRITES: Final = (
     _method("AssocDelete", graph.AssocDeleteRequest, _assoc_delete, _write_reply),
     _method("AssocChangeType", graph.AssocChangeTypeRequest, _assoc_change_type, _write_reply),
     _method("AssocMerge", graph.AssocMergeRequest, _assoc_merge, _merge_reply),
+    _method("AssocState", pb.ReadState, lambda asked: _write(pb.Write(read_state=asked)), _state_reply),
     _method("NodeSetState", graph.NodeSetStateRequest, _node_set_state, _node_reply),
+    _method("AddJob", graph.AddJobRequest, _add_job, _job_reply),
+    _method("ReadJob", pb.ReadJob, lambda asked: _write(pb.Write(read_job=asked)), _job_reply),
+    _method("CancelJob", pb.CancelJob, lambda asked: _write(pb.Write(cancel_job=asked)), _job_reply),
     _method("Applied", pb.AwaitApplied, lambda asked: pb.Request(await_applied=asked), _merge_reply),
 )
 _CONFIGURATION: Final = (

@@ -1,9 +1,9 @@
 """The kind of jobs that moves the edges of a node to the lists of their effective states.
 
 The node's leader moves a page (`tao.leader.node_pages`), by the states that the nodes have then, so a page may be done
-again. The near ends are moved first, all of them: the lists of the node itself are right even while other regions are
-cut off. Then they are moved at both ends. Far shards that do not answer are owed: the job goes on without them, and
-comes back to them in rounds of their own.
+again. In a first round nobody else is asked: all near ends are moved, and the far ends that are beside them in the
+database. So the lists of the node itself are right even while other regions are cut off. Then come the far ends that
+are owed, and those of shards that do not answer once more, in rounds of their own.
 
 The job of an operation that a newer one has overtaken ends, because the newer one has a job of its own."""
 
@@ -30,7 +30,7 @@ class _Cursor(msgspec.Struct, frozen=True, array_like=True):
     """Where a page begins: the index of its type in the body, and the ``id2`` above which its edges are.
 
     ``at_far_ends``: the near ends have all been moved. ``owed``: the groups of far shards of this round; none: all.
-    ``failed``: those of them that have not answered in this round; its other pages leave them out."""
+    ``failed``: those of them that are owed after it; later pages of the far ends leave them out."""
 
     index: int = 0
     after: int = 0
@@ -51,8 +51,6 @@ class _Cursor(msgspec.Struct, frozen=True, array_like=True):
             return msgspec.structs.replace(self, after=after)
         if self.index + 1 < types:
             return msgspec.structs.replace(self, index=self.index + 1, after=0)
-        if not self.at_far_ends:
-            return _Cursor(at_far_ends=True)
         return _Cursor(at_far_ends=True, owed=self.failed) if self.failed else None
 
 
@@ -74,7 +72,7 @@ class NodeStates:
             write = PlaceEdges(job.id, atype, at.after, limit, not at.at_far_ends, at.groups)
             page, state_us = await graph._place_edges(write)
             at = msgspec.structs.replace(at, failed=tuple(sorted({*at.failed, *page.owed_groups})))
-            if len(at.failed) == len(at.owed or range(FAR_GROUPS)):
+            if at.at_far_ends and len(at.failed) == len(at.owed or range(FAR_GROUPS)):
                 again = _Cursor(at_far_ends=True, owed=at.failed)
                 raise PageWaits("no shard answers that has far ends of edges", _OWED_SECONDS, _encoded(again))
             edges = 0 if at.at_far_ends else page.edges

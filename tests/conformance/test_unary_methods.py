@@ -89,6 +89,21 @@ NODE_SET = [
         )
     )
 ]
+STATE = [
+    pb.Answer(
+        write=pb.WriteAnswer(
+            results=[pb.WriteResult(effective_state=2, registers=pb.EdgeRegisters(state_us=5, payload_us=4))]
+        )
+    )
+]
+JOB = [
+    pb.Answer(
+        write=pb.WriteAnswer(
+            results=[pb.WriteResult(id=77, found=True, job=pb.Job(id=77, state=2, edges=9, error="why", cursor=b"c"))]
+        )
+    )
+]
+JOB_REPLY = graph.JobReply(found=True, id=77, state=2, edges=9, error="why")
 DONE_REPLY = graph.WriteReply(found=True, inverse_pending=True)
 CASES: list[tuple[str, Message, list[pb.Answer], Message, Message]] = [
     ("ObjAdd", graph.ObjAddRequest(otype=1, data=b"d"), result(id=77),
@@ -119,6 +134,17 @@ CASES: list[tuple[str, Message, list[pb.Answer], Message, Message]] = [
     ("NodeSetState", graph.NodeSetStateRequest(id=7, atypes=[2, 3], state=2, state_us=5), NODE_SET,
      pb.NodeSetState(id=7, atypes=[2, 3], state=2, state_us=5),
      graph.NodeSetStateReply(superseded=True, state_us=5, job_id=77)),
+    ("AssocState", pb.ReadState(id1=7, atype=2, id2=8), STATE, pb.ReadState(id1=7, atype=2, id2=8),
+     graph.AssocStateReply(found=True, own_state=0, effective_state=2, state_us=5, payload_us=4)),
+    ("AssocState", pb.ReadState(id1=7, atype=2, id2=8), result(effective_state=3), pb.ReadState(id1=7, atype=2, id2=8),
+     graph.AssocStateReply()),
+    ("AddJob", graph.AddJobRequest(id=NEAR, kind="k", body=b"b"), JOB,
+     pb.AddJob(id=NEAR, kind="k", priority=1, body=b"b"), JOB_REPLY),
+    ("AddJob", graph.AddJobRequest(near=NEAR, kind="k", job_priority=3), JOB,
+     pb.AddJob(shard=9, kind="k", priority=2), JOB_REPLY),
+    ("ReadJob", pb.ReadJob(id=77), JOB, pb.ReadJob(id=77), JOB_REPLY),
+    ("ReadJob", pb.ReadJob(id=78), result(id=78), pb.ReadJob(id=78), graph.JobReply()),
+    ("CancelJob", pb.CancelJob(id=77), JOB, pb.CancelJob(id=77), JOB_REPLY),
     ("Applied", pb.AwaitApplied(accepted=b"r"), MERGED, pb.AwaitApplied(accepted=b"r"),
      graph.AssocMergeReply(found=True, effective_state=3, superseded=True)),
     ("AssocGet", graph.AssocGetRequest(id1=7, atype=2, id2s=[3, 2], low=5), value(BLOCK),
@@ -182,6 +208,8 @@ JOURNALED: list[tuple[str, Message]] = [
     ("AssocAdd", graph.AssocAddRequest(id1=7, atype=2, id2=8, accept=True, priority=3)),
     ("AssocDelete", graph.AssocDeleteRequest(id1=7, atype=2, id2=8, accept=True, priority=3)),
     ("AssocMerge", graph.AssocMergeRequest(id1=7, atype=2, id2=8, accept=True, priority=3)),
+    ("NodeSetState", graph.NodeSetStateRequest(id=7, atypes=[2], state=2, accept=True, priority=3)),
+    ("AddJob", graph.AddJobRequest(id=NEAR, kind="k", accept=True, priority=3)),
 ]
 
 

@@ -19,6 +19,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc  # type:
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Shape
+from tao.model.edge_states import State
+from tao.model.ids import SHARD_SHIFT
+from tao.model.jobs import JobState
 from tao.wire.v1 import graph_pb2 as graph
 from tao.wire.v1 import session_pb2 as pb
 from tao.wire.v1.graph_pb2_grpc import GraphStub
@@ -27,6 +30,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.database]
 
 SHARDS = 8
 USER, FRIEND, LIKES, LIKED_BY, COMMENT, NOTE = 1, 1, 4, 5, 10, 14
+SUBSCRIBES, SUBSCRIBERS = 15, 16
 SECONDS = 20.0
 
 
@@ -168,6 +172,29 @@ def test_an_edge_changes_its_type_and_is_deleted_at_both_ends(stub: GraphStub) -
         assert stub.AssocDelete(delete, timeout=SECONDS).found
         assert not stub.AssocDelete(delete, timeout=SECONDS).found
         assert stub.AssocCount(graph.AssocCountRequest(id1=id1, atype=FRIEND), timeout=SECONDS).count == 0
+
+
+def test_states_of_edges_and_nodes_and_jobs_need_no_sdk(stub: GraphStub) -> None:
+    for user, page in zip(ids_on_every_shard(stub), reversed(ids_on_every_shard(stub)), strict=True):
+        state = pb.ReadState(id1=user, atype=SUBSCRIBES, id2=page)
+        assert not stub.AssocState(state, timeout=SECONDS).found
+        stub.AssocAdd(graph.AssocAddRequest(id1=user, atype=SUBSCRIBES, id2=page, time=4), timeout=SECONDS)
+        archive = graph.NodeSetStateRequest(id=page, atypes=[SUBSCRIBERS], state=State.ARCHIVED)
+        job_id = stub.NodeSetState(archive, timeout=SECONDS).job_id
+        job = stub.ReadJob(pb.ReadJob(id=job_id), timeout=SECONDS)
+        assert (job.found, job.id, job.state) == (True, job_id, JobState.WAITING)
+        # An operation on the edge meets the state of its node before the job does.
+        stub.AssocAdd(graph.AssocAddRequest(id1=user, atype=SUBSCRIBES, id2=page, time=5), timeout=SECONDS)
+        found = stub.AssocState(state, timeout=SECONDS)
+        assert (found.found, found.own_state, found.effective_state) == (True, State.NORMAL, State.ARCHIVED)
+        assert found.state_us == found.payload_us > 0
+        assert stub.CancelJob(pb.CancelJob(id=job_id), timeout=SECONDS).state == JobState.CANCELLED
+        (reserved,) = stub.ReserveObjectIds(pb.ReserveIds(shard=user >> SHARD_SHIFT, count=1), timeout=SECONDS).ids
+        add = graph.AddJobRequest(id=reserved, kind="of_nobody", job_priority=3)
+        assert [stub.AddJob(add, timeout=SECONDS).found for _ in range(2)] == [False, True]
+        assert refusal(stub.AddJob, graph.AddJobRequest(near=user, kind="of_nobody", job_priority=4))[1] == (
+            "INVALID_ARGUMENT"
+        )
 
 
 def test_an_invalid_request_gets_the_standard_status_with_its_reason(stub: GraphStub) -> None:

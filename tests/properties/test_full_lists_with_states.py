@@ -49,7 +49,7 @@ writes = st.one_of(
     ),
     st.builds(lambda state: NodeSetState(READER, (BOUNDED,), state), st.sampled_from(STATES)),
 )
-PLACE = PlaceEdges(READER, BOUNDED, 0, 500, near_only=True)
+PLACE = PlaceEdges(READER, BOUNDED, 0, 500, asks_nobody=True)
 transactions = st.lists(st.lists(writes, min_size=1, max_size=5) | st.just([PLACE]), max_size=12)
 
 

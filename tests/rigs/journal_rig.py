@@ -112,6 +112,14 @@ class JournalRig:
         self.journal = Journal(self.context, folder, self.settings, cast(ForwardPath, self.writes), lambda _: None)
         self.set_clock(1_000_000_000_000_000)
 
+    def use_followers(self, *names: str) -> Self:
+        """Have the tier consist of these followers."""
+        configuration = self.context.configuration
+        topology = make_topology(configuration.routes.version + 1, servers=names)
+        databases = configuration.routes.topology.databases
+        configuration.use_topology(msgspec.structs.replace(topology, databases=databases))
+        return self
+
     def set_clock(self, unix_us: int) -> None:
         """Take this as the time of all leaders now."""
         for leader in ("leader-1", "leader-2"):
@@ -135,7 +143,11 @@ class JournalRig:
     def handle(self, request: pb.Request, reply: Reply) -> None:
         """Handle the requests of other followers."""
         journal = self.journal
-        handlers = {"write": journal.acceptor.accept, "keep_copies": journal.held.keep}
+        handlers = {
+            "write": journal.acceptor.accept,
+            "keep_copies": journal.held.keep,
+            "await_applied": journal.acceptor.await_applied,
+        }
         handlers[request.WhichOneof("body") or ""](request, reply)
 
     def connect(self, other: JournalRig) -> None:

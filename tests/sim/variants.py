@@ -331,7 +331,9 @@ def _pages_send_no_copies() -> AbstractContextManager[None]:
     real = node_states.place_edges
 
     def place(draft: Any, write: PlaceEdges, schema: Any) -> Any:
-        return real(draft, msgspec.structs.replace(write, near_only=True), schema)
+        outcome = real(draft, write, schema)
+        assert outcome.page is not None, "a page that is placed has a result"
+        return msgspec.structs.replace(outcome, page=msgspec.structs.replace(outcome.page, copies=(), known=()))
 
     return _replaced(write_plan, place_edges=place)
 

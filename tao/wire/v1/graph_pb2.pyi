@@ -413,11 +413,16 @@ class NodeSetStateRequest(_message.Message):
     ATYPES_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     STATE_US_FIELD_NUMBER: _builtins.int
+    ACCEPT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     state: _builtins.int
     """0 normal, 2 archived, 3 removed"""
     state_us: _builtins.int
     """0: now"""
+    accept: _builtins.bool
+    """as in ObjAddRequest"""
+    priority: _builtins.int
     @_builtins.property
     def atypes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """types with states, at least one"""
@@ -429,10 +434,12 @@ class NodeSetStateRequest(_message.Message):
         atypes: _abc.Iterable[_builtins.int] | None = ...,
         state: _builtins.int = ...,
         state_us: _builtins.int = ...,
+        accept: _builtins.bool = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["atypes", b"atypes", "id", b"id", "state", b"state", "state_us", b"state_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "atypes", b"atypes", "id", b"id", "priority", b"priority", "state", b"state", "state_us", b"state_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -445,25 +452,154 @@ class NodeSetStateReply(_message.Message):
     SUPERSEDED_FIELD_NUMBER: _builtins.int
     STATE_US_FIELD_NUMBER: _builtins.int
     JOB_ID_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
     superseded: _builtins.bool
     """a newer operation was already there, for one of the types: a success"""
     state_us: _builtins.int
     """the time of the operation"""
     job_id: _builtins.int
+    accepted: _builtins.bytes
+    """as in ObjAddReply: the job's id is chosen when the write is made"""
     def __init__(
         self,
         *,
         superseded: _builtins.bool = ...,
         state_us: _builtins.int = ...,
         job_id: _builtins.int = ...,
+        accepted: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "state_us", b"state_us", "superseded", b"superseded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "job_id", b"job_id", "state_us", b"state_us", "superseded", b"superseded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NodeSetStateReply: _TypeAlias = NodeSetStateReply  # noqa: Y015
+
+@_typing.final
+class AssocStateReply(_message.Message):
+    """The state of an edge of a type with states, read at `id1` from the master under lock: as dear as a write."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FOUND_FIELD_NUMBER: _builtins.int
+    OWN_STATE_FIELD_NUMBER: _builtins.int
+    EFFECTIVE_STATE_FIELD_NUMBER: _builtins.int
+    STATE_US_FIELD_NUMBER: _builtins.int
+    PAYLOAD_US_FIELD_NUMBER: _builtins.int
+    found: _builtins.bool
+    """some operation has named the edge, also one that removed it"""
+    own_state: _builtins.int
+    """the state that operations have given it"""
+    effective_state: _builtins.int
+    """the state whose list holds it: the highest of its own and those of its nodes"""
+    state_us: _builtins.int
+    """the time of the newest operation that has set the state; 0: none has"""
+    payload_us: _builtins.int
+    """of the newest one that has set time and data"""
+    def __init__(
+        self,
+        *,
+        found: _builtins.bool = ...,
+        own_state: _builtins.int = ...,
+        effective_state: _builtins.int = ...,
+        state_us: _builtins.int = ...,
+        payload_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective_state", b"effective_state", "found", b"found", "own_state", b"own_state", "payload_us", b"payload_us", "state_us", b"state_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AssocStateReply: _TypeAlias = AssocStateReply  # noqa: Y015
+
+@_typing.final
+class AddJobRequest(_message.Message):
+    """Adds a background job. One under a reserved id is added once, however often it is repeated."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NEAR_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
+    JOB_PRIORITY_FIELD_NUMBER: _builtins.int
+    ACCEPT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    near: _builtins.int
+    """an id on the shard that the job concerns; not read with `id`"""
+    id: _builtins.int
+    """reserved before"""
+    kind: _builtins.str
+    """that workers know"""
+    body: _builtins.bytes
+    """for the kind to read"""
+    job_priority: _builtins.int
+    """1 high, 2 normal, 3 low; 0: normal"""
+    accept: _builtins.bool
+    """with `id`; as in ObjAddRequest"""
+    priority: _builtins.int
+    """that of the journal"""
+    def __init__(
+        self,
+        *,
+        near: _builtins.int = ...,
+        id: _builtins.int | None = ...,
+        kind: _builtins.str = ...,
+        body: _builtins.bytes = ...,
+        job_priority: _builtins.int = ...,
+        accept: _builtins.bool = ...,
+        priority: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_id", b"_id", "id", b"id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_id", b"_id", "accept", b"accept", "body", b"body", "id", b"id", "job_priority", b"job_priority", "kind", b"kind", "near", b"near", "priority", b"priority"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__id: _TypeAlias = _typing.Literal["id"]  # noqa: Y015
+    _WhichOneofArgType__id: _TypeAlias = _typing.Literal["_id", b"_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__id) -> _WhichOneofReturnType__id | None: ...
+
+Global___AddJobRequest: _TypeAlias = AddJobRequest  # noqa: Y015
+
+@_typing.final
+class JobReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FOUND_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    EDGES_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    found: _builtins.bool
+    """of AddJob: the job existed before; of the others: there is a job with this id"""
+    id: _builtins.int
+    state: _builtins.int
+    """0 waiting, also while a worker has it, 1 done, 2 parked, 3 cancelled"""
+    edges: _builtins.int
+    """edges or objects handled so far"""
+    error: _builtins.str
+    """of the last failure, if the job has got no further since"""
+    accepted: _builtins.bytes
+    """as in ObjAddReply"""
+    def __init__(
+        self,
+        *,
+        found: _builtins.bool = ...,
+        id: _builtins.int = ...,
+        state: _builtins.int = ...,
+        edges: _builtins.int = ...,
+        error: _builtins.str = ...,
+        accepted: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "edges", b"edges", "error", b"error", "found", b"found", "id", b"id", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobReply: _TypeAlias = JobReply  # noqa: Y015
 
 @_typing.final
 class WriteReply(_message.Message):

@@ -75,10 +75,30 @@ class GraphStub:
                 request_serializer=tao_dot_wire_dot_v1_dot_graph__pb2.AssocMergeRequest.SerializeToString,
                 response_deserializer=tao_dot_wire_dot_v1_dot_graph__pb2.AssocMergeReply.FromString,
                 _registered_method=True)
+        self.AssocState = channel.unary_unary(
+                '/tao.v1.Graph/AssocState',
+                request_serializer=tao_dot_wire_dot_v1_dot_session__pb2.ReadState.SerializeToString,
+                response_deserializer=tao_dot_wire_dot_v1_dot_graph__pb2.AssocStateReply.FromString,
+                _registered_method=True)
         self.NodeSetState = channel.unary_unary(
                 '/tao.v1.Graph/NodeSetState',
                 request_serializer=tao_dot_wire_dot_v1_dot_graph__pb2.NodeSetStateRequest.SerializeToString,
                 response_deserializer=tao_dot_wire_dot_v1_dot_graph__pb2.NodeSetStateReply.FromString,
+                _registered_method=True)
+        self.AddJob = channel.unary_unary(
+                '/tao.v1.Graph/AddJob',
+                request_serializer=tao_dot_wire_dot_v1_dot_graph__pb2.AddJobRequest.SerializeToString,
+                response_deserializer=tao_dot_wire_dot_v1_dot_graph__pb2.JobReply.FromString,
+                _registered_method=True)
+        self.ReadJob = channel.unary_unary(
+                '/tao.v1.Graph/ReadJob',
+                request_serializer=tao_dot_wire_dot_v1_dot_session__pb2.ReadJob.SerializeToString,
+                response_deserializer=tao_dot_wire_dot_v1_dot_graph__pb2.JobReply.FromString,
+                _registered_method=True)
+        self.CancelJob = channel.unary_unary(
+                '/tao.v1.Graph/CancelJob',
+                request_serializer=tao_dot_wire_dot_v1_dot_session__pb2.CancelJob.SerializeToString,
+                response_deserializer=tao_dot_wire_dot_v1_dot_graph__pb2.JobReply.FromString,
                 _registered_method=True)
         self.AssocGet = channel.unary_unary(
                 '/tao.v1.Graph/AssocGet',
@@ -193,7 +213,31 @@ class GraphServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AssocState(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def NodeSetState(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AddJob(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadJob(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelJob(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -314,10 +358,30 @@ def add_GraphServicer_to_server(servicer, server):
                     request_deserializer=tao_dot_wire_dot_v1_dot_graph__pb2.AssocMergeRequest.FromString,
                     response_serializer=tao_dot_wire_dot_v1_dot_graph__pb2.AssocMergeReply.SerializeToString,
             ),
+            'AssocState': grpc.unary_unary_rpc_method_handler(
+                    servicer.AssocState,
+                    request_deserializer=tao_dot_wire_dot_v1_dot_session__pb2.ReadState.FromString,
+                    response_serializer=tao_dot_wire_dot_v1_dot_graph__pb2.AssocStateReply.SerializeToString,
+            ),
             'NodeSetState': grpc.unary_unary_rpc_method_handler(
                     servicer.NodeSetState,
                     request_deserializer=tao_dot_wire_dot_v1_dot_graph__pb2.NodeSetStateRequest.FromString,
                     response_serializer=tao_dot_wire_dot_v1_dot_graph__pb2.NodeSetStateReply.SerializeToString,
+            ),
+            'AddJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddJob,
+                    request_deserializer=tao_dot_wire_dot_v1_dot_graph__pb2.AddJobRequest.FromString,
+                    response_serializer=tao_dot_wire_dot_v1_dot_graph__pb2.JobReply.SerializeToString,
+            ),
+            'ReadJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadJob,
+                    request_deserializer=tao_dot_wire_dot_v1_dot_session__pb2.ReadJob.FromString,
+                    response_serializer=tao_dot_wire_dot_v1_dot_graph__pb2.JobReply.SerializeToString,
+            ),
+            'CancelJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelJob,
+                    request_deserializer=tao_dot_wire_dot_v1_dot_session__pb2.CancelJob.FromString,
+                    response_serializer=tao_dot_wire_dot_v1_dot_graph__pb2.JobReply.SerializeToString,
             ),
             'AssocGet': grpc.unary_unary_rpc_method_handler(
                     servicer.AssocGet,
@@ -607,6 +671,33 @@ class Graph:
             _registered_method=True)
 
     @staticmethod
+    def AssocState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tao.v1.Graph/AssocState',
+            tao_dot_wire_dot_v1_dot_session__pb2.ReadState.SerializeToString,
+            tao_dot_wire_dot_v1_dot_graph__pb2.AssocStateReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def NodeSetState(request,
             target,
             options=(),
@@ -623,6 +714,87 @@ class Graph:
             '/tao.v1.Graph/NodeSetState',
             tao_dot_wire_dot_v1_dot_graph__pb2.NodeSetStateRequest.SerializeToString,
             tao_dot_wire_dot_v1_dot_graph__pb2.NodeSetStateReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tao.v1.Graph/AddJob',
+            tao_dot_wire_dot_v1_dot_graph__pb2.AddJobRequest.SerializeToString,
+            tao_dot_wire_dot_v1_dot_graph__pb2.JobReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tao.v1.Graph/ReadJob',
+            tao_dot_wire_dot_v1_dot_session__pb2.ReadJob.SerializeToString,
+            tao_dot_wire_dot_v1_dot_graph__pb2.JobReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tao.v1.Graph/CancelJob',
+            tao_dot_wire_dot_v1_dot_session__pb2.CancelJob.SerializeToString,
+            tao_dot_wire_dot_v1_dot_graph__pb2.JobReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,7 +49,11 @@ class GraphStub:
     AssocDelete: _grpc.UnaryUnaryMultiCallable[_graph_pb2.AssocDeleteRequest, _graph_pb2.WriteReply]
     AssocChangeType: _grpc.UnaryUnaryMultiCallable[_graph_pb2.AssocChangeTypeRequest, _graph_pb2.WriteReply]
     AssocMerge: _grpc.UnaryUnaryMultiCallable[_graph_pb2.AssocMergeRequest, _graph_pb2.AssocMergeReply]
+    AssocState: _grpc.UnaryUnaryMultiCallable[_session_pb2.ReadState, _graph_pb2.AssocStateReply]
     NodeSetState: _grpc.UnaryUnaryMultiCallable[_graph_pb2.NodeSetStateRequest, _graph_pb2.NodeSetStateReply]
+    AddJob: _grpc.UnaryUnaryMultiCallable[_graph_pb2.AddJobRequest, _graph_pb2.JobReply]
+    ReadJob: _grpc.UnaryUnaryMultiCallable[_session_pb2.ReadJob, _graph_pb2.JobReply]
+    CancelJob: _grpc.UnaryUnaryMultiCallable[_session_pb2.CancelJob, _graph_pb2.JobReply]
     AssocGet: _grpc.UnaryUnaryMultiCallable[_graph_pb2.AssocGetRequest, _graph_pb2.EdgesReply]
     AssocExists: _grpc.UnaryUnaryMultiCallable[_graph_pb2.AssocExistsRequest, _graph_pb2.AssocExistsReply]
     AssocCount: _grpc.UnaryUnaryMultiCallable[_graph_pb2.AssocCountRequest, _graph_pb2.AssocCountReply]
@@ -74,7 +78,11 @@ class GraphAsyncStub(GraphStub):
     AssocDelete: _aio.UnaryUnaryMultiCallable[_graph_pb2.AssocDeleteRequest, _graph_pb2.WriteReply]  # type: ignore[assignment]
     AssocChangeType: _aio.UnaryUnaryMultiCallable[_graph_pb2.AssocChangeTypeRequest, _graph_pb2.WriteReply]  # type: ignore[assignment]
     AssocMerge: _aio.UnaryUnaryMultiCallable[_graph_pb2.AssocMergeRequest, _graph_pb2.AssocMergeReply]  # type: ignore[assignment]
+    AssocState: _aio.UnaryUnaryMultiCallable[_session_pb2.ReadState, _graph_pb2.AssocStateReply]  # type: ignore[assignment]
     NodeSetState: _aio.UnaryUnaryMultiCallable[_graph_pb2.NodeSetStateRequest, _graph_pb2.NodeSetStateReply]  # type: ignore[assignment]
+    AddJob: _aio.UnaryUnaryMultiCallable[_graph_pb2.AddJobRequest, _graph_pb2.JobReply]  # type: ignore[assignment]
+    ReadJob: _aio.UnaryUnaryMultiCallable[_session_pb2.ReadJob, _graph_pb2.JobReply]  # type: ignore[assignment]
+    CancelJob: _aio.UnaryUnaryMultiCallable[_session_pb2.CancelJob, _graph_pb2.JobReply]  # type: ignore[assignment]
     AssocGet: _aio.UnaryUnaryMultiCallable[_graph_pb2.AssocGetRequest, _graph_pb2.EdgesReply]  # type: ignore[assignment]
     AssocExists: _aio.UnaryUnaryMultiCallable[_graph_pb2.AssocExistsRequest, _graph_pb2.AssocExistsReply]  # type: ignore[assignment]
     AssocCount: _aio.UnaryUnaryMultiCallable[_graph_pb2.AssocCountRequest, _graph_pb2.AssocCountReply]  # type: ignore[assignment]
@@ -146,11 +154,39 @@ class GraphServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_graph_pb2.AssocMergeReply, _abc.Awaitable[_graph_pb2.AssocMergeReply]]: ...
 
     @_abc_1.abstractmethod
+    def AssocState(
+        self,
+        request: _session_pb2.ReadState,
+        context: _ServicerContext,
+    ) -> _typing.Union[_graph_pb2.AssocStateReply, _abc.Awaitable[_graph_pb2.AssocStateReply]]: ...
+
+    @_abc_1.abstractmethod
     def NodeSetState(
         self,
         request: _graph_pb2.NodeSetStateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_graph_pb2.NodeSetStateReply, _abc.Awaitable[_graph_pb2.NodeSetStateReply]]: ...
+
+    @_abc_1.abstractmethod
+    def AddJob(
+        self,
+        request: _graph_pb2.AddJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_graph_pb2.JobReply, _abc.Awaitable[_graph_pb2.JobReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ReadJob(
+        self,
+        request: _session_pb2.ReadJob,
+        context: _ServicerContext,
+    ) -> _typing.Union[_graph_pb2.JobReply, _abc.Awaitable[_graph_pb2.JobReply]]: ...
+
+    @_abc_1.abstractmethod
+    def CancelJob(
+        self,
+        request: _session_pb2.CancelJob,
+        context: _ServicerContext,
+    ) -> _typing.Union[_graph_pb2.JobReply, _abc.Awaitable[_graph_pb2.JobReply]]: ...
 
     @_abc_1.abstractmethod
     def AssocGet(

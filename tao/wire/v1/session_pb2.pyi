@@ -1319,16 +1319,16 @@ class PlaceEdges(_message.Message):
     ATYPE_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
-    NEAR_ONLY_FIELD_NUMBER: _builtins.int
     FAR_GROUPS_FIELD_NUMBER: _builtins.int
+    ASKS_NOBODY_FIELD_NUMBER: _builtins.int
     id1: _builtins.int
     atype: _builtins.int
     after: _builtins.int
     """edges whose id2 is above; 0: the first page"""
     limit: _builtins.int
     """at most 500"""
-    near_only: _builtins.bool
-    """do not move them at their far ends"""
+    asks_nobody: _builtins.bool
+    """move far ends only where this leader owns their shard, on the same database server"""
     @_builtins.property
     def far_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """of the far ends, move those of these groups of shards (shard modulo 128); none: all"""
@@ -1340,12 +1340,12 @@ class PlaceEdges(_message.Message):
         atype: _builtins.int = ...,
         after: _builtins.int = ...,
         limit: _builtins.int = ...,
-        near_only: _builtins.bool = ...,
         far_groups: _abc.Iterable[_builtins.int] | None = ...,
+        asks_nobody: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "atype", b"atype", "far_groups", b"far_groups", "id1", b"id1", "limit", b"limit", "near_only", b"near_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "asks_nobody", b"asks_nobody", "atype", b"atype", "far_groups", b"far_groups", "id1", b"id1", "limit", b"limit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1364,7 +1364,7 @@ class PlacedPage(_message.Message):
     """0: it was the last page"""
     @_builtins.property
     def owed_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """of the far shards that could not be reached"""
+        """of the far shards that could not be reached, or were not asked"""
 
     def __init__(
         self,

@@ -330,6 +330,13 @@ def test_a_row_says_how_far_a_server_that_registers_itself_has_come(
     assert [row.membership for row in view.leaders] == [""]
 
 
+def test_workers_are_those_that_have_asked_a_leader_for_jobs_lately() -> None:
+    topology = topology_of(region("east"), region("west"))
+    east, west = Answer({"jobs": {"workers": {"b": 3.0, "a": 40.0}}}), Answer({"jobs": {"workers": {"a": 0.5}}})
+    view = view_of(topology, healthy(topology, east_leader=east, west_leader=west), SECONDS)
+    assert [(row.name, row.asked_seconds_ago) for row in view.workers] == [("a", 0.5), ("b", 3.0)]
+
+
 def test_a_standby_has_a_state_of_its_own_as_the_watchers_of_its_region_see_it() -> None:
     watched = [
         msgspec.structs.replace(each, watchers=(WatcherProcess(name=f"{each.name}-watcher", admin="host:4"),))

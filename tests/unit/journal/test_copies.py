@@ -343,7 +343,7 @@ async def test_accept_is_answered_when_the_sibling_leaves_the_topology_meanwhile
         await until(lambda: one.links["near-2"].held)
         topology = make_topology(2, servers=("near-1", "near-3"))
         one.context.configuration.use_topology(topology)
-        one.journal.copies._others()
+        one.journal.copies.others()
         one.links["near-2"].let_go()
         assert all(isinstance(each, bytes) for each in await waiting)
         (refused,) = await one.accept(edge(0, 4))

@@ -82,6 +82,16 @@ async def test_of_two_workers_that_ask_at_once_one_gets_the_job(rig: LeaderRig) 
     assert sorted(map(len, both)) == [0, 1]
 
 
+async def test_workers_are_known_while_they_ask(rig: LeaderRig) -> None:
+    assert isinstance(rig.clock, ManualClock)
+    await rig.jobs.lease("gone", ["walk"], ONE_OF_EACH, LEASE_MS)
+    rig.clock.now += 50.0
+    await rig.jobs.lease("busy", ["walk"], ONE_OF_EACH, LEASE_MS)
+    assert rig.jobs.summary() == {"workers": {"busy": 0.0, "gone": 50.0}}
+    rig.clock.now += 20.0
+    assert rig.jobs.summary() == {"workers": {"busy": 20.0}}
+
+
 async def test_a_lease_that_may_have_been_given_is_not_given_again_before_its_end(rig: LeaderRig) -> None:
     job = await add(rig, 1)
     store_of(rig).commit_fault = OutcomeUnknown("the answer was lost")

@@ -50,11 +50,11 @@ async def place(
     after: int = 0,
     limit: int = 500,
     *,
-    near_only: bool = False,
+    asks_nobody: bool = False,
     groups: tuple[int, ...] = (),
 ) -> PlacedPage:
     rig = two.coordinator if node < HIGH else two.far
-    write = PlaceEdges(node, atype, after, limit, near_only, groups)
+    write = PlaceEdges(node, atype, after, limit, asks_nobody, groups)
     written = await rig.pages.place(write, rig.clock.monotonic() + 5)
     assert written.outcome.page is not None
     return written.outcome.page
@@ -127,8 +127,8 @@ async def test_near_ends_are_moved_without_asking_a_far_leader(two: TwoLeaders) 
     await two.settled()
     await set_state(two, LOW, REMOVED)
     two.others.settled.clear()
-    placed = await place(two, LOW, SUBSCRIBES, near_only=True)
-    assert (placed.edges, placed.owed_groups, two.others.settled) == (5, (), [])
+    placed = await place(two, LOW, SUBSCRIBES, asks_nobody=True)
+    assert (placed.edges, placed.owed_groups, two.others.settled) == (5, (1,), [])
     assert set(places(two).values()) == {153, 16}
 
 

@@ -6,20 +6,26 @@ import msgspec
 import pytest
 
 from tao.model.changes import ListChange
-from tao.model.edge_states import EdgeRegisters, NodeState, State
+from tao.model.edge_states import NO_OPERATION, EdgeRegisters, NodeState, State
 from tao.model.errors import InvalidArgument, OperationAhead, OperationTooOld
 from tao.model.graph import EdgeKey, ListKey
 from tao.model.jobs import JobState
+from tao.model.relay import Touch
 from tao.model.writes import (
     AssocAdd,
     AssocMerge,
+    JoinedEdge,
+    JoinEdges,
     NodeSetState,
     PlacedPage,
     PlaceEdges,
     PurgeEdge,
     ReadState,
+    SettleEdge,
+    TouchKeys,
     Write,
 )
+from tao.planning.coordination import PlannedWrite, lane_keys
 from tao.planning.row_events import translate
 from tao.planning.write_plan import WritePlan
 from tests.unit.planning.row_events_of import row_events_of
@@ -217,6 +223,21 @@ def test_a_newer_operation_on_the_node_wins_in_any_order_and_a_job_of_the_older_
     assert stored.rows.nodes[ListKey(LOW, FOLLOWS)] == NodeState(NOW_US + 9, NORMAL)
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_the_row_of_a_restored_node_mends_an_end_that_missed_it_and_nothing_else_would(is_kept: bool) -> None:
+    stored = stored_rows()
+    run(stored, add(HIGH, 1))
+    set_state(stored, LOW, ARCHIVED)
+    walk(stored, LOW)
+    set_state(stored, LOW, NORMAL)  # and its job is cancelled, or its last commits are lost with a master
+    if not is_kept:
+        del stored.rows.nodes[ListKey(LOW, FOLLOWS)]
+    run(stored, add(HIGH, 2))
+    walk(stored, LOW)
+    assert effective(stored, LOW, FOLLOWS, HIGH) is NORMAL
+    assert effective(stored, HIGH, FOLLOWED_BY, LOW) is (NORMAL if is_kept else ARCHIVED)
+
+
 def test_only_the_edges_of_the_named_types_are_hidden() -> None:
     stored = stored_rows()
     run(stored, add(HIGH, 7), add(LOW, 8, HIGH))
@@ -268,6 +289,43 @@ def test_a_copy_of_a_page_makes_a_far_end_whose_own_copy_is_under_way() -> None:
     assert counts(stored) == {(LOW, 211): 1, (HIGH, 221): 1}
     run(stored, *late)
     assert counts(stored) == {(LOW, 211): 1, (HIGH, 221): 1}
+
+
+def test_edges_that_are_joined_together_end_as_those_that_are_joined_one_by_one() -> None:
+    ends: list[tuple[object, ...]] = []
+    for together in (False, True):
+        stored = stored_rows()
+        run(stored, *(add(other, time) for time, other in enumerate(OTHERS, start=1)))
+        set_state(stored, OTHERS[1], REMOVED)
+        run(stored, AssocMerge(OTHERS[2], FOLLOWED_BY, LOW, ARCHIVED, NOW_US + 5))
+        set_state(stored, LOW, ARCHIVED)
+        copies = page_of(run(stored, PlaceEdges(LOW, FOLLOWS, 0, 500))).copies
+        if together:
+            plan = stored.plan(JoinEdges(copies), schema=SCHEMA)
+            (part,) = translate(row_events_of(stored.rows, plan.rows, SCHEMA), SCHEMA).messages
+            assert part.messages == plan.changes, "leader and tailer say the same"
+            joined = list(run(stored, JoinEdges(copies)).outcomes[0].joined)
+        else:
+            outcomes = [run(stored, copy).outcomes[0] for copy in copies]
+            joined = [JoinedEdge(each.registers or NO_OPERATION, each.node) for each in outcomes]
+        rows = stored.rows
+        ends.append((joined, rows.edges, rows.registers, {key: each.count for key, each in rows.lists.items()}))
+    assert ends[0] == ends[1]
+
+
+def test_writes_of_an_edge_of_its_node_and_touches_of_any_of_its_lists_run_one_after_the_other() -> None:
+    copy = SettleEdge(LOW, FOLLOWS, HIGH, True, registers=EdgeRegisters(state_us=1))
+    writes: list[Write] = [
+        add(HIGH, 1),
+        ReadState(LOW, FOLLOWS, HIGH),
+        copy,
+        JoinEdges((copy,)),
+        PlaceEdges(LOW, FOLLOWS, 0, 9),
+        NodeSetState(LOW, (FOLLOWS,), ARCHIVED),
+        *(TouchKeys(0, (Touch(LOW, number, 1),)) for number in SCHEMA.atype(FOLLOWS).siblings),
+    ]
+    for write in writes:
+        assert ListKey(LOW, FOLLOWS) in lane_keys(PlannedWrite(write, True), SCHEMA)
 
 
 def test_leader_and_tailer_report_the_same_changeset_for_a_page() -> None:

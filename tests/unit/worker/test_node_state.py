@@ -1,4 +1,5 @@
-"""The rounds of a node's job: near ends first, then far ends, then those of the shards that did not answer."""
+"""The rounds of a node's job: near ends first, with the far ends beside them, then those of other servers, then those
+of the shards that did not answer."""
 
 from __future__ import annotations
 
@@ -22,9 +23,11 @@ PAGES = 3
 
 
 class FarShards:
-    """The leader of a node with three pages of edges of each type, whose far ends are at the shards 1 to 3."""
+    """The leader of a node with three pages of edges of each type, whose far ends are at the shards 0 to 3. Of these it
+    owns the first one."""
 
     def __init__(self) -> None:
+        self.shards: tuple[int, ...] = (0, 1, 2, 3)
         self.away: set[int] = set()
         self.state_us = 7
         self.asked: list[PlaceEdges] = []
@@ -35,12 +38,12 @@ class FarShards:
     async def place(self, write: PlaceEdges) -> tuple[pb.PlacedPage, int]:
         self.asked.append(write)
         owed = []
-        if write.near_only:
+        if write.asks_nobody:
             self.near.append((write.atype, write.after))
-        for shard in () if write.near_only else (1, 2, 3):
+        for shard in self.shards:
             if write.far_groups and group_of(shard) not in write.far_groups:
                 continue
-            if shard in self.away:
+            if shard in self.away or (shard and write.asks_nobody):
                 owed.append(group_of(shard))
             else:
                 self.moved.add((write.atype, write.after, shard))
@@ -62,14 +65,31 @@ class FarShards:
 
 
 EVERY_PAGE = [(atype, after) for atype in (FOLLOWS, FOLLOWED_BY) for after in range(PAGES)]
-EVERYTHING = {(*page, shard) for page in EVERY_PAGE for shard in (1, 2, 3)}
+EVERYTHING = {(*page, shard) for page in EVERY_PAGE for shard in (0, 1, 2, 3)}
 
 
 async def test_all_near_ends_are_moved_before_any_far_end_and_edges_count_once() -> None:
     leader = FarShards()
     assert await leader.walk() == 60
-    assert [write.near_only for write in leader.asked] == [True] * 6 + [False] * 6
+    assert [write.asks_nobody for write in leader.asked] == [True] * 6 + [False] * 6
+    assert {write.far_groups for write in leader.asked[6:]} == {(1, 2, 3)}
     assert (leader.near, leader.moved) == (EVERY_PAGE, EVERYTHING)
+
+
+async def test_a_node_whose_far_ends_are_all_beside_it_takes_one_round() -> None:
+    leader = FarShards()
+    leader.shards = (0,)
+    assert await leader.walk() == 60
+    assert len(leader.asked) == 6
+
+
+async def test_a_far_end_beside_the_node_that_cannot_be_moved_is_owed() -> None:
+    leader = FarShards()
+    leader.away = {0}
+    page = await leader.page(b"")
+    leader.away.clear()
+    await leader.walk(page.cursor)
+    assert leader.moved == EVERYTHING
 
 
 async def test_a_shard_that_is_away_stops_neither_the_near_ends_nor_other_shards() -> None:
@@ -81,7 +101,7 @@ async def test_a_shard_that_is_away_stops_neither_the_near_ends_nor_other_shards
     with pytest.raises(PageWaits):
         await leader.page(waits.value.cursor)
     # The first page of each round asks it, and the others leave it out.
-    assert sum(not write.far_groups or 2 in write.far_groups for write in leader.asked if not write.near_only) == 3
+    assert sum(not write.far_groups or 2 in write.far_groups for write in leader.asked if not write.asks_nobody) == 3
     leader.away.clear()
     leader.asked.clear()
     assert await leader.walk(waits.value.cursor) == 0
@@ -109,7 +129,7 @@ async def test_the_job_of_an_operation_that_a_newer_one_has_overtaken_ends_at_it
     leader.state_us = 8
     leader.asked.clear()
     await leader.walk(page.cursor, FOLLOWS)
-    assert [(write.near_only, write.after) for write in leader.asked] == [(True, 1), (False, 0)]
+    assert [(write.asks_nobody, write.after) for write in leader.asked] == [(True, 1), (False, 0)]
     # A body without a time is of a leader of a former version: its job moves everything.
     leader.asked.clear()
     await leader.walk(b"", FOLLOWS, state_us=0)
