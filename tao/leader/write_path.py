@@ -31,7 +31,6 @@ from tao.model.errors import (
     TaoError,
     Unavailable,
 )
-from tao.model.graph import MAX_OBJECT_DATA_BYTES
 from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import Transaction, WriteStore
 from tao.model.rows import IntentRow, ShardRow
@@ -117,10 +116,11 @@ class _QueuedWrite(msgspec.Struct):
 
 
 class _Committed(NamedTuple):
-    """What a transaction committed, and the locked rows of its shards."""
+    """What a transaction committed: the plan, the locked rows of its shards, and the whole messages of each shard."""
 
     plan: WritePlan
     rows: dict[int, ShardRow]
+    batches: Sequence[ShardMessages]
 
 
 class ShardLost(Overloaded):
@@ -406,12 +406,12 @@ class WritePath:
                 self._resolve(number, DeadlineExceeded("the write was still queued at its deadline"))
 
     def _answer_writers(self, batch: dict[int, _QueuedWrite], committed: _Committed) -> None:
-        plan, rows = committed
-        self._publish_changes(plan.changes, rows)
+        plan, rows, batches = committed
+        self._publish_changes(batches, rows)
         # Converted once for all writes: hundreds of edges of one list are one change, which each of them reports.
         limit = self._settings.inline_object_bytes
         changes = [
-            ShardMessages(change.shard, rows[change.shard].version_epoch, (without_large_data(change, limit),))
+            ShardMessages(shard := change.shard, rows[shard].version_epoch, (without_large_data(change, limit),))
             for change in plan.changes
         ]
         for index, number in enumerate(batch):
@@ -470,21 +470,21 @@ class WritePath:
             for page in pages_wanted(writes, schema):
                 existing.pages[page] = await transaction.lock_page(page)
             plan = plan_writes(existing, rows, writes, schema, self._clock.unix_ms())
+            batches = group_by_shard(plan.changes, rows)
             if plan.rows:
                 await transaction.apply(plan.rows)
                 database = self._database_of(server)
                 with self._publisher.committed.committing("" if database is None else database.name):
-                    self._keep_messages(await commit_or_unknown(transaction), server, plan, rows)
-        return _Committed(plan, rows)
+                    self._keep_messages(await commit_or_unknown(transaction), server, batches)
+        return _Committed(plan, rows, batches)
 
-    def _keep_messages(self, gtid: str, server: str, plan: WritePlan, rows: dict[int, ShardRow]) -> None:
-        """Keep the messages of a commit for the tailer, which then need not decode it."""
+    def _keep_messages(self, gtid: str, server: str, batches: Sequence[ShardMessages]) -> None:
+        """Keep the messages of a commit for the tailer, which then need not decode it. They are whole, as the tailer
+        reads them."""
         database = self._database_of(server)
         position = source_position(database.name, database.version_epoch, gtid) if gtid and database else None
-        if position is not None and plan.changes:
-            # Whole objects, as the tailer reads them.
-            messages = group_by_shard(plan.changes, rows, MAX_OBJECT_DATA_BYTES)
-            self._publisher.committed.keep(*position, messages, self._clock.monotonic())
+        if position is not None and batches:
+            self._publisher.committed.keep(*position, batches, self._clock.monotonic())
 
     def _check_owned(self, shard: int, row: ShardRow | None, server: str) -> None:
         """Check the fence: the locked row must name the ownership that this leader believes it has."""
@@ -493,20 +493,22 @@ class WritePath:
                 raise ShardLost(shard, f"this leader no longer owns shard {shard}")
             raise ShardLost(shard, f"shard {shard} is owned by {row.owner} under generation {row.generation} now")
 
-    def _publish_changes(self, changes: Sequence[Message], rows: dict[int, ShardRow]) -> None:
+    def _publish_changes(self, batches: Iterable[ShardMessages], rows: dict[int, ShardRow]) -> None:
         # Skip shards given up during the commit. The next owner, which may be this leader again, begins with an empty
         # cache and a new stream after this commit, and may have gone on to later versions.
         owned = self._ownership.owned
         kept = [
-            change
-            for change in changes
-            if change.shard in owned and owned[change.shard].generation == rows[change.shard].generation
+            batch
+            for batch in batches
+            if batch.shard in owned and owned[batch.shard].generation == rows[batch.shard].generation
         ]
-        now = self._clock.monotonic()
+        now, apply = self._clock.monotonic(), self._cache.apply_message
         with self._cache.recorder.caused_by("committed here"):
-            for change in kept:
-                self._cache.apply_message(change, rows[change.shard].version_epoch, now, insert=True)
-        self._publisher.publish_all(group_by_shard(kept, rows, self._settings.inline_object_bytes))
+            for batch in kept:
+                for change in batch.messages:
+                    apply(change, batch.version_epoch, now, insert=True)
+        limit = self._settings.inline_object_bytes
+        self._publisher.publish_all([_without_large_objects(batch, limit) for batch in kept])
 
     def _requeue_without(self, numbers: list[int], shard: int, error: TaoError) -> None:
         for number in self._lanes.requeue(numbers, shard):
@@ -585,13 +587,14 @@ def without_large_data(message: Message, inline_object_bytes: int) -> Message:
     return message
 
 
-def group_by_shard(
-    messages: Iterable[Message], rows: dict[int, ShardRow], inline_object_bytes: int
-) -> Iterable[ShardMessages]:
-    """Return one batch of messages per shard, in order, under the version epoch of its locked row.
+def _without_large_objects(batch: ShardMessages, inline_object_bytes: int) -> ShardMessages:
+    messages = tuple([without_large_data(message, inline_object_bytes) for message in batch.messages])
+    return ShardMessages(batch.shard, batch.version_epoch, messages)
 
-    An object above ``inline_object_bytes`` is sent without its data."""
+
+def group_by_shard(messages: Iterable[Message], rows: dict[int, ShardRow]) -> Sequence[ShardMessages]:
+    """Return one batch of messages per shard, in order, under the version epoch of its locked row."""
     grouped: dict[int, list[Message]] = {}
     for message in messages:
-        grouped.setdefault(message.shard, []).append(without_large_data(message, inline_object_bytes))
-    return (ShardMessages(shard, rows[shard].version_epoch, tuple(batch)) for shard, batch in grouped.items())
+        grouped.setdefault(message.shard, []).append(message)
+    return [ShardMessages(shard, rows[shard].version_epoch, tuple(batch)) for shard, batch in grouped.items()]

@@ -76,17 +76,20 @@ class _Entry:
 class _Key:
     """The writes that wait for one key: a queue of the sub-writes and one of the others, each in the order of rank.
 
-    ``holder``: the number of the open batch that has the key, or `_WAITING`."""
+    ``holder``: the number of the open batch that has the key, or `_WAITING`. ``only``: the one write that waits, while
+    there has been no other: most keys never have two, and to make a queue takes longer than all else about a key."""
 
-    __slots__ = ("_others", "_sub_writes", "holder")
+    __slots__ = ("_others", "_sub_writes", "holder", "only")
 
     def __init__(self) -> None:
         self.holder = _WAITING
-        # Made when they are first used: most keys have one write at a time.
+        self.only: _Entry | None = None
         self._sub_writes: OrderedDict[int, _Entry] | None = None
         self._others: OrderedDict[int, _Entry] | None = None
 
     def head(self) -> _Entry | None:
+        if self.only is not None:
+            return self.only
         if not self._sub_writes:
             return next(iter(self._others.values())) if self._others else None
         sub_write = next(iter(self._sub_writes.values()))
@@ -94,8 +97,10 @@ class _Key:
 
     def append(self, entry: _Entry) -> None:
         """Queue the entry behind those of its kind, which rank before it."""
-        if self._others or self._sub_writes:
-            self._count_behind(entry)
+        if self.only is None and not self._others and not self._sub_writes:
+            self.only = entry
+            return
+        self._count_behind(entry)
         self._queue_of(entry)[entry.sequence_number] = entry
 
     def put_first(self, entry: _Entry) -> None:
@@ -115,6 +120,9 @@ class _Key:
             max(entry, head).behind += 1
 
     def _queue_of(self, entry: _Entry) -> OrderedDict[int, _Entry]:
+        only, self.only = self.only, None
+        if only is not None:
+            self._queue_of(only)[only.sequence_number] = only
         if entry.sub_write:
             if self._sub_writes is None:
                 self._sub_writes = OrderedDict()
@@ -168,6 +176,11 @@ class _Server:
 
         Returns the new head when this removal made it the first in the queues of all its keys."""
         key = self.keys[name]
+        if key.only is entry:
+            key.only = None
+            if key.holder == _WAITING:
+                del self.keys[name]
+            return None
         was_head = key.head() is entry
         key.remove(entry)
         successor = key.head()
@@ -280,13 +293,18 @@ class LaneScheduler:
         entry = _Entry(sequence_number, (turn, self._last_order), keys, shards, sub_write, data_bytes)
         self._entries[sequence_number] = (state, entry)
         self._count(state, entry, 1)
+        held = 0
         for name in keys:
             key = state.keys.get(name)
             if key is None:
                 key = state.keys[name] = _Key()
+            elif key.holder != _WAITING:
+                held += 1
             key.append(entry)
         if not entry.behind:
-            state.arrive_at_front(entry)
+            entry.held = held
+            if not held:
+                state.list_ready(entry)
 
     def next_batch(self, server: str) -> list[int] | None:
         """Return the sequence numbers of one transaction, in the order of rank.

@@ -16,6 +16,7 @@ from typing import Final
 
 from tao.storage.result_packets import Row
 
+_KEEP_LISTS = "in_predicate_conversion_threshold = 0"
 _SQL_MODE = "STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION"
 
 
@@ -88,7 +89,8 @@ class SessionSetup:
             case Dialect.MYSQL, False:
                 limit = f"max_execution_time = {int(self.statement_seconds * 1000)}"
             case Dialect.MARIADB, True:
-                limit = f"idle_transaction_timeout = {self.idle_transaction_seconds:d}"
+                # A long list of keys is not to become a table to be joined: the whole table would be read, and locked.
+                limit = f"idle_transaction_timeout = {self.idle_transaction_seconds:d}, {_KEEP_LISTS}"
             case _:
                 limit = f"wait_timeout = {self.idle_session_seconds:d}"
         if self.under_lock_seconds:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Final
 
 from tao.model.changes import sort_edges
@@ -85,10 +86,14 @@ class StatementText:
         self.values.extend(values)
 
 
-def _set(numbers: Sequence[int]) -> str:
-    """Return numbers as SQL's set. They stand in the text unbound: what is not a number is refused here, and to bind
-    one costs more than all else about its row."""
-    return f"({numbers[0]:d})" if len(numbers) == 1 else f"({','.join([f'{each:d}' for each in numbers])})"
+def _among(columns: str, keys: Sequence[tuple[int, ...]]) -> str:
+    """Return the condition that these columns, which begin the primary key, are one of the keys.
+
+    A list of keys takes the server two thirds of what one condition for each key, joined by OR, takes. Keys are
+    numbers, and stand in the text unbound: what is not a number is refused here, and to bind one costs more than all
+    else about its row."""
+    key = f"({', '.join(['%d'] * len(keys[0]))})"
+    return f"({columns}) IN ({', '.join([key] * len(keys)) % tuple(chain.from_iterable(keys))})"
 
 
 def lock_shards(shards: Sequence[int]) -> StatementText:
@@ -150,89 +155,95 @@ def write_owners(rows: Iterable[ShardRow]) -> StatementText:
     return text
 
 
+class _ShardKeys:
+    """The keys of rows of one shard, each kind in order. Edges and recounted lists by the table of the edges."""
+
+    __slots__ = ("edges", "intents", "lists", "nodes", "objects", "recounts")
+
+    def __init__(self) -> None:
+        self.objects: list[int] = []
+        self.lists: list[tuple[int, int]] = []
+        self.nodes: list[tuple[int, int]] = []
+        self.edges: dict[str, list[tuple[int, int, int]]] = {}
+        self.recounts: dict[str, list[tuple[int, int]]] = {}
+        self.intents: list[tuple[int, int]] = []
+
+
+def _by_shard(keys: WriteKeys, edge_tables: EdgeTables) -> dict[int, _ShardKeys]:
+    # Sorted as tuples of numbers, which are compared in a third of the time of named keys.
+    shards: dict[int, _ShardKeys] = defaultdict(_ShardKeys)
+    for object_id in sorted(keys.objects):
+        shards[object_id >> SHARD_SHIFT].objects.append(object_id)
+    edges = sorted([(key.id1, key.atype, key.id2) for key in keys.edges])
+    tables: dict[int, str] = {}
+    for edge in edges:
+        table = tables.get(edge[1]) or tables.setdefault(edge[1], edge_tables(edge[1]))
+        shards[edge[0] >> SHARD_SHIFT].edges.setdefault(table, []).append(edge)
+    recounts = sorted([(key.id1, key.atype) for key in keys.recounts])
+    for counted in recounts:
+        shards[counted[0] >> SHARD_SHIFT].recounts.setdefault(edge_tables(counted[1]), []).append(counted)
+    lists = {(key.id1, key.atype) for key in keys.lists}
+    lists.update(recounts, [edge[:2] for edge in edges])
+    for listed in sorted(lists):
+        shards[listed[0] >> SHARD_SHIFT].lists.append(listed)
+    for pair in sorted([(pair.low_id, pair.high_id) for pair in keys.intents]):
+        shards[pair[0] >> SHARD_SHIFT].intents.append(pair)
+    for node in sorted([(node.id1, node.atype) for node in keys.nodes]):
+        shards[node[0] >> SHARD_SHIFT].nodes.append(node)
+    return shards
+
+
 def lock_rows(keys: WriteKeys, edge_tables: EdgeTables) -> StatementText:
     """Return the statement that locks and reads the named rows, shard by shard, in key order within a table. The
     primary key is forced: on a small table the optimizer would scan, and wait for the rows of other transactions."""
-    objects: dict[int, list[int]] = defaultdict(list)
-    for object_id in sorted(keys.objects):
-        objects[object_id >> SHARD_SHIFT].append(object_id)
-    edges: dict[int, dict[str, dict[ListKey, list[int]]]] = defaultdict(dict)
-    of_edges: dict[ListKey, list[int]] = {}
-    for edge in sorted(keys.edges):
-        key = ListKey(edge.id1, edge.atype)
-        id2s = of_edges.get(key)
-        if id2s is None:
-            id2s = of_edges[key] = []
-            edges[edge.id1 >> SHARD_SHIFT].setdefault(edge_tables(edge.atype), {})[key] = id2s
-        id2s.append(edge.id2)
-    lists: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for key in sorted(keys.lists | keys.recounts | of_edges.keys()):
-        lists[key.id1 >> SHARD_SHIFT][key.id1].append(key.atype)
-    recounts: dict[int, dict[str, dict[int, list[int]]]] = defaultdict(dict)
-    for key in sorted(keys.recounts):
-        by_id1 = recounts[key.id1 >> SHARD_SHIFT].setdefault(edge_tables(key.atype), defaultdict(list))
-        by_id1[key.id1].append(key.atype)
-    intents: dict[int, list[IntentKey]] = defaultdict(list)
-    for pair in sorted(keys.intents):
-        intents[pair.low_id >> SHARD_SHIFT].append(pair)
-    nodes: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for node in sorted(keys.nodes):
-        nodes[node.id1 >> SHARD_SHIFT][node.id1].append(node.atype)
     text = StatementText()
-    for shard in sorted(objects.keys() | edges.keys() | lists.keys() | intents.keys() | nodes.keys()):
+    for shard, named in sorted(_by_shard(keys, edge_tables).items()):
         schema = schema_name(shard)
-        if shard in objects:
+        if named.objects:
             text.add(
                 f"(SELECT {_OBJECT} AS kind, id AS a, otype AS b, version AS c, deleted AS d, data AS e "
                 f"FROM {schema}.objects FORCE INDEX (PRIMARY) WHERE id IN %s FOR UPDATE)",
-                objects[shard],
+                named.objects,
             )
-        if shard in lists:
-            wanted = [f"(id1 = {id1:d} AND atype IN {_set(atypes)})" for id1, atypes in lists[shard].items()]
+        if named.lists:
             text.add(
                 f"(SELECT {_LIST}, id1, atype, count, version, NULL FROM {schema}.assoc_lists FORCE INDEX (PRIMARY) "
-                f"WHERE {' OR '.join(wanted)} FOR UPDATE)"
+                f"WHERE {_among('id1, atype', named.lists)} FOR UPDATE)"
             )
-        if shard in nodes:
-            _lock_nodes(text, schema, nodes[shard])
-        for table, by_list in sorted(edges.get(shard, {}).items()):
-            _lock_edges(text, f"{schema}.{table}", by_list)
-        for table, recounted in sorted(recounts.get(shard, {}).items()):
-            wanted = [f"(id1 = {id1:d} AND atype IN {_set(atypes)})" for id1, atypes in recounted.items()]
+        if named.nodes:
+            # They are locked in share mode: a popular node is read by the writes of all its edges. A first state of a
+            # node has no row to be locked, and waits for such writes in its leader, which has the lists of the node's
+            # edges written by one transaction at a time.
+            text.add(
+                f"(SELECT {_NODE} AS kind, id AS a, atype AS b, state AS c, state_us AS d, NULL AS e "
+                f"FROM {schema}.node_states FORCE INDEX (PRIMARY) WHERE {_among('id, atype', named.nodes)} "
+                "LOCK IN SHARE MODE)"
+            )
+        for table, edges in sorted(named.edges.items()):
+            # All rows of a UNION have as many columns, so registers and data are one text.
+            has_registers = table == STATES_TABLE
+            kind, data = (_STATE_EDGE, REGISTERS_AND_DATA) if has_registers else (_EDGE, "data")
+            text.add(
+                f"(SELECT {kind}, id1, atype, id2, time, {data} FROM {schema}.{table} FORCE INDEX (PRIMARY) "
+                f"WHERE {_among('id1, atype, id2', edges)} FOR UPDATE)"
+            )
+        for table, recounted in sorted(named.recounts.items()):
             # A locking count: a plain one would miss rows that another transaction has written and not committed yet,
             # or count too early. It is cast, because COUNT is signed, and a UNION of signed and unsigned makes decimals
             # of the whole column, also for other rows.
             text.add(
                 f"(SELECT {_RECOUNT}, id1, atype, CAST(COUNT(*) AS UNSIGNED), MAX(version), NULL FROM {schema}.{table} "
-                f"FORCE INDEX (PRIMARY) WHERE {' OR '.join(wanted)} GROUP BY id1, atype LOCK IN SHARE MODE)"
+                f"FORCE INDEX (PRIMARY) WHERE {_among('id1, atype', recounted)} GROUP BY id1, atype LOCK IN SHARE MODE)"
             )
-        if shard in intents:
-            wanted = [f"(low_id = {pair.low_id:d} AND high_id = {pair.high_id:d})" for pair in intents[shard]]
+        if named.intents:
             text.add(
                 f"(SELECT {_INTENT}, low_id, high_id, token, created_unix_ms, atypes FROM {schema}.inverse_intents "
-                f"FORCE INDEX (PRIMARY) WHERE {' OR '.join(wanted)} FOR UPDATE)"
+                f"FORCE INDEX (PRIMARY) WHERE {_among('low_id, high_id', named.intents)} FOR UPDATE)"
             )
     _lock_reserved_times(text, keys.reserved_times)
     if keys.jobs or keys.paused_jobs:
         _lock_jobs(text, keys)
     return text
-
-
-def _lock_nodes(text: StatementText, schema: str, nodes: Mapping[int, Sequence[int]]) -> None:
-    """Add the statement that reads the states of nodes. They are locked in share mode: a popular node is read by the
-    writes of all its edges. A first state of a node has no row to be locked, and waits for such writes in its leader,
-    which has the lists of the node's edges written by one transaction at a time."""
-    ids: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    for node_id, atypes in nodes.items():
-        ids[tuple(atypes)].append(node_id)
-    where = StatementText()
-    for of_types, node_ids in ids.items():
-        where.add("(id IN %s AND atype IN %s)", node_ids, of_types)
-    text.add(
-        f"(SELECT {_NODE} AS kind, id AS a, atype AS b, state AS c, state_us AS d, NULL AS e FROM {schema}.node_states "
-        f"FORCE INDEX (PRIMARY) WHERE {' OR '.join(where.parts)} LOCK IN SHARE MODE)",
-        *where.values,
-    )
 
 
 def lock_page_rows(page: EdgePage, edge_tables: EdgeTables) -> StatementText:
@@ -252,29 +263,6 @@ def page_rows(rows: Iterable[Row]) -> StateRows:
     """Make the rows of a page from the rows of `lock_page_rows`."""
     registers = {EdgeKey(*row[:3]): edge_registers(row[3], row[4]) for row in rows}
     return StateRows({key: Edge(key.id2, each.time, each.data) for key, each in registers.items()}, registers)
-
-
-def _lock_edges(text: StatementText, table: str, by_list: Mapping[ListKey, Sequence[int]]) -> None:
-    has_registers = table.endswith(f".{STATES_TABLE}")
-    if has_registers:
-        # The same edges are looked for in the lists of all states.
-        atypes: dict[tuple[int, tuple[int, ...]], list[int]] = defaultdict(list)
-        for key, id2s in by_list.items():
-            atypes[key.id1, tuple(id2s)].append(key.atype)
-        wanted = [
-            f"(id1 = {id1:d} AND atype IN {_set(of_states)} AND id2 IN {_set(id2s)})"
-            for (id1, id2s), of_states in atypes.items()
-        ]
-    else:
-        wanted = [
-            f"(id1 = {key.id1:d} AND atype = {key.atype:d} AND id2 IN {_set(id2s)})" for key, id2s in by_list.items()
-        ]
-    # All rows of a UNION have as many columns, so registers and data are one text.
-    kind, data = (_STATE_EDGE, REGISTERS_AND_DATA) if has_registers else (_EDGE, "data")
-    text.add(
-        f"(SELECT {kind}, id1, atype, id2, time, {data} FROM {table} FORCE INDEX (PRIMARY) "
-        f"WHERE {' OR '.join(wanted)} FOR UPDATE)"
-    )
 
 
 def _lock_reserved_times(text: StatementText, shards: Iterable[int]) -> None:
@@ -556,7 +544,9 @@ def _split(rows: Iterable[tuple[object, ...]]) -> Iterator[StatementText]:
     run = StatementText()
     for row in rows:
         text, bound = _row_text(row)
-        size = _ROW_BYTES + sum([len(value) for value in bound if type(value) is bytes])
+        size = _ROW_BYTES
+        if bound:
+            size += sum([len(value) for value in bound if type(value) is bytes])
         if run.parts and run.data_bytes + size > _PACKET_DATA_BYTES:
             yield run
             run = StatementText()
@@ -567,13 +557,15 @@ def _split(rows: Iterable[tuple[object, ...]]) -> Iterator[StatementText]:
 
 
 def _row_text(row: tuple[object, ...]) -> tuple[str, list[object]]:
-    """Return a row as text, and the values of its placeholders: all but numbers. Each has its own, because the driver
-    marks bytes as binary only outside of sequences."""
+    """Return a row as text, and the values of its placeholders: all but numbers and empty data. Each has its own,
+    because the driver marks bytes as binary only outside of sequences."""
     cells: list[str] = []
     bound: list[object] = []
     for value in row:
         if type(value) is int:
             cells.append(str(value))
+        elif value == b"":
+            cells.append("''")
         else:
             cells.append("%s")
             bound.append(value)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tao.leader.write_path import group_by_shard
 from tao.model.changes import ShardMessages
 from tao.model.delivery import Span
-from tao.model.graph import MAX_OBJECT_DATA_BYTES
 from tao.model.relay import Relay, Touch, missing_of, with_messages
 from tao.model.rows import ShardRow
 from tao.model.writes import AssocAdd, ObjAdd, SettleEdge, TouchKeys, Write
@@ -86,7 +85,7 @@ def test_a_relay_by_reference_gives_the_same_bytes_as_a_decoded_one(
         before = copy_of(stored.rows)
         plan = stored.run(*[write for write, _ in batch], both_sides=sides, now=NOW + number)
         translated = translate(row_events_of(before, plan.rows, SCHEMA), SCHEMA)
-        for messages in group_by_shard(plan.changes, rows_of(stored), MAX_OBJECT_DATA_BYTES):
+        for messages in group_by_shard(plan.changes, rows_of(stored)):
             kept[SOURCE, number, messages.shard] = messages
         decoded += parts_of(number, translated)
         for part, whole in zip(undecoded_parts_of(number, translated), translated.messages, strict=True):
@@ -115,4 +114,4 @@ def test_a_touch_by_the_owner_gives_the_same_bytes() -> None:
     plan = stored.run(TouchKeys(1, tuple(touches)))
     translated = translate(row_events_of(before, plan.rows, SCHEMA), SCHEMA)
     assert len(translated.messages[0].messages) == 8
-    assert tuple(group_by_shard(plan.changes, rows_of(stored), MAX_OBJECT_DATA_BYTES)) == translated.messages
+    assert tuple(group_by_shard(plan.changes, rows_of(stored))) == translated.messages

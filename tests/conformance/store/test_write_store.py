@@ -191,6 +191,35 @@ async def test_lanes_with_different_keys_do_not_wait_for_each_other(stores: Stor
         )
 
 
+async def test_a_transaction_of_very_many_keys_waits_for_none_of_the_other_rows(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long lists of keys may tempt a server to read the whole table, with a lock on each row."""
+    monkeypatch.setattr(writes, "LOCK_WAIT_MILLISECONDS", 60_000)  # a lock is waited for up to a second all the same
+    held, first = new_id(), new_id()
+    of_held = EdgeKey(held, LIKES, 1)
+    rows = list_of(held, LIKES, [Edge(1, 1)])
+    rows.put_objects.append(ObjectRow(held, 3, version(1), False, b""))
+    rows.put_intents.append(IntentRow(held, first, (LIKES,), 1, 1))
+    await write(stores, rows)
+    await write(stores, list_of(first, LIKES, [Edge(id2, 1) for id2 in range(1, 11)]))
+    ids = range(first + 1, first + 1_002)
+    many = WriteKeys(
+        objects=set(ids),
+        edges={EdgeKey(first, LIKES, id2) for id2 in range(1, 335)},
+        intents={IntentKey(each, each + 1) for each in ids[:501]},
+        recounts={ListKey(each, LIKES) for each in ids[:501]},
+    )
+    keys = WriteKeys(objects={held}, edges={of_held}, intents={IntentKey(held, first)})
+    async with stores.write.transaction(SERVER, timeout_seconds=60) as holder:
+        await holder.lock_and_read(SHARDS[:1], keys)
+        async with stores.write.transaction(SERVER, timeout_seconds=60) as other:
+            _, found = await other.lock_and_read(SHARDS[:1], many)
+    assert sorted(found.edges) == [EdgeKey(first, LIKES, id2) for id2 in range(1, 11)]
+    assert found.lists == {ListKey(first, LIKES): ListRow(10, version(1))}
+    assert (found.objects, found.intents, found.recounted) == ({}, {}, {})
+
+
 async def test_writers_of_one_list_in_parallel_lose_nothing(stores: Stores) -> None:
     id1 = new_id()
     key = ListKey(id1, LIKES)
