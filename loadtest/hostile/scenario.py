@@ -105,8 +105,7 @@ async def run(settings: BenchSettings, progress: Progress, asked: HostileOptions
     secrets = {name: new_secret() for name in ("servers", "honest", "hog")}
     tokens_file = settings.work_dir / "tokens.yaml"
     tokens_file.write_text(_accepted(secrets))
-    shown: dict[str, object] = {"token": secrets["servers"]}
-    accepting = {**shown, "accepted_tokens_file": str(tokens_file)}
+    tokens: dict[str, object] = {"token": secrets["servers"], "accepted_tokens_file": str(tokens_file)}
     rounds = 1 if settings.toy else _ROUNDS
     seconds = asked.seconds / rounds
     attacks = [name for name in ATTACKS if not asked.attack or any(each in name for each in asked.attack)]
@@ -115,7 +114,7 @@ async def run(settings: BenchSettings, progress: Progress, asked: HostileOptions
         shape=_SHAPE,
         schema_file=SCHEMA,
         durability=Durability.RELAXED,
-        server_settings={Role.LEADER: accepting, Role.FOLLOWER: accepting, Role.TAILER: shown},
+        server_settings=dict.fromkeys((Role.LEADER, Role.FOLLOWER, Role.TAILER), tokens),
     )
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(DevCluster(cluster_settings, progress.step))
