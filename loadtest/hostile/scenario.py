@@ -58,8 +58,6 @@ _HOLD_SECONDS: Final = 0.2
 _SLICE_SECONDS: Final = 0.01
 _WHOLE_CORE: Final = 0.05
 """A remainder of a core that needs no thread of its own."""
-_LAST: Final = 19
-"""The niceness of the attacker: it stands for other machines, so it gets the cores when nobody else wants them."""
 _HASHED: Final = bytes(1 << 19)
 _HIT: Final = 1 << 20
 _LOOK_SECONDS: Final = 0.05
@@ -174,8 +172,11 @@ class AttackJob(msgspec.Struct, frozen=True, kw_only=True):
     """The length of one turn."""
 
     async def work(self, report: StepReport) -> list[float]:
-        """Return the CPU time that this process has used in each turn."""
-        os.nice(_LAST)
+        """Return the CPU time that this process has used in each turn.
+
+        The attacker stands for other machines, so it has a core only while nobody else wants it. Niceness would not do:
+        once on a core, it would keep it for a slice of milliseconds."""
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         used: list[float] = []
         waves: list[_Wave] = []
         for attack in self.attacks:
