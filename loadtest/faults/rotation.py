@@ -24,6 +24,7 @@ import yaml
 from cryptography import x509
 from msgspec.structs import replace
 
+from loadtest import options
 from loadtest.commands import TAO, run_command
 from loadtest.conditions import together, within
 from loadtest.results import Conditions, ScenarioResult, at_least, at_most, result_of
@@ -438,10 +439,17 @@ async def _change_rights(installation: _Installation, load: _Load, visitor: Grap
     return denied
 
 
-async def run(settings: BenchSettings, progress: Progress, _options: object) -> ScenarioResult:
+@dataclass(frozen=True, kw_only=True)
+class RotationOptions(options.Options):
+    """The options of the scenario."""
+
+    rounds: int = options.ROUNDS.default(100, high=1_000, toy=2, help="Rounds of every client between two changes.")
+
+
+async def run(settings: BenchSettings, progress: Progress, asked: RotationOptions) -> ScenarioResult:
     """Replace everything, and judge. Raises `OperatorError` when the cluster does not start, or a change does not
     arrive."""
-    rounds = 2 if settings.toy else 100
+    rounds = asked.rounds
     cluster_settings = ClusterSettings(
         state_dir=settings.work_dir / "rotation",
         shape=_TOY_SHAPE if settings.toy else _SHAPE,
@@ -509,6 +517,7 @@ SCENARIO: Final = Scenario(
     name="rotation",
     summary="authority, certificates, tokens and rights of two regions replaced under load: no request may fail",
     run=run,
+    options=RotationOptions,
     help="""Replace the authority, all certificates, tokens and rights of two regions under load.
 
     The exit status is 1 when any request fails, an acknowledged write is lost, or an audit log does not verify.""",

@@ -58,8 +58,6 @@ _HOLD_SECONDS: Final = 0.2
 _SLICE_SECONDS: Final = 0.01
 _WHOLE_CORE: Final = 0.05
 """A remainder of a core that needs no thread of its own."""
-_LAST: Final = 19
-"""The niceness of the attacker: it stands for other machines, so it gets the cores when nobody else wants them."""
 _HASHED: Final = bytes(1 << 19)
 _HIT: Final = 1 << 20
 _LOOK_SECONDS: Final = 0.05
@@ -105,8 +103,7 @@ async def run(settings: BenchSettings, progress: Progress, asked: HostileOptions
     secrets = {name: new_secret() for name in ("servers", "honest", "hog")}
     tokens_file = settings.work_dir / "tokens.yaml"
     tokens_file.write_text(_accepted(secrets))
-    shown: dict[str, object] = {"token": secrets["servers"]}
-    accepting = {**shown, "accepted_tokens_file": str(tokens_file)}
+    tokens: dict[str, object] = {"token": secrets["servers"], "accepted_tokens_file": str(tokens_file)}
     rounds = 1 if settings.toy else _ROUNDS
     seconds = asked.seconds / rounds
     attacks = [name for name in ATTACKS if not asked.attack or any(each in name for each in asked.attack)]
@@ -115,7 +112,7 @@ async def run(settings: BenchSettings, progress: Progress, asked: HostileOptions
         shape=_SHAPE,
         schema_file=SCHEMA,
         durability=Durability.RELAXED,
-        server_settings={Role.LEADER: accepting, Role.FOLLOWER: accepting, Role.TAILER: shown},
+        server_settings=dict.fromkeys((Role.LEADER, Role.FOLLOWER, Role.TAILER), tokens),
     )
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(DevCluster(cluster_settings, progress.step))
@@ -175,8 +172,11 @@ class AttackJob(msgspec.Struct, frozen=True, kw_only=True):
     """The length of one turn."""
 
     async def work(self, report: StepReport) -> list[float]:
-        """Return the CPU time that this process has used in each turn."""
-        os.nice(_LAST)
+        """Return the CPU time that this process has used in each turn.
+
+        The attacker stands for other machines, so it has a core only while nobody else wants it. Niceness would not do:
+        once on a core, it would keep it for a slice of milliseconds."""
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         used: list[float] = []
         waves: list[_Wave] = []
         for attack in self.attacks:

@@ -56,7 +56,7 @@ class Access:
 
 @asynccontextmanager
 async def access_of(login: ReaderLogin, token: str, tls: TlsFiles | None = None) -> AsyncIterator[Access]:
-    """Give access to a cluster; connections open on demand and are closed at the end. ``token``: the shared secret."""
+    """Give access to a cluster; connections open on demand and are closed at the end. ``token``: the operator's."""
     routes = Routes(login.topology)
     servers = {each.server.name: each.server for each in login.topology.database_servers}
 

@@ -32,7 +32,7 @@ class ClusterTarget:
     tls: TlsFiles | None = None
     """Certificates; None connects without TLS."""
     secret: str = field(default="", repr=False)
-    """The cluster's shared secret; empty when it has none."""
+    """The token of the operator; empty where servers ask for none."""
 
 
 @asynccontextmanager

@@ -27,7 +27,6 @@ from tao.wire.identity import (
     ShownCredentials,
     SpiffeCluster,
     identify,
-    read_secret,
 )
 from tao.wire.tls import TlsFiles
 
@@ -37,20 +36,23 @@ _Use = Callable[[AcceptedCredentials, str, str], AcceptedCredentials]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CredentialSources:
-    """The settings of a server that say which credentials it accepts."""
+    """The settings of a server that say which credentials it accepts, and which token it shows."""
 
     accepted_tokens_file: Path | None = None
     token: str = field(default="", repr=False)
     token_file: Path | None = None
-    client_token: str = field(default="", repr=False)
     cluster: SpiffeCluster | None = None
     jwt: JwtSettings = field(default_factory=JwtSettings)
 
-    def __post_init__(self) -> None:
-        if self.accepted_tokens_file is not None and self.client_token:
+    def check(self) -> None:
+        """Raise `SettingsError` for a server that shows a token and accepts none. Formerly it took the token that it
+        shows for a secret of all roles; without that, it would serve everybody."""
+        if self.accepted_tokens_file is None and (self.token or self.token_file is not None):
             raise SettingsError(
-                "client_token is not accepted beside accepted_tokens_file: add it there with `tao token new CALLER "
-                "--existing`, or remove it"
+                "the settings have a token to show (token or token_file), but no tokens to accept: a secret that all "
+                "servers share is not accepted any more. List what each role and each application shows in a file, "
+                "with `tao token new --role ROLE --existing` and `tao token new CALLER --existing`, and set "
+                "accepted_tokens_file to it; or remove the token if peers show certificates, or no credentials"
             )
 
 
@@ -69,10 +71,10 @@ class AcceptedCredentialFiles:
     async def load(self, is_listed: Callable[[str, str, str], bool]) -> None:
         """Accept what the settings and the files say now. ``is_listed`` as in `AcceptedCredentials`. Raises
         `SettingsError`."""
-        if self._tokens is None:
-            accepted = self._of_secrets()
-        else:
-            accepted = _with_tokens(AcceptedCredentials(), await self._tokens.read(), str(self._tokens.path))
+        self._sources.check()
+        accepted = AcceptedCredentials()
+        if self._tokens is not None:
+            accepted = _with_tokens(accepted, await self._tokens.read(), str(self._tokens.path))
         if self._keys is not None:
             accepted = self._with_keys(accepted, await self._keys.read(), str(self._keys.path))
         self.authenticator.accepted = replace(accepted, cluster=self._sources.cluster, is_listed=is_listed)
@@ -101,17 +103,6 @@ class AcceptedCredentialFiles:
     def _with_keys(self, accepted: AcceptedCredentials, text: str, source: str) -> AcceptedCredentials:
         """Return what is accepted with the keys of a file in place of the present ones. Raises `SettingsError`."""
         return replace(accepted, verify_signed=SignedTokenVerifier(text, source, self._sources.jwt).verify)
-
-    def _of_secrets(self) -> AcceptedCredentials:
-        sources = self._sources
-        token = sources.token if sources.token_file is None else read_secret(sources.token_file)
-        if token:
-            self._log.warning(
-                "shared_token_accepted",
-                reason="whoever has it can pose as any server",
-                instead="set accepted_tokens_file, with a token for each role: tao token new --role",
-            )
-        return AcceptedCredentials.of_secrets(token, sources.client_token)
 
 
 def check_own_credentials(

@@ -18,7 +18,7 @@ import msgspec
 from jwt.exceptions import PyJWTError
 
 from tao.model.errors import SettingsError, Unauthorized
-from tao.wire.identity import CLIENT, SERVER_ROLES, SignedToken, digest_of
+from tao.wire.identity import SERVER_ROLES, SignedToken, digest_of
 
 ALGORITHMS: Final = frozenset({"ES256", "EdDSA"})
 
@@ -26,9 +26,8 @@ MAX_REMEMBERED: Final = 10_000
 """Verified tokens that are remembered, some 300 bytes each: as many as a server takes connections."""
 
 _SUBJECT: Final = re.compile(r"[A-Za-z0-9._:@|/-]{1,255}")
-_RESERVED: Final = SERVER_ROLES | {"app", CLIENT}
-"""Names, also before a slash, of callers that show other credentials: certificates, servers' tokens, the secret that
-all applications share."""
+_RESERVED: Final = SERVER_ROLES | {"app"}
+"""Names, also before a slash, of callers that show other credentials: certificates, and servers' tokens."""
 _CHECKS: Final = {
     "require": ["exp", "aud", "sub"],
     # `tao.wire.identity` compares the times with the clock that it is given.

@@ -320,7 +320,7 @@ def check_role(rules: Rules, kind: str, role: str) -> None:
     whose = " and ".join(f"{each}s" for each in sorted(allowed))
     raise Unauthorized(
         f"{kind!r} requests are for {whose}, and this peer is taken for a {role or 'peer without a role'}: "
-        "applications ask followers to read and write; operators use the tao command, with the servers' token"
+        "applications ask followers to read and write; operators use the tao command, with a token of an operator"
     )
 
 

@@ -160,7 +160,6 @@ class CachingServer(Generic[SettingsType]):
             accepted_tokens_file=settings.accepted_tokens_file,
             token=settings.token,
             token_file=settings.token_file,
-            client_token=settings.client_token,
             cluster=settings.tls.spiffe_cluster,
             jwt=settings.jwt,
         )

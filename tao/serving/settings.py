@@ -52,21 +52,16 @@ class CacheServerSettings:
 
     accepted_tokens_file: Path | None = None
     """The tokens that peers may show, as digests with the role that each vouches for; `tao token` makes them. A change
-    is in use within a second. None: ``token`` and ``client_token`` are accepted."""
+    is in use within a second. None: tokens are not accepted; without other credentials either, every peer is
+    believed, which suits loopback and closed networks."""
 
     token_file: Path | None = None
     """File of the token that this server shows to other servers, readable by its account only. It is read for each
     connection."""
 
     token: str = field(default="", repr=False)
-    """The token itself, in place of ``token_file``. Without ``accepted_tokens_file`` it is a secret that all servers
-    share: every peer must show it, and may pose as any server with it. That ends with the next release. Empty: no
-    secret, which suits loopback and closed networks."""
-
-    client_token: str = field(default="", repr=False)
-    """Without ``accepted_tokens_file``, another secret, for clients: a peer that shows it cannot act as a server or
-    operator. At a follower it can read and write the graph; of a leader it gets only topology and schema. Empty:
-    clients show ``token``."""
+    """The token itself, in place of ``token_file``. Either needs ``accepted_tokens_file``. Empty: none, where servers
+    have certificates, or ask for no credentials."""
 
     tls: TlsFiles = TlsFiles()
     """Certificates for all connections, with clients and among servers. None: plain connections."""

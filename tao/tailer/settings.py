@@ -176,7 +176,7 @@ class TailerSettings:
     """``host:port`` of the metrics and health pages, as in the topology. Port 0: any free port."""
 
     accepted_tokens_file: Path | None = None
-    """The tokens that watchers may show, as in the settings of leaders. None: ``token`` is accepted."""
+    """The tokens that watchers may show, as in the settings of leaders. None: tokens are not accepted."""
 
     token_file: Path | None = None
     """File of the token that this tailer shows to leaders, readable by its account only. It is read for each

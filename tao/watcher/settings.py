@@ -144,7 +144,7 @@ class WatcherSettings:
     """``host:port`` of the metrics and health pages."""
 
     accepted_tokens_file: Path | None = None
-    """The tokens that other watchers may show, as in the settings of leaders. None: ``token`` is accepted."""
+    """The tokens that other watchers may show, as in the settings of leaders. None: tokens are not accepted."""
 
     token_file: Path | None = None
     """File of the token that this watcher shows to servers, readable by its account only. It is read for each

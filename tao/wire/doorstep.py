@@ -30,6 +30,9 @@ LATE: Final = "late"
 DISPLACED: Final = "displaced"
 """The reason for which a peer is turned away whose place another peer has taken."""
 
+_PAUSE_SECONDS: Final = 1.0
+"""Sweeps that are so far apart say that this process was paused (stopped, swapped out, frozen with its machine)."""
+
 LOCAL: Final = "local"
 """The address of all peers of a Unix socket."""
 
@@ -153,6 +156,7 @@ class Doorstep:
         """Number of peers that were turned away, by reason."""
         self.port: Final = port
         self._now: Final = now
+        self._swept_at = now()
         self._interval_ends = 0.0
         self._lines_left = 0
         self._left_out = 0
@@ -170,8 +174,14 @@ class Doorstep:
         return False
 
     def sweep(self) -> None:
-        """Turn away the peers that are late. Call this several times a second."""
-        self.pending.displace_older_than(self.settings.greeting_timeout_seconds)
+        """Turn away the peers that are late. Call this several times a second.
+
+        After a pause of the process nobody is turned away before the next sweep: what peers have sent meanwhile may not
+        have been read yet."""
+        now = self._now()
+        if now - self._swept_at < _PAUSE_SECONDS:
+            self.pending.displace_older_than(self.settings.greeting_timeout_seconds)
+        self._swept_at = now
         self.report_left_out()
 
     def report_left_out(self) -> None:

@@ -175,8 +175,8 @@ class FrameServer:
 
     def _sweep(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
         now = loop.time()
+        self.doorstep.sweep()
         if now - due <= self.settings.pause_seconds:
-            self.doorstep.sweep()
             for connection in tuple(self.connections):
                 connection.check_timeouts(now)
             outdated = [connection for connection in self.connections if not connection.admission_is_current]

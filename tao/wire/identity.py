@@ -35,7 +35,6 @@ PASSING_ON: Final = LISTED_ROLES
 """Roles of servers that pass requests on, and are believed on whose behalf."""
 SERVING_ROLES: Final = LISTED_ROLES | {"tailer", "watcher"}
 """Roles of processes that others connect to."""
-ANY_ROLE: Final = ""
 MAX_TOKEN_BYTES: Final = 3584
 """Longest token: several times what issuers make. It fits into a greeting over frames beside name and role."""
 READMISSION_SECONDS: Final = 0.02
@@ -111,7 +110,7 @@ class AcceptedToken:
 
     id: str
     role: str
-    """The role that it vouches for; `ANY_ROLE` for the secret that all servers share."""
+    """The only role that it vouches for."""
 
     digest: bytes = field(repr=False)
     """The SHA-256 digest of the token."""
@@ -184,23 +183,6 @@ class AcceptedCredentials:
         """Whether peers must show a credential."""
         return not (self.tokens is None and self.verify_signed is None and self.cluster is None)
 
-    @classmethod
-    def of_secrets(cls, token: str, client_token: str) -> AcceptedCredentials:
-        """Accept the secret that all servers share, which vouches for any role, and the one that all applications
-        share. Without the second, applications show the first. An empty text means that there is none.
-
-        Raises `SettingsError` for ``client_token`` alone, which would leave servers without any."""
-        if client_token and not token:
-            raise SettingsError(
-                "there is a client_token but no token: servers need one of their own to show each other"
-            )
-        if not token:
-            return cls()
-        named = (("token", ANY_ROLE, token), ("client_token", CLIENT, client_token))
-        return cls(
-            tuple(AcceptedToken(name, role, digest_of(secret), caller=CLIENT) for name, role, secret in named if secret)
-        )
-
 
 def read_secret(path: Path) -> str:
     """Return the secret in a file, without the line break behind it. Raises `SettingsError`."""
@@ -240,7 +222,7 @@ def identify(shown: ShownCredentials, accepted: AcceptedCredentials, now: float)
         return PeerIdentity(stated.name, stated.role, address)
     stated_role = stated.role if stated.role in SERVER_ROLES else CLIENT
     proof = _certificate_proof(shown.uris, accepted.cluster) or _token_proof(stated.token, stated_role, accepted, now)
-    role = stated_role if proof.role == ANY_ROLE else proof.role
+    role = proof.role
     if stated_role not in (CLIENT, role):
         raise Unauthorized(
             f"this credential is that of a {role}; a peer with the role {stated_role} must show one of its own"
@@ -251,7 +233,7 @@ def identify(shown: ShownCredentials, accepted: AcceptedCredentials, now: float)
     if stated_role == role != "operator" and stated.name != name:
         raise Unauthorized(f"this credential is that of {name}; {stated.name!r} must show its own")
     is_listed = accepted.is_listed(role, name, proof.region)
-    if not is_listed and role in LISTED_ROLES and proof.role != ANY_ROLE:
+    if not is_listed and role in LISTED_ROLES:
         where = f" of region {proof.region}" if proof.region else ""
         raise Unavailable(f"the topology in use here lists no {role} {name!r}{where}; add it there, or wait for it")
     # A name that neither the credential nor the topology confirms is a claim.
@@ -320,8 +302,8 @@ def _token_proof(shown: str, stated_role: str, accepted: AcceptedCredentials, no
     if not valid:
         raise Unauthorized(f"the token {found[0].id} has expired; make another one: tao token new")
     # One secret may be listed for several roles; the peer says which of them it has.
-    token = next((each for each in valid if each.role in (stated_role, ANY_ROLE)), valid[0])
-    name, caller = ("", token.caller) if token.role in (CLIENT, ANY_ROLE) else (token.caller, "")
+    token = next((each for each in valid if each.role == stated_role), valid[0])
+    name, caller = ("", token.caller) if token.role == CLIENT else (token.caller, "")
     return _Proof(token.role, name=name, caller=caller, expires_at=token.expires_at)
 
 

@@ -45,7 +45,7 @@ class SilentConnections:
     ) -> None:
         """``pending`` bounds them, together with those that have spoken. ``on_data`` takes over a connection that has
         something to read, with its place; ``on_turned_away(reason, name)`` is called when the connection of a peer is
-        closed because it has lost its place. Neither may raise."""
+        closed because it has lost its place, or the system has none for it. Neither may raise."""
         self._pending: Final = pending
         self._on_data: Final = on_data
         self._on_turned_away: Final = on_turned_away
@@ -73,8 +73,14 @@ class SilentConnections:
         connection = SilentConnection(accepted, place, peer)
         if first_byte:
             self._on_data(connection)
-        else:
+            return
+        try:
             self._epoll.register(number, select.EPOLLIN)
+        except OSError as error:  # the system bounds what an account may watch, and its memory
+            self._pending.leave(place)
+            accepted.close()
+            self._on_turned_away("overloaded", f"{name_of(peer)}: {error}")
+        else:
             self._connections[number] = connection
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from tao.model.topology import CacheServer, Tier
 from tao.topology.document import dump_topology
 from tao.wire.frames_server import FrameServer
 from tao.wire.grpc_server import GrpcServer
-from tao.wire.identity import AcceptedCredentials, PeerAuthenticator
+from tao.wire.identity import AcceptedCredentials, AcceptedToken, PeerAuthenticator, digest_of
 from tao.wire.links import LinkSettings
 from tao.wire.session import Reply
 from tao.wire.settings import ServingSettings
@@ -31,7 +31,8 @@ class Follower:
         self.name = name
         self.link = cluster.link(name)
         self.watching: list[Reply] = []
-        settings = ServingSettings(authenticator=PeerAuthenticator(AcceptedCredentials.of_secrets(TOKEN, "")))
+        accepted = AcceptedCredentials((AcceptedToken("web-1", "client", digest_of(TOKEN), "web"),))
+        settings = ServingSettings(authenticator=PeerAuthenticator(accepted))
         self.frames = FrameServer(self, settings, name=name, topology_version=lambda: 1)
         self.grpc = GrpcServer(self, settings, name=name, topology_version=lambda: 1, choose_shard=lambda: 0)
 

@@ -14,7 +14,15 @@ import pytest
 from tao.model.errors import SettingsError, Unauthorized, Unavailable
 from tao.model.topology import CacheServer, ServerPlace
 from tao.serving.requests import Listeners
-from tao.wire.identity import AcceptedCredentials, Credentials, PeerAuthenticator, PeerIdentity, SpiffeCluster
+from tao.wire.identity import (
+    AcceptedCredentials,
+    AcceptedToken,
+    Credentials,
+    PeerAuthenticator,
+    PeerIdentity,
+    SpiffeCluster,
+    digest_of,
+)
 from tao.wire.links import Links, LinkSettings
 from tao.wire.settings import ServingSettings, SessionSettings
 from tao.wire.tls import TlsFiles
@@ -42,7 +50,9 @@ class Served:
     def __init__(self, tls: TlsFiles, accepted: AcceptedCredentials | None = None) -> None:
         grpc, frames = (f"127.0.0.1:{port}" for port in free_ports(2))
         self.server = CacheServer(name="follower-1", grpc=grpc, frames=frames)
-        accepted = accepted or AcceptedCredentials.of_secrets("secret", "")
+        accepted = accepted or AcceptedCredentials(
+            (AcceptedToken("leader-1", "leader", digest_of("secret")),), is_listed=lambda *_: True
+        )
         settings = ServingSettings(authenticator=PeerAuthenticator(accepted))
         self.handler = Handler()
         self.faces = Listeners(self.server, self.handler, settings, lambda: 1, lambda: 0, tls=tls)

@@ -2,6 +2,7 @@
 gRPC."""
 
 import asyncio
+import itertools
 import math
 import random
 from dataclasses import replace
@@ -21,6 +22,7 @@ from tao.model.errors import (
     Unavailable,
 )
 from tao.wire.identity import (
+    SERVER_ROLES,
     AcceptedCredentials,
     AcceptedToken,
     Credentials,
@@ -233,12 +235,15 @@ async def test_a_request_without_a_known_body_is_refused(rig: Rig) -> None:
         await session.ask(pb.Request(), PATIENT_SECONDS)
 
 
-def accepting(token: str, client_token: str) -> ServingSettings:
-    return ServingSettings(authenticator=PeerAuthenticator(AcceptedCredentials.of_secrets(token, client_token)))
+def accepting(**secrets: str) -> ServingSettings:
+    """Return settings of a server that accepts a token of each of these roles."""
+    tokens = tuple(AcceptedToken(role, role, digest_of(secret)) for role, secret in secrets.items())
+    accepted = AcceptedCredentials(tokens, is_listed=lambda *_: True)
+    return ServingSettings(authenticator=PeerAuthenticator(accepted))
 
 
 async def test_only_a_peer_with_an_accepted_token_is_served(rig: Rig) -> None:
-    await rig.serve(accepting("right", ""))
+    await rig.serve(accepting(client="right"))
     for wrong in ("", "righ", "righter"):
         with pytest.raises(Unauthorized):
             await rig.connect(credentials=replace(ME, token=wrong))
@@ -273,7 +278,7 @@ async def test_a_connection_ends_when_its_token_runs_out_or_is_revoked(rig: Rig,
 
 async def test_a_peer_that_is_refused_for_its_credentials_is_reported_as_what_it_says_it_is(rig: Rig) -> None:
     refused: list[tuple[PeerIdentity, TaoError]] = []
-    accepted = accepting("for servers", "for clients")
+    accepted = accepting(leader="for leaders", client="for clients")
     await rig.serve(replace(accepted, on_refused=lambda *each: refused.append(each)))
     await rig.connect(credentials=replace(ME, token="for clients"))
     for credentials in (ME, Credentials("stranger", "operator", "for clients")):
@@ -286,15 +291,18 @@ async def test_a_peer_that_is_refused_for_its_credentials_is_reported_as_what_it
     assert all(peer.address for peer, _ in refused)
 
 
-async def test_the_clients_token_vouches_for_no_server(rig: Rig) -> None:
-    await rig.serve(accepting("for servers", "for clients"))
-    for role in ("leader", "follower", "tailer", "operator"):
-        with pytest.raises(Unauthorized, match=role):
-            await rig.connect(credentials=Credentials("someone", role, "for clients"))
-        await rig.connect(credentials=Credentials("someone", role, "for servers"))
-    for token in ("for clients", "for servers"):
-        session = await rig.connect(credentials=replace(ME, token=token))
-        assert (await session.ask(read(1), PATIENT_SECONDS)).read.values
+async def test_a_token_vouches_for_its_own_role_only(rig: Rig) -> None:
+    roles = ("client", *sorted(SERVER_ROLES))
+    await rig.serve(accepting(**{role: f"of {role}" for role in roles}))
+    for shown, stated in itertools.product(roles, roles):
+        credentials = Credentials("someone", stated, f"of {shown}")
+        if stated in ("client", shown):  # who states no role of a server is what its token says
+            session = await rig.connect(credentials=credentials)
+            assert (await session.ask(read(1), PATIENT_SECONDS)).read.values
+            await session.close()
+        else:
+            with pytest.raises(Unauthorized, match=f"that of a {shown}; a peer with the role {stated} must"):
+                await rig.connect(credentials=credentials)
     with pytest.raises(Unauthorized, match="missing or wrong"):
         await rig.connect()
 

@@ -20,6 +20,7 @@ from loadtest.hostile.attacks import SECONDS, Ports
 from tao.admin.documents import example_schema_file
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
 from tao.runtime.admin_client import admin_get
+from tao.runtime.token_file import dump_tokens, entry_for
 from tao.topology.document import dump_topology
 from tao.wire.frames_client import connect_frames
 from tao.wire.grpc_client import greeting_metadata
@@ -33,9 +34,7 @@ from tests.e2e.hostile_rig import resident_mb
 from tests.rigs.certificates import TestAuthority
 from tests.rigs.ports import free_ports
 
-TOKEN = "a-secret-of-the-servers"
-CLIENT_TOKEN = "a-secret-of-clients"
-WEB = Credentials("web", "client", CLIENT_TOKEN)
+WEB = Credentials("web", "client", "a-secret-of-clients")
 
 
 @dataclass
@@ -99,14 +98,15 @@ async def running_follower(folder: Path, *, tls: bool = False, **settings: objec
     database = Database(
         name="db", master_region="home", servers={"home": DatabaseServer(name="db-1", socket="/none")}, shards=((0, 0),)
     )
+    tokens = folder / "tokens.yaml"
+    tokens.write_text(dump_tokens((entry_for(WEB.token, "web", "client", None, []),)))
     topology = folder / "topology.json"
     topology.write_text(dump_topology(Topology(version=1, shards=1, regions=(region,), databases=(database,))))
     asked: dict[str, object] = {
         "name": server.name,
         "topology_file": str(topology),
         "schema_file": str(example_schema_file()),
-        "token": TOKEN,
-        "client_token": CLIENT_TOKEN,
+        "accepted_tokens_file": str(tokens),
         **settings,
     }
     files = None

@@ -19,6 +19,7 @@ from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Role, Shape
 from tao.devcluster.state_folder import StateFolder
 from tao.model.errors import AuditFull
+from tao.runtime.token_file import TokenRole, dump_tokens, entry_for
 from tests.e2e.cluster_access import PACE_SECONDS, PATIENT_SECONDS
 from tests.rigs.audit_rig import read_records
 from tests.rigs.forked_programs import run_tao
@@ -33,8 +34,9 @@ pytestmark = [
 ]
 
 SHAPE = Shape(tiers=1, followers=1, leaders=1, databases=1, shards=4)
-TOKEN, CLIENT_TOKEN = "a-secret-of-the-servers", "a-secret-of-clients"
-WEB = Credentials("web", "client", CLIENT_TOKEN)
+WEB = Credentials("web", "client", "a-secret-of-clients")
+OPERATORS_TOKEN = "a-secret-of-alice"
+SERVERS: tuple[TokenRole, ...] = ("leader", "follower", "tailer", "watcher")
 SCHEMA = (Path(__file__).parents[2] / "config" / "schema.yaml").read_text()
 AUDITED = SCHEMA.replace("  user:\n    number: 1\n", "  user:\n    number: 1\n    audit: true\n")
 
@@ -46,6 +48,7 @@ class Audited:
         self.cluster = cluster
         self.folder = StateFolder(folder)
         self.logs = folder / "audit"
+        self.tokens = folder / "tokens.yaml"
 
     def audit_log(self, server: str) -> Path:
         return self.logs / f"{server}.jsonl"
@@ -54,14 +57,24 @@ class Audited:
         path = self.folder.settings_file(server)
         path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | settings))
 
+    def accept_tokens(self) -> None:
+        """Have servers show a token of their role, and accept those, an operator's and an application's."""
+        operator = entry_for(OPERATORS_TOKEN, "alice", "operator", None, [])
+        web = entry_for(WEB.token, "web", "client", None, [])
+        servers = [entry_for(f"a-secret-of-{role}s", "", role, None, []) for role in SERVERS]
+        self.tokens.write_text(dump_tokens((operator, web, *servers)))
+        for name, role in self.cluster.processes.items():
+            if role in SERVERS:
+                self.configure(name, token=f"a-secret-of-{role}s", accepted_tokens_file=str(self.tokens))
+
     def connect(self) -> Any:
         return connect(self.cluster.client_address, credentials=WEB)
 
     async def run(self, *arguments: str, expected: int = 0) -> str:
-        """Run a command as an operator with the servers' token; return its output."""
+        """Run a command as the operator Alice; return its output."""
         env = {
             "TAO_CONNECT": str(self.cluster.topology_path),
-            "TAO_TOKEN": TOKEN,
+            "TAO_TOKEN": OPERATORS_TOKEN,
             "TAO_AUDIT_LOG": str(self.audit_log("operators")),
         }
         ended = await run_tao(*arguments, folder=self.folder.path, env=env)
@@ -109,10 +122,8 @@ async def audited(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Aud
                 await asyncio.sleep(0.05)
         for name, role in cluster.processes.items():
             if role in (Role.LEADER, Role.FOLLOWER):
-                audit = {"path": str(rig.audit_log(name))}
-                rig.configure(name, token=TOKEN, client_token=CLIENT_TOKEN, audit=audit)
-            elif role in (Role.TAILER, Role.WATCHER):
-                rig.configure(name, token=TOKEN)
+                rig.configure(name, audit={"path": str(rig.audit_log(name))})
+        rig.accept_tokens()
         for name, role in cluster.processes.items():
             if role is not Role.DATABASE:
                 await cluster.restart(name)
@@ -155,7 +166,7 @@ async def test_an_operators_invalidation_and_a_changed_topology_are_recorded_whe
     for server in ("leader-1", "follower-1a"):
         (record,) = await audited.recorded(server, "invalidate")
         assert (record["unmapped"]["shards"], record["status_id"]) == ([1], 1)
-        assert record["actor"]["user"]["name"] == "operator"
+        assert record["actor"]["user"]["name"] == "operator/alice"
     topology = str(audited.cluster.topology_path)
     await audited.run("topology", "move-shard", "1", "follower-1a", "--tier", "tier-1", "--topology", topology, "--yes")
     for server in ("leader-1", "follower-1a"):

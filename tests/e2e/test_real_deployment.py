@@ -1,7 +1,7 @@
 """The deployment that docs/how-to/deploy.md and docker/ describe.
 
-It has accounts, tables, a leader and followers by settings files, a shared secret, and the commands of an operator, on
-its own ports and with its own database server.
+It has accounts, tables, a leader and followers by settings files, a token for each role, and the commands of an
+operator, on its own ports and with its own database server.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ SECRETS = {
     "TAO_LEADER_PASSWORD": "a-password-of-leaders",
     "TAO_READER_PASSWORD": "a-password-of-readers",
     "TAO_REPLICATOR_PASSWORD": "a-password-of-replicas",
-    "TAO_TOKEN": "a-secret-of-the-servers",
+    "TAO_TOKEN": "a-secret-of-alice",
 }
 CLIENT_TOKEN = "a-secret-of-clients"
+SERVERS_TOKENS = {"leader": "a-secret-of-leaders", "follower": "a-secret-of-followers"}
 
 
 @dataclass
@@ -62,11 +63,23 @@ class Operator:
     def topology_file(self) -> Path:
         return self.folder / "topology.json"
 
+    @property
+    def accepted_tokens(self) -> Path:
+        return self.folder / "tokens.yaml"
+
+    async def accept(self, token: str, *arguments: str) -> None:
+        """Have servers accept a token."""
+        command = ("token", "new", *arguments, "--existing", "--file", str(self.accepted_tokens))
+        process = await self.start(*command)
+        _, err = await process.communicate(f"{token}\n".encode())
+        assert process.returncode == 0, err.decode()
+
     async def start(self, *arguments: str, **environment: str) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "tao.cli", *arguments),
             cwd=self.folder,
             env={**os.environ, **SECRETS, **self.environment, **environment},
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
@@ -85,7 +98,7 @@ class Operator:
         """Return the example settings with this cluster's names and secrets."""
         example = Path(__file__).resolve().parents[2] / "config" / f"{role}.yaml"
         settings = yaml.safe_load(example.read_text())
-        settings |= {"name": name, "token": SECRETS["TAO_TOKEN"], "client_token": CLIENT_TOKEN}
+        settings |= {"name": name, "token": SERVERS_TOKENS[role], "accepted_tokens_file": str(self.accepted_tokens)}
         files = self.authority.issue(name)
         settings["tls"] = {key: str(getattr(files, key)) for key in ("certificate", "private_key", "authorities")}
         settings["tls"]["demand_certificates"] = role == "leader"
@@ -147,6 +160,10 @@ async def test_a_cluster_comes_up_by_the_documented_commands_and_keeps_its_secre
     assert "4 of 4 shards were changed" in await operator.must(
         "migrate", "--topology", topology, "--schema", schema, "--yes"
     )
+    for role, token in SERVERS_TOKENS.items():
+        await operator.accept(token, "--role", role)
+    await operator.accept(SECRETS["TAO_TOKEN"], "alice", "--role", "operator")
+    await operator.accept(CLIENT_TOKEN, "web")
     region = operator.topology.regions[0]
     servers = [("leader", region.leaders.servers[0]), *(("follower", tier.servers[0]) for tier in region.followers)]
     async with AsyncExitStack() as running:

@@ -58,7 +58,7 @@ CERTIFICATES = st.one_of(
 TOKENS = st.builds(
     Token,
     SECRETS,
-    st.one_of(ROLES, st.sampled_from(["client", "client", ""])),
+    st.one_of(ROLES, st.just("client")),
     st.sampled_from(["", "x", "y"]),
     st.sampled_from([5.0, float("inf")]),
 )
@@ -95,18 +95,18 @@ def might_be(
     for token in tokens or ():
         if token.secret != stated.token or token.expires_at <= now:
             continue
-        role = token.role or wanted
+        role = token.role
         if wanted not in ("client", role):
             continue
         if role == "client":
             found.add((stated.name, "client", token.caller))
             continue
-        bound = token.caller if token.role else ""
+        bound = token.caller
         if bound and wanted == role != "operator" and bound != stated.name:
             continue
         name = bound or stated.name
         known = any((role, name, region) in listed for region in ("x", "y"))
-        if token.role in ("leader", "follower") and not known:
+        if role in ("leader", "follower") and not known:
             continue
         found.add((name, role, f"{role}/{name}" if bound or known else role))
     return found

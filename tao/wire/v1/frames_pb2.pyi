@@ -35,7 +35,7 @@ class Hello(_message.Message):
     role: _builtins.str
     """"client", "follower", "leader", "tailer", "operator" """
     token: _builtins.str
-    """the shared secret; empty when the server asks for none"""
+    """the token; empty when the server asks for none"""
     def __init__(
         self,
         *,

@@ -57,11 +57,13 @@ async def started(folder: Path, **settings: object) -> AsyncIterator[tuple[Follo
         await server.close()
 
 
-@pytest.mark.parametrize(("token", "expected"), [("", 1), ("secret", 0)])
-async def test_an_access_document_without_credentials_is_noted(tmp_path: Path, token: str, expected: int) -> None:
+@pytest.mark.parametrize(("asks", "expected"), [(False, 1), (True, 0)])
+async def test_an_access_document_without_credentials_is_noted(tmp_path: Path, asks: bool, expected: int) -> None:
     (tmp_path / "access.yaml").write_text(ACCESS)
+    tokens = tmp_path / "tokens.yaml"
+    tokens.write_text("tokens: []")
     with capture_logs() as logs:
-        async with started(tmp_path, token=token):
+        async with started(tmp_path, accepted_tokens_file=tokens if asks else None):
             pass
     assert sum(each["event"] == "access_without_credentials" for each in logs) == expected
 

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tao.follower.settings import FollowerSettings
 from tao.model.errors import SettingsError, Unauthorized
 from tao.observability.logs import logger
 from tao.runtime.credentials import AcceptedCredentialFiles, CredentialSources
+from tao.runtime.settings import parse_settings
 from tao.runtime.token_file import (
     TokenEntry,
     change_tokens,
@@ -156,23 +158,26 @@ async def test_a_file_that_is_missing_changes_nothing_and_is_logged_once(
         await files.look()
 
 
-async def test_the_shared_secret_is_accepted_where_no_file_is_named(tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text("shared\n")
-    for sources in (CredentialSources(token="shared"), CredentialSources(token_file=secret)):
-        files = AcceptedCredentialFiles(sources, LOG)
-        await files.load(lambda role, name, _: (role, name) == ("leader", "l-1"))
-        assert files.authenticator.identify(shown("shared", "leader", "l-1")).caller == "leader/l-1"
-        with pytest.raises(Unauthorized):
-            files.authenticator.identify(shown("other", "leader", "l-1"))
+@pytest.mark.parametrize(
+    "sources", [CredentialSources(token="shared"), CredentialSources(token_file=Path("/etc/tao/token"))]
+)
+async def test_a_token_to_show_is_accepted_from_nobody_and_needs_a_file_of_accepted_ones(
+    sources: CredentialSources,
+) -> None:
+    with pytest.raises(SettingsError, match=r"not accepted any more.* --existing.* set accepted_tokens_file"):
+        await AcceptedCredentialFiles(sources, LOG).load(lambda *_: True)
+
+
+def test_a_secret_of_all_applications_is_no_setting_any_more() -> None:
+    found = {"name": "f-1", "topology_file": "t.json", "schema_file": "s.yaml", "client_token": "secret"}
+    with pytest.raises(SettingsError, match="client_token: there is no such setting"):
+        parse_settings(found, FollowerSettings, "follower.yaml")
+
+
+async def test_without_settings_of_credentials_every_peer_is_believed() -> None:
     nothing = AcceptedCredentialFiles(CredentialSources(), LOG)
     await nothing.load(lambda *_: False)
     assert nothing.authenticator.identify(shown("", "leader", "l-1")).caller == ""
-
-
-def test_a_clients_secret_beside_the_file_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="--existing"):
-        CredentialSources(accepted_tokens_file=tmp_path / "x", client_token="secret")
 
 
 def test_a_token_is_read_from_its_file_for_each_connection(tmp_path: Path) -> None:

@@ -131,6 +131,19 @@ def test_all_who_are_turned_away_are_counted_and_a_few_are_logged(caplog: pytest
     assert doorstep.turned_away == {"unauthorized": 1_000, LATE: 1}
 
 
+def test_after_a_pause_of_the_process_nobody_is_late_before_what_has_arrived_could_be_read() -> None:
+    now = 0.0
+    doorstep, displaced = Doorstep("admin", DoorstepSettings(), lambda: now), list[str]()
+    doorstep.pending.enter("192.0.2.7", displaced.append)
+    doorstep.sweep()
+    now = 60.0  # the process stood still meanwhile
+    doorstep.sweep()
+    assert displaced == []
+    now = 60.25
+    doorstep.sweep()
+    assert displaced == [LATE]
+
+
 @pytest.mark.parametrize(
     ("peer", "address"),
     [

@@ -37,7 +37,6 @@ def listed_token(role: str, secret: str, caller: str = "", expires_at: float = m
     return AcceptedToken(f"id of {secret}", role, digest_of(secret), caller, expires_at)
 
 
-SHARED = AcceptedCredentials.of_secrets("shared", "for clients")
 TOKENS = AcceptedCredentials(
     (
         listed_token("client", "of web", "web"),
@@ -74,21 +73,9 @@ CASES = {
     "without credentials a peer is believed, and anonymous": Case(
         AcceptedCredentials(), "leader", "x", "anything", (LEADER,), ("x", "leader", "")
     ),
-    "the shared secret vouches for any role": Case(SHARED, "tailer", "t-1", "shared", (), ("t-1", "tailer", "tailer")),
-    "the shared secret with a name of the topology": Case(
-        replace(SHARED, is_listed=is_listed),
-        "leader",
-        "east-leader-1",
-        "shared",
-        (),
-        ("east-leader-1", "leader", "leader/east-leader-1"),
-    ),
-    "the shared secret of a client": Case(SHARED, "client", "web-3", "shared", (), ("web-3", "client", "client")),
-    "the clients' secret": Case(SHARED, "client", "web-3", "for clients", (), ("web-3", "client", "client")),
-    "the clients' secret and a server's role": Case(SHARED, "operator", "x", "for clients", says="operator"),
-    "an unknown role is a client's": Case(SHARED, "king", "x", "for clients", (), ("x", "client", "client")),
-    "no token": Case(SHARED, says="missing or wrong; set the one"),
-    "a wrong token": Case(SHARED, token="share", says="missing or wrong; set the one"),
+    "no token": Case(TOKENS, says="missing or wrong; set the one"),
+    "a wrong token": Case(TOKENS, token="of we", says="missing or wrong; set the one"),
+    "an unknown role is a client's": Case(TOKENS, "king", "x", "of web", (), ("x", "client", "web")),
     "an application's token": Case(TOKENS, "client", "web-3", "of web", (), ("web-3", "client", "web")),
     "the next token of the same caller": Case(TOKENS, "client", "x", "of web, new", (), ("x", "client", "web")),
     "a token that has expired": Case(TOKENS, token="of web, old", says="id of of web, old has expired; make another"),
@@ -230,12 +217,11 @@ def test_a_token_that_no_server_takes_is_not_sent() -> None:
         replace(longest, token=longest.token + "t").with_token()
 
 
-def test_a_client_token_without_a_server_token_is_rejected_as_a_mistake() -> None:
-    with pytest.raises(SettingsError, match="client_token but no token"):
-        AcceptedCredentials.of_secrets("", "for clients")
-    assert AcceptedCredentials.of_secrets("", "") == AcceptedCredentials()
+def test_credentials_are_in_use_when_any_kind_is_accepted_and_a_shown_token_is_in_no_log() -> None:
     assert not AcceptedCredentials().are_in_use
-    assert "secret" not in repr(AcceptedCredentials.of_secrets("secret", "another secret"))
+    assert AcceptedCredentials(tokens=()).are_in_use
+    assert CERTIFICATES.are_in_use
+    assert "secret" not in repr(Credentials("web", "client", "secret"))
 
 
 def test_a_clusters_id_is_parsed_or_its_form_named() -> None:

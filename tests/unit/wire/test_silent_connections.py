@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 from collections.abc import AsyncIterator
 
@@ -25,10 +26,16 @@ class Port:
         self.seconds_of_each = 0.0
         self._sockets: list[socket.socket] = []
 
-    def connect(self, number: int = 1, *, sends: bytes = b"", leaves: bool = False) -> socket.socket:
-        """Return the client's end. The client ``sends`` or ``leaves`` before its connection is accepted."""
+    def connect(
+        self, number: int = 1, *, sends: bytes = b"", leaves: bool = False, unwatchable: bool = False
+    ) -> socket.socket:
+        """Return the client's end. The client ``sends`` or ``leaves`` before its connection is accepted, which the
+        system may refuse to watch."""
         client, accepted = socket.socketpair()
         self._sockets += client, accepted
+        if unwatchable:  # what is watched already cannot be watched again
+            assert self.silent._epoll is not None
+            self.silent._epoll.register(accepted.fileno(), select.EPOLLIN)
         client.setblocking(False)
         accepted.setblocking(False)
         if sends:
@@ -135,6 +142,18 @@ async def test_a_connection_that_is_displaced_as_another_is_passed_on_is_left_ou
     await until(lambda: len(port.spoke) == 1)
     await until(lambda: port.turned_away == [(LATE, "192.0.2.7:1")])
     assert (len(port.silent), len(port.pending)) == (0, 0)
+
+
+async def test_a_connection_that_the_system_refuses_to_watch_is_closed_and_leaves_no_place(port: Port) -> None:
+    client = port.connect(0, unwatchable=True)
+    assert is_closed(client)
+    ((reason, name),) = port.turned_away
+    assert reason == "overloaded"
+    assert name.startswith("192.0.2.7:0: ")
+    assert (len(port.silent), len(port.pending)) == (0, 0)
+    for number in range(1, 12):  # one more than there is room for
+        port.connect(number)
+    assert port.turned_away[1:] == [(DISPLACED, "192.0.2.7:1")]
 
 
 async def test_the_end_closes_all_and_frees_their_places(port: Port) -> None:
