@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tao.admin.added_shards import added_shards, create_shards
+from tao.admin.shard_tables import added_shards, create_shards
 from tao.model.topology import Topology
 from tao.replication.accounts import ServiceAccounts
 from tao.replication.promotion_plan import PromotionRequest
