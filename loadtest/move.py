@@ -28,11 +28,12 @@ from loadtest.faults.injection import FAULTS, Injector
 from loadtest.faults.load import RecordedOptions, recorded_load
 from loadtest.faults.plan import PlanStep, after
 from loadtest.faults.record import RunRecord
+from loadtest.peers.databases import REDO_MB, enlarge_redo, keep_binlog_open
 from loadtest.region_cluster import RegionCluster, lossless_settings, region_cluster
 from loadtest.results import Aim, Conditions, ScenarioResult, at_least, at_most, result_of
 from loadtest.scenario import BenchSettings, PartOfProgress, Progress, Scenario
 from tao.client import Graph, TaoError
-from tao.devcluster.layout import Shape
+from tao.devcluster.layout import Role, Shape
 from tao.model.errors import OperatorError
 from tao.model.ids import SEQUENCE_PER_MS, make_id
 from tao.model.topology import Database
@@ -105,6 +106,10 @@ async def run(settings: BenchSettings, progress: Progress, wanted: MoveOptions) 
     moves = ManyMoves(wanted.moved_shards)
     async with region_cluster(cluster, progress.step, logs=wanted.logs) as regions:
         settings.versions.update(regions.versions)
+        for name in regions.named(Role.DATABASE):
+            # As config/ has it. A redo log that is full, or a binlog file that is closed, stops all commits.
+            await enlarge_redo(regions.cluster.database(name))
+            await keep_binlog_open(regions.cluster.database(name))
         large = await _large_shard(settings, regions, PartOfProgress(progress, 0.0, 0.5), wanted)
         kinds = _TOY_KINDS if settings.toy else _KINDS
         faults = FaultRun(
@@ -127,6 +132,7 @@ async def run(settings: BenchSettings, progress: Progress, wanted: MoveOptions) 
         "moved_shards": wanted.moved_shards,
         "seed": wanted.seed,
         "copy pace": f"{_PACED_MB:g} MB of rows a second",
+        "redo log": f"{REDO_MB} MB",
     }
     demands = [*large.demands(), *moves.demands(), *outcome.demands(measured, ZEROS)]
     aims = [*large.aims(), _failed_reads_aim(outcome)]

@@ -63,6 +63,14 @@ async def enlarge_redo(database: DatabaseInstance) -> None:
     await _ask(database, f"SET GLOBAL {name} = {REDO_MB << 20}")
 
 
+async def keep_binlog_open(database: DatabaseInstance) -> None:
+    """Have a running database write one binlog file of up to 1 GiB, the most that it takes.
+
+    Where commits are not synced, closing a file syncs all of it, and commits wait for that. A server that syncs each
+    commit has nothing left to sync then. Raises `pymysql.err.MySQLError`."""
+    await _ask(database, "SET GLOBAL max_binlog_size = 1073741824")
+
+
 async def resize_pool(database: DatabaseInstance, buffer_pool_mb: int) -> None:
     """Change the buffer pool of a running database, and wait until that is done.
 

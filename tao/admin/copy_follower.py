@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
+from functools import partial
 from typing import Final
 
 from tao.model.errors import DeadlineExceeded, TaoError
@@ -164,9 +165,10 @@ class CopyFollower:
 
 def rows_of_next_range(rows: int, seconds: float, settings: MoveSettings) -> int:
     """Return how many rows to compare with the next statement, by how long it took with so many."""
-    if seconds > settings.range_seconds:
+    limit = settings.paced_range_seconds if settings.is_paced else settings.range_seconds
+    if seconds > limit:
         return max(_LEAST_ROWS_PER_RANGE, rows // 2)
-    if seconds > settings.range_seconds / 4:
+    if seconds > limit / 4:
         return rows
     return max(_LEAST_ROWS_PER_RANGE, min(settings.rows_per_range, 2 * rows))
 
@@ -197,13 +199,17 @@ class CopyComparison:
         """Compare all rows. Those that change meanwhile are left to `compare_changed`. Raises `CopySpoiled` when the
         copy is wrong."""
         self._follower.take_changed()
+        loop, settings = asyncio.get_running_loop(), self._settings
         for table in self._tables.values():
             low = 0
             while True:
+                began = loop.time()
                 keys = await self._compare_range(table, low)
                 if keys.is_last:
                     break
                 low = keys.high + 1
+                if settings.is_paced:
+                    await asyncio.sleep((loop.time() - began) * (1 / settings.paced_share - 1))
 
     async def compare_changed(self) -> int:
         """Compare the rows that have changed since they were compared. Returns how many have changed since."""
@@ -230,10 +236,14 @@ class CopyComparison:
         async with self._source() as here, self._target() as there:
             began = asyncio.get_running_loop().time()
             keys = await next_range(here, source, table, low, self._rows, deadline=self._deadline())
-            ours, theirs = await asyncio.gather(
-                range_checksum(here, source, table, keys, deadline=self._deadline()),
-                range_checksum(there, target, table, keys, deadline=self._deadline()),
-            )
+            at_source = partial(range_checksum, here, source, table, keys)
+            at_target = partial(range_checksum, there, target, table, keys)
+            if self._settings.is_paced:
+                ours, theirs = await at_source(deadline=self._deadline()), await at_target(deadline=self._deadline())
+            else:
+                ours, theirs = await asyncio.gather(
+                    at_source(deadline=self._deadline()), at_target(deadline=self._deadline())
+                )
             self._rows = rows_of_next_range(self._rows, asyncio.get_running_loop().time() - began, self._settings)
             self.compared_rows += ours[0]
             if ours == theirs:

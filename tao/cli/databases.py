@@ -23,14 +23,13 @@ from tao.admin.replication import (
     member_states,
     plan_replication,
 )
+from tao.admin.shard_tables import migrate_all
 from tao.cli.frame import ask, run, show
 from tao.cli.logins import database_tls, password_of
 from tao.cli.options import PLACE_METAVAR, FloatRange, Place, given, json_option, yes_option
 from tao.etcd.location import Location
-from tao.model.errors import OperatorError
-from tao.model.topology import Database, DatabaseServer, Topology
+from tao.model.topology import Database, DatabaseServer
 from tao.replication.accounts import LOOPBACK_HOSTS, Account, ServiceAccounts, TlsDemand, ensure_accounts
-from tao.storage.migrations import migrate as migrate_shards
 from tao.storage.session import ServerAccount
 from tao.terminal import Counting, WaitDisplay, counted, print_records
 
@@ -124,7 +123,7 @@ def migrate(topology_file: Location, schema_file: Location, as_user: str) -> Non
     """Create the tables of every shard, or bring them up to date.
 
     It works on each database's master; replicas follow by replication. Run it before the first start, after an upgrade,
-    and when the schema names a new custom table.
+    and when the schema names a new custom table. One run at a time: another one ends with `LOCK_TAKEN`.
     """
     topology = load_topology(topology_file)
     tables = read_schema(schema_file)[0].custom_tables()
@@ -132,32 +131,13 @@ def migrate(topology_file: Location, schema_file: Location, as_user: str) -> Non
     names = ", ".join(_master(database).name for database in topology.databases)
     shards = counted(topology.shards, "shard")
     ask(f"Bring {shards} on {names} up to date?")
-    if _shards_by_master(load_topology(topology_file)) != _shards_by_master(topology):
-        raise OperatorError("a master was replaced since the question, or shards were moved: repeat the command")
-    changed = {
-        database.name: run(_migrate(database, tables, administrator.at(_master(database))))
-        for database in topology.databases
-    }
+    store, locks = documents.topology_file(topology_file), documents.topology_locks(topology_file)
+    with Counting("shards up to date") as counting:
+        changed = run(migrate_all(store, locks, topology, tables, administrator, counting.show))
     show(
         {"shards": topology.shards, "changed": changed},
         lambda: click.echo(f"{sum(changed.values()):,} of {shards} were changed; all are up to date"),
     )
-
-
-async def _migrate(database: Database, tables: dict[str, int], login: ServerAccount) -> int:
-    with Counting("shards up to date") as counting:
-        return await migrate_shards(
-            login,
-            [shard for first, last in database.shards for shard in range(first, last + 1)],
-            tables,
-            _master(database).name,
-            version_epoch=database.version_epoch,
-            progress=lambda done, _: counting.show(database.name, done),
-        )
-
-
-def _shards_by_master(topology: Topology) -> dict[str, tuple[tuple[int, int], ...]]:
-    return {_master(database).name: database.shards for database in topology.databases}
 
 
 def _master(database: Database) -> DatabaseServer:

@@ -14,7 +14,6 @@ from typing import Any
 
 import click
 
-from tao.admin.added_shards import added_shards, create_shards
 from tao.admin.documents import (
     ClusterTexts,
     export_documents,
@@ -26,6 +25,7 @@ from tao.admin.documents import (
     topology_file,
     topology_locks,
 )
+from tao.admin.shard_tables import added_shards, create_shards
 from tao.cli.connection import topology_path
 from tao.cli.frame import ask, run, show
 from tao.cli.logins import mastership_login, schema_place

@@ -40,6 +40,7 @@ from tao.replication.database_copy import CopyProgress, copy_schemas
 from tao.replication.database_tools import DatabaseTools, find_tools
 from tao.replication.gtid import binlog_state_at
 from tao.replication.locks import Locks, hold_exclusively, mastership_lock
+from tao.replication.move_statements import binlog_position
 from tao.replication.promotion import Promoter, PromotionSettings
 from tao.replication.promotion_plan import discarded_transactions
 from tao.replication.replication_set import ReplicationSet, SetAccounts
@@ -198,7 +199,7 @@ class Reseeder:
             raise SeedingRefused(
                 f"{server} and {master.name} have one server_id: are they one server by two addresses?"
             )
-        if not theirs.shards:
+        if replicas.shards and not theirs.shards:
             raise SeedingRefused(f"{master.name} has no shard: is it the right master? `tao migrate` makes them")
         epoch = 0
         with suppress(TablesMissing):  # the server is empty or partly seeded
@@ -238,7 +239,15 @@ class Reseeder:
     async def _copy(
         self, replicas: ReplicationSet, region: str, tools: DatabaseTools
     ) -> tuple[ServerContents, CopyProgress]:
-        master = await self._contents(replicas, replicas.database.master_region)
+        region_of_master = replicas.database.master_region
+        master = await self._contents(replicas, region_of_master)
+        while not master.schemas:  # the database has no shards, so a position is all there is to copy
+            async with replicas.session(region_of_master) as session:
+                position = await binlog_position(session, deadline=replicas.statement_deadline())
+            now = await self._contents(replicas, region_of_master)
+            if not now.schemas:
+                return master, CopyProgress(0, 0, position)
+            master = now
 
         def progress(copied: CopyProgress) -> None:
             if self._on_copied is not None:
@@ -246,7 +255,7 @@ class Reseeder:
 
         copied = await copy_schemas(
             tools,
-            replicas.login(replicas.database.master_region),
+            replicas.login(region_of_master),
             replicas.login(region),
             master.schemas,
             stall_seconds=_STALL_SECONDS,

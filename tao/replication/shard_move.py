@@ -124,6 +124,18 @@ class MoveSettings:
     megabytes_per_second: float = 0.0
     """The most that is copied in a second, of rows as they are sent. 0: as fast as the servers can."""
 
+    paced_share: float = 0.25
+    """The part of the time in which a move with such a bound compares, and rests otherwise. It compares one server
+    after the other then."""
+
+    paced_range_seconds: float = 0.05
+    """`range_seconds` of such a move: whatever needs a core that the comparison uses waits for a part of that."""
+
+    @property
+    def is_paced(self) -> bool:
+        """Whether the move has to leave room for other work, even where it takes longer."""
+        return self.megabytes_per_second > 0
+
 
 class ShardMoves:
     """The steps that change who may write a shard, on the databases of one topology."""

@@ -9,16 +9,21 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tao.model.errors import OperatorError, TaoError
 from tao.replication.accounts import ServiceAccounts
 from tao.replication.locks import LockTaken
+from tao.replication.promotion import PromotionSettings
 from tao.replication.promotion_plan import PromotionRefused, PromotionRequest, ServerDiverged, ServerSeeding
-from tao.replication.replica_seed import SeedingRefused, SeedStep
+from tao.replication.replica_seed import Reseeder, SeedingRefused, SeedStep
+from tao.replication.replication_set import SetAccounts
 from tao.replication.server_statements import stop_receiving
 from tao.storage.dialect import Dialect, SessionSetup
+from tao.storage.names import schema_name
 from tao.storage.session import DatabaseSession, ServerAccount, open_session
 from tests.rigs.forked_programs import Ended, run_tao
+from tests.rigs.move_rig import TARGET, Writer, move_rig, soon
 from tests.rigs.replication_rig import EAST, SHARDS, WEST, ReplicationRig, replication_rig, statement_deadline
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.waiting]
@@ -192,3 +197,35 @@ async def test_a_server_is_passed_over_as_one_without_a_promotion_under_way_only
     assert "tao_00001" in restored.without_tables[EAST]
     _, _, errors = await tao(rig, "promote", "db", "--to", WEST, "--yes")
     assert "east has no tables" in errors
+
+
+async def test_a_replica_of_a_database_without_shards_is_rebuilt_and_gets_those_that_move_there(
+    tmp_path: Path, database_accounts: ServiceAccounts
+) -> None:
+    """A database is added to a topology without shards, and gets them by moves."""
+    async with move_rig(tmp_path, database_accounts, regions=(EAST, WEST)) as rig:
+        moves, before, replica = rig.moves(), rig.topology, f"{WEST}-{TARGET}"
+        settings = PromotionSettings(lock_seconds=5.0, settle_seconds=0.0)
+        accounts = SetAccounts(rig.accounts.administrator, rig.accounts.replicator)
+        reseeder = Reseeder(moves.store, moves.locks, accounts, settings, rig.promoter())
+        ((first, last),) = before.databases[1].shards
+        async with rig.session(f"{EAST}-{TARGET}") as session:
+            for shard in range(first, last + 1):
+                await session.run(f"DROP DATABASE {schema_name(shard)}", deadline=soon())
+        with pytest.raises(SeedingRefused, match="has no shard"):
+            await reseeder.plan(replica)
+        databases = (before.databases[0], replace(before.databases[1], shards=()))
+        await moves.store.change(before.version, replace(before, version=2, shards=first, databases=databases))
+        async with rig.session(replica) as session:  # it diverges
+            await session.run("SET GLOBAL read_only = 0; CREATE SCHEMA tao_00000", deadline=soon())
+        plan = await reseeder.plan(replica)
+        assert (plan.drops, plan.copies) == (1, 0)
+        assert plan.discards
+        result = await reseeder.seed(replica)
+        assert (result.follows, result.shards) == (f"{EAST}-{TARGET}", 0)
+        assert await rig.rows(replica, "SHOW DATABASES LIKE 'tao\\_%%'") == []
+
+        writer = Writer(rig.store(), 0)
+        assert await writer.write_one()
+        await rig.mover().move(0, TARGET)  # waits until the replica has the copy
+        assert await rig.written(replica, 0) == writer.acknowledged

@@ -241,9 +241,9 @@ def test_tokens_are_made_once_for_each_role_and_an_operator_who_may_make_those_o
     assert {*owned.values(), "/var/lib/tao/tokens"} <= {*folders}
 
 
-def test_the_document_is_writable_only_for_those_who_change_it() -> None:
+def test_the_document_is_writable_only_for_those_who_change_it_or_take_locks_beside_it() -> None:
     changing = {name for name, service in OURS.items() if mounts_of(service).get(str(DOCUMENT.parent)) == "topology"}
-    assert changing == {"document", "tools", *WATCHERS}
+    assert changing == {"document", "migrate", "replicate", "tools", *WATCHERS}
 
 
 def assert_schema(parsed: LeaderSettings | FollowerSettings | TailerSettings) -> None:

@@ -13,7 +13,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from tao.admin import shard_mover
+from tao.admin import copy_follower, shard_mover
 from tao.admin.copy_follower import CopyComparison, CopyFollower, rows_of_next_range
 from tao.admin.shard_mover import MoverAccounts, ShardMover
 from tao.model.errors import TopologyConflict, Unavailable
@@ -24,7 +24,7 @@ from tao.observability.logs import logger
 from tao.replication import shard_move
 from tao.replication.accounts import Account
 from tao.replication.locks import FileLocks, LockHold, LockLost, Locks, LockTaken, LockTerms, mastership_lock
-from tao.replication.move_statements import Advance, ShardThere, apply_rows
+from tao.replication.move_statements import Advance, CopiedTable, KeyRange, ShardThere, apply_rows
 from tao.replication.replication_set import SetAccounts
 from tao.replication.shard_move import MoveSettings, ShardMoves, move_lock
 from tao.replication.shard_move_plan import (
@@ -39,8 +39,10 @@ from tao.replication.shard_move_plan import (
 )
 from tao.storage.session import DatabaseSession
 from tao.tailer.binlog import BinlogSource
+from tests.rigs.pacing import loop_clock
 
 SHARD = 3
+PACED = MoveSettings(megabytes_per_second=9.0)
 SETTINGS = MoveSettings(switch_seconds=0.05, takeover_seconds=0.0, catch_up_seconds=0.0)
 ACCOUNT = Account("tao", "secret")
 FENCED = fenced_row(ShardRow(SHARD, "east-db-1", 1, "leader-1", 10), "east-db-2")
@@ -417,3 +419,54 @@ def test_rows_are_compared_in_ranges_that_read_for_half_a_second_at_most() -> No
     for _ in range(20):
         rows = rows_of_next_range(rows, 6.0, settings)
     assert rows == 50
+
+
+def test_a_paced_move_compares_ranges_that_read_for_a_twentieth_of_a_second_at_most() -> None:
+    assert rows_of_next_range(600, 0.01, PACED) == 1_200
+    assert rows_of_next_range(600, 0.03, PACED) == 600
+    assert rows_of_next_range(600, 0.06, PACED) == 300
+    assert rows_of_next_range(600, 0.06, MoveSettings()) == 1_200
+
+
+class Ranges:
+    """A table of two ranges at servers that take half a second for each statement."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._clock = loop_clock(monkeypatch)
+        self.active = self.most_active = 0
+        self.rests: list[float] = []
+        monkeypatch.setattr(copy_follower, "next_range", self._next_range)
+        monkeypatch.setattr(copy_follower, "range_checksum", self._range_checksum)
+        self._turn = asyncio.sleep
+        monkeypatch.setattr(asyncio, "sleep", self._sleep)
+
+    async def _next_range(self, session: object, schema: str, table: object, low: int, *_: object, **__: object) -> Any:
+        return KeyRange(low, 9 if not low else (1 << 64) - 1)
+
+    async def _range_checksum(self, *_: object, **__: object) -> tuple[int, ...]:
+        self.active += 1
+        self.most_active = max(self.most_active, self.active)
+        await self._turn(0)
+        self._clock.now += 0.5
+        self.active -= 1
+        return (1, 2, 3)
+
+    async def _sleep(self, seconds: float) -> None:
+        self.rests.append(seconds)
+
+
+@pytest.mark.parametrize(("settings", "at_once", "rests"), [(MoveSettings(), 2, []), (PACED, 1, [3.0])])
+async def test_a_paced_comparison_asks_one_server_at_a_time_and_rests_three_quarters_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, settings: MoveSettings, at_once: int, rests: list[float]
+) -> None:
+    ranges = Ranges(monkeypatch)
+
+    @asynccontextmanager
+    async def session() -> AsyncIterator[DatabaseSession]:
+        yield cast(DatabaseSession, None)
+
+    table = CopiedTable("objects", ("id", "data"), ("id",))
+    follower = CopyFollower(cast(BinlogSource, Binlog()), SHARD, {}, session, "0-1-7", settings)
+    comparison = CopyComparison(session, session, SHARD, {"objects": table}, follower, settings)
+    await comparison.compare_all()
+    assert (ranges.most_active, ranges.rests, comparison.compared_rows) == (at_once, rests, 2)
