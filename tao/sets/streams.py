@@ -75,6 +75,9 @@ class Stream(ABC):
     lists: int = 1
     """How many lists a `probe` asks."""
 
+    is_in_hand: bool = False
+    """Whether `prepare` has brought all that follows."""
+
     starts_with_all: bool = False
     """Whether no edge of the operand comes before the place at which the stream started, as far as it knows."""
 
@@ -137,6 +140,7 @@ class ListStream(Stream):
     def prepare(self, edges: int) -> Steps[None]:
         if self._prepared is None:
             self._prepared = yield from self._next(edges)
+            self.is_in_hand = self._prepared.examined == END
 
     def advance(self, edges: int) -> Steps[Chunk]:
         page = yield from self._taken(edges)
@@ -280,7 +284,10 @@ class _TwoOperands(Stream):
         yield from both(self._left.measure(), self._right.measure())
 
     def prepare(self, edges: int) -> Steps[None]:
-        yield from both(self._left.prepare(self._page(edges)), self._right.measure())
+        page = self._page(edges)
+        # Most lists are no longer than this page, and are read whole by it. Of many lists it would be too much.
+        right = self._right.prepare(page) if self._right.lists == 1 else self._right.measure()
+        yield from both(self._left.prepare(page), right)
 
     def _page(self, edges: int) -> int:
         """Return how many edges of the left operand to read: the right one is asked for the id of each."""
@@ -300,12 +307,14 @@ class AndStream(_TwoOperands):
     """The edges of the left operand whose ids the right one has.
 
     A right operand that is short and shorter than the left one is read whole, and the left one is asked which of its
-    ids it has: two round trips, however long the left one is. Otherwise the left operand is read page by page, and the
-    right one is asked for the ids of each page."""
+    ids it has: two round trips when the first page holds all of the right one, else three, however long the left one
+    is. Otherwise the left operand is read page by page, and the right one is asked for the ids of each page, unless the
+    first page holds all of it. So two short lists take one round trip."""
 
     def __init__(self, names: OperandNames, left: Stream, right: Stream, after: Place, evaluator: Evaluator) -> None:
         super().__init__(names, left, right, evaluator, _PageSize(_FIRST_SHARE))
         self._after = after
+        self._whole_right: frozenset[int] | None = None
 
     @property
     def size(self) -> int:  # type: ignore[override]  # follows the operands'
@@ -320,12 +329,22 @@ class AndStream(_TwoOperands):
                 return Chunk([], END)
             evaluator = self._evaluator
             most = min(evaluator.limits.materialize_edges, evaluator.ids_to_ask(self._left.lists))
-            if self._right.size <= most and self._right.size < self._left.size:
+            is_shorter = self._right.size < self._left.size and not self._left.is_in_hand
+            whole = None
+            if self._right.size <= most and (is_shorter or self._right.is_in_hand):
                 whole = yield from read_whole(self._right, most, evaluator.limits.materialize_bytes)
-                if whole is not None:
-                    return (yield from self._ask_left(whole))
-            self._evaluator.note(f"read {self._names.left} page by page and asked {self._names.right} for the ids")
-        return (yield from self._advance_left(edges, self._right.probe, keep_found=True))
+            if whole is None:
+                self._evaluator.note(f"read {self._names.left} page by page and asked {self._names.right} for the ids")
+            elif is_shorter:
+                return (yield from self._ask_left(whole))
+            else:
+                self._whole_right = frozenset(edge.id2 for edge in whole)
+                names = self._names
+                self._evaluator.note(f"read {names.right} whole ({len(whole)} edges), and {names.left} page by page")
+        return (yield from self._advance_left(edges, self._find_common, keep_found=True))
+
+    def _find_common(self, ids: Sequence[int]) -> Steps[Container[int]]:
+        return self._whole_right if self._whole_right is not None else (yield from self._right.probe(ids))
 
     def _ask_left(self, whole: list[FoundEdge]) -> Steps[Chunk]:
         self._evaluator.note(

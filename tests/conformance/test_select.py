@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 
 from tao.follower.select_path import SelectPath
+from tao.model.changes import sort_edges
 from tao.model.errors import AnswerFull, PermissionDenied
 from tao.model.graph import Edge
 from tao.model.tokens import WriteToken
@@ -29,7 +30,7 @@ from tao.wire.v1 import session_pb2 as pb
 from tests.properties.test_set_expressions import expressions
 from tests.rigs.links_rig import MemoryReply
 from tests.rigs.server_context import make_context
-from tests.rigs.set_lists import SetLists, in_order
+from tests.rigs.set_lists import SetLists
 from tests.unit.client.fakes import SCHEMA, FakeCluster, make_id, make_topology, until
 
 FRIEND = SCHEMA.atype("friend").number
@@ -48,7 +49,7 @@ class Lists:
     def __init__(self) -> None:
         self.cluster = FakeCluster()
         for id1, edges in LISTS.items():
-            self.cluster.lists[id1, FRIEND] = in_order([Edge(id2, time) for id2, time in edges.items()])
+            self.cluster.lists[id1, FRIEND] = sort_edges(Edge(id2, time) for id2, time in edges.items())
         self.hidden: set[int] = set()
         self.asked: list[tuple[pb.Request, Reply]] = []
         self.is_silent = False

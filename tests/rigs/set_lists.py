@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tao.model.edge_block import LIMIT_CUT, encode_block
+from tao.model.edge_block import LIMIT_CUT, pack_columns
 from tao.model.errors import TaoError, TooLarge
-from tao.model.graph import Edge, encode_count
+from tao.model.graph import encode_count
 from tao.model.queries import CountQuery, EdgesQuery
 from tao.sets.cursor import Place
 from tao.sets.evaluation import Evaluation, FoundPage
@@ -51,21 +51,21 @@ class SetLists:
         edges = self.lists.get(query.id1, {})
         if isinstance(query, CountQuery):
             return encode_count(1, len(edges))
-        found = [Edge(id2, time, self.data) for id2, time in edges.items() if query.high >= time >= query.low]
         if isinstance(query, EdgesQuery):
             assert 0 < len(set(query.id2s)) == len(query.id2s) <= 6_000
-            chosen = [edge for edge in found if edge.id2 in set(query.id2s)]
-            return self._block(edges, chosen, 0)
+            asked = ((edges[id2], id2) for id2 in query.id2s if id2 in edges)
+            return self._block(edges, sorted([each for each in asked if query.high >= each[0] >= query.low])[::-1], 0)
         assert query.limit > 0
-        if query.below_id2:
-            found = [edge for edge in found if (edge.time, edge.id2) < (query.high, query.below_id2)]
+        last = (query.high, query.below_id2) if query.below_id2 else (query.high + 1, 0)
+        found = sorted([each for each in zip(edges.values(), edges, strict=True) if last > each >= (query.low, 0)])
         flags = LIMIT_CUT if query.limit > self.limit else 0
-        return self._block(edges, in_order(found)[: min(query.limit, self.limit)], flags)
+        return self._block(edges, found[: -min(query.limit, self.limit) - 1 : -1], flags)
 
-    def _block(self, edges: ListContents, chosen: Sequence[Edge], flags: int) -> Answer:
+    def _block(self, edges: ListContents, chosen: Sequence[tuple[int, int]], flags: int) -> Answer:
         if len(chosen) > self.most_edges:
             return TooLarge(f"{len(chosen)} edges are more than fit into an answer")
-        return encode_block(1, len(edges), in_order(chosen), flags)
+        times, id2s = [time for time, _ in chosen], [id2 for _, id2 in chosen]
+        return pack_columns(1, len(edges), flags, id2s, times, [self.data] * len(chosen))
 
     def evaluate(
         self, expression: Expression, cursor: str | None = None, limits: SetLimits | None = None
@@ -111,10 +111,6 @@ class SetLists:
 def _newest(first: dict[int, tuple[int, int]], second: dict[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
     newer = {id2: edge for id2, edge in second.items() if id2 not in first or edge[0] > first[id2][0]}
     return {**first, **newer}
-
-
-def in_order(edges: Sequence[Edge]) -> list[Edge]:
-    return sorted(edges, key=lambda edge: (edge.time, edge.id2), reverse=True)
 
 
 def places(edges: Sequence[FoundEdge]) -> list[Place]:

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from tao.cache import GraphCache
 from tao.cache.shard import CachedShard
-from tao.client import Assoc
+from tao.client import Candidate
 from tao.client.own_writes import CRITICAL
 from tao.model.changes import ListChange, ObjectChange, ShardMessages
 from tao.model.edge_block import COMPLETE, decode_block, header
@@ -38,7 +38,15 @@ from tao.wire.v1 import session_pb2 as pb
 from tests.sim.database import SimDatabase
 from tests.sim.loop import CURRENT
 from tests.sim.rows import Past, join, part_of
-from tests.sim.sets import SeenVersions, unexplained
+from tests.sim.sets import (
+    FeedWalk,
+    Seen,
+    TwoHopAsked,
+    Windows,
+    unexplained_feed,
+    unexplained_set,
+    unexplained_two_hop,
+)
 
 DONE: Final = "done"
 MISTAKES: Final = ("INVALID_ARGUMENT", "INVALID_FIELD", "LIST_FULL", "OBJECT_DELETED", "WRITE_LOST")
@@ -125,6 +133,7 @@ class Checks:
             (
                 *("entries", "answers", "existences", "sets", "writes", "commits", "losses", "pending"),
                 *("replaced_writes", "ids", "joins", "left_out", "filtered", "feeds", "full_lists", "nodes"),
+                "two_hops",
             ),
             0,
         )
@@ -343,29 +352,47 @@ class Checks:
         pair = IntentKey(pending.coordinator_id, pending.id1)
         return any(pair in self._past_of(each).lost_pairs for each in (pair.low_id, pair.high_id))
 
-    def feed_read(self, reader: int, edges: Sequence[Assoc]) -> None:
-        """Check the order of a walk over a feed. Its lists are checked answer by answer."""
+    def feed_read(self, walk: FeedWalk, seen: Seen) -> None:
+        """Check a walk over a feed by the histories of its lists."""
+        if self._has_foreign(seen):
+            return
         self.looked_at["feeds"] += 1
-        places = [(edge.time, edge.id2) for edge in edges]
-        if places != sorted(set(places), reverse=True):
-            self._found(Violation("5", f"the feed of {_name(reader)} is not in order, or has a post twice: {places}"))
+        if wrong := unexplained_feed(walk, seen, self._windows(seen)):
+            self._found(Violation("sets", wrong))
 
-    def set_read(self, expression: Expression, found: Sequence[FoundEdge], seen: SeenVersions) -> None:
+    def set_read(self, expression: Expression, found: Sequence[FoundEdge], seen: Seen) -> None:
         """Check the result of a set expression by the histories of its lists."""
-        if any(key in self._past_of(key.id1).foreign for key in seen):
+        if self._has_foreign(seen):
             return
         self.looked_at["sets"] += 1
-        windows = {
+        if wrong := unexplained_set(expression, found, self._windows(seen)):
+            self._found(Violation("sets", wrong))
+
+    def two_hop_read(
+        self, asked: TwoHopAsked, found: Sequence[Candidate], missing: frozenset[ListKey], seen: Seen
+    ) -> None:
+        """Check an answer to two hops by the histories of its lists."""
+        if self._has_foreign(seen):
+            return
+        self.looked_at["two_hops"] += 1
+        if wrong := unexplained_two_hop(asked, found, missing, self._windows(seen)):
+            self._found(Violation("sets", wrong))
+
+    def _has_foreign(self, seen: Seen) -> bool:
+        of_lists = any(key in self._past_of(key.id1).foreign for key in seen.lists)
+        return of_lists or any(key in self._past_of(key).foreign for key in seen.objects)
+
+    def _windows(self, seen: Seen) -> Windows:
+        """Return the contents that each list had between the versions that answered."""
+        return {
             key: [
                 edges
                 for version in ({0} | set(self._past_of(key.id1).lists[key]))
                 if min(versions) <= version <= max(versions)
                 for _, edges in self._contents(key, version)
             ]
-            for key, versions in seen.items()
+            for key, versions in seen.lists.items()
         }
-        if wrong := unexplained(expression, found, windows):
-            self._found(Violation("sets", wrong))
 
     def reported_lost(self, expected: Expected) -> None:
         """Check that the write of a token is really lost, after a reader got the error that says so."""

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import reduce
 from typing import Any, Final
@@ -40,7 +40,7 @@ from tests.sim.database import UNIX_MS_AT_START, unix_ms
 from tests.sim.loop import Process, SimLoop
 from tests.sim.plans import EDGE_TYPES, KEYS, Op
 from tests.sim.roles import SDK
-from tests.sim.sets import SeenVersions, expression_of, recorded
+from tests.sim.sets import SEEN, FeedWalk, Seen, TwoHopAsked, expression_of
 from tests.sim.single_failures import SingleFailures, Watched
 
 TIMEOUT_SECONDS: Final = SDK.timeout_seconds
@@ -76,6 +76,7 @@ class WatchedGraph(Graph):
             self._ended(expected, watched, error)
             raise
         self._ended(expected, watched, value)
+        _note_seen(kind, row, value)
         return value
 
     async def _read_many(
@@ -89,6 +90,8 @@ class WatchedGraph(Graph):
         values = await super()._read_many(kind, rows, consistency)
         for each in zip(expected, watched, values, strict=True):
             self._ended(*each)
+        for row, value in zip(rows, values, strict=True):
+            _note_seen(kind, row, value)
         return values
 
     def _asked(self, rows: Sequence[QueryRow], consistency: Consistency | None) -> list[Asked]:
@@ -231,6 +234,8 @@ class Client:
                 await self._read_feed(graph, op, how)
             case "edge_set":
                 await self._read_set(graph, op, how)
+            case "two_hop":
+                await self._read_two_hop(graph, op, how)
             case _:
                 await self._do_many(graph, op, unique, how)
 
@@ -310,29 +315,51 @@ class Client:
         ids = [key_id((op.one + index) % KEYS, self._shards) for index in range(3 + op.value % 3)]
         expression = expression_of(ids, graph.schema.atype(op.atype).number, op.value)
         found: list[FoundEdge] = []
-        seen: SeenVersions = {}
         cursor: str | None = None
-        while True:
-            steps = graph._evaluation(expression, cursor).page(1 + op.value % 4)
-            page = await graph._evaluate(recorded(steps, seen), from_keywords(**how))
-            found += page.edges
-            cursor = page.cursor
-            if cursor is None:
-                break
+        with _noting() as seen:
+            while True:
+                steps = graph._evaluation(expression, cursor).page(1 + op.value % 4)
+                page = await graph._evaluate(steps, from_keywords(**how))
+                found += page.edges
+                cursor = page.cursor
+                if cursor is None:
+                    break
         graph.checks.set_read(expression, found, seen)
 
     async def _read_feed(self, graph: WatchedGraph, op: Op, how: dict[str, Any]) -> None:
         """Walk over the feed of a key in small pages."""
-        feeds = Feeds(graph, posted="likes", own_posts=op.value % 8 == 3)
-        reader, edges = key_id(op.one, self._shards), list[Assoc]()
-        cursor: str | None = None
-        while True:
-            page = await feeds.page(reader, 1 + op.value % 3, cursor, **how)
-            edges += page.edges
-            cursor = page.cursor
-            if cursor is None:
-                break
-        graph.checks.feed_read(reader, edges)
+        own_posts = op.value % 8 == 3
+        feeds = Feeds(graph, posted="likes", own_posts=own_posts)
+        reader, edges, unread = key_id(op.one, self._shards), list[Assoc](), set[int]()
+        is_whole, cursor = True, None
+        with _noting() as seen:
+            while True:
+                page = await feeds.page(reader, 1 + op.value % 3, cursor, **how)
+                edges += page.edges
+                unread.update(page.unread)
+                is_whole = is_whole and not page.missing
+                cursor = page.cursor
+                if cursor is None:
+                    break
+        follows, posted = (graph.schema.atype(name).number for name in ("follows", "likes"))
+        own = ListKey(reader, posted) if own_posts else None
+        walk = FeedWalk(ListKey(reader, follows), posted, own, edges, frozenset(unread), is_whole)
+        graph.checks.feed_read(walk, seen)
+
+    async def _read_two_hop(self, graph: WatchedGraph, op: Op, how: dict[str, Any]) -> None:
+        """Ask who is two hops away from a key, without what another list has."""
+        one, two = key_id(op.one, self._shards), key_id(op.two, self._shards)
+        second, hides = EDGE_TYPES[op.value % len(EDGE_TYPES)], op.value % 4 > 0
+        numbers = [graph.schema.atype(name).number for name in (op.atype, second, "friend")]
+        excluded = ListKey(two, numbers[2]) if hides else None
+        asked = TwoHopAsked(ListKey(one, numbers[0]), numbers[1], 1 + op.value % 5, 2 + op.value % 9, excluded)
+        exclude = graph.edge_set(two, "friend") if hides else None
+        with _noting() as seen:
+            found = await graph.two_hop(
+                one, (op.atype, second), limit=asked.limit, fan_out=asked.fan_out, exclude=exclude, **how
+            )
+        missing = frozenset(ListKey(each.id1, graph.schema.atype(each.atype).number) for each in found.missing)
+        graph.checks.two_hop_read(asked, found.candidates, missing, seen)
 
     async def read_all_at_once(self, *, critical: bool = False) -> None:
         """Perform it and ignore the result."""
@@ -378,6 +405,23 @@ class Client:
         except TaoError as error:
             return f"{error.reason}: {error.message}"
         return ""
+
+
+@contextmanager
+def _noting() -> Iterator[Seen]:
+    """Note what this task reads while the block runs."""
+    seen = Seen()
+    before = SEEN.set(seen)
+    try:
+        yield seen
+    finally:
+        SEEN.reset(before)
+
+
+def _note_seen(kind: int, row: QueryRow, value: bytes | TaoError) -> None:
+    seen = SEEN.get()
+    if seen is not None and isinstance(value, bytes):
+        seen.note(kind, row, value)
 
 
 def _asks_for_a_byte(op: Op) -> bool:

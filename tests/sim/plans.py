@@ -48,6 +48,8 @@ STATE_TYPES: Final = ("subscribes", "subscribers")
 """Types with states. Their operations are drawn apart, so that the others are the same with and without them."""
 LATER_SET_STATE: Final = "later_set_state"
 """An operation on an edge with states that a follower's journal accepts."""
+TWO_HOP: Final = "two_hop"
+"""A question for two hops. These are drawn apart, as operations of states are."""
 ADD_JOB: Final = "add_job"
 KILL_WORKER: Final = "kill worker"
 EDGE_TYPES: Final = ("friend", "likes", "liked_by", "follows", "comment", "note")
@@ -245,12 +247,14 @@ def make_plan(
     with_states: bool = True,
     with_jobs: bool = True,
     with_journals: bool = True,
+    with_two_hops: bool = True,
 ) -> Plan:
     """Make the plan of a seed.
 
     ``kinds`` are the faults and their weights (default: all faults). ``single_share`` is the share of acts in which one
     fault at a time is under way. ``with_states``: clients set states of edges, too. ``with_jobs``: every other seed has
     workers, and clients add jobs. ``with_journals``: every third seed has journals, and clients use them.
+    ``with_two_hops``: clients ask for two hops.
     """
     rng = random.Random(seed)
     shape = shape or rng.choice(
@@ -301,6 +305,8 @@ def make_plan(
         ops += _job_ops(random.Random(f"jobs {seed}"), ops, shape)
     if with_journals and seed % 3 == 0:
         ops += _journal_ops(random.Random(f"journals {seed}"), ops, shape)
+    if with_two_hops:
+        ops += _two_hop_ops(random.Random(f"two hops {seed}"), ops, shape)
     ops.sort(key=lambda op: op.at)
     faults.sort(key=lambda fault: fault.at)
     return Plan(seed, acts, shape, tuple(ops), tuple(faults), tempo)
@@ -405,6 +411,17 @@ def _journal_ops(rng: random.Random, ops: list[Op], shape: Shape) -> list[Op]:
             found.append(Op(at, client, LATER_SET_STATE, one, two, atype, value))
             if rng.random() < 0.3:
                 one, two = two, one
+    return found
+
+
+def _two_hop_ops(rng: random.Random, ops: list[Op], shape: Shape) -> list[Op]:
+    """Yield questions for two hops soon after a twentieth of the others, from what these have written."""
+    found: list[Op] = []
+    for near in rng.sample(ops, len(ops) // 20):
+        how = rng.choices(_HOW, _HOW_WEIGHTS)[0]
+        at, client = near.at + rng.random() * 0.3, rng.randrange(shape.all_clients)
+        one, value, atype = near.one % KEYS, rng.randrange(1, 40), rng.choice(EDGE_TYPES)
+        found.append(Op(at, client, TWO_HOP, one, (one + 1 + value) % KEYS, atype, value, how))
     return found
 
 

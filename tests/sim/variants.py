@@ -61,7 +61,7 @@ from tao.tailer.leader_outbox import LeaderOutbox, Part
 from tao.watcher import server
 from tao.wire.read_batch import QueryRow
 from tao.worker.runner import JobRunner
-from tests.sim import broken_journals, moves, promotion, stores
+from tests.sim import broken_journals, broken_questions, moves, promotion, stores
 from tests.sim.database import SimDatabase
 from tests.sim.disks import SimSpool
 from tests.sim.locks import SimLockFiles
@@ -75,6 +75,8 @@ _PAIRS_CUT: Final = {"commit fault": 1, "cut pair": 2, "database down": 1}
 """Faults that leave inverses pending."""
 _JOURNALS_LOST: Final = {"database down": 2, "kill": 3}
 """Faults that leave accepted writes waiting, and take the followers that have them."""
+_LISTS_UNREAD: Final = {"kill": 2, "cut server": 2, "database down": 1}
+"""Faults for which some lists cannot be read while others can."""
 _PLACES_HELD: Final = {"database down": 2, "kill": 4, "cut pair": 2}
 _ONE_LEADER: Final = Shape(regions=1, leaders=1, tiers=1, followers=2)
 """A shape in which most such faults do so."""
@@ -763,6 +765,13 @@ VARIANTS: Final[Sequence[Variant]] = (
     Variant(
         "pausing work keeps its place", _places_kept, frozenset({"7"}), _PLACES_HELD, _ONE_LEADER, acts=3, first=242
     ),
+    Variant(
+        "unread list of a set is empty",
+        broken_questions.unread_list_is_empty,
+        frozenset({"sets"}),
+        _LISTS_UNREAD,
+        _ONE_LEADER,
+    ),
     Variant("own writes never make room", _own_writes_never_make_room, frozenset({"8"}), {"rush": 1}, acts=1, first=6),
 )
 
@@ -779,6 +788,7 @@ def find(variant: Variant) -> tuple[Outcome | None, int]:
             with_states=variant.with_states,
             with_jobs=variant.with_jobs,
             with_journals=variant.with_journals,
+            with_two_hops=False,
         )
         outcome = run(plan, variant.broken)
         if outcome.violation is not None:

@@ -69,7 +69,7 @@ def test_operators_bind_as_in_python(expression: str, expected: list[int]) -> No
 def test_the_text_says_how_it_was_done_and_how_to_go_on() -> None:
     first = call("1.friend & 2.friend", "--limit", "4").stdout.splitlines()
     assert first[1].split() == ["19", "19", "1", "friend"]
-    assert "examined 19 edges: read 1.friend page by page and asked 2.friend for the ids" in first
+    assert "examined 39 edges: read 2.friend whole (20 edges), and 1.friend page by page" in first
     *_, cursor = first[-1].split()
     assert first[-1] == f"for more: --cursor {cursor}"
     rest = call("1.friend & 2.friend", "--cursor", cursor).stdout.splitlines()

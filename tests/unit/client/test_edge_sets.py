@@ -105,7 +105,7 @@ async def test_a_set_can_be_continued_from_any_place(graph: Graph) -> None:
 
 async def test_a_page_says_in_words_what_was_done(graph: Graph) -> None:
     page = await (graph.edge_set(A, "friend") & graph.edge_set(C, "friend")).page(10)
-    assert page.plan == f"read {C}.friend whole (5 edges) and asked {A}.friend for the ids"
+    assert page.plan == f"read {C}.friend whole (5 edges), and {A}.friend page by page"
     assert not page.cut_short
     assert page.examined == 105
 
