@@ -29,8 +29,8 @@ _pace_option: Decorator = click.option(
     type=FloatRange(0, 10_000),
     default=0.0,
     show_default=True,
-    help="Copy at most so many megabytes of rows a second, and compare a quarter of the time. 0: as fast as the servers "
-    "can.",
+    help="Copy at most so many megabytes of rows a second, and compare a quarter of the time. 0: as fast as the "
+    "servers can.",
 )
 _steady_option: Decorator = click.option(
     "--steady-seconds",

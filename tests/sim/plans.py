@@ -236,6 +236,18 @@ def tempo_of(seed: int) -> Tempo:
     return TEMPOS[seed % len(TEMPOS)]
 
 
+_SHAPES: Final = (
+    Shape(),
+    Shape(leaders=2),
+    Shape(leaders=2, followers=2, shards=8, reads_databases=True),
+    Shape(leaders=2, reads_databases=True),
+    Shape(leaders=2, followers=2, shards=4, arena_bytes=4096),
+    Shape(followers=2, reads_databases=True),
+    Shape(leaders=2, reads_databases=True, watchers=1),
+    Shape(regions=1, leaders=2, followers=2, reads_databases=True, watchers=2),
+)
+
+
 def make_plan(
     seed: int,
     acts: int,
@@ -257,18 +269,7 @@ def make_plan(
     ``with_two_hops``: clients ask for two hops.
     """
     rng = random.Random(seed)
-    shape = shape or rng.choice(
-        [
-            Shape(),
-            Shape(leaders=2),
-            Shape(leaders=2, followers=2, shards=8, reads_databases=True),
-            Shape(leaders=2, reads_databases=True),
-            Shape(leaders=2, followers=2, shards=4, arena_bytes=4096),
-            Shape(followers=2, reads_databases=True),
-            Shape(leaders=2, reads_databases=True, watchers=1),
-            Shape(regions=1, leaders=2, followers=2, reads_databases=True, watchers=2),
-        ]
-    )
+    shape = shape or rng.choice(_SHAPES)
     weights = FAULT_WEIGHTS if kinds is None else kinds
     ops: list[Op] = []
     faults: list[Fault] = []
