@@ -193,23 +193,23 @@ class CopyComparison:
         self._follower: Final = follower
         self._settings: Final = settings
         self._rows = max(_LEAST_ROWS_PER_RANGE, settings.rows_per_range // 8)
+        self._range_seconds = 0.0  # that the servers worked for the last range
         self.compared_rows = 0
 
     async def compare_all(self) -> None:
         """Compare all rows. Those that change meanwhile are left to `compare_changed`. Raises `CopySpoiled` when the
         copy is wrong."""
         self._follower.take_changed()
-        loop, settings = asyncio.get_running_loop(), self._settings
+        settings = self._settings
         for table in self._tables.values():
             low = 0
             while True:
-                began = loop.time()
                 keys = await self._compare_range(table, low)
                 if keys.is_last:
                     break
                 low = keys.high + 1
                 if settings.is_paced:
-                    await asyncio.sleep((loop.time() - began) * (1 / settings.paced_share - 1))
+                    await asyncio.sleep(self._range_seconds * (1 / settings.paced_share - 1))
 
     async def compare_changed(self) -> int:
         """Compare the rows that have changed since they were compared. Returns how many have changed since."""
@@ -244,7 +244,8 @@ class CopyComparison:
                 ours, theirs = await asyncio.gather(
                     at_source(deadline=self._deadline()), at_target(deadline=self._deadline())
                 )
-            self._rows = rows_of_next_range(self._rows, asyncio.get_running_loop().time() - began, self._settings)
+            self._range_seconds = asyncio.get_running_loop().time() - began
+            self._rows = rows_of_next_range(self._rows, self._range_seconds, self._settings)
             self.compared_rows += ours[0]
             if ours == theirs:
                 return keys

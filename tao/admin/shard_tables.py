@@ -18,7 +18,7 @@ from tao.model.errors import OperatorError, TopologyConflict
 from tao.model.ports import TopologyStore
 from tao.model.topology import Database, DatabaseServer, Topology
 from tao.replication.accounts import Account
-from tao.replication.locks import Locks
+from tao.replication.locks import MASTERSHIP, Locks, keep_alive, mastership_lock
 from tao.replication.move_statements import copied_tables, drop_schema, shards_held
 from tao.replication.replication_set import find_database
 from tao.replication.server_statements import raise_epoch
@@ -32,6 +32,8 @@ TABLES_LOCK: Final = "tables-of-shards"
 """The lock under which tables of shards are created and changed. Two migrations at one time would both find a column
 missing, and one of them would fail."""
 _SHARDS_PER_STATEMENT: Final = 200
+_SHARDS_PER_MASTERSHIP: Final = 100
+"""Shards that are migrated while a promotion has to wait: some seconds of work."""
 _LONG_SECONDS: Final = 600.0
 """Time limit of statements that touch many shards."""
 _WRITTEN_AT_CREATION: Final = frozenset({"shard", "schema_migrations", "heartbeat", "paused_jobs"})
@@ -48,30 +50,40 @@ async def migrate_all(
 ) -> dict[str, int]:
     """Bring the tables of all shards up to date at the masters. Returns how many shards of each database needed it.
 
+    No master is replaced while its tables change: it would have what its successor lacks. A promotion waits for the
+    hundred shards that are under way.
+
     ``tables``: see `migrate`. ``progress`` is called with the name of a database and how many of its shards are up to
     date. Raises `OperatorError` when a master was replaced since the topology was read, or shards were moved,
-    `LockTaken` while another process does the same, and what `migrate` raises; the next run goes on."""
+    `LockTaken` while another process does the same or a master is being replaced, and what `migrate` raises; the next
+    run goes on."""
     changed: dict[str, int] = {}
     async with locks.held(TABLES_LOCK, exclusive=True) as hold:
         for database in topology.databases:
-            hold.check()
-            now = find_database(await store.load(), database.name)
-            if (_master(now).name, now.shards) != (_master(database).name, database.shards):
-                raise OperatorError(
-                    "a master was replaced since the question, or shards were moved: repeat the command"
-                )
+            shards, changed[database.name] = sorted(shards_of(database)), 0
+            for done in range(0, len(shards), _SHARDS_PER_MASTERSHIP):
 
-            def show(done: int, _: int, name: str = database.name) -> None:
-                progress(name, done)
+                def show(more: int, _: int, name: str = database.name, done: int = done) -> None:
+                    progress(name, done + more)
 
-            changed[database.name] = await migrate(
-                administrator.at(_master(database)),
-                sorted(shards_of(database)),
-                tables,
-                _master(database).name,
-                version_epoch=database.version_epoch,
-                progress=show,
-            )
+                async with (
+                    locks.held(mastership_lock(database.name), exclusive=False) as kept,
+                    keep_alive(kept, MASTERSHIP),
+                ):
+                    hold.check()
+                    now = find_database(await store.load(), database.name)
+                    if (_master(now).name, now.shards) != (_master(database).name, database.shards):
+                        raise OperatorError(
+                            "a master was replaced since the question, or shards were moved: repeat the command"
+                        )
+                    changed[database.name] += await migrate(
+                        administrator.at(_master(now)),
+                        shards[done : done + _SHARDS_PER_MASTERSHIP],
+                        tables,
+                        _master(now).name,
+                        version_epoch=now.version_epoch,
+                        progress=show,
+                    )
     return changed
 
 
@@ -100,6 +112,8 @@ async def create_shards(
         if (found := (await moves.store.load()).version) != before.version:
             raise TopologyConflict(f"the topology has version {found} by now, not {before.version}: repeat the command")
         unnamed = {each.name: await _unnamed_shards(moves, each, before.shards) for each in before.databases}
+        for hold in holds:
+            hold.check()
         for database in before.databases:
             await _drop(moves, database, sorted(unnamed[database.name] - set(added[database.name])))
         paused: set[bytes] = set()
@@ -129,10 +143,13 @@ async def _unnamed_shards(moves: ShardMoves, database: Database, named: int) -> 
 
 async def _is_written(session: DatabaseSession, shard: int) -> bool:
     schema = schema_name(shard)
-    tables = (await copied_tables(session, schema, deadline=_soon())).keys() - _WRITTEN_AT_CREATION
-    if not tables:  # the first run ended right at the beginning
+    tables = (await copied_tables(session, schema, deadline=_soon())).keys()
+    looks = [f"(SELECT 1 FROM {schema}.{table} LIMIT 1)" for table in sorted(tables - _WRITTEN_AT_CREATION)]
+    if "shard" in tables:  # a leader that owns the shard may write into it at any time
+        looks.append(f"(SELECT 1 FROM {schema}.shard WHERE owner <> '')")
+    if not looks:  # the first run ended right at the beginning
         return False
-    union = " UNION ALL ".join(f"(SELECT 1 FROM {schema}.{table} LIMIT 1)" for table in sorted(tables))
+    union = " UNION ALL ".join(looks)
     rows, _ = await session.run(f"{union}; ROLLBACK", deadline=_soon())
     return bool(rows)
 

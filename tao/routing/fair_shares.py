@@ -252,8 +252,8 @@ class FairShares:
 
     def end(self, claim: Claim, items: int = 1, read_units: int = 0, *, was_set_aside: bool = False) -> bool:
         """Note that items of a claim have ended. ``read_units``: what a read turned out to cost, before the factor for
-        its kind; 0 when nothing was read. ``was_set_aside``: they had given their places back. Returns whether a claim
-        may be in turn: `next` says so."""
+        its kind; 0 when nothing was read. ``was_set_aside``: they had given their places back. Returns False when
+        no caller is in turn, so that `next` need not be called."""
         if self._idle:
             self._forget_idle()
         caller = self._callers[claim.caller]

@@ -187,7 +187,7 @@ cdef class HitBatches:
 
         ``newest_version`` is the topology's. A batch of more than ``max_queries`` is left over, and so is one that asks
         for a key of ``hot``. ``otypes`` and ``atypes`` are those of the caller's `ReadCheck`, None for all types.
-        ``for_fill``: only batches that another cache asks for itself are answered, else only all others."""
+        ``for_fill``: True to answer only what another cache asks for itself, False to answer only the other batches."""
         cdef Asked asked
         cdef Span whole
         whole.at = <const unsigned char *>PyBytes_AS_STRING(request)
@@ -218,7 +218,8 @@ cdef class HitBatches:
         for field in range(1, LAST_COLUMN + 1):  # every column was read to its end
             if asked.columns[field].at != asked.columns[field].end:
                 return None
-        self.ask_filters(unknown_edges, values)
+        if not self.ask_filters(unknown_edges, values):
+            return None
         cdef Py_ssize_t place
         cdef list missed = [place for place in range(len(values)) if values[place] is None]
         cdef uint64_t total = 0
@@ -233,15 +234,21 @@ cdef class HitBatches:
         cdef bytes message = self.encoded(asked.number, values, epochs, <bint>missed)
         return message, (objects, counts, ranges, windows, gets, exists), missed, total
 
-    cdef int ask_filters(self, list unknown_edges, list values) except -1:
-        """Put the edges in their slots that membership filters decide, which no entry has decided."""
+    cdef bint ask_filters(self, list unknown_edges, list values) except -1:
+        """Put the edges in their slots that membership filters decide, which no entry has decided; False when they are
+        more than one answer holds."""
+        cdef int64_t room = self.max_bytes
         for slot, id1, atype, id2s, high, low, minimum in unknown_edges:
             if len(id2s) == 1:
                 values[slot] = self.cache.edge(id1, atype, id2s[0], high, low, minimum)
             else:
                 found = self.cache.edges(id1, atype, id2s, high, low, minimum)
                 values[slot] = found.block if found is not None and not found.missing else None
-        return 0
+            if values[slot] is not None:
+                room -= PyBytes_GET_SIZE(<bytes?>values[slot])
+                if room < 0:
+                    return False
+        return True
 
     cdef dict minimums_of(self, Asked *asked):
         cdef dict found = {}

@@ -56,6 +56,8 @@ class UnionStream(Stream):
 
     def prepare(self, edges: int) -> Steps[None]:
         share = self._share(edges)
+        for each in self._operands:
+            each.beside = self.beside * len(self._operands)
         yield from together([each.prepare(share) for each in self._operands])
 
     def advance(self, edges: int) -> Steps[Chunk]:

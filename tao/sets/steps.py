@@ -42,7 +42,7 @@ class SetLimits(msgspec.Struct, frozen=True):
     long one is. A single answer of a server may exceed it."""
     max_examined: int = 20_000
     """Edges read for one page; the page ends short with a cursor then. A union asks each list for three edges at least,
-    so one round of it may exceed this by three for each list."""
+    and each operand of another kind for 128, so one round may exceed this by as much."""
     max_probes: int = 200_000
     """Ids asked for one page, counted for each list that is asked; the page ends short with a cursor then."""
     max_ms: int = 100

@@ -284,9 +284,12 @@ class _TwoOperands(Stream):
         yield from both(self._left.measure(), self._right.measure())
 
     def prepare(self, edges: int) -> Steps[None]:
-        page = self._page(edges)
-        # Most lists are no longer than this page, and are read whole by it. Of many lists it would be too much.
-        right = self._right.prepare(page) if self._right.lists == 1 else self._right.measure()
+        page, right = self._page(edges), self._right.measure()
+        if self._right.lists == 1:
+            # Most lists are no longer than this page, and are read whole by it. Of many lists it would be too much.
+            self._left.beside = 2 * self.beside
+            page = max(MIN_PAGE_EDGES, min(page, self._evaluator.edges_left // self._left.beside))
+            right = self._right.prepare(page)
         yield from both(self._left.prepare(page), right)
 
     def _page(self, edges: int) -> int:

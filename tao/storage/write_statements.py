@@ -90,8 +90,8 @@ def _among(columns: str, keys: Sequence[tuple[int, ...]]) -> str:
     """Return the condition that these columns, which begin the primary key, are one of the keys.
 
     A list of keys takes the server two thirds of what one condition for each key, joined by OR, takes. Keys are
-    numbers, and stand in the text unbound: what is not a number is refused here, and to bind one costs more than all
-    else about its row."""
+    numbers, and stand in the text unbound: text is refused here, and to bind a number costs more than all else about
+    its row."""
     key = f"({', '.join(['%d'] * len(keys[0]))})"
     return f"({columns}) IN ({', '.join([key] * len(keys)) % tuple(chain.from_iterable(keys))})"
 

@@ -183,7 +183,8 @@ class TailerSettings:
     connection."""
 
     token: str = field(default="", repr=False)
-    """The token itself, in place of ``token_file``. Empty: none, for servers on loopback."""
+    """The token itself, in place of ``token_file``. Either needs ``accepted_tokens_file``. Empty: none, where
+    servers have certificates, or ask for no credentials."""
 
     tls: TlsFiles = TlsFiles()
     """Certificates for connections with leaders and watchers. None: connections are not encrypted."""

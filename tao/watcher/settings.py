@@ -151,7 +151,8 @@ class WatcherSettings:
     connection."""
 
     token: str = field(default="", repr=False)
-    """The token itself, in place of ``token_file``. Empty on loopback: none."""
+    """The token itself, in place of ``token_file``. Either needs ``accepted_tokens_file``. Empty: none, where
+    servers have certificates, or ask for no credentials."""
 
     tls: TlsFiles = TlsFiles()
     """Certificates for connections to cache servers and with other watchers. Without them the connections are

@@ -122,7 +122,8 @@ class AnswerAtOnce(NamedTuple):
     """The answer with its number, or the first part of it; empty when nothing can be answered yet."""
 
     answer_rest: Callable[[pb.Request, Reply], None] | None
-    """Called once, after ``encoded`` is sent, answers what is not in it; as `RequestHandler.handle`. None: nothing."""
+    """Called once, after ``encoded`` is sent, answers what is not in it; as `RequestHandler.handle`. None when
+    ``encoded`` is the whole answer."""
 
 
 @runtime_checkable

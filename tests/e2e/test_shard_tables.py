@@ -14,7 +14,7 @@ from tao.admin.shard_tables import added_shards, create_shards, migrate_all
 from tao.model.errors import OperatorError
 from tao.model.topology import Topology
 from tao.replication.accounts import ServiceAccounts
-from tao.replication.locks import LockTaken
+from tao.replication.locks import LockTaken, mastership_lock
 from tao.replication.promotion_plan import PromotionRequest
 from tao.replication.shard_move_plan import MoveAborted
 from tao.storage.migrations import migrate
@@ -126,6 +126,9 @@ async def test_tables_are_created_by_one_process_at_a_time(rig: MoveRig, monkeyp
         await migrate_now()
     with pytest.raises(LockTaken):
         await add(rig, topology)
+    with pytest.raises(LockTaken):  # nor is a master replaced meanwhile
+        async with rig.moves().locks.held(mastership_lock(SOURCE), exclusive=True):
+            pass
     assert not await unnamed(rig, f"east-{SOURCE}")
     go_on.set()
     assert await first == {SOURCE: 0, TARGET: 0}

@@ -12,6 +12,7 @@ from tao.sets.cursor import Place
 from tao.sets.evaluation import FoundCount
 from tao.sets.expression import Expression, ListTerm, SetOperator, combine, union_of
 from tao.sets.steps import SetLimits
+from tao.sets.streams import MIN_PAGE_EDGES
 from tests.rigs.set_lists import SetLists, places
 
 AND, OR, WITHOUT = SetOperator
@@ -100,6 +101,18 @@ def test_unions_side_by_side_share_the_budget_of_a_page() -> None:
         assert not found.exact
         asked = [each.limit for batch in store.batches for each in batch if isinstance(each, TimeRangeQuery)]
         assert sum(asked) <= max_examined + 3 * lists
+
+
+def test_intersections_side_by_side_share_the_budget_of_a_page() -> None:
+    lists, most = 14, 10_000
+    store = SetLists({id1: numbered(range(id1, 4_000)) for id1 in range(1, lists + 1)})
+    pairs = [combine(AND, ListTerm(id1, 1), ListTerm(id1 + 1, 1)) for id1 in range(1, lists, 2)]
+    pages: Expression = reduce(lambda one, two: combine(SetOperator.OR, one, two), pairs[1:], pairs[0])
+    for expression in (pages, combine(AND, A, pages), combine(AND, pages, A)):
+        store.batches.clear()
+        store.run(store.evaluate(expression, limits=SetLimits(max_examined=most)).page(1_000))
+        first = [each.limit for each in store.batches[0] if isinstance(each, TimeRangeQuery)]
+        assert sum(first) <= most + 4 * MIN_PAGE_EDGES  # no page is smaller than that
 
 
 @pytest.mark.parametrize(("operator", "expected"), [(AND, 50), (WITHOUT, 150)])

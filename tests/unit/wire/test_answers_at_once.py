@@ -90,6 +90,8 @@ async def test_a_server_that_drains_waits_for_the_rest(handler: Halves, server: 
     asking = asyncio.create_task(session.ask(request(), SECONDS))
     await until(lambda: handler.rest)
     draining = asyncio.create_task(server.drain(SECONDS))
+    await until(lambda: not session.is_open)  # the server has said that it goes, and waits for what is unanswered
+    assert not draining.done()
     handler.rest[0].send(pb.Answer(read=pb.ReadAnswer(slots=[1], values=[b"miss"])))
     assert len((await asking).read.values) == 2
     await draining
