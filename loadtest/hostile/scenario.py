@@ -123,7 +123,14 @@ async def run(settings: BenchSettings, progress: Progress, asked: HostileOptions
         honest = await stack.enter_async_context(
             HonestClient(target, Credentials("honest", "client", secrets["honest"]))
         )
-        job = AttackJob(attacks=attacks, ports=target, token=secrets["hog"], rounds=rounds, seconds=seconds)
+        job = AttackJob(
+            attacks=attacks,
+            ports=target,
+            token=secrets["hog"],
+            rounds=rounds,
+            seconds=seconds,
+            is_toy=settings.toy,
+        )
         measured = await _measure(servers, job, honest, progress)
     return ScenarioResult(
         conditions={
@@ -170,13 +177,18 @@ class AttackJob(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     seconds: float
     """The length of one turn."""
+    is_toy: bool
 
     async def work(self, report: StepReport) -> list[float]:
         """Return the CPU time that this process has used in each turn.
 
         The attacker stands for other machines, so it has a core only while nobody else wants it. Niceness would not do:
-        once on a core, it would keep it for a slice of milliseconds."""
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        once on a core, it would keep it for a slice of milliseconds. At toy size, where the machine may have no idle
+        core for minutes, niceness has to do."""
+        if self.is_toy:
+            os.nice(19)
+        else:
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         used: list[float] = []
         waves: list[_Wave] = []
         for attack in self.attacks:

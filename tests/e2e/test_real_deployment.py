@@ -86,7 +86,7 @@ class Operator:
 
     async def run(self, *arguments: str, **environment: str) -> tuple[int | None, str, str]:
         process = await self.start(*arguments, **environment)
-        out, err = await process.communicate()
+        out, err = await process.communicate(b"")  # which ends the input, so that nothing is asked for
         return process.returncode, out.decode(), err.decode()
 
     async def must(self, *arguments: str) -> str:
