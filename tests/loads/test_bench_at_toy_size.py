@@ -28,7 +28,7 @@ CACHES = ("bench", "--only", "memory", "--only", "spool", "--only", "stream", "-
 SERVERS = ("bench", "--only", "misses", "--only", "hot_key", "--only", "tailing")
 DATABASES = ("bench", "--only", "writes", "--only", "journal", "--only", "load", "--only", "master_lost")
 # The first waits while its module's scenarios share the machine.
-pytestmark = [pytest.mark.e2e, pytest.mark.database, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.e2e, pytest.mark.database, pytest.mark.timeout(1200)]
 
 
 def of_bench(ran: ToyRun, name: str) -> ScenarioResult:

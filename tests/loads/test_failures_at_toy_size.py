@@ -11,7 +11,7 @@ from tests.rigs.toy_runs import ToyRun
 
 scenario = pytest.mark.scenario
 takes_minutes = pytest.mark.skipif(EFFORT_PERCENT < 100, reason="takes minutes of a machine: `make thorough` runs it")
-pytestmark = [pytest.mark.e2e, pytest.mark.database, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.e2e, pytest.mark.database, pytest.mark.timeout(1200)]
 
 
 LOGS = ("--logs", "{folder}/logs")
