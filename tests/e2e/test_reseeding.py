@@ -26,6 +26,8 @@ from tests.rigs.forked_programs import Ended, run_tao
 from tests.rigs.move_rig import TARGET, Writer, move_rig, soon
 from tests.rigs.replication_rig import EAST, SHARDS, WEST, ReplicationRig, replication_rig, statement_deadline
 
+SHARD_SCHEMAS = "SHOW DATABASES LIKE 'tao\\_%%'"
+
 pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.waiting]
 
 ALL_BYTES = bytes(range(256))
@@ -216,6 +218,9 @@ async def test_a_replica_of_a_database_without_shards_is_rebuilt_and_gets_those_
             await reseeder.plan(replica)
         databases = (before.databases[0], replace(before.databases[1], shards=()))
         await moves.store.change(before.version, replace(before, version=2, shards=first, databases=databases))
+        async with asyncio.timeout(60):  # for the replica to drop them, too
+            while await rig.rows(replica, SHARD_SCHEMAS):  # noqa: ASYNC110 - in another process
+                await asyncio.sleep(0.05)
         async with rig.session(replica) as session:  # it diverges
             await session.run("SET GLOBAL read_only = 0; CREATE SCHEMA tao_00000", deadline=soon())
         plan = await reseeder.plan(replica)
@@ -223,7 +228,7 @@ async def test_a_replica_of_a_database_without_shards_is_rebuilt_and_gets_those_
         assert plan.discards
         result = await reseeder.seed(replica)
         assert (result.follows, result.shards) == (f"{EAST}-{TARGET}", 0)
-        assert await rig.rows(replica, "SHOW DATABASES LIKE 'tao\\_%%'") == []
+        assert await rig.rows(replica, SHARD_SCHEMAS) == []
 
         writer = Writer(rig.store(), 0)
         assert await writer.write_one()
