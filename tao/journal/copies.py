@@ -295,7 +295,12 @@ class Copies:
         is_sign_due = sibling.copies > 0 and now - sibling.sign_at >= interval / 2
         if sibling.is_asked or (sibling.agrees and not sibling.gone and not is_sign_due):
             return
-        if now < sibling.retry_at or self._context.links.is_down(server):
+        if self._context.links.is_down(server):
+            if sibling.agrees:  # they compare once it is back: until then, what it must delete is not gathered
+                sibling.doubt()
+                sibling.gone.clear()
+            return
+        if now < sibling.retry_at:
             return
         try:
             self._spawn(self._tell(server, sibling))

@@ -113,6 +113,21 @@ async def test_follower_that_hangs_delays_no_message_to_another_one(tmp_path: Pa
         await until(lambda: first.figures["held_copies"] == 0)
 
 
+async def test_nothing_is_gathered_for_a_follower_that_is_down(tmp_path: Path) -> None:
+    acceptor, first, second = trio(tmp_path)
+    async with acceptor, first, second:
+        copies = acceptor.journal.copies
+        await until(lambda: copies._siblings[second.name].agrees)
+        acceptor.links[second.name].down = True
+        copies.forget([1, 2])
+        await until(lambda: not copies._siblings[second.name].agrees)
+        copies.forget([3])
+        assert not copies._siblings[second.name].gone
+        acceptor.links[second.name].down = False
+        copies.forget([4])
+        await until(lambda: copies._siblings[second.name].agrees)
+
+
 async def test_receipt_of_an_acceptor_without_its_disk_leads_to_the_copy(tmp_path: Path) -> None:
     acceptor, first, second = trio(tmp_path)
     async with first, second:
