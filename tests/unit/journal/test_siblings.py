@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tao.model.errors import NoCopy, OutcomeUnknown, TaoError
+from tao.model.errors import DeadlineExceeded, NoCopy, NoJournal, OutcomeUnknown, TaoError, Unavailable
 from tao.model.receipts import Receipt
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.journal_rig import JournalRig, ScriptedWrites, edge, ends
@@ -168,9 +168,38 @@ async def test_receipt_of_a_lost_write_of_which_nobody_has_a_copy_has_an_unknown
         async with acceptor, first:
             (receipt,) = await acceptor.accept(edge(0, 2))
         shutil.rmtree(tmp_path / "near-1")
-        async with JournalRig(tmp_path / "near-1", copies=2).use_followers(*SERVERS) as back:
+        shutil.rmtree(tmp_path / first.name)
+        async with (
+            JournalRig(tmp_path / "near-1", copies=2).use_followers(*SERVERS) as back,
+            JournalRig(tmp_path / first.name, name=first.name) as empty,
+        ):
+            back.connect(empty)
             back.connect(second)
             assert isinstance(await back.applied(receipt), OutcomeUnknown)
+            back.links[second.name].faults["await_applied"] = [NoJournal("it keeps no journal")]
+            assert isinstance(await back.applied(receipt), OutcomeUnknown)
+
+
+@pytest.mark.parametrize("failure", [Unavailable("it is down"), DeadlineExceeded("it has not answered in time")])
+async def test_receipt_of_a_lost_write_is_asked_for_again_while_the_holder_of_its_copy_does_not_answer(
+    tmp_path: Path, failure: TaoError
+) -> None:
+    acceptor, first, second = trio(tmp_path)
+    async with first, second:
+        async with acceptor:
+            (receipt,) = await acceptor.accept(edge(0, 2))
+        shutil.rmtree(tmp_path / "near-1")
+        async with JournalRig(tmp_path / "near-1", copies=2).use_followers(*SERVERS) as back:
+            back.connect(first)
+            back.connect(second)
+            back.links[first.name].faults["await_applied"] = [failure]
+            unanswered = await back.applied(receipt)
+            assert isinstance(unanswered, Unavailable)
+            assert f"{first.name} may have a copy" in unanswered.message
+            assert second.name not in unanswered.message
+            waits = await back.applied(receipt)
+            assert isinstance(waits, pb.WriteResult)
+            assert waits.accepted == receipt
 
 
 async def test_receipt_of_a_torn_row_leads_to_the_write_that_the_sibling_has_made(tmp_path: Path) -> None:
