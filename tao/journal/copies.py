@@ -67,8 +67,8 @@ class _Sibling:
     has_no_room: bool = False
     """Whether it has refused the last copy for want of room: it answers then, and only a copy shows that it has room
     again."""
-    is_asked: bool = False
-    """Whether it is being told what is due."""
+    has_message_under_way: bool = False
+    """Whether a message to it is under way."""
     journal: str = ""
     """Its journal, which has the copies."""
     copies: int = 0
@@ -288,12 +288,12 @@ class Copies:
         return min([interval, *(each.retry_at - now for each in self._siblings.values() if each.retry_at > now)])
 
     def _look_after(self, server: CacheServer) -> None:
-        """Have sent what is due to a sibling, if anything is. Each has a task of its own: one that hangs delays no
-        signs for others."""
+        """Start a task that sends a sibling what is due. Each has its own: one that hangs delays no signs for
+        others."""
         sibling = self._siblings[server.name]
         now, interval = self._context.clock.monotonic(), self._settings.takeover_seconds / SIGNS
         is_sign_due = sibling.copies > 0 and now - sibling.sign_at >= interval / 2
-        if sibling.is_asked or (sibling.agrees and not sibling.gone and not is_sign_due):
+        if sibling.has_message_under_way or (sibling.agrees and not sibling.gone and not is_sign_due):
             return
         if self._context.links.is_down(server):
             if sibling.agrees:  # they compare once it is back: until then, what it must delete is not gathered
@@ -303,12 +303,12 @@ class Copies:
         if now < sibling.retry_at:
             return
         try:
-            self._spawn(self._tell(server, sibling))
-            sibling.is_asked = True
+            self._spawn(self._send_due(server, sibling))
+            sibling.has_message_under_way = True
         except TaoError as error:
             self._note_unanswered(server, sibling, error)
 
-    async def _tell(self, server: CacheServer, sibling: _Sibling) -> None:
+    async def _send_due(self, server: CacheServer, sibling: _Sibling) -> None:
         """Send what is due to a sibling."""
         try:
             if sibling.agrees:
@@ -318,7 +318,7 @@ class Copies:
         except TaoError as error:
             self._note_unanswered(server, sibling, error)
         finally:
-            sibling.is_asked = False
+            sibling.has_message_under_way = False
             self._wake.set()  # for what has become due meanwhile
 
     def _note_unanswered(self, server: CacheServer, sibling: _Sibling, error: TaoError) -> None:
