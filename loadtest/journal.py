@@ -103,7 +103,7 @@ class _Measured:
 
 
 async def run(settings: BenchSettings, progress: Progress, _options: object) -> ScenarioResult:
-    """Measure journals that keep one copy of what they accept, and such that keep two. Raises `OperatorError`."""
+    """Measure journals that keep one copy of what they accept, and journals that keep two. Raises `OperatorError`."""
     size = _TOY if settings.toy else _Size()
     found = [
         await _measure(settings, size, copies, PartOfProgress(progress, (copies - 1) / 2, 0.5)) for copies in (1, 2)

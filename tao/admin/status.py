@@ -122,8 +122,8 @@ class WatcherRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker that has asked leaders for jobs within the last minute: the topology lists none.
-    ``asked_seconds_ago``: when it did last, at any leader."""
+    """One worker that has asked leaders for jobs, or reported, within the last minute: the topology lists none.
+    ``asked_seconds_ago``: when it did either last, at any leader."""
 
     name: str
     asked_seconds_ago: float

@@ -57,7 +57,10 @@ def _print(found: View) -> None:
     if not found.watchers:
         click.echo("the topology lists no watcher: if none runs, nobody replaces a leader that fails\n")
     if not found.workers:
-        click.echo("no worker has asked for jobs within the last minute: jobs wait, and removed edges are not purged\n")
+        click.echo(
+            "no worker has asked for jobs or reported within the last minute: jobs wait, and removed edges are not "
+            "purged\n"
+        )
     print_records(
         {"database": database.name, "master region": database.master_region, "server": server, "state": state}
         for database in found.databases

@@ -30,6 +30,7 @@ from tao.client.values import Accepted, ObjectReader
 from tao.model.errors import (
     DeadlineExceeded,
     InvalidArgument,
+    NoJournal,
     PermissionDenied,
     StaleRead,
     TaoError,
@@ -61,6 +62,8 @@ def _stale_for_token(denied: PermissionDenied) -> StaleRead:
 
 _COPY_SECONDS: Final = 0.2
 """Pause before a follower that has a copy of an accepted write is asked again whether it makes the write."""
+_LOOK_SECONDS: Final = 1.0
+"""Longest wait for a follower to say whether it has a copy of a write that another one has accepted."""
 _NEW_SHARD_SECONDS: Final = 2.0
 """From learning of shards that were added until new objects are placed there: all servers have learned of them by then,
 and so have the clients that are given the ids."""
@@ -348,8 +351,8 @@ class Operations:
             if result.accepted == shown:  # a copy of it, which is made once its follower counts as lost
                 if self._loop.time() + _COPY_SECONDS >= deadline:
                     raise DeadlineExceeded(
-                        f"{Receipt.decoded(shown).server} has accepted the write, and does not answer. Another "
-                        "follower has a copy, and makes it after journal.takeover_seconds: ask again later"
+                        f"{Receipt.decoded(shown).server} has accepted the write, and does not answer or has lost it. "
+                        "Another follower has a copy, and makes it after journal.takeover_seconds: ask again later"
                     )
                 await asyncio.sleep(_COPY_SECONDS)
             elif result.accepted:
@@ -363,17 +366,21 @@ class Operations:
     async def _ask_applied(self, receipt: bytes, deadline: float) -> pb.WriteResult:
         """Return the result of an accepted write: from the follower that its receipt names, or, while that cannot be
         reached, from one that has a copy."""
-        lost: Unavailable | None = None
-        for link in self._router.links_of_receipt(Receipt.decoded(receipt).server):
-            request = pb.Request(await_applied=pb.AwaitApplied(accepted=receipt))
+        request = pb.Request(await_applied=pb.AwaitApplied(accepted=receipt))
+        acceptor, *others = self._router.links_of_receipt(Receipt.decoded(receipt).server)
+        try:
+            answer = await acceptor.ask(request, max(0.0, deadline - self._loop.time()))
+        except Unavailable as error:
+            unreached = error
+        else:
+            return answer.write.results[0]
+        for link in others:
             try:
-                answer = await link.ask(request, max(0.0, deadline - self._loop.time()))
-            except Unavailable as error:
-                lost = lost or error
-            else:
-                return answer.write.results[0]
-        assert lost is not None, "there is a link at least"
-        raise lost
+                answer = await link.ask(request, max(0.0, min(_LOOK_SECONDS, deadline - self._loop.time())))
+            except (Unavailable, DeadlineExceeded, NoJournal):
+                continue
+            return answer.write.results[0]
+        raise unreached
 
     def _record_writes(self, results: Sequence[pb.WriteResult]) -> None:
         self._dispatcher.stats.inverse_pending += sum(result.inverse_pending for result in results)

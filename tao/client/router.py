@@ -8,7 +8,7 @@ topology and from the health that links report; this module opens no connections
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from tao.client.server_queues import ServerLink, ServerQueue
 from tao.model.errors import InvalidArgument, TopologyError, Unavailable
@@ -17,9 +17,6 @@ from tao.routing.routes import Routes, TierRoutes
 
 QueueOf = Callable[[CacheServer, str], ServerQueue]
 """Returns the queue of a server of a tier: the same object for the same server."""
-
-_COPY_HOLDERS: Final = 2
-"""Followers that are asked for a write that another one has accepted: it keeps its copies at the first that is up."""
 
 
 class _Candidates(NamedTuple):
@@ -84,12 +81,13 @@ class Router:
         return queue if not queue.is_avoided else self._healthiest(queue, candidates.all)
 
     def links_of_receipt(self, name: str) -> list[ServerLink]:
-        """Return the link to a follower of this region, and those to the followers that may have copies of what it has
-        accepted. Raises `Unavailable` when the topology does not name it."""
+        """Return the link to a follower of this region, and those to the others of its tier, which may have copies of
+        what it has accepted, in the order in which it asks them. Raises `Unavailable` when the topology does not name
+        it."""
         for tier in self._tiers:
             found = [server for server in tier.servers if server.name == name]
             if found:
-                servers = (*found, *tier.successors(name)[:_COPY_HOLDERS])
+                servers = (*found, *tier.successors(name))
                 return [self._queue_of(server, tier.tier).link for server in servers]
         raise Unavailable(f"follower {name} is not in the topology of this region, and what it accepted is with it")
 

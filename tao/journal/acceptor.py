@@ -13,7 +13,15 @@ from tao.journal.entries import Entry, EntryBody, LostEntry, ParkedEntry, Priori
 from tao.journal.held_copies import HeldCopies
 from tao.journal.leader_clocks import LeaderClocks
 from tao.journal.store import Found, JournalStore
-from tao.model.errors import DeadlineExceeded, InvalidArgument, OutcomeUnknown, TaoError, Unavailable
+from tao.model.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    NoCopy,
+    NoJournal,
+    OutcomeUnknown,
+    TaoError,
+    Unavailable,
+)
 from tao.model.receipts import Receipt
 from tao.planning.write_plan import validate
 from tao.routing.budgets import work_seconds
@@ -96,11 +104,14 @@ class Acceptor:
     def await_applied(self, request: pb.Request, reply: Reply) -> None:
         """Answer with the result of an accepted write once there is one; for the write of another follower, with the
         receipt to ask by. So it does for a write that this follower has lost, as with a journal that was set aside, if
-        another one has a copy of it. Raises `InvalidArgument` for what is no receipt, and `Overloaded`."""
+        another one has a copy of it. Raises `InvalidArgument` for what is no receipt, `Unavailable` while the journal
+        was not read yet, and `Overloaded`."""
         receipt = Receipt.decoded(request.await_applied.accepted)
         if receipt.server != self._context.name:
             self._held.answer(receipt, reply)
             return
+        if not self._store.id:
+            raise Unavailable(f"the journal of this follower cannot be read yet: {self._store.trouble}")
         if receipt.journal != self._store.id:
             self._answer_lost(
                 receipt, reply, "the journal that held the write could not be read, and was set aside; see its log"
@@ -166,17 +177,28 @@ class Acceptor:
             reply.send(failure(error))
 
     async def _ask_for_copy(self, receipt: Receipt, reply: Reply, why: str) -> None:
+        """Answer with what another follower knows of a lost write. Its outcome is unknown only when all of them answer
+        that they have no copy."""
+        others = self._copies.others()
         request = pb.Request(await_applied=pb.AwaitApplied(accepted=receipt.encoded()))
-        asked = [self._context.links.to(server).ask(request, _LOOK_SECONDS) for server in self._copies.others()]
+        asked = [self._context.links.to(server).ask(request, _LOOK_SECONDS) for server in others]
         found: list[pb.Answer] = []
-        for answer in await asyncio.gather(*asked, return_exceptions=True):
+        silent: list[str] = []
+        for server, answer in zip(others, await asyncio.gather(*asked, return_exceptions=True), strict=True):
             if isinstance(answer, pb.Answer):
                 found.append(answer)
             elif not isinstance(answer, TaoError):
                 raise answer
-        # The receipt of a follower that has made the write, before that of one which still keeps the copy.
-        found.sort(key=lambda answer: answer.write.results[0].accepted == receipt.encoded())
-        reply.send(pb.Answer(write=found[0].write) if found else failure(OutcomeUnknown(why)))
+            elif not isinstance(answer, NoCopy | NoJournal):
+                silent.append(f"{server.name} may have a copy, and does not answer ({answer.message})")
+        if found:
+            # The receipt of a follower that has made the write, before that of one which still keeps the copy.
+            found.sort(key=lambda answer: answer.write.results[0].accepted == receipt.encoded())
+            reply.send(pb.Answer(write=found[0].write))
+        elif silent:
+            reply.send(failure(Unavailable(f"{why}. {'; '.join(silent)}: ask again later")))
+        else:
+            reply.send(failure(OutcomeUnknown(why)))
 
     def _entry(self, write: pb.Write, priority: Priority, behalf: OnBehalfOf, *, hands_over: bool) -> Entry:
         """Return the entry of a write. ``hands_over``: another follower sends what it had accepted."""

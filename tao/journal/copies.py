@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -64,8 +64,11 @@ class _Sibling:
     """When to ask it again after a failure."""
     passed_over_until: float = 0.0
     """After it has not taken a copy: until then others are asked to, where there are some."""
-    is_asked: bool = False
-    """Whether it is being told what is due."""
+    has_no_room: bool = False
+    """Whether it has refused the last copy for want of room: it answers then, and only a copy shows that it has room
+    again."""
+    has_message_under_way: bool = False
+    """Whether a message to it is under way."""
     journal: str = ""
     """Its journal, which has the copies."""
     copies: int = 0
@@ -103,7 +106,6 @@ class Copies:
         self._torn_rows = 0
         self.trouble = ""
         """The reason why the last write could not be copied; empty when it was, or when the sibling answers again."""
-        self._has_no_room = False  # the sibling takes no copies although it answers, so only a copy ends the trouble
         self.copied = 0
         """Writes of which a sibling has taken a copy, since the start."""
         self.refused = 0
@@ -190,8 +192,9 @@ class Copies:
         accepted."""
         tried: set[str] = set()
         may_have_copy = False
-        while (server := self._choose()) is not None and server.name not in tried:
+        while (server := self._choose(tried)) is not None:
             tried.add(server.name)
+            sibling = self._known(server.name)
             sent = 0
             try:
                 for part in _parts(entries):
@@ -199,12 +202,13 @@ class Copies:
                     sent += len(part)
             except TaoError as error:
                 self.trouble = f"{server.name} has not taken a copy: {error.message}"
-                self._has_no_room = isinstance(error, Overloaded)
                 may_have_copy = may_have_copy or sent > 0 or isinstance(error, OutcomeUnknown)
-                until = self._context.clock.monotonic() + self._settings.takeover_seconds
-                self._known(server.name).passed_over_until = until
+                sibling.has_no_room = isinstance(error, Overloaded)
+                sibling.passed_over_until = self._context.clock.monotonic() + self._settings.takeover_seconds
                 continue
             self.trouble = ""
+            sibling.has_no_room = False
+            sibling.passed_over_until = 0.0
             self.copied += len(entries)
             return None
         if not tried:
@@ -284,22 +288,27 @@ class Copies:
         return min([interval, *(each.retry_at - now for each in self._siblings.values() if each.retry_at > now)])
 
     def _look_after(self, server: CacheServer) -> None:
-        """Have sent what is due to a sibling, if anything is. Each has a task of its own: one that hangs delays no
-        signs for others."""
+        """Start a task that sends a sibling what is due. Each has its own: one that hangs delays no signs for
+        others."""
         sibling = self._siblings[server.name]
         now, interval = self._context.clock.monotonic(), self._settings.takeover_seconds / SIGNS
         is_sign_due = sibling.copies > 0 and now - sibling.sign_at >= interval / 2
-        if sibling.is_asked or (sibling.agrees and not sibling.gone and not is_sign_due):
+        if sibling.has_message_under_way or (sibling.agrees and not sibling.gone and not is_sign_due):
             return
-        if now < sibling.retry_at or self._context.links.is_down(server):
+        if self._context.links.is_down(server):
+            if sibling.agrees:  # they compare once it is back: until then, what it must delete is not gathered
+                sibling.doubt()
+                sibling.gone.clear()
+            return
+        if now < sibling.retry_at:
             return
         try:
-            self._spawn(self._tell(server, sibling))
-            sibling.is_asked = True
+            self._spawn(self._send_due(server, sibling))
+            sibling.has_message_under_way = True
         except TaoError as error:
             self._note_unanswered(server, sibling, error)
 
-    async def _tell(self, server: CacheServer, sibling: _Sibling) -> None:
+    async def _send_due(self, server: CacheServer, sibling: _Sibling) -> None:
         """Send what is due to a sibling."""
         try:
             if sibling.agrees:
@@ -309,7 +318,7 @@ class Copies:
         except TaoError as error:
             self._note_unanswered(server, sibling, error)
         finally:
-            sibling.is_asked = False
+            sibling.has_message_under_way = False
             self._wake.set()  # for what has become due meanwhile
 
     def _note_unanswered(self, server: CacheServer, sibling: _Sibling, error: TaoError) -> None:
@@ -394,7 +403,7 @@ class Copies:
             sibling.doubt()
         sibling.journal, sibling.copies = kept.keeper, kept.copies
         sibling.sign_at = self._context.clock.monotonic()
-        if server.name == self._current and not self._has_no_room:
+        if server.name == self._current and not sibling.has_no_room:
             self.trouble = ""
         return kept
 
@@ -415,18 +424,18 @@ class Copies:
             self._known(server.name)
         return list(others)
 
-    def _choose(self) -> CacheServer | None:
-        """Return the follower that is to keep the copies now: the first along the ring that is up and has not failed to
-        take a copy a moment ago. If all have, it stays the one that it is."""
+    def _choose(self, tried: Collection[str] = ()) -> CacheServer | None:
+        """Return the follower that is to keep the copies now, of those that are up and were not ``tried``: the first
+        along the ring that has not failed to take a copy a moment ago. If all have, it is the one whose failure is the
+        longest ago."""
         links, now = self._context.links, self._context.clock.monotonic()
         up = [server for server in self.others() if not server.down and not links.is_down(server)]
-        willing = [server for server in up if self._siblings[server.name].passed_over_until <= now]
-        chosen = next(iter(willing or [each for each in up if each.name == self._current] or up), None)
-        if chosen is None:
+        if not up:
             self._current = ""
-        elif chosen.name != self._current:
+        untried = [server for server in up if server.name not in tried]
+        chosen = min(untried, key=lambda each: max(now, self._siblings[each.name].passed_over_until), default=None)
+        if chosen is not None and chosen.name != self._current:
             self._current = chosen.name
-            self._has_no_room = False
             self._siblings[chosen.name].doubt()  # it gets a copy of what is held already
             self._wake.set()
         return chosen

@@ -34,7 +34,7 @@ from tao.journal.copy_rows import (
 from tao.journal.entries import Entry, priority_of
 from tao.journal.settings import JournalSettings
 from tao.journal.store import JournalStore
-from tao.model.errors import OutcomeUnknown, Overloaded, TaoError, Unavailable
+from tao.model.errors import NoCopy, OutcomeUnknown, Overloaded, TaoError, Unavailable
 from tao.model.receipts import Receipt
 from tao.serving.configuration import ServerContext
 from tao.wire.session import Reply, failure
@@ -128,7 +128,7 @@ class HeldCopies:
 
     def answer(self, receipt: Receipt, reply: Reply) -> None:
         """Answer for a write that another follower has accepted: with the receipt under which it waits here once that
-        follower is lost, and with the same receipt before that."""
+        follower is lost, with the same receipt before that, and with `NoCopy` when no copy is here."""
         origin = Origin(receipt.server, receipt.journal)
 
         def found(number: int | None) -> None:
@@ -138,7 +138,7 @@ class HeldCopies:
             elif number == NO_COPY:
                 reply.send(
                     failure(
-                        Unavailable(
+                        NoCopy(
                             f"{receipt.server} has accepted the write, and {self._context.name} has no copy of it: ask "
                             f"{receipt.server}"
                         )

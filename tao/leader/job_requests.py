@@ -84,15 +84,16 @@ class JobRequests:
             )
 
         async def report() -> pb.Answer:
-            results = await asyncio.gather(*map(self._report, request.report_jobs.reports))
+            worker = reply.peer.name
+            results = await asyncio.gather(*(self._report(each, worker) for each in request.report_jobs.reports))
             return pb.Answer(reported_jobs=pb.JobResults(results=results))
 
         self._answer(report(), reply)
 
-    async def _report(self, report: pb.JobReport) -> pb.JobResult:
+    async def _report(self, report: pb.JobReport, worker: str) -> pb.JobResult:
         write = ReportJob(*(getattr(report, name) for name in ReportJob.__struct_fields__))
         try:
-            outcome = await self._jobs.report(write)
+            outcome = await self._jobs.report(write, worker)
         except TaoError as error:
             return pb.JobResult(error=error_to_pb(error))
         return pb.JobResult(accepted=outcome.found, job=None if outcome.job is None else job_to_pb(outcome.job))

@@ -100,7 +100,7 @@ class JobPath:
         self._asked_at: dict[str, float] = {}
         """When a worker has last asked for jobs of a kind."""
         self._workers: dict[str, float] = {}
-        """When each worker has last asked."""
+        """When each worker has last asked for jobs, or reported."""
         self._not_searched: frozenset[int] = frozenset()
         """The shards whose server did not answer the last look-up."""
         self.counts: dict[str, int] = {}
@@ -133,7 +133,7 @@ class JobPath:
             raise InvalidArgument(f"a worker knows {MAX_KINDS} kinds at most, not {len(known)}")
         now = self._clock.monotonic()
         self._asked_at.update(dict.fromkeys(known, now))
-        self._workers = {name: at for name, at in self._workers.items() if at >= now - KIND_SECONDS} | {worker: now}
+        self._note_worker(worker)
         if deadline is None:
             deadline = now + self._settings.timeout_seconds
         await self._find_due(deadline)
@@ -162,8 +162,9 @@ class JobPath:
             return None
         return outcome.job if outcome.found else None
 
-    async def report(self, report: ReportJob) -> WriteOutcome:
+    async def report(self, report: ReportJob, worker: str) -> WriteOutcome:
         """Record a worker's report. Raises what a write raises: the worker repeats its report."""
+        self._note_worker(worker)
         outcome = await self._commit(report)
         if not outcome.found:
             self.refused_reports += 1
@@ -174,6 +175,11 @@ class JobPath:
         if outcome.job is not None and outcome.job.state == JobState.PARKED:
             self._log.error("job_parked", job=report.id, kind=report.kind, reason=outcome.job.error)
         return outcome
+
+    def _note_worker(self, worker: str) -> None:
+        """Note that a worker was heard now. One that has all the jobs that it can do asks for none, and reports."""
+        now = self._clock.monotonic()
+        self._workers = {name: at for name, at in self._workers.items() if at >= now - KIND_SECONDS} | {worker: now}
 
     async def _find_due(self, deadline: float) -> None:
         """Look for the jobs that are due, unless that was done a moment ago. Servers that do not answer within half of
@@ -254,7 +260,8 @@ class JobPath:
         return sorted(self._asked_at)
 
     def summary(self) -> dict[str, object]:
-        """Return the figures for `/stats`. ``workers``: how long ago each has asked for jobs, in seconds."""
+        """Return the figures for `/stats`. ``workers``: how long ago each has asked for jobs or reported, in
+        seconds."""
         now = self._clock.monotonic()
         ages = {name: round(now - at, 1) for name, at in sorted(self._workers.items())}
         return {"workers": {name: age for name, age in ages.items() if age <= KIND_SECONDS}}

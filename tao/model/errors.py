@@ -27,7 +27,8 @@ TaoError
  │   │   ├─ DatabaseFull      the disk of the database server is full; its writes fail until room is made there
  │   │   ├─ MasterReadOnly    the database server takes no writes or critical reads: a promotion is under way, or its
  │   │   │                      lease has run out
- │   │   └─ NoCopy            a write is to be accepted on two disks, and no other follower keeps the copy
+ │   │   └─ NoCopy            a write is to be accepted on two disks, and no other follower keeps the copy; or a
+ │   │                          follower that is asked for a copy has none
  │   ├─ DeadlineExceeded      the time allowed has passed before anything was written
  │   ├─ Fenced                the writer no longer owns the shard
  │   └─ StaleRead             every copy within reach is below the version asked for
@@ -262,7 +263,8 @@ class DatabaseFull(Unavailable):
 class NoCopy(Unavailable):
     """The follower accepts a write only when another follower of its tier has a copy on its disk
     (``journal.copies: 2``), and none takes one now. Nothing was accepted: try again later, or make the write at
-    once."""
+    once. Asked for the result of a write that another follower has accepted, a follower without a copy of it answers
+    the same."""
 
     reason = "NO_COPY"
 

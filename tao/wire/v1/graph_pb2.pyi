@@ -478,7 +478,7 @@ Global___NodeSetStateReply: _TypeAlias = NodeSetStateReply  # noqa: Y015
 
 @_typing.final
 class AssocStateReply(_message.Message):
-    """The state of an edge of a type with states, read at `id1` from the master under lock: as dear as a write."""
+    """The state of an edge of a type with states, read at `id1` from the master under lock: costs as much as a write."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

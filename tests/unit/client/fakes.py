@@ -101,7 +101,8 @@ class FakeCluster:
 
 
 class FakeLink:
-    """A link to one follower. ``behaviour`` replaces its answers to reads and writes."""
+    """A link to one follower. ``behaviour`` replaces its answers to reads and writes, and ``of_receipts`` what it
+    answers about journaled writes."""
 
     def __init__(self, name: str, cluster: FakeCluster) -> None:
         self.name = name
@@ -109,6 +110,7 @@ class FakeLink:
         self.sent: list[pb.Request] = []
         self.timeouts: list[float] = []
         self.behaviour: Behaviour | None = None
+        self.of_receipts: pb.WriteResult | TaoError = pb.WriteResult(found=True, forgotten=True)
         self.watchers: list[AnswerHandler] = []
         self.is_down = False
         self.is_impaired = False
@@ -132,6 +134,8 @@ class FakeLink:
 
     async def ask(self, request: pb.Request, timeout_seconds: float) -> pb.Answer:
         self.sent.append(request)
+        if request.HasField("await_applied"):
+            self.timeouts.append(timeout_seconds)
         return self.answer(request)
 
     def answer(self, request: pb.Request) -> pb.Answer:
@@ -141,7 +145,9 @@ class FakeLink:
             case "write":
                 return pb.Answer(write=pb.WriteAnswer(results=[self.result(each) for each in request.write.writes]))
             case "await_applied":
-                return pb.Answer(write=pb.WriteAnswer(results=[pb.WriteResult(found=True, forgotten=True)]))
+                if isinstance(self.of_receipts, TaoError):
+                    raise self.of_receipts
+                return pb.Answer(write=pb.WriteAnswer(results=[self.of_receipts]))
             case "get_topology":
                 topology = self.cluster.topology
                 document = pb.TopologyDocument(version=topology.version, json=dump_topology(topology).encode())

@@ -161,7 +161,7 @@ async def test_receipt_leads_to_the_copy_and_is_not_guessed(tmp_path: Path) -> N
         assert waits.accepted == receipt, "ask again"
         assert isinstance(receipt, bytes)
         guessed = msgspec.structs.replace(Receipt.decoded(receipt), proof=b"?")
-        assert isinstance(await two.applied(guessed.encoded()), Unavailable)
+        assert isinstance(await two.applied(guessed.encoded()), NoCopy)
 
 
 async def test_sign_of_an_acceptor_keeps_its_writes_with_it(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +17,14 @@ import pytest
 
 from tao.journal.entries import Entry, EntryBody, Priority, encode_body
 from tao.journal.store import JournalStore
-from tao.model.errors import DatabaseDown, InvalidArgument, OperationAhead, OutcomeUnknown, Overloaded
+from tao.model.errors import (
+    DatabaseDown,
+    InvalidArgument,
+    OperationAhead,
+    OutcomeUnknown,
+    Overloaded,
+    Unavailable,
+)
 from tao.wire.session import RequestHandler
 from tao.wire.settings import MAX_MESSAGE_BYTES
 from tao.wire.v1 import session_pb2 as pb
@@ -27,7 +35,7 @@ from tests.rigs.pacing import until
 
 async def test_journal_that_opens_late_makes_what_it_held_and_gives_no_number_twice(tmp_path: Path) -> None:
     async with JournalRig(tmp_path, normal_tasks=0) as rig:
-        await rig.accept(edge(0, 2), edge(0, 3))
+        before, _ = await rig.accept(edge(0, 2), edge(0, 3))
     file = tmp_path / "journal.sqlite"
     holder = sqlite3.connect(file, isolation_level=None)
     holder.execute("PRAGMA locking_mode=EXCLUSIVE")
@@ -37,6 +45,8 @@ async def test_journal_that_opens_late_makes_what_it_held_and_gives_no_number_tw
         assert late.figures["trouble"]
         (refused,) = await late.accept(edge(0, 4))
         assert isinstance(refused, Overloaded)
+        with pytest.raises(Unavailable, match=re.escape(late.figures["trouble"])):
+            await late.applied(before)  # it is not lost
         holder.rollback()
         holder.close()
         await until(lambda: ends(late.writes) == {2, 3})
@@ -67,7 +77,7 @@ async def test_row_whose_lane_is_damaged_does_not_keep_the_others_from_being_mad
         connection.execute("UPDATE entries SET shard = 1 << 40 WHERE number = 2")
         connection.execute("UPDATE entries SET accepted_ms = 'x' WHERE number = 3")
     connection.close()
-    async with JournalRig(tmp_path) as again:
+    async with JournalRig(tmp_path).use_followers("near-1") as again:
         await again.idle()
         assert ends(again.writes) == {5}
         assert again.figures["torn_rows"] == 3

@@ -136,7 +136,7 @@ async def test_rejected_operation_is_parked_and_not_repeated(tmp_path: Path) -> 
         await rig.idle()
         assert len(rig.writes.requests) == 1
         assert rig.figures["parked"]["normal"] == 1
-    async with JournalRig(tmp_path, rig.writes) as again:
+    async with JournalRig(tmp_path, rig.writes).use_followers("near-1") as again:
         assert again.figures["parked"]["normal"] == 1
         assert isinstance(await again.applied(bad), ListFull), "a restart knows it too"
         assert len(rig.writes.requests) == 1
@@ -274,7 +274,7 @@ async def test_unreadable_file_is_set_aside_and_a_new_one_is_begun(tmp_path: Pat
         (receipt,) = await rig.accept(edge(0, 2))
     file = tmp_path / "journal.sqlite"
     file.write_bytes(b"garbage" * 1_000)
-    async with JournalRig(tmp_path) as again:
+    async with JournalRig(tmp_path).use_followers("near-1") as again:
         assert again.figures["set_aside_total"] == 1
         assert isinstance((await again.accept(edge(0, 2)))[0], bytes)
         assert isinstance(await again.applied(receipt), OutcomeUnknown)
@@ -310,7 +310,7 @@ async def test_receipts_of_moved_writes_and_torn_rows_are_forgotten_at_the_horiz
         connection.execute("INSERT INTO torn_rows VALUES (7, 1, 1, 'x', 1, x'00', ?)", (now_unix_ms(),))
     connection.close()
     for days, is_kept in ((-1, True), (1, False)):
-        async with JournalRig(tmp_path) as rig:
+        async with JournalRig(tmp_path).use_followers("near-1") as rig:
             assert rig.figures["torn_rows"] == 1
             rig.journal._store.purge(now_unix_ms() + days * 86_400_000)
             found = await rig.applied(receipt)

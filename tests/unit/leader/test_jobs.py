@@ -92,6 +92,17 @@ async def test_workers_are_known_while_they_ask(rig: LeaderRig) -> None:
     assert rig.jobs.summary() == {"workers": {"busy": 20.0}}
 
 
+async def test_worker_that_reports_and_asks_for_nothing_is_known(rig: LeaderRig) -> None:
+    assert isinstance(rig.clock, ManualClock)
+    await add(rig, 1)
+    (job,) = await rig.jobs.lease("worker", ["walk"], ONE_OF_EACH, LEASE_MS)
+    rig.clock.now += 61.0
+    assert rig.jobs.summary() == {"workers": {}}
+    report = pb.JobReport(id=job.id, kind=job.kind, lease=job.leases, lease_ms=LEASE_MS)
+    await asked(rig, pb.Request(report_jobs=pb.ReportJobs(reports=[report])), "worker")
+    assert rig.jobs.summary() == {"workers": {"worker": 0.0}}
+
+
 async def test_a_lease_that_may_have_been_given_is_not_given_again_before_its_end(rig: LeaderRig) -> None:
     job = await add(rig, 1)
     store_of(rig).commit_fault = OutcomeUnknown("the answer was lost")
@@ -111,7 +122,7 @@ async def test_jobs_of_shards_that_another_leader_owns_are_not_handed_out(rig: L
     (leased,) = await rig.jobs.lease("worker-1", ["walk"], ONE_OF_EACH, LEASE_MS)
     await other.take(0)
     report = ReportJob(job, "walk", leased.leases, b"1", 1, lease_ms=LEASE_MS)
-    outcome = await other.jobs.report(report)  # the lease holds at the next owner
+    outcome = await other.jobs.report(report, "worker-1")  # the lease holds at the next owner
     assert outcome.job is not None
     assert outcome.job.cursor == b"1"
     await other.close()
