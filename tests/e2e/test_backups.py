@@ -64,7 +64,7 @@ from tests.rigs.replication_rig import (
     until_arrived,
 )
 
-pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.unhurried, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.unhurried]
 
 SHAPE = Shape(databases=2, shards=4, leaders=1, tiers=1, followers=1, watchers=0)
 DATABASES_ONLY = frozenset({Role.DATABASE})
