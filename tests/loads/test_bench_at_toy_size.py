@@ -198,7 +198,7 @@ def peers_here() -> list[str]:
 
 
 @needs_peers
-@scenario("peers", "--workload", "linkbench", "--seconds", "0.2", "--plot", "{folder}/plot.png")
+@scenario("peers", "--workload", "linkbench", "--seconds", "0.05", "--plot", "{folder}/plot.png")
 def test_a_published_workload_is_measured_beside_what_a_user_would_pick_instead(ran: ToyRun) -> None:
     found = msgspec.json.decode(ran.json)
     names = peers_here()
