@@ -80,7 +80,9 @@ class Cloner:
         if cloning.is_nothing:
             return await self._store.load()
         stored = await self._change(lambda found: self._first_of(found, cloning))
-        self._on_step(f"version {stored.version}: changes go to {', '.join((*cloning.between, *cloning.told))}")
+        self._on_step(
+            f"version {stored.version}: changes go to {', '.join((*cloning.between, *cloning.extra_receivers))}"
+        )
         await self._wait_until_seen(cloning, stored.version)
         stored = await self._change(cloning.second)
         self._on_step(f"version {stored.version}: served by {', '.join(cloning.after)}")
