@@ -4,7 +4,7 @@ Each added follower registers itself and takes its part of the ring in steps; th
 request may fail, and a minute after each change began, the tier's hit rate may be at most two points below that of the
 two followers before.
 
-Objects are read by a Zipf law, and each cache holds a part of them, so that the hit rate tells what the caches lack:
+Objects are read by a Zipf law, and each cache holds a part of them, so that the hit rate shows what the caches lack:
 more followers have room for more.
 """
 

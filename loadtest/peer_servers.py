@@ -51,7 +51,7 @@ class ServerProgram:
     arguments: Callable[[int, int], list[str]]
     """The arguments for a port and megabytes of cache; 0 for a server that is no cache."""
     answers: Callable[[int], Awaitable[bool]]
-    """Tells whether a server answers at a port."""
+    """Returns whether a server answers at a port."""
     substitute: str = ""
     """The name of a program with the same arguments and protocol, which is used where this one is missing."""
 

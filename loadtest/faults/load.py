@@ -107,7 +107,7 @@ class Demand(StrEnum):
 
 _OF_EITHER_END: Final = (Demand.PLAIN, Demand.TOKEN)
 """Demands that are made at the far end of an edge, too. Without a token, critical reads and reads with a bound on
-staleness tell the truth of the list's own rows, in which a pending inverse is missing."""
+staleness return the list's own rows, in which a pending inverse is missing."""
 DEMANDS: Final = (*[Demand.PLAIN] * 85, *[Demand.CRITICAL] * 4, *[Demand.TOKEN] * 7, *[Demand.BOUNDED] * 4)
 
 

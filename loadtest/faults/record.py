@@ -66,7 +66,7 @@ class Whereabouts:
 
 
 def excuses(fault: Fault, read: FailedRead) -> bool:
-    """Tell whether a read has to fail while this fault lasts."""
+    """Return whether a read has to fail while this fault lasts."""
     where = read.where
     if fault.mended and read.seconds > fault.mended + AFTERMATH_SECONDS:
         return False

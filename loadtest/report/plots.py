@@ -253,7 +253,7 @@ _FIGURES: Final[dict[str, Callable[[Measured], Figure]]] = {
 
 
 def has_drawing(scenario: str) -> bool:
-    """Tell whether there is a drawing of a scenario's figures."""
+    """Return whether there is a drawing of a scenario's figures."""
     return scenario in _FIGURES
 
 

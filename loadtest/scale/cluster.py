@@ -1,7 +1,7 @@
 """What needs real databases: a development cluster of two regions, a database of many shards, and 70 ms a commit.
 
 Commits wait for the other region's replica (semi-synchronous replication), so the round trip is the time of a commit.
-The cluster has two leaders in each region, of which one is lost on the way: what one leader and two leaders send tells
+The cluster has two leaders in each region, of which one is lost on the way: what one leader and two leaders send shows
 how proofs of freshness grow with the leaders.
 """
 
