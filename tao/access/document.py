@@ -31,7 +31,7 @@ class Operation(StrEnum):
     CRITICAL = "critical"
     """To read the master; the types have to be among those of ``read``, too."""
     WATCH = "watch"
-    """To be told of changes of topology and schema, in a series; it needs all types."""
+    """To receive changes of topology and schema, in a series; it needs all types."""
     ADMINISTER = "administer"
     """What the commands of operators do to servers."""
 

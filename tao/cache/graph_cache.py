@@ -75,10 +75,10 @@ class GraphCache:
         self.dropped = 0  # entries dropped because a change or message could not be applied to their version
         self.not_kept = 0  # fills that were good but not cached, including values too large for their arena
 
-    def on_shrunk(self, tell: Callable[[int, int, int, int], None]) -> None:
-        """Call ``tell(id1, atype, before, left)`` when a change shrinks a cached prefix of a longer list from
+    def on_shrunk(self, listener: Callable[[int, int, int, int], None]) -> None:
+        """Call ``listener(id1, atype, before, left)`` when a change shrinks a cached prefix of a longer list from
         ``before`` to ``left`` edges."""
-        self._arenas.report_shrunk = tell
+        self._arenas.report_shrunk = listener
 
     def set_types(self, types: ArenaChoice) -> None:
         """Follow a new schema. Lists whose arena changed are dropped; new limits apply from the next change or fill

@@ -2,7 +2,7 @@
 
 All streams share one memory budget. Messages are evicted in the order of their arrival, whatever their shard, so that
 old messages of a busy shard make room and those of an idle shard stay. Every message has a number of its own, so that
-a subscriber can tell from the length and the last number of a run whether a message is missing.
+a subscriber sees from the length and the last number of a run whether a message is missing.
 """
 
 from __future__ import annotations

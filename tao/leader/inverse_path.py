@@ -758,7 +758,7 @@ class InversePath:
 
     async def _find_intents(self, rows: list[ShardRow], are_searched: bool) -> None:
         """Remember the intents of these shards: the old ones, or all of shards that this leader has just taken."""
-        # Whoever owned a shard before may have had a clock that is ahead.
+        # The leader that owned a shard before may have had a clock that is ahead.
         before = self._clock.unix_ms() - int(self._settings.repair_age_seconds * 1000) if are_searched else MAX_TIME
         shards = [row.shard for row in rows]
         is_full = True

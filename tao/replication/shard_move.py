@@ -251,7 +251,7 @@ class ShardMoves:
         """Have the topology say that the target holds the shard. Returns the new version.
 
         Raises `MoveAborted` when a database was changed meanwhile, and other `TaoError`; the outcome may then be
-        unknown, and `view` tells."""
+        unknown, and `view` shows it."""
 
         def moved(topology: Topology) -> Topology:
             self.check_unchanged(topology, view)
@@ -401,11 +401,11 @@ class ShardMoves:
             return await self.let_write(shard, source.name, hold)
 
     async def _fenced(self, topology: Topology, database: Database, shards: list[int]) -> list[int]:
-        elsewhere = [each.server.name for each in topology.database_servers if each.database.name != database.name]
+        others = [each.server.name for each in topology.database_servers if each.database.name != database.name]
         async with self.servers(database).session(database.master_region) as session:
             held, _ = await shards_held(session, deadline=self._deadline())
             there = sorted(set(held) & set(shards))
-            return await fenced_shards(session, there, elsewhere, deadline=self._deadline())
+            return await fenced_shards(session, there, others, deadline=self._deadline())
 
     async def _change(self, edit: Callable[[Topology], Topology | None], hold: LockHold) -> Topology | None:
         """Change the topology, and retry when something else in it changed at the same time: marks do. Returns None

@@ -107,7 +107,7 @@ class DiskSpace:
 
     @contextmanager
     def locking(self) -> Iterator[None]:
-        """Take locks: one that is not had in time may be held by a commit that waits for space."""
+        """Take locks: one that is not acquired in time may be held by a commit that waits for space."""
         try:
             yield
         except ShardBlocked:

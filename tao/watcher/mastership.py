@@ -270,7 +270,7 @@ class Mastership:
     ) -> None:
         """Note whether nobody but servers of the set acknowledges to its master, which counts its ``clients``.
 
-        An observation that cannot tell leaves what an earlier one has found: a master is often lost together with the
+        An undecided observation leaves what an earlier one has found: a master is often lost together with the
         link to its replicas, which then do not answer, or do not acknowledge any more, while it still does.
         """
         known = len(replicas.acknowledging(members))
@@ -503,7 +503,7 @@ class Mastership:
         return await renew_lease(session, from_unix_ms, terms, deadline=replicas.statement_deadline())
 
     async def _renew_without_lock(self, replicas: ReplicationSet, terms: LeaseTerms, away: LocksAway) -> bool:
-        """Renew the lease of a master of the own region although nobody can tell who holds its lock, if all other
+        """Renew the lease of a master of the own region although it is not known who holds its lock, if all other
         servers follow it (`ReplicationSet.is_followed_by_all`). Returns whether it was renewed."""
         database = replicas.database
         reason = away.message

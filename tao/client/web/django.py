@@ -10,7 +10,7 @@
         graph, fresh = request.tao.graph, request.tao.fresh
         return HttpResponse(found(graph.obj_get(id, consistency=fresh), f"user {id}", "user").fields["name"])
 
-Elsewhere, as in a management command, ``apps.get_app_config("tao_graph").graph`` is the same graph.
+Outside of requests, as in a management command, ``apps.get_app_config("tao_graph").graph`` is the same graph.
 """
 
 from __future__ import annotations
