@@ -232,7 +232,7 @@ async def _unequal(access: Access, schema: Schema) -> AsyncIterator[UnequalEnds]
         yield found
 
 
-async def test_repair_tells_an_end_the_state_of_the_node_at_the_other(
+async def test_repair_brings_an_end_the_state_of_the_node_at_the_other(
     regions: Regions, graphs: tuple[Graph, Graph]
 ) -> None:
     east, routes = graphs[0], regions.routes

@@ -182,14 +182,14 @@ async def test_the_leader_gets_less_time_than_the_follower_so_that_its_answer_co
 
 
 @pytest.mark.parametrize(
-    ("left_seconds", "told_ms"), [(-0.01, 1), (0.0004, 1), (2.0, 2_000), (math.inf, NO_DEADLINE_MS)]
+    ("left_seconds", "sent_ms"), [(-0.01, 1), (0.0004, 1), (2.0, 2_000), (math.inf, NO_DEADLINE_MS)]
 )
 async def test_a_request_in_memory_says_of_its_time_what_one_on_a_wire_does(
-    region: RegionRig, left_seconds: float, told_ms: int
+    region: RegionRig, left_seconds: float, sent_ms: int
 ) -> None:
     link = region.near.links["leader-1"]
     link.send(pb.Request(write=pb.WriteBatch()), left_seconds, lambda _: None)
-    assert link.sent[-1].deadline_ms == told_ms
+    assert link.sent[-1].deadline_ms == sent_ms
 
 
 async def test_a_write_without_time_for_it_is_refused_with_nothing_sent(region: RegionRig) -> None:
