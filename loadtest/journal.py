@@ -66,7 +66,7 @@ class _Measured:
 
     copies: int
     p50_ms: float
-    """Of an acceptance that one caller waits for."""
+    """The median of an acceptance that one caller waits for."""
     rates: dict[int, float]
     """Acceptances a second by the number of callers."""
     applied_ms: float

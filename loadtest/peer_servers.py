@@ -26,8 +26,8 @@ from tao.devcluster.processes import ManagedProcess, ProcessOptions, to_the_end
 from tao.model.errors import OperatorError
 
 _GROWTH_FACTOR: Final = 1.5
-"""Of memcached's size classes, each of which gets a page of a megabyte, beyond the bound as well: with the default of
-1.25 there are twice as many, which of small bounds is most of what memcached takes."""
+"""Growth factor of memcached's size classes. Each class gets a page of a megabyte, also beyond the memory bound. With
+the default of 1.25 there are twice as many classes, and under a small bound they take most of the memory."""
 _START_SECONDS: Final = 10.0
 _STOP_SECONDS: Final = 5.0
 _PROBE_PAUSE_SECONDS: Final = 0.02

@@ -51,7 +51,7 @@ _CUT_SECONDS: Final = 2.5
 _WELL_SECONDS: Final = 240.0
 _AROUND_SECONDS: Final = 600.0
 _SEEN_SECONDS: Final = 60.0
-"""For every server to use a new document."""
+"""Time in which every server has to use a new document."""
 _LOOK_SECONDS: Final = 0.2
 _CHANGES: Final = 3
 """Changes of the topology that a cut region or a restored etcd does not have."""

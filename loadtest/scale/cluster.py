@@ -77,7 +77,7 @@ class ClusterFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Statements of the only leader, while idle, that were looked at: all but commits, which wait for the other
     region."""
     longest_statement_bytes: int
-    """Of those."""
+    """The size of the longest of ``idle_statements``."""
     slowest_statement_ms: float
     lost_leader_detected_seconds: float
     taken_of_lost_leader: int
