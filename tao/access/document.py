@@ -20,7 +20,7 @@ from tao.schema.plain_data import STRICT, DocumentKind, Path, parse_yaml, valida
 
 ACCESS: Final = DocumentKind("access document", AccessError)
 ALL: Final = "all"
-"""In place of a list of types: all of them, also those that the schema gets later."""
+"""Stands in place of a list of types for all of them, also for those that the schema gets later."""
 
 
 class Operation(StrEnum):
@@ -29,11 +29,11 @@ class Operation(StrEnum):
     READ = "read"
     WRITE = "write"
     CRITICAL = "critical"
-    """To read the master; the types have to be among those of ``read``, too."""
+    """Critical reads, of the master; the types have to be among those of ``read``, too."""
     WATCH = "watch"
-    """To receive changes of topology and schema, in a series; it needs all types."""
+    """Watching for changes of topology and schema, in a series; it needs all types."""
     ADMINISTER = "administer"
-    """What the commands of operators do to servers."""
+    """The requests that commands of operators send to servers."""
 
 
 def _type_names(value: object) -> tuple[str, ...] | Literal["all"]:

@@ -183,7 +183,7 @@ class FilterTable:
 
 _NO_TABLES: Final[dict[int, FilterTable]] = {}
 _NO_BUILDS: Final[dict[int, FilterBuild]] = {}
-"""Those of a shard that has never had a filter. Never changed: the first one replaces them."""
+"""The empty tables and builds of a shard that has never had a filter. Never changed: the first one replaces them."""
 
 
 class ShardFilters:

@@ -328,7 +328,7 @@ class PairBuild:
 
 _NO_FILTERS: Final[dict[int, PairFilter]] = {}
 _NO_BUILDS: Final[tuple[PairBuild, ...]] = ()
-"""Those of a shard that has none. Never changed: the first one replaces them."""
+"""The empty filters and builds of a shard that has never had one. Never changed: the first one replaces them."""
 
 
 class ShardPairFilters:

@@ -61,7 +61,7 @@ class _Sibling:
     doubts: int = 0
     """How often that was given up: an agreement that was begun before is none."""
     retry_at: float = 0.0
-    """When to ask it again after a failure."""
+    """The time from which it is asked again after a failure."""
     passed_over_until: float = 0.0
     """After it has not taken a copy: until then others are asked to, where there are some."""
     has_no_room: bool = False
@@ -76,9 +76,9 @@ class _Sibling:
     gone: list[int] = field(default_factory=list)
     """Numbers whose copies are to be deleted."""
     gone_since: set[int] | None = None
-    """While the two agree again: all such numbers since that began."""
+    """All numbers of ``gone`` since the two began to agree again; None when they agree."""
     sign_at: float = 0.0
-    """When it last heard from this follower."""
+    """The time at which it last heard from this follower."""
 
     def doubt(self) -> None:
         """Agree anew."""

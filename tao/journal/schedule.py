@@ -60,7 +60,7 @@ class _Lane:
     loaded_to: int = 0
     """Entries up to this number are in memory, or done."""
     disk_since_ms: int = 0
-    """When the oldest entry that is on disk only was accepted, about."""
+    """The time, about, at which the oldest entry that is on disk only was accepted."""
     is_busy: bool = False
     """A batch is under way, or a page is being read."""
     loads_for: str | None = None

@@ -118,7 +118,7 @@ class CheckerSettings:
     """After the message: longer than any delivery takes. An entry that is stale then is an inconsistency."""
 
     timeout_seconds: float = 5.0
-    """For one server's answer, or the database's. A server that does not answer is not judged."""
+    """Time limit for the answer of a server or of the database. A server that does not answer is not judged."""
 
     tick_seconds: float = 0.5
     """Between two checks for due looks. A look may be late by this much. Each costs an exchange with every server, and

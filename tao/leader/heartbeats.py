@@ -47,7 +47,7 @@ class HeartbeatSettings:
     half, a third and so on of it."""
 
     timeout_seconds: float = 2.0
-    """For one row. A slower database gets the next row once it has answered."""
+    """Time limit for one row. A slower database gets the next row once it has answered."""
 
     def __post_init__(self) -> None:
         steps = self.interval_seconds / self.takeover_seconds if self.takeover_seconds > 0 else 0.0

@@ -135,7 +135,7 @@ class InversePath:
         self._contacts: Final[set[str]] = set()
         self._settlements: Final[dict[IntentKey, Settlement]] = {}
         self._searched: Final[dict[int, int]] = {}
-        """Of the shards whose intents were all looked for: the generation under which that was done."""
+        """Shard whose intents were all looked for → the generation under which that was done."""
         self._shards_taken: Final = asyncio.Event()
         self.settled_later = 0
         self.left_pending = 0

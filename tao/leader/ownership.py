@@ -46,7 +46,7 @@ class OwnershipSettings:
     """How shards are taken and watched."""
 
     take_timeout_seconds: float = 5.0
-    """For one transaction that takes shards. A shard's own waits for open write transactions, which are bounded at a
+    """Time limit for a transaction that takes shards. It waits for open writes of the shards, which are bounded at a
     few seconds."""
 
     shards_per_takeover: int = 64

@@ -59,7 +59,7 @@ from tao.topology import edits
 
 _PAUSE_SECONDS: Final = 0.05
 _RECENT_SECONDS: Final = 0.5
-"""For how long a clock that was read is used again. Writers wait for each round trip, and the shortest lease lasts
+"""Time for which a clock that was read is used again. Writers wait for each round trip, and the shortest lease lasts
 2.5 s."""
 _MAX_WAITS: Final = 3
 """Most waits for a lease. A replica that restarts during one makes another one necessary."""
@@ -72,24 +72,24 @@ class PromotionSettings:
     """Time limits of a promotion, by an operator or by the watcher."""
 
     statement_seconds: float = 4.0
-    """For a connection, and for each statement. Longer than the second for which a server waits for a lock."""
+    """Time limit for a connection and for each statement: above the second for which a server waits for a lock."""
 
     lock_seconds: float = 10.0
-    """For the lock of the database. Renewals of its master's lease hold it for a few round trips each second, and a
-    holder that hangs loses it after eight seconds."""
+    """Time limit for the lock of the database. Renewals of its master's lease hold it for a few round trips each
+    second, and a holder that hangs loses it after eight seconds."""
 
     catch_up_seconds: float = 30.0
-    """For a replica to receive and apply what it lacks. Writes fail meanwhile, so a planned switch that takes longer is
-    undone. Check the replication lag first."""
+    """Time in which a replica has to receive and apply what it lacks. Writes fail meanwhile, so a planned switch that
+    takes longer is undone. Check the replication lag first."""
 
     settle_seconds: float = 1.0
-    """Between the new topology and the first write at the new master: twice the time that servers need to notice the
-    topology. By then servers have stopped asking the old master for critical reads; without leases nothing else keeps
-    a master that is cut off from answering them. After the lease of a lost master there is no such delay."""
+    """Delay between the new topology and the first write at the new master: twice the time that servers need to notice
+    the topology. By then servers have stopped asking the old master for critical reads; without leases nothing else
+    keeps a master that is cut off from answering them. After the lease of a lost master there is no such delay."""
 
     acknowledging_seconds: float = 3.0
-    """For a replica to connect to the new master under semi-synchronous replication. Without any, the master is opened
-    all the same and waits for no replica until one is back; the result and the logs report it."""
+    """Time in which a replica has to connect to the new master under semi-synchronous replication. Without any, the
+    master is opened all the same and waits for no replica until one is back; the result and the logs report it."""
 
 
 class PromotionStep(StrEnum):

@@ -101,7 +101,7 @@ class _Forwarded:
     sent_at: float
     """The time at which it was sent first."""
     for_any_shard: bool
-    """It is forwarded for shards that this server does not serve, too."""
+    """Whether it is forwarded for shards that this server does not serve, too."""
     under_way: int = 0
     """Number of leaders that have not answered what they were sent."""
     pauses: int = 0

@@ -61,13 +61,13 @@ def _writes_in(request: pb.Request) -> int:
 
 
 class Terms(NamedTuple):
-    """What bounds the work of one caller besides the settings."""
+    """Bounds on the work of one caller besides the settings."""
 
     max_under_way: int | None
     spender: str
     """The caller whose budget it spends."""
     units_per_second: int
-    """That budget; 0 for none."""
+    """The budget of ``spender``; 0 for none."""
 
 
 _NO_TERMS: Final = Terms(None, "", 0)

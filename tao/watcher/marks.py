@@ -26,7 +26,7 @@ class ServerVerdict(StrEnum):
     UNSURE = "unsure"
     """Too early to decide, or between the bounds. A mark stays as it is."""
     DEAD = "dead"
-    """Of a master: nothing listens at its address. Masters are not marked."""
+    """Nothing listens at the address of a master. Masters are not marked."""
 
 
 @dataclass(frozen=True, slots=True)

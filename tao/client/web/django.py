@@ -60,13 +60,13 @@ class TaoConfig(AppConfig):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True)
 class DjangoGraph:
-    """What views find as ``request.tao``."""
+    """The value of ``request.tao`` in views."""
 
     graph: SyncGraph
     """The graph of this process. It is opened by its first operation."""
 
     request: WebRequest
-    """This request's use of it."""
+    """This request's use of the graph."""
 
     @property
     def fresh(self) -> Consistency:
