@@ -45,7 +45,7 @@ class Leader:
 
     def __init__(self, disk: SpoolDisk | None) -> None:
         self.timers: list[Callable[[], None]] = []
-        """Those of subscribers that wait."""
+        """The timers of subscribers that wait."""
         self.proof_timers: list[Callable[[], None]] = []
         self.spool = None if disk is None else MemorySpool(disk)
         self.publisher = Publisher(SETTINGS, f"run-{next(RUNS)}", DATABASE_OF.__getitem__, self.spool, self._later)

@@ -160,7 +160,7 @@ async def test_a_write_that_no_leader_takes_ends_with_its_deadline_or_the_budget
 
 @pytest.mark.parametrize("is_late", [True, False])
 async def test_a_write_that_times_out_on_a_locked_shard_reports_the_lock(region: RegionRig, is_late: bool) -> None:
-    """Not that no leader took the write: an operator would look for one, and a client ask in another tier."""
+    """If it reported a missing leader, an operator would look for one, and a client ask in another tier."""
     near = region.near
     near.links["leader-1"].faults["write"] = [ShardBlocked("locked", 1)] * 9
     if not is_late:

@@ -39,7 +39,7 @@ class Transport:
 
 
 class Driver:
-    """As much of an aiomysql connection as is used."""
+    """The part of an aiomysql connection that is used."""
 
     encoding = "utf8"
     decoders = decoders

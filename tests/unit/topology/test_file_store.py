@@ -50,7 +50,7 @@ def store(path: Path, ear: Ear, **settings: float) -> TopologyFile:
 
 
 def write(path: Path, text: str) -> None:
-    """As an editor does it: in place, with a moment in which the file is empty."""
+    """Write as an editor does: in place, with a moment in which the file is empty."""
     path.write_text(text)
 
 

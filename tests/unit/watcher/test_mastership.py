@@ -470,7 +470,7 @@ def asks(asked: list[bool]) -> Promoter:
 
 
 async def turns() -> None:
-    """Of the loop, more than a action takes here."""
+    """Take more turns of the loop than an action takes here."""
     for _ in range(10):
         await asyncio.sleep(0)
 
