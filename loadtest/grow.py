@@ -193,9 +193,9 @@ class Stage:
     followers: int
     change: str
     seconds: float
-    """From the beginning of the change until the follower has its share, or has left."""
+    """Time from the beginning of the change until the follower has its share, or has left."""
     hit_rate: float
-    """After a minute, in percent."""
+    """The hit rate after a minute, in percent."""
     lowest_hit_rate: float
     """The lowest of the shorter times since the change began."""
     p50_ms: float

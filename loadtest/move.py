@@ -93,7 +93,7 @@ class MoveOptions(RecordedOptions):
 
 async def run(settings: BenchSettings, progress: Progress, wanted: MoveOptions) -> ScenarioResult:
     """Move shards, and judge. Raises `OperatorError` when the cluster does not start, or a command fails."""
-    # Of two databases each has half of the shards. All of the first one move, and the large one is at the second.
+    # Each of two databases has half of the shards. All shards of the first move; the large one is at the second.
     shape = Shape(
         tiers=2,
         followers=1 if settings.toy else 2,

@@ -1,7 +1,7 @@
 """The servers that tao is compared with: private processes on loopback, whose programs are taken from the PATH.
 
-Each has a free port, is asked until it answers, and ends with the run. Those of `peers` have as much memory as the
-caches of tao. A new server is one more `ServerProgram`.
+Each has a free port, is asked until it answers, and ends with the run. The servers of `peers` have as much memory as
+the caches of tao. A new server is one more `ServerProgram`.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ from tao.topology.stores import EtcdConnections, open_topology
 
 _ETCD: Final = "etcd"
 _AWAY_SECONDS: Final = 12.0
-"""Twice as long as a lease lasts."""
+"""Time for which etcd is away: twice as long as a lease lasts."""
 _TOY_AWAY_SECONDS: Final = 2.0
 _CUT_SECONDS: Final = 2.5
 """How long a region is cut off. Its masters have no replica within reach, so they close when their leases end."""

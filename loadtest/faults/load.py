@@ -515,7 +515,7 @@ class RecordedLoad(ClientLoad):
         far, atype = (
             (key.other, "liked_by") if key.kind is KeyKind.EDGE else (key.ends[write.number - 1], "followed_by")
         )
-        # Not of a client that attaches its own writes: that would have the pair settled first.
+        # A client that attaches its own writes would have the pair settled first, so it does not read here.
         readers = [each for each in self._readers if not each.attaches]
 
         async def value(reader: Reader, demanded: Consistency) -> int | None:

@@ -26,7 +26,7 @@ from tao.model.errors import StaleRead, TaoError
 _NEED_THE_MASTER: Final = frozenset({"critical", "token", "max_staleness"})
 """Demands that cannot be met without the key's master database."""
 AFTERMATH_SECONDS: Final = 5.0
-"""After a master or the line is back, until all servers have found it: a probe's interval, and a busy machine."""
+"""Time until all servers have found a master or line that is back: a probe's interval, and a busy machine."""
 
 
 class Fault(msgspec.Struct, kw_only=True):
@@ -186,7 +186,7 @@ class RunRecord:
     def failed_read(self, failed: FailedRead) -> None:
         """Record a read that was answered with an error."""
         self.failed_reads += 1
-        # By when it began: one that was sent a moment before a fault, or answered after it, met it all the same.
+        # The times of the read decide: one that was sent a moment before a fault, or answered after it, met it too.
         met = [fault for fault in self.faults[-8:] if fault in self.active or fault.healthy >= failed.seconds]
         if met:
             failed.fault = "+".join(sorted({fault.kind for fault in met}))

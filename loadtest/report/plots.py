@@ -234,7 +234,7 @@ def _peers(measured: Measured) -> Figure:
         shares = {name: [100 * rate for rate in each["rounds_hit_rate"]] for name, each in of.items()}
         by_round = {name: enumerate(some, 1) for name, some in shares.items()}
         _lines(hits, by_round, ".-", xlabel="round", ylabel="reads without the database, %")
-        # Of batches it is not counted.
+        # The hit rate of batches is not counted.
         hits.set_visible(any(shares.values()))
     return figure
 

@@ -45,7 +45,7 @@ WRITES_PER_SECOND: Final = 1_000
 _PROOFS_PER_SECOND: Final = 300
 """Deliveries of proofs to the measured follower: more than an idle installation needs, so that their cost shows."""
 _RELAY_SECONDS: Final = 1.0
-"""Between two relays of one stub tailer."""
+"""Pause between two relays of one stub tailer."""
 _WRITE_RELAY_SECONDS: Final = 0.1
 _LOOK_SECONDS: Final = 0.25
 """Pause between two looks at a server's `/stats`, which cost it something, too."""
@@ -63,8 +63,8 @@ class ChangeCost(msgspec.Struct, frozen=True, kw_only=True):
     cpu_seconds: float
     """The median of the repetitions; ``settled_seconds`` likewise."""
     settled_seconds: float
-    """From the new document until the server had done everything about it; all the time that it was given, if it has
-    not."""
+    """Time from the new document until the server had done everything about it; all the time that it was given, if it
+    has not."""
     moved: int
     """The server's shards whose assignment has changed, of all repetitions; ``touched`` likewise."""
     touched: int

@@ -74,7 +74,7 @@ class BudgetEntry(_Entry):
     """What the misses, critical reads and writes of each caller may cost one follower, in units of cost."""
 
     units_under_way: Units | None = None
-    """At once; what is more waits."""
+    """Units under way at the same time; further requests wait."""
     units_per_second: Units | None = None
     """Requests of a caller that has spent more are refused."""
 

@@ -67,7 +67,7 @@ class GraphCache:
         self._shards: dict[int, CachedShard] = {}
         self._hits = Hits(self._shards, self._arenas.credit)
         self._last_shard_epoch = 0
-        # Of shards that are not open: raised by each change, which no version floor remembers.
+        # Shards that are not open → their epoch, raised by each change, which no version floor remembers.
         self._closed_epochs: dict[int, int] = {}
         self._old_overflows = 0
         self.denials = 0  # queries for edges that a membership filter answered, in full or in part

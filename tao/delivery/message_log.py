@@ -84,7 +84,7 @@ class MessageLog:
         self._settings = settings
         # Keyed by (shard, number) for direct access; the order of arrival is the order of eviction.
         self._held: OrderedDict[tuple[int, int], _Held] = OrderedDict()
-        # By shard and identity of a held message: the number of its first entry. An identity means nothing once the
+        # Shard and identity of a held message → the number of its first entry. An identity means nothing once the
         # entry is evicted, and leaves with it.
         self._first_numbers: dict[tuple[int, int], int] = {}
         self.bytes = 0

@@ -36,8 +36,8 @@ Later = Callable[[float, Callable[[], None]], object]
 
 
 class Proof(NamedTuple):
-    """Up to where everything has been published: ``proven`` by ``(database, Unix milliseconds)``, and ``reached`` by
-    ``(source, transaction)``."""
+    """Says up to where everything has been published: ``proven`` by ``(database, Unix milliseconds)``, and ``reached``
+    by ``(source, transaction)``."""
 
     proven: tuple[tuple[str, int], ...]
     reached: tuple[tuple[str, int], ...]

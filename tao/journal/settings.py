@@ -73,7 +73,7 @@ class JournalSettings:
     """Pause after a failure of the disk."""
 
     clock_seconds: float = 30.0
-    """Between two measurements of the leaders' clocks."""
+    """Interval between two measurements of the leaders' clocks."""
 
     clock_age_seconds: float = 3_600.0
     """Age above which a measurement is not used, and writes that need a time are refused."""

@@ -38,7 +38,7 @@ class HeartbeatSettings:
     """How often heartbeat rows are written."""
 
     interval_seconds: float = 1.0
-    """Between two rows of one database. The known staleness of an idle region grows by at most this, and each row
+    """Interval between two rows of a database. The known staleness of an idle region grows by at most this. Each row
     costs the master one small commit, and each leader of each region a relay."""
 
     takeover_seconds: float = 0.5

@@ -89,8 +89,8 @@ class InverseSettings:
     this time of the link's recovery."""
 
     repair_seconds: float = 2.0
-    """Interval between two looks for intents that no leader remembers, as those whose removal failed. Those of a shard
-    are looked for at once when a leader takes it."""
+    """Interval between two looks for intents that no leader remembers, as those whose removal failed. When a leader
+    takes a shard, it looks for the shard's intents at once."""
 
     repair_age_seconds: float = 10.0
     """Age above which an intent counts as left over. It exceeds the deadlines of all steps of a write, so a younger
@@ -663,8 +663,8 @@ class InversePath:
         return written.messages
 
     async def settle_pending(self) -> None:
-        """Settle the pairs that this leader remembers as soon as their other leaders answer, until cancelled. Those of
-        a shard that it has just taken are tried at once. While it remembers none, it waits."""
+        """Settle the pairs that this leader remembers as soon as their other leaders answer, until cancelled. The pairs
+        of a shard that it has just taken are tried at once. While it remembers none, it waits."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.contact_seconds if self._pending else None):

@@ -56,7 +56,7 @@ class OwnershipSettings:
     """Transactions that take shards of one database at a time. Each uses a connection of the write pool."""
 
     check_seconds: float = 1.0
-    """Between two checks of the generations of all owned shards. A leader that lost a shard without noticing may
+    """Interval between two checks of the generations of owned shards. A leader that lost a shard without noticing may
     answer for this long from a cache that no message corrects."""
 
     shards_per_check: int = 128

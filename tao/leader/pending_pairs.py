@@ -33,7 +33,7 @@ class RetryTimes:
     """Pauses between two tries of one pair, in seconds."""
 
     first_seconds: float
-    """After the write, and after the first try that was not answered in time."""
+    """Pause after the write, and after the first try that was not answered in time."""
 
     longest_seconds: float
     """Longest pause. It is also the pause after an error that only a person can mend."""

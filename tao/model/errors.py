@@ -226,8 +226,8 @@ class TooManyConnections(Overloaded):
 
 
 class AnswerFull(Overloaded):
-    """The answers of a read batch are more than one answer may hold. Those before this one came; asked again, without
-    them, it comes too."""
+    """The answers of a read batch are more than one answer may hold. The answers before this one came. Ask for this
+    one again without them, and it comes too."""
 
     reason = "ANSWER_FULL"
 

@@ -230,7 +230,7 @@ class Promoter:
                 chosen = await self._choose(replicas, members, request, last_renewal, run.locked_at, fenced=fenced)
                 if fenced:
                     others = [member for member in members if not member.is_master]
-                    # Not before all have stopped receiving: until then a watcher that is cut off from the locks may
+                    # Wait until all have stopped receiving: until then a watcher that is cut off from the locks may
                     # renew (`ReplicationSet.is_followed_by_all`), and install other terms before it does.
                     over = self._reads_over_at(replicas, others, last_renewal)
                     _, over_at = await _both(self._apply_and_detach(replicas, chosen), over)
@@ -313,7 +313,7 @@ class Promoter:
                 raise OperatorError(f"{server} does not follow {before.master.name} any more: somebody changed the set")
             check_seeded(member)
             if replicas.database.semi_sync:
-                # Not earlier: commits would wait until the replica has received everything that it lacks.
+                # If commits waited earlier, they would wait until the replica has received all that it lacks.
                 await self._wait_for_replicas_again(replicas)
             topology = await self._store.load()
             if find_database(topology, database).places[region].down:

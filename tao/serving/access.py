@@ -76,7 +76,7 @@ def pass_caller(passed: pb.Request, caller: str | None) -> None:
 
 
 class OnBehalfOf(NamedTuple):
-    """On whose behalf something is changed that this server passes on."""
+    """The caller and the operator on whose behalf this server passes a change on."""
 
     caller: str | None
     """See `caller_of`."""

@@ -649,7 +649,7 @@ class WriteResults:
         answer.slots.append(slot)
         answer.results.append(result)
         if self.want_changes:
-            # By identity: writes that were committed together share the changes that they made together.
+            # Keyed by identity: writes that were committed together share the changes that they made together.
             for each in messages:
                 if id(each) not in self._changes:
                     self._changes[id(each)] = each

@@ -130,7 +130,7 @@ class WorkShares:
         self._is_starting = False
         self._left_of_turn = STARTS_OF_A_TURN
         self.outcomes: Final = {"started": 0, "waited": 0, "refused": 0}
-        """Number of times that work was asked for, by what became of it."""
+        """Number of times that work was asked for, by outcome."""
 
     def register(self, metrics: Metrics) -> None:
         """Register the figures of fair shares."""

@@ -281,7 +281,8 @@ class Mastership:
             self._acknowledged_by_set.pop(replicas.database.name, None)
 
     def _count_lost_acknowledgements(self, replicas: ReplicationSet, members: list[SetMember]) -> None:
-        """Count the observations of commits that wait in vain. Those of a master that goes on to commit do not."""
+        """Count the observations of commits that wait for a lost acknowledgement, while their master commits nothing
+        else."""
         name, state = replicas.database.name, next(member.state for member in members if member.is_master)
         if state is None or not replicas.has_lost_acknowledgements(members):
             self._lost_acknowledgements.pop(name, None)
