@@ -2,7 +2,7 @@
 
 All streams share one memory budget. Messages are evicted in the order of their arrival, whatever their shard, so that
 old messages of a busy shard make room and those of an idle shard stay. Every message has a number of its own, so that
-a subscriber can tell from the length and the last number of a run whether a message is missing.
+a subscriber sees from the length and the last number of a run whether a message is missing.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class MessageLog:
         self._settings = settings
         # Keyed by (shard, number) for direct access; the order of arrival is the order of eviction.
         self._held: OrderedDict[tuple[int, int], _Held] = OrderedDict()
-        # By shard and identity of a held message: the number of its first entry. An identity means nothing once the
+        # Shard and identity of a held message → the number of its first entry. An identity means nothing once the
         # entry is evicted, and leaves with it.
         self._first_numbers: dict[tuple[int, int], int] = {}
         self.bytes = 0
