@@ -2,7 +2,9 @@
 
 64 writers add edges of a type without states and of one with states, each with its inverse, in turns. Then a node gets
 many edges, a tenth of them to nodes with states of their own. Every page of its job is done as fast as it goes, with
-the timeouts of a worker; and once more at the pace of a worker, with the latencies of reads compared with those before.
+the timeouts of a worker; and again at the pace of a worker, with the latencies of reads compared with those before.
+There both ends of each edge are in one database. In a second cluster half of the far ends of a smaller node belong to
+another leader and its database, so that the job has to come back to them, and the latencies are those beside all of it.
 """
 
 from __future__ import annotations
@@ -10,15 +12,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from math import inf
 from random import Random
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from loadtest.drivers import WrongAnswer
 from loadtest.results import ScenarioResult, at_least, at_most, result_of
+from loadtest.rounds import percentile
 from loadtest.scenario import SCHEMA, BenchSettings, Progress, Scenario
 from tao.client import Graph, connect
 from tao.devcluster.cluster import DevCluster
@@ -27,7 +33,7 @@ from tao.devcluster.layout import ClusterSettings, Shape
 from tao.model.edge_states import State
 from tao.model.ids import SHARD_SHIFT
 from tao.model.jobs import NodeStateBody
-from tao.worker.node_state import NodeStates
+from tao.worker.node_state import MAX_PAGE_EDGES, NodeStates
 from tao.worker.runner import RunnerSettings
 from tao.worker.server import graph_settings
 
@@ -36,6 +42,7 @@ WITH_STATES: Final = "member"
 _SHARDS: Final = 8
 _READERS: Final = 4
 _PACED_PER_SECOND: Final = 1_000
+_NODE: Final = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +52,55 @@ class _Size:
     round_seconds: float = 3.0
     edges: int = 100_000
     paced_seconds: float = 15.0
+    edges_apart: int = 15_000
 
 
-_TOY: Final = _Size(4, 1, 0.2, 600, 0.5)
+_TOY: Final = _Size(4, 1, 0.2, 600, 0.3, 600)
 
 
 async def run(settings: BenchSettings, progress: Progress, _options: object) -> ScenarioResult:
     """Measure merges, then a node of many edges. Raises `OperatorError`."""
     size = _TOY if settings.toy else _Size()
+    async with _graph(settings, "states", 1, progress) as graph:
+        progress.step("adds and merges", 0.1)
+        rates = await _rates(graph, size)
+        progress.step("a node of many edges", 0.3)
+        node = await _node(graph, size, progress)
+    async with _graph(settings, "states-apart", 2, progress) as graph:
+        progress.step("a node whose far ends are apart", 0.8)
+        apart = await _apart(graph, size)
+    ratio = "p99 of reads while a node is archived at 1,000/s ÷ before"
+    return result_of(
+        {
+            "writers": size.writers,
+            "edges": size.edges,
+            "edges_apart": size.edges_apart,
+            "rounds": size.rounds,
+            "shards": _SHARDS,
+        },
+        {"merges": rates, "node": node, "node_apart": apart},
+        aims=[
+            at_least("merges ÷ plain adds", rates["ratio"], 0.8),
+            at_least("archive, edges a second", node["archive_per_second"], 5_000),
+            at_least("restore, edges a second", node["restore_per_second"], 5_000),
+            at_most(ratio, node["reads_p99_ratio"], 1.5, "both ends together"),
+            at_most(ratio, apart["reads_p99_ratio"], 1.5, "half of the far ends apart, the whole node"),
+        ],
+        notes=["A pair of an edge and its inverse counts as two edges a second, but as one of a worker's pace."],
+    )
+
+
+SCENARIO: Final = Scenario(
+    name="states", summary="merges of edges with states beside plain adds; a whole node archived and restored", run=run
+)
+
+
+@asynccontextmanager
+async def _graph(settings: BenchSettings, name: str, databases: int, progress: Progress) -> AsyncIterator[Graph]:
+    """Start a cluster with so many databases and leaders, and connect to it as a worker does."""
     cluster_settings = ClusterSettings(
-        state_dir=settings.work_dir / "states",
-        shape=Shape(tiers=1, followers=1, leaders=1, databases=1, shards=_SHARDS),
+        state_dir=settings.work_dir / name,
+        shape=Shape(tiers=1, followers=1, leaders=databases, databases=databases, shards=_SHARDS),
         schema_file=SCHEMA,
         durability=Durability.RELAXED,
     )
@@ -64,27 +109,7 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
         DevCluster(cluster_settings, progress.step) as cluster,
         connect(str(cluster.topology_path), settings=client) as graph,
     ):
-        progress.step("adds and merges", 0.1)
-        rates = await _rates(graph, size)
-        progress.step("a node of many edges", 0.4)
-        measured = {"merges": rates, "node": await _node(graph, size, progress)}
-    node = measured["node"]
-    return result_of(
-        {"writers": size.writers, "edges": size.edges, "rounds": size.rounds, "shards": _SHARDS},
-        measured,
-        aims=[
-            at_least("merges ÷ plain adds", rates["ratio"], 0.8),
-            at_least("archive, edges a second", node["archive_per_second"], 5_000),
-            at_least("restore, edges a second", node["restore_per_second"], 5_000),
-            at_most("p99 of reads while a node is archived at 1,000/s ÷ before", node["reads_p99_ratio"], 1.5),
-        ],
-        notes=["A pair of an edge and its inverse counts as two edges of a node."],
-    )
-
-
-SCENARIO: Final = Scenario(
-    name="states", summary="merges of edges with states beside plain adds; a whole node archived and restored", run=run
-)
+        yield graph
 
 
 async def _rates(graph: Graph, size: _Size) -> dict[str, float]:
@@ -120,63 +145,96 @@ async def _rates(graph: Graph, size: _Size) -> dict[str, float]:
 
 async def _node(graph: Graph, size: _Size, progress: Progress) -> dict[str, float]:
     """Return how fast a node is archived and restored, and what that does to reads at a worker's pace."""
-    node = 1 << 40
-    others = [number % _SHARDS << SHARD_SHIFT | (1 << 41) + number for number in range(size.edges)]
-    for start in range(0, size.edges, 500):
-        await graph.assoc_add_many([(node, WITH_STATES, other, 1) for other in others[start : start + 500]])
-    # Each tenth far node has been archived and restored by itself, so it has a state that the near ends have to learn.
-    inverse = graph.schema.inverse_of(graph.schema.atype(WITH_STATES))
-    assert inverse is not None, "the scenario's type has an inverse"
-    for start in range(0, size.edges, 500):
-        some = others[start : start + 500 : 10]
-        await asyncio.gather(*(graph.node_set_state(other, State.NORMAL.label, [inverse.name]) for other in some))
+    others = await _add_edges(graph, size.edges)
     found: dict[str, float] = {}
     for state, name in ((State.ARCHIVED, "archive"), (State.NORMAL, "restore")):
-        progress.step(f"{name} a node", 0.7)
-        await graph.node_set_state(node, state.label, [WITH_STATES])
+        progress.step(f"{name} a node", 0.5)
+        await graph.node_set_state(_NODE, state.label, [WITH_STATES])
         began = time.perf_counter()
-        edges = await _walk(graph, node)
+        edges = await _walk(graph)
         found[f"{name}_per_second"] = round(2 * edges / (time.perf_counter() - began))
-        assert await graph.assoc_count(node, WITH_STATES, state.label) == size.edges
-    progress.step("reads beside a node", 0.9)
-    before = await _reads_p99(graph, others, size.paced_seconds)
-    await graph.node_set_state(node, State.ARCHIVED.label, [WITH_STATES])
-    walking = asyncio.create_task(_walk(graph, node, _PACED_PER_SECOND))
-    during = await _reads_p99(graph, others, size.paced_seconds)
-    if not walking.cancel():
-        raise WrongAnswer(f"nothing was moved beside the reads any more: the walk ended after {walking.result()} edges")
-    found |= {"reads_p99_before_us": round(before * 1e6), "reads_p99_during_us": round(during * 1e6)}
-    found["reads_p99_ratio"] = round(during / before, 2)
-    return found
+        assert await graph.assoc_count(_NODE, WITH_STATES, state.label) == size.edges
+    progress.step("reads beside a node", 0.7)
+    await graph.node_set_state(_NODE, State.ARCHIVED.label, [WITH_STATES])
+    before = await _reads_p99(graph, others, asyncio.sleep(size.paced_seconds))
+    during = await _reads_p99(graph, others, _walk(graph, _PACED_PER_SECOND, size.paced_seconds))
+    if await graph.assoc_count(_NODE, WITH_STATES, State.ARCHIVED.label) == size.edges:
+        raise WrongAnswer("nothing was moved beside the reads any more: the walk has ended before them")
+    return found | _compared(before, during)
 
 
-async def _walk(graph: Graph, node: int, per_second: float = float("inf")) -> int:
-    """Do the pages of the job of a node, at most so many edges a second. Return how many edges there were."""
+async def _apart(graph: Graph, size: _Size) -> dict[str, float]:
+    """Return what archiving a whole node at a worker's pace does to reads, where the job comes back to far ends."""
+    others = await _add_edges(graph, size.edges_apart)
+    await graph.node_set_state(_NODE, State.ARCHIVED.label, [WITH_STATES])
+    before = await _reads_p99(graph, others, asyncio.sleep(size.paced_seconds))
+    began = time.perf_counter()
+    during = await _reads_p99(graph, others, _walk(graph, _PACED_PER_SECOND))
+    seconds = time.perf_counter() - began
+    inverse = _inverse_of_members(graph)
+    counts = await graph.assoc_count_many([(other, inverse, State.ARCHIVED.label) for other in others], critical=True)
+    if sum(counts) != size.edges_apart:
+        raise WrongAnswer(f"{sum(counts)} of {size.edges_apart} far ends are archived after the job")
+    return _compared(before, during) | {"seconds": round(seconds, 1)}
+
+
+def _compared(before: float, during: float) -> dict[str, float]:
+    return {
+        "reads_p99_before_us": round(before * 1e6),
+        "reads_p99_during_us": round(during * 1e6),
+        "reads_p99_ratio": round(during / before, 2),
+    }
+
+
+def _inverse_of_members(graph: Graph) -> str:
+    inverse = graph.schema.inverse_of(graph.schema.atype(WITH_STATES))
+    assert inverse is not None, "the scenario's type has an inverse"
+    return inverse.name
+
+
+async def _add_edges(graph: Graph, edges: int) -> list[int]:
+    """Give the node its edges, and return the far nodes. Each tenth of them has been archived and restored by itself,
+    so it has a state that the near ends have to learn."""
+    others = [number % _SHARDS << SHARD_SHIFT | (1 << 41) + number for number in range(edges)]
+    for start in range(0, edges, 500):
+        await graph.assoc_add_many([(_NODE, WITH_STATES, other, 1) for other in others[start : start + 500]])
+    inverse = _inverse_of_members(graph)
+    for start in range(0, edges, 500):
+        some = others[start : start + 500 : 10]
+        await asyncio.gather(*(graph.node_set_state(other, State.NORMAL.label, [inverse]) for other in some))
+    return others
+
+
+async def _walk(graph: Graph, per_second: float = inf, most_seconds: float = inf) -> int:
+    """Do the pages of the job of the node at a worker's pace, for so many seconds at most. Return how many edges were
+    moved."""
     kind = NodeStates()
-    body = msgspec.msgpack.encode(NodeStateBody(node, (graph.schema.atype(WITH_STATES).number,)))
-    cursor, edges, began = b"", 0, time.perf_counter()
-    while True:
-        page = await kind.page(graph, body, cursor, 500)
-        cursor, edges = page.cursor, edges + page.edges
+    body = msgspec.msgpack.encode(NodeStateBody(_NODE, (graph.schema.atype(WITH_STATES).number,)))
+    cursor, edges, looked_at, began = b"", 0, 0, time.perf_counter()
+    while time.perf_counter() - began < most_seconds:
+        page = await kind.page(graph, body, cursor, MAX_PAGE_EDGES)
+        cursor, edges, looked_at = page.cursor, edges + page.edges, looked_at + MAX_PAGE_EDGES
         if page.done:
-            return edges
-        ahead = 2 * edges / per_second - (time.perf_counter() - began)
-        if ahead > 0:
-            await asyncio.sleep(ahead)
+            break
+        await asyncio.sleep(max(0.0, looked_at / per_second - (time.perf_counter() - began)))
+    return edges
 
 
-async def _reads_p99(graph: Graph, others: list[int], seconds: float) -> float:
-    """Return the 99th percentile of the latencies of reads of lists that do not change, in seconds."""
+async def _reads_p99(graph: Graph, others: Sequence[int], beside: Coroutine[Any, Any, object]) -> float:
+    """Return the 99th percentile of the latencies of reads of lists that do not change, in seconds. They are read until
+    what runs beside them ends."""
     latencies: list[float] = []
     random = Random(7)
 
     async def reader() -> None:
-        until = time.perf_counter() + seconds
-        while time.perf_counter() < until:
+        while not running.done():
             began = time.perf_counter()
             await graph.assoc_range(random.choice(others[:1000]), PLAIN, 0, 50)
             latencies.append(time.perf_counter() - began)
             await asyncio.sleep(0.002)
 
-    await asyncio.gather(*(reader() for _ in range(_READERS)))
-    return sorted(latencies)[len(latencies) * 99 // 100]
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(beside)
+        for _ in range(_READERS):
+            group.create_task(reader())
+    return percentile(latencies, 0.99)
