@@ -41,7 +41,8 @@ PLAIN: Final = "peer"
 WITH_STATES: Final = "member"
 _SHARDS: Final = 8
 _READERS: Final = 4
-_PACED_PER_SECOND: Final = 1_000
+_PACED: Final = RunnerSettings(edges_per_second=1_000)
+_UNPACED: Final = RunnerSettings(edges_per_second=inf, page_edges=MAX_PAGE_EDGES)
 _NODE: Final = 1 << 40
 
 
@@ -151,13 +152,13 @@ async def _node(graph: Graph, size: _Size, progress: Progress) -> dict[str, floa
         progress.step(f"{name} a node", 0.5)
         await graph.node_set_state(_NODE, state.label, [WITH_STATES])
         began = time.perf_counter()
-        edges = await _walk(graph)
+        edges = await _walk(graph, _UNPACED)
         found[f"{name}_per_second"] = round(2 * edges / (time.perf_counter() - began))
         assert await graph.assoc_count(_NODE, WITH_STATES, state.label) == size.edges
     progress.step("reads beside a node", 0.7)
     await graph.node_set_state(_NODE, State.ARCHIVED.label, [WITH_STATES])
     before = await _reads_p99(graph, others, asyncio.sleep(size.paced_seconds))
-    during = await _reads_p99(graph, others, _walk(graph, _PACED_PER_SECOND, size.paced_seconds))
+    during = await _reads_p99(graph, others, _walk(graph, _PACED, size.paced_seconds))
     if await graph.assoc_count(_NODE, WITH_STATES, State.ARCHIVED.label) == size.edges:
         raise WrongAnswer("nothing was moved beside the reads any more: the walk has ended before them")
     return found | _compared(before, during)
@@ -169,7 +170,7 @@ async def _apart(graph: Graph, size: _Size) -> dict[str, float]:
     await graph.node_set_state(_NODE, State.ARCHIVED.label, [WITH_STATES])
     before = await _reads_p99(graph, others, asyncio.sleep(size.paced_seconds))
     began = time.perf_counter()
-    during = await _reads_p99(graph, others, _walk(graph, _PACED_PER_SECOND))
+    during = await _reads_p99(graph, others, _walk(graph, _PACED))
     seconds = time.perf_counter() - began
     inverse = _inverse_of_members(graph)
     counts = await graph.assoc_count_many([(other, inverse, State.ARCHIVED.label) for other in others], critical=True)
@@ -205,18 +206,19 @@ async def _add_edges(graph: Graph, edges: int) -> list[int]:
     return others
 
 
-async def _walk(graph: Graph, per_second: float = inf, most_seconds: float = inf) -> int:
-    """Do the pages of the job of the node at a worker's pace, for so many seconds at most. Return how many edges were
+async def _walk(graph: Graph, settings: RunnerSettings, most_seconds: float = inf) -> int:
+    """Do the pages of the job of the node at the worker's pace, for so many seconds at most. Return how many edges were
     moved."""
     kind = NodeStates()
+    pace, limit = settings.pace(kind.name), settings.page_limit(kind.name)
     body = msgspec.msgpack.encode(NodeStateBody(_NODE, (graph.schema.atype(WITH_STATES).number,)))
     cursor, edges, looked_at, began = b"", 0, 0, time.perf_counter()
     while time.perf_counter() - began < most_seconds:
-        page = await kind.page(graph, body, cursor, MAX_PAGE_EDGES)
-        cursor, edges, looked_at = page.cursor, edges + page.edges, looked_at + MAX_PAGE_EDGES
+        page = await kind.page(graph, body, cursor, limit)
+        cursor, edges, looked_at = page.cursor, edges + page.edges, looked_at + limit
         if page.done:
             break
-        await asyncio.sleep(max(0.0, looked_at / per_second - (time.perf_counter() - began)))
+        await asyncio.sleep(max(0.0, looked_at / pace - (time.perf_counter() - began)))
     return edges
 
 
