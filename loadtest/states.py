@@ -2,7 +2,10 @@
 
 64 writers add edges of a type without states and of one with states, each with its inverse, in turns. Then a node gets
 many edges, a tenth of them to nodes with states of their own. Every page of its job is done as fast as it goes, with
-the timeouts of a worker; and once more at the pace of a worker, with the latencies of reads compared with those before.
+the timeouts of a worker; and again at the pace of a worker, in rounds that compare the latencies of reads with those
+of a pause before. There both ends of each edge are in one database. In a second cluster half of the far ends of a
+smaller node belong to another leader and its database, so that the job has to come back to them, and all of the job is
+compared.
 """
 
 from __future__ import annotations
@@ -10,15 +13,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from math import inf
 from random import Random
 from statistics import median
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from loadtest.drivers import WrongAnswer
 from loadtest.results import ScenarioResult, at_least, at_most, result_of
+from loadtest.rounds import percentile
 from loadtest.scenario import SCHEMA, BenchSettings, Progress, Scenario
 from tao.client import Graph, connect
 from tao.devcluster.cluster import DevCluster
@@ -27,7 +34,7 @@ from tao.devcluster.layout import ClusterSettings, Shape
 from tao.model.edge_states import State
 from tao.model.ids import SHARD_SHIFT
 from tao.model.jobs import NodeStateBody
-from tao.worker.node_state import NodeStates
+from tao.worker.node_state import MAX_PAGE_EDGES, NodeStates
 from tao.worker.runner import RunnerSettings
 from tao.worker.server import graph_settings
 
@@ -35,7 +42,9 @@ PLAIN: Final = "peer"
 WITH_STATES: Final = "member"
 _SHARDS: Final = 8
 _READERS: Final = 4
-_PACED_PER_SECOND: Final = 1_000
+_PACED: Final = RunnerSettings(edges_per_second=1_000)
+_UNPACED: Final = RunnerSettings(edges_per_second=inf, page_edges=MAX_PAGE_EDGES)
+_NODE: Final = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +53,55 @@ class _Size:
     rounds: int = 5
     round_seconds: float = 3.0
     edges: int = 100_000
-    paced_seconds: float = 15.0
+    edges_apart: int = 15_000
 
 
-_TOY: Final = _Size(4, 1, 0.2, 600, 0.5)
+_TOY: Final = _Size(4, 1, 0.2, 600, 600)
 
 
 async def run(settings: BenchSettings, progress: Progress, _options: object) -> ScenarioResult:
     """Measure merges, then a node of many edges. Raises `OperatorError`."""
     size = _TOY if settings.toy else _Size()
+    async with _graph(settings, "states", 1, progress) as graph:
+        progress.step("adds and merges", 0.1)
+        rates = await _rates(graph, size)
+        progress.step("a node of many edges", 0.3)
+        node = await _node(graph, size, progress)
+    async with _graph(settings, "states-apart", 2, progress) as graph:
+        progress.step("a node whose far ends are apart", 0.8)
+        apart = await _apart(graph, size)
+    ratio = "p99 of reads while a node is archived at 1,000/s ÷ before"
+    return result_of(
+        {
+            "writers": size.writers,
+            "edges": size.edges,
+            "edges_apart": size.edges_apart,
+            "rounds": size.rounds,
+            "shards": _SHARDS,
+        },
+        {"merges": rates, "node": node, "node_apart": apart},
+        aims=[
+            at_least("merges ÷ plain adds", rates["ratio"], 0.8),
+            at_least("archive, edges a second", node["archive_per_second"], 5_000),
+            at_least("restore, edges a second", node["restore_per_second"], 5_000),
+            at_most(ratio, node["reads_p99_ratio"], 1.5, "both ends together"),
+            at_most(ratio, apart["reads_p99_ratio"], 1.5, "half of the far ends apart, the whole node"),
+        ],
+        notes=["A pair of an edge and its inverse counts as two edges a second, but as one of a worker's pace."],
+    )
+
+
+SCENARIO: Final = Scenario(
+    name="states", summary="merges of edges with states beside plain adds; a whole node archived and restored", run=run
+)
+
+
+@asynccontextmanager
+async def _graph(settings: BenchSettings, name: str, databases: int, progress: Progress) -> AsyncIterator[Graph]:
+    """Start a cluster with so many databases and leaders, and connect to it as a worker does."""
     cluster_settings = ClusterSettings(
-        state_dir=settings.work_dir / "states",
-        shape=Shape(tiers=1, followers=1, leaders=1, databases=1, shards=_SHARDS),
+        state_dir=settings.work_dir / name,
+        shape=Shape(tiers=1, followers=1, leaders=databases, databases=databases, shards=_SHARDS),
         schema_file=SCHEMA,
         durability=Durability.RELAXED,
     )
@@ -64,27 +110,7 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
         DevCluster(cluster_settings, progress.step) as cluster,
         connect(str(cluster.topology_path), settings=client) as graph,
     ):
-        progress.step("adds and merges", 0.1)
-        rates = await _rates(graph, size)
-        progress.step("a node of many edges", 0.4)
-        measured = {"merges": rates, "node": await _node(graph, size, progress)}
-    node = measured["node"]
-    return result_of(
-        {"writers": size.writers, "edges": size.edges, "rounds": size.rounds, "shards": _SHARDS},
-        measured,
-        aims=[
-            at_least("merges ÷ plain adds", rates["ratio"], 0.8),
-            at_least("archive, edges a second", node["archive_per_second"], 5_000),
-            at_least("restore, edges a second", node["restore_per_second"], 5_000),
-            at_most("p99 of reads while a node is archived at 1,000/s ÷ before", node["reads_p99_ratio"], 1.5),
-        ],
-        notes=["A pair of an edge and its inverse counts as two edges of a node."],
-    )
-
-
-SCENARIO: Final = Scenario(
-    name="states", summary="merges of edges with states beside plain adds; a whole node archived and restored", run=run
-)
+        yield graph
 
 
 async def _rates(graph: Graph, size: _Size) -> dict[str, float]:
@@ -120,63 +146,118 @@ async def _rates(graph: Graph, size: _Size) -> dict[str, float]:
 
 async def _node(graph: Graph, size: _Size, progress: Progress) -> dict[str, float]:
     """Return how fast a node is archived and restored, and what that does to reads at a worker's pace."""
-    node = 1 << 40
-    others = [number % _SHARDS << SHARD_SHIFT | (1 << 41) + number for number in range(size.edges)]
-    for start in range(0, size.edges, 500):
-        await graph.assoc_add_many([(node, WITH_STATES, other, 1) for other in others[start : start + 500]])
-    # Each tenth far node has been archived and restored by itself, so it has a state that the near ends have to learn.
-    inverse = graph.schema.inverse_of(graph.schema.atype(WITH_STATES))
-    assert inverse is not None, "the scenario's type has an inverse"
-    for start in range(0, size.edges, 500):
-        some = others[start : start + 500 : 10]
-        await asyncio.gather(*(graph.node_set_state(other, State.NORMAL.label, [inverse.name]) for other in some))
+    others = await _add_edges(graph, size.edges)
     found: dict[str, float] = {}
     for state, name in ((State.ARCHIVED, "archive"), (State.NORMAL, "restore")):
-        progress.step(f"{name} a node", 0.7)
-        await graph.node_set_state(node, state.label, [WITH_STATES])
+        progress.step(f"{name} a node", 0.5)
+        await graph.node_set_state(_NODE, state.label, [WITH_STATES])
         began = time.perf_counter()
-        edges = await _walk(graph, node)
-        found[f"{name}_per_second"] = round(2 * edges / (time.perf_counter() - began))
-        assert await graph.assoc_count(node, WITH_STATES, state.label) == size.edges
-    progress.step("reads beside a node", 0.9)
-    before = await _reads_p99(graph, others, size.paced_seconds)
-    await graph.node_set_state(node, State.ARCHIVED.label, [WITH_STATES])
-    walking = asyncio.create_task(_walk(graph, node, _PACED_PER_SECOND))
-    during = await _reads_p99(graph, others, size.paced_seconds)
-    if not walking.cancel():
-        raise WrongAnswer(f"nothing was moved beside the reads any more: the walk ended after {walking.result()} edges")
-    found |= {"reads_p99_before_us": round(before * 1e6), "reads_p99_during_us": round(during * 1e6)}
-    found["reads_p99_ratio"] = round(during / before, 2)
-    return found
+        walk = _Walk(graph, _UNPACED)
+        await walk.go_on()
+        found[f"{name}_per_second"] = round(2 * walk.edges / (time.perf_counter() - began))
+        assert await graph.assoc_count(_NODE, WITH_STATES, state.label) == size.edges
+    progress.step("reads beside a node", 0.7)
+    await graph.node_set_state(_NODE, State.ARCHIVED.label, [WITH_STATES])
+    walk = _Walk(graph, _PACED)
+    rounds = [await _round(graph, others, walk, size) for _ in range(size.rounds)]
+    if walk.is_done:
+        raise WrongAnswer("nothing was moved beside the last reads: the walk has ended before them")
+    return found | _compared(rounds)
 
 
-async def _walk(graph: Graph, node: int, per_second: float = float("inf")) -> int:
-    """Do the pages of the job of a node, at most so many edges a second. Return how many edges there were."""
-    kind = NodeStates()
-    body = msgspec.msgpack.encode(NodeStateBody(node, (graph.schema.atype(WITH_STATES).number,)))
-    cursor, edges, began = b"", 0, time.perf_counter()
-    while True:
-        page = await kind.page(graph, body, cursor, 500)
-        cursor, edges = page.cursor, edges + page.edges
-        if page.done:
-            return edges
-        ahead = 2 * edges / per_second - (time.perf_counter() - began)
-        if ahead > 0:
-            await asyncio.sleep(ahead)
+async def _apart(graph: Graph, size: _Size) -> dict[str, float]:
+    """Return what archiving a whole node at a worker's pace does to reads, where the job comes back to far ends."""
+    others = await _add_edges(graph, size.edges_apart)
+    await graph.node_set_state(_NODE, State.ARCHIVED.label, [WITH_STATES])
+    walk = _Walk(graph, _PACED)
+    rounds: list[_Round] = []
+    while not walk.is_done:
+        rounds.append(await _round(graph, others, walk, size))
+    inverse = _inverse_of_members(graph)
+    counts = await graph.assoc_count_many([(other, inverse, State.ARCHIVED.label) for other in others], critical=True)
+    if sum(counts) != size.edges_apart:
+        raise WrongAnswer(f"{sum(counts)} of {size.edges_apart} far ends are archived after the job")
+    return _compared(rounds) | {"rounds": len(rounds)}
 
 
-async def _reads_p99(graph: Graph, others: list[int], seconds: float) -> float:
-    """Return the 99th percentile of the latencies of reads of lists that do not change, in seconds."""
+class _Round(NamedTuple):
+    """The 99th percentiles of the latencies of reads, in seconds: before pages are done, and beside them."""
+
+    before: float
+    during: float
+
+
+async def _round(graph: Graph, others: Sequence[int], walk: _Walk, size: _Size) -> _Round:
+    before = await _reads_p99(graph, others, asyncio.sleep(size.round_seconds))
+    return _Round(before, await _reads_p99(graph, others, walk.go_on(size.round_seconds)))
+
+
+def _compared(rounds: Sequence[_Round]) -> dict[str, float]:
+    return {
+        "reads_p99_before_us": round(median(each.before for each in rounds) * 1e6),
+        "reads_p99_during_us": round(median(each.during for each in rounds) * 1e6),
+        "reads_p99_ratio": round(median(each.during / each.before for each in rounds), 2),
+    }
+
+
+def _inverse_of_members(graph: Graph) -> str:
+    inverse = graph.schema.inverse_of(graph.schema.atype(WITH_STATES))
+    assert inverse is not None, "the scenario's type has an inverse"
+    return inverse.name
+
+
+async def _add_edges(graph: Graph, edges: int) -> list[int]:
+    """Give the node its edges, and return the far nodes. Each tenth of them has been archived and restored by itself,
+    so it has a state that the near ends have to learn."""
+    others = [number % _SHARDS << SHARD_SHIFT | (1 << 41) + number for number in range(edges)]
+    for start in range(0, edges, 500):
+        await graph.assoc_add_many([(_NODE, WITH_STATES, other, 1) for other in others[start : start + 500]])
+    inverse = _inverse_of_members(graph)
+    for start in range(0, edges, 500):
+        some = others[start : start + 500 : 10]
+        await asyncio.gather(*(graph.node_set_state(other, State.NORMAL.label, [inverse]) for other in some))
+    return others
+
+
+@dataclass(slots=True)
+class _Walk:
+    """The job of the node, done as by a worker with these settings."""
+
+    graph: Graph
+    settings: RunnerSettings
+    cursor: bytes = b""
+    edges: int = 0
+    """Edges that were moved."""
+    is_done: bool = False
+
+    async def go_on(self, most_seconds: float = inf) -> None:
+        """Do pages at the worker's pace, for so many seconds at most."""
+        kind = NodeStates()
+        pace, limit = self.settings.pace(kind.name), self.settings.page_limit(kind.name)
+        body = msgspec.msgpack.encode(NodeStateBody(_NODE, (self.graph.schema.atype(WITH_STATES).number,)))
+        looked_at, began = 0, time.perf_counter()
+        while not self.is_done and time.perf_counter() - began < most_seconds:
+            page = await kind.page(self.graph, body, self.cursor, limit)
+            self.cursor, self.edges, self.is_done = page.cursor, self.edges + page.edges, page.done
+            looked_at += limit
+            await asyncio.sleep(max(0.0, looked_at / pace - (time.perf_counter() - began)))
+
+
+async def _reads_p99(graph: Graph, others: Sequence[int], beside: Coroutine[Any, Any, object]) -> float:
+    """Return the 99th percentile of the latencies of reads of lists that do not change, in seconds. They are read until
+    what runs beside them ends."""
     latencies: list[float] = []
     random = Random(7)
 
     async def reader() -> None:
-        until = time.perf_counter() + seconds
-        while time.perf_counter() < until:
+        while not running.done():
             began = time.perf_counter()
             await graph.assoc_range(random.choice(others[:1000]), PLAIN, 0, 50)
             latencies.append(time.perf_counter() - began)
             await asyncio.sleep(0.002)
 
-    await asyncio.gather(*(reader() for _ in range(_READERS)))
-    return sorted(latencies)[len(latencies) * 99 // 100]
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(beside)
+        for _ in range(_READERS):
+            group.create_task(reader())
+    return percentile(latencies, 0.99)

@@ -74,13 +74,13 @@ class Copied(NamedTuple):
             self.raised.append(msgspec.structs.replace(settle, registers=registers.with_id2(node)))
 
 
-_JOINED_EDGES: Final = 64
+JOINED_EDGES: Final = 64
 """Most edges that are joined in one write: as many as a transaction takes."""
 
 
 def joins_of(copies: Sequence[SettleEdge]) -> list[JoinEdges]:
     """Return the writes that join copies of edges of one type with states, whose ends are on one shard."""
-    return [JoinEdges(tuple(copies[start : start + _JOINED_EDGES])) for start in range(0, len(copies), _JOINED_EDGES)]
+    return [JoinEdges(tuple(copies[start : start + JOINED_EDGES])) for start in range(0, len(copies), JOINED_EDGES)]
 
 
 class OtherLeaders(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -17,7 +17,7 @@ from tao.leader.jobs import purge_job_id
 from tao.leader.node_pages import NodePages
 from tao.leader.ownership import Ownership
 from tao.leader.relay_path import RelayPath
-from tao.leader.remote_inverses import InverseFence
+from tao.leader.remote_inverses import JOINED_EDGES, InverseFence
 from tao.leader.replica_shards import ForwardedWrites
 from tao.leader.write_path import WritePath, Written, bug_after_commit
 from tao.model.changes import ShardMessages
@@ -27,7 +27,18 @@ from tao.model.relay import Touch
 from tao.model.rows import IntentRow
 from tao.model.tokens import PendingInverse
 from tao.model.topology import CacheServer
-from tao.model.writes import AddJob, NodeSetState, ObjAdd, ObjDelete, ObjUpdate, PlaceEdges, SettleEdge, Write
+from tao.model.writes import (
+    AddJob,
+    JoinEdges,
+    NodeSetState,
+    ObjAdd,
+    ObjDelete,
+    ObjUpdate,
+    PlaceEdges,
+    SettleEdge,
+    Write,
+    WriteOutcome,
+)
 from tao.planning.coordination import names_far_side, shards_of
 from tao.routing.budgets import work_seconds
 from tao.serving.access import WriteCheck
@@ -93,7 +104,8 @@ class WriteRequests:
         if not batch.writes:
             reply.send(pb.Answer(write=pb.WriteAnswer()))
             return
-        if any(write.HasField("settle_edge") for write in batch.writes):
+        has_copies = any(write.HasField("settle_edge") for write in batch.writes)
+        if has_copies:
             check_role(LEADER_RULES, "settle_edge", reply.peer.role)
         results = WriteResults(reply, len(batch.writes), want_changes=batch.want_changes)
         deadline = self._clock.monotonic() + work_seconds(request.deadline_ms)
@@ -103,6 +115,12 @@ class WriteRequests:
         check = self._configuration.access.writer(request, reply.peer)
         # Rights to the stored object, the audit log, and shards that are being taken need more than a transaction.
         is_plain = check is None and self._ownership.complete and not self._configuration.schema.has_audited
+        joins, here = _joins_in(batch, here) if has_copies else ((), here)
+        for slots in joins:
+            try:
+                self._spawn(self._join_copies(slots, request, deadline, results))
+            except TaoError as error:
+                _fail_all(slots, results, error)
         for slot in here:
             try:
                 may_begin = is_plain and not self._not_run
@@ -183,9 +201,7 @@ class WriteRequests:
         at_a_bug: type[TaoError] = InternalError
         try:
             message = request.write.writes[slot]
-            if not self._ownership.complete:
-                _, coordinator = shards_of_write(message, self._configuration.schema)
-                await self._ownership.wait_taken(coordinator, deadline - self._clock.monotonic())
+            await self._wait_taken(message, deadline)
             write = write_from_pb(message)
             if check is not None and isinstance(write, ObjUpdate | ObjDelete):
                 write = msgspec.structs.replace(write, writable=check.writable)
@@ -220,6 +236,39 @@ class WriteRequests:
             raise
         else:
             self._answer(slot, write, written, results, pending=pending)
+
+    async def _join_copies(
+        self, slots: Sequence[int], request: pb.Request, deadline: float, results: WriteResults
+    ) -> None:
+        """Join the copies of these slots in one write."""
+        at_a_bug: type[TaoError] = InternalError
+        try:
+            await self._wait_taken(request.write.writes[slots[0]], deadline)
+            copies = [write_from_pb(request.write.writes[slot]) for slot in slots]
+            await self._inverse_fence.admit(request.write)
+            for copy in copies:
+                self._writes.check(copy)
+            write = JoinEdges(tuple(copy for copy in copies if isinstance(copy, SettleEdge)))
+            at_a_bug = OutcomeUnknown  # it may come after the commit from here on
+            is_sub_write = not request.write.background
+            written, _ = await self._inverses.write(write, deadline, sub_write=is_sub_write)
+        except TaoError as error:
+            _fail_all(slots, results, error)
+        except Exception as error:
+            _fail_all(slots, results, at_a_bug(f"{type(error).__name__} in the write path; see the leader's log"))
+            raise
+        else:
+            messages: Sequence[ShardMessages] = written.messages
+            for slot, joined in zip(slots, written.outcome.joined, strict=True):
+                result = outcome_to_pb(WriteOutcome(found=True, registers=joined.registers, node=joined.node))
+                results.add(slot, result, messages)
+                messages = ()  # those of all slots went with the first
+
+    async def _wait_taken(self, message: pb.Write, deadline: float) -> None:
+        """Wait for a shard that is being taken. Raises as `Ownership.wait_taken`."""
+        if not self._ownership.complete:
+            _, coordinator = shards_of_write(message, self._configuration.schema)
+            await self._ownership.wait_taken(coordinator, deadline - self._clock.monotonic())
 
     def _answer(self, slot: int, write: Write, written: Written, results: WriteResults, *, pending: bool) -> None:
         try:
@@ -369,6 +418,27 @@ class WriteRequests:
             answer.settled += 1
             answer.changes.extend(map(shard_messages_to_pb, messages))
         reply.send(pb.Answer(settled_pairs=answer))
+
+
+def _joins_in(batch: pb.WriteBatch, here: Sequence[int]) -> tuple[Sequence[Sequence[int]], Sequence[int]]:
+    """Return the slots of copies of edges with states, those that are joined in one write together, and the other
+    slots."""
+    copies: dict[tuple[int, int], list[int]] = {}
+    for slot in here:
+        copy = batch.writes[slot].settle_edge
+        if copy.HasField("registers"):
+            copies.setdefault((copy.id1 >> SHARD_SHIFT, copy.atype), []).append(slot)
+    groups = [
+        slots[start : start + JOINED_EDGES] for slots in copies.values() for start in range(0, len(slots), JOINED_EDGES)
+    ]
+    joins = [group for group in groups if len(group) > 1]
+    joined = {slot for group in joins for slot in group}
+    return joins, [slot for slot in here if slot not in joined]
+
+
+def _fail_all(slots: Iterable[int], results: WriteResults, error: TaoError) -> None:
+    for slot in slots:
+        results.fail(slot, error)
 
 
 _CLOCK_SECONDS: Final = 1.0

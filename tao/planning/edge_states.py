@@ -89,14 +89,13 @@ def end_at(draft: Draft, key: EdgeKey, atype: AssocType) -> End:
         return End(key, atype, written.registers, (written.place,), node)
     joined, places = NO_OPERATION, []
     stored, id1, id2 = draft.existing.edges, key.id1, key.id2
-    for number in atype.siblings:
+    for number in atype.siblings if stored else ():
         row_key = EdgeKey(id1, number, id2)
         edge = stored.get(row_key)
         if edge is not None:
             places.append(number)
             state = State(atype.states.index(number))
-            found = _stored(draft.existing.registers.get(row_key), edge, state)
-            joined = found if joined is NO_OPERATION else joined.joined(found)
+            joined = joined.joined(_stored(draft.existing.registers.get(row_key), edge, state))
     return End(key, atype, joined, places, node)
 
 
