@@ -342,6 +342,87 @@ cdef object edges_of(bytes block, const unsigned char *wanted, uint64_t m, uint6
         PyMem_Free(is_known)
 
 
+cdef inline uint32_t data_of(Block *block, uint64_t index, uint32_t *begin) except? 0xFFFFFFFF:
+    """Return the size of an edge's data and set where it begins."""
+    cdef uint32_t end
+    begin[0] = 0
+    if not block.header.flags & HAS_DATA:
+        return 0
+    if index:
+        begin[0] = end_of(block, index - 1)
+    end = end_of(block, index)
+    if end < begin[0] or end > <uint64_t>block.data_bytes:
+        raise ValueError("the data offsets of an edge block are not in order")
+    return end - begin[0]
+
+
+def merged_block(bytes one not None, bytes other not None):
+    """See `tao.cache.answers_python.merged_block`."""
+    cdef Block first, second
+    cdef Block *taken
+    opened(one, &first)
+    opened(other, &second)
+    cdef uint64_t n = first.header.n, m = second.header.n, i = 0, j = 0, index
+    cdef uint64_t data_bytes = 0, time, their_time, id2
+    cdef uint32_t begin = 0, size, last = 0
+    for index in range(n):
+        data_bytes += data_of(&first, index, &begin)
+    for index in range(m):
+        data_bytes += data_of(&second, index, &begin)
+    cdef Header header = Header(second.header.version, second.header.count, <uint32_t>(n + m), HAS_DATA if data_bytes else 0)
+    cdef bytes made = PyBytes_FromStringAndSize(
+        NULL, HEADER_BYTES + 16 * (n + m) + (4 * (n + m) + data_bytes if data_bytes else 0)
+    )
+    cdef unsigned char *id2s = <unsigned char *>PyBytes_AS_STRING(made)
+    memcpy(id2s, &header, HEADER_BYTES)
+    id2s += HEADER_BYTES
+    cdef unsigned char *ends = id2s + 16 * (n + m)
+    cdef unsigned char *data = ends + 4 * (n + m)
+    while i < n or j < m:
+        taken = &first
+        if i == n:
+            taken = &second
+        elif j < m:
+            time, their_time = word(first.times, i), word(second.times, j)
+            if time < their_time or (time == their_time and word(first.id2s, i) < word(second.id2s, j)):
+                taken = &second
+        if taken == &first:
+            index = i
+            i += 1
+        else:
+            index = j
+            j += 1
+        id2, time = word(taken.id2s, index), word(taken.times, index)
+        memcpy(id2s, &id2, 8)
+        memcpy(id2s + 8 * (n + m), &time, 8)
+        id2s += 8
+        if data_bytes:
+            size = data_of(taken, index, &begin)
+            memcpy(data, taken.data + begin, size)
+            data += size
+            last += size
+            memcpy(ends, &last, 4)
+            ends += 4
+    return made
+
+
+def possible_ids(const uint64_t[::1] words not None, const uint64_t[::1] masks not None, ids):
+    """See `tao.cache.answers_python.possible_ids`."""
+    cdef uint64_t size = words.shape[0], id2, mixed, mask
+    cdef list found = []
+    for each in ids:
+        id2 = each
+        mixed = (id2 ^ id2 >> 31) * <uint64_t>0x7FB5D329728EA185
+        mixed = (mixed ^ mixed >> 27) * <uint64_t>0x81DADEF4BC2DD44D
+        mask = masks[mixed & 4095]
+        if words[(mixed >> 32) % size] & mask != mask:
+            continue
+        mask = masks[mixed >> 36 & 4095]
+        if words[(mixed & 0xFFFFFFFF) * size >> 32] & mask == mask:
+            found.append(each)
+    return tuple(found)
+
+
 cdef object existence_of(bytes block, uint64_t id2):
     cdef Block held
     cdef uint64_t at = 0, n

@@ -366,7 +366,9 @@ cdef class HitBatches:
                         value = hits.edge(id1, atype, id2, high, low, minimum)
                     else:
                         id2_column = PyBytes_FromStringAndSize(<const char *>id2s.at, 8 * size)
-                        value = hits.edges(id1, atype, id2_column, high, low, minimum)
+                        value = self.cache.kept_edges(id1, atype, id2_column, high, low, minimum)
+                        if value is None:
+                            value = hits.edges(id1, atype, id2_column, high, low, minimum)
                     if value is None:
                         unknown_edges.append((slot, id1, atype, ids_of(id2s.at, size), high, low, minimum))
                 if value is not None:

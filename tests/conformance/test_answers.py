@@ -14,6 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tao.cache import answers_python
+from tao.cache.bloom_filter import MASKS, BloomFilter
 from tao.cache.eviction import MOST_CREDIT, USE_CREDIT
 from tao.cache.outcomes import EdgesAnswer
 from tao.model.changes import sort_edges
@@ -243,6 +244,27 @@ def test_twins_find_the_same_of_hundreds_of_ids(edges: int, asked: int, random: 
     high, low = data.draw(st.sampled_from([(MAX_TIME, 0), (40, 0), (MAX_TIME, 10), (30, 20)]))
     expected = answers_python.edges_answer(block, wanted, high, low)
     assert compiled().edges_answer(block, wanted, high, low) == expected
+
+
+@given(blocks(), blocks())
+def test_twins_merge_parts_alike(one: bytes, other: bytes) -> None:
+    merged = answers_python.merged_block(one, other)
+    version, count, _, _ = header(other)
+    assert merged == encode_block(version, count, sort_edges([*decode_block(one), *decode_block(other)]), 0)
+    if HAS_COMPILED:
+        assert compiled().merged_block(one, other) == merged
+
+
+@given(st.lists(st.integers(1, MAX_ID), max_size=200), st.lists(st.integers(1, MAX_ID), max_size=50))
+def test_a_filter_may_have_the_same_ids_in_both_cores(added: list[int], others: list[int]) -> None:
+    bloom = BloomFilter(30)
+    bloom.add(added)
+    asked = [*others, *added]
+    possible = answers_python.possible_ids(bloom.words, MASKS, asked)
+    assert possible == tuple(id2 for id2 in asked if bloom.may_have(id2))
+    assert set(added) <= set(possible)
+    if HAS_COMPILED:
+        assert compiled().possible_ids(bloom.words, MASKS, asked) == possible
 
 
 def test_ids_are_found_denied_or_undecided(core: ModuleType) -> None:

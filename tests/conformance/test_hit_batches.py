@@ -237,6 +237,25 @@ async def test_what_is_older_than_asked_for_is_missed(rig: LeaderRig) -> None:
         assert len(pb.Answer.FromString(found.encoded).read.slots) == 2
 
 
+async def test_edges_that_were_asked_of_a_long_list_before_are_hits(rig: LeaderRig) -> None:
+    long, edges = make_id(68), 300
+    rig.pairs.rows.lists[ListKey(long, COMMENT)] = ListRow(edges, VERSION)
+    for time in range(1, edges + 1):
+        rig.pairs.rows.edges[EdgeKey(long, COMMENT, long + time)] = Edge(long + time, time, b"\x80" * (time % 3))
+    request = request_of([EdgesQuery(long, COMMENT, (long + 1, long + 280, long + 900, long + 2))])
+    assert found_at_once(rig, request) is not None
+    (first,) = await usual_answer(rig, request)
+    hits = sum(rig.reads.counters.hits)
+    assert [at_once(rig, request)] == await usual_answer(rig, request)
+    assert sum(rig.reads.counters.hits) == hits + 2
+    kept, fetched = pb.Answer.FromString(at_once(rig, request) or b""), pb.Answer.FromString(first)
+    assert list(kept.read.values) == list(fetched.read.values)
+    other = request_of([EdgesQuery(long, COMMENT, (long + 2, long + 1))])
+    assert at_once(rig, other) is None
+    newer = request_of([EdgesQuery(long, COMMENT, (long + 1, long + 280, long + 900, long + 2))], {0: VERSION + 1})
+    assert at_once(rig, newer) is None
+
+
 async def test_edges_that_only_a_membership_filter_decides_are_hits(rig: LeaderRig) -> None:
     request, other = request_of([EdgesQuery(UNCACHED, COMMENT, (FULL + 7,)), ObjectQuery(UNCACHED)]), await warm_rig()
     for each in (rig, other):

@@ -77,6 +77,7 @@ CHECKER: Final = CheckerSettings(max_samples_per_second=2)
 RETRIES: Final = RetrySettings(burst=100.0)
 MAX_FLOORS: Final = 14
 """Most version floors of a shard."""
+KEPT_ANSWERS_BYTES: Final = 12_000
 SERVING: Final = ServingSettings(max_unanswered=40)
 SDK: Final = ClientSettings(
     timeout_seconds=4.0,
@@ -101,7 +102,12 @@ def registration_settings(name: str) -> RegistrationSettings:
     )
 
 
-def leader_settings(name: str, pace: float, *, has_workers: bool) -> LeaderSettings:
+def fill_settings(*, has_short_prefixes: bool) -> FillSettings:
+    """Return how caches are filled. With short prefixes most lists of a plan are longer than what is cached of them."""
+    return replace(FILLS, min_prefix_edges=1) if has_short_prefixes else FILLS
+
+
+def leader_settings(name: str, pace: float, fills: FillSettings, *, has_workers: bool) -> LeaderSettings:
     """Return the settings of the leader of that name. Without workers nobody cares for jobs."""
     return LeaderSettings(
         name=name,
@@ -121,7 +127,7 @@ def leader_settings(name: str, pace: float, *, has_workers: bool) -> LeaderSetti
         spool=SpoolSettings(folder=Path(name), max_bytes=SPOOL_BYTES),
         delivery=LOG,
         writes=WRITES,
-        fills=replace(FILLS, max_refetches=2),  # as on a leader
+        fills=replace(fills, max_refetches=2),  # as on a leader
         misses=MISSES,
         pause_detection=STALLS,
         key_history=STORY,
@@ -130,7 +136,13 @@ def leader_settings(name: str, pace: float, *, has_workers: bool) -> LeaderSetti
 
 
 def follower_settings(
-    name: str, pace: float, journal: JournalSettings, *, reads_databases: bool, has_filters: bool
+    name: str,
+    pace: float,
+    fills: FillSettings,
+    journal: JournalSettings,
+    *,
+    reads_databases: bool,
+    has_filters: bool,
 ) -> FollowerSettings:
     """Return the settings of the follower of that name.
 
@@ -145,7 +157,7 @@ def follower_settings(
         reader_user="reader" if reads_databases else "",
         shares=SHARES,
         subscriptions=SubscriptionSettings(retry_seconds=2.5 * pace, answer_timeout_seconds=8.0),
-        fills=FILLS,
+        fills=fills,
         database=replace(MISSES, max_rereads=3),
         direct_reads=DIRECT_READS,
         journal=journal,

@@ -396,7 +396,11 @@ def substitutes_for(world: Outside) -> list[Substitution]:
         # Every server allocates these: small tables that evict, and few marks.
         arenas = {"default": world.arena_bytes, "pages": world.arena_bytes}
         return CacheSettings(
-            arena_bytes=arenas, credit_slots=1009, departed_slots=4093, max_floors_per_shard=roles.MAX_FLOORS
+            arena_bytes=arenas,
+            credit_slots=1009,
+            departed_slots=4093,
+            max_floors_per_shard=roles.MAX_FLOORS,
+            kept_answers_bytes=roles.KEPT_ANSWERS_BYTES,
         )
 
     return [

@@ -111,6 +111,7 @@ class Variant:
     with_states: bool = False
     with_jobs: bool = False
     with_journals: bool = False
+    with_two_hops: bool = False
 
 
 @contextmanager
@@ -772,6 +773,50 @@ VARIANTS: Final[Sequence[Variant]] = (
         _LISTS_UNREAD,
         _ONE_LEADER,
     ),
+    Variant(
+        "answers outlive their list",
+        broken_questions.answers_outlive_their_list,
+        frozenset({"3", "5", "critical", "sets", "staleness"}),
+        {"lag": 1},
+        first=2,
+    ),
+    Variant(
+        "cursor of a set names the last edge found",
+        broken_questions.set_cursor_of_last_found,
+        frozenset({"sets"}),
+        {"lag": 1},
+        _ONE_LEADER,
+    ),
+    Variant(
+        "cursor of a feed names the last post found",
+        broken_questions.feed_cursor_of_last_found,
+        frozenset({"sets"}),
+        {"lag": 1},
+        _ONE_LEADER,
+    ),
+    Variant(
+        "feed skips an author without naming the list",
+        broken_questions.feed_without_missing_authors,
+        frozenset({"sets"}),
+        _LISTS_UNREAD,
+        _ONE_LEADER,
+    ),
+    Variant(
+        "two hops skip a list without naming it",
+        broken_questions.two_hops_without_missing_lists,
+        frozenset({"sets"}),
+        _LISTS_UNREAD,
+        _ONE_LEADER,
+        with_two_hops=True,
+    ),
+    Variant(
+        "unread exclusion excludes nobody",
+        broken_questions.unread_exclusion_excludes_nobody,
+        frozenset({"sets"}),
+        _LISTS_UNREAD,
+        _ONE_LEADER,
+        with_two_hops=True,
+    ),
     Variant("own writes never make room", _own_writes_never_make_room, frozenset({"8"}), {"rush": 1}, acts=1, first=6),
 )
 
@@ -788,7 +833,7 @@ def find(variant: Variant) -> tuple[Outcome | None, int]:
             with_states=variant.with_states,
             with_jobs=variant.with_jobs,
             with_journals=variant.with_journals,
-            with_two_hops=False,
+            with_two_hops=variant.with_two_hops,
         )
         outcome = run(plan, variant.broken)
         if outcome.violation is not None:
