@@ -12,6 +12,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from tao.model.graph import EXISTS_NOT
+from tao.serving.access import NOTHING_SHOWN
 
 cdef enum:
     SHARD_SHIFT = 47
@@ -26,6 +27,9 @@ cdef enum:
     READ_VALUES = 2
     READ_EPOCH_SHARDS = 5
     READ_VERSION_EPOCHS = 6
+    READ_HOT_SLOTS = 9
+    READ_HOT_RATES = 10
+    READ_SLOW_DOWN_MS = 11
     # of `ReadBatch`
     OBJ_IDS = 1
     COUNT_ID1S = 2
@@ -169,7 +173,9 @@ cdef class HitBatches:
     cdef object cache
     cdef object hits
     cdef dict limits
+    cdef dict hot
     cdef uint64_t max_bytes
+    cdef unsigned char may_be_hot[1024]
 
     def __init__(self, cache, dict limits not None, uint64_t max_bytes):
         """``limits`` maps association types to the bound on a query's limit. ``max_bytes`` bounds the values of an
@@ -180,14 +186,23 @@ cdef class HitBatches:
         self.max_bytes = max_bytes
 
     def answer(
-        self, bytes request not None, uint64_t newest_version, long long max_queries, hot, otypes, atypes, bint for_fill
+        self,
+        bytes request not None,
+        uint64_t newest_version,
+        long long max_queries,
+        rates,
+        check,
+        bint for_fill,
     ):
         """Return the encoded answer, the number of queries of each operation, the slots that are missed, and the bytes
         of all values; None when the request is for the usual way. Of a batch of misses the answer is empty.
 
-        ``newest_version`` is the topology's. A batch of more than ``max_queries`` is left over, and so is one that asks
-        for a key of ``hot``. ``otypes`` and ``atypes`` are those of the caller's `ReadCheck`, None for all types.
-        ``for_fill``: True to answer only what another cache asks for itself, False to answer only the other batches."""
+        ``newest_version`` is the topology's. A batch of more than ``max_queries`` is left over. ``rates`` are the read
+        rates of this server, a `tao.routing.read_rates.ReadRates`, by whose hot keys an answer is marked. ``check`` is
+        the caller's `ReadCheck`, None for everything. ``for_fill``: True to answer only what another cache asks for
+        itself, False to answer only the other batches."""
+        otypes = None if check is None else check.otypes
+        atypes = None if check is None else check.atypes
         cdef Asked asked
         cdef Span whole
         whole.at = <const unsigned char *>PyBytes_AS_STRING(request)
@@ -210,9 +225,9 @@ cdef class HitBatches:
         cdef list values = [], denials = [], unknown_edges = []
         cdef int field
         if not (
-            self.add_objects(&asked, objects, values, minimums, hot, otypes)
-            and self.add_lists(&asked, counts, ranges, windows, gets, values, unknown_edges, minimums, hot, atypes)
-            and self.add_exists(&asked, exists, values, denials, minimums, hot, atypes)
+            self.add_objects(&asked, objects, values, minimums, otypes)
+            and self.add_lists(&asked, counts, ranges, windows, gets, values, unknown_edges, minimums, atypes)
+            and self.add_exists(&asked, exists, values, denials, minimums, atypes)
         ):
             return None
         for field in range(1, LAST_COLUMN + 1):  # every column was read to its end
@@ -230,8 +245,14 @@ cdef class HitBatches:
             return None
         for denial in denials:
             self.cache.count_denial(denial)
-        cdef bytes epochs = self.encoded_epochs(&asked) if for_fill else b""
-        cdef bytes message = self.encoded(asked.number, values, epochs, <bint>missed)
+        cdef bytes last_fields = b""
+        if for_fill:
+            last_fields = self.encoded_epochs(&asked)
+        else:
+            hot = rates.hot
+            if hot:
+                last_fields = self.encoded_hot(&asked, rates, <dict?>hot, values, check is not None)
+        cdef bytes message = self.encoded(asked.number, values, last_fields, <bint>missed)
         return message, (objects, counts, ranges, windows, gets, exists), missed, total
 
     cdef bint ask_filters(self, list unknown_edges, list values) except -1:
@@ -261,7 +282,7 @@ cdef class HitBatches:
             found[slot] = version
         return found
 
-    cdef bint add_objects(self, Asked *asked, uint64_t count, list values, dict minimums, hot, otypes) except -1:
+    cdef bint add_objects(self, Asked *asked, uint64_t count, list values, dict minimums, otypes) except -1:
         cdef list ids = []
         cdef uint64_t id = 0, version = 0, slot
         cdef uint32_t otype
@@ -269,8 +290,6 @@ cdef class HitBatches:
         for slot in range(count):
             take_fixed(&asked.columns[OBJ_IDS], &id)
             ids.append(id)
-            if hot and (id, 0) in hot:
-                return False
         if not ids:
             return True
         values.extend(self.hits.objects(ids))
@@ -301,7 +320,6 @@ cdef class HitBatches:
         list values,
         list unknown_edges,
         dict minimums,
-        hot,
         atypes,
     ) except -1:
         """Append the value of each query on a list, None for a miss; False when one is left over. Queries for edges
@@ -327,8 +345,6 @@ cdef class HitBatches:
                 if not take_varint(&columns[atypes_field], &atype) or atype > MAX_UINT32:
                     return False
                 if atypes is not None and not has_bit(atype, <bytes>atypes):
-                    return False
-                if hot and (id1, atype) in hot:
                     return False
                 if minimums is not None:
                     minimum = minimums.get(slot, 0)
@@ -379,7 +395,7 @@ cdef class HitBatches:
         return True
 
     cdef bint add_exists(
-        self, Asked *asked, uint64_t count, list values, list denials, dict minimums, hot, atypes
+        self, Asked *asked, uint64_t count, list values, list denials, dict minimums, atypes
     ) except -1:
         """Append whether each edge exists, a byte each, None for a miss, and what filters deny to ``denials``; False at
         the first that is left over."""
@@ -396,8 +412,6 @@ cdef class HitBatches:
             if not take_fixed(&asked.columns[EXIST_ID2S], &id2) or not 0 < id2 <= MAX_SIGNED:
                 return False
             if atypes is not None and not has_bit(atype, <bytes>atypes):
-                return False
-            if hot and (id1, atype) in hot:
                 return False
             id1s.append(id1)
             types.append(atype)
@@ -425,6 +439,44 @@ cdef class HitBatches:
             return False
         bound = self.limits.get(atype)
         return bound is None or limit <= <uint64_t>bound
+
+    cdef bytes encoded_hot(self, Asked *asked, rates, dict hot, list values, bint is_checked):
+        """Return the marks of hot items as the last fields of the `ReadAnswer`. ``is_checked``: for a caller who may not
+        read everything, of whose queries only those are marked that show something."""
+        cdef list slots = [], per_second = [], pauses = []
+        cdef uint64_t id1 = 0, atype, slot = 0
+        cdef Span ids, types
+        cdef int place
+        self.learn_hot(hot)
+        for place in range(6):
+            ids = asked.whole[(OBJ_IDS, COUNT_ID1S, RANGE_ID1S, TIME_RANGE_ID1S, GET_ID1S, EXIST_ID1S)[place]]
+            types = asked.whole[(0, COUNT_ATYPES, RANGE_ATYPES, TIME_RANGE_ATYPES, GET_ATYPES, EXIST_ATYPES)[place]]
+            while take_fixed(&ids, &id1):
+                atype = 0
+                if place:
+                    take_varint(&types, &atype)
+                if self.may_be_hot[(id1 + atype) & 1023]:
+                    rate = hot.get((id1, atype))
+                    if rate is not None and not (is_checked and values[slot] in NOTHING_SHOWN):
+                        slots.append(slot)
+                        per_second.append(round(rate))
+                        pauses.append(rates.slow_down_ms(rate))
+                slot += 1
+        if not slots:
+            return b""
+        return packed(READ_HOT_SLOTS, slots) + packed(READ_HOT_RATES, per_second) + packed(READ_SLOW_DOWN_MS, pauses)
+
+    cdef int learn_hot(self, dict hot) except -1:
+        """Mark the places of hot keys in the sieve by which other keys are passed over. The dictionary is replaced when
+        it changes."""
+        cdef uint64_t id1, atype
+        if hot is self.hot:
+            return 0
+        memset(self.may_be_hot, 0, sizeof(self.may_be_hot))
+        for id1, atype in hot:
+            self.may_be_hot[(id1 + atype) & 1023] = 1
+        self.hot = hot
+        return 0
 
     cdef bytes encoded_epochs(self, Asked *asked):
         """Return the version epochs of all shards that are asked, as the last fields of the `ReadAnswer`."""

@@ -15,9 +15,8 @@ from tao.client.two_hops import TwoHopOperations
 from tao.feeds import FeedPage, Feeds
 from tao.feeds.feeds import _Found
 from tao.model.errors import TaoError
-from tao.sets.cursor import Place, make_cursor
-from tao.sets.evaluation import Evaluation, FoundPage
-from tao.sets.steps import Answer, Steps
+from tao.sets.cursor import Place
+from tao.sets.steps import Answer
 from tao.sets.streams import ListStream
 
 
@@ -41,25 +40,6 @@ def answers_outlive_their_list() -> Iterator[None]:
         return None if of_list is None else of_list.answers.get(asked)
 
     with patch.multiple(KeptAnswers, find=find):
-        yield
-
-
-@contextmanager
-def set_cursor_of_last_found() -> Iterator[None]:
-    """Let the cursor of a set name the last edge found, not the last one examined; a page without an edge has none."""
-    page = Evaluation.page
-
-    def broken(evaluation: Evaluation, limit: int) -> Steps[FoundPage]:
-        found = yield from page(evaluation, limit)
-        if found.cursor is None:
-            return found
-        cursor = None
-        if found.edges:
-            last = found.edges[-1]
-            cursor = make_cursor(evaluation._checksum, Place(last.time, last.id2))
-        return msgspec.structs.replace(found, cursor=cursor)
-
-    with patch.multiple(Evaluation, page=broken):
         yield
 
 

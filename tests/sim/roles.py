@@ -78,6 +78,8 @@ RETRIES: Final = RetrySettings(burst=100.0)
 MAX_FLOORS: Final = 14
 """Most version floors of a shard."""
 KEPT_ANSWERS_BYTES: Final = 12_000
+SHORT_PREFIX_EDGES: Final = 1
+"""Edges that caches keep of a list in some runs: fewer than most lists of a plan have."""
 SERVING: Final = ServingSettings(max_unanswered=40)
 SDK: Final = ClientSettings(
     timeout_seconds=4.0,
@@ -102,12 +104,7 @@ def registration_settings(name: str) -> RegistrationSettings:
     )
 
 
-def fill_settings(*, has_short_prefixes: bool) -> FillSettings:
-    """Return how caches are filled. With short prefixes most lists of a plan are longer than what is cached of them."""
-    return replace(FILLS, min_prefix_edges=1) if has_short_prefixes else FILLS
-
-
-def leader_settings(name: str, pace: float, fills: FillSettings, *, has_workers: bool) -> LeaderSettings:
+def leader_settings(name: str, pace: float, *, has_workers: bool) -> LeaderSettings:
     """Return the settings of the leader of that name. Without workers nobody cares for jobs."""
     return LeaderSettings(
         name=name,
@@ -127,7 +124,7 @@ def leader_settings(name: str, pace: float, fills: FillSettings, *, has_workers:
         spool=SpoolSettings(folder=Path(name), max_bytes=SPOOL_BYTES),
         delivery=LOG,
         writes=WRITES,
-        fills=replace(fills, max_refetches=2),  # as on a leader
+        fills=replace(FILLS, max_refetches=2),  # as on a leader
         misses=MISSES,
         pause_detection=STALLS,
         key_history=STORY,
@@ -136,13 +133,7 @@ def leader_settings(name: str, pace: float, fills: FillSettings, *, has_workers:
 
 
 def follower_settings(
-    name: str,
-    pace: float,
-    fills: FillSettings,
-    journal: JournalSettings,
-    *,
-    reads_databases: bool,
-    has_filters: bool,
+    name: str, pace: float, journal: JournalSettings, *, reads_databases: bool, has_filters: bool
 ) -> FollowerSettings:
     """Return the settings of the follower of that name.
 
@@ -157,7 +148,7 @@ def follower_settings(
         reader_user="reader" if reads_databases else "",
         shares=SHARES,
         subscriptions=SubscriptionSettings(retry_seconds=2.5 * pace, answer_timeout_seconds=8.0),
-        fills=fills,
+        fills=FILLS,
         database=replace(MISSES, max_rereads=3),
         direct_reads=DIRECT_READS,
         journal=journal,

@@ -111,7 +111,8 @@ class Variant:
     with_states: bool = False
     with_jobs: bool = False
     with_journals: bool = False
-    with_two_hops: bool = False
+    two_hop_share: float = 0.0
+    members_share: float = 0.0
 
 
 @contextmanager
@@ -779,13 +780,7 @@ VARIANTS: Final[Sequence[Variant]] = (
         frozenset({"3", "5", "critical", "sets", "staleness"}),
         {"lag": 1},
         first=2,
-    ),
-    Variant(
-        "cursor of a set names the last edge found",
-        broken_questions.set_cursor_of_last_found,
-        frozenset({"sets"}),
-        {"lag": 1},
-        _ONE_LEADER,
+        members_share=0.5,
     ),
     Variant(
         "cursor of a feed names the last post found",
@@ -807,7 +802,7 @@ VARIANTS: Final[Sequence[Variant]] = (
         frozenset({"sets"}),
         _LISTS_UNREAD,
         _ONE_LEADER,
-        with_two_hops=True,
+        two_hop_share=0.5,
     ),
     Variant(
         "unread exclusion excludes nobody",
@@ -815,7 +810,7 @@ VARIANTS: Final[Sequence[Variant]] = (
         frozenset({"sets"}),
         _LISTS_UNREAD,
         _ONE_LEADER,
-        with_two_hops=True,
+        two_hop_share=0.5,
     ),
     Variant("own writes never make room", _own_writes_never_make_room, frozenset({"8"}), {"rush": 1}, acts=1, first=6),
 )
@@ -833,7 +828,8 @@ def find(variant: Variant) -> tuple[Outcome | None, int]:
             with_states=variant.with_states,
             with_jobs=variant.with_jobs,
             with_journals=variant.with_journals,
-            with_two_hops=variant.with_two_hops,
+            two_hop_share=variant.two_hop_share,
+            members_share=variant.members_share,
         )
         outcome = run(plan, variant.broken)
         if outcome.violation is not None:

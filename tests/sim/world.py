@@ -44,7 +44,7 @@ from tests.sim.loop import CURRENT, Process, SimLoop
 from tests.sim.network import Network
 from tests.sim.plans import LATER_SET_STATE, Plan
 from tests.sim.reachability import Reachability
-from tests.sim.roles import fill_settings, follower_settings, leader_settings, tailer_settings, watcher_settings, worker_settings
+from tests.sim.roles import follower_settings, leader_settings, tailer_settings, watcher_settings, worker_settings
 from tests.sim.rows import Past
 from tests.sim.single_failures import SingleFailures
 from tests.sim.stores import roll_back_all_of
@@ -129,7 +129,8 @@ class World:
         self.pace: Final = plan.tempo.pace
         self.has_filters: Final = seed % 2 == 1
         """Half of the runs have pair filters, without another random number: so a seed keeps its faults."""
-        self._fills: Final = fill_settings(has_short_prefixes=seed % 4 == 2)
+        self.has_short_prefixes: Final = seed % 4 == 2
+        """In half of the others caches keep few edges of a list."""
         self.random: Final = random.Random(seed ^ 0x5EED)
         self.trace: Final = Trace(loop)
         self.network: Final = Network(loop, seed ^ 0x0E7, self.trace.note)
@@ -227,13 +228,12 @@ class World:
         match role:
             case "leader":
                 return tao.leader.server.LeaderServer(
-                    leader_settings(name, self.pace, self._fills, has_workers=self.shape.workers > 0), log
+                    leader_settings(name, self.pace, has_workers=self.shape.workers > 0), log
                 )
             case "follower":
                 settings = follower_settings(
                     name,
                     self.pace,
-                    self._fills,
                     journal_settings(name, self.pace, has_copies=self.has_copies)
                     if self.has_journals
                     else JournalSettings(),
