@@ -8,6 +8,7 @@ missed slots, and the answer to the others is then the first part of the whole.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
@@ -103,6 +104,18 @@ cdef inline bint take_part(Span *span, Span *part) noexcept nogil:
     return True
 
 
+cdef struct HotKey:
+    uint64_t id1
+    uint32_t atype
+    uint32_t per_second
+    uint32_t pause_ms
+    bint is_used
+
+
+cdef int[6] ID_FIELDS = [OBJ_IDS, COUNT_ID1S, RANGE_ID1S, TIME_RANGE_ID1S, GET_ID1S, EXIST_ID1S]
+cdef int[6] ATYPE_FIELDS = [0, COUNT_ATYPES, RANGE_ATYPES, TIME_RANGE_ATYPES, GET_ATYPES, EXIST_ATYPES]
+
+
 cdef struct Asked:
     uint64_t number
     uint64_t deadline_ms
@@ -174,8 +187,9 @@ cdef class HitBatches:
     cdef object hits
     cdef dict limits
     cdef dict hot
+    cdef HotKey *hot_keys
+    cdef uint64_t hot_mask
     cdef uint64_t max_bytes
-    cdef unsigned char may_be_hot[1024]
 
     def __init__(self, cache, dict limits not None, uint64_t max_bytes):
         """``limits`` maps association types to the bound on a query's limit. ``max_bytes`` bounds the values of an
@@ -184,6 +198,9 @@ cdef class HitBatches:
         self.hits = cache.hits
         self.limits = limits
         self.max_bytes = max_bytes
+
+    def __dealloc__(self):
+        PyMem_Free(self.hot_keys)
 
     def answer(
         self,
@@ -443,38 +460,70 @@ cdef class HitBatches:
     cdef bytes encoded_hot(self, Asked *asked, rates, dict hot, list values, bint is_checked):
         """Return the marks of hot items as the last fields of the `ReadAnswer`. ``is_checked``: for a caller who may not
         read everything, of whose queries only those are marked that show something."""
-        cdef list slots = [], per_second = [], pauses = []
-        cdef uint64_t id1 = 0, atype, slot = 0
+        cdef uint64_t id1 = 0, atype, slot = 0, marked = 0
         cdef Span ids, types
+        cdef HotKey *key
         cdef int place
-        self.learn_hot(hot)
-        for place in range(6):
-            ids = asked.whole[(OBJ_IDS, COUNT_ID1S, RANGE_ID1S, TIME_RANGE_ID1S, GET_ID1S, EXIST_ID1S)[place]]
-            types = asked.whole[(0, COUNT_ATYPES, RANGE_ATYPES, TIME_RANGE_ATYPES, GET_ATYPES, EXIST_ATYPES)[place]]
-            while take_fixed(&ids, &id1):
-                atype = 0
-                if place:
-                    take_varint(&types, &atype)
-                if self.may_be_hot[(id1 + atype) & 1023]:
-                    rate = hot.get((id1, atype))
-                    if rate is not None and not (is_checked and values[slot] in NOTHING_SHOWN):
-                        slots.append(slot)
-                        per_second.append(round(rate))
-                        pauses.append(rates.slow_down_ms(rate))
-                slot += 1
-        if not slots:
-            return b""
-        return packed(READ_HOT_SLOTS, slots) + packed(READ_HOT_RATES, per_second) + packed(READ_SLOW_DOWN_MS, pauses)
+        cdef uint32_t *slots = <uint32_t *>PyMem_Malloc(12 * len(values))
+        if slots == NULL:
+            raise MemoryError
+        cdef uint32_t *per_second = slots + len(values)
+        cdef uint32_t *pauses = per_second + len(values)
+        try:
+            self.learn_hot(hot, rates)
+            for place in range(6):
+                ids = asked.whole[ID_FIELDS[place]]
+                types = asked.whole[ATYPE_FIELDS[place]]
+                while take_fixed(&ids, &id1):
+                    atype = 0
+                    if place:
+                        take_varint(&types, &atype)
+                    key = self.hot_key(id1, atype)
+                    if key.is_used and not (is_checked and values[slot] in NOTHING_SHOWN):
+                        slots[marked] = <uint32_t>slot
+                        per_second[marked] = key.per_second
+                        pauses[marked] = key.pause_ms
+                        marked += 1
+                    slot += 1
+            if not marked:
+                return b""
+            return (
+                packed_column(READ_HOT_SLOTS, slots, marked)
+                + packed_column(READ_HOT_RATES, per_second, marked)
+                + packed_column(READ_SLOW_DOWN_MS, pauses, marked)
+            )
+        finally:
+            PyMem_Free(slots)
 
-    cdef int learn_hot(self, dict hot) except -1:
-        """Mark the places of hot keys in the sieve by which other keys are passed over. The dictionary is replaced when
-        it changes."""
-        cdef uint64_t id1, atype
+    cdef HotKey *hot_key(self, uint64_t id1, uint64_t atype) noexcept:
+        """Return the place of a key in the table of hot keys, which is not used for a key that is not hot."""
+        cdef uint64_t place = (id1 ^ id1 >> 29) + atype * 31
+        cdef HotKey *key
+        while True:
+            key = self.hot_keys + (place & self.hot_mask)
+            if not key.is_used or (key.id1 == id1 and key.atype == atype):
+                return key
+            place += 1
+
+    cdef int learn_hot(self, dict hot, rates) except -1:
+        """Put the hot keys into a table of their own with their marks. The dictionary is replaced when it changes."""
+        cdef uint64_t id1, atype, size = 16
+        cdef HotKey *key
         if hot is self.hot:
             return 0
-        memset(self.may_be_hot, 0, sizeof(self.may_be_hot))
-        for id1, atype in hot:
-            self.may_be_hot[(id1 + atype) & 1023] = 1
+        while size < <uint64_t>(4 * len(hot)):
+            size *= 2
+        self.hot = None
+        PyMem_Free(self.hot_keys)
+        self.hot_keys = <HotKey *>PyMem_Calloc(size, sizeof(HotKey))
+        if self.hot_keys == NULL:
+            raise MemoryError
+        self.hot_mask = size - 1
+        for (id1, atype), rate in hot.items():
+            key = self.hot_key(id1, atype)
+            key.id1, key.atype = id1, <uint32_t>atype
+            key.per_second, key.pause_ms = round(rate), rates.slow_down_ms(rate)
+            key.is_used = True
         self.hot = hot
         return 0
 
@@ -555,6 +604,22 @@ cdef bytes packed(int field, list numbers):
     at = put_varint(at + 1, size)
     for number in numbers:
         at = put_varint(at, number)
+    return message
+
+
+cdef bytes packed_column(int field, const uint32_t *numbers, uint64_t count):
+    """Return a packed field of the numbers of an array."""
+    cdef uint64_t size = 0, index
+    cdef bytes message
+    cdef unsigned char *at
+    for index in range(count):
+        size += varint_bytes(numbers[index])
+    message = PyBytes_FromStringAndSize(NULL, 1 + varint_bytes(size) + size)
+    at = <unsigned char *>PyBytes_AS_STRING(message)
+    at[0] = field << 3 | 2
+    at = put_varint(at + 1, size)
+    for index in range(count):
+        at = put_varint(at, numbers[index])
     return message
 
 

@@ -108,7 +108,7 @@ class ReadMetrics:
         )
         metrics.gauge(
             "kept_answer_bytes",
-            "Memory of answers to queries for edges that cached prefixes could not decide, beside the arenas, in bytes.",
+            "Memory of answers to queries for edges that cached prefixes could not decide, in bytes, beside arenas.",
             lambda: cache.kept_answers.size_bytes,
         )
         metrics.gauge("cache_open_shards", "Shards open in the cache.", lambda: len(cache.open_shards()))
