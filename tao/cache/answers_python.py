@@ -250,10 +250,12 @@ class Hits:
             return existence_answer(block, id2)
         return None if self._beyond(id1, atype, 0, minimum) is None else EXISTS_NOT
 
-    def exist_all(self, id1s: list[int], atypes: list[int], id2s: list[int]) -> list[bytes | None]:
-        """Return what `exists` returns for each of the edges. Checks of one list that follow each other take one pass
-        over the list in the compiled implementation."""
-        return list(map(self.exists, id1s, atypes, id2s))
+    def exist_all(self, id1s: bytes, atypes: bytes, id2s: bytes) -> list[bytes | None]:
+        """Return what `exists` returns for each of the edges, which are columns of 64-bit numbers. Checks of one list
+        that follow each other take one pass over the list in the compiled implementation."""
+        if not len(id1s) == len(atypes) == len(id2s):
+            raise ValueError("columns differ in length")
+        return list(map(self.exists, *(memoryview(column).cast("Q") for column in (id1s, atypes, id2s))))
 
     def _beyond(self, id1: int, atype: int, pos: int, minimum: int) -> bytes | None:
         count = self.count(id1, atype, minimum)

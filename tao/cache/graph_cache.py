@@ -244,9 +244,9 @@ class GraphCache:
         value = self._hits.exists(id1, atype, id2, minimum)
         return self.denied(id1, atype, id2, minimum) if value is None else value
 
-    def exist_all(self, id1s: list[int], atypes: list[int], id2s: list[int]) -> list[bytes | None]:
+    def exist_all(self, id1s: Sequence[int], atypes: Sequence[int], id2s: Sequence[int]) -> list[bytes | None]:
         """Return what `exists` returns for each of the edges, which are columns of one length."""
-        values = self._hits.exist_all(id1s, atypes, id2s)
+        values = self._hits.exist_all(_column(id1s), _column(atypes), _column(id2s))
         if None in values:
             for place, value in enumerate(values):
                 if value is None:
@@ -499,5 +499,5 @@ class GraphCache:
         return is_invalidated
 
 
-def _column(id2s: Sequence[int]) -> bytes:
-    return array("Q", id2s).tobytes()
+def _column(numbers: Sequence[int]) -> bytes:
+    return array("Q", numbers).tobytes()

@@ -416,13 +416,15 @@ cdef class HitBatches:
     ) except -1:
         """Append whether each edge exists, a byte each, None for a miss, and what filters deny to ``denials``; False at
         the first that is left over."""
-        cdef uint64_t id1 = 0, atype = 0, id2 = 0
+        cdef uint64_t id1 = 0, atype = 0, id2 = 0, minimum = 0
         cdef Py_ssize_t slot, first = len(values)
-        cdef list id1s = [], types = [], id2s = [], found
+        cdef list found
+        cdef Span id1_column = asked.columns[EXIST_ID1S], id2_column = asked.columns[EXIST_ID2S]
         if not count:
             return True
-        while count:
-            count -= 1
+        cdef bytes atype_column = PyBytes_FromStringAndSize(NULL, 8 * count)
+        cdef unsigned char *atype_at = <unsigned char *>PyBytes_AS_STRING(atype_column)
+        for slot in range(<Py_ssize_t>count):
             take_fixed(&asked.columns[EXIST_ID1S], &id1)
             if not take_varint(&asked.columns[EXIST_ATYPES], &atype) or atype > MAX_UINT32:
                 return False
@@ -430,23 +432,30 @@ cdef class HitBatches:
                 return False
             if atypes is not None and not has_bit(atype, <bytes>atypes):
                 return False
-            id1s.append(id1)
-            types.append(atype)
-            id2s.append(id2)
+            memcpy(atype_at + 8 * slot, &atype, 8)
         if minimums is None:
-            found = self.hits.exist_all(id1s, types, id2s)
+            found = self.hits.exist_all(
+                PyBytes_FromStringAndSize(<const char *>id1_column.at, 8 * count),
+                atype_column,
+                PyBytes_FromStringAndSize(<const char *>id2_column.at, 8 * count),
+            )
         else:
-            found = [
-                self.hits.exists(id1s[slot], types[slot], id2s[slot], minimums.get(first + slot, 0))
-                for slot in range(len(id1s))
-            ]
-        for slot in range(len(found)):
-            if found[slot] is None:
-                minimum = 0 if minimums is None else minimums.get(first + slot, 0)
-                denial = self.cache.denial(id1s[slot], types[slot], id2s[slot], minimum)
-                if denial:
-                    denials.append(denial)
-                    found[slot] = EXISTS_NOT
+            found = [None] * count
+        for slot in range(<Py_ssize_t>count):
+            if found[slot] is not None:
+                continue
+            memcpy(&id1, id1_column.at + 8 * slot, 8)
+            memcpy(&atype, atype_at + 8 * slot, 8)
+            memcpy(&id2, id2_column.at + 8 * slot, 8)
+            if minimums is not None:
+                minimum = minimums.get(first + slot, 0)
+                found[slot] = self.hits.exists(id1, atype, id2, minimum)
+                if found[slot] is not None:
+                    continue
+            denial = self.cache.denial(id1, atype, id2, minimum)
+            if denial:
+                denials.append(denial)
+                found[slot] = EXISTS_NOT
         values.extend(found)
         return True
 

@@ -313,9 +313,19 @@ def test_checks_are_answered_alike_one_by_one_and_in_runs(
     alone, together = bytearray(31), bytearray(31)
     one_by_one = core.Hits({0: OneShard()}, alone)
     expected = [one_by_one.exists(*check) for check in checks]
-    columns = [list(column) for column in zip(*checks, strict=True)] if checks else [[], [], []]
+    columns = map(column_of, zip(*checks, strict=True)) if checks else (b"", b"", b"")
     assert core.Hits({0: OneShard()}, together).exist_all(*columns) == expected
     assert alone == together
+
+
+def column_of(numbers: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(numbers)}Q", *numbers)
+
+
+def test_columns_of_checks_have_one_length(core: ModuleType) -> None:
+    for columns in ((b"", b"", bytes(8)), (bytes(8), b"", bytes(8)), (bytes(16), bytes(16), bytes(8))):
+        with pytest.raises(ValueError, match="differ in length"):
+            core.Hits({}, bytearray(31)).exist_all(*columns)
 
 
 @given(st.integers(0, 2_000), st.integers(8, 400), st.booleans(), st.randoms(use_true_random=False))
@@ -329,7 +339,7 @@ def test_a_run_of_checks_of_a_long_list_finds_what_is_there(
     shard.lists[1][5] = block
     absent = EXISTS_NOT if is_whole else None
     there = frozenset(known)
-    found = core.Hits({0: shard}, bytearray(31)).exist_all([5] * asked, [1] * asked, wanted)
+    found = core.Hits({0: shard}, bytearray(31)).exist_all(*map(column_of, ([5] * asked, [1] * asked, wanted)))
     assert found == [EXISTS if id2 in there else absent for id2 in wanted]
 
 
