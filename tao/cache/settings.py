@@ -42,8 +42,8 @@ class CacheSettings:
     """A list at least this large leaves its count behind when it is evicted: a fortieth of its size at most, for the
     half of all questions after a long list that ask how long it is."""
     kept_answers_bytes: int = 16 << 20
-    """Most bytes of kept answers to queries for edges that cached prefixes could not decide, beside the arenas: those of
-    some hundred long lists, whose prefixes of 100 KB are counted, too."""
+    """Most bytes of kept answers to queries for edges that cached prefixes could not decide, beside the arenas: of some
+    hundred long lists, whose prefixes of 100 KB are counted, too."""
     reclaim_entries_per_step: int = 2_000
     """Entries freed at a time after a bulk invalidation: under half a millisecond, so that no request notices."""
 
