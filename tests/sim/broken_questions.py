@@ -9,7 +9,6 @@ from unittest.mock import patch
 
 import msgspec
 
-from tao.cache.kept_answers import Asked, KeptAnswers
 from tao.client import Assoc, EdgeSet, TwoHops
 from tao.client.two_hops import TwoHopOperations
 from tao.feeds import FeedPage, Feeds
@@ -28,18 +27,6 @@ def unread_list_is_empty() -> Iterator[None]:
         return None if isinstance(answer, TaoError) else answer
 
     with patch.multiple(ListStream, _read=read):
-        yield
-
-
-@contextmanager
-def answers_outlive_their_list() -> Iterator[None]:
-    """Let caches answer a query for edges as they did before, whatever has become of the list."""
-
-    def find(kept: KeptAnswers, _: bytes, id1: int, atype: int, asked: Asked) -> bytes | None:
-        of_list = kept._lists.get((id1, atype))
-        return None if of_list is None else of_list.answers.get(asked)
-
-    with patch.multiple(KeptAnswers, find=find):
         yield
 
 
