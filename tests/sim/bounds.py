@@ -365,6 +365,13 @@ def _read_bounds(arena_bytes: int) -> list[Bound]:
             ("store_object", "store_list", "store_count"),
         ),
         Bound(
+            "kept answers",
+            GraphCache,
+            lambda cache: cache.kept_answers.size_bytes,
+            roles.KEPT_ANSWERS_BYTES,
+            ("keep_edges",),
+        ),
+        Bound(
             "floors of a shard",
             GraphCache,
             lambda cache: _longest(len(shard.floors) for shard in cache._shards.values()),
