@@ -4,7 +4,10 @@ The coordinator, which is the leader of the smaller id's shard, commits its side
 has the other leader copy its rows, and removes the intent. Only one write of a pair runs at a time, until the copy
 is acknowledged or can no longer happen; so an older copy never overtakes a newer one. A failure leaves the intent,
 and this leader remembers the pair. It settles the pair as soon as the other leader answers again, or when a read asks
-for it. The next write of the pair settles it, too. The intents of a dead leader are found by a scan."""
+for it. The next write of the pair at one side settles it, too. The intents of a dead leader are found by a scan.
+
+A write of both sides in one transaction neither leaves an intent nor reads one. An older intent of its pair stays, and
+is settled by the rows as they are then."""
 
 from __future__ import annotations
 
@@ -160,8 +163,7 @@ class InversePath:
         pair = IntentKey(*ids)
         if self._writes.owns_together(shards) and not self._pairs.holds(pair):
             with self._pairs.shared(pair):
-                written = await self._writes.commit(write, deadline, both_sides=True)
-            return written, not await self.settle_found(write, written, deadline)
+                return await self._writes.commit(write, deadline, both_sides=True), False
         needs_far_side = names_far_side(write, self._configuration.schema)
         async with self._held(pair, deadline - self._clock.monotonic(), needs_far_side=needs_far_side) as hold:
             if isinstance(write, AssocChangeType) and self._changes_far_side(write, pair):
@@ -170,8 +172,7 @@ class InversePath:
 
     def begin(self, write: Write, deadline: float, on_done: Callable[[Written | TaoError], None]) -> bool:
         """Execute a checked write that needs nothing but a transaction here. Returns False, with nothing begun, for
-        any other write. ``on_done`` takes what `WritePath.begin` passes; `settle_found` is what remains to be done
-        then. Raises as `WritePath.begin`."""
+        any other write. ``on_done`` takes what `WritePath.begin` passes. Raises as `WritePath.begin`."""
         scope = scope_of(write, self._configuration.schema)
         if not self._writes.owns_together(scope.shards):
             return False
@@ -189,25 +190,6 @@ class InversePath:
         self._writes.begin(write, scope, deadline, end, both_sides=True)
         pairs.share(pair)
         return True
-
-    async def settle_found(self, write: Write, written: Written, deadline: float) -> bool:
-        """Settle the intent of a write that was committed here, if it has one. Returns whether nothing is pending.
-
-        It is an earlier one, which covers more than was read here, so the write was executed at one side only."""
-        intent = written.intent
-        if intent is None:
-            return True
-        needs_far_side = names_far_side(write, self._configuration.schema)
-        rest = Written(written.outcome, intent=intent)
-        pair = IntentKey(intent.low_id, intent.high_id)
-        try:
-            async with self._held(pair, deadline - self._clock.monotonic(), needs_far_side=needs_far_side) as hold:
-                settled = await self._settle(rest, hold)
-        except RetryableError as error:  # other writes hold the pair until the deadline; they will meet the intent, too
-            self.leave_pending(intent, error)
-            return False
-        written.messages.extend(rest.messages)
-        return settled
 
     def _changes_far_side(self, write: AssocChangeType, pair: IntentKey) -> bool:
         """Return whether the edge changes between a type with an inverse and one without, and is stored at the other

@@ -77,7 +77,7 @@ class WriteRequests:
         self._forwarded: Final = forwarded
         self._audit: Final = WriteAudit(context)
         self._log: Final = context.log
-        self._ended: list[tuple[int, Write, WriteResults, float, Written | TaoError]] = []
+        self._ended: list[tuple[int, Write, WriteResults, Written | TaoError]] = []
         self._not_run = 0
         """Writes whose tasks have not run yet, so that they are not queued. What comes after them must not overtake."""
         self.apply_forwarded: Final = forwarded.apply
@@ -128,7 +128,7 @@ class WriteRequests:
         self._writes.check(write)
 
         def end(result: Written | TaoError) -> None:
-            self._ended.append((slot, write, results, deadline, result))
+            self._ended.append((slot, write, results, result))
             if len(self._ended) == 1:
                 # In a later turn than the delivery of the change: a follower applies what comes first, and what comes
                 # with the answer is repeated then. And results of one transaction go out together.
@@ -138,37 +138,17 @@ class WriteRequests:
 
     def _answer_ended(self) -> None:
         ended, self._ended = self._ended, []
-        for slot, write, results, deadline, result in ended:
+        for slot, write, results, result in ended:
             try:
                 if isinstance(result, TaoError):
                     results.fail(slot, result)
                 elif result.outcome.error is not None:
                     results.fail(slot, result.outcome.error)
-                elif result.intent is None:
-                    self._answer(slot, write, result, results, pending=False)
                 else:
-                    self._settle_and_answer(slot, write, result, result.intent, deadline, results)
+                    self._answer(slot, write, result, results, pending=False)
             except Exception as error:  # noqa: BLE001 - logged, and the other writes are answered
                 # Its slot may be counted already. At its deadline, the caller takes the outcome as unknown.
                 self._log.error("write_not_answered", exc_info=error)
-
-    def _settle_and_answer(
-        self, slot: int, write: Write, written: Written, intent: IntentRow, deadline: float, results: WriteResults
-    ) -> None:
-        async def settle() -> None:
-            try:
-                is_settled = await self._inverses.settle_found(write, written, deadline)
-            except Exception as error:  # noqa: BLE001 - logged and answered
-                self._answer_unknown(slot, written, results, error)
-            else:
-                self._answer(slot, write, written, results, pending=not is_settled)
-
-        try:
-            self._spawn(settle())
-        except TaoError as error:
-            # Too many tasks. The write is committed.
-            self._inverses.leave_pending(intent, error)
-            self._answer(slot, write, written, results, pending=True)
 
     async def _write_one(
         self,
