@@ -170,14 +170,16 @@ class InversePath:
                 return await self._change_far_side(write, deadline, hold)
             return await self._commit_and_settle(write, deadline, hold)
 
-    def begin(self, write: Write, deadline: float, on_done: Callable[[Written | TaoError], None]) -> bool:
+    def begin(
+        self, write: Write, deadline: float, on_done: Callable[[Written | TaoError], None], *, sub_write: bool = False
+    ) -> bool:
         """Execute a checked write that needs nothing but a transaction here. Returns False, with nothing begun, for
         any other write. ``on_done`` takes what `WritePath.begin` passes. Raises as `WritePath.begin`."""
         scope = scope_of(write, self._configuration.schema)
         if not self._writes.owns_together(scope.shards):
             return False
         if scope.pair is None:
-            self._writes.begin(write, scope, deadline, on_done, both_sides=True)
+            self._writes.begin(write, scope, deadline, on_done, both_sides=True, sub_write=sub_write)
             return True
         pair, pairs = IntentKey(*scope.pair), self._pairs
         if pairs.holds(pair):
@@ -408,7 +410,7 @@ class InversePath:
         if self._pending.settled(intent):
             self.settled_later += 1
         if is_owner and intent.token:
-            self._spawn_optional(self._forget(intent))
+            self._forget(intent)
 
     async def _write_mirror(
         self,
@@ -506,12 +508,22 @@ class InversePath:
         row = self._ownership.owned.get(intent.low_id >> SHARD_SHIFT)
         return row is not None and (coordinator is None or row.generation == coordinator.generation)
 
-    async def _forget(self, intent: IntentRow) -> None:
+    def _forget(self, intent: IntentRow) -> None:
+        """Begin to remove an intent. A failure is harmless: repair settles the intent once more."""
+
+        def end(result: Written | TaoError) -> None:
+            if isinstance(result, TaoError):
+                self._log.info(
+                    "intent_not_forgotten", low_id=intent.low_id, high_id=intent.high_id, reason=result.message
+                )
+
         deadline = self._clock.monotonic() + self._settings.settle_timeout_seconds
+        write = forget_intent_of(intent)
+        scope = scope_of(write, self._configuration.schema)
         try:
-            await self._writes.commit(forget_intent_of(intent), deadline, both_sides=False, sub_write=True)
-        except TaoError as error:  # harmless: repair settles the intent once more
-            self._log.info("intent_not_forgotten", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
+            self._writes.begin(write, scope, deadline, end, both_sides=False, sub_write=True)
+        except TaoError as error:
+            end(error)
 
     async def _settles(self, intent: IntentRow) -> tuple[SettleEdge, ...]:
         """Return the writes that make the far side equal to the rows as they are now."""

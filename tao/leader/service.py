@@ -49,7 +49,7 @@ from tao.wire.identity import PASSING_ON, PeerIdentity
 from tao.wire.session import AnswerAtOnce, Reply, failure
 from tao.wire.v1 import session_pb2 as pb
 
-_PLAIN_OPERATIONS: Final = frozenset({"assoc_add", "assoc_delete", "obj_update", "obj_delete"})
+_PLAIN_OPERATIONS: Final = frozenset({"assoc_add", "assoc_delete", "obj_update", "obj_delete", "settle_edge"})
 """What mostly needs one transaction of its leader and nothing else: no new id, no look at other rows before."""
 
 
@@ -106,7 +106,7 @@ class WriteRequests:
         for slot in here:
             try:
                 may_begin = is_plain and not self._not_run
-                if not (may_begin and self._begin_plain(slot, batch.writes[slot], deadline, results)):
+                if not (may_begin and self._begin_plain(slot, batch, deadline, results)):
                     self._spawn(self._write_one(slot, request, deadline, results, reply.peer, check))
                     self._not_run += 1
             except TaoError as error:
@@ -119,10 +119,15 @@ class WriteRequests:
         self._log.error("write_failed", exc_info=error)
         results.fail(slot, InternalError(f"{type(error).__name__} in the write path; see the leader's log"))
 
-    def _begin_plain(self, slot: int, message: pb.Write, deadline: float, results: WriteResults) -> bool:
+    def _begin_plain(self, slot: int, batch: pb.WriteBatch, deadline: float, results: WriteResults) -> bool:
         """Begin a write that needs nothing but a transaction here, without a task: a task and its coroutines are a
         tenth of what a write costs. Returns False, with nothing begun, for any other write. Raises `TaoError`."""
-        if message.WhichOneof("operation") not in _PLAIN_OPERATIONS or self._writes.waiting >= MAX_TASKS:
+        message = batch.writes[slot]
+        operation = message.WhichOneof("operation")
+        if operation not in _PLAIN_OPERATIONS or self._writes.waiting >= MAX_TASKS:
+            return False
+        is_copy = operation == "settle_edge"
+        if is_copy and not self._inverse_fence.admit_known(batch):
             return False
         write = write_from_pb(message)
         self._writes.check(write)
@@ -134,7 +139,7 @@ class WriteRequests:
                 # with the answer is repeated then. And results of one transaction go out together.
                 asyncio.get_running_loop().call_soon(self._answer_ended)
 
-        return self._inverses.begin(write, deadline, end)
+        return self._inverses.begin(write, deadline, end, sub_write=is_copy and not batch.background)
 
     def _answer_ended(self) -> None:
         ended, self._ended = self._ended, []
