@@ -307,15 +307,23 @@ class InverseFence:
         """Check the coordinator of a copy.
 
         Raises `Fenced` when it has been deposed, `Unauthorized` when the batch names none."""
+        if not self.admit_known(batch):
+            # This leader started after the coordinator: the database knows the owner of the coordinating shard.
+            shard = batch.coordinator.shard
+            rows = await self._store.read_ownership((shard,), timeout_seconds=self._timeout_seconds)
+            self._highest[shard] = max(rows[shard].generation, self._highest.get(shard, 0))
+            self.admit_known(batch)
+
+    def admit_known(self, batch: pb.WriteBatch) -> bool:
+        """Check the coordinator of a copy as `admit` does. Returns False where the database has to be asked first."""
         if not batch.HasField("coordinator"):
             raise Unauthorized("settle_edge must name the coordinator of the pair; only leaders send it")
         shard, generation = batch.coordinator.shard, batch.coordinator.generation
         if shard not in self._highest:
-            # This leader started after the coordinator: the database knows the owner of the coordinating shard.
-            rows = await self._store.read_ownership((shard,), timeout_seconds=self._timeout_seconds)
-            self._highest[shard] = max(rows[shard].generation, self._highest.get(shard, 0))
+            return False
         if generation < self._highest[shard]:
             raise Fenced(
                 f"shard {shard} is owned under generation {self._highest[shard]} now, no longer under {generation}"
             )
         self._highest[shard] = generation
+        return True

@@ -60,7 +60,7 @@ from tao.wire.identity import PASSING_ON, PeerIdentity
 from tao.wire.session import AnswerAtOnce, Reply, failure
 from tao.wire.v1 import session_pb2 as pb
 
-_PLAIN_OPERATIONS: Final = frozenset({"assoc_add", "assoc_delete", "obj_update", "obj_delete"})
+_PLAIN_OPERATIONS: Final = frozenset({"assoc_add", "assoc_delete", "obj_update", "obj_delete", "settle_edge"})
 """What mostly needs one transaction of its leader and nothing else: no new id, no look at other rows before."""
 
 
@@ -88,7 +88,7 @@ class WriteRequests:
         self._forwarded: Final = forwarded
         self._audit: Final = WriteAudit(context)
         self._log: Final = context.log
-        self._ended: list[tuple[int, Write, WriteResults, float, Written | TaoError]] = []
+        self._ended: list[tuple[int, Write, WriteResults, Written | TaoError]] = []
         self._not_run = 0
         """Writes whose tasks have not run yet, so that they are not queued. What comes after them must not overtake."""
         self.apply_forwarded: Final = forwarded.apply
@@ -124,7 +124,7 @@ class WriteRequests:
         for slot in here:
             try:
                 may_begin = is_plain and not self._not_run
-                if not (may_begin and self._begin_plain(slot, batch.writes[slot], deadline, results)):
+                if not (may_begin and self._begin_plain(slot, batch, deadline, results)):
                     self._spawn(self._write_one(slot, request, deadline, results, reply.peer, check))
                     self._not_run += 1
             except TaoError as error:
@@ -137,56 +137,41 @@ class WriteRequests:
         self._log.error("write_failed", exc_info=error)
         results.fail(slot, InternalError(f"{type(error).__name__} in the write path; see the leader's log"))
 
-    def _begin_plain(self, slot: int, message: pb.Write, deadline: float, results: WriteResults) -> bool:
+    def _begin_plain(self, slot: int, batch: pb.WriteBatch, deadline: float, results: WriteResults) -> bool:
         """Begin a write that needs nothing but a transaction here, without a task: a task and its coroutines are a
         tenth of what a write costs. Returns False, with nothing begun, for any other write. Raises `TaoError`."""
-        if message.WhichOneof("operation") not in _PLAIN_OPERATIONS or self._writes.waiting >= MAX_TASKS:
+        message = batch.writes[slot]
+        operation = message.WhichOneof("operation")
+        if operation not in _PLAIN_OPERATIONS or self._writes.waiting >= MAX_TASKS:
+            return False
+        is_copy = operation == "settle_edge"
+        if is_copy and not self._inverse_fence.admit_known(batch):
             return False
         write = write_from_pb(message)
         self._writes.check(write)
 
         def end(result: Written | TaoError) -> None:
-            self._ended.append((slot, write, results, deadline, result))
+            self._ended.append((slot, write, results, result))
             if len(self._ended) == 1:
                 # In a later turn than the delivery of the change: a follower applies what comes first, and what comes
                 # with the answer is repeated then. And results of one transaction go out together.
                 asyncio.get_running_loop().call_soon(self._answer_ended)
 
-        return self._inverses.begin(write, deadline, end)
+        return self._inverses.begin(write, deadline, end, sub_write=is_copy and not batch.background)
 
     def _answer_ended(self) -> None:
         ended, self._ended = self._ended, []
-        for slot, write, results, deadline, result in ended:
+        for slot, write, results, result in ended:
             try:
                 if isinstance(result, TaoError):
                     results.fail(slot, result)
                 elif result.outcome.error is not None:
                     results.fail(slot, result.outcome.error)
-                elif result.intent is None:
-                    self._answer(slot, write, result, results, pending=False)
                 else:
-                    self._settle_and_answer(slot, write, result, result.intent, deadline, results)
+                    self._answer(slot, write, result, results, pending=False)
             except Exception as error:  # noqa: BLE001 - logged, and the other writes are answered
                 # Its slot may be counted already. At its deadline, the caller takes the outcome as unknown.
                 self._log.error("write_not_answered", exc_info=error)
-
-    def _settle_and_answer(
-        self, slot: int, write: Write, written: Written, intent: IntentRow, deadline: float, results: WriteResults
-    ) -> None:
-        async def settle() -> None:
-            try:
-                is_settled = await self._inverses.settle_found(write, written, deadline)
-            except Exception as error:  # noqa: BLE001 - logged and answered
-                self._answer_unknown(slot, written, results, error)
-            else:
-                self._answer(slot, write, written, results, pending=not is_settled)
-
-        try:
-            self._spawn(settle())
-        except TaoError as error:
-            # Too many tasks. The write is committed.
-            self._inverses.leave_pending(intent, error)
-            self._answer(slot, write, written, results, pending=True)
 
     async def _write_one(
         self,
