@@ -421,10 +421,10 @@ def test_rows_are_compared_in_ranges_that_read_for_half_a_second_at_most() -> No
     assert rows == 50
 
 
-def test_a_paced_move_compares_ranges_that_read_for_a_twentieth_of_a_second_at_most() -> None:
-    assert rows_of_next_range(600, 0.01, PACED) == 1_200
-    assert rows_of_next_range(600, 0.03, PACED) == 600
-    assert rows_of_next_range(600, 0.06, PACED) == 300
+def test_a_paced_move_compares_ranges_that_take_a_fiftieth_of_a_second_at_most() -> None:
+    assert rows_of_next_range(600, 0.004, PACED) == 1_200
+    assert rows_of_next_range(600, 0.01, PACED) == 600
+    assert rows_of_next_range(600, 0.03, PACED) == 300
     assert rows_of_next_range(600, 0.06, MoveSettings()) == 1_200
 
 
