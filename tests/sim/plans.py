@@ -108,6 +108,8 @@ class Shape(msgspec.Struct, frozen=True):
     """The watchers of each region."""
     workers: int = 0
     """The workers of each region."""
+    has_short_prefixes: bool = False
+    """Whether caches keep few edges of a list, as they do for some seeds of any shape."""
 
     @property
     def all_clients(self) -> int:

@@ -754,7 +754,7 @@ VARIANTS: Final[Sequence[Variant]] = (
         broken_caches.answers_outlive_their_list,
         frozenset({"3", "5", "critical", "sets", "staleness"}),
         {"lag": 1},
-        first=2,
+        Shape(leaders=2, has_short_prefixes=True),
         members_share=0.5,
     ),
     Variant(
