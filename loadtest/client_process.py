@@ -78,7 +78,7 @@ async def run_job(job: Job[Result], progress: Progress, log: Path, result: type[
         encoded = msgspec.json.encode(job, enc_hook=_plain_id)
         order = _Order(type(job).__module__, type(job).__name__, msgspec.Raw(encoded))
         process.stdin.write(msgspec.json.encode(order) + b"\n")
-        # Standard input stays open: its end tells the process that the runner is gone.
+        # Standard input stays open: its end shows the process that the runner is gone.
         await process.stdin.drain()
         async for text in process.stdout:
             line = msgspec.json.decode(text, type=_Line)

@@ -225,7 +225,7 @@ class FeedJob(msgspec.Struct, frozen=True, kw_only=True):
     def _pull_and_push(
         self, data: FeedData, lists: Mapping[int, TimedIds], feeds: GraphFeeds, graph: Graph
     ) -> Comparison:
-        """Return what tells the costs apart: pages of cached and of uncached lists, and posts pushed to inboxes. The
+        """Return what separates the costs: pages of cached and of uncached lists, and posts pushed to inboxes. The
         servers of all are observed."""
         pids = {name: pid for name, pid in self.servers.pids.items() if name != "redis"}
         cold = iter(data.cold)

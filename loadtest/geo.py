@@ -90,7 +90,7 @@ class GeoOptions(options.Options):
 
     rtt_ms: float = options.RTT_MS.default(DEFAULT_RTT_MS)
     seconds: float = options.SECONDS.default(20.0, toy=0.5, help="Measured seconds of each phase.")
-    """At 50 writes a second ten samples of 20 s lie above the 99th percentile."""
+    """Measured seconds of each phase. At 50 writes a second ten samples of 20 s lie above the 99th percentile."""
     topology: Path | None = options.TOPOLOGY.default(None)
 
 

@@ -4,7 +4,7 @@ Each added follower registers itself and takes its part of the ring in steps; th
 request may fail, and a minute after each change began, the tier's hit rate may be at most two points below that of the
 two followers before.
 
-Objects are read by a Zipf law, and each cache holds a part of them, so that the hit rate tells what the caches lack:
+Objects are read by a Zipf law, and each cache holds a part of them, so that the hit rate shows what the caches lack:
 more followers have room for more.
 """
 
@@ -193,9 +193,9 @@ class Stage:
     followers: int
     change: str
     seconds: float
-    """From the beginning of the change until the follower has its share, or has left."""
+    """Time from the beginning of the change until the follower has its share, or has left."""
     hit_rate: float
-    """After a minute, in percent."""
+    """The hit rate after a minute, in percent."""
     lowest_hit_rate: float
     """The lowest of the shorter times since the change began."""
     p50_ms: float

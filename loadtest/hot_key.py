@@ -47,7 +47,7 @@ _CLIENTS: Final = 4
 _AWAITERS: Final = 32
 _TOY_AWAITERS: Final = 8
 _WARM_SECONDS: Final = 1.0
-"""Until the followers have found the hot object, and the clients have heard of it."""
+"""Time in which the followers find the hot object, and the clients hear of it."""
 _PREPARED: Final = 400
 """Keys of each awaiter, asked for again and again."""
 _SEED: Final = 5

@@ -1,7 +1,7 @@
 """Signals that end a run: the first one stops it, and nothing that comes after cuts the clean-up short.
 
-A terminal that is closed (SIGHUP) means the same as Ctrl-C. Whoever presses it again is impatient, and would be left
-with servers' files and no word about them.
+A terminal that is closed (SIGHUP) means the same as Ctrl-C. Further signals are ignored: an impatient user who presses
+Ctrl-C again would be left with servers' files and no word about them.
 """
 
 from __future__ import annotations

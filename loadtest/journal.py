@@ -55,7 +55,7 @@ class _Outage:
     failures: list[str] = field(default_factory=list)
     most_waiting: int = 0
     applied_seconds: float = 0.0
-    """From the restart of the database until nothing waited."""
+    """Time from the restart of the database until nothing waited."""
     lost: int = 0
     """Accepted edges that are not in the database at the end."""
 
@@ -66,7 +66,7 @@ class _Measured:
 
     copies: int
     p50_ms: float
-    """Of an acceptance that one caller waits for."""
+    """The median of an acceptance that one caller waits for."""
     rates: dict[int, float]
     """Acceptances a second by the number of callers."""
     applied_ms: float

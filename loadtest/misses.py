@@ -46,7 +46,7 @@ _TIMEOUT_SECONDS: Final = 60.0
 _ROWS_AT_ONCE: Final = 2_000
 _FIRST_TIME: Final = 1_700_000_000
 _TOY_PART: Final = 50
-"""At toy size a round has one query in so many."""
+"""A round at toy size has one query in this many."""
 _LEAST_MISSES: Final = 0.95
 """Share of the queries that must have missed, or the figures would mean nothing."""
 

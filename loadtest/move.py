@@ -52,7 +52,7 @@ _AFTER_SECONDS: Final = 2.0
 """How long clients go on when the shard has moved, so that the first write at the target is seen."""
 _READS_PER_SECOND: Final = 150.0
 _WRITES_PER_SECOND: Final = 30.0
-"""Of the moving shard, and as many of all others together."""
+"""Writes a second of the moving shard, and as many of all others together."""
 _KEYS: Final = 40
 _MOVING_KEYS: Final = 10
 _TIMEOUT_SECONDS: Final = 10.0
@@ -93,7 +93,7 @@ class MoveOptions(RecordedOptions):
 
 async def run(settings: BenchSettings, progress: Progress, wanted: MoveOptions) -> ScenarioResult:
     """Move shards, and judge. Raises `OperatorError` when the cluster does not start, or a command fails."""
-    # Of two databases each has half of the shards. All of the first one move, and the large one is at the second.
+    # Each of two databases has half of the shards. All shards of the first move; the large one is at the second.
     shape = Shape(
         tiers=2,
         followers=1 if settings.toy else 2,

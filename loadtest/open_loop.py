@@ -1,4 +1,4 @@
-"""Load at a constant rate, whatever becomes of the operations before.
+"""Load at a constant rate, whatever the outcome of the operations before.
 
 An operation begins when its time has come, and its latency counts from then, so that a server that stalls shows every
 operation that it held up. The event loop's own lateness of up to a millisecond is part of the figure. A timer of whole

@@ -1,7 +1,7 @@
 """The servers that tao is compared with: private processes on loopback, whose programs are taken from the PATH.
 
-Each has a free port, is asked until it answers, and ends with the run. Those of `peers` have as much memory as the
-caches of tao. A new server is one more `ServerProgram`.
+Each has a free port, is asked until it answers, and ends with the run. The servers of `peers` have as much memory as
+the caches of tao. A new server is one more `ServerProgram`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from tao.devcluster.processes import ManagedProcess, ProcessOptions, to_the_end
 from tao.model.errors import OperatorError
 
 _GROWTH_FACTOR: Final = 1.5
-"""Of memcached's size classes, each of which gets a page of a megabyte, beyond the bound as well: with the default of
-1.25 there are twice as many, which of small bounds is most of what memcached takes."""
+"""Growth factor of memcached's size classes. Each class gets a page of a megabyte, also beyond the memory bound. With
+the default of 1.25 there are twice as many classes, and under a small bound they take most of the memory."""
 _START_SECONDS: Final = 10.0
 _STOP_SECONDS: Final = 5.0
 _PROBE_PAUSE_SECONDS: Final = 0.02
@@ -51,7 +51,7 @@ class ServerProgram:
     arguments: Callable[[int, int], list[str]]
     """The arguments for a port and megabytes of cache; 0 for a server that is no cache."""
     answers: Callable[[int], Awaitable[bool]]
-    """Tells whether a server answers at a port."""
+    """Returns whether a server answers at a port."""
     substitute: str = ""
     """The name of a program with the same arguments and protocol, which is used where this one is missing."""
 

@@ -196,7 +196,7 @@ class RegionCluster:
         )
 
     async def tailers_have_begun(self) -> bool:
-        """Tell whether all tailers have begun: one without a position invalidates its region, and once more when all
+        """Return whether all tailers have begun: one without a position invalidates its region, and once more when all
         rows are visible."""
         for region in self.topology.regions:
             stats = [await server_stats(self.cluster.admin(leader.name)) for leader in region.leaders.servers]

@@ -74,7 +74,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     """Latency of an operation; the median of the rounds' values, as is ``p99_us``."""
     p99_us: float
     server_cpu_us: float
-    """Per query, of all server processes that the contestant keeps busy."""
+    """CPU time per query of all server processes that the contestant keeps busy."""
     client_cpu_us: float
     yardstick: str | None = None
     rate_ratio: float | None = None

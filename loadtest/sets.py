@@ -44,9 +44,9 @@ _SHARDS: Final = 8
 _FEW: Final = 300
 _CACHED: Final = 6_000
 _COMMON: Final = 10
-"""Of the cached lists, one edge in so many is in both."""
+"""One edge in this many of the cached lists is in both."""
 _COMMON_LONG: Final = 100
-"""Of the long lists, one edge in so many is in both."""
+"""One edge in this many of the long lists is in both."""
 _UNION: Final = 1_000
 _TOY_UNION: Final = 50
 _UNION_EDGES: Final = 20

@@ -170,7 +170,7 @@ async def checked(
         message.for_fill = False  # a client asks, and no cache
         answer = await ask(pb.Request(topology_version=topology_version, read=message), _TIMEOUT_SECONDS)
         values = answer.read.values
-        # By slot: what the follower has evicted meanwhile comes in a later part of the answer.
+        # Values are found by slot, because those that the follower evicted meanwhile come in a later part.
         by_slot = dict(zip(answer.read.slots or range(len(values)), values, strict=True))
         for slot, query in enumerate(queries[index] for index in order):
             found = _found(query, by_slot[slot]) if slot in by_slot else answer.read.errors

@@ -41,7 +41,7 @@ Ranking = list[tuple[int, int]]
 
 
 class Hops(NamedTuple):
-    """Somebody, the fan-out, all lists by id1, and the expected ranking."""
+    """The node ``me``, its fan-out, all lists by id1, and the expected ranking."""
 
     me: int
     fan_out: int

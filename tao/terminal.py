@@ -125,7 +125,7 @@ LINE_SECONDS: Final = 5.0
 
 
 class WaitDisplay:
-    """Shows what a command waits for: a spinner on a terminal, a line for each step elsewhere. A context manager."""
+    """Shows what a command waits for: a spinner on a terminal, else a line for each step. A context manager."""
 
     def __init__(self) -> None:
         self._status: Status | None = None
@@ -176,7 +176,7 @@ class Counting:
 
 
 class LoadDisplay:
-    """Shows the progress of a load: a bar on a terminal, elsewhere a line every few seconds. A context manager.
+    """Shows the progress of a load: a bar on a terminal, else a line every few seconds. A context manager.
 
     ``progress``: what was shown or would have been shown last; None before the first."""
 

@@ -371,7 +371,7 @@ def _measured(storm: StormOptions, watch: _Watch) -> dict[str, Any]:
     ``tier_away_seconds`` is the time from when the first follower is stopped, or disappears from a running cluster,
     until the last one is ready; ``recovery_seconds`` is None when the run was too short. Figures of the database and
     the leaders are per second, before the restart and in the worst second after it; ``database_selects_extra`` are the
-    SELECTs in excess of the former rate. Those of a running cluster's database, which cannot be queried, are None.
+    SELECTs in excess of the former rate, None for the database of a running cluster, which cannot be queried.
     ``read_ms`` has the latencies of the whole run, which count from the intended start."""
     result = watch.result
     assert result is not None

@@ -35,7 +35,7 @@ _PEACE_SECONDS: Final = 4.0
 """The longest time between two faults."""
 _WELL_SECONDS: Final = 240.0
 _AROUND_SECONDS: Final = 600.0
-"""For what comes before the load and after it: the cluster's start, the last fault's healing, the comparison."""
+"""Time limit for the steps before and after the load: the cluster's start, the last fault's healing, the comparison."""
 _ALLOWED_SHARE: Final = 5e-6
 """Share of all reads that may fail without an explanation: what the paper saw in ninety days."""
 ZEROS: Final = (

@@ -49,7 +49,7 @@ time it is (`tao.journal.leader_clocks`), and this process may get to run as muc
 _TIMEOUT_SECONDS: Final = 10.0
 _PEACE_SECONDS: Final = 1.0
 _AROUND_SECONDS: Final = 900.0
-"""For what comes before the cut and after it."""
+"""Time limit for the steps before and after the cut."""
 _WELL_SECONDS: Final = 240.0
 _APPLIED_SECONDS: Final = 300.0
 _LOOK_SECONDS: Final = 0.5

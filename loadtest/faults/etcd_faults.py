@@ -44,14 +44,14 @@ from tao.topology.stores import EtcdConnections, open_topology
 
 _ETCD: Final = "etcd"
 _AWAY_SECONDS: Final = 12.0
-"""Twice as long as a lease lasts."""
+"""Time for which etcd is away: twice as long as a lease lasts."""
 _TOY_AWAY_SECONDS: Final = 2.0
 _CUT_SECONDS: Final = 2.5
 """How long a region is cut off. Its masters have no replica within reach, so they close when their leases end."""
 _WELL_SECONDS: Final = 240.0
 _AROUND_SECONDS: Final = 600.0
 _SEEN_SECONDS: Final = 60.0
-"""For every server to use a new document."""
+"""Time in which every server has to use a new document."""
 _LOOK_SECONDS: Final = 0.2
 _CHANGES: Final = 3
 """Changes of the topology that a cut region or a restored etcd does not have."""

@@ -32,7 +32,7 @@ _SLOW_RTT_MS: Final = 400.0
 _FALTERS_SECONDS: Final = 0.2
 _LOOK_SECONDS: Final = 0.1
 _PROMOTION_SECONDS: Final = 60.0
-"""For a lost master to be replaced: eight seconds, and much patience with a busy machine."""
+"""Time in which a lost master has to be replaced: eight seconds, and much patience with a busy machine."""
 MASTER_LOST: Final = frozenset({"master_kill", "master_stop"})
 """Kinds of faults that take a database's master away."""
 LEADER_KILL: Final = "leader_kill"

@@ -76,16 +76,16 @@ _SETTLE_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 0.5
 _SETTLED_LOOK_SECONDS: Final = 0.1
 _SETTLED_READ_SECONDS: Final = 0.5
-"""For one look: a read that waits for its deadline would find the inverse seconds late."""
+"""Time limit for one look: a read that waits for its deadline would find the inverse seconds late."""
 _PAIR_WRITERS: Final = 8
 """Edges between regions that are written just before a cut, each by a writer of its own. A writer spends half of its
 time between the commits of both ends."""
 _PAIRS_DRAWN: Final = 1_000
-"""Of two ends drawn at random, a quarter are such an edge; none are when all masters are in one region."""
+"""Pairs of ends that are drawn: a quarter are such an edge, and none when all masters are in one region."""
 _PAIR_SECONDS: Final = 5.0
 """The most that each of them gets for its first write before the line is cut."""
 _ROOM_SECONDS: Final = 30.0
-"""For writes of all shards to go on after a fault that has stopped them."""
+"""Time in which writes of all shards have to go on after a fault that has stopped them."""
 _ALL_EDGES: Final = 6_000
 """More edges than any list here has."""
 _BATCH: Final = 12
@@ -107,7 +107,7 @@ class Demand(StrEnum):
 
 _OF_EITHER_END: Final = (Demand.PLAIN, Demand.TOKEN)
 """Demands that are made at the far end of an edge, too. Without a token, critical reads and reads with a bound on
-staleness tell the truth of the list's own rows, in which a pending inverse is missing."""
+staleness return the list's own rows, in which a pending inverse is missing."""
 DEMANDS: Final = (*[Demand.PLAIN] * 85, *[Demand.CRITICAL] * 4, *[Demand.TOKEN] * 7, *[Demand.BOUNDED] * 4)
 
 
@@ -136,7 +136,7 @@ class Key:
     pending_number: int = 0
     """The number of the last write that was acknowledged with its inverse pending, until that is settled."""
     rests_until: float = 0.0
-    """When a write of unknown outcome can be settled, in seconds of the run; 0 when none waits."""
+    """The time at which a write of unknown outcome can be settled, in seconds of the run; 0 when none waits."""
 
     @property
     def rests(self) -> bool:
@@ -158,7 +158,7 @@ class Reader:
     seen: dict[int, tuple[int, float]] = field(default_factory=dict)
     """Number of the write seen last, and when, by the place of its key."""
     pending_at: dict[int, float] = field(default_factory=dict)
-    """When a write of this client last had an inverse pending, by the place of its key."""
+    """Place of a key → the time at which a write of this client last had an inverse pending."""
 
     def reads_master(self, place: int, now: float) -> bool:
         """Return whether the graph reads the key's far end from its master: it knows that its own write was pending
@@ -515,7 +515,7 @@ class RecordedLoad(ClientLoad):
         far, atype = (
             (key.other, "liked_by") if key.kind is KeyKind.EDGE else (key.ends[write.number - 1], "followed_by")
         )
-        # Not of a client that attaches its own writes: that would have the pair settled first.
+        # A client that attaches its own writes would have the pair settled first, so it does not read here.
         readers = [each for each in self._readers if not each.attaches]
 
         async def value(reader: Reader, demanded: Consistency) -> int | None:

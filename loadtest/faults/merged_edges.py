@@ -34,12 +34,12 @@ FAR_TYPE: Final = "subscribers"
 _ENDS_PER_SHARD: Final = 2
 _OTHERS_PER_NODE: Final = 4
 _LATE_US: Final = 20_000_000
-"""Operations are up to so late: they overtake each other by more than any fault lasts."""
+"""The most by which operations are late: they overtake each other by more than any fault lasts."""
 _PAUSE_SECONDS: Final = 0.5
 _PATIENT_SECONDS: Final = 300.0
-"""For one operation to be acknowledged: longer than the longest fault and the time until all is well again."""
+"""Time limit for one operation: longer than the longest fault and the time until all is well again."""
 _JOBS_SECONDS: Final = 240.0
-"""For all jobs to end when nothing fails any more. The job of a killed worker waits for the end of its lease."""
+"""Time in which all jobs have to end after the last fault. The job of a killed worker waits for its lease to end."""
 _LIST_EDGES: Final = 60
 JOB_KINDS: Final = ("each_edge", NODE_STATE_KIND)
 

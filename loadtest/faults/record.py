@@ -26,7 +26,7 @@ from tao.model.errors import StaleRead, TaoError
 _NEED_THE_MASTER: Final = frozenset({"critical", "token", "max_staleness"})
 """Demands that cannot be met without the key's master database."""
 AFTERMATH_SECONDS: Final = 5.0
-"""After a master or the line is back, until all servers have found it: a probe's interval, and a busy machine."""
+"""Time until all servers have found a master or line that is back: a probe's interval, and a busy machine."""
 
 
 class Fault(msgspec.Struct, kw_only=True):
@@ -38,22 +38,22 @@ class Fault(msgspec.Struct, kw_only=True):
     database: str = ""
     """The database whose master it took."""
     healing: float = 0.0
-    """When its healing began."""
+    """The time at which its healing began."""
     mended: float = 0.0
-    """When the process, the master or the line was back."""
+    """The time at which the process, the master or the line was back."""
     healthy: float = 0.0
-    """When the whole cluster was healthy again."""
+    """The time at which the whole cluster was healthy again."""
     unwritten: set[int] = set()
     """The shards whose writes are waited for, and of which no write that began later has been acknowledged."""
     unwritten_since: float = 0.0
-    """When that waiting began: for the shards that a killed leader led with its death, for all shards when there is
-    room on a full disk again."""
+    """The time at which the waiting for ``unwritten`` began: at the death of the leader that led these shards, or, for
+    all shards, when there was room on a full disk again."""
     written: float = 0.0
-    """When there were no such shards any more."""
+    """The time from which there were no ``unwritten`` shards any more."""
     splits_masters: bool = False
-    """Of a cut line: whether there are masters on both sides of it, so that inverses can be left pending."""
+    """Whether a cut line has masters on both sides, so that inverses can be left pending."""
     far_end_reads_while_pending: int = 0
-    """Of a cut line, while it lasted: reads of far ends that had to see a write whose inverse was pending."""
+    """Reads of far ends, while a line was cut, that had to see a write whose inverse was pending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Whereabouts:
 
 
 def excuses(fault: Fault, read: FailedRead) -> bool:
-    """Tell whether a read has to fail while this fault lasts."""
+    """Return whether a read has to fail while this fault lasts."""
     where = read.where
     if fault.mended and read.seconds > fault.mended + AFTERMATH_SECONDS:
         return False
@@ -86,7 +86,7 @@ class PendingInverse(msgspec.Struct, kw_only=True):
 
     acknowledged: float
     settled: float = 0.0
-    """When the far end's own rows showed the write; 0 as long as they have not."""
+    """The time at which the far end's own rows showed the write; 0 as long as they have not."""
 
 
 _KEPT_EVENTS: Final = 2_000
@@ -142,7 +142,7 @@ class RunRecord:
         self.far_end_reads = 0
         """Reads of an edge in the list of its other end."""
         self.far_end_reads_pending = 0
-        """Those of them that had to see a write whose inverse was pending."""
+        """The ``far_end_reads`` that had to see a write whose inverse was pending."""
         self.lost = 0
         self.refused: Final = Counter[str]()
         self.unknown: Final = Counter[str]()
@@ -186,7 +186,7 @@ class RunRecord:
     def failed_read(self, failed: FailedRead) -> None:
         """Record a read that was answered with an error."""
         self.failed_reads += 1
-        # By when it began: one that was sent a moment before a fault, or answered after it, met it all the same.
+        # The times of the read decide: one that was sent a moment before a fault, or answered after it, met it too.
         met = [fault for fault in self.faults[-8:] if fault in self.active or fault.healthy >= failed.seconds]
         if met:
             failed.fault = "+".join(sorted({fault.kind for fault in met}))

@@ -180,7 +180,7 @@ async def open_client(address: str, credentials: Credentials) -> Session:
 
 
 async def flood(session: Session, object_id: int) -> list[str]:
-    """Send 126,000 critical reads, which no cache answers and which join no other, and return what became of each of
+    """Send 126,000 critical reads, which no cache answers and which join no other, and return the outcome of each of
     126 requests: ``answered``, or the reason of its failure."""
     request = pb.Request(read=pb.ReadBatch(obj_ids=[object_id] * FLOOD_READS, critical=True))
 

@@ -173,7 +173,7 @@ class AttackJob(msgspec.Struct, frozen=True, kw_only=True):
     attacks: list[str]
     ports: Ports
     token: str
-    """Of the client that floods."""
+    """The token of the client that floods."""
     rounds: int
     seconds: float
     """The length of one turn."""

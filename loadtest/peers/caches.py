@@ -34,7 +34,7 @@ _CONNECTION_SECONDS: Final = 60
 _LEASE_MS: Final = 2_000
 _LEASE_SECONDS: Final = 2
 _GLIDE_TIMEOUT_MS: Final = 10_000
-"""As for the other clients: the default of a quarter of a second would fail requests of a slow moment."""
+"""The time limit of the other clients: the default of a quarter of a second would fail requests of a slow moment."""
 _GLIDE_INFLIGHT: Final = 10_000
 _PLACEHOLDER: Final = b"\x00lease"
 """The first byte of a value says what kind of value it is; this one says that a client is fetching it."""

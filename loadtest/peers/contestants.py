@@ -68,7 +68,7 @@ class Sampling:
         """Operation and first id → whether the follower had the latest such answer in memory."""
         self._looked_at = 0
         self.trace: Trace | None = None
-        """None while answers are no part of the sample."""
+        """Records sampled answers; None while answers are not sampled."""
 
     @contextmanager
     def going_on(self) -> Iterator[None]:

@@ -129,7 +129,7 @@ def _peer_figure(kind: str, figure: Figure, rounds: Sequence[Round]) -> PeerFigu
     hits, joined, misses, in_follower = whole
     has_cache = of_tao or figure.contestant in LOOKASIDES
     queries = figure.operations * figure.queries_per_operation
-    reads, tells = max(1, hits + joined + misses), has_cache and figure.queries_per_operation == 1
+    reads, has_hit_rate = max(1, hits + joined + misses), has_cache and figure.queries_per_operation == 1
     first_reads = [each.counts["first_reads"] for each in rounds if "first_reads" in each.counts]
     latencies = sorted(chain.from_iterable(each.samples.ordered() for each in rounds))
     failed: Counter[str] = Counter()
@@ -138,7 +138,7 @@ def _peer_figure(kind: str, figure: Figure, rounds: Sequence[Round]) -> PeerFigu
     return PeerFigure(
         **msgspec.structs.asdict(figure),
         kind=kind,
-        rounds_hit_rate=[each.hit_rate for each in counts] if tells else [],
+        rounds_hit_rate=[each.hit_rate for each in counts] if has_hit_rate else [],
         rounds_p99_us=[percentile(each.samples.ordered(), 0.99) * MICRO for each in rounds],
         quantiles_ms={f"{each:g}": 1000 * percentile(latencies, each / 100) for each in _PERCENTS},
         total_cpu_us=figure.server_cpu_us + figure.client_cpu_us,
@@ -150,11 +150,11 @@ def _peer_figure(kind: str, figure: Figure, rounds: Sequence[Round]) -> PeerFigu
         hits=hits,
         joined=joined,
         misses=misses,
-        hit_rate=whole.hit_rate if tells else None,
-        joined_share=joined / reads if tells else None,
-        follower_hit_rate=in_follower / reads if tells and of_tao else None,
+        hit_rate=whole.hit_rate if has_hit_rate else None,
+        joined_share=joined / reads if has_hit_rate else None,
+        follower_hit_rate=in_follower / reads if has_hit_rate and of_tao else None,
         # Not every first read asks the database: a tao server that has a list's count knows when the list is empty.
-        first_read_share=min(1.0, sum(first_reads) / misses) if tells and first_reads and misses else None,
+        first_read_share=min(1.0, sum(first_reads) / misses) if has_hit_rate and first_reads and misses else None,
         hit_ms=_summary(rounds, Source.HIT),
         miss_ms=_summary(rounds, Source.MISS, Source.JOINED),
     )

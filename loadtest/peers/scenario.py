@@ -69,7 +69,7 @@ class PeersOptions(options.Options):
     warm_seconds: float = options.WARM_SECONDS.default(240.0, help="Most seconds of warming, all caches together.")
     data_per_pool: float = options.DATA_PER_POOL.default(0.0)
     disk_operations: int = options.DISK_OPERATIONS.default(3_000)
-    """Of a networked disk of the cloud, as it comes."""
+    """The operations of a networked disk of the cloud at its default size."""
     only: tuple[str, ...] = options.CONTESTANT.default((), choices=CONTESTANTS)
     shapes: tuple[str, ...] = options.SHAPE.default((), choices=SHAPES)
     stale: bool = options.STALE.default(True)

@@ -60,7 +60,7 @@ class DatabaseReport(msgspec.Struct, frozen=True, kw_only=True):
     data_io: str
     """How it reads and writes them."""
     limits: AppliedLimits | None
-    """None where everything fits."""
+    """What was limited; None where everything fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,7 +80,7 @@ async def warmed(windows: Mapping[str, Window], bounds: WarmBounds, report: Call
 
 
 def is_steady(hit_rates: Mapping[str, Sequence[float]]) -> bool:
-    """Tell whether there are caches, and no cache's last window was more than `RISE` better than its best before."""
+    """Return whether there are caches, and no cache's last window was more than `RISE` better than its best before."""
     return bool(hit_rates) and all(
         len(rates) > 1 and rates[-1] <= max(rates[:-1]) + RISE for rates in hit_rates.values()
     )

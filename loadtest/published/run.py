@@ -47,9 +47,9 @@ class RunOptions(options.Options):
 
     workload: str = options.WORKLOAD.default("tao_atc13", choices=workload_names())
     nodes: int = options.NODES.default(40_000, toy=600)
-    """With the published degrees there are five times as many edges, each with its inverse."""
+    """Nodes of the graph. With the published degrees it has five times as many edges, each with its inverse."""
     cache_share: float = options.CACHE_SHARE.default(0.2)
-    """The overhead of each cached entry is part of it."""
+    """The size of each cache, which includes the overhead of each cached entry."""
     followers: int = options.FOLLOWERS.default(1, toy=1)
     processes: int = options.PROCESSES.default(1, toy=2)
     awaiters: int = options.AWAITERS.default(64, toy=8)

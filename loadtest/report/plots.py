@@ -234,7 +234,7 @@ def _peers(measured: Measured) -> Figure:
         shares = {name: [100 * rate for rate in each["rounds_hit_rate"]] for name, each in of.items()}
         by_round = {name: enumerate(some, 1) for name, some in shares.items()}
         _lines(hits, by_round, ".-", xlabel="round", ylabel="reads without the database, %")
-        # Of batches it is not counted.
+        # The hit rate of batches is not counted.
         hits.set_visible(any(shares.values()))
     return figure
 
@@ -253,7 +253,7 @@ _FIGURES: Final[dict[str, Callable[[Measured], Figure]]] = {
 
 
 def has_drawing(scenario: str) -> bool:
-    """Tell whether there is a drawing of a scenario's figures."""
+    """Return whether there is a drawing of a scenario's figures."""
     return scenario in _FIGURES
 
 

@@ -1,7 +1,7 @@
 """What needs real databases: a development cluster of two regions, a database of many shards, and 70 ms a commit.
 
 Commits wait for the other region's replica (semi-synchronous replication), so the round trip is the time of a commit.
-The cluster has two leaders in each region, of which one is lost on the way: what one leader and two leaders send tells
+The cluster has two leaders in each region, of which one is lost on the way: what one leader and two leaders send shows
 how proofs of freshness grow with the leaders.
 """
 
@@ -36,7 +36,7 @@ from tao.runtime.admin_client import admin_get
 
 _RTT_MS: Final = 70.0
 _START_RTT_MS: Final = 0.1
-"""Until all tables are made: each of them is a commit."""
+"""The round trip until all tables are made: each of them is a commit."""
 _TAILER: Final = f"{MASTER}-tailer-1"
 _KEPT: Final = f"{MASTER}-leader-1"
 _LOST: Final = f"{MASTER}-leader-2"
@@ -77,18 +77,18 @@ class ClusterFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Statements of the only leader, while idle, that were looked at: all but commits, which wait for the other
     region."""
     longest_statement_bytes: int
-    """Of those."""
+    """The size of the longest of ``idle_statements``."""
     slowest_statement_ms: float
     lost_leader_detected_seconds: float
     taken_of_lost_leader: int
     taken_of_lost_leader_seconds: float
-    """From the mark until the other leader owned its shards."""
+    """Time from the mark until the other leader owned its shards."""
     takeover_seconds: float
-    """From the start of the only leader until it owned all shards."""
+    """Time from the start of the only leader until it owned all shards."""
     promotion_detected_seconds: float
     promotion_seconds: float
     writes_again_seconds: float
-    """From the loss of the master until a write was acknowledged."""
+    """Time from the loss of the master until a write was acknowledged."""
 
     def relays_per_leader(self, leaders: int) -> float:
         """Return how many relays a second a leader gets of an idle database, if they grow as from one to two."""

@@ -30,7 +30,7 @@ class ScaleFigures:
     shape: InstallationShape
     parse: dict[str, Measured] = field(default_factory=dict)
     client: list[Measured] = field(default_factory=list)
-    """Of connecting, and of the next topology document."""
+    """What a client uses to connect, and to take the next topology document."""
     cold_start: dict[str, Measured] = field(default_factory=dict)
     follower: dict[str, RoleFigures] = field(default_factory=dict)
     leader: dict[str, RoleFigures] = field(default_factory=dict)

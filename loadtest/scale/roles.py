@@ -45,14 +45,14 @@ WRITES_PER_SECOND: Final = 1_000
 _PROOFS_PER_SECOND: Final = 300
 """Deliveries of proofs to the measured follower: more than an idle installation needs, so that their cost shows."""
 _RELAY_SECONDS: Final = 1.0
-"""Between two relays of one stub tailer."""
+"""Pause between two relays of one stub tailer."""
 _WRITE_RELAY_SECONDS: Final = 0.1
 _LOOK_SECONDS: Final = 0.25
-"""Between two looks at a server's `/stats`, which cost it something, too."""
+"""Pause between two looks at a server's `/stats`, which cost it something, too."""
 _QUIET_SECONDS: Final = 1.5
 """Longer than a stub tailer waits for its next relay, whose answer says what the leader wants."""
 _REPETITIONS: Final = 3
-"""Of each change; the median is reported."""
+"""Repetitions of each change; the median is reported."""
 _PATIENCE_SECONDS: Final = 30.0
 """A server that has not settled by then may never do so, and is taken for what it has done so far."""
 
@@ -63,8 +63,8 @@ class ChangeCost(msgspec.Struct, frozen=True, kw_only=True):
     cpu_seconds: float
     """The median of the repetitions; ``settled_seconds`` likewise."""
     settled_seconds: float
-    """From the new document until the server had done everything about it; all the time that it was given, if it has
-    not."""
+    """Time from the new document until the server had done everything about it; all the time that it was given, if it
+    has not."""
     moved: int
     """The server's shards whose assignment has changed, of all repetitions; ``touched`` likewise."""
     touched: int
@@ -99,13 +99,13 @@ class RoleFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     resident_mb: float
     base_share: float
-    """Without proofs and changes."""
+    """The share without proofs and changes."""
     proof_seconds: float
     """CPU time of one delivery of proofs at a follower; of one relay, and all deliveries it causes, at a leader."""
     deliveries_per_proof: float = 0.0
     """At a leader: deliveries of proofs to one subscriber for each relay."""
     writing_share: float = 0.0
-    """Under a thousand changes a second, beyond the base."""
+    """The share beyond the base under a thousand changes a second."""
     changes: dict[str, ChangeCost] = {}
 
 

@@ -41,7 +41,7 @@ from tao.wire.v1 import session_pb2 as pb
 _PARTS: Final = ("parse", "cold start", "follower", "leader", "tailer", "cluster")
 _CLUSTER_SHARDS: Final = 1_000
 _REPETITIONS: Final = 5
-"""Of parsing and of cold starts; the best is reported, since other work on the machine only adds to it."""
+"""Repetitions of parsing and of cold starts; the best is reported, since other work on the machine only adds to it."""
 _MOST_SECONDS: Final = 1_500.0
 _TOY_SHAPE: Final = InstallationShape(shards=120, leaders=4, databases=4)
 

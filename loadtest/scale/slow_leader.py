@@ -49,7 +49,7 @@ _NOW_MS: Final = 1_700_000_000_000
 _LOOK_SECONDS: Final = 0.02
 _PATIENCE_SECONDS: Final = 60.0
 _WAIT_SECONDS: Final = 15.0
-"""For the last changes to arrive; what has not arrived then is as late as that."""
+"""Time limit for the last changes to arrive; what has not arrived then counts as late as that."""
 
 
 class SlowLeaderFigures(msgspec.Struct, frozen=True, kw_only=True):

@@ -42,7 +42,7 @@ _FOLLOWER: Final = SubscriptionSettings()
 _TIMEOUT_SECONDS: Final = 10.0
 _SESSION: Final = SessionSettings(connect_timeout_seconds=_TIMEOUT_SECONDS)
 _NEXT_SECONDS: Final = 0.5
-"""From a client's watch to the document that it brings."""
+"""Time from a client's watch to the document that it brings."""
 _DATA: Final = bytes(200)
 _EPOCH_MS: Final = 1_700_000_000_000
 
@@ -297,7 +297,7 @@ class StubTailer:
         self._number = 1
         self._wanted: list[Span] = []
         self._sent: Final[dict[int, int]] = {}
-        """Up to where each shard has been relayed."""
+        """Shard → the number up to which it has been relayed."""
 
     async def open(self, address: str) -> Session:
         """Connect. Raises `TaoError`."""

@@ -20,7 +20,7 @@ from tao.schema.plain_data import STRICT, DocumentKind, Path, parse_yaml, valida
 
 ACCESS: Final = DocumentKind("access document", AccessError)
 ALL: Final = "all"
-"""In place of a list of types: all of them, also those that the schema gets later."""
+"""Stands in place of a list of types for all of them, also for those that the schema gets later."""
 
 
 class Operation(StrEnum):
@@ -29,11 +29,11 @@ class Operation(StrEnum):
     READ = "read"
     WRITE = "write"
     CRITICAL = "critical"
-    """To read the master; the types have to be among those of ``read``, too."""
+    """Critical reads, of the master; the types have to be among those of ``read``, too."""
     WATCH = "watch"
-    """To be told of changes of topology and schema, in a series; it needs all types."""
+    """Watching for changes of topology and schema, in a series; it needs all types."""
     ADMINISTER = "administer"
-    """What the commands of operators do to servers."""
+    """The requests that commands of operators send to servers."""
 
 
 def _type_names(value: object) -> tuple[str, ...] | Literal["all"]:
@@ -74,7 +74,7 @@ class BudgetEntry(_Entry):
     """What the misses, critical reads and writes of each caller may cost one follower, in units of cost."""
 
     units_under_way: Units | None = None
-    """At once; what is more waits."""
+    """Units under way at the same time; further requests wait."""
     units_per_second: Units | None = None
     """Requests of a caller that has spent more are refused."""
 

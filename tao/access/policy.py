@@ -52,7 +52,7 @@ class Rights:
     min_staleness_ms: int
     budget: Budget | None
     reads_all: bool
-    """No read of this caller has to be looked at."""
+    """The caller may read everything, so its reads need no check."""
 
     def of(self, operation: Operation) -> Grant:
         """Return the types for which the caller may do an operation."""

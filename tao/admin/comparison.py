@@ -10,7 +10,7 @@ from typing import Final, Generic, TypeVar
 from tao.model.errors import TaoError
 
 MAX_FINDINGS: Final = 1_000
-"""So many wrong items are described; further ones are only counted."""
+"""The most wrong items that are described; further ones are only counted."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -42,12 +42,12 @@ REQUIRED_OPTIONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class JournalFacts:
-    """What a follower says of its journal."""
+    """The state of a follower's journal, as its admin port reports it."""
 
     oldest_seconds: float = 0.0
     """Age of the oldest accepted write that is not made."""
     is_late: bool = False
-    """That age is above the follower's ``journal.alarm_seconds``."""
+    """Whether ``oldest_seconds`` is above the follower's ``journal.alarm_seconds``."""
     parked: int = 0
     lost: int = 0
     """Rows and files that could not be read, and are set aside."""
@@ -71,7 +71,7 @@ class ServerFacts:
     clock_ahead_seconds: float | None = None
     """How far its clock is ahead of the clock of this machine."""
     journal: JournalFacts | None = None
-    """Of a follower that keeps one."""
+    """The journal of a follower that keeps one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -365,7 +365,7 @@ async def drain_replica(
         stats = await figures(topology)
         late = [who for who, each in stats.items() if each.get("topology_version", 0) < topology.version]
         found = [f"{who} to notice topology {topology.version}" for who in late]
-        found += [f"{who} to read elsewhere" for who, each in stats.items() if each.get("reads_from") == name]
+        found += [f"{who} to read another server" for who, each in stats.items() if each.get("reads_from") == name]
         async with replicas.session(region) as session:
             busy = await _statements(session, replicas.statement_deadline())
         if busy:

@@ -22,7 +22,8 @@ from tao.wire.links import Links
 from tao.wire.v1 import session_pb2 as pb
 
 SHARDS_PER_CALL: Final = 1_000
-"""So many shards take a server's event loop some ten milliseconds, in which it answers no request."""
+"""The most shards of one request. They take a server's event loop some ten milliseconds, in which it answers no other
+request."""
 
 CALL_SECONDS: Final = 10.0
 

@@ -21,7 +21,7 @@ from tao.storage.scans import FIRST_EDGE, FIRST_LIST, Scans
 
 PAGE_ROWS: Final = 2_000
 ROWS_AT_ONCE: Final = 8
-"""So many rows are read again concurrently, as many as a pool has connections: the other region may be far away."""
+"""Rows that are read again concurrently, as many as a pool has connections: the other region may be far away."""
 
 Key = tuple[int, ...]
 Page = Mapping[Key, object]

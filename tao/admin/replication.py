@@ -42,7 +42,7 @@ from tao.storage.session import DatabaseSession, open_session
 
 _STATEMENT_SECONDS = 10.0
 _LOCK_SECONDS = 10.0
-"""For the lock of a database: longer than it takes until a holder that hangs can be taken over."""
+"""Time limit for the lock of a database: longer than it takes until a holder that hangs can be taken over."""
 _WATCHER_START_SECONDS = 60.0
 _PAUSE_SECONDS = 0.05
 

@@ -64,7 +64,7 @@ _READER: Final = ReaderSettings(max_transaction_bytes=1 << 30)
 
 class MovePlan(msgspec.Struct, frozen=True, kw_only=True):
     """What a move would do. ``step``: where it would go on; ``about_bytes``: the source's estimate of its data;
-    ``free_bytes``: of the target's fullest disk, None when no server of the target tells."""
+    ``free_bytes``: of the target's fullest disk, None when no server of the target reports it."""
 
     shard: int
     source: str
@@ -256,7 +256,7 @@ class ShardMover:
             return (await data_bytes(session, [view.shard], deadline=self._deadline()))[view.shard]
 
     async def _free_bytes(self, database: Database) -> dict[str, int]:
-        """Return the free bytes of the disks of a database's servers, of those that answer and tell."""
+        """Return the free bytes of the disks of a database's servers, of those that answer and report them."""
         servers = self._moves.servers(database)
         found: dict[str, int] = {}
         for place, server in database.places.items():

@@ -4,7 +4,7 @@
 One process at a time does either. The tables of new shards are created before the topology names them. No master is
 replaced in between: the rows of the new shards name the masters, and a promotion changes only the rows of shards that
 the topology names. What an earlier run has left, which ended before it stored the topology, is brought up to date, or
-dropped where another number of shards puts it elsewhere.
+dropped where another number of shards puts it into another database.
 """
 
 from __future__ import annotations
@@ -155,7 +155,8 @@ async def _is_written(session: DatabaseSession, shard: int) -> bool:
 
 
 async def _drop(moves: ShardMoves, database: Database, shards: Sequence[int]) -> None:
-    """Drop empty shards that an earlier run has created here, and that this one creates elsewhere or not at all."""
+    """Drop empty shards that an earlier run has created here, and that this one creates in another database or not at
+    all."""
     if shards:
         async with moves.servers(database).session(database.master_region) as session:
             for shard in shards:

@@ -4,7 +4,7 @@ The package is pure and synchronous: time is passed in, nothing is awaited, logg
 plain call, and the whole package is tested against a naive dictionary with messages reordered, repeated and late.
 
 Versions decide everything: a floor per key holds the highest known version, whether or not the key is cached, and a
-fill below its floor is neither stored nor served. Where misses are fetched from is decided elsewhere.
+fill below its floor is neither stored nor served. The callers decide where misses are fetched from.
 
 Read from the top: `graph_cache` (called by the servers) → `shard` (how fills and changes enter) → `answers` and
 `splices` (pure functions on edge blocks), `version_floors`, `tables` (the entries and their memory) → `eviction`.

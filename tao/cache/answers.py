@@ -4,7 +4,7 @@ A cached block is a contiguous prefix of its list. It answers queries that lie w
 when it is complete. None means that the prefix cannot decide. Answers carry the list's version and count; their flags
 say ``PREFIX`` when they start at position 0 and ``COMPLETE`` when they are the whole list.
 
-Compiled where there is a compiler (`hatch_build.py`), and answered by the implementation in Python elsewhere.
+Compiled where there is a compiler (`hatch_build.py`); without one the implementation in Python answers.
 """
 
 from __future__ import annotations

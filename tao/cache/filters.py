@@ -183,7 +183,7 @@ class FilterTable:
 
 _NO_TABLES: Final[dict[int, FilterTable]] = {}
 _NO_BUILDS: Final[dict[int, FilterBuild]] = {}
-"""Those of a shard that has never had a filter. Never changed: the first one replaces them."""
+"""The empty tables and builds of a shard that has never had a filter. Never changed: the first one replaces them."""
 
 
 class ShardFilters:
@@ -261,7 +261,7 @@ class ShardFilters:
         if atype in self._tables:
             self._tables[atype].drop(id1)
 
-    def void(self, atypes: Iterable[int] | None = None) -> None:
+    def invalidate(self, atypes: Iterable[int] | None = None) -> None:
         """Drop the filters of these types, or of all types, and every build."""
         for build in list(self._builds.values()):
             self.give_up(build)
@@ -272,7 +272,8 @@ class ShardFilters:
 
     def retire_moved(self) -> None:
         """Drop the filters of types that a new schema puts into another arena."""
-        self.void([atype for atype, table in self._tables.items() if table.arena is not self._arenas.for_list(atype)])
+        for_list = self._arenas.for_list
+        self.invalidate([atype for atype, table in self._tables.items() if table.arena is not for_list(atype)])
 
 
 def _move(held: MembershipFilter, change: ListChange) -> bool:

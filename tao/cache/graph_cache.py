@@ -67,7 +67,7 @@ class GraphCache:
         self._shards: dict[int, CachedShard] = {}
         self._hits = Hits(self._shards, self._arenas.credit)
         self._last_shard_epoch = 0
-        # Of shards that are not open: raised by each change, which no version floor remembers.
+        # Shards that are not open → their epoch, raised by each change, which no version floor remembers.
         self._closed_epochs: dict[int, int] = {}
         self._old_overflows = 0
         self.denials = 0  # queries for edges that a membership filter answered, in full or in part
@@ -75,10 +75,10 @@ class GraphCache:
         self.dropped = 0  # entries dropped because a change or message could not be applied to their version
         self.not_kept = 0  # fills that were good but not cached, including values too large for their arena
 
-    def on_shrunk(self, tell: Callable[[int, int, int, int], None]) -> None:
-        """Call ``tell(id1, atype, before, left)`` when a change shrinks a cached prefix of a longer list from
+    def on_shrunk(self, listener: Callable[[int, int, int, int], None]) -> None:
+        """Call ``listener(id1, atype, before, left)`` when a change shrinks a cached prefix of a longer list from
         ``before`` to ``left`` edges."""
-        self._arenas.report_shrunk = tell
+        self._arenas.report_shrunk = listener
 
     def set_types(self, types: ArenaChoice) -> None:
         """Follow a new schema. Lists whose arena changed are dropped; new limits apply from the next change or fill

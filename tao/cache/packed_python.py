@@ -12,7 +12,7 @@ has its own.
 * 6 bytes: ``count (22 bits) | version counter (22) | version epochs behind the number's (4)``
 * 2 bytes: ``version counter (12) | version epochs behind (4)``, for count 0
 
-A value that does not fit (one list in millions) is for the caller to keep elsewhere: `PackedCounts.put` says so.
+A value that does not fit (one list in millions) is for the caller to keep: `PackedCounts.put` says so.
 
 **Buckets** have 8 ways: 8 keys, then 8 values, the most recently used first. A hit slides the others down; a new entry
 displaces the last. **Growth** is linear hashing: one bucket at a time is split in two, at most four for one entry, and

@@ -207,7 +207,7 @@ class PairBuild:
 
     @property
     def size_bytes(self) -> int:
-        """Return the memory of the scan and of the filter that comes of it, if any, in bytes."""
+        """Return the memory in bytes of the scan and of the filter that it builds, if any."""
         scanned = 8 * len(self._keys) + self._versions.size_bytes + _KEPT_BYTES * self._kept
         scanned += _UNCERTAIN_BYTES * (len(self._known) + len(self._uncertain))
         if self.id1:
@@ -328,7 +328,7 @@ class PairBuild:
 
 _NO_FILTERS: Final[dict[int, PairFilter]] = {}
 _NO_BUILDS: Final[tuple[PairBuild, ...]] = ()
-"""Those of a shard that has none. Never changed: the first one replaces them."""
+"""The empty filters and builds of a shard that has never had one. Never changed: the first one replaces them."""
 
 
 class ShardPairFilters:

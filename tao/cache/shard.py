@@ -104,7 +104,7 @@ class CachedShard:
         """Drop all tables. Time: the number of tables, regardless of their size."""
         for table in self.tables():
             table.retire()
-        self.filters.void()
+        self.filters.invalidate()
         self.pairs.discard()
 
     def bump(self, shard_epoch: int) -> None:
@@ -121,7 +121,7 @@ class CachedShard:
                 table.retire()
             self.lists.pop(atype, None)
             self.counts.pop(atype, None)
-        self.filters.void(atypes)
+        self.filters.invalidate(atypes)
         self.pairs.discard(atypes)
         # Absent objects have no type and lie in the default arena. They may be of one of these types.
         for name in {self._arenas.for_object(otype).name for otype in (0, *otypes)} if otypes else ():

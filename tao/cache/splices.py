@@ -27,8 +27,8 @@ from tao.model.graph import Edge
 _HEADER = struct.Struct("<QQII")
 _U64 = struct.Struct("<Q")
 _TABLE_EDGES = 32
-"""From so many edges of a change on, their ids are looked up in a table of the block, which costs as much as 4 searches
-of 100 cached edges, and as 19 of 6,000."""
+"""Edges of a change from which their ids are looked up in a table of the block, which costs as much as 4 searches of
+100 cached edges, and as 19 of 6,000."""
 _Piece = tuple[int, int] | Edge  # edges start … stop-1 of the old block, or a new edge
 
 

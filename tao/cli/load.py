@@ -38,7 +38,7 @@ def load() -> None:
     """Load objects, edges and states of nodes from CSV files.
 
     The first line names the columns; a column with the name of a field of the type is loaded into it. Progress goes to
-    standard error: a bar on a terminal, elsewhere a line every five seconds.
+    standard error: a bar on a terminal, without one a line every five seconds.
 
     Ctrl-C and SIGTERM end a load after the batches that it has begun, and say where; the exit status is 130. The same
     command continues from there; repeated, it changes nothing. Rejected lines go to FILE.rejected.csv, with reasons;

@@ -51,8 +51,8 @@ def reader_login() -> ReaderLogin:
 def mastership_login() -> tuple[Location, SetAccounts]:
     """Return the place of the topology and the accounts that change replication.
 
-    Those of the development cluster when no file or its file is named, else the passwords in the environment. Raises
-    `OperatorError` when they are not set."""
+    These are the ones of the development cluster when no file or its file is named; else the passwords come from the
+    environment. Raises `OperatorError` when they are not set."""
     file: Location | None = given("file")
     if file is None or _is_development(file):
         from tao.devcluster.certificates import cluster_accounts

@@ -104,7 +104,7 @@ def _set_copies(plan: _Plan, wait_seconds: float) -> None:
                 "before": "serves" if name in cloning.before else "-",
                 "after": "serves" if name in cloning.after else "-",
             }
-            for name in dict.fromkeys((*cloning.before, *cloning.after, *cloning.told))
+            for name in dict.fromkeys((*cloning.before, *cloning.after, *cloning.extra_receivers))
         )
     if not cloning.is_nothing:
         ask(f"Do this in {path}?")

@@ -221,7 +221,7 @@ _document_argument = click.argument("document", type=click.Path(path_type=Path, 
 def export(document: Path, schema: Path | None, access: Path | None) -> None:
     """Write the topology, and what lies beside it in etcd, to files.
 
-    `tao topology import` stores them where they came from, or elsewhere."""
+    `tao topology import` stores them where they came from, or in another place."""
     place = topology_path()
     found = run(export_documents(place))
     written = {}

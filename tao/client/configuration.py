@@ -270,7 +270,7 @@ class ClientConfiguration:
         return next((each for each in drawn if not self._links.to(each).is_down), drawn[0])
 
     async def _fetch_both(self, server: CacheServer) -> None:
-        """Fetch the documents whose changes this process has no right to be told of."""
+        """Fetch the documents whose changes this process has no right to receive."""
         link, seconds = self._links.to(server), self._settings.timeout_seconds
         try:
             topology = await link.ask(pb.Request(get_topology=pb.GetTopology(region=self.region)), seconds)

@@ -36,7 +36,8 @@ class Job:
         a job cannot be followed. Wait for the write with `receipt`."""
         self._row = row
         self.receipt: Final = receipt
-        """Of a job that a journal has accepted (`Graph.journaled`); it does not exist before that is made."""
+        """The receipt of a job that a journal has accepted (`Graph.journaled`). The job exists once the journal has
+        made the write."""
 
     @property
     def state(self) -> str:

@@ -65,7 +65,7 @@ _COPY_SECONDS: Final = 0.2
 _LOOK_SECONDS: Final = 1.0
 """Longest wait for a follower to say whether it has a copy of a write that another one has accepted."""
 _NEW_SHARD_SECONDS: Final = 2.0
-"""From learning of shards that were added until new objects are placed there: all servers have learned of them by then,
+"""Time from learning of added shards until new objects are placed there: all servers have learned of them by then,
 and so have the clients that are given the ids."""
 
 

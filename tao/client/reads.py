@@ -177,8 +177,8 @@ class ReadOperations(Operations):
         edges: Iterable[tuple[int, str, int]],
         **freshness: Unpack[Freshness],
     ) -> list[bool]:
-        """Do `assoc_exists` for each ``(id1, atype, id2)``, of which there may be 6,000. Those of one list cost least
-        when they follow each other. Raises `SomeFailed`."""
+        """Do `assoc_exists` for each ``(id1, atype, id2)``, of which there may be 6,000. The edges of one list cost
+        least when they follow each other. Raises `SomeFailed`."""
         consistency = from_keywords(**freshness) if freshness else None
         checked = build_each(self._builder.exists, edges, 3, 3)
         if len(checked) > MAX_ID2_SET:

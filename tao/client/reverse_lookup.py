@@ -3,7 +3,7 @@
 Whether Alice likes a page with a million fans stands in two lists: that of the page, of which servers cache the newest
 thousands, and that of Alice's likes, which is short, cached whole, and answers at once. For a type whose schema entry
 says ``reverse_lookup``, the query goes to the inverse lists, one query for each id2 with the same bounds, and beside
-them to the count of the list, which is always cached, because an answer tells the length of the list.
+them to the count of the list, which is always cached, because an answer contains the length of the list.
 
 The client learns from answers how long lists are: each says it, and a list longer than its type's limit is remembered
 as long. So the first query of a list goes to the list itself, and an id2 whose own list is long is looked up in reverse

@@ -14,7 +14,7 @@ from tao.wire.links import LinkSettings
 from tao.wire.tls import TlsFiles
 
 NOT_GIVEN: Final = object()
-"""The default of a setting's former name, which tells that it was left out."""
+"""The default of a setting's former name: it shows that the caller left it out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class CommittedMessages:
         self._kept: Final[OrderedDict[tuple[str, int, int], _Kept]] = OrderedDict()
         self._databases: Final[set[str]] = set()
         self._commits: Final[dict[str, dict[asyncio.Event, bool]]] = {}
-        # By database: what is set when a commit under way ends, and whether a relay has waited for it in vain.
+        # Database → what is set when a commit under way ends, and whether a relay has waited for it in vain.
         self.bytes = 0
         """Estimated size of the messages here."""
         self.entered = 0

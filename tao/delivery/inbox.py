@@ -72,7 +72,7 @@ class Inbox:
         self._positions: dict[int, Position] = {}
         self._proven_unix_ms: dict[int, int] = {}  # by shard, of proofs that it does not follow any more
         self._proofs: dict[str, _Proofs] = {}  # by leader
-        # Of the shards that a leader has confirmed: its proofs, and how many of them came before, and do not count.
+        # Shard that a leader has confirmed → its proofs, and how many of them came before, and do not count.
         self._joined: dict[int, tuple[_Proofs, int]] = {}
 
     def positions_for(self, shards: Iterable[int]) -> list[Position]:

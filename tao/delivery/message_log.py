@@ -2,8 +2,8 @@
 
 All streams share one memory budget. Messages are evicted in the order of their arrival, whatever their shard, so that
 old messages of a busy shard make room and those of an idle shard stay. Every message has a number of its own, so that
-a subscriber can tell from the length and the last number of a run whether a message is missing. What arrives together
-is held together: a commit under load has many messages of a shard, and each is appended and evicted twice.
+a subscriber sees from the length and the last number of a run whether a message is missing. What arrives together is
+held together: a commit under load has many messages of a shard, and each is appended and evicted twice.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class _HeldRun:
 class Stream:
     """The numbering of one shard's messages under one generation of ownership.
 
-    Messages ``first … last`` are still held (none when ``first == last + 1``), in ``runs``. ``first_numbers``: by the
-    identity of a held message the number of its first entry; an identity means nothing once the entry is evicted, and
+    Messages ``first … last`` are still held (none when ``first == last + 1``), in ``runs``. ``first_numbers``: the
+    identity of a held message → the number of its first entry; an identity means nothing once the entry is evicted, and
     leaves with it. ``coverage`` is the range of binlog positions that they cover."""
 
     __slots__ = (

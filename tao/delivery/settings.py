@@ -38,13 +38,13 @@ class DeliverySettings:
     """Subscribers of one leader. A leader serves the followers of its own region: tens to hundreds of servers."""
 
     proofs_seconds: float = 1.0
-    """Between two proofs to one subscriber, each of all databases: a subscriber of thirty leaders and thirty databases
-    receives thirty deliveries a second, and not nine hundred. The known staleness grows by up to this when heartbeats
-    of the databases do not arrive together."""
+    """Pause between two proofs to one subscriber, each of all databases: a subscriber of thirty leaders and thirty
+    databases receives thirty deliveries a second, and not nine hundred. The known staleness grows by up to this when
+    heartbeats of the databases do not arrive together."""
 
     gather_proofs_seconds: float = 0.2
-    """From the first new proof to its delivery: heartbeats of all databases are written at the same time, and arrive
-    within this, unless clocks or replication differ by more."""
+    """Time from the first new proof to its delivery: heartbeats of all databases are written at the same time, and
+    arrive within this, unless clocks or replication differ by more."""
 
     continue_seconds: float = 6.0
     """Time for the tailer to send what follows a subscriber's position, reading the binlog again if necessary. A tailer

@@ -40,8 +40,9 @@ _FORMAT: Final = 1
 _DROP_ROWS: Final = 1_000
 """The largest number of rows that one statement drops."""
 _PROOF_SECONDS: Final = 1.0
-"""From a proof to the job that stores it, with the others that came meanwhile: each idle database proves something once
-a second, and a commit is a sync of the disk. A proof that is lost costs a subscriber at most a replay by the tailer."""
+"""Time from a proof to the job that stores it, with the others that came meanwhile: each idle database proves something
+once a second, and a commit is a sync of the disk. A proof that is lost costs a subscriber at most a replay by the
+tailer."""
 
 
 @dataclass(slots=True)

@@ -36,8 +36,8 @@ Later = Callable[[float, Callable[[], None]], object]
 
 
 class Proof(NamedTuple):
-    """Up to where everything has been published: ``proven`` by ``(database, Unix milliseconds)``, and ``reached`` by
-    ``(source, transaction)``."""
+    """Says up to where everything has been published: ``proven`` by ``(database, Unix milliseconds)``, and ``reached``
+    by ``(source, transaction)``."""
 
     proven: tuple[tuple[str, int], ...]
     reached: tuple[tuple[str, int], ...]
@@ -166,7 +166,7 @@ class Subscription:
         self.continued = 0
         """Shards that continued by their position in the binlog, without a reset."""
         self.unacknowledged_bytes = 0
-        """Of all deliveries but those that only prove, which a subscriber acknowledges at leisure."""
+        """Size of the deliveries, without those that only prove, which a subscriber acknowledges at leisure."""
         self._unacknowledged_proofs = 0
         self._source = source
         self._deliver = deliver

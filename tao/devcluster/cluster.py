@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import msgspec
 
@@ -93,6 +93,8 @@ class DevCluster:
         self._record: ClusterRecord | None = None
         self._databases: dict[str, DatabaseInstance] = {}
         self._servers: dict[str, ManagedProcess] = {}
+        # Until the end, so that no other cluster picks the port of a server that is down.
+        self._reserved: Final = ExitStack()
 
     @classmethod
     def attached(cls, state_dir: Path, on_progress: Callable[[str], None] = lambda _: None) -> Self:
@@ -208,20 +210,19 @@ class DevCluster:
                 former = await self._cleared()
             shape = _checked_shape(settings.shape or (former.shape if former else Shape()), former, folder.path)
             schema, schema_text = choose_schema(folder, settings.schema_file)
-            with ExitStack() as reservations:
-                record = self._planned(shape, former, reservations)
-                if former is None:
-                    folder.create()
-                    folder.lock()
-                    if folder.read() is not None:
-                        raise OperatorError(f"another process has just used {folder.path}: try again")
-                self._record = record
-                folder.write_file(folder.schema, schema_text.encode())
-                if settings.detached:
-                    folder.owner.unlink(missing_ok=True)
-                else:
-                    folder.write_owner()
-                await self._start(binary, schema)
+            record = self._planned(shape, former)
+            if former is None:
+                folder.create()
+                folder.lock()
+                if folder.read() is not None:
+                    raise OperatorError(f"another process has just used {folder.path}: try again")
+            self._record = record
+            folder.write_file(folder.schema, schema_text.encode())
+            if settings.detached:
+                folder.owner.unlink(missing_ok=True)
+            else:
+                folder.write_owner()
+            await self._start(binary, schema)
         except BaseException:
             await self.stop()
             raise
@@ -235,6 +236,7 @@ class DevCluster:
             # Another command may have added a follower, or removed it.
             killed = await to_the_end(self._stop_all(self._folder.read() or self._record))
             self._folder.owner.unlink(missing_ok=True)
+        self._reserved.close()
         self._folder.unlock()
         return killed
 
@@ -244,6 +246,7 @@ class DevCluster:
         for child in children:
             child.release()
         self._record = None
+        self._reserved.close()
         self._folder.unlock()
 
     async def kill(self, name: str) -> bool:
@@ -307,6 +310,7 @@ class DevCluster:
             except BaseException:
                 self._use_shape(before.shape, before.ports)
                 raise
+            self._reserved.push(reservations.pop_all())
         return member.name
 
     async def remove_follower(self, timeout_seconds: float) -> str:
@@ -343,9 +347,9 @@ class DevCluster:
         self._on_progress("removing the data")
         await asyncio.to_thread(self._folder.remove_data, record)
         try:
-            with ExitStack() as reservations:
-                self._record = self._planned(record.shape, record, reservations)
-                await self._start(binary, schema)
+            self._reserved.close()
+            self._record = self._planned(record.shape, record)
+            await self._start(binary, schema)
         except BaseException:
             await self.stop()
             raise
@@ -391,7 +395,7 @@ class DevCluster:
             await stop_recorded(folder, record, self._on_progress)
         return record
 
-    def _planned(self, shape: Shape, former: ClusterRecord | None, reservations: ExitStack) -> ClusterRecord:
+    def _planned(self, shape: Shape, former: ClusterRecord | None) -> ClusterRecord:
         """Return the record of this start, with reserved ports.
 
         A port of the last start is taken again where it is free, so that clients find its server again."""
@@ -400,7 +404,7 @@ class DevCluster:
         def port(name: str, kind: str) -> int:
             wanted = fixed.get((name, kind), 0)
             before = (former.ports if former else {}).get(name, {}).get(kind, 0)
-            return reservations.enter_context(reserve_port(wanted) if wanted else reserve_again(before)).port
+            return self._reserved.enter_context(reserve_port(wanted) if wanted else reserve_again(before)).port
 
         kinds = {**PORT_KINDS, Role.LINE: [each.key for each in crossings(shape)]}
         ports = {

@@ -205,9 +205,9 @@ _COMMON_OPTIONS = (
     "character-set-server=utf8mb4",
     "collation-server=utf8mb4_bin",
     "transaction-isolation=READ-COMMITTED",
-    # Of metadata locks. The defaults, a day and a year, are longer than any deadline.
+    # Seconds to wait for a metadata lock. The defaults, a day and a year, are longer than any deadline.
     "lock-wait-timeout=2",
-    # Of row locks of sessions that set none themselves; those that write set a shorter one.
+    # Seconds to wait for a row lock in sessions that set no limit; those that write set a shorter one.
     "innodb-lock-wait-timeout=2",
     "binlog-row-image=FULL",
     "binlog-row-metadata=FULL",

@@ -1,4 +1,4 @@
-"""Reserves free TCP ports on 127.0.0.1 until the servers that need them listen there.
+"""Reserves free TCP ports on 127.0.0.1 for servers that listen there, and while they are down.
 
 Ports are picked below the range that the kernel uses for outgoing connections, so that none of these takes a port while
 its server restarts. A reservation is a bound socket that never listens. Linux lets a server that sets ``SO_REUSEADDR``

@@ -38,9 +38,9 @@ _PAGE_PAUSES_SECONDS: Final = 0.05, 0.2, 0.5
 _REFUSED_PAUSE_SECONDS: Final = 0.2
 """Mean pause before a page that was refused is asked for again: leaders read few pages at a time, for all followers."""
 _LONGEST_WAIT_SECONDS: Final = 3600.0
-"""Between two builds in a shard where each is overtaken by changes or invalidations."""
+"""Longest pause between two builds in a shard where each is overtaken by changes or invalidations."""
 _MAX_NEEDS: Final = 10_000
-"""Scans without room that are remembered. Those beyond it are begun again in vain."""
+"""Scans without room that are remembered. Further ones are begun again, and fail again."""
 
 _Scanned = tuple[int, int, int]
 """What a scan is of: a shard, a type and a list, or 0 for all lists."""

@@ -43,7 +43,7 @@ _ANSWER_SECONDS: Final = 2.0
 """Time beyond an attempt's own in which its write path must have answered."""
 
 _LOOK_SECONDS: Final = 0.05
-"""Between two looks whether batches are still under way."""
+"""Pause between two looks whether batches are still under way."""
 
 _MAX_WAITING: Final = 100_000
 """Most callers that may wait for results."""

@@ -304,7 +304,7 @@ class JournalControl:
             except (msgspec.DecodeError, DecodeError):
                 continue
             size += len(entry.body)
-            # The last one tells apart entries that would be too large for one message.
+            # The last part of the key separates entries that together would be too large for one message.
             key = entry.priority, body.caller, body.operator, size // MAX_BATCH_BYTES
             groups.setdefault(key, []).append((entry, write))
         receipts: list[tuple[Entry, bytes]] = []

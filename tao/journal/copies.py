@@ -31,7 +31,7 @@ from tao.wire.v1 import session_pb2 as pb
 SIGNS: Final = 6
 """Signs of an acceptor in the time after which it counts as lost."""
 _GATHER_SECONDS: Final = 0.1
-"""From a write that is made to the message that has its copy deleted, with the others that came meanwhile."""
+"""Time from a write that is made to the message that has its copy deleted, with others that were made meanwhile."""
 _ANSWER_SECONDS: Final = 5.0
 """Longest wait for an answer on which no caller waits."""
 _PAGE_ENTRIES: Final = 256
@@ -59,11 +59,11 @@ class _Sibling:
     agrees: bool = False
     """Whether the other keeps copies of what is held here, and of nothing else."""
     doubts: int = 0
-    """How often that was given up: an agreement that was begun before is none."""
+    """How often ``agrees`` was given up: an agreement that was begun before does not count."""
     retry_at: float = 0.0
-    """When to ask it again after a failure."""
+    """The time from which it is asked again after a failure."""
     passed_over_until: float = 0.0
-    """After it has not taken a copy: until then others are asked to, where there are some."""
+    """The time until which others are asked to take copies, where there are some, because it has not taken one."""
     has_no_room: bool = False
     """Whether it has refused the last copy for want of room: it answers then, and only a copy shows that it has room
     again."""
@@ -76,12 +76,12 @@ class _Sibling:
     gone: list[int] = field(default_factory=list)
     """Numbers whose copies are to be deleted."""
     gone_since: set[int] | None = None
-    """While the two agree again: all such numbers since that began."""
+    """All numbers of ``gone`` since the two began to agree again; None when they agree."""
     sign_at: float = 0.0
-    """When it last heard from this follower."""
+    """The time at which it last heard from this follower."""
 
     def doubt(self) -> None:
-        """Agree anew."""
+        """Give up the agreement: the two have to agree anew."""
         self.agrees = False
         self.doubts += 1
 

@@ -45,7 +45,7 @@ class Kept:
     bytes: int = 0
     """Their size, less that of deleted ones."""
     missing: Sequence[int] = ()
-    """Of the entries that the acceptor holds, those without a copy."""
+    """The entries without a copy, among those that the acceptor holds."""
 
 
 class Adopted(NamedTuple):

@@ -29,12 +29,12 @@ _ANSWER_SECONDS: Final = 1.0
 _RETRY_SECONDS: Final = 1.0
 """Pause while the clock of a leader has not been measured yet."""
 _BEST_SECONDS: Final = 600.0
-"""For so long a measurement that gives the lower bound is preferred to a newer one; quartz drifts by 60 ms in that
+"""Time for which a measurement that gives the lower bound is preferred to a newer one; quartz drifts by 60 ms in that
 time."""
 _RESOLUTION_US: Final = 1_000
 """Leaders stamp in whole milliseconds."""
 _STEP_US: Final = 1_000_000
-"""By how much a leader's clock may step back while its stamps still grow. A larger step is followed: stamps of the old
+"""The most that a leader's clock may step back while its stamps grow. A larger step is followed: stamps of the old
 time would be refused as too far ahead."""
 
 

@@ -60,7 +60,7 @@ class _Lane:
     loaded_to: int = 0
     """Entries up to this number are in memory, or done."""
     disk_since_ms: int = 0
-    """When the oldest entry that is on disk only was accepted, about."""
+    """The time, about, at which the oldest entry that is on disk only was accepted."""
     is_busy: bool = False
     """A batch is under way, or a page is being read."""
     loads_for: str | None = None
@@ -87,7 +87,7 @@ class Schedule:
             Priority.LOW: settings.low_tasks,
         }
         self._lanes: Final[dict[LaneKey, _Lane]] = {}
-        # By priority and database, the lanes that may be next. A lane is in its queue or busy or paused.
+        # Priority and database → the lanes that may be next. A lane is in its queue or busy or paused.
         self._queues: Final[dict[Priority, dict[str, deque[LaneKey]]]] = {each: {} for each in Priority}
         self._queued: Final[set[LaneKey]] = set()
         self._databases: Final[set[str]] = set()  # those that entries were for since the start
@@ -224,7 +224,7 @@ class Schedule:
             heappop(self._due)
         return min(self._due[0][0] if self._due else inf, *self._probe_at.values(), inf)
 
-    # ---- what came of it -------------------------------------------------------------------------------------------
+    # ---- outcomes --------------------------------------------------------------------------------------------------
 
     def finished(self, batch: Batch, now: float, *, done: int, repeated: Sequence[Entry]) -> None:
         """Take the outcome of a batch: so many of its entries are ``done``, and these must be ``repeated``."""

@@ -39,10 +39,10 @@ class JournalSettings:
     """Batches of high priority that are made side by side, each of one shard. 0: none are made, and they wait."""
 
     normal_tasks: int = 12
-    """Likewise, of normal priority."""
+    """Batches of normal priority that are made side by side."""
 
     low_tasks: int = 2
-    """Likewise, of low priority. They have tasks of their own, so they go on however many others wait."""
+    """Batches of low priority that are made side by side, whatever the number of others that wait."""
 
     batch_writes: int = 64
     """Writes of one shard in one batch: as many as a leader commits in one transaction."""
@@ -73,7 +73,7 @@ class JournalSettings:
     """Pause after a failure of the disk."""
 
     clock_seconds: float = 30.0
-    """Between two measurements of the leaders' clocks."""
+    """Interval between two measurements of the leaders' clocks."""
 
     clock_age_seconds: float = 3_600.0
     """Age above which a measurement is not used, and writes that need a time are refused."""

@@ -64,7 +64,7 @@ _FORMAT: Final = 1
 _PAGE_ENTRIES: Final = 256
 """Most entries that are read from disk at a time, of one lane."""
 _REMOVE_SECONDS: Final = 0.05
-"""From an outcome to the commit that removes its entry, with the others that came meanwhile."""
+"""Time from an outcome to the commit that removes its entry, with the others that came meanwhile."""
 MAX_UNSETTLED: Final = 100_000
 """Most writes whose copies are on their way to another follower, and which are not stored here yet."""
 _MAX_MESSAGE: Final = 1_000

@@ -59,7 +59,7 @@ class Reservoir(Generic[Item]):
     __slots__ = ("_passed_over", "_size", "_threshold", "items")
 
     def __init__(self, size: int) -> None:
-        """``size``: of the sample, at least 1."""
+        """``size``: the size of the sample, at least 1."""
         self._size: Final = size
         self.items: list[Item] = []
         self.empty()
@@ -109,20 +109,20 @@ class CheckerSettings:
     has its shard, and one read by primary key at the master database. 0 switches the checker off."""
 
     first_look_seconds: float = 1.0
-    """After the message. Delivery takes milliseconds, so an entry that is stale then is worth a second look."""
+    """Time after the message. Delivery takes milliseconds, so an entry that is stale then is worth a second look."""
 
     second_look_seconds: float = 10.0
-    """After the message: longer than a follower's reconnection takes."""
+    """Time after the message: longer than a follower's reconnection takes."""
 
     last_look_seconds: float = 60.0
-    """After the message: longer than any delivery takes. An entry that is stale then is an inconsistency."""
+    """Time after the message: longer than any delivery takes. An entry that is stale then is an inconsistency."""
 
     timeout_seconds: float = 5.0
-    """For one server's answer, or the database's. A server that does not answer is not judged."""
+    """Time limit for the answer of a server or of the database. A server that does not answer is not judged."""
 
     tick_seconds: float = 0.5
-    """Between two checks for due looks. A look may be late by this much. Each costs an exchange with every server, and
-    a read, as soon as anything is due."""
+    """Interval between two checks for due looks. A look may be late by this much. Each costs an exchange with every
+    server, and a read, as soon as anything is due."""
 
     def __post_init__(self) -> None:
         if not 0 < self.first_look_seconds < self.second_look_seconds < self.last_look_seconds:

@@ -38,7 +38,7 @@ class HeartbeatSettings:
     """How often heartbeat rows are written."""
 
     interval_seconds: float = 1.0
-    """Between two rows of one database. The known staleness of an idle region grows by at most this, and each row
+    """Interval between two rows of a database. The known staleness of an idle region grows by at most this. Each row
     costs the master one small commit, and each leader of each region a relay."""
 
     takeover_seconds: float = 0.5
@@ -47,7 +47,7 @@ class HeartbeatSettings:
     half, a third and so on of it."""
 
     timeout_seconds: float = 2.0
-    """For one row. A slower database gets the next row once it has answered."""
+    """Time limit for one row. A slower database gets the next row once it has answered."""
 
     def __post_init__(self) -> None:
         steps = self.interval_seconds / self.takeover_seconds if self.takeover_seconds > 0 else 0.0

@@ -92,8 +92,8 @@ class InverseSettings:
     this time of the link's recovery."""
 
     repair_seconds: float = 2.0
-    """Interval between two looks for intents that no leader remembers, as those whose removal failed. Those of a shard
-    are looked for at once when a leader takes it."""
+    """Interval between two looks for intents that no leader remembers, as those whose removal failed. When a leader
+    takes a shard, it looks for the shard's intents at once."""
 
     repair_age_seconds: float = 10.0
     """Age above which an intent counts as left over. It exceeds the deadlines of all steps of a write, so a younger
@@ -138,7 +138,7 @@ class InversePath:
         self._contacts: Final[set[str]] = set()
         self._settlements: Final[dict[IntentKey, Settlement]] = {}
         self._searched: Final[dict[int, int]] = {}
-        """Of the shards whose intents were all looked for: the generation under which that was done."""
+        """Shard whose intents were all looked for → the generation under which that was done."""
         self._shards_taken: Final = asyncio.Event()
         self.settled_later = 0
         self.left_pending = 0
@@ -657,8 +657,8 @@ class InversePath:
         return written.messages
 
     async def settle_pending(self) -> None:
-        """Settle the pairs that this leader remembers as soon as their other leaders answer, until cancelled. Those of
-        a shard that it has just taken are tried at once. While it remembers none, it waits."""
+        """Settle the pairs that this leader remembers as soon as their other leaders answer, until cancelled. The pairs
+        of a shard that it has just taken are tried at once. While it remembers none, it waits."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.contact_seconds if self._pending else None):
@@ -752,7 +752,7 @@ class InversePath:
 
     async def _find_intents(self, rows: list[ShardRow], are_searched: bool) -> None:
         """Remember the intents of these shards: the old ones, or all of shards that this leader has just taken."""
-        # Whoever owned a shard before may have had a clock that is ahead.
+        # The leader that owned a shard before may have had a clock that is ahead.
         before = self._clock.unix_ms() - int(self._settings.repair_age_seconds * 1000) if are_searched else MAX_TIME
         shards = [row.shard for row in rows]
         is_full = True

@@ -68,7 +68,7 @@ class JobSettings:
     """How long after its end the purge of a shard begins anew. It reads all edges of the shard's types with states."""
 
     timeout_seconds: float = 4.0
-    """For one look-up, and for one transaction of jobs."""
+    """Time limit for one look-up, and for one transaction of jobs."""
 
 
 _Row = TypeVar("_Row")
@@ -98,9 +98,9 @@ class JobPath:
         self._searched_at = float("-inf")
         self._search: Final = asyncio.Lock()
         self._asked_at: dict[str, float] = {}
-        """When a worker has last asked for jobs of a kind."""
+        """Kind → the time at which a worker last asked for jobs of it."""
         self._workers: dict[str, float] = {}
-        """When each worker has last asked for jobs, or reported."""
+        """Worker → the time at which it last asked for jobs, or reported."""
         self._not_searched: frozenset[int] = frozenset()
         """The shards whose server did not answer the last look-up."""
         self.counts: dict[str, int] = {}

@@ -50,7 +50,7 @@ class MembershipSettings:
     """Scan rate. A million edges take ten seconds, and a tenth of a core here."""
 
     build_seconds: float = 300.0
-    """For one build, including the changes that arrive meanwhile. A slower build is given up, and starts again on
+    """Time limit for one build, with the changes that arrive meanwhile. A slower build is given up, and starts again on
     demand."""
 
 

@@ -23,7 +23,7 @@ from tao.model.writes import Coordinator, PlacedPage, PlaceEdges, SettleEdge, gr
 from tao.serving.configuration import ServerContext
 
 _LEADER_SECONDS: Final = 3.0
-"""For the copies of a page at one leader. They are committed in groups; a page is far from the bound of its queue."""
+"""Time limit for the copies of a page at one leader, which commits them in groups; its queue holds many pages."""
 
 
 class NodePages:

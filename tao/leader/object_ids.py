@@ -208,8 +208,8 @@ class ObjectIds:
         async with self._store.transaction(server, timeout_seconds=self._timeout_seconds) as transaction:
             rows, existing = await transaction.lock_and_read(sorted(shards), WriteKeys(reserved_times=set(shards)))
             now = self._clock.unix_ms()
-            # Without a row, no leader that reserves time has owned the shard. What one of a former version gave out is
-            # unknown, so begin where it would not have come to.
+            # Without a row, no leader that reserves time has owned the shard. The ids that one of a former version
+            # gave out are unknown, so begin above them.
             stored = {shard: existing.reserved_times.get(shard, now + RESERVED_AHEAD_MS) for shard in shards}
             raised = {
                 shard: next_reserved(stored[shard], now)

@@ -46,7 +46,7 @@ class OwnershipSettings:
     """How shards are taken and watched."""
 
     take_timeout_seconds: float = 5.0
-    """For one transaction that takes shards. A shard's own waits for open write transactions, which are bounded at a
+    """Time limit for a transaction that takes shards. It waits for open writes of the shards, which are bounded at a
     few seconds."""
 
     shards_per_takeover: int = 64
@@ -56,7 +56,7 @@ class OwnershipSettings:
     """Transactions that take shards of one database at a time. Each uses a connection of the write pool."""
 
     check_seconds: float = 1.0
-    """Between two checks of the generations of all owned shards. A leader that lost a shard without noticing may
+    """Interval between two checks of the generations of owned shards. A leader that lost a shard without noticing may
     answer for this long from a cache that no message corrects."""
 
     shards_per_check: int = 128

@@ -33,7 +33,7 @@ class RetryTimes:
     """Pauses between two tries of one pair, in seconds."""
 
     first_seconds: float
-    """After the write, and after the first try that was not answered in time."""
+    """Pause after the write, and after the first try that was not answered in time."""
 
     longest_seconds: float
     """Longest pause. It is also the pause after an error that only a person can mend."""
@@ -55,7 +55,7 @@ class PendingPairs:
         self._on_first: Final = on_first
         self._pairs: dict[IntentKey, _PendingPair] = {}
         self._of_shard: dict[int, dict[IntentKey, None]] = {}  # by the coordinating shard
-        # Far shard → (time, pair) as a heap. An entry that does not have the pair's time any more is void.
+        # Far shard → (time, pair) as a heap. An entry whose time is not the pair's any more is invalid.
         self._queues: dict[int, list[tuple[float, IntentKey]]] = {}
 
     def __len__(self) -> int:
@@ -110,11 +110,11 @@ class PendingPairs:
         del self._of_shard[shard][pair]
         if not self._of_shard[shard]:
             del self._of_shard[shard]
-        self._drop_void_queues()
+        self._drop_invalid_queues()
         return True
 
-    def _drop_void_queues(self) -> None:
-        if not self._pairs:  # there are no looks then, which would drop what is void
+    def _drop_invalid_queues(self) -> None:
+        if not self._pairs:  # there are no looks then, which would drop invalid entries
             self._queues.clear()
 
     def refused(self, pair: IntentKey, now: float, *, for_good: bool = False) -> None:
@@ -135,7 +135,7 @@ class PendingPairs:
         for shard in [shard for shard in self._of_shard if not shards(shard)]:
             for pair in self._of_shard.pop(shard):
                 del self._pairs[pair]
-        self._drop_void_queues()
+        self._drop_invalid_queues()
 
     def due(
         self, leader_of: Callable[[int], str], is_busy: Callable[[IntentKey], bool], now: float

@@ -194,7 +194,7 @@ class RelayPath:
         bulk = {*relay.bulk_shards, *(shard for shard, keys in foreign.items() if keys > most)}
         with self._caused_by(f"changed by a foreign writer: {relay.cause}"):
             dropped = self._drop_keys([touch for touch in relay.touches if touch.shard not in bulk])
-        # Of a bulk changed shard, this publication is only an early copy: the relay counts as delivered when the shard
+        # For a shard that changed in bulk this is an early copy only: the relay counts as delivered when the shard
         # has been invalidated again.
         self._publisher.publish_all(messages for messages in relay.changes if messages.shard in bulk)
         self.invalidate(bulk, relay.cause)

@@ -228,7 +228,7 @@ class WriteRequests:
             unknown = OutcomeUnknown("the edge is written at its id2; repair will write it at its id1")
             return pb.WriteResult(error=error_to_pb(unknown)), written.messages
         lists = self._pending_lists(written.intent) if pending else ()
-        # Of an object that was left alone, the caller learns no version either.
+        # The caller does not learn the version of an object that was left alone either.
         is_left_alone = bool(written.outcome.otype) and not written.outcome.found
         messages = () if is_left_alone else written.messages
         return outcome_to_pb(written.outcome, messages, lists), messages

@@ -81,7 +81,7 @@ class WritePathSettings:
     is what can be done within a request's deadline."""
 
     transaction_timeout_seconds: float = 4.0
-    """For a whole transaction. It is below a request's deadline of 5 s and above the servers' bound on lock waits."""
+    """Time limit for a transaction: below a request's deadline of 5 s and above the servers' bound on lock waits."""
 
     max_id_attempts: int = 8
     """Ids tried for one new object. A taken id means clock skew or another leader, which a few attempts get past."""

@@ -20,7 +20,7 @@ TaoError
  │   ├─ Overloaded            a bounded queue is full, or the deadline cannot be met
  │   │   ├─ AuditFull         the audit log cannot record what was asked, so it is not done
  │   │   ├─ BudgetExceeded    the caller has spent what the access document lets it cost a server
- │   │   ├─ ShardBlocked      a row or metadata lock of one shard was not had in time
+ │   │   ├─ ShardBlocked      a row or metadata lock of one shard was not acquired in time
  │   │   └─ AnswerFull        the answers of a batch are more than goes into one; the others came
  │   ├─ Unavailable           the server, leader or database needed cannot be reached
  │   │   ├─ DatabaseDown      the database server does not answer probes either; nothing is asked of it until it does
@@ -170,7 +170,7 @@ class PermissionDenied(RequestError):
 
 
 class RetryableError(TaoError):
-    """Nothing was written; the same request may succeed later or elsewhere."""
+    """Nothing was written; the same request may succeed later or at another server."""
 
     reason = "RETRYABLE"
     retryable = True
@@ -193,7 +193,8 @@ class Overloaded(RetryableError):
 
 
 class ShardBlocked(Overloaded):
-    """A lock was not had in time; the transaction is rolled back. ``shard`` is -1 when the server did not tell."""
+    """A lock was not acquired in time; the transaction is rolled back. ``shard`` is -1 when the server did not name
+    it."""
 
     reason = "SHARD_BLOCKED"
 
@@ -225,8 +226,8 @@ class TooManyConnections(Overloaded):
 
 
 class AnswerFull(Overloaded):
-    """The answers of a read batch are more than one answer may hold. Those before this one came; asked again, without
-    them, it comes too."""
+    """The answers of a read batch are more than one answer may hold. The answers before this one came. Ask for this
+    one again without them, and it comes too."""
 
     reason = "ANSWER_FULL"
 

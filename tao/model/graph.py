@@ -64,8 +64,8 @@ def encode_object(version: int, otype: int, data: bytes) -> bytes:
 
 
 def deleted_data(otype: int) -> bytes:
-    """Return the data in the value of a deleted object: the type that it had, by which servers tell who may know of it.
-    Clients ignore it. Empty for `ABSENT`, the type of an object that never was."""
+    """Return the data in the value of a deleted object: the type that it had, by which servers decide who may know of
+    it. Clients ignore it. Empty for `ABSENT`, the type of an object that never was."""
     return otype.to_bytes(2, "little") if otype else b""
 
 

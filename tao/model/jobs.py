@@ -186,7 +186,7 @@ class NodeStateBody(msgspec.Struct, frozen=True, array_like=True):
 
 
 _UNUSED_MS: Final = 5 * 365 * 86_400_000
-"""Of the ids from the epoch on: those of its first five years are given out by no leader."""
+"""The first five years of the epoch of ids: no leader gives out an id of that time."""
 
 
 def node_job_id(node: int, atypes: tuple[int, ...], state: int, state_us: int) -> int:

@@ -81,7 +81,7 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
 class TailerProcess(msgspec.Struct, frozen=True, kw_only=True):
     """The reader of the binlog of its region's server of ``database``. No request goes to it: it is listed so that
     operators find its ``admin`` port (``host:port``), and watchers its ``frames`` port: without one they do not probe
-    it. ``down`` tells operators that a watcher has found it dead; no server acts on it."""
+    it. ``down`` shows operators that a watcher has found it dead; no server acts on it."""
 
     name: str
     database: str

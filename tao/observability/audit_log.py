@@ -2,8 +2,8 @@
 
 The event loop only queues events, within a bound; a thread encodes all that have come meanwhile, writes them and syncs
 once. What the bound or a full disk keeps out is refused beforehand, or counted: the next record that is written says
-how many are missing. The newest hash is published in the log of the server and as a metric, outside of the reach of
-whoever can change the file.
+how many are missing. The newest hash is published in the log of the server and as a metric, which a program that can
+change the file does not reach.
 
 A crash loses the records that were queued and not synced; a line that it cuts off is moved to a file beside the log at
 the next start, and the chain goes on from the last whole record.
@@ -253,7 +253,7 @@ class AuditLog:
         self._queued = 0  # counted by the loop
         self._done = 0  # counted by the thread
         self._reserved = 0
-        self._lost_told = 0  # counted by the thread: lost records that a record tells of
+        self._lost_recorded = 0  # counted by the thread: lost records that a written record counts
         self.trouble = ""
         """Why nothing can be written now; empty when all is well."""
         self.written = 0
@@ -344,13 +344,13 @@ class AuditLog:
 
     def _run(self) -> None:
         while batch := self._next_batch():
-            lost = self.lost - self._lost_told
+            lost = self.lost - self._lost_recorded
             while not self._append(batch, lost):
                 if self._closing.is_set():
                     self._log.error("audit_records_dropped", records=self.waiting, reason=self.trouble)
                     return
                 self._closing.wait(self.settings.retry_seconds)
-            self._lost_told += lost
+            self._lost_recorded += lost
             self.written += len(batch)
             self._done += len(batch)
 

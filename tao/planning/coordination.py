@@ -266,8 +266,7 @@ def touched_key(touch: Touch) -> int | ListKey:
 def mixes_touches(writes: Sequence[PlannedWrite], schema: Schema) -> bool:
     """Return whether one of the writes changes a key that another one touches.
 
-    A reader of the binlog could not tell such a transaction from a foreign one, and would have the key touched
-    again."""
+    A reader of the binlog would take such a transaction for a foreign one, and would have the key touched again."""
     touched: set[Hashable] = set()
     for planned in writes:
         if isinstance(planned.write, TouchKeys):

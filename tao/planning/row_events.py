@@ -2,8 +2,8 @@
 
 A leader's transaction is recognised by its version steps: the edges that change come with one step of their list's
 version, and a changed object with a rise of its own version. Its changeset equals the leader's, because both are
-computed by `tao.planning.net_changes`. Rows that changed without their step are *foreign*: no version tells their new
-state from the old one, so the only message to caches is a touch. A version that rises without changed rows is how a
+computed by `tao.planning.net_changes`. Rows that changed without their step are *foreign*: their new state has the
+version of the old one, so the only message to caches is a touch. A version that rises without changed rows is how a
 touch returns through the binlog; it invalidates the key everywhere below it. It is not a foreign change, or touching
 would never end.
 

@@ -4,8 +4,8 @@ A pure function decides everything that must hold of a write transaction: a vers
 whose rows change and not at all for others, a count equals the edges, an invalid write fails alone, and a pair's mirror
 is either written or recorded as an intent. Its caller only locks, reads, applies and commits.
 
-A write that changes nothing succeeds. Since no version rises, no changeset tells its writer's caches of a state that
-they may not have yet, so the write gets invalidations at the current version instead.
+A write that changes nothing succeeds. Since no version rises, no changeset brings its writer's caches a state that they
+may not have yet, so the write gets invalidations at the current version instead.
 
 `validate` refuses, before a write is queued, everything that can be judged without rows. Refusing early keeps
 invalid input out of the transactions that others wait for. What depends on stored rows (a merged size, an object's
@@ -162,7 +162,7 @@ def validate(write: Write, schema: Schema) -> None:
                     f"({low}, {high}, token {token}) names no intent; it needs low_id < high_id and token ≥ 0"
                 )
         case TouchKeys():
-            pass  # touches name existing rows, whoever created them
+            pass  # touches name existing rows, and it does not matter who created them
         case AddJob() | ReadJob() | CancelJob() | ResumeJob() | ForgetJob() | LeaseJob() | ReportJob() | PauseJobs():
             validate_job(write)
 

@@ -51,7 +51,7 @@ class LeaseTerms:
     seconds: float = 0.0
     """Length of a lease: it answers critical reads. 0 for a server that keeps none."""
     grace_seconds: float = 0.0
-    """For how long after the end of a lease it takes writes."""
+    """Time after the end of a lease for which it takes writes."""
 
     @property
     def in_ms(self) -> tuple[int, int]:

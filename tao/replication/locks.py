@@ -4,9 +4,9 @@
 them when their process ends, whatever ends it. Beside a topology in etcd they are keys with leases
 (`tao.replication.etcd_locks`).
 
-A database's mastership lock is shared by watchers while they renew the master's lease, and held exclusively by whoever
-changes the master. So a promotion that holds it can rely on no lease being renewed meanwhile, and has to wait only
-until the last renewal has run out.
+A database's mastership lock is shared by watchers while they renew the master's lease, and held exclusively by a
+process that changes the master. So a promotion that holds it can rely on no lease being renewed meanwhile, and has to
+wait only until the last renewal has run out.
 
 A process that hangs keeps its file locks. Therefore a holder of an exclusive lock touches the file regularly, and a
 lock whose file has not been touched for `LockTerms.takeover_seconds` is taken over by creating the file with the next

@@ -128,17 +128,17 @@ async def shards_held(session: DatabaseSession, *, deadline: float) -> tuple[lis
 
 
 async def fenced_shards(
-    session: DatabaseSession, shards: Sequence[int], elsewhere: Sequence[str], *, deadline: float
+    session: DatabaseSession, shards: Sequence[int], other_servers: Sequence[str], *, deadline: float
 ) -> list[int]:
-    """Return those of the shards whose rows name one of the servers ``elsewhere``, which belong to other databases."""
+    """Return those of the shards whose rows name one of ``other_servers``, which belong to other databases."""
     found: list[int] = []
-    for at in range(0, len(shards) if elsewhere else 0, _ROWS_PER_STATEMENT):
+    for at in range(0, len(shards) if other_servers else 0, _ROWS_PER_STATEMENT):
         some = shards[at : at + _ROWS_PER_STATEMENT]
         union = " UNION ALL ".join(
             f"(SELECT {shard:d} FROM {schema_name(shard)}.{SHARD_TABLE} WHERE only_row = 1 AND master_server IN %s)"
             for shard in some
         )
-        rows, _ = await session.run(f"{union}; ROLLBACK", [list(elsewhere)] * len(some), deadline=deadline)
+        rows, _ = await session.run(f"{union}; ROLLBACK", [list(other_servers)] * len(some), deadline=deadline)
         found += [int(shard) for (shard,) in rows]
     return found
 
@@ -164,9 +164,9 @@ async def data_bytes(session: DatabaseSession, shards: Iterable[int], *, deadlin
 
 
 async def free_bytes(session: DatabaseSession, *, deadline: float) -> int | None:
-    """Return the free bytes of the disk that has the server's data; None when nobody tells.
+    """Return the free bytes of the disk that has the server's data; None when it is unknown.
 
-    Neither database tells by itself. MariaDB does with its plugin DISKS; otherwise the disk is looked at when the
+    Neither database reports it by itself. MariaDB does with its plugin DISKS; otherwise the disk is looked at when the
     server runs on this machine."""
     ((host, folder),), plugins = await session.run(
         "SELECT @@hostname, @@datadir; SELECT plugin_name FROM information_schema.plugins "

@@ -59,7 +59,7 @@ from tao.topology import edits
 
 _PAUSE_SECONDS: Final = 0.05
 _RECENT_SECONDS: Final = 0.5
-"""For how long a clock that was read is used again. Writers wait for each round trip, and the shortest lease lasts
+"""Time for which a clock that was read is used again. Writers wait for each round trip, and the shortest lease lasts
 2.5 s."""
 _MAX_WAITS: Final = 3
 """Most waits for a lease. A replica that restarts during one makes another one necessary."""
@@ -72,24 +72,24 @@ class PromotionSettings:
     """Time limits of a promotion, by an operator or by the watcher."""
 
     statement_seconds: float = 4.0
-    """For a connection, and for each statement. Longer than the second for which a server waits for a lock."""
+    """Time limit for a connection and for each statement: above the second for which a server waits for a lock."""
 
     lock_seconds: float = 10.0
-    """For the lock of the database. Renewals of its master's lease hold it for a few round trips each second, and a
-    holder that hangs loses it after eight seconds."""
+    """Time limit for the lock of the database. Renewals of its master's lease hold it for a few round trips each
+    second, and a holder that hangs loses it after eight seconds."""
 
     catch_up_seconds: float = 30.0
-    """For a replica to receive and apply what it lacks. Writes fail meanwhile, so a planned switch that takes longer is
-    undone. Check the replication lag first."""
+    """Time in which a replica has to receive and apply what it lacks. Writes fail meanwhile, so a planned switch that
+    takes longer is undone. Check the replication lag first."""
 
     settle_seconds: float = 1.0
-    """Between the new topology and the first write at the new master: twice the time that servers need to notice the
-    topology. By then servers have stopped asking the old master for critical reads; without leases nothing else keeps
-    a master that is cut off from answering them. After the lease of a lost master there is no such delay."""
+    """Delay between the new topology and the first write at the new master: twice the time that servers need to notice
+    the topology. By then servers have stopped asking the old master for critical reads; without leases nothing else
+    keeps a master that is cut off from answering them. After the lease of a lost master there is no such delay."""
 
     acknowledging_seconds: float = 3.0
-    """For a replica to connect to the new master under semi-synchronous replication. Without any, the master is opened
-    all the same and waits for no replica until one is back; the result and the logs report it."""
+    """Time in which a replica has to connect to the new master under semi-synchronous replication. Without any, the
+    master is opened all the same and waits for no replica until one is back; the result and the logs report it."""
 
 
 class PromotionStep(StrEnum):
@@ -230,7 +230,7 @@ class Promoter:
                 chosen = await self._choose(replicas, members, request, last_renewal, run.locked_at, fenced=fenced)
                 if fenced:
                     others = [member for member in members if not member.is_master]
-                    # Not before all have stopped receiving: until then a watcher that is cut off from the locks may
+                    # Wait until all have stopped receiving: until then a watcher that is cut off from the locks may
                     # renew (`ReplicationSet.is_followed_by_all`), and install other terms before it does.
                     over = self._reads_over_at(replicas, others, last_renewal)
                     _, over_at = await _both(self._apply_and_detach(replicas, chosen), over)
@@ -313,7 +313,7 @@ class Promoter:
                 raise OperatorError(f"{server} does not follow {before.master.name} any more: somebody changed the set")
             check_seeded(member)
             if replicas.database.semi_sync:
-                # Not earlier: commits would wait until the replica has received everything that it lacks.
+                # If commits waited earlier, they would wait until the replica has received all that it lacks.
                 await self._wait_for_replicas_again(replicas)
             topology = await self._store.load()
             if find_database(topology, database).places[region].down:

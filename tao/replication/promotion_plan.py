@@ -270,5 +270,5 @@ def _master(members: Sequence[SetMember]) -> SetMember:
 
 
 def _errors(members: Sequence[SetMember]) -> str:
-    told = [f"{each.name}: {each.error}" if each.state is None else _half_seeded(each) for each in members]
-    return "; ".join(told) or "it has no other server"
+    errors = [f"{each.name}: {each.error}" if each.state is None else _half_seeded(each) for each in members]
+    return "; ".join(errors) or "it has no other server"

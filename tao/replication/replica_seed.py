@@ -68,7 +68,7 @@ class SeedingRefused(OperatorError):
 class SeedStep(StrEnum):
     """The steps of a seeding, in order."""
 
-    MARK = "marking it down: its region reads elsewhere"
+    MARK = "marking it down: its region reads other servers"
     CLOSE = "closing it to everybody"
     EMPTY = "dropping what it has"
     COPY = "copying the master"

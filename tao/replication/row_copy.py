@@ -158,7 +158,7 @@ class _RowCopy:
     pace: CopyPace
     on_copied: Callable[[int], None]
     writers: deque[_Writer] = field(default_factory=deque)
-    """In the order in which they insert."""
+    """The writers, in the order in which they insert."""
     copied_bytes: int = 0
     _inserting: deque[asyncio.Task[None]] = field(default_factory=deque)
     """The tasks of the last of the writers, the oldest first."""

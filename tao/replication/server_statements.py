@@ -50,11 +50,11 @@ class SourceTls(StrEnum):
     """How a replica connects to its master. Over TLS it shows its server's own certificate."""
 
     NONE = "none"
-    """As it has done before: in plain text, unless an administrator has said otherwise."""
+    """In plain text, unless an administrator has set something else; the present options stay."""
     AUTHORITY = "authority"
     """Over TLS; the master's certificate must be signed by an authority of the replica's ``ssl_ca``."""
     HOST = "host"
-    """That, and the certificate must name the host by which the replica reaches the master."""
+    """As `AUTHORITY`, and the certificate must name the host by which the replica reaches the master."""
 
     @classmethod
     def of(cls, tls: DatabaseTls | None) -> Self:

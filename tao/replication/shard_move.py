@@ -55,7 +55,7 @@ from tao.topology import edits
 from tao.topology.edits import shards_of
 
 _FREE_LOCK_SECONDS: Final = 1.0
-"""For a lock that was free a moment ago. Renewals of leases hold it for a few round trips."""
+"""Time limit for a lock that was free a moment ago. Renewals of leases hold it for a few round trips."""
 
 _MAX_CONFLICTS: Final = 20
 """Bound on conflicting changes of the topology; each takes milliseconds, and the writers of the shard wait."""
@@ -66,33 +66,33 @@ class MoveSettings:
     """Time limits of a move, and its pace."""
 
     statement_seconds: float = 4.0
-    """For a connection, and for each statement of the steps. Longer than the second for which a server waits for a
+    """Time limit for a connection and for each statement of the steps: above the second for which a server waits for a
     lock."""
 
     lock_seconds: float = 10.0
-    """For the locks of both databases. Renewals of leases hold them for a few round trips each second."""
+    """Time limit for the locks of both databases. Renewals of leases hold them for a few round trips each second."""
 
     switch_seconds: float = 3.0
-    """From the fence to the new topology. Writes of the shard wait meanwhile, and the leases of both masters, which
-    last 5 s, are not renewed. A move that takes longer is undone."""
+    """Time limit from the fence to the new topology. Writes of the shard wait meanwhile, and the leases of both
+    masters, which last 5 s, are not renewed. A move that takes longer is undone."""
 
     undo_seconds: float = 1.5
-    """For undoing it. The leases of both masters are not renewed meanwhile either, so the sum is below 5 s."""
+    """Time limit for undoing a move. Both leases are not renewed meanwhile either, so the sum is below 5 s."""
 
     takeover_seconds: float = 10.0
     """How long the result of a move waits for a leader to take the shard at the target. It says how long writes stood
     still, and nothing else depends on it."""
 
     drop_seconds: float = 600.0
-    """For making the tables of a copy and for dropping a schema, which hold nobody up. A busy MySQL takes half a second
-    for a table, and the files of a large table take a while to delete."""
+    """Time limit for making the tables of a copy and for dropping a schema, which delay nobody. A busy MySQL takes half
+    a second for a table, and the files of a large table take a while to delete."""
 
     stall_seconds: float = 300.0
     """How long a statement of the copy may wait for its server: for a lock on the source's tables, or a lost
     network."""
 
     compare_seconds: float = 60.0
-    """For one statement of a comparison. A list of a million edges is one range."""
+    """Time limit for one statement of a comparison. A list of a million edges is one range."""
 
     rows_per_range: int = 5_000
     """The most rows that are compared with one statement: some ten milliseconds at the source, if they are small."""
@@ -251,7 +251,7 @@ class ShardMoves:
         """Have the topology say that the target holds the shard. Returns the new version.
 
         Raises `MoveAborted` when a database was changed meanwhile, and other `TaoError`; the outcome may then be
-        unknown, and `view` tells."""
+        unknown, and `view` shows it."""
 
         def moved(topology: Topology) -> Topology:
             self.check_unchanged(topology, view)
@@ -401,11 +401,11 @@ class ShardMoves:
             return await self.let_write(shard, source.name, hold)
 
     async def _fenced(self, topology: Topology, database: Database, shards: list[int]) -> list[int]:
-        elsewhere = [each.server.name for each in topology.database_servers if each.database.name != database.name]
+        others = [each.server.name for each in topology.database_servers if each.database.name != database.name]
         async with self.servers(database).session(database.master_region) as session:
             held, _ = await shards_held(session, deadline=self._deadline())
             there = sorted(set(held) & set(shards))
-            return await fenced_shards(session, there, elsewhere, deadline=self._deadline())
+            return await fenced_shards(session, there, others, deadline=self._deadline())
 
     async def _change(self, edit: Callable[[Topology], Topology | None], hold: LockHold) -> Topology | None:
         """Change the topology, and retry when something else in it changed at the same time: marks do. Returns None

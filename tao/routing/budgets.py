@@ -4,7 +4,7 @@ A server keeps a margin of its caller's deadline back, for the answer to travel 
 on the way. So the server further down gives up first, and its caller gets a typed error with a reason instead of no
 answer, which a failure detector would count as a failure.
 
-When one destination fails, all its requests are worth retrying elsewhere. When a whole tier fails, retries double the
+When one destination fails, all its requests are worth retrying at another. When a whole tier fails, retries double the
 load on what is left until that fails too. A token bucket separates the two cases: answers pay for retries, and time
 alone pays for very few.
 """

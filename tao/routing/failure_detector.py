@@ -1,6 +1,6 @@
 """Failure detection for destinations: cache servers, database servers, or anything else with a name.
 
-A destination is *down* after several timeouts or refused connections in a row: requests then fail fast or go elsewhere.
+A destination is *down* after several timeouts or refused connections in a row: requests fail fast or go to another.
 It is *suspect* when it has begun to fail, or answers too slowly or too rarely (a brown-out): another destination is
 better, but where there is none a slow answer beats no answer. A destination recovers from both states by probes only,
 which are sent one at a time at growing, jittered intervals, and only after a number of good answers in a row. Each time

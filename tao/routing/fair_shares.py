@@ -43,7 +43,7 @@ MAX_DEBT_SECONDS: Final = 60.0
 was made smaller, is not locked out for hours."""
 
 MAX_SPENDERS: Final = 10_000
-"""Callers whose spending is kept: their names are chosen elsewhere and must not fill the memory."""
+"""Callers whose spending is kept: they choose their names, which must not fill the memory."""
 
 
 @dataclass(frozen=True, slots=True)

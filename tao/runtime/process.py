@@ -34,7 +34,7 @@ class RunningServer(Protocol):
     """A server of some role while it serves."""
 
     async def drain(self) -> None:
-        """Accept no new work, send callers elsewhere, and return when the requests under way are done."""
+        """Accept no new work, send callers to other servers, and return when the requests under way are done."""
 
     async def close(self) -> None:
         """Release everything, finished or not. Called exactly once, after `drain` or instead of it."""
@@ -114,7 +114,7 @@ class _Life:
             self._log.exception("start failed")
             return EXIT_FAULT
         self._settle_garbage_collector()
-        reloading = asyncio.create_task(self._reload_when_told(server), name="reload on SIGHUP")
+        reloading = asyncio.create_task(self._reload_on_signal(server), name="reload on SIGHUP")
         try:
             await self._stop.wait()
         finally:
@@ -158,7 +158,7 @@ class _Life:
         await asyncio.wait((doing,), timeout=1.0)  # lets its cleanup run; a task that refuses to end is left behind
         return False
 
-    async def _reload_when_told(self, server: RunningServer) -> None:
+    async def _reload_on_signal(self, server: RunningServer) -> None:
         while True:
             await self._reload.wait()
             self._reload.clear()

@@ -36,7 +36,7 @@ TokenRole = Literal["client", "follower", "leader", "tailer", "watcher", "worker
 
 _SECRET_BYTES: Final = 32
 _PREFIX: Final = "tao_"
-"""So that a scanner of repositories and logs can find a token that leaked."""
+"""Begins every token, so that a scanner of repositories and logs can find one that leaked."""
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*")
 _MAX_NAME_LENGTH: Final = 100
 
@@ -52,7 +52,7 @@ class TokenEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def expires_at(self) -> float:
-        """When it runs out, in seconds since 1970; infinity for never."""
+        """The time at which the token expires, in seconds since 1970; infinity for never."""
         return math.inf if self.expires is None else self.expires.timestamp()
 
     def accepted(self) -> AcceptedToken:

@@ -108,7 +108,7 @@ class Schema:
         return None if atype.inverse is None else self._assocs[atype.inverse]
 
     def is_audited(self, graph_type: GraphType) -> bool:
-        """Return whether writes of a type are recorded in the audit log. Those of an edge are those of its inverse."""
+        """Return whether writes of a type are recorded in the audit log, by the type itself or by its inverse."""
         if graph_type.audit or isinstance(graph_type, ObjectType):
             return graph_type.audit
         inverse = self.inverse_of(graph_type)

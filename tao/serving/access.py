@@ -43,7 +43,7 @@ _NEVER_WRITTEN: Final = encode_object(NEVER_WRITTEN, ABSENT, b"")
 NOTHING_SHOWN: Final = (None, _NEVER_WRITTEN)
 """The values that show no item."""
 _MAX_KEPT: Final = 10_000
-"""Callers whose checks, and denials whose texts, are kept: names are chosen elsewhere and must not fill the memory."""
+"""Callers whose checks, and denials whose texts, are kept: names are chosen by callers and must not fill the memory."""
 
 GUARDED: Final = frozenset(
     {
@@ -76,7 +76,7 @@ def pass_caller(passed: pb.Request, caller: str | None) -> None:
 
 
 class OnBehalfOf(NamedTuple):
-    """On whose behalf something is changed that this server passes on."""
+    """The caller and the operator on whose behalf this server passes a change on."""
 
     caller: str | None
     """See `caller_of`."""

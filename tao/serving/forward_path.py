@@ -101,7 +101,7 @@ class _Forwarded:
     sent_at: float
     """The time at which it was sent first."""
     for_any_shard: bool
-    """It is forwarded for shards that this server does not serve, too."""
+    """Whether it is forwarded for shards that this server does not serve, too."""
     under_way: int = 0
     """Number of leaders that have not answered what they were sent."""
     pauses: int = 0
@@ -649,7 +649,7 @@ class WriteResults:
         answer.slots.append(slot)
         answer.results.append(result)
         if self.want_changes:
-            # By identity: writes that were committed together share the changes that they made together.
+            # Keyed by identity: writes that were committed together share the changes that they made together.
             for each in messages:
                 if id(each) not in self._changes:
                     self._changes[id(each)] = each

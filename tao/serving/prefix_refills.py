@@ -83,7 +83,7 @@ class PrefixRefills:
         self._queue: dict[_List, _Wanted] = {}
         self._is_running = False
         self.outcomes: Final = dict.fromkeys((*_OUTCOMES.values(), "failed"), 0)
-        """Number of refills, by what became of what was read."""
+        """Number of refills, by outcome."""
         self._cache.on_shrunk(self._note)
 
     def _note(self, id1: int, atype: int, before: int, left: int) -> None:

@@ -61,13 +61,13 @@ def _writes_in(request: pb.Request) -> int:
 
 
 class Terms(NamedTuple):
-    """What bounds the work of one caller besides the settings."""
+    """Bounds on the work of one caller besides the settings."""
 
     max_under_way: int | None
     spender: str
     """The caller whose budget it spends."""
     units_per_second: int
-    """That budget; 0 for none."""
+    """The budget of ``spender``; 0 for none."""
 
 
 _NO_TERMS: Final = Terms(None, "", 0)
@@ -130,7 +130,7 @@ class WorkShares:
         self._is_starting = False
         self._left_of_turn = STARTS_OF_A_TURN
         self.outcomes: Final = {"started": 0, "waited": 0, "refused": 0}
-        """Number of times that work was asked for, by what became of it."""
+        """Number of times that work was asked for, by outcome."""
 
     def register(self, metrics: Metrics) -> None:
         """Register the figures of fair shares."""

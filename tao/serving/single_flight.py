@@ -261,7 +261,7 @@ class SingleFlight:
 
     def store(self, ticket: FillTicket, query: Query, fetched: Fetched) -> Stored:
         """Store what was fetched under the ticket, if it may be kept."""
-        # Not by `caused_by`: every fill comes by here, and the block would cost more than the events.
+        # `caused_by` is not used: every fill comes by here, and its block would cost more than the events.
         recorder = self.cache.recorder
         before, recorder.cause = recorder.cause, fetched.origin
         try:

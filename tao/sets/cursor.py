@@ -28,10 +28,10 @@ class Place(NamedTuple):
 
 
 START: Final = Place(MAX_TIME, MAX_ID + 1)
-"""Before every edge."""
+"""The place before every edge."""
 
 END: Final = Place(0, 0)
-"""After every edge."""
+"""The place after every edge."""
 
 _FORMAT: Final = 0x53  # not the format of a list's cursor (`tao.client.reads`)
 _CURSOR: Final = struct.Struct("<BIQQ")  # format, checksum of the expression, time and id2 of the last edge examined

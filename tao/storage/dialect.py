@@ -128,13 +128,13 @@ class SemiSyncState:
     False."""
 
     waits: bool
-    """Its commits wait for a replica."""
+    """Whether its commits, as a master, wait for a replica."""
     acknowledges: bool
-    """It acknowledges what it receives. This stays True for a moment after its master is gone."""
+    """Whether it acknowledges, as a replica, what it receives. True for a moment after its master is gone."""
     waiting: int = 0
-    """As a master, groups of commits that are in its binlog and wait for a replica now."""
+    """Groups of commits, of a master, that are in its binlog and wait for a replica now."""
     clients: int = 0
-    """As a master, connected replicas that acknowledge to it, including those that the topology does not name."""
+    """Connected replicas that acknowledge to it as their master, also those that the topology does not name."""
 
 
 def semi_sync_state(dialect: Dialect, rows: Sequence[Row]) -> SemiSyncState:

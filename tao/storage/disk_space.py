@@ -35,7 +35,7 @@ class DiskSpaceSettings:
     a commit that waits for a distant replica takes a tenth of a second."""
 
     interval_seconds: float = 1.0
-    """Between two looks at the threads. A server that waits for space tries again once a minute."""
+    """Interval between two looks at the threads. A server that waits for space tries again once a minute."""
 
     quiet_seconds: float = 5.0
     """After a write was refused for lack of room, the disk counts as full until a write was committed and none was
@@ -107,7 +107,7 @@ class DiskSpace:
 
     @contextmanager
     def locking(self) -> Iterator[None]:
-        """Take locks: one that is not had in time may be held by a commit that waits for space."""
+        """Take locks: one that is not acquired in time may be held by a commit that waits for space."""
         try:
             yield
         except ShardBlocked:

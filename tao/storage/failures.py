@@ -76,7 +76,7 @@ def translate(error: Exception, server: str, *, locking: bool) -> TaoError:
         return ConnectionLost(f"database server {server}: the connection failed in the driver: {error!r}")
     text = f"database server {server}: {error.args[-1] if error.args else error!r} (error {number})"
     if number in _BLOCKED or (locking and number in _STATEMENT_ENDED):
-        return ShardBlocked(f"{text}; a lock was not had in time, nothing was written")
+        return ShardBlocked(f"{text}; a lock was not acquired in time, nothing was written")
     if number in _STATEMENT_ENDED:
         return DeadlineExceeded(text)
     if isinstance(error.__cause__, ConnectionRefusedError | FileNotFoundError):  # of TCP, and of a socket's file

@@ -12,11 +12,11 @@ in between has a higher one.
 The shards of a server change their master together, and it is opened only when all have. So the row of one of them
 stands for all; a part for each would cost as much as the rows. A shard that moves to another database is the exception:
 its row here names another master before anybody may write there. That is read with its rows, in one snapshot
-(`tao.storage.read_plan.ReadPlan`): what nobody could write elsewhere at the time of the snapshot was current. Behind
-the fence of a move the server that the row names is asked, after the rows: the shard arrives there under the next
-generation, and each leader that takes it adds one. Below that nobody has written there, and nobody may write here. So
-critical reads go on while a shard moves, and after a mover died behind the fence. Before it arrives the server has the
-incoming copy. One that has neither proves nothing: the shard may have arrived, been written and moved on.
+(`tao.storage.read_plan.ReadPlan`): rows that no other master could write at the time of the snapshot were current.
+Behind the fence of a move the server that the row names is asked, after the rows: the shard arrives there under the
+next generation, and each leader that takes it adds one. Below that nobody has written there, and nobody may write here.
+So critical reads go on while a shard moves, and after a mover died behind the fence. Before it arrives the server has
+the incoming copy. One that has neither proves nothing: the shard may have arrived, been written and moved on.
 
 Otherwise the generation is not checked. It says which leader may write, and a critical read needs no leader.
 """

@@ -44,9 +44,9 @@ class PoolSettings:
     idle_seconds: float = 300.0
     """A connection unused for so long is closed rather than trusted: firewalls and servers forget silently."""
     health: HealthSettings = field(default_factory=HealthSettings)
-    """When the server is down, and how it is probed."""
+    """Rules for when the server is down, and how it is probed."""
     disk_space: DiskSpaceSettings = field(default_factory=DiskSpaceSettings)
-    """When the server's disk is full, and how its threads are looked at."""
+    """Rules for when the server's disk is full, and how its threads are looked at."""
 
     def __post_init__(self) -> None:
         if self.max_connections < 1 or self.max_waiting < 0 or min(self.connect_seconds, self.idle_seconds) <= 0:

@@ -340,7 +340,7 @@ class ReadPlan:
         statement.shard = shard
         epoch = "s.version_epoch"
         if self._master:
-            # In the snapshot of the rows: a shard that was not fenced in it had no later rows elsewhere.
+            # In the snapshot of the rows: a shard that was not fenced in it had no later rows in another database.
             epoch = "CAST(s.version_epoch * (s.master_server = %s) AS UNSIGNED)"
             statement.values.append(self._master)
         statement.parts.append(

@@ -408,8 +408,8 @@ class MySqlReadStore(ReadStore):
         *,
         checked_shard: int | None,
     ) -> _Result:
-        """Return what ``ask`` reads in a session, of which it is also told whether to look at the lease. It is called
-        again when a pooled connection turns out to be dead, and without the lease when that cannot be read.
+        """Return what ``ask(session, with_lease)`` reads; the second argument says whether to look at the lease. It is
+        called again when a pooled connection turns out to be dead, and without the lease when that cannot be read.
         ``checked_shard``: a shard of the server, whose master is checked, or None for reads without a check."""
         pool = self._pools.of(server)
         fresh = refused = False

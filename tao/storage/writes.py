@@ -63,10 +63,11 @@ _UNION: Final = " UNION ALL "
 
 
 LOCK_WAIT_MILLISECONDS: Final = 300
-"""For locking the shard rows, and again for the touched rows. The commit lane waits meanwhile. Legitimate holders
-(other lanes, a takeover) take a few milliseconds."""
+"""Time limit for locking the shard rows, and again for the touched rows. The commit lane waits meanwhile. Legitimate
+holders (other lanes, a takeover) take a few milliseconds."""
 PROBE_MILLISECONDS: Final = 20
-"""Per shard, to find the shard that blocks after a lock was not acquired. Free locks take well under a millisecond."""
+"""Time limit per shard, to find the shard that blocks after a lock was not acquired. Free locks take well under a
+millisecond."""
 SHARDS_PER_STATEMENT: Final = 64
 """Most shards that a statement reads ownership or intents of. Each shard is a table of its own: the server opens them
 all before the first row, and a statement over a thousand takes long enough to delay the transactions beside it."""

@@ -140,7 +140,7 @@ class DeliveryPath:
         self._budget: Final = RetryBudget(settings.retries, 0.0)
         self._log: Final = log
         self._outboxes: Final[dict[str, LeaderOutbox]] = {}
-        # Of shards with unacknowledged parts: the outbox that holds them, and their number.
+        # Shard with unacknowledged parts → the outbox that holds them, and their number.
         self._outbox_of: Final[dict[int, tuple[LeaderOutbox, int]]] = {}
         self._receipts: Final = Receipts()
         self._progress: Final = asyncio.Event()

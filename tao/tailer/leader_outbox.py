@@ -537,7 +537,7 @@ class LeaderOutbox:
         waiting = [queue.pop() for _ in range(len(queue) - under_way)]
         waiting.reverse()
         newest_proof = next((part for part in reversed(waiting) if is_proof(part)), None)
-        # By shard and source, because a span has one source. A promotion changes the source of a database.
+        # Keyed by shard and source, because a span has one source. A promotion changes the source of a database.
         invalidations: dict[tuple[int, str], Part] = {}
         freed_bytes = 0
         for part in waiting:

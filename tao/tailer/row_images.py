@@ -30,9 +30,9 @@ _WITH_EXTRA_DATA: Final = frozenset(
     {BINLOG.WRITE_ROWS_EVENT_V2, BINLOG.UPDATE_ROWS_EVENT_V2, BINLOG.DELETE_ROWS_EVENT_V2}
 )
 _KIND: Final = 5
-"""Where a packet has the type of an event: after the byte OK and a time."""
+"""Offset of the type of an event in a packet: after the byte OK and a time."""
 _ROWS_AT: Final = 28
-"""Where a row event's own header ends: the byte OK, 19 bytes of header, 6 of the table's number, 2 of flags."""
+"""Offset of the end of a row event's header: the byte OK, 19 bytes of header, 6 of the table's number, 2 of flags."""
 _EXTRA_BYTES: Final = 2
 """Width of the length of the extra data that MySQL's events have there; the length counts itself."""
 _HEADER_BYTES: Final = {kind: 8 + _EXTRA_BYTES * (kind in _WITH_EXTRA_DATA) for kind in ROW_EVENTS}

@@ -116,7 +116,7 @@ _MAX_UNDECODED_BYTES: Final = 1 << 20
 """Estimated size of a transaction whose rows are left undecoded. A leader keeps no messages of larger ones either."""
 _GRAPH_TABLES: Final = frozenset({OBJECTS_TABLE, LISTS_TABLE, EDGES_TABLE})
 _TABLE_ID: Final = slice(20, 26)
-"""Where a packet has the number of a table: after the byte OK, the header of 19 bytes."""
+"""Place of the number of a table in a packet: after the byte OK and the header of 19 bytes."""
 _STANDALONE: Final = 1
 """Flag of a MariaDB GTID event: its group is one statement without a commit event."""
 _IGNORABLE: Final = 0x80

@@ -21,7 +21,7 @@ from tao.topology.edits import place_shard
 @dataclass(frozen=True, slots=True)
 class Cloning:
     """The change of one shard of one tier, from the servers that serve it to those that will: the home is first in
-    both. ``between`` and ``told`` are the contents of the first document."""
+    both. In the first document the servers ``between`` serve, and ``extra_receivers`` receive the changes only."""
 
     region: str
     tier: str
@@ -29,34 +29,35 @@ class Cloning:
     before: tuple[str, ...]
     after: tuple[str, ...]
     between: tuple[str, ...]
-    told: tuple[str, ...]
+    extra_receivers: tuple[str, ...]
     by_watcher: bool
 
     @property
     def is_nothing(self) -> bool:
         """Return whether nothing has to change, and no earlier change was left half-done."""
-        return self.before == self.after and not self.told
+        return self.before == self.after and not self.extra_receivers
 
     def first(self, topology: Topology) -> Topology:
         """Return the first document: servers that start or stop do not serve, and all receive the changes."""
-        return self._placed(topology, self.between, self.told)
+        return self._placed(topology, self.between, self.extra_receivers)
 
     def second(self, topology: Topology) -> Topology:
         """Return the second document, in which the new servers serve. Raises `TopologyError` when the shard has been
         placed otherwise meanwhile."""
         tier = tier_of(topology, self.region, self.tier)
-        if (hosts_of(tier, self.shard), tier.told.get(self.shard, ())) != (self.between, self.told):
+        found = hosts_of(tier, self.shard), tier.told.get(self.shard, ())
+        if found != (self.between, self.extra_receivers):
             raise TopologyError(f"shard {self.shard} of {self.region}/{self.tier} was placed otherwise meanwhile")
         return self._placed(topology, self.after, ())
 
-    def _placed(self, topology: Topology, hosts: tuple[str, ...], told: tuple[str, ...]) -> Topology:
+    def _placed(self, topology: Topology, hosts: tuple[str, ...], extra_receivers: tuple[str, ...]) -> Topology:
         return place_shard(
             topology,
             self.region,
             self.tier,
             self.shard,
             hosts,
-            told,
+            extra_receivers,
             by_watcher=self.by_watcher and len(self.after) > 1,
         )
 
@@ -81,7 +82,7 @@ def plan_copies(
         raise TopologyError(f"{region}/{tier} has servers for {most} copies of shard {shard} beside its home at most")
     after = (*before, *new)[: copies + 1]
     between = tuple(name for name in before if name in after)
-    told = dict.fromkeys((*found.told.get(shard, ()), *before, *after))
+    receivers = dict.fromkeys((*found.told.get(shard, ()), *before, *after))
     return Cloning(
         region,
         tier,
@@ -89,7 +90,7 @@ def plan_copies(
         before,
         after,
         between,
-        tuple(name for name in told if name not in between),
+        tuple(name for name in receivers if name not in between),
         by_watcher,
     )
 

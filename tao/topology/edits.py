@@ -55,7 +55,7 @@ def mark_database_server(topology: Topology, name: str, down: bool) -> Topology:
 
 
 def mark_tailer(topology: Topology, name: str, down: bool) -> Topology:
-    """Mark a tailer down or up. The mark tells operators; no server acts on it."""
+    """Mark a tailer down or up. The mark informs operators; no server acts on it."""
     if not any(tailer.name == name for region in topology.regions for tailer in region.tailers):
         raise TopologyError(f"there is no tailer {name!r}")
     regions = tuple(
@@ -195,25 +195,27 @@ def place_shard(
     tier: str,
     shard: int,
     hosts: tuple[str, ...],
-    told: tuple[str, ...],
+    extra_receivers: tuple[str, ...],
     *,
     by_watcher: bool,
 ) -> Topology:
-    """Set the servers that serve a shard of one tier, its home first, and the servers that only receive its changes. A
-    shard whose home is the ring's choice and that has no clones is returned to the ring. ``by_watcher`` says that a
-    watcher made the clones."""
+    """Set the servers that serve a shard of one tier, its home first, and ``extra_receivers``, which only receive its
+    changes. A shard whose home is the ring's choice and that has no clones is returned to the ring. ``by_watcher`` says
+    that a watcher made the clones."""
 
     def place(found: Tier) -> Tier:
         owner = Ring({server.name: server.weight for server in found.servers}).owner(shard)
         moved = {each: servers for each, servers in found.moved.items() if each != shard}
         if hosts != (owner,):
             moved[shard] = hosts
-        others = {each: servers for each, servers in found.told.items() if each != shard}
+        told = {each: servers for each, servers in found.told.items() if each != shard}
+        if extra_receivers:
+            told[shard] = extra_receivers
         watched = {each for each in found.cloned_by_watcher if each != shard} | ({shard} if by_watcher else set())
         return _with(
             found,
             moved=dict(sorted(moved.items())),
-            told=dict(sorted({**others, **({shard: told} if told else {})}.items())),
+            told=dict(sorted(told.items())),
             cloned_by_watcher=tuple(sorted(watched)),
         )
 

@@ -101,8 +101,8 @@ class WatchedDocument(ABC, Generic[Document, Failure]):
                 except Exception as error:
                     # A fault of one watcher must not keep the document from the others.
                     _logger.exception("a watcher failed on %s version %d", self.what, document.version)
-                    told = f"a watcher failed on {self.what} version {document.version}: {error!r}"
-                    self._report(self.failure(told))
+                    text = f"a watcher failed on {self.what} version {document.version}: {error!r}"
+                    self._report(self.failure(text))
 
     def _report(self, error: Failure) -> None:
         """Report each different problem once. A listener that fails at it must not end the watch."""

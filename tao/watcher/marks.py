@@ -3,7 +3,7 @@
 Every server acts on a mark, so marks are set with care. A watcher may itself be cut off, so the watcher of a server's
 own region has to agree where there is one, and nothing changes while that one is silent. The last unmarked server of a
 tier that has a weight stays unmarked: nothing would be left to try, and callers detect failures themselves. A tailer's
-mark only tells operators. Only marks that a watcher set are taken away. While the master of a database is being
+mark only informs operators. Only marks that a watcher set are taken away. While the master of a database is being
 changed, none of its servers changes its mark: the next master follows no server for a while, and is the only one that
 can be read.
 """
@@ -26,7 +26,7 @@ class ServerVerdict(StrEnum):
     UNSURE = "unsure"
     """Too early to decide, or between the bounds. A mark stays as it is."""
     DEAD = "dead"
-    """Of a master: nothing listens at its address. Masters are not marked."""
+    """Nothing listens at the address of a master. Masters are not marked."""
 
 
 @dataclass(frozen=True, slots=True)

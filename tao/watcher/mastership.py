@@ -270,7 +270,7 @@ class Mastership:
     ) -> None:
         """Note whether nobody but servers of the set acknowledges to its master, which counts its ``clients``.
 
-        An observation that cannot tell leaves what an earlier one has found: a master is often lost together with the
+        An undecided observation leaves what an earlier one has found: a master is often lost together with the
         link to its replicas, which then do not answer, or do not acknowledge any more, while it still does.
         """
         known = len(replicas.acknowledging(members))
@@ -281,7 +281,8 @@ class Mastership:
             self._acknowledged_by_set.pop(replicas.database.name, None)
 
     def _count_lost_acknowledgements(self, replicas: ReplicationSet, members: list[SetMember]) -> None:
-        """Count the observations of commits that wait in vain. Those of a master that goes on to commit do not."""
+        """Count the observations of commits that wait for a lost acknowledgement, while their master commits nothing
+        else."""
         name, state = replicas.database.name, next(member.state for member in members if member.is_master)
         if state is None or not replicas.has_lost_acknowledgements(members):
             self._lost_acknowledgements.pop(name, None)
@@ -503,7 +504,7 @@ class Mastership:
         return await renew_lease(session, from_unix_ms, terms, deadline=replicas.statement_deadline())
 
     async def _renew_without_lock(self, replicas: ReplicationSet, terms: LeaseTerms, away: LocksAway) -> bool:
-        """Renew the lease of a master of the own region although nobody can tell who holds its lock, if all other
+        """Renew the lease of a master of the own region although it is not known who holds its lock, if all other
         servers follow it (`ReplicationSet.is_followed_by_all`). Returns whether it was renewed."""
         database = replicas.database
         reason = away.message

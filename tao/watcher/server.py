@@ -190,11 +190,11 @@ class WatcherServer:
         self._use_topology(await self._topology_store.load())
 
     def _build_hot_shards(self, links: Links, context: WatcherContext) -> HotShards:
-        def tell(step: str) -> None:
+        def log_step(step: str) -> None:
             self._log.info("clone_step_started", step=step)
 
         settings, cloning = self._settings, CloningSettings()
-        cloner = Cloner(self._topology_store, topology_version_of(links, cloning), cloning, tell)
+        cloner = Cloner(self._topology_store, topology_version_of(links, cloning), cloning, log_step)
         return HotShards(
             self._current,
             lambda: self._mastership.is_active,

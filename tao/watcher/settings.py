@@ -53,7 +53,7 @@ class ProbeSettings:
 
     retry_seconds: float = 0.1
     """Interval until a cache server that has failed once is probed again; it doubles. A dead process refuses each probe
-    at once, so it is marked within a second, and its shards are written elsewhere within three."""
+    at once, so it is marked within a second, and its shards are written at other servers within three."""
 
     cache_failures: int = 3
     """Consecutive failures until a cache server or tailer is down: one refused connection may be a restart."""

@@ -34,8 +34,8 @@ class CloningSettings:
     """Time limits while the servers of a tier adopt a document."""
 
     timeout_seconds: float = 30.0
-    """For every server of the tier to use a new document; a healthy one takes half a second. Mark down a server that
-    does not: it sends changes to the servers that its old document names."""
+    """Time in which every server of the tier has to use a new document; a healthy one takes half a second. Mark down a
+    server that does not: it sends changes to the servers that its old document names."""
 
     poll_seconds: float = 0.1
     """Interval between queries to a server."""
@@ -80,7 +80,9 @@ class Cloner:
         if cloning.is_nothing:
             return await self._store.load()
         stored = await self._change(lambda found: self._first_of(found, cloning))
-        self._on_step(f"version {stored.version}: changes go to {', '.join((*cloning.between, *cloning.told))}")
+        self._on_step(
+            f"version {stored.version}: changes go to {', '.join((*cloning.between, *cloning.extra_receivers))}"
+        )
         await self._wait_until_seen(cloning, stored.version)
         stored = await self._change(cloning.second)
         self._on_step(f"version {stored.version}: served by {', '.join(cloning.after)}")

@@ -184,7 +184,7 @@ def write_shard_messages(messages: ShardMessages, to: pb.ShardMessages) -> None:
 def shard_messages_from_pb(messages: pb.ShardMessages) -> ShardMessages:
     """Convert the messages of one shard. Raises `ProtocolError` when a message is malformed."""
     shard, found = messages.shard, messages.messages
-    # Mostly there are none: whoever subscribes many shards receives one of these for each.
+    # Mostly there are none: a server that subscribes many shards receives one of these for each.
     converted = tuple([message_from_pb(each, shard) for each in found]) if found else ()
     return ShardMessages(shard, messages.version_epoch, converted)
 

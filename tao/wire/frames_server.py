@@ -481,7 +481,7 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         except TaoError as error:
             self._settings.on_refused(PeerIdentity(hello.name, hello.role, self.peer.address), error)
             raise
-        # Not sooner: closing a socket with an unread greeting would lose the answer that says why.
+        # Enter after the greeting was read: closing a socket with an unread one would lose the answer with the reason.
         self._counted = self._server.greeted.enter(self._admission.peer)
         self.peer = self._admission.peer
         self._greeted = True

@@ -141,7 +141,7 @@ class ProxiedConnection(asyncio.Protocol):
 
     def __init__(self, proxy: GrpcProxy, accepted: socket.socket, address: object) -> None:
         self.address: Final = name_of(address)
-        """Where the connection comes from, for logs."""
+        """The address from which the connection comes, for logs."""
         self.network: Final = address_of(address)
         """The address under which it is counted."""
         self.uris: tuple[str, ...] = ()

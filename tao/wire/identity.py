@@ -62,7 +62,7 @@ class PeerIdentity:
     role: str
 
     address: str = ""
-    """Where the connection comes from, for logs."""
+    """The address from which the connection comes, for logs."""
 
     caller: str = ""
     """The name that rights, fair shares and audit know the peer by, never what it says of itself: ``app/NAME`` for the
@@ -70,7 +70,7 @@ class PeerIdentity:
     anonymous: no credentials are in use."""
 
     expires_at: float = math.inf
-    """When the credential runs out, in seconds since 1970."""
+    """The time at which the credential expires, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class AcceptedToken:
     server of that role may."""
 
     expires_at: float = math.inf
-    """When it runs out, in seconds since 1970."""
+    """The time at which it expires, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Links to other cache servers: one session per server, opened on first use and reopened when it is lost.
 
-A link tells the layers above how to reach a server now and how healthy the server is. Requests that arrive while the
+A link shows the layers above how to reach a server now and how healthy the server is. Requests that arrive while the
 link connects wait, bounded in number and each by its own deadline. Every answer, timeout and refused connection goes to
 the link's failure detector. While the detector considers the server down, requests fail at once, so that callers with
 an alternative server lose no time here. Meanwhile the link alone probes the server (by connecting, or with an empty
@@ -39,7 +39,7 @@ class LinkSettings:
 
     transport: Literal["auto", "frames", "grpc"] = "auto"
     """``auto`` uses frames where the topology advertises them, which cost an eighth of gRPC per message, and gRPC
-    elsewhere."""
+    where it does not."""
 
     session: SessionSettings = field(default_factory=SessionSettings)
     """Bounds of each session."""

@@ -64,8 +64,8 @@ class DoorstepSettings:
     for ten thousand new ones a second from another continent."""
 
     max_pending_per_address: int = 256
-    """Those of one address (of one /64 network, with IPv6): enough for a machine of web processes that all connect at
-    once, too little for one machine to fill the doorstep."""
+    """Such connections of one address (of one /64 network, with IPv6): enough for a machine of web processes that all
+    connect at once, too little for one machine to fill the doorstep."""
 
     max_connections_per_caller: int = 5_000
     """Connections of one application that has shown its credential, whatever their addresses (of gRPC: sessions,
@@ -75,7 +75,7 @@ class DoorstepSettings:
     """gRPC calls at a time that need no credential: health checks and reflection."""
 
     max_open_calls_per_address: int = 32
-    """Those of one address. A load balancer needs one for each server that it watches."""
+    """Such calls of one address. A load balancer needs one for each server that it watches."""
 
     max_streams_per_connection: int = 32
     """Calls under way on one gRPC connection. A client with more waits with the rest, or opens another connection. More
@@ -147,7 +147,7 @@ class ServingSettings:
     kept free for servers and operators."""
 
     max_message_bytes: int = MAX_MESSAGE_BYTES
-    """As on the client's side; the two should agree."""
+    """Size limit of a message. It should equal the limit of the clients."""
 
     max_unanswered: int = 10_000
     """Requests (series included) that one peer may have unanswered; further ones are rejected as OVERLOADED."""
@@ -174,7 +174,7 @@ class ServingSettings:
     """Interval at which those timeouts are checked, for all connections together: cheaper than timers for each."""
 
     pause_seconds: float = 1.0
-    """As `SessionSettings.pause_seconds`: after a pause of its own, a server reads before it takes peers for silent."""
+    """See `SessionSettings.pause_seconds`: after a pause of its own, a server reads before it gives up silent peers."""
 
     unary_deadline_seconds: float = 10.0
     """Deadline of a unary call that names none: longer than any answer that its caller would still want."""

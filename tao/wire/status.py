@@ -1,7 +1,7 @@
 """Errors as gRPC statuses, and back.
 
-A status code tells a program that knows nothing of this system what to do. The exact reason stands in the trailing
-metadata, from which the error is rebuilt as it was raised.
+A program that knows nothing of this system acts on the status code. The exact reason stands in the trailing metadata,
+from which the error is rebuilt as it was raised.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ from tao.wire.identity import ExpectedServer, SpiffeCluster, check_server
 _logger = logging.getLogger(__name__)
 
 Stamp = tuple[bytes | None, ...]
-"""What tells one state of some files from another: a digest of each; None for one that cannot be read. The times of
-files are too coarse for it: two changes within some milliseconds would be taken for one."""
+"""Identifies a state of some files: a digest of each; None for one that cannot be read. The times of files are too
+coarse for it: two changes within some milliseconds would be taken for one."""
 
 
 @dataclass(frozen=True, slots=True)

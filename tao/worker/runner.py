@@ -48,7 +48,7 @@ class RunnerSettings:
     """Jobs of low priority side by side, which no others take the place of."""
 
     lease_seconds: float = 30.0
-    """For how long a job is leased, from its last page on: so long the job of a lost worker waits. A page has to be
+    """Time for which a job is leased, from its last page on: the job of a lost worker waits that long. A page has to be
     done in half of it."""
 
     poll_seconds: float = 1.0

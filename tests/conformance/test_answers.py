@@ -259,7 +259,7 @@ def test_ids_are_found_denied_or_undecided(core: ModuleType) -> None:
     assert header(core.edges_answer(whole, [], MAX_TIME, 0).block) == (7, 3, 0, 0)
 
 
-def test_an_edge_exists_or_not_or_the_prefix_cannot_tell(core: ModuleType) -> None:
+def test_an_edge_exists_or_not_or_the_prefix_cannot_decide(core: ModuleType) -> None:
     whole, prefix = block_of(50, 40, 30), block_of(50, 40, 30, count=9)
     assert (core.existence_answer(whole, 140), core.existence_answer(whole, 141)) == (EXISTS, EXISTS_NOT)
     assert (core.existence_answer(prefix, 140), core.existence_answer(prefix, 141)) == (EXISTS, None)

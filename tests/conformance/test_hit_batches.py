@@ -1,4 +1,4 @@
-"""What is answered at once, from bytes to bytes, is what `ReadService.handle` answers, byte by byte."""
+"""The answers that are made at once, from bytes to bytes, equal those of `ReadService.handle`, byte by byte."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Served:
         )
         settings = ServingSettings(authenticator=PeerAuthenticator(accepted))
         self.handler = Handler()
-        self.faces = Listeners(self.server, self.handler, settings, lambda: 1, lambda: 0, tls=tls)
+        self.listeners = Listeners(self.server, self.handler, settings, lambda: 1, lambda: 0, tls=tls)
 
     async def ask(
         self,
@@ -89,17 +89,17 @@ class Served:
 @pytest.fixture
 async def demanding(authority: TestAuthority) -> AsyncIterator[Served]:
     served = Served(authority.issue("follower-1"))
-    await served.faces.start()
+    await served.listeners.start()
     yield served
-    await served.faces.close()
+    await served.listeners.close()
 
 
 @pytest.fixture
 async def open_to_clients(authority: TestAuthority) -> AsyncIterator[Served]:
     served = Served(replace(authority.issue("follower-1"), demand_certificates=False))
-    await served.faces.start()
+    await served.listeners.start()
     yield served
-    await served.faces.close()
+    await served.listeners.close()
 
 
 @pytest.mark.parametrize("transport", ["frames", "grpc"])
@@ -138,9 +138,9 @@ async def by_ids(authority: TestAuthority) -> AsyncIterator[Served]:
         cluster=SpiffeCluster.parse(CLUSTER), is_listed=lambda role, name, _: (role, name) == ("leader", "leader-1")
     )
     served = Served(authority.issue("follower-1", uri_of("follower", "follower-1"), CLUSTER), accepted)
-    await served.faces.start()
+    await served.listeners.start()
     yield served
-    await served.faces.close()
+    await served.listeners.close()
 
 
 @pytest.mark.parametrize("transport", ["frames", "grpc"])
@@ -170,12 +170,12 @@ async def test_a_certificate_that_is_not_demanded_names_its_peer(transport: str,
     own = authority.issue("follower-1", uri_of("follower", "follower-1"), CLUSTER)
     accepted = AcceptedCredentials(cluster=SpiffeCluster.parse(CLUSTER))
     served = Served(replace(own, demand_certificates=False), accepted)
-    await served.faces.start()
+    await served.listeners.start()
     web = authority.issue("web", "spiffe://example.org/app/web", CLUSTER)
     assert (await served.peer(transport, web, Credentials("web-17", "client"))).caller == "app/web"
     with pytest.raises(Unauthorized, match="the token is missing"):
         await served.ask(transport, TlsFiles(authorities=authority.file), Credentials("web-17", "client"))
-    await served.faces.close()
+    await served.listeners.close()
 
 
 @pytest.mark.parametrize("transport", ["frames", "grpc"])
@@ -188,10 +188,10 @@ async def test_a_client_asks_no_server_but_the_one_that_the_topology_names(
     address = by_ids.server.grpc if transport == "grpc" else f"frames:{by_ids.server.frames}"
     assert await by_ids.ask(transport, web, credentials, address) == [b"v1"]
     posing = Served(authority.issue("web", "spiffe://example.org/app/web", CLUSTER))
-    await posing.faces.start()
+    await posing.listeners.start()
     with pytest.raises(Unauthorized, match="that of app/web, not of follower-1"):
         await posing.ask(transport, web, credentials)
-    await posing.faces.close()
+    await posing.listeners.close()
 
 
 @pytest.mark.parametrize("transport", ["frames", "grpc"])
@@ -210,9 +210,9 @@ async def test_a_server_answers_only_in_the_role_region_and_cluster_of_its_certi
                 await by_ids.ask(transport, files, credentials, place=ServerPlace(role, region))
         place = ServerPlace("follower", "east")
         assert await by_ids.ask(transport, files, credentials, place=place) == [b"v1"]
-        elsewhere = replace(files, cluster="spiffe://example.org/tao/other")
+        other_cluster = replace(files, cluster="spiffe://example.org/tao/other")
         with pytest.raises(Unauthorized, match="not one of this cluster"):
-            await by_ids.ask(transport, elsewhere, credentials, place=place)
+            await by_ids.ask(transport, other_cluster, credentials, place=place)
 
 
 @pytest.mark.parametrize("transport", ["frames", "grpc"])
@@ -223,7 +223,7 @@ async def test_changed_files_are_used_for_new_connections_and_wrong_ones_are_not
     old, new = TestAuthority(tmp_path / "old", "old authority"), TestAuthority(tmp_path / "new", "new one")
     files = old.issue("follower-1")
     served = Served(files)
-    await served.faces.start()
+    await served.listeners.start()
     peer = replace(old.issue("leader-1"), authorities=tmp_path / "trusted.pem")
     trusted = tmp_path / "trusted.pem"
     trusted.write_bytes(old.file.read_bytes() + new.file.read_bytes())
@@ -253,14 +253,14 @@ async def test_changed_files_are_used_for_new_connections_and_wrong_ones_are_not
             await asyncio.sleep(0.01)
     assert (await link.ask(read(1), PATIENT_SECONDS)).read.values, "the open connection has been kept"
     await links.close()
-    await served.faces.close()
+    await served.listeners.close()
 
 
 @pytest.mark.parametrize("transport", ["frames", "grpc"])
 async def test_a_server_speaks_tls_1_3_and_nothing_below(transport: str, tmp_path: Path) -> None:
     files = replace(TestAuthority(tmp_path).issue("follower-1"), demand_certificates=False)
     served = Served(files)
-    await served.faces.start()
+    await served.listeners.start()
     address = served.server.grpc if transport == "grpc" else served.server.frames
     host, port = address.split(":")
     try:
@@ -278,7 +278,7 @@ async def test_a_server_speaks_tls_1_3_and_nothing_below(transport: str, tmp_pat
         with pytest.raises((ssl.SSLError, ConnectionError)):
             await version(ssl.TLSVersion.TLSv1_2)
     finally:
-        await served.faces.close()
+        await served.listeners.close()
 
 
 def test_ids_need_authorities_and_a_cluster_of_spiffe_s_form() -> None:

@@ -29,7 +29,6 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.database,
     pytest.mark.unhurried,
-    pytest.mark.timeout(240),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

@@ -64,7 +64,7 @@ from tests.rigs.replication_rig import (
     until_arrived,
 )
 
-pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.unhurried, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.unhurried]
 
 SHAPE = Shape(databases=2, shards=4, leaders=1, tiers=1, followers=1, watchers=0)
 DATABASES_ONLY = frozenset({Role.DATABASE})
@@ -338,7 +338,7 @@ async def test_an_interrupted_restore_keeps_services_out_and_begins_anew(rig: Re
 async def test_a_database_without_shards_is_backed_up_and_restored_too(
     tmp_path: Path, database_accounts: ServiceAccounts
 ) -> None:
-    """As one that is about to get shards, or has given all of them away."""
+    """Such a database is about to get shards, or has given all of them away."""
     backup, administrator = tmp_path / "backup", database_accounts.administrator
     async with move_rig(tmp_path, database_accounts) as rig:
         full, empty = rig.topology.databases

@@ -130,13 +130,13 @@ async def test_each_selector_invalidates_what_it_names_and_no_more(cluster: DevC
     assert (await missed_after("--range", "0-3", "--type", "likes"))[0] == 2
     assert (await missed_after("--type", "user"))[0] == 2
     tier_1 = login_of(cluster).topology.regions[0].followers[0].servers[0].name
-    missed, voided = await missed_after("--server", tier_1, "--shard", str(shard))
-    assert (missed, voided) == (2, {tier_1: 1})  # its leader still has both
-    missed, voided = await missed_after("--range", "0-3")
+    missed, invalidated = await missed_after("--server", tier_1, "--shard", str(shard))
+    assert (missed, invalidated) == (2, {tier_1: 1})  # its leader still has both
+    missed, invalidated = await missed_after("--range", "0-3")
     assert missed == 4
     leaders = [each.name for each in login_of(cluster).topology.regions[0].leaders.servers]
-    assert sum(voided[name] for name in leaders) == 4
-    assert [count for name, count in voided.items() if name not in leaders] == [4, 4]
+    assert sum(invalidated[name] for name in leaders) == 4
+    assert [count for name, count in invalidated.items() if name not in leaders] == [4, 4]
 
 
 async def test_the_history_of_a_key_explains_why_it_is_stale(cluster: DevCluster, graph: Graph) -> None:
@@ -174,12 +174,12 @@ async def test_a_change_that_only_the_binlog_brings_names_its_position(cluster: 
     shard = user >> SHARD_SHIFT
     await change_rows(cluster, shard, f"UPDATE objects SET version = version + 1 WHERE id = {user}", in_binlog=True)
 
-    async def told_by_binlog() -> bool:
+    async def changed_by_binlog() -> bool:
         _, report = await command(cluster, "story", str(user))
         causes = [event["cause"] for event in report["events"] if not event["of_shard"]]
         return any(cause.startswith("binlog of ") and cause.count("-") >= 2 for cause in causes)
 
-    await until(told_by_binlog, "the tailer's change is not in the story")
+    await until(changed_by_binlog, "the tailer's change is not in the story")
 
 
 async def test_a_wrong_cache_entry_is_found_by_verify_and_by_the_checker(cluster: DevCluster, graph: Graph) -> None:

@@ -26,7 +26,6 @@ from tests.e2e.cluster_access import PATIENT_SECONDS, assert_converges, running_
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.database,
-    pytest.mark.timeout(120),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

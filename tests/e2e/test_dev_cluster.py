@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -110,6 +111,10 @@ async def test_a_killed_server_is_started_again_while_the_others_go_on_and_logs_
         states = {process.name: process.state for process in (await cluster.status()).processes}
         assert states["follower-1a"] == "stopped"
         assert states["follower-2a"] == "ready"
+        # Nothing else that looks for a free port gets one of its own.
+        for port in cluster.record.ports["follower-1a"].values():
+            with socket.socket() as other, pytest.raises(OSError, match="in use"):
+                other.bind((LOOPBACK, port))
         await cluster.restart("follower-1a")
         assert {process.state for process in (await cluster.status()).processes} == {"ready"}
         code, out, _ = await tao(folder, "dev", "logs", "leader-1", "--state-dir", str(folder))

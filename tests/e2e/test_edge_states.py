@@ -189,7 +189,7 @@ async def test_a_node_is_archived_and_restored_as_it_was_in_every_region(
 async def test_five_hundred_adds_fifty_removes_and_ten_bulk_operations_leave_four_hundred_fifty_archived(
     regions: Regions, graphs: tuple[Graph, Graph]
 ) -> None:
-    """As FlockDB's regression test of its optimistic lock: everything at once, and in any order."""
+    """The scenario of FlockDB's regression test of its optimistic lock: everything at once, and in any order."""
     east = graphs[0]
     (user,) = await ids_on(east, 1)
     pages = [each for shard in range(4) for each in await ids_on(east, shard, 125)]
@@ -232,7 +232,7 @@ async def _unequal(access: Access, schema: Schema) -> AsyncIterator[UnequalEnds]
         yield found
 
 
-async def test_repair_tells_an_end_the_state_of_the_node_at_the_other(
+async def test_repair_brings_an_end_the_state_of_the_node_at_the_other(
     regions: Regions, graphs: tuple[Graph, Graph]
 ) -> None:
     east, routes = graphs[0], regions.routes

@@ -39,7 +39,6 @@ from tests.e2e.delay_proxy import DelayProxy
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.database,
-    pytest.mark.timeout(120),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

@@ -19,7 +19,7 @@ from tao.topology.document import parse_topology
 from tests.e2e.cluster_access import PATIENT_SECONDS, assert_converges, running_cluster
 from tests.rigs.small_disk import small_disk
 
-pytestmark = [pytest.mark.e2e, pytest.mark.database, pytest.mark.unhurried, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.database, pytest.mark.unhurried]
 
 SERVER_RETRY_SECONDS = 120.0
 """The server tries its binlog again once a minute."""

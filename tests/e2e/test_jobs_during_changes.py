@@ -27,7 +27,6 @@ from tests.e2e.steady_writers import command, regions_of, topology_of
 pytestmark = [
     pytest.mark.database,
     pytest.mark.e2e,
-    pytest.mark.timeout(240),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

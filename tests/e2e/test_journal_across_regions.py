@@ -17,7 +17,6 @@ from tests.e2e.region_access import Regions, plain, running_regions
 pytestmark = [
     pytest.mark.database,
     pytest.mark.e2e,
-    pytest.mark.timeout(180),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

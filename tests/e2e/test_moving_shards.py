@@ -25,7 +25,6 @@ from tests.rigs.move_rig import QUICK, SHARDS, SOURCE, TARGET, MoveRig, Writer, 
 pytestmark = [
     pytest.mark.database,
     pytest.mark.e2e,
-    pytest.mark.timeout(180),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

@@ -156,7 +156,6 @@ async def assert_converged(access: Access, schema: Schema) -> None:
     assert await find_broken_pairs(access.routes, schema, access.scans, access.store) == []
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_every_client_reads_its_own_writes_and_all_caches_end_equal_to_the_database(cluster: DevCluster) -> None:
     async with AsyncExitStack() as stack:
@@ -180,7 +179,6 @@ async def test_every_client_reads_its_own_writes_and_all_caches_end_equal_to_the
                         assert plain(await graph.assoc_range(id1, atype, 0, 100)) == worker.model.assoc_list(id1, atype)
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_hot_keys_written_by_all_clients_at_once_converge_with_their_inverses(cluster: DevCluster) -> None:
     async with AsyncExitStack() as stack:

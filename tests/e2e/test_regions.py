@@ -38,7 +38,7 @@ STORAGE_ONLY = frozenset({Role.DATABASE, Role.LINE})
 EAST_WEST = ("east", "west")
 IN_SHARED = pytest.mark.asyncio(loop_scope="module")
 NUMBERS = count(1000)
-"""Of the rows in the shared cluster, which tests write one after the other."""
+"""Numbers of rows in the shared cluster, which tests write one after the other."""
 _FIND = "SELECT 1 FROM schema_migrations WHERE number = %s"
 
 

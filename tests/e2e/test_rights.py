@@ -22,7 +22,6 @@ from tests.e2e.cluster_access import PATIENT_SECONDS, bystander_of, running_clus
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.database,
-    pytest.mark.timeout(120),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

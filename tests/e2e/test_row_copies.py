@@ -22,7 +22,6 @@ from tests.rigs.move_rig import SOURCE, TARGET, MoveRig, move_rig, soon
 pytestmark = [
     pytest.mark.database,
     pytest.mark.e2e,
-    pytest.mark.timeout(180),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

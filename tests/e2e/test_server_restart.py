@@ -123,7 +123,6 @@ async def write_once_more(writers: list[Writer]) -> None:
         writer.acknowledged = writer.tried
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_killed_leader_loses_no_acknowledged_write(cluster: DevCluster) -> None:
     async def kill(writers: list[Writer]) -> None:
@@ -133,7 +132,6 @@ async def test_a_killed_leader_loses_no_acknowledged_write(cluster: DevCluster) 
     await under_traffic(cluster, kill)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_leader_that_is_stopped_loses_no_acknowledged_write(cluster: DevCluster) -> None:
     async def restart(writers: list[Writer]) -> None:
@@ -142,7 +140,6 @@ async def test_a_leader_that_is_stopped_loses_no_acknowledged_write(cluster: Dev
     await under_traffic(cluster, restart)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_killed_follower_has_a_stand_in_and_recovers_with_correct_entries(cluster: DevCluster) -> None:
     async def kill(writers: list[Writer]) -> None:

@@ -25,7 +25,6 @@ from tests.rigs.forked_programs import run_tao
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.database,
-    pytest.mark.timeout(120),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

@@ -22,7 +22,7 @@ from tao.storage.names import schema_name, shard_of_schema
 from tao.topology import edits
 from tests.rigs.move_rig import SHARDS, SOURCE, TARGET, MoveRig, Writer, move_rig, soon
 
-pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.timeout(120), pytest.mark.asyncio]
+pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.asyncio]
 
 NEW = SHARDS  # The first one is added to `SOURCE`.
 

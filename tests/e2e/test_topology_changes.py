@@ -32,7 +32,6 @@ from tests.e2e.cluster_access import (
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.database,
-    pytest.mark.timeout(120),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

@@ -24,7 +24,7 @@ BLOCK = re.compile(r'^```(sh|python|text)(?: title="([\w.]+)")?\n(.*?)^```$', re
 ELLIPSIS = "…"
 """A line that stands for any number of lines."""
 MARK = "@@ commands"
-"""Printed before each block of commands, so that its output can be told from that of the others."""
+"""Printed before each block of commands, so that its output can be separated from that of the others."""
 NOT_RUN = ("sudo ", "make ", "source ", "tao dev ")
 """Commands that the test leaves out, because the environment exists and the fixture starts and stops the cluster."""
 

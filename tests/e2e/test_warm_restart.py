@@ -26,7 +26,6 @@ from tests.e2e.cluster_access import LOOK_SECONDS, PACE_SECONDS, PATIENT_SECONDS
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.database,
-    pytest.mark.timeout(180),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

@@ -28,7 +28,6 @@ from tests.e2e.region_access import until
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.database,
-    pytest.mark.timeout(240),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

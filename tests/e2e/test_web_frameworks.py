@@ -41,7 +41,7 @@ PROGRAMS = dict(
 KEY = b"a key of sixteen bytes"
 FOLLOWER = "follower-1a"
 LATER = 1 << 30
-"""What is added to an id for one that hours from now would be given out on the same shard, and nobody has yet."""
+"""Added to an id: the sum is an id of the same shard that is given out in some hours, and to nobody before."""
 
 WORKER_WSGI = """
 import os

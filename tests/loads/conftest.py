@@ -20,7 +20,7 @@ def _scenario_of(item: pytest.Item) -> tuple[str, ...] | None:
 
 @pytest.fixture(scope="module")
 def toy_runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ToyRuns]:
-    """Those that the selected tests of the module need, all started."""
+    """Start the runs that the selected tests of the module need."""
     runs = ToyRuns(tmp_path_factory.mktemp("toy"))
     for item in request.session.items:
         arguments = _scenario_of(item)

@@ -14,7 +14,7 @@ from loadtest.compare.scenario import CompareOptions, compare_trees
 from loadtest.scenario import BenchSettings, Silent
 from tao.model.errors import OperatorError
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e]
 _WAIT_SECONDS = 120.0
 _MAKEFILE = """\
 env:

@@ -19,7 +19,6 @@ from tests.rigs.forked_programs import forked_scenario
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.database,
-    pytest.mark.timeout(420),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

@@ -21,7 +21,7 @@ def test_a_replay_that_is_abandoned_lets_the_next_one_read() -> None:
     machine = ContinuationMachine()
     machine.catch_up_everyone()
     machine.commit(shards=[0, 1], quick=False, times=1)
-    machine.tailer_tells(shard=1, most=1)
+    machine.tailer_relays(shard=1, most=1)
     machine.commit(shards=[0, 1], quick=True, times=5)
     machine.follower_connects_anew(follower=0)
     machine.catch_up_everyone()
@@ -33,7 +33,7 @@ def test_a_follower_of_a_leader_that_was_never_linked_is_reset_when_the_shard_mo
     machine = ContinuationMachine()
     machine.follower_takes(follower=0, most=1, name="a")
     machine.commit(shards=[0], quick=False, times=1)
-    machine.shard_moves(shard=0, tell=1, unnoticed=True)
+    machine.shard_moves(shard=0, relayed=1, unnoticed=True)
     machine.catch_up_everyone()
 
 
@@ -42,14 +42,14 @@ def test_a_position_is_not_delivered_before_the_message_that_it_covers() -> None
     subscriber that received only the position, and lost its connection, would never receive the message."""
     machine = ContinuationMachine()
     machine.catch_up_everyone()
-    machine.shard_moves(shard=0, unnoticed=False, tell=0)
+    machine.shard_moves(shard=0, unnoticed=False, relayed=0)
     machine.commit(shards=[0], quick=False, times=5)
-    machine.shard_moves(shard=0, unnoticed=True, tell=9)
+    machine.shard_moves(shard=0, unnoticed=True, relayed=9)
     machine.leader_crashes_and_restarts(name="a", disk="gone")
-    machine.shard_moves(shard=0, unnoticed=False, tell=0)
-    machine.shard_moves(shard=1, unnoticed=False, tell=0)
+    machine.shard_moves(shard=0, unnoticed=False, relayed=0)
+    machine.shard_moves(shard=1, unnoticed=False, relayed=0)
     machine.commit(shards=[1], quick=False, times=1)
-    machine.shard_moves(shard=1, unnoticed=True, tell=4)
+    machine.shard_moves(shard=1, unnoticed=True, relayed=4)
     for _ in range(4):
         machine.follower_takes(follower=0, name="a", most=1)
         machine.nobody_claims_what_it_does_not_know()
@@ -61,7 +61,7 @@ def test_a_proof_made_while_messages_are_resent_does_not_cover_them() -> None:
     servers that have them."""
     machine = ContinuationMachine()
     machine.catch_up_everyone()
-    machine.shard_moves(shard=0, unnoticed=False, tell=0)
+    machine.shard_moves(shard=0, unnoticed=False, relayed=0)
     machine.commit(shards=[0], quick=False, times=2)
     machine.heartbeat(database="db1")
     machine.leader_crashes_and_restarts(name="b", disk="torn")

@@ -43,7 +43,7 @@ class Naive:
     parked: dict[str, list[Claim]] = field(default_factory=lambda: {name: [] for name in "abc"})
     """The claims of each caller that wait for the end of an item that reads a master."""
     worked_at: dict[str, float] = field(default_factory=dict)
-    """When each caller has asked for work, or ended some."""
+    """Caller → the time at which it last asked for work, or ended some."""
     time: float = 0.0
 
     def under_way(self, caller: str | None = None) -> int:

@@ -40,7 +40,7 @@ class FilterMachine(RuleBasedStateMachine):
         self.cache = GraphCache(CacheSettings(arena_bytes={"default": budget}, credit_slots=101), Types())
         self.cache.open_shard(SHARD, 1)
         self.waiting: list[ListChange | ListInvalidation] = []
-        self.told: list[ListChange | ListInvalidation] = []
+        self.delivered: list[ListChange | ListInvalidation] = []
         self.heard = 0
         self.visible = 0
         self.build: FilterBuild | None = None
@@ -60,7 +60,7 @@ class FilterMachine(RuleBasedStateMachine):
 
     def deliver_one(self, message: ListChange | ListInvalidation) -> None:
         self.cache.apply_message(message, 1, self.now)
-        self.told.append(message)
+        self.delivered.append(message)
         self.heard = max(self.heard, message.after if isinstance(message, ListChange) else message.version)
 
     @precondition(lambda self: self.waiting)
@@ -68,10 +68,10 @@ class FilterMachine(RuleBasedStateMachine):
     def deliver(self, data: st.DataObject) -> None:
         self.deliver_one(self.waiting.pop(data.draw(st.integers(0, len(self.waiting) - 1))))
 
-    @precondition(lambda self: self.told)
+    @precondition(lambda self: self.delivered)
     @rule(data=st.data())
     def deliver_again(self, data: st.DataObject) -> None:
-        self.deliver_one(data.draw(st.sampled_from(self.told)))
+        self.deliver_one(data.draw(st.sampled_from(self.delivered)))
 
     @rule()
     def replica_catches_up(self) -> None:
@@ -84,7 +84,7 @@ class FilterMachine(RuleBasedStateMachine):
         self.cache.store_list(ticket, shot.block(KEY, 0, 3), 1, self.now)
 
     @rule()
-    def a_token_tells_of_the_newest(self) -> None:
+    def a_token_names_the_newest(self) -> None:
         version = self.truth.now.lists.get(KEY, (0, ()))[0]
         self.cache.raise_list_floor(KEY.id1, KEY.atype, version, self.now)
         self.heard = max(self.heard, version)

@@ -27,7 +27,7 @@ SKEW_MS = 10_000
 
 @dataclass
 class Owner:
-    """One ownership. Whoever lost it may go on giving out ids for a while, but can raise nothing any more."""
+    """One ownership. An owner that lost it may go on giving out ids for a while, but can raise nothing any more."""
 
     ids: IdSequence
     clock_off_ms: int

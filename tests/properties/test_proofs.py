@@ -41,7 +41,7 @@ class ProofMachine(RuleBasedStateMachine):
 
     @rule(leader=st.sampled_from(LEADERS))
     def begin_stream(self, leader: str) -> None:
-        """As a follower does: the stream before has ended, and with it the subscription of its shards."""
+        """Begin a stream as a follower does: the former one has ended, and the subscription of its shards with it."""
         self.suspend([shard for shard, sender in self.sender.items() if sender == leader])
         self.inbox.begin_stream(leader)
 

@@ -134,9 +134,9 @@ def test_outcomes_and_errors_survive_the_wire(error: NotMine | Unavailable | Non
     back = pb.WriteResult.FromString(on_the_wire)
     assert (back.id, back.found, back.HasField("error")) == (object_id, found, error is not None)
     if error is not None:
-        told = convert.error_from_pb(back.error)
-        assert (type(told), told.message) == (type(error), error.message)
-        assert getattr(told, "topology_version", 0) == getattr(error, "topology_version", 0)
+        decoded = convert.error_from_pb(back.error)
+        assert (type(decoded), decoded.message) == (type(error), error.message)
+        assert getattr(decoded, "topology_version", 0) == getattr(error, "topology_version", 0)
 
 
 def test_an_object_without_an_id_keeps_its_shard_until_the_leader_gives_it_one() -> None:

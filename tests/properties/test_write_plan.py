@@ -221,16 +221,16 @@ def check_shares(writes: list[Write], plan: WritePlan, after: ExistingRows) -> N
         if plan.outcomes[index].error is not None:
             assert (plan.changes_of[index], plan.unchanged_of[index]) == ((), ())
             continue
-        told: dict[tuple[int, int], int] = {}
+        versions: dict[tuple[int, int], int] = {}
         for change in (plan.changes[at] for at in plan.changes_of[index]):
             if isinstance(change, ListChange):
-                told[change.id1, change.atype] = change.after
+                versions[change.id1, change.atype] = change.after
         for each in plan.unchanged_of[index]:
             if isinstance(each, ListInvalidation):
-                told[each.id1, each.atype] = each.version
+                versions[each.id1, each.atype] = each.version
         if isinstance(write, AssocAdd | AssocDelete):
             row = after.lists.get(ListKey(write.id1, write.atype))
-            assert told.get((write.id1, write.atype)) == (None if row is None else row.version)
+            assert versions.get((write.id1, write.atype)) == (None if row is None else row.version)
 
 
 def sides_of(batch: list[tuple[Write, bool]]) -> list[bool]:

@@ -53,13 +53,13 @@ class Document:
     def cloner(self, settings: CloningSettings = PATIENT) -> Cloner:
         return Cloner(self, self.version_at, settings, self.steps.append)
 
-    def told(self, *followers: FollowerRig) -> None:
+    def deliver(self, *followers: FollowerRig) -> None:
         for each in followers:
             each.configuration.use_topology(self.topology)
 
-    async def all_told_until(self, task: asyncio.Task[Topology]) -> Topology:
+    async def deliver_until(self, task: asyncio.Task[Topology]) -> Topology:
         while not task.done():
-            self.told(*self.followers.values())
+            self.deliver(*self.followers.values())
             await asyncio.sleep(0)
         return await task
 
@@ -75,7 +75,7 @@ async def clone(document: Document, copies: int) -> asyncio.Task[Topology]:
 
 
 async def cloned(region: RegionRig, document: Document) -> None:
-    await document.all_told_until(await clone(document, 1))
+    await document.deliver_until(await clone(document, 1))
     await until(lambda: region.far.cache.is_open(0))
 
 
@@ -85,12 +85,12 @@ async def test_a_clone_serves_only_when_all_servers_that_forward_writes_know_it(
     near, far = region.near, region.far
     running = await clone(document, 1)
     await until(lambda: document.topology.version == 2)
-    document.told(far)
+    document.deliver(far)
     await quiet()
     assert document.topology.version == 2, "near-1 does not know yet"
     with pytest.raises(NotMine):
         await far.times(A, COMMENT)
-    stored = await document.all_told_until(running)
+    stored = await document.deliver_until(running)
     assert stored.version == 3
     far.links["leader-1"].hold_answers.add("subscribe")  # the leader's messages come later
     await near.write(AssocAdd(A, COMMENT, B, 1, b""))
@@ -103,16 +103,16 @@ async def test_a_server_that_knows_the_first_document_alone_hands_its_writes_to_
     near, far = region.near, region.far
     running = await clone(document, 1)
     await until(lambda: document.topology.version == 2)
-    document.told(near, far)
+    document.deliver(near, far)
     await until(lambda: document.topology.version == 3)
-    document.told(far)
+    document.deliver(far)
     await until(lambda: far.cache.is_open(0))
     assert await far.times(A, COMMENT) == []
     far.links["leader-1"].hold_answers.add("subscribe")
     await near.write(AssocAdd(A, COMMENT, B, 1, b""))
     assert near.configuration.routes.version == 2
     assert await far.times(A, COMMENT) == [1]
-    await document.all_told_until(running)
+    await document.deliver_until(running)
 
 
 async def test_a_clone_that_is_not_subscribed_yet_answers_what_it_fetches_and_keeps_nothing(
@@ -120,7 +120,7 @@ async def test_a_clone_that_is_not_subscribed_yet_answers_what_it_fetches_and_ke
 ) -> None:
     near, far = region.near, region.far
     far.links["leader-1"].hold_answers.add("subscribe")
-    await document.all_told_until(await clone(document, 1))
+    await document.deliver_until(await clone(document, 1))
     await near.write(AssocAdd(A, COMMENT, B, 1, b""))
     assert await far.times(A, COMMENT) == [1]
     assert not far.cache.is_open(0)
@@ -137,19 +137,19 @@ async def test_a_clone_has_ended_before_any_server_leaves_it_out(region: RegionR
     assert await far.times(A, COMMENT) == []
     running = await clone(document, 0)
     await until(lambda: document.topology.version == 4)
-    document.told(near)
+    document.deliver(near)
     await quiet()
     assert document.topology.version == 4, "near-2 may still answer"
     far.links["leader-1"].hold_answers.add("subscribe")
     await near.write(AssocAdd(A, COMMENT, B, 1, b""))
-    assert await far.times(A, COMMENT) == [1], "it is told as long as it answers"
-    document.told(far)
+    assert await far.times(A, COMMENT) == [1], "it receives changes as long as it answers"
+    document.deliver(far)
     with pytest.raises(NotMine) as refused:
         await far.times(A, COMMENT)
     assert refused.value.topology_version == 4, "a client learns where to go"
     far.links["leader-1"].hold_answers.clear()
     far.links["leader-1"].let_go()
-    (tier,) = (await document.all_told_until(running)).regions[0].followers
+    (tier,) = (await document.deliver_until(running)).regions[0].followers
     assert (hosts_of(tier, 0), tier.told) == (("near-1",), {})
 
 
@@ -185,7 +185,7 @@ async def test_an_interrupted_change_is_continued(region: RegionRig, document: D
     with pytest.raises(Unavailable, match="near-1, near-2 did not hear of topology version 2"):
         await cloner.run(await cloner.plan("east", "near", 0, 1))
     plan = await cloner.plan("east", "near", 0, 1)
-    assert (plan.between, plan.told) == (("near-1",), ("near-2",))
+    assert (plan.between, plan.extra_receivers) == (("near-1",), ("near-2",))
     await cloned(region, document)
     assert document.topology.regions[0].followers[0].moved[0] == ("near-1", "near-2")
 
@@ -193,10 +193,10 @@ async def test_an_interrupted_change_is_continued(region: RegionRig, document: D
 async def test_a_server_that_is_marked_down_is_not_waited_for(region: RegionRig, document: Document) -> None:
     running = await clone(document, 1)
     await until(lambda: document.topology.version == 2)
-    document.told(region.far)
+    document.deliver(region.far)
     document.topology = edits.mark_server(document.topology, "near-1", down=True)
     await until(lambda: document.topology.version == 4)
-    document.told(region.far)
+    document.deliver(region.far)
     assert (await running).version == 4
 
 
@@ -204,7 +204,7 @@ async def test_another_change_of_the_document_between_the_steps_is_kept(region: 
     running = await clone(document, 1)
     await until(lambda: document.topology.version == 2)
     document.topology = edits.mark_server(document.topology, "leader-2", down=True)
-    stored = await document.all_told_until(running)
+    stored = await document.deliver_until(running)
     assert [each.down for each in stored.regions[0].leaders.servers] == [False, True]
 
 
@@ -214,7 +214,7 @@ async def test_a_shard_that_is_placed_otherwise_between_the_steps_is_left_alone(
     running = await clone(document, 1)
     await until(lambda: document.topology.version == 2)
     document.topology = edits.move_shard(document.topology, "east", "near", 0, "near-2")
-    document.told(region.near, region.far)
+    document.deliver(region.near, region.far)
     with pytest.raises(TopologyError, match="placed otherwise"):
         await running
     stale = plan_copies(region.topology, "east", "near", 0, 1)

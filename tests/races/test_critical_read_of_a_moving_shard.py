@@ -41,7 +41,6 @@ from tests.rigs.move_rig import SOURCE, TARGET, MoveRig, Writer, move_rig, soon
 
 pytestmark = [
     pytest.mark.database,
-    pytest.mark.timeout(120),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

@@ -45,7 +45,7 @@ async def test_the_wait_for_a_sibling_that_does_not_answer_is_bounded(region: Re
     await near.write(AssocAdd(A, FRIEND, B, 1, b""))
     assert near.writes.siblings_missed == 1
     await until(lambda: region.far.cache.floor_of_list(B, FRIEND))
-    assert await region.far.times(B, FRIEND) == [1], "the leader's message told it"
+    assert await region.far.times(B, FRIEND) == [1], "the leader's message brought the edge"
 
 
 async def test_a_request_to_a_sibling_has_its_own_bound(region: RegionRig) -> None:

@@ -77,7 +77,7 @@ async def test_the_writer_learns_the_outcome_when_a_shard_is_handed_over_between
 
 
 async def test_the_writer_learns_the_outcome_when_a_leader_retakes_a_shard_between_the_two_sides() -> None:
-    """As after a commit of unknown outcome of another write: there is no leader to hand the pair over to."""
+    """A leader retakes a shard after another write's commit of unknown outcome. No other leader can take the pair."""
 
     class NobodyElse(OtherRigs):
         async def hand_over(self, intent: IntentRow, timeout_seconds: float) -> list[ShardMessages]:

@@ -174,7 +174,7 @@ async def test_a_follower_that_was_paused_receives_what_it_missed_before_it_answ
     await guard.tick()
     await until(lambda: answers)
     assert times(answers[-1]) == [2, 1]
-    assert near.subscriptions.resets == resets, "told what it missed, and its cache is warm"
+    assert near.subscriptions.resets == resets, "it received what it missed, and its cache is warm"
 
 
 async def test_a_follower_without_a_leader_serves_what_it_has_after_a_pause(region: RegionRig) -> None:

@@ -108,7 +108,7 @@ async def test_a_touch_of_a_leader_that_has_lost_the_shard_is_sent_to_the_next_o
     store.before_lock = taken_over
     answers = relay(leader)
     await until(lambda: bool(answers))
-    assert isinstance(error_from_pb(answers[0].error), ShardBlocked), "to be told again"
+    assert isinstance(error_from_pb(answers[0].error), ShardBlocked), "the tailer has to send it again"
     assert store.rows.lists[LIST].count == 1
     assert 0 not in leader.ownership.owned
 

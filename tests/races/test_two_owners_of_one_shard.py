@@ -229,7 +229,7 @@ async def test_after_a_connection_lost_in_commit_the_shard_is_retaken_and_all_of
             await rig.write(add(2))
     assert rig.cache.peek_list(A, COMMENT) is None
     assert SHARD not in rig.ownership.owned
-    assert deliveries[-1].refused == (SHARD,), "subscribers are told at once"
+    assert deliveries[-1].refused == (SHARD,), "subscribers are notified at once"
     await take_patiently(rig)
     row: ShardRow = rig.ownership.row(SHARD)
     assert row.generation > generation

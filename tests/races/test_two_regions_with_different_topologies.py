@@ -115,7 +115,7 @@ async def test_a_write_goes_one_hop_and_is_done_when_its_receiver_has_learned_th
     assert regions.is_written()
 
 
-async def test_a_sender_that_is_told_of_a_newer_topology_sends_nothing_before_it_has_it(regions: Regions) -> None:
+async def test_a_sender_that_hears_of_a_newer_topology_sends_nothing_before_it_has_it(regions: Regions) -> None:
     await regions.learn("east", 2, "west")
     await regions.learn("west", 3, "east")
     writing = asyncio.ensure_future(regions.write("east"))

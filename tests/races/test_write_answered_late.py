@@ -166,9 +166,9 @@ async def test_a_follower_adds_nothing_of_a_write_from_before_a_bulk_invalidatio
     link.hold_answers.add("write")
     writing = asyncio.ensure_future(near.write(AssocAdd(A, COMMENT, B, 1, b"")))
     await until(lambda: link.held)
-    told = near.subscriptions.messages
+    received = near.subscriptions.messages
     region.leader.relays.invalidate([0], "a lost binlog")
-    await until(lambda: near.subscriptions.messages > told)
+    await until(lambda: near.subscriptions.messages > received)
     link.let_go()
     await writing
     assert near.cache.count(A, COMMENT) is None

@@ -45,7 +45,7 @@ class Leader:
 
     def __init__(self, disk: SpoolDisk | None) -> None:
         self.timers: list[Callable[[], None]] = []
-        """Those of subscribers that wait."""
+        """The timers of subscribers that wait."""
         self.proof_timers: list[Callable[[], None]] = []
         self.spool = None if disk is None else MemorySpool(disk)
         self.publisher = Publisher(SETTINGS, f"run-{next(RUNS)}", DATABASE_OF.__getitem__, self.spool, self._later)
@@ -258,7 +258,7 @@ class ContinuationMachine(RuleBasedStateMachine):
                     self.leaders[self.home[shard]].commit(shard, len(tailer.binlog), parts)
 
     @rule(shard=st.sampled_from(SHARDS), most=st.integers(1, 9))
-    def tailer_tells(self, shard: int, most: int) -> None:
+    def tailer_relays(self, shard: int, most: int) -> None:
         self.tailer_of[shard].read_on()
         self.relay_queued(shard, most)
 
@@ -311,10 +311,10 @@ class ContinuationMachine(RuleBasedStateMachine):
         assert spool is not None
         spool.drop_oldest(rows)
 
-    @rule(shard=st.sampled_from(SHARDS), unnoticed=st.booleans(), tell=st.integers(0, 9))
-    def shard_moves(self, shard: int, unnoticed: bool, tell: int) -> None:
+    @rule(shard=st.sampled_from(SHARDS), unnoticed=st.booleans(), relayed=st.integers(0, 9))
+    def shard_moves(self, shard: int, unnoticed: bool, relayed: int) -> None:
         """Move a shard. ``unnoticed``: it moves away and back between two documents, and the leader sees only the
-        second."""
+        second; the tailer relays up to ``relayed`` parts in between."""
         former = self.home[shard]
         other = "b" if former == "a" else "a"
         self.home[shard] = other
@@ -323,7 +323,7 @@ class ContinuationMachine(RuleBasedStateMachine):
         if unnoticed:
             self.leaders[other].open([shard])
             self.tailer_of[shard].read_on()
-            self.relay_queued(shard, tell)
+            self.relay_queued(shard, relayed)
             self.leaders[other].publisher.close_shard(shard)
             self.home[shard] = former
             for leader in self.leaders.values():

@@ -105,11 +105,11 @@ class MemorySpool:
         self._era += 1
         self._unlink_all()
 
-        def told() -> None:
+        def report_loss() -> None:
             self._known_era = self._era
             self._lost()
 
-        self._call(told)
+        self._call(report_loss)
 
     def drop_oldest(self, rows: int) -> None:
         """Drop these rows to make room."""

@@ -84,7 +84,7 @@ class MemoryStore(ReadStore):
         self.heartbeats: list[tuple[int, str, int]] = []
         self.waits_for_replica = False
         self.changed_unix_s: dict[EdgeKey, int] = {}
-        """When the registers of an edge were written."""
+        """Edge → the time at which its registers were written, in seconds since 1970."""
         self._share_locked: dict[int, int] = dict.fromkeys(range(shards), 0)
         self._unlocked = asyncio.Condition()
 

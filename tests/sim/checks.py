@@ -325,7 +325,7 @@ class Checks:
             self._found(Violation("5", f"answered: {wrong}"))
 
     def _newest_with(self, row: ExistsRow, *, exists: bool) -> int:
-        """Return the newest version at which the answer is right, since it does not tell its own; -1 for none."""
+        """Return the newest version at which the answer, which has none itself, is right; -1 for none."""
         contents: dict[int, list[tuple[int, tuple[Edge, ...]]]] = {0: [(0, ())]}
         contents |= self._past_of(row.id1).lists[ListKey(row.id1, row.atype)]
         return max(

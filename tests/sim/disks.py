@@ -68,7 +68,7 @@ class SimSpool:
         self.rows = self.bytes = self.dropped_rows = self.failures = self.set_aside = 0
 
     async def open(self) -> None:
-        """As after a restart: later proofs say nothing about a shard until it is marked again."""
+        """Reopen the file as a restart does: later proofs say nothing about a shard until it is marked again."""
         file = self._file
         for shard, mark in file.marks.items():
             reached = max(mark.head, file.proofs.get(mark.source, 0)) if mark.linked else mark.head

@@ -79,7 +79,7 @@ class Findings:
     errors: list[str] = field(default_factory=list)
     incidents: Counter[str] = field(default_factory=Counter)
     replaced_seconds: list[float] = field(default_factory=list)
-    """Of masters whose process died and that nothing else befell: until a write was acknowledged again."""
+    """Time until a write was acknowledged again, of masters whose process died and that had no other fault."""
 
     def add(self, other: Findings) -> None:
         self.hours += other.hours

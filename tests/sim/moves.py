@@ -214,13 +214,13 @@ class SimShardMoves:
 
     async def fenced(self, database: Database) -> list[int]:
         """See `ShardMoves.fenced`."""
-        elsewhere = {
+        other_servers = {
             each.server.name for each in self._world.topology.database_servers if each.database.name != database.name
         }
         shards = sorted(edits.shards_of(database))
 
         def look(server: SimDatabase) -> list[int]:
-            return [shard for shard in shards if server.truth.shards[shard].master_server in elsewhere]
+            return [shard for shard in shards if server.truth.shards[shard].master_server in other_servers]
 
         async with SimReplicationSet(self._world, database).session(database.master_region) as session:
             found: list[int] = await session.run(look)

@@ -89,7 +89,7 @@ class Machines:
         self.cuts: Final[dict[frozenset[str], float]] = {}
         """Pair of machines → since when nothing gets from one to the other."""
         self.refuses: Final = refuses
-        """Whoever tries to get through a cut is refused at once, as by the rule of a firewall."""
+        """Refuse connections through a cut at once, as the rule of a firewall does."""
         self.slow: Final[dict[str, float]] = {}
         """Machine → most seconds by which it answers late."""
         self.two_masters: Final[list[str]] = []

@@ -187,7 +187,7 @@ class Past:
         self.objects: Final[dict[int, dict[int, list[ObjectContent]]]] = defaultdict(dict)
         self.foreign: Final[set[int | ListKey]] = set()
         """Keys with a foreign write. Until the product has received that write, its own changes are right and their
-        result in a cache is not, and no version tells the two apart."""
+        result in a cache is not, and both have the same version."""
         self.lost: Final[dict[tuple[int, int], dict[int, int]]] = defaultdict(dict)
         """Object (with 0) or list → lost version → the version left in its place after the loss of a master."""
         self.committed: Final[dict[tuple[int, int], list[tuple[float, int]]]] = defaultdict(list)

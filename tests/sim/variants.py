@@ -520,7 +520,7 @@ def _part_kept_before_its_transaction() -> Iterator[None]:
 
 @contextmanager
 def _proofs_hold_for_every_shard() -> Iterator[None]:
-    """Let what any leader proves hold for all shards of the database, whoever sends their changes, if anybody does."""
+    """Let the proofs of any leader hold for all shards of the database, even when it does not send their changes."""
     proofs: dict[Inbox, _Proofs] = {}
 
     def begin_stream(inbox: Inbox, leader: str) -> None:

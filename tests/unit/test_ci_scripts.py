@@ -64,7 +64,7 @@ def calls(machine: Path) -> list[str]:
 BY_HAND = "sudo apt-get install --no-install-recommends mariadb-server-core"
 
 
-def test_without_a_terminal_an_ordinary_user_is_told_what_to_run_and_nothing_is_installed(machine: Path) -> None:
+def test_without_a_terminal_an_ordinary_user_sees_what_to_run_and_nothing_is_installed(machine: Path) -> None:
     status, said = install(machine)
     assert (status, calls(machine)) == (1, [])
     assert f"a database is missing, and there is no terminal to ask at. Run: {BY_HAND}" in said

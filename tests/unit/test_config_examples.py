@@ -1,4 +1,4 @@
-"""The example files in config/: each loads, shows every setting there is, and tells its true default."""
+"""The example files in config/: each loads, shows every setting there is, and states its true default."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def test_the_tailer_s_settings_are_those_of_a_tailer_of_the_example_topology() -
     settings = load_settings(CONFIG / "tailer.yaml", TailerSettings)
     topology = example_topology()
     (region,) = (region for region in topology.regions if region.name == settings.region)
-    (told,) = (tailer for tailer in region.tailers if tailer.name == settings.name)
-    (database,) = (database for database in topology.databases if database.name == told.database)
+    (listed,) = (tailer for tailer in region.tailers if tailer.name == settings.name)
+    (database,) = (database for database in topology.databases if database.name == listed.database)
     assert database.servers[region.name].name == settings.database_server
-    assert settings.admin == told.admin
+    assert settings.admin == listed.admin
 
 
 def test_the_watcher_s_settings_are_those_of_a_watcher_of_the_example_topology() -> None:

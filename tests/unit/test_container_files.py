@@ -282,9 +282,9 @@ def test_a_tailer_reads_its_region_s_server_and_keeps_its_position_on_a_volume_o
     topology = example_topology()
     parsed = settings_of(name, TailerSettings)
     assert_schema(parsed)
-    told = tailers_of(topology)[name]
-    assert parsed.admin == told.admin == SERVICES[name]["environment"]["TAO_ADMIN"]
-    (database,) = (database for database in topology.databases if database.name == told.database)
+    listed = tailers_of(topology)[name]
+    assert parsed.admin == listed.admin == SERVICES[name]["environment"]["TAO_ADMIN"]
+    (database,) = (database for database in topology.databases if database.name == listed.database)
     assert database.servers[parsed.region].name == parsed.database_server
     volumes = dict(volume.split(":")[:2] for volume in SERVICES[name]["volumes"])
     assert parsed.state_folder.is_relative_to(volumes[name])

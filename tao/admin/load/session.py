@@ -33,7 +33,7 @@ class LoadInput:
 
     file: Path
     name: str | None = None
-    """For standard input: the name of the key map and of the file of rejected records."""
+    """The name of the key map and of the file of rejected records, for standard input."""
     keys: Path | None = None
     delimiter: str = ","
     renamed: Mapping[str, str] = field(default_factory=dict)

@@ -47,7 +47,7 @@ class WebSettings:
     """The settings of the graph, such as the time that an operation may take."""
 
     credentials: Credentials | None = None
-    """For servers that ask for a token."""
+    """The credentials for servers that ask for a token."""
 
     cookie: CarrierSettings = field(default_factory=CarrierSettings)
     """The name and lifetime of the cookie."""

@@ -10,7 +10,7 @@
         graph, fresh = request.tao.graph, request.tao.fresh
         return HttpResponse(found(graph.obj_get(id, consistency=fresh), f"user {id}", "user").fields["name"])
 
-Elsewhere, as in a management command, ``apps.get_app_config("tao_graph").graph`` is the same graph.
+Outside of requests, as in a management command, ``apps.get_app_config("tao_graph").graph`` is the same graph.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class TaoConfig(AppConfig):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True)
 class DjangoGraph:
-    """What views find as ``request.tao``."""
+    """The value of ``request.tao`` in views."""
 
     graph: SyncGraph
     """The graph of this process. It is opened by its first operation."""
 
     request: WebRequest
-    """This request's use of it."""
+    """This request's use of the graph."""
 
     @property
     def fresh(self) -> Consistency:

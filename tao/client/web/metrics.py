@@ -42,7 +42,7 @@ class RequestRecord:
 
     status: int
     seconds: float
-    """From the request to the head of its answer."""
+    """Time from the request to the head of its answer."""
 
     reason: str
     """The reason of the error of the SDK that was answered, or ""."""

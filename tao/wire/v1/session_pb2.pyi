@@ -3692,7 +3692,7 @@ class Relay(_message.Message):
     REACHED_NUMBER_FIELD_NUMBER: _builtins.int
     REFERENCES_FIELD_NUMBER: _builtins.int
     source_unix_ms: _builtins.int
-    """every commit up to then has been told; 0: not known"""
+    """every commit up to then has been sent; 0: not known"""
     source: _builtins.str
     """the database whose binlog was read"""
     position: _builtins.str
@@ -3707,11 +3707,11 @@ class Relay(_message.Message):
     def touches(self) -> _containers.RepeatedCompositeFieldContainer[Global___Touch]: ...
     @_builtins.property
     def bulk_shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """void as a whole"""
+        """invalidate these as a whole"""
 
     @_builtins.property
     def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___Span]:
-        """what the changes, touches and void shards are all of"""
+        """the changes, touches and bulk shards are complete for these"""
 
     @_builtins.property
     def references(self) -> _containers.RepeatedCompositeFieldContainer[Global___Reference]:
@@ -3846,7 +3846,7 @@ class Relayed(_message.Message):
     """the leader has messages of its own commits to the database"""
     @_builtins.property
     def wanted(self) -> _containers.RepeatedCompositeFieldContainer[Global___Span]:
-        """of these say where you go on, and tell again what came after `number`"""
+        """say where you go on in each of these, and send again what came after `number`"""
 
     @_builtins.property
     def missing(self) -> _containers.RepeatedCompositeFieldContainer[Global___Reference]:

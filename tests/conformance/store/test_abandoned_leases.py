@@ -1,4 +1,4 @@
-"""A server that gave up its lease is told from one that keeps a lease, and from one that never did."""
+"""A server that gave up its lease is distinguished from one that keeps a lease, and from one that never did."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from tao.storage.writes import WRITE_SETUP, MySqlWriteStore
 from tests.conformance.store.stores import CUSTOM_TABLE, SERVER, new_id, server_of, table_of, version
 from tests.rigs.small_disk import SmallDisk, small_disk
 
-pytestmark = [pytest.mark.database, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.database]
 
 SHARD = 40_100
 

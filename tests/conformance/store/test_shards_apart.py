@@ -71,28 +71,28 @@ class EachRead:
     """Send one query to each shard, and return the results in the order of the answers."""
 
     def __init__(self, store: ReadStore, shards: Sequence[int], timeout_seconds: float) -> None:
-        self.told: dict[int, str] = {}
+        self.results: dict[int, str] = {}
         self._shards = shards
-        self._some_told = asyncio.Event()
+        self._some_arrived = asyncio.Event()
         queries = [CountQuery(new_id(shard), LIKES) for shard in shards]
         read = store.read_each(queries, critical=False, timeout_seconds=timeout_seconds, on_read=self._take)
         self._reading = asyncio.create_task(read)
 
     def _take(self, places: Sequence[int], read: FillRead | TaoError) -> None:
         for place in places:
-            assert self._shards[place] not in self.told
-            self.told[self._shards[place]] = read.reason if isinstance(read, TaoError) else "answered"
-        self._some_told.set()
+            assert self._shards[place] not in self.results
+            self.results[self._shards[place]] = read.reason if isinstance(read, TaoError) else "answered"
+        self._some_arrived.set()
 
     async def first(self, count: int) -> dict[int, str]:
-        while len(self.told) < count:
-            self._some_told.clear()
-            await self._some_told.wait()
-        return dict(self.told)
+        while len(self.results) < count:
+            self._some_arrived.clear()
+            await self._some_arrived.wait()
+        return dict(self.results)
 
     async def all(self) -> dict[int, str]:
         await self._reading
-        return self.told
+        return self.results
 
 
 async def test_an_overloaded_shard_delays_no_other_of_its_batch(
@@ -126,11 +126,11 @@ async def test_a_rejected_shard_fails_alone(stores: Stores, make_pools: MakePool
             raise Unavailable("no server has it")
         return SERVER
 
-    told = await EachRead(stores.read, (*SHARDS, 65_535), PATIENT_SECONDS).all()
-    assert told == dict.fromkeys(SHARDS, "answered") | {65_535: OperatorError.reason}
+    results = await EachRead(stores.read, (*SHARDS, 65_535), PATIENT_SECONDS).all()
+    assert results == dict.fromkeys(SHARDS, "answered") | {65_535: OperatorError.reason}
     store = MySqlReadStore(nowhere, nowhere, make_pools(writes=False), table_of)
-    told = await EachRead(store, SHARDS, PATIENT_SECONDS).all()
-    assert told == dict.fromkeys(SHARDS, "answered") | {SHARDS[1]: Unavailable.reason}
+    results = await EachRead(store, SHARDS, PATIENT_SECONDS).all()
+    assert results == dict.fromkeys(SHARDS, "answered") | {SHARDS[1]: Unavailable.reason}
 
 
 @asynccontextmanager

@@ -337,7 +337,7 @@ async def test_a_heartbeat_is_one_row_a_writer_and_waits_for_no_lock(stores: Sto
         await transaction.lock_and_read([shard], WriteKeys())
         for written in (1_700_000_000_000, 1_700_000_001_000):
             waits = await stores.write.write_heartbeat(shard, "leader-1", written, timeout_seconds=10)
-            assert not waits, "the server has no replica, and was not told to wait for one"
+            assert not waits, "the server has no replica, and was not configured to wait for one"
         await stores.write.write_heartbeat(shard, "leader-2", 1_700_000_000_500, timeout_seconds=10)
     deadline = asyncio.get_running_loop().time() + 10
     async with make_pools(writes=False).of(SERVER).session(deadline=deadline) as session:

@@ -56,7 +56,6 @@ from tests.e2e.hostile_rig import (
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.database,
-    pytest.mark.timeout(120),
     pytest.mark.asyncio(loop_scope="package"),
 ]
 

@@ -29,7 +29,7 @@ from tao.wire.grpc_proxy import SAVED_CALLS
 from tao.wire.settings import DoorstepSettings
 from tests.e2e.doorstep_rig import Follower, Honest, honest_clients, running_follower
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
 KINDS = ("frames", "new connection", "grpc", "health", "probe")
 

@@ -24,7 +24,6 @@ from tests.e2e.hostile_rig import Rig, new_user
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.database,
-    pytest.mark.timeout(300),
     pytest.mark.asyncio(loop_scope="package"),
 ]
 

@@ -34,7 +34,7 @@ from tests.e2e.region_access import until
 from tests.rigs.certificates import TestAuthority
 from tests.rigs.ports import free_ports
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.e2e]
 
 CLUSTER = "spiffe://example.org/tao/main"
 WATCHER, LEADER = "west-watcher-1", "west-leader-1"

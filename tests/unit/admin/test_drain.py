@@ -29,7 +29,7 @@ GONE = "127.0.0.1:1"
 
 
 def tier(name: str, *servers: str) -> Tier:
-    """Of servers that are gone already."""
+    """Return a tier of servers that are gone already."""
     return Tier(name=name, servers=tuple(CacheServer(name=each, grpc=GONE, admin=GONE) for each in servers))
 
 

@@ -26,10 +26,10 @@ ONE_REGION = Routes(make_topology())
 
 @dataclass
 class Servers:
-    """Links to servers that void whatever they are told, unless they are away."""
+    """Links to servers that invalidate what they are asked to, unless they are away."""
 
     away: set[str] = field(default_factory=set)
-    told: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
+    received: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
 
     def to(self, server: CacheServer) -> _Server:
         return _Server(self, server.name)
@@ -44,7 +44,7 @@ class _Server:
         if self.name in self.servers.away:
             raise Unavailable("it is away")
         asked = request.invalidate
-        self.servers.told.append((self.name, tuple(asked.shards), tuple(asked.atypes)))
+        self.servers.received.append((self.name, tuple(asked.shards), tuple(asked.atypes)))
         return pb.Answer(invalidated=pb.Invalidated(shards=len(asked.shards)))
 
 
@@ -55,7 +55,7 @@ def links(servers: Servers) -> Links:
 async def test_master_leaders_come_before_the_other_regions_leaders_and_followers_last() -> None:
     servers = Servers()
     await invalidate(plan_invalidation(TWO_REGIONS, (), ()), links(servers), Types())
-    assert [(name, shards) for name, shards, _ in servers.told] == [
+    assert [(name, shards) for name, shards, _ in servers.received] == [
         ("leader-east", (0,)),
         ("leader-west", (1,)),
         ("leader-east", (1,)),
@@ -69,7 +69,7 @@ async def test_shards_and_servers_and_types_narrow_it_together() -> None:
     servers = Servers()
     plan = plan_invalidation(ONE_REGION, (2, 1, 2), ("near-1",))
     (result,) = await invalidate(plan, links(servers), Types(atypes=(COMMENT,)))
-    assert servers.told == [("near-1", (1, 2), (COMMENT,))]
+    assert servers.received == [("near-1", (1, 2), (COMMENT,))]
     assert (result.server, result.role, result.region, result.has, result.invalidated) == (
         "near-1",
         "follower",
@@ -91,7 +91,7 @@ async def test_many_shards_are_sent_in_parts_and_progress_is_reported() -> None:
     many = Routes(Topology(**{**{f: getattr(make_topology(), f) for f in ("version", "regions")}, **_many()}))
     plan = plan_invalidation(many, (), ("near-1",))
     await invalidate(plan, links(servers), Types(), lambda _, total: progress.append(total))
-    assert [len(shards) for _, shards, _ in servers.told] == [SHARDS_PER_CALL, SHARDS_PER_CALL, 1]
+    assert [len(shards) for _, shards, _ in servers.received] == [SHARDS_PER_CALL, SHARDS_PER_CALL, 1]
     assert progress == [SHARDS_PER_CALL, 2 * SHARDS_PER_CALL, 2 * SHARDS_PER_CALL + 1]
 
 
@@ -144,18 +144,18 @@ def test_it_shows_the_plan_and_asks(servers: Servers) -> None:
     result = call("--range", "1-2", "--shard", "0", given="n\n")
     assert result.exit_code == 1
     assert "everything in shards 0, 1, 2" in result.stdout
-    assert servers.told == []
+    assert servers.received == []
     assert call("--shard", "0", given="y\n").exit_code == 0
-    assert servers.told
+    assert servers.received
 
 
 def test_a_server_that_could_not_be_reached_is_listed_and_the_status_is_1(servers: Servers) -> None:
     servers.away.add("near-2")
     result = call("--shard", "0", "--yes", "--json")
     assert result.exit_code == 1
-    told = json.loads(result.stdout)
-    assert told["unreachable"] == ["near-2"]
-    assert {each["server"]: each["invalidated"] for each in told["servers"]} == {
+    report = json.loads(result.stdout)
+    assert report["unreachable"] == ["near-2"]
+    assert {each["server"]: each["invalidated"] for each in report["servers"]} == {
         "leader-1": 1,
         "leader-2": 1,
         "near-1": 1,
@@ -166,4 +166,4 @@ def test_a_server_that_could_not_be_reached_is_listed_and_the_status_is_1(server
 @pytest.mark.parametrize("arguments", [[], ["--range", "2-1"], ["--range", "x"], ["--shard", "99"]])
 def test_wrong_options_are_an_operators_mistake(servers: Servers, arguments: list[str]) -> None:
     assert CliRunner().invoke(tao, ["invalidate", *arguments, "--yes"]).exit_code == 2
-    assert servers.told == []
+    assert servers.received == []

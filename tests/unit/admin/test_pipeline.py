@@ -21,7 +21,7 @@ CONTENT = b"id,name\n" + b"".join(b"%d,n%d\n" % (number, number) for number in r
 
 
 class FakeLoad:
-    """Writes into a dictionary; ``answer`` says what becomes of an item."""
+    """Writes into a dictionary; ``answer`` returns the outcome of an item."""
 
     def __init__(self, answer: Callable[[str], TaoError | None] = lambda _: None) -> None:
         self.written: dict[str, int] = {}

@@ -181,8 +181,8 @@ async def shards_held(server: Server, **_: object) -> tuple[list[int], list[int]
     return [SHARD] * (server.row is not None), [SHARD] * (server.copy is not None)
 
 
-async def fenced_shards(server: Server, shards: list[int], elsewhere: list[str], **_: object) -> list[int]:
-    return [shard for shard in shards if server.row is not None and server.row.master_server in elsewhere]
+async def fenced_shards(server: Server, shards: list[int], other_servers: list[str], **_: object) -> list[int]:
+    return [shard for shard in shards if server.row is not None and server.row.master_server in other_servers]
 
 
 async def unfence_shard(server: Server, shard: int, master: str, epoch: int, **_: object) -> None:

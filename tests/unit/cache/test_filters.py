@@ -69,7 +69,7 @@ def test_a_page_newer_than_the_received_messages_waits_for_them(scanned: Scanned
 
 
 def test_a_page_older_than_the_first_invalidates_the_build(scanned: Scanned) -> None:
-    """Of a server that lags: an edge added by version 5 would be in neither page nor change."""
+    """The page comes from a server that lags: an edge added by version 5 would be in neither page nor change."""
     assert not scanned.build.take(1, v(4), 17, range(10, 18))
     assert not scanned.finish()
 

@@ -1,4 +1,4 @@
-"""What is proposed for the budgets of arenas."""
+"""The budgets that are proposed for arenas."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def test_a_ticket_carries_the_floor_that_is_forgotten_while_the_fill_is_under_wa
 
 
 def test_an_applied_change_is_a_floor_of_its_own() -> None:
-    """Whatever becomes of the entry: here a change that finds nothing to change."""
+    """The outcome for the entry does not matter: here a change finds nothing to change."""
     cache = open_cache()
     assert cache.apply(list_change(5, 2, put=(20,)), 1, 0.0) is Applied.NOT_CACHED
     assert store_list(cache, v(5), edges_of(10)) is Stored.BELOW_FLOOR

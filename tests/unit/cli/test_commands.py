@@ -105,7 +105,7 @@ def test_a_command_that_there_is_not_names_those_that_there_are() -> None:
     assert "The commands here" not in call("people.csv").stderr
 
 
-def test_an_option_before_its_command_is_told_its_place() -> None:
+def test_an_option_before_its_command_is_rejected_with_its_right_place() -> None:
     result = call("load", "--connect", "127.0.0.1:1", "objects", "people.csv")
     assert result.exit_code == 2
     assert (

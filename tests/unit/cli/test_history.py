@@ -1,4 +1,4 @@
-"""`tao history` tells what happened to a key in sentences, and what each server's version means."""
+"""`tao history` says in sentences what happened to a key, and what each server's version means."""
 
 from __future__ import annotations
 

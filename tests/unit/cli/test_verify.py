@@ -80,8 +80,8 @@ def test_an_edge_that_the_smaller_id_does_not_have_is_shown_as_one_to_be_deleted
     ):
         checked.pairs = [pair]
         assert text in call("repair", "--dry-run").stdout
-        (told,) = json.loads(call("repair", "--dry-run", "--json").stdout)["broken"]
-        assert (told["atype"], told["repair"], told["mending"]) == ("friend", text, text)
+        (pair_shown,) = json.loads(call("repair", "--dry-run", "--json").stdout)["broken"]
+        assert (pair_shown["atype"], pair_shown["repair"], pair_shown["mending"]) == ("friend", text, text)
 
 
 def test_the_question_counts_what_would_be_deleted_and_a_no_changes_nothing(checked: Checked) -> None:
@@ -100,8 +100,8 @@ def test_a_server_that_could_not_be_asked_is_unchecked_and_not_wrong(checked: Ch
     result = call("verify")
     assert result.exit_code == 1
     assert "1,000 entries compared, none wrong; 1 server could not be checked: follower-1b" in result.stdout
-    told = json.loads(call("verify", "--json").stdout)
-    assert (told["wrong"], told["unchecked_servers"], told["clean"]) == (0, 1, False)
+    report = json.loads(call("verify", "--json").stdout)
+    assert (report["wrong"], report["unchecked_servers"], report["clean"]) == (0, 1, False)
 
 
 def test_nothing_compared_with_a_database_that_hangs_is_not_none_wrong(checked: Checked) -> None:
@@ -111,9 +111,9 @@ def test_nothing_compared_with_a_database_that_hangs_is_not_none_wrong(checked: 
     assert result.exit_code == 1
     assert "none wrong" not in result.stdout
     assert "database db-1 (east-db-1) could not be read: no answer" in result.stdout
-    told = json.loads(call("verify", "--json").stdout)
-    assert (told["unchecked_databases"], told["clean"]) == (["db-1"], False)
-    assert told["databases"] == [{"database": "db-1", "server": "east-db-1", "entries": 0, "error": "no answer"}]
+    report = json.loads(call("verify", "--json").stdout)
+    assert (report["unchecked_databases"], report["clean"]) == (["db-1"], False)
+    assert report["databases"] == [{"database": "db-1", "server": "east-db-1", "entries": 0, "error": "no answer"}]
 
 
 def test_findings_name_types_and_other_content_of_the_same_version(checked: Checked) -> None:
@@ -140,8 +140,8 @@ def test_consistency_is_shown_in_nines(checked: Checked) -> None:
     assert "consistency: 100 % (at least 2.5 nines) of 1,000 entries" in call("verify").stdout
     checked.report.servers[0].wrong = 1
     assert "consistency: 99.90 % (3.0 nines) of 1,000 entries" in call("verify").stdout
-    told = json.loads(call("verify", "--json").stdout)["consistency"]
-    assert (told["looks"], told["wrong"], round(told["nines"], 3)) == (1_000, 1, 3.0)
+    report = json.loads(call("verify", "--json").stdout)["consistency"]
+    assert (report["looks"], report["wrong"], round(report["nines"], 3)) == (1_000, 1, 3.0)
 
 
 def test_wrong_counts_are_shown_and_repaired_unless_it_is_a_dry_run(checked: Checked) -> None:
@@ -152,9 +152,9 @@ def test_wrong_counts_are_shown_and_repaired_unless_it_is_a_dry_run(checked: Che
     assert checked.recounted == 0
     assert call("repair", "--yes").exit_code == 0
     assert checked.recounted == 1
-    told = json.loads(call("repair", "--json", "--yes").stdout)
-    assert told["wrong_counts"] == [{"id1": 5, "atype": "friend", "stored": 7, "counted": 3}]
-    assert told["recounted"] == 1
+    report = json.loads(call("repair", "--json", "--yes").stdout)
+    assert report["wrong_counts"] == [{"id1": 5, "atype": "friend", "stored": 7, "counted": 3}]
+    assert report["recounted"] == 1
     assert call("repair", "--only", "inverses").exit_code == 0
 
 
@@ -169,10 +169,10 @@ def test_an_old_intent_is_shown_and_settled_and_a_silent_leader_is_named(checked
     result = call("repair", "--yes")
     assert (result.exit_code, checked.recounted) == (1, 1), "what others can mend is mended"
     assert "leader-2: 0 of 1 repaired: it is away" in result.stderr
-    told = json.loads(call("repair", "--yes", "--json").stdout)
-    assert (told["settled"], told["recounted"], told["unreachable"]) == (1, 1, ["leader-2"])
-    assert [each["atypes"] for each in told["old_intents"]] == [["friend"], ["friend"]]
-    assert told["leaders"][0] == {"server": "leader-1", "asked": 2, "repaired": 2, "mended": 2, "error": ""}
+    report = json.loads(call("repair", "--yes", "--json").stdout)
+    assert (report["settled"], report["recounted"], report["unreachable"]) == (1, 1, ["leader-2"])
+    assert [each["atypes"] for each in report["old_intents"]] == [["friend"], ["friend"]]
+    assert report["leaders"][0] == {"server": "leader-1", "asked": 2, "repaired": 2, "mended": 2, "error": ""}
 
 
 @pytest.mark.parametrize("sample", ["x", "5.5", "0%", "101%", "%", "-1"])

@@ -179,10 +179,10 @@ async def test_an_object_of_a_type_newer_than_our_schema_has_the_schema_fetched(
 
 async def test_the_watch_replaces_documents_and_skips_wrong_ones(graph: Graph, cluster: FakeCluster) -> None:
     watching = [link for link in cluster.links.values() if link.watchers]
-    tell = watching[0].watchers[0]
+    send = watching[0].watchers[0]
     newer = make_topology(version=5, near=("n9",))
     document = pb.TopologyDocument(version=5, json=dump_topology(newer).encode())
-    tell(pb.Answer(more=True, watch=pb.WatchEvent(topology=document)))
+    send(pb.Answer(more=True, watch=pb.WatchEvent(topology=document)))
     await until(lambda: graph.topology.version == 5)
     assert "near-1" not in cluster.kept
     await graph.obj_get(1)
@@ -192,12 +192,12 @@ async def test_the_watch_replaces_documents_and_skips_wrong_ones(graph: Graph, c
         pb.WatchEvent(schema=pb.SchemaDocument(hash="x", json=b"{")),
         pb.WatchEvent(topology=pb.TopologyDocument(version=4, json=dump_topology(make_topology(4)).encode())),
     ):
-        tell(pb.Answer(more=True, watch=wrong))
+        send(pb.Answer(more=True, watch=wrong))
     await quiet()
     assert (graph.topology.version, graph.schema) == (5, SCHEMA)
     schema = load_schema("format: 1\nobjects:\n  album:\n    number: 77\n", "newer")
     event = pb.WatchEvent(schema=pb.SchemaDocument(hash=schema.version_hash, json=schema.to_json().encode()))
-    tell(pb.Answer(more=True, watch=event))
+    send(pb.Answer(more=True, watch=event))
     assert await graph.obj_add("album") > 0
 
 
@@ -225,10 +225,10 @@ async def test_a_large_document_is_decoded_and_routed_by_in_a_thread(
     cluster.topology = large_topology()
     async with await cluster.connect() as graph:
         await until(lambda: any(link.watchers for link in cluster.links.values()))
-        tell = next(link.watchers[0] for link in cluster.links.values() if link.watchers)
+        send = next(link.watchers[0] for link in cluster.links.values() if link.watchers)
         for version in (2, 3, 4):
             document = pb.TopologyDocument(version=version, json=dump_topology(large_topology(version)).encode())
-            tell(pb.Answer(more=True, watch=pb.WatchEvent(topology=document)))
+            send(pb.Answer(more=True, watch=pb.WatchEvent(topology=document)))
         await until(lambda: graph.topology.version == 4)
     assert all(threads.values())
     assert not any(threading.get_ident() in each for each in threads.values())

@@ -175,7 +175,7 @@ async def test_a_pair_that_was_settled_without_a_version_is_read_from_the_master
 
 
 @pytest.mark.parametrize("many", [False, True])
-async def test_a_read_of_the_master_tells_the_version_that_later_reads_ask_for(
+async def test_a_read_of_the_master_returns_the_version_that_later_reads_ask_for(
     graph: Graph, cluster: FakeCluster, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch, many: bool
 ) -> None:
     """Otherwise a list that this graph goes on writing is read from its master for ever."""

@@ -62,7 +62,7 @@ async def test_hub_contributes_its_newest_five_hundred(graph: Graph, cluster: Fa
 
 
 async def test_nobody_is_a_candidate_for_themselves_or_their_friends(graph: Graph, cluster: FakeCluster) -> None:
-    """Not even a friend beyond the cap of the first hop."""
+    """A friend beyond the cap of the first hop is no candidate either."""
     fill(cluster)
     old_friend = make_id(1_001, shard=1)
     cluster.lists[ME, FRIEND].append(Edge(old_friend, 1))

@@ -57,6 +57,7 @@ async def test_followers_are_added_and_removed_in_order(folder: StateFolder, sta
     assert [await cluster.remove_follower(1.0) for _ in range(2)] == ["follower-1d", "follower-1c"]
     assert folder.require().shape == Shape()
     assert not {"follower-1c", "follower-1d"} & folder.require().ports.keys()
+    cluster.release()
 
 
 async def test_a_follower_that_does_not_start_is_not_added(

@@ -47,7 +47,7 @@ class Line:
         return await ask_line(self.control, command)
 
     async def wait_for_connections(self, count: int) -> None:
-        while (await self.do(AskStatus())).pairs[0].connections != count:  # noqa: ASYNC110 - the line tells nobody
+        while (await self.do(AskStatus())).pairs[0].connections != count:  # noqa: ASYNC110 - the line notifies nobody
             await asyncio.sleep(0.005)
 
 

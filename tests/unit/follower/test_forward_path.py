@@ -160,7 +160,7 @@ async def test_a_write_that_no_leader_takes_ends_with_its_deadline_or_the_budget
 
 @pytest.mark.parametrize("is_late", [True, False])
 async def test_a_write_that_times_out_on_a_locked_shard_reports_the_lock(region: RegionRig, is_late: bool) -> None:
-    """Not that no leader took the write: an operator would look for one, and a client ask in another tier."""
+    """If it reported a missing leader, an operator would look for one, and a client ask in another tier."""
     near = region.near
     near.links["leader-1"].faults["write"] = [ShardBlocked("locked", 1)] * 9
     if not is_late:
@@ -182,14 +182,14 @@ async def test_the_leader_gets_less_time_than_the_follower_so_that_its_answer_co
 
 
 @pytest.mark.parametrize(
-    ("left_seconds", "told_ms"), [(-0.01, 1), (0.0004, 1), (2.0, 2_000), (math.inf, NO_DEADLINE_MS)]
+    ("left_seconds", "sent_ms"), [(-0.01, 1), (0.0004, 1), (2.0, 2_000), (math.inf, NO_DEADLINE_MS)]
 )
 async def test_a_request_in_memory_says_of_its_time_what_one_on_a_wire_does(
-    region: RegionRig, left_seconds: float, told_ms: int
+    region: RegionRig, left_seconds: float, sent_ms: int
 ) -> None:
     link = region.near.links["leader-1"]
     link.send(pb.Request(write=pb.WriteBatch()), left_seconds, lambda _: None)
-    assert link.sent[-1].deadline_ms == told_ms
+    assert link.sent[-1].deadline_ms == sent_ms
 
 
 async def test_a_write_without_time_for_it_is_refused_with_nothing_sent(region: RegionRig) -> None:

@@ -34,7 +34,7 @@ class Known:
             self.inbox.confirm(leader, shards)
 
     def note_proven(self, leader: str, *databases: str) -> None:
-        """As of now."""
+        """Note that the leader has proved these databases as of now."""
         proven = tuple((database, self.clock.unix_ms()) for database in databases)
         self.inbox.prove(leader, Delivery(1, proven=proven))
 

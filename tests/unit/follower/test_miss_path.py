@@ -63,13 +63,13 @@ class Rig:
         self.leaders, self.database, self.other_region = Source(3, leader_fault), Source(1), Source(2)
         self.databases = FakeDatabases()
         self.leader_is_down = False
-        self.told = True
+        self.is_subscribed = True
         self.tasks = Tasks()
         self.path = MissPath(
             FollowerSources(self.leaders, self.database, self.other_region),
             cast(Databases, self.databases),
             lambda _: self.leader_is_down,
-            lambda _: self.told,
+            lambda _: self.is_subscribed,
             self.tasks,
             DirectReadSettings(max_under_way=max_under_way),
         )
@@ -135,10 +135,14 @@ async def test_a_critical_read_whose_master_is_down_is_refused() -> None:
     assert rig.database.asked == rig.other_region.asked == []
 
 
-@pytest.mark.parametrize(("told", "down", "kept"), [(True, False, True), (False, False, False), (True, True, False)])
-async def test_an_answer_may_be_cached_only_while_a_leader_sends_changes(told: bool, down: bool, kept: bool) -> None:
+@pytest.mark.parametrize(
+    ("subscribed", "down", "kept"), [(True, False, True), (False, False, False), (True, True, False)]
+)
+async def test_an_answer_may_be_cached_only_while_a_leader_sends_changes(
+    subscribed: bool, down: bool, kept: bool
+) -> None:
     rig = Rig(NotMine("moving"))
-    rig.told, rig.leader_is_down = told, down
+    rig.is_subscribed, rig.leader_is_down = subscribed, down
     assert (await rig.fetch()).keep is kept
 
 

@@ -26,7 +26,7 @@ from tests.rigs.leader_rig import make_topology
 from tests.rigs.ports import free_ports
 
 SHARE: Final = 80.0
-"""So large that an eighth of it is most of the ring."""
+"""A share so large that an eighth of it is most of the ring."""
 SCHEMA_FILE: Final = Path(__file__).parents[3] / "config/schema.yaml"
 
 

@@ -113,7 +113,7 @@ async def test_a_removed_shard_is_dropped_and_an_added_one_is_subscribed(region:
 
 
 class PromptLeader:
-    """Confirms shard 2 to whoever asks, within the call."""
+    """Confirms shard 2 to every subscriber, within the call."""
 
     def handle(self, request: pb.Request, reply: Reply) -> None:
         if request.HasField("subscribe"):
@@ -191,7 +191,7 @@ async def test_a_change_that_affects_no_shard_leaves_everything_subscribed(regio
     assert subscribes(near, "leader-1") == asked
 
 
-async def test_a_skipped_version_affects_every_shard_if_nothing_tells_what_it_changed(region: RegionRig) -> None:
+async def test_a_skipped_version_affects_every_shard_if_nothing_says_what_it_changed(region: RegionRig) -> None:
     near = region.near
     near.configuration.use_topology(make_topology(3, near={1: ("near-2",)}))
     assert near.subscriptions.unsubscribed == 3

@@ -102,7 +102,7 @@ class Rig:
     def to(self, server: CacheServer) -> Cache:
         return self.servers[server.name]
 
-    def tell(self, *messages: Message) -> None:
+    def publish(self, *messages: Message) -> None:
         self.checker.note(ShardMessages(0, 1, messages))
 
     def store_object(self, version: int, data: bytes = b"", key: int = A) -> None:
@@ -112,7 +112,7 @@ class Rig:
         """The near follower lacks the version that the database has and that a message names."""
         self.near.hold(V1)
         self.store_object(V2)
-        self.tell(ObjectChange(A, V1, V2, USER, b""))
+        self.publish(ObjectChange(A, V1, V2, USER, b""))
 
     async def look(self, look: int, seconds: float = 100.0) -> None:
         self.clock.now += seconds
@@ -123,7 +123,7 @@ async def test_an_entry_with_the_version_or_none_at_all_is_correct_at_the_first_
     rig = Rig()
     rig.near.hold(V2)
     rig.store_object(V2)
-    rig.tell(ObjectChange(A, V1, V2, USER, b""), ObjectInvalidation(B, V3))
+    rig.publish(ObjectChange(A, V1, V2, USER, b""), ObjectInvalidation(B, V3))
     await rig.look(0)
     await rig.look(1)
     assert (rig.figures.samples, rig.figures.looks) == (2, 2 * len(rig.servers))
@@ -163,7 +163,7 @@ async def test_other_content_under_the_same_version_is_stale() -> None:
     rig = Rig()
     rig.near.hold(V2, b"cached")
     rig.store_object(V2, b"stored")
-    rig.tell(ObjectChange(A, V1, V2, USER, b"cached"))
+    rig.publish(ObjectChange(A, V1, V2, USER, b"cached"))
     await rig.look(0)
     assert rig.figures.stale == [1, 0, 0]
 
@@ -174,10 +174,10 @@ async def test_a_list_is_compared_edge_by_edge() -> None:
     rig.store.lists[A] = block
     rig.near.cache.store_list(rig.near.cache.list_ticket(A, COMMENT, 0.0), block, 1, 0.0)
     change = ListChange(A, COMMENT, V1, V2, 1, (), (Edge(B, 7, b""),))
-    rig.tell(change)
+    rig.publish(change)
     await rig.look(0)
     rig.store.lists[A] = encode_block(V2, 1, [Edge(B, 8, b"")], PREFIX | COMPLETE)
-    rig.tell(change)
+    rig.publish(change)
     await rig.look(0)
     assert rig.figures.stale == [1, 0, 0]
 
@@ -190,11 +190,11 @@ async def test_a_long_list_is_compared_by_version_and_count() -> None:
     )
     change = ListChange(A, COMMENT, V1, V2, 600, (), (edges[0],))
     rig.store.lists[A] = encode_block(V2, 600, [], 0)  # its edges would differ if they were compared
-    rig.tell(change)
+    rig.publish(change)
     await rig.look(0)
     assert rig.figures.stale == [0, 0, 0]
     rig.store.lists[A] = encode_block(V2, 601, [], 0)
-    rig.tell(change)
+    rig.publish(change)
     await rig.look(0)
     assert rig.figures.stale == [1, 0, 0]
 
@@ -203,7 +203,7 @@ async def test_a_message_of_a_write_that_was_lost_with_its_master_is_no_inconsis
     rig = Rig()
     rig.near.hold(V1)
     rig.store_object(V1)
-    rig.tell(ObjectChange(A, V1, V2, USER, b"lost"))
+    rig.publish(ObjectChange(A, V1, V2, USER, b"lost"))
     await rig.look(0)
     assert rig.figures.stale == [0, 0, 0]
 
@@ -213,7 +213,7 @@ async def test_without_the_database_versions_decide() -> None:
     rig.near.hold(V1)
     rig.near.hold(V2, key=B)
     rig.store.fault = Unavailable("away")
-    rig.tell(ObjectInvalidation(A, V2), ObjectInvalidation(B, V2))
+    rig.publish(ObjectInvalidation(A, V2), ObjectInvalidation(B, V2))
     await rig.look(0)
     assert rig.figures.stale == [1, 0, 0]
 
@@ -224,7 +224,7 @@ async def test_a_server_that_does_not_answer_is_not_judged() -> None:
         cache.hold(V1)
     rig.near.away = True
     rig.store_object(V2)
-    rig.tell(ObjectInvalidation(A, V2))
+    rig.publish(ObjectInvalidation(A, V2))
     await rig.look(0)
     assert rig.figures.unanswered == 1
     assert rig.figures.looks == rig.figures.stale[0] == len(rig.servers) - 1
@@ -267,14 +267,14 @@ async def test_the_leader_itself_is_inspected() -> None:
     rig = Rig()
     rig.servers[rig.leader].hold(V1)
     rig.store_object(V2)
-    rig.tell(ObjectInvalidation(A, V2))
+    rig.publish(ObjectInvalidation(A, V2))
     await rig.look(0)
     assert rig.figures.stale == [1, 0, 0]
 
 
 async def test_a_look_waits_for_its_time() -> None:
     rig = Rig()
-    rig.tell(ObjectInvalidation(A, V2))
+    rig.publish(ObjectInvalidation(A, V2))
     await rig.look(0, 0.5)
     assert rig.figures.looks == 0
     await rig.look(0, 0.6)
@@ -284,7 +284,7 @@ async def test_a_look_waits_for_its_time() -> None:
 async def test_all_messages_are_checked_up_to_the_bound_per_second() -> None:
     rig = Rig(CheckerSettings(max_samples_per_second=50))
     for size in (1, 4, 7, 25, 3):
-        rig.tell(*(ObjectInvalidation(make_id(64 + place), V2) for place in range(size)))
+        rig.publish(*(ObjectInvalidation(make_id(64 + place), V2) for place in range(size)))
         await rig.look(0)
     assert rig.figures.samples == rig.figures.published == 40
     assert rig.checker.summary()["followed_ratio"] == 1.0
@@ -298,7 +298,7 @@ async def test_above_the_bound_messages_are_sampled_uniformly_and_the_share_is_r
     taken = Counter[int]()
     for _ in range(1_000):
         for first in range(0, 30, 6):  # in the batches of several commits
-            rig.tell(*(ObjectInvalidation(make_id(64 + first + place), V2) for place in range(6)))
+            rig.publish(*(ObjectInvalidation(make_id(64 + first + place), V2) for place in range(6)))
         rig.clock.now += 100.0
         rig.checker._end_window(rig.clock.now)
         taken.update(sample.key for sample in rig.checker._waiting[0])
@@ -313,14 +313,16 @@ async def test_messages_of_one_key_in_a_second_are_one_sample_of_the_newest_vers
     rig = Rig()
     rig.near.hold(V2)
     rig.store_object(V3)
-    rig.tell(ObjectChange(A, V1, V2, USER, b""), ObjectChange(A, V2, V3, USER, b""), ObjectChange(A, V1, V2, USER, b""))
+    rig.publish(
+        ObjectChange(A, V1, V2, USER, b""), ObjectChange(A, V2, V3, USER, b""), ObjectChange(A, V1, V2, USER, b"")
+    )
     await rig.look(0)
     assert (rig.figures.followed, rig.figures.samples, rig.figures.stale) == (3, 1, [1, 0, 0])
 
 
 async def test_bulk_invalidations_and_drops_without_a_version_are_not_inspected() -> None:
     rig = Rig()
-    rig.tell(ShardInvalidation(0), ObjectInvalidation(A, 0))
+    rig.publish(ShardInvalidation(0), ObjectInvalidation(A, 0))
     await rig.look(0)
     assert (rig.figures.followed, rig.figures.samples) == (2, 0)
 
@@ -330,13 +332,13 @@ async def test_looks_that_are_never_taken_are_bounded() -> None:
     rig = Rig(settings)
     for second in range(200):
         rig.clock.now += 2.0
-        rig.tell(*(ObjectInvalidation(make_id(64 + second % 50 + 50 * place), V2) for place in range(3)))
+        rig.publish(*(ObjectInvalidation(make_id(64 + second % 50 + 50 * place), V2) for place in range(3)))
     assert rig.figures.samples <= settings.max_waiting < rig.figures.published
 
 
 async def test_the_checker_can_be_switched_off_and_reports_its_counts() -> None:
     rig = Rig(CheckerSettings(max_samples_per_second=0))
-    rig.tell(ObjectInvalidation(A, V2))
+    rig.publish(ObjectInvalidation(A, V2))
     assert rig.figures.samples == 0
     metrics = Metrics(role="leader", server="leader-1", process=False)
     rig.checker.register(metrics)

@@ -1,4 +1,4 @@
-"""Ids of new objects at a leader: what costs a commit, and what a caller is told."""
+"""Ids of new objects at a leader: what costs a commit, and which answer a caller gets."""
 
 from __future__ import annotations
 

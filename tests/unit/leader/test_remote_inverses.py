@@ -89,8 +89,8 @@ async def settle(faults: Sequence[TaoError], timeout_seconds: float = 5.0) -> Fa
 
 @pytest.mark.parametrize("background", [False, True])
 async def test_copies_in_the_background_are_no_sub_writes(background: bool) -> None:
-    """Those of a page of a node are hundreds. Before callers' writes, in the room of leaders in the middle of a write,
-    they would have those refused."""
+    """A page of a node has hundreds of copies. If they took the room of sub-writes, which go before callers' writes,
+    callers' writes would be refused."""
     fakes = FakeLeaders([])
     leaders = leaders_of(fakes)
     sub_writes: list[bool] = []
@@ -144,8 +144,8 @@ async def test_an_error_that_a_retry_cannot_help_is_returned_at_once(fault: TaoE
 
 
 async def test_a_leader_that_does_not_know_its_commits_outcome_is_asked_again() -> None:
-    """That leader takes the shard again before anything else, so its next answer covers both copies. Silence does
-    not."""
+    """Such a leader takes the shard again before anything else, so its next answer covers both copies. No answer
+    covers neither."""
     fakes = FakeLeaders([])
     fakes.undecided = 2
     await leaders_of(fakes).settle(1, (SETTLE,), Coordinator(0, 1), 5.0)

@@ -18,8 +18,8 @@ from tao.model.errors import OperatorError
 
 
 def point(hit_rate: float) -> Cost:
-    """Of a follower whose hits cost 10 and misses 50, a leader whose hits cost 20 and misses 60 and whose hit rate is
-    the follower's."""
+    """Return the cost of a follower whose hits cost 10 and misses 50, and a leader with the same hit rate whose hits
+    cost 20 and misses 60."""
     missed = 1 - hit_rate
     return Cost(
         batch=1,

@@ -1,4 +1,4 @@
-"""What is generated is what was published, as closely as a sample of that size can say; and so is what no table of
+"""The generated load equals the published one, as closely as a sample of that size can show, also in what no table of
 shares shows: skew, repetition and the tail of counts."""
 
 from __future__ import annotations

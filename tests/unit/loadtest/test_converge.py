@@ -1,4 +1,4 @@
-"""The plan of a run that looks for differences: bounded, drawn from a seed, and a fault of any kind is told."""
+"""The plan of a run that looks for differences: bounded, drawn from a seed, and a fault of any kind is reported."""
 
 from random import Random
 

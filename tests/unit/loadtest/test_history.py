@@ -1,4 +1,4 @@
-"""The judge of `chaos`: what a read may answer, given what became of the writes."""
+"""The judge of `chaos`: what a read may answer, given the outcomes of the writes."""
 
 import msgspec
 

@@ -22,7 +22,7 @@ def test_the_first_signal_stops_a_run_and_those_after_it_leave_the_clean_up_alon
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    told: list[str] = []
+    events: list[str] = []
 
     async def endless(settings: BenchSettings, progress: Progress, options: object) -> ScenarioResult:
         (settings.work_dir / "data").touch()
@@ -34,7 +34,7 @@ def test_the_first_signal_stops_a_run_and_those_after_it_leave_the_clean_up_alon
                 os.kill(os.getpid(), again)
                 await asyncio.sleep(0)
             await asyncio.sleep(0)
-            told.append("cleaned up")
+            events.append("cleaned up")
         raise AssertionError("not stopped")
 
     async def never(settings: BenchSettings, progress: Progress, options: object) -> ScenarioResult:
@@ -52,7 +52,7 @@ def test_the_first_signal_stops_a_run_and_those_after_it_leave_the_clean_up_alon
         for each, handler in zip(SIGNALS, before, strict=True):
             signal.signal(each, handler)
     assert outcome.exit_code == 130, outcome.output
-    assert told == ["cleaned up"]
+    assert events == ["cleaned up"]
     assert list(tmp_path.iterdir()) == []
     assert afterwards == [signal.SIG_IGN] * len(SIGNALS)
 

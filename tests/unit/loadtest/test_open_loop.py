@@ -1,4 +1,4 @@
-"""Operations begin at their time, whatever became of those before; latencies are of those that were answered."""
+"""Operations begin at their time, whatever the outcome of those before; latencies are of those that were answered."""
 
 import asyncio
 from time import perf_counter

@@ -242,7 +242,7 @@ def shape(kind: str, ours: float, contestants: tuple[str, ...] = CONTESTANTS) ->
     }
 
 
-def test_aims_are_throughput_and_tails_beside_whoever_takes_part_and_nothing_wrong() -> None:
+def test_aims_are_throughput_and_tails_beside_each_contestant_and_nothing_wrong() -> None:
     def texts(kind: str, *names: str, workload: str = "tao_atc13", exceeds: bool = False) -> list[str]:
         goals = goals_of(kind, names, workload, data_exceeds_pool=exceeds)
         return [goal.describe() for goal in goals.get(TAO, ())]

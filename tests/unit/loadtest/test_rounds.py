@@ -41,11 +41,13 @@ async def compare(comparison: Comparison, rounds: int = 1, seconds: float = 0.01
 
 async def test_contestants_take_turns_after_one_warming_turn_each_and_every_round_begins_with_another() -> None:
     turns: list[str] = []
-    told: list[float] = []
+    progress: list[float] = []
     trials = tuple(Trial(name, recording(name, turns, 0.001), ME) for name in "ab")
-    figures = await compare_all([Comparison("shape", trials, "b")], Pace(2, 0.01), lambda _, done: told.append(done))
+    figures = await compare_all(
+        [Comparison("shape", trials, "b")], Pace(2, 0.01), lambda _, done: progress.append(done)
+    )
     assert turns == ["a", "b", "b", "a", "a", "b"]
-    assert told == [number / 6 for number in range(6)]
+    assert progress == [number / 6 for number in range(6)]
     assert [(figure.contestant, figure.operations) for figure in figures] == [("a", 20), ("b", 20)]
 
 

@@ -94,14 +94,14 @@ def test_the_table_lines_up_and_says_which_aims_were_met() -> None:
 
 
 def test_a_part_of_the_progress_moves_within_its_share() -> None:
-    told: list[tuple[str, float]] = []
+    steps: list[tuple[str, float]] = []
 
     class Recorder:
         def step(self, text: str, done: float = 0.0) -> None:
-            told.append((text, done))
+            steps.append((text, done))
 
     PartOfProgress(Recorder(), 0.5, 0.25).step("half", 0.5)
-    assert told == [("half", 0.625)]
+    assert steps == [("half", 0.625)]
 
 
 def test_a_scenario_that_fails_is_reported_and_the_others_keep_their_results(

@@ -55,7 +55,7 @@ def test_a_restart_lasts_from_the_first_server_that_is_gone_until_all_have_begun
     seen.see(2.0, {"b": 1_200})
     seen.see(3.0, {"a": 5, "b": 1_300})
     assert (seen.began, seen.over, seen.missing) == (2.0, None, ["b"])
-    # One that restarts between two looks is not seen gone; its counters tell.
+    # One that restarts between two looks is not seen gone; its counters show the restart.
     seen.see(4.0, {"a": 90, "b": 2})
     seen.see(5.0, {"a": 190, "b": 80})
     assert (seen.began, seen.over, seen.missing) == (2.0, 4.0, [])

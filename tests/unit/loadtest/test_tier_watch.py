@@ -188,7 +188,7 @@ async def test_a_watch_counts_from_when_measuring_begins(monkeypatch: pytest.Mon
     assert asked == 0
     heard.step(MEASURING)
     heard.step(MEASURING)
-    while asked < len(watch_followers()):  # noqa: ASYNC110 - the watch tells nobody when it has looked
+    while asked < len(watch_followers()):  # noqa: ASYNC110 - the watch notifies nobody when it has looked
         await asyncio.sleep(0)
     used = await watch.used()
     whole = since(used[0], used[-1])

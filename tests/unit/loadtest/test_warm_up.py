@@ -1,4 +1,4 @@
-"""Caches are warmed with the same requests, until none gains from more of them; hits are told of a sample."""
+"""Caches are warmed with the same requests, until none gains from more of them; hits are reported for a sample."""
 
 from __future__ import annotations
 

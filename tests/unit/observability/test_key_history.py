@@ -29,7 +29,7 @@ class Types:
 
 
 class Rig:
-    """A cache with a story, and a wall clock that moves when told to."""
+    """A cache with a story, and a wall clock that the test moves."""
 
     def __init__(self, settings: KeyHistorySettings | None = None) -> None:
         self.unix_ms = 1_000
@@ -41,7 +41,7 @@ class Rig:
     def fill(self, key: int, version: int, data: bytes = b"") -> None:
         self.cache.store_object(self.cache.object_ticket(key, 0.0), encode_object(version, 1, data), 1, 0.0)
 
-    def told(self, key: int = A) -> list[tuple[str, int]]:
+    def events(self, key: int = A) -> list[tuple[str, int]]:
         return [(event.event, event.version) for event in self.story.history_of(key, 0).events]
 
 
@@ -53,7 +53,7 @@ def test_a_stale_answer_is_explained_by_what_came_and_what_did_not() -> None:
     rig.cache.apply_message(ObjectChange(A, v(1), v(2), 1, b"new"), 1, 0.0)
     rig.cache.apply_message(ObjectInvalidation(A, v(3)), 1, 0.0)
     rig.fill(A, v(2))
-    assert rig.told() == [
+    assert rig.events() == [
         ("opened", 1),
         ("fill_begun", 0),
         ("stored", v(1)),
@@ -70,11 +70,11 @@ def test_a_stale_answer_is_explained_by_what_came_and_what_did_not() -> None:
 def test_hits_are_not_recorded() -> None:
     rig = Rig()
     rig.fill(A, v(1))
-    before = rig.told()
+    before = rig.events()
     for _ in range(3):
         assert rig.cache.object(A) is not None
         assert rig.cache.objects([A]) != [None]
-    assert rig.told() == before
+    assert rig.events() == before
 
 
 def test_what_happens_to_the_shard_is_in_the_story_of_each_of_its_keys_and_of_no_other_s() -> None:
@@ -84,16 +84,16 @@ def test_what_happens_to_the_shard_is_in_the_story_of_each_of_its_keys_and_of_no
     rig.cache.apply_message(ShardInvalidation(rig.shard, (), (5,)), 1, 0.0)
     rig.cache.open_shard(rig.shard, 2)
     rig.cache.close_shard(rig.shard)
-    assert [event for event, _ in rig.told()][3:] == ["voided", "types_voided", "epoch_raised", "closed"]
-    assert [event for event, _ in rig.told(B)] == ["opened", "voided", "types_voided", "epoch_raised", "closed"]
-    assert rig.told(ELSEWHERE) == []
+    assert [event for event, _ in rig.events()][3:] == ["voided", "types_voided", "epoch_raised", "closed"]
+    assert [event for event, _ in rig.events(B)] == ["opened", "voided", "types_voided", "epoch_raised", "closed"]
+    assert rig.events(ELSEWHERE) == []
 
 
 def test_an_eviction_is_recorded() -> None:
     rig = Rig()
     for place in range(100):
         rig.fill(10 + place, v(1), b"x" * 1_000)
-    assert rig.told(10)[-1] == ("evicted", v(1))
+    assert rig.events(10)[-1] == ("evicted", v(1))
 
 
 def test_causes_nest_and_end_with_their_work_even_when_it_fails() -> None:

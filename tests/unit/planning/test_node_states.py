@@ -161,7 +161,7 @@ def test_edge_between_two_archived_nodes_stays_hidden_when_one_is_restored() -> 
     assert counts(stored) == {(LOW, 11): 1, (HIGH, 12): 1}
 
 
-def test_a_page_that_is_done_again_raises_no_version_and_tells_nobody() -> None:
+def test_a_page_that_is_done_again_raises_no_version_and_notifies_nobody() -> None:
     stored = stored_rows()
     run(stored, *(add(other, 7) for other in OTHERS))
     set_state(stored, LOW, ARCHIVED)

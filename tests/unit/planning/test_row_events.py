@@ -101,7 +101,7 @@ def transcript(translated: Translated) -> list[str]:
         for message in each.messages
     ]
     lines += map(touch_line, translated.touches)
-    lines += [f"void {shard}" for shard in translated.bulk_shards]
+    lines += [f"invalidate {shard}" for shard in translated.bulk_shards]
     lines += [f"heartbeat {each.writer} {each.unix_ms}" for each in translated.heartbeats]
     if translated.passed_over:
         lines.append(f"passed over {translated.passed_over}")

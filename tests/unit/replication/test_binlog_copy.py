@@ -104,7 +104,7 @@ async def test_transactions_are_run_again_under_numbers_of_the_new_server(tmp_pa
     assert given == "".join(line for line in EVENTS.splitlines(keepends=True) if "@@session" not in line)
 
 
-async def test_mysql_is_told_to_leave_out_numbers_and_what_the_dump_has(tmp_path: Path) -> None:
+async def test_mysql_is_asked_to_leave_out_numbers_and_what_the_dump_has(tmp_path: Path) -> None:
     arguments, _ = await replayed(tmp_path, Dialect.MYSQL, None)
     assert arguments[:2] == ["--skip-gtids", "--exclude-gtids=1-1-7"]
 

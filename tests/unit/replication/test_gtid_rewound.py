@@ -18,7 +18,7 @@ def test_a_transaction_has_a_number_in_the_history_of_who_committed_it(gtid: str
     assert history_of(gtid) == (history, number)
 
 
-@pytest.mark.parametrize("text", ["", "region void", "0-1", f"{A}:", "x:1"])
+@pytest.mark.parametrize("text", ["", "region invalidated", "0-1", f"{A}:", "x:1"])
 def test_what_is_no_gtid_is_in_no_history(text: str) -> None:
     with pytest.raises(OperatorError):
         history_of(text)

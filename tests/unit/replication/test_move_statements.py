@@ -1,4 +1,4 @@
-"""What a server tells of its disk, and of a shard whose tables are being renamed."""
+"""What a server reports of its disk, and of a shard whose tables are being renamed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def free_of(server: Server) -> int | None:
     return await free_bytes(cast("DatabaseSession", server), deadline=0.0)
 
 
-async def test_the_plugin_of_a_server_tells_of_the_disk_that_has_the_data() -> None:
+async def test_the_plugin_of_a_server_reports_the_disk_that_has_the_data() -> None:
     disks: list[Row] = [("/", 7), ("/var/lib", 8), ("/var/lib/mysql", 9), ("/var/lib/mysql-files", 10)]
     assert await free_of(Server("elsewhere", "/var/lib/mysql/data", disks)) == 9 << 10
     assert await free_of(Server("elsewhere", "/srv/data", disks)) == 7 << 10

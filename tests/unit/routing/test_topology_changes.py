@@ -141,7 +141,7 @@ def test_for_a_server_that_misses_a_change_every_shard_is_affected() -> None:
     assert affected(first, later) == NOTHING
     assert affected(first, next_version(later)).led == EVERYTHING, "the record has lost version 2"
     by_hand = msgspec.structs.replace(later, version=later.version + 1)
-    assert affected(later, by_hand) == NOTHING, "nothing was skipped: the two documents tell everything"
+    assert affected(later, by_hand) == NOTHING, "nothing was skipped: the two documents show everything"
     assert affected(first, next_version(by_hand)).led == EVERYTHING
     assert affected(later, next_version(by_hand)).led == EVERYTHING
 

@@ -32,11 +32,11 @@ def configuration() -> Configuration:
 
 
 def watch(configuration: Configuration, version: int, schema_hash: str) -> tuple[list[pb.Answer], MemoryReply]:
-    told: list[pb.Answer] = []
-    reply = MemoryReply(told.append)
+    answers: list[pb.Answer] = []
+    reply = MemoryReply(answers.append)
     request = pb.Request(watch=pb.Watch(topology_version=version, schema_hash=schema_hash))
     configuration.watch(request, reply, "east")
-    return told, reply
+    return answers, reply
 
 
 def test_only_a_newer_topology_is_used_and_passed_to_listeners(configuration: Configuration) -> None:
@@ -136,10 +136,10 @@ def test_a_compatible_schema_is_in_use_at_once(configuration: Configuration) -> 
 def test_an_invalid_or_incompatible_schema_is_rejected_and_the_old_one_stays_in_use(
     configuration: Configuration, text: str
 ) -> None:
-    told, _ = watch(configuration, 2, SCHEMA.version_hash)
+    answers, _ = watch(configuration, 2, SCHEMA.version_hash)
     assert not configuration.use_schema_text(text, "schema.yaml")
     assert configuration.schema is SCHEMA
-    assert told == []
+    assert answers == []
 
 
 def test_watchers_receive_what_is_newer_than_theirs_at_once_and_on_every_change(configuration: Configuration) -> None:

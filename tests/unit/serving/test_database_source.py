@@ -36,7 +36,7 @@ class StoreByHand(ReadStore):
         self.asked, self.on_read = queries, on_read
         await self.over.wait()
 
-    def tell(self, place: int, error: TaoError | None = None) -> None:
+    def answer(self, place: int, error: TaoError | None = None) -> None:
         value = encode_object(1, USER, b"")
         self.on_read([place], error or FillRead([value], {place: 1}))
 
@@ -51,13 +51,13 @@ async def test_a_slow_or_failed_shard_neither_delays_nor_fails_others_of_the_sam
     slow, refused, quick = (asyncio.ensure_future(fetch(shard)) for shard in range(3))
     await quiet()
     assert len(store.asked) == 3
-    store.tell(2)
-    store.tell(1, Overloaded("too much is asked of shard 1"))
+    store.answer(2)
+    store.answer(1, Overloaded("too much is asked of shard 1"))
     assert (await quick).version_epoch == 1
     with pytest.raises(Overloaded):
         await refused
     assert not slow.done()
-    store.tell(0)
+    store.answer(0)
     store.over.set()
     await slow
     await tasks.close()
@@ -93,7 +93,7 @@ async def test_a_read_that_waits_for_nothing_needs_no_task_and_what_it_leaves_un
 
     answered, unanswered = asyncio.ensure_future(fetch(0)), asyncio.ensure_future(fetch(1))
     await quiet()
-    store.tell(0)
+    store.answer(0)
     assert (await answered).version_epoch == 1
     gathered = asyncio.ensure_future(fetch(2))
     await quiet()
@@ -124,7 +124,7 @@ async def test_a_fault_of_a_read_at_once_leaves_the_queries_to_a_task(caplog: py
     await quiet()
     assert store.again == [[query]]
     assert "could not be begun" in caplog.text
-    store.tell(0)
+    store.answer(0)
     assert (await fetching).version_epoch == 1
     store.over.set()
     await tasks.close()

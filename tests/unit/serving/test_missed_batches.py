@@ -236,7 +236,7 @@ async def test_an_invalid_query_fails_alone() -> None:
     assert asked.reply.reasons == {0: "INVALID_ARGUMENT"}
 
 
-async def test_misses_hold_their_share_until_their_fetch_has_ended_whoever_is_gone() -> None:
+async def test_misses_hold_their_share_until_their_fetch_has_ended_even_when_callers_are_gone() -> None:
     shares = WorkShares(ShareSettings(max_under_way_per_caller=3))
     first = Asked(3, deadline_ms=20, shares=shares).begin()
     await until(lambda: first.reply.is_whole)

@@ -30,7 +30,7 @@ SETTINGS = RemoteSettings(max_attempts=4, first_pause_seconds=0.001)
 
 
 class Links:
-    """Fails as often as told, then answers; remembers what time was left each time."""
+    """Raises the faults in turn, then answers; records the time left at each request."""
 
     def __init__(self, *faults: TaoError, value: bytes = VALUE) -> None:
         self.faults = list(faults)

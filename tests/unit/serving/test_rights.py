@@ -277,7 +277,7 @@ async def test_a_deleted_object_of_a_denied_type_is_answered_as_one_that_never_w
 
 
 @pytest.mark.parametrize("cached", [False, True])
-async def test_a_minimum_tells_nothing_of_a_denied_object(region: RegionRig, cached: bool) -> None:
+async def test_a_minimum_reveals_nothing_of_a_denied_object(region: RegionRig, cached: bool) -> None:
     server = region.near.service
     request = batch(obj_ids=[CHECKIN_ID, NOBODY], minimum_slots=[0, 1], minimum_versions=[1, 1])
     if cached:
@@ -424,7 +424,7 @@ def writing(*writes: Write, caller: str | None = None) -> pb.Request:
     return pb.Request(write=batch_, caller=caller)
 
 
-async def test_changes_are_told_to_servers_only(region: RegionRig) -> None:
+async def test_changes_are_sent_to_servers_only(region: RegionRig) -> None:
     use_rules(region.near.configuration, region.leader.configuration)
     edge = AssocAdd(USER_ID, NOTE, OTHER, 1, b"")
     assert not (await ask(region.near.service, writing(edge), "writer")).write.changes
@@ -433,7 +433,7 @@ async def test_changes_are_told_to_servers_only(region: RegionRig) -> None:
     assert (await ask(region.near.service, writing(edge, caller="writer"), peer="near-2")).write.changes
 
 
-async def test_a_write_that_is_left_alone_tells_no_changes_of_the_writes_committed_with_it(region: RegionRig) -> None:
+async def test_a_write_that_is_left_alone_returns_no_changes_of_the_writes_committed_with_it(region: RegionRig) -> None:
     use_rules(region.leader.configuration)
     left_alone, other = await asyncio.gather(
         ask(region.leader.service, writing(ObjDelete(CHECKIN_ID), caller="writer"), peer="near-1"),
@@ -516,9 +516,9 @@ async def test_who_has_pairs_settled_learns_the_versions_of_lists_that_it_may_re
     for rules, atypes in ((False, {LIKES, NOTE}), (True, {LIKES})):
         if rules:
             use_rules(region.near.configuration)
-        (told,) = (await ask(region.near.service, request, "reader")).settled_pairs.changes
-        assert reached_versions([shard_messages_from_pb(told)]) == {(OTHER, atype): 2 for atype in atypes}
-        assert {message.WhichOneof("kind") for message in told.messages} == {"list_invalidation"}
+        (settled,) = (await ask(region.near.service, request, "reader")).settled_pairs.changes
+        assert reached_versions([shard_messages_from_pb(settled)]) == {(OTHER, atype): 2 for atype in atypes}
+        assert {message.WhichOneof("kind") for message in settled.messages} == {"list_invalidation"}
 
 
 # ---- the mode, and changes of the document and the schema ----------------------------------------------------------

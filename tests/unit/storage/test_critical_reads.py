@@ -41,7 +41,7 @@ class Server:
         self.gate: Gate | None = None
         """Holds up the next read of intents."""
         self.lease_read: list[bool] = []
-        """For each message, whether it asked for the lease."""
+        """Whether each message asked for the lease, in order."""
         self.store = MySqlReadStore(lambda _: "db", lambda _: "db", cast(Pools, self), lambda _: "assocs")
 
     def of(self, _: str) -> Server:

@@ -17,7 +17,7 @@ from tests.unit.storage.test_session_faults import FailingConnection
 
 
 class Rig:
-    """The disk of a server of which ``waits`` tells whether a thread waits for space."""
+    """The disk of a server; ``waits`` says whether a thread waits for space."""
 
     def __init__(self) -> None:
         self.waits = False

@@ -1,4 +1,4 @@
-"""So many at a time: whoever gives up his place in line takes nobody's turn along."""
+"""The semaphore admits a fixed number at a time; a waiter that gives up costs no other waiter its turn."""
 
 from __future__ import annotations
 

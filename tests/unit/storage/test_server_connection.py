@@ -20,26 +20,26 @@ _ANSWER = encode([Result([Column("data", 252, 63)], [(bytes(60_000),)] * 20)])
 
 
 class Transport:
-    """Notes what it is told."""
+    """Records the calls to it."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
 
     def set_protocol(self, protocol: asyncio.Protocol) -> None:
-        self.told.append("protocol")
+        self.calls.append("protocol")
 
     def write(self, data: bytes) -> None:
         return
 
     def pause_reading(self) -> None:
-        self.told.append("pause")
+        self.calls.append("pause")
 
     def resume_reading(self) -> None:
-        self.told.append("resume")
+        self.calls.append("resume")
 
 
 class Driver:
-    """As much of an aiomysql connection as is used."""
+    """The part of an aiomysql connection that is used."""
 
     encoding = "utf8"
     decoders = decoders
@@ -85,21 +85,21 @@ async def test_rows_that_are_not_read_stay_with_the_server() -> None:
     connection = ServerConnection(driver)
     connection.send("SELECT", ())
     for at in range(0, len(_ANSWER), 50_000):
-        if driver.transport.told[-1] == "pause":
+        if driver.transport.calls[-1] == "pause":
             break
         connection.data_received(_ANSWER[at : at + 50_000])
-    assert driver.transport.told == ["protocol", "pause"]
+    assert driver.transport.calls == ["protocol", "pause"]
     assert at < 400_000
     rows: list[Row] = []
     assert await connection.head(soon())
     reading = asyncio.create_task(connection.rows(rows, 100, soon()))
     await asyncio.sleep(0)
-    assert driver.transport.told == ["protocol", "pause", "resume"]
+    assert driver.transport.calls == ["protocol", "pause", "resume"]
     for start in range(at, len(_ANSWER), 50_000):
         connection.data_received(_ANSWER[start : start + 50_000])
     assert await reading
     assert len(rows) == 20
-    assert driver.transport.told == ["protocol", "pause", "resume"], "who waits for it has it"
+    assert driver.transport.calls == ["protocol", "pause", "resume"], "who waits for it has it"
 
 
 async def test_a_later_deadline_is_not_cut_short_by_an_earlier_one() -> None:

@@ -16,7 +16,7 @@ from tao.storage.session import DatabaseSession
 
 
 class FailingConnection(ServerConnection):
-    """Fails when told to, else has 513 rows to give."""
+    """Fails with ``failure`` if there is one, else returns 513 rows."""
 
     def __init__(self, failure: BaseException | None = None) -> None:
         self.failure = failure

@@ -1,4 +1,4 @@
-"""What a write transaction tells of a connection that it has lost: to its caller, and to the pool that has lent it."""
+"""What a write transaction reports of a lost connection: to its caller, and to the pool that has lent it."""
 
 from __future__ import annotations
 

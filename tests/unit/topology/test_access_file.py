@@ -43,7 +43,7 @@ def text(version: int, roles: str = "{}") -> str:
 
 
 def write(path: Path, document: str, encoding: str = "utf-8") -> None:
-    """As an editor does it: in place, with a moment in which the file is empty."""
+    """Write as an editor does: in place, with a moment in which the file is empty."""
     path.write_text(document, encoding)
 
 

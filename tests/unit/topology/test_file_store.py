@@ -50,7 +50,7 @@ def store(path: Path, ear: Ear, **settings: float) -> TopologyFile:
 
 
 def write(path: Path, text: str) -> None:
-    """As an editor does it: in place, with a moment in which the file is empty."""
+    """Write as an editor does: in place, with a moment in which the file is empty."""
     path.write_text(text)
 
 
@@ -165,14 +165,14 @@ async def test_one_watchers_fault_does_not_keep_the_news_from_the_others(path: P
 
 async def test_a_listener_to_errors_that_fails_itself_does_not_end_the_watch(path: Path, topology: Topology) -> None:
     ear = Ear()
-    told = asyncio.Event()
+    reported = asyncio.Event()
 
     def broken(_: TopologyError) -> None:
-        told.set()
+        reported.set()
         raise RuntimeError("the log is full")
 
     stop = TopologyFile(path, poll_seconds=0.01, on_error=broken).watch(ear.changed)
-    await asyncio.wait_for(told.wait(), 10)
+    await asyncio.wait_for(reported.wait(), 10)
     write(path, dump_topology(topology))
     await ear.until(lambda: ear.versions == [1])
     stop()

@@ -305,7 +305,7 @@ async def test_actions_are_audited_with_their_outcome_and_a_failure_that_repeats
     await tasks.close()
 
 
-async def test_what_was_seen_before_a_deed_was_done_is_no_reason_for_another(tmp_path: Path) -> None:
+async def test_what_was_seen_before_an_action_was_completed_is_no_reason_for_another(tmp_path: Path) -> None:
     done = asyncio.Event()
 
     class Slow(Broken):
@@ -405,7 +405,7 @@ async def test_a_master_to_which_a_stranger_acknowledges_is_not_fenced_by_its_re
         (0, True, True, True),  # the link is cut between the answers of the two
     ],
 )
-async def test_an_observation_that_cannot_tell_who_acknowledges_leaves_what_an_earlier_one_has_found(
+async def test_an_observation_that_does_not_show_who_acknowledges_leaves_what_an_earlier_one_has_found(
     tmp_path: Path, clients: int, west_answers: bool, earlier: bool, fenced: bool
 ) -> None:
     asked, silent = list[bool](), {"east-db": 0.0}
@@ -470,7 +470,7 @@ def asks(asked: list[bool]) -> Promoter:
 
 
 async def turns() -> None:
-    """Of the loop, more than a action takes here."""
+    """Take more turns of the loop than an action takes here."""
     for _ in range(10):
         await asyncio.sleep(0)
 

@@ -24,7 +24,7 @@ POLICY = CloningPolicy(clone_above=100.0, give_back_below=50.0, rounds_above=2, 
 
 
 class Followers:
-    """Links to followers that tell these rates; the topology store; who goes by it at once."""
+    """Links to followers that report these rates, and the topology store, whose documents they use at once."""
 
     def __init__(self) -> None:
         self.topology = make_topology(near=("n-1", "n-2"), far=())

@@ -11,7 +11,7 @@ TICK = 0.02
 
 
 class HandDrivenLoop:
-    """As much of a loop as the wheel uses; its time moves when told."""
+    """The part of a loop that the wheel uses; the test moves its time."""
 
     def __init__(self) -> None:
         self.now = 1000.0

@@ -45,7 +45,7 @@ def test_when_all_places_are_taken_the_address_that_has_most_loses_its_oldest() 
     assert len(crowd.pool) == 4
 
 
-def test_whoever_is_pending_for_too_long_is_late() -> None:
+def test_a_connection_that_is_pending_for_too_long_is_late() -> None:
     crowd = Crowd(10, 10)
     crowd.enter("early", "a")
     crowd.now = 3.0

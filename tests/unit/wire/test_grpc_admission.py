@@ -194,7 +194,7 @@ async def test_a_crowd_of_strangers_is_counted_and_not_all_logged(port: Port, ca
         for call in calls[:10]:
             assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
         for call in calls[10:]:
-            call.cancel()  # whoever is gone before its refusal leaves no traceback either
+            call.cancel()  # a caller that is gone before its refusal leaves no traceback either
         assert await port.get() is grpc.StatusCode.OK
     assert len(caplog.messages) == 3
     assert all("is turned away: the token is missing or wrong" in each for each in caplog.messages)

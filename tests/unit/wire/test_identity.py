@@ -1,4 +1,4 @@
-"""Who a peer is, by what it shows and what is accepted, as a table."""
+"""The identity of a peer, by what it shows and what is accepted, as a table."""
 
 from __future__ import annotations
 

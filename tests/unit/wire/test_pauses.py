@@ -48,7 +48,7 @@ class SlowClock:
 
 
 class Wire(asyncio.Transport):
-    """Takes everything, and tells whether it was cut."""
+    """Accepts everything, and records whether it was cut."""
 
     def __init__(self) -> None:
         super().__init__()
