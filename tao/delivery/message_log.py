@@ -2,8 +2,8 @@
 
 All streams share one memory budget. Messages are evicted in the order of their arrival, whatever their shard, so that
 old messages of a busy shard make room and those of an idle shard stay. Every message has a number of its own, so that
-a subscriber sees from the length and the last number of a run whether a message is missing. What arrives together
-is held together: a commit under load has many messages of a shard, and each is appended and evicted twice.
+a subscriber sees from the length and the last number of a run whether a message is missing. What arrives together is
+held together: a commit under load has many messages of a shard, and each is appended and evicted twice.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ class _HeldRun:
         known = stream.first_numbers
         first_numbers = [known.setdefault(id(each), number) for number, each in enumerate(batch.messages, self.first)]
         self.repeats: list[int] = []
-        if first_numbers != list(range(self.first, self.first + len(first_numbers))):
+        if first_numbers[0] != self.first or len(first_numbers) > 1:
             numbered = enumerate(first_numbers, self.first)
-            self.repeats = [0 if first == number else first for number, first in numbered]
+            repeats = [0 if first == number else first for number, first in numbered]
+            self.repeats = repeats if any(repeats) else []
 
     @property
     def last(self) -> int:
@@ -51,15 +52,17 @@ class _HeldRun:
 
     def cut(self, count: int) -> int:
         """Remove the first messages. Returns their size."""
-        removed = self.messages[:count]
-        size_bytes = self.size_bytes if count == len(self.messages) else sum(map(estimated_bytes, removed))
+        is_whole = count == len(self.messages)
+        removed = self.messages if is_whole else self.messages[:count]
+        size_bytes = self.size_bytes if is_whole else sum(map(estimated_bytes, removed))
         known = self.stream.first_numbers
         for number, message in enumerate(removed, self.first):
             if known.get(id(message)) == number:
                 del known[id(message)]
         self.first += count
-        self.messages = self.messages[count:]
-        self.repeats = self.repeats[count:]
+        self.messages = () if is_whole else self.messages[count:]
+        if self.repeats:
+            self.repeats = self.repeats[count:]
         self.size_bytes -= size_bytes
         return size_bytes
 
@@ -67,8 +70,8 @@ class _HeldRun:
 class Stream:
     """The numbering of one shard's messages under one generation of ownership.
 
-    Messages ``first … last`` are still held (none when ``first == last + 1``), in ``runs``. ``first_numbers``: by the
-    identity of a held message the number of its first entry; an identity means nothing once the entry is evicted, and
+    Messages ``first … last`` are still held (none when ``first == last + 1``), in ``runs``. ``first_numbers``: the
+    identity of a held message → the number of its first entry; an identity means nothing once the entry is evicted, and
     leaves with it. ``coverage`` is the range of binlog positions that they cover."""
 
     __slots__ = (

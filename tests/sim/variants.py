@@ -39,7 +39,7 @@ from tao.model.edge_states import EdgeRegisters
 from tao.model.ids import EPOCH_UNIX_MS, IdSequence
 from tao.model.queries import Query
 from tao.model.relay import Relay
-from tao.model.rows import IntentKey, WriteKeys
+from tao.model.rows import IntentKey
 from tao.model.topology import Database
 from tao.model.writes import PlaceEdges, ReportJob, SettleEdge
 from tao.observability.key_history import KeyHistoryRecorder
@@ -56,7 +56,15 @@ from tao.tailer.leader_outbox import LeaderOutbox, Part
 from tao.watcher import server
 from tao.wire.read_batch import QueryRow
 from tao.worker.runner import JobRunner
-from tests.sim import broken_caches, broken_journals, broken_questions, moves, promotion, stores
+from tests.sim import (
+    broken_caches,
+    broken_intents,
+    broken_journals,
+    broken_questions,
+    moves,
+    promotion,
+    stores,
+)
 from tests.sim.database import SimDatabase
 from tests.sim.disks import SimSpool
 from tests.sim.locks import SimLockFiles
@@ -95,7 +103,7 @@ class Variant:
     """
 
     name: str
-    broken: Callable[[], AbstractContextManager[None]]
+    broken: Callable[[], AbstractContextManager[object]]
     violates: frozenset[str]
     faults: Mapping[str, int]
     shape: Shape = field(default_factory=lambda: Shape(leaders=2))
@@ -263,23 +271,6 @@ def _inverse_replayed() -> Iterator[None]:
 
     with _replaced(InversePath, _settle=replay):
         yield
-
-
-def _intents_overwritten_unread() -> AbstractContextManager[None]:
-    """Let a write of one side replace an older intent of its pair, which it has not read."""
-    add_keys = coordination._add_keys_of_edges
-
-    def add_keys_without_intents(keys: WriteKeys, *rest: Any) -> None:
-        intents = set(keys.intents)
-        add_keys(keys, *rest)
-        keys.intents.intersection_update(intents)
-
-    return _replaced(coordination, _add_keys_of_edges=add_keys_without_intents)
-
-
-def _intents_not_searched() -> AbstractContextManager[None]:
-    """Look for no intents, neither in a shard that is taken nor later."""
-    return _replaced(InversePath, _searches=lambda _, *, are_searched: [])
 
 
 def _older_operation_wins() -> AbstractContextManager[None]:
@@ -617,8 +608,8 @@ VARIANTS: Final[Sequence[Variant]] = (
         _READING_DATABASES,
         single_share=1.0,
     ),
-    Variant("intents overwritten unread", _intents_overwritten_unread, frozenset({"6"}), _PAIRS_CUT),
-    Variant("intents not searched", _intents_not_searched, frozenset({"6"}), {**_PAIRS_CUT, "kill": 2}),
+    Variant("intents overwritten unread", broken_intents.overwritten_unread, frozenset({"6"}), _PAIRS_CUT),
+    Variant("intents not searched", broken_intents.not_searched, frozenset({"6"}), {**_PAIRS_CUT, "kill": 2}),
     Variant("pending inverse ignored", _pending_inverse_ignored, frozenset({"3"}), _PAIRS_CUT, first=98),
     Variant("trim misreported", _trim_misreported, frozenset({"2", "4", "5"}), {"kill": 1}, first=6),
     Variant("pair called settled", _pair_called_settled, frozenset({"3", "6"}), _PAIRS_CUT, first=7),

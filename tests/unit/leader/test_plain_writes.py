@@ -169,13 +169,14 @@ async def test_a_write_of_both_ends_is_answered_without_the_pair_s_older_intent_
 ) -> None:
     assert isinstance(rig.store, MemoryStore)
     await leave_an_intent(rig)
-    (older,) = rig.store.rows.intents.values()
+    rows = rig.store.rows
+    (older,) = rows.intents.values()
     results = await answered(rig, friend(8))
     assert not results[0].inverse_pending
     assert (times(rig), times(rig, HIGH, FRIEND)) == ([8], [8])
-    assert (list(rig.store.rows.intents), times(rig, HIGH, LIKED_BY)) == ([IntentKey(LOW, HIGH)], [])
+    assert (list(rows.intents), times(rig, HIGH, LIKED_BY)) == ([IntentKey(LOW, HIGH)], [])
     await rig.inverses.settle_pair(older, 5.0)
-    await until(lambda: not rig.store.rows.intents)
+    await until(lambda: not rows.intents)
     assert times(rig, HIGH, LIKED_BY) == [7]
 
 
