@@ -56,15 +56,7 @@ from tao.tailer.leader_outbox import LeaderOutbox, Part
 from tao.watcher import server
 from tao.wire.read_batch import QueryRow
 from tao.worker.runner import JobRunner
-from tests.sim import (
-    broken_caches,
-    broken_intents,
-    broken_journals,
-    broken_questions,
-    moves,
-    promotion,
-    stores,
-)
+from tests.sim import broken_caches, broken_intents, broken_journals, broken_questions, moves, promotion, stores
 from tests.sim.database import SimDatabase
 from tests.sim.disks import SimSpool
 from tests.sim.locks import SimLockFiles
