@@ -32,7 +32,7 @@ _SAVED_SECONDS: Final = 0.25
 """The accepts of so long are saved up."""
 _ACCEPTS_TO_RESUME: Final = 8
 """Accepts that are saved up before the first of those that had to wait: waking the loop for each would cost more."""
-_TOGETHER_SECONDS: Final = 0.001
+TOGETHER_SECONDS: Final = 0.001
 """How often connections are accepted that come faster than that."""
 _FAILED_SECONDS: Final = 0.25
 """The time until the next try after a failure of the system, for instance for lack of file descriptors."""
@@ -159,10 +159,10 @@ class Listener:
 
     def _wait_for_more(self, began: float) -> None:
         """Have further connections wait for a moment if they come fast. ``began``: when this turn did."""
-        is_fast = began - self._emptied_at < _TOGETHER_SECONDS
+        is_fast = began - self._emptied_at < TOGETHER_SECONDS
         self._emptied_at = self._now()
         if is_fast:
-            self._pause_for(_TOGETHER_SECONDS)
+            self._pause_for(TOGETHER_SECONDS)
 
     def _pause_for(self, seconds: float) -> None:
         if self._resuming is None:
