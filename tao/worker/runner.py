@@ -32,7 +32,7 @@ from tao.worker.leaders import JobLeaders
 
 _FIRST_RETRY_SECONDS: Final = 0.1
 _LAST_RETRY_SECONDS: Final = 2.0
-_PAGES_PER_SECOND: Final = 4
+_PAGES_PER_SECOND: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class RunnerSettings:
         return self.pace_of_kinds.get(kind, self.edges_per_second)
 
     def page_limit(self, kind: str) -> int:
-        """Return the most edges of a page of a kind: a quarter of a second's work, so that the jobs of the kind take
+        """Return the most edges of a page of a kind: a twentieth of a second's work, so that the jobs of the kind take
         turns, and those who are served beside them wait for short pages."""
         return max(1, int(min(self.page_edges, self.pace(kind) / _PAGES_PER_SECOND)))
 
