@@ -77,11 +77,21 @@ class Case(NamedTuple):
     aims: tuple[Goal, ...] = ()
 
 
+class Window(NamedTuple):
+    """A page of the intersection of a list with the edges of another one of some time, which has ids of the former."""
+
+    first: int
+    second: int
+    high: int
+    low: int
+
+
 class SetData(NamedTuple):
-    """The lists by id1, newest first, and the pages that are asked of them."""
+    """The lists by id1, newest first, the pages that are asked of them time and again, and those asked once."""
 
     lists: Mapping[int, TimedIds]
     cases: tuple[Case, ...]
+    windows: Sequence[Window]
 
 
 def make_data(edges: int, union: int) -> SetData:
@@ -93,12 +103,13 @@ def make_data(edges: int, union: int) -> SetData:
     def member(number: int) -> int:
         return number % _SHARDS << SHARD_SHIFT | 1_000_000 + number
 
-    one, other, few, long, long_too = map(owner, range(5))
+    one, other, few, long, long_too, some = map(owner, range(6))
     many = [owner(100 + number) for number in range(union)]
     lists: dict[int, TimedIds] = {
         one: [(_CACHED - n, member(n)) for n in range(_CACHED)],
         other: [(n, member(n if n % _COMMON == 0 else _CACHED + n)) for n in range(_CACHED, 0, -1)],
         few: [(_FEW - n, member(n * (edges // _FEW))) for n in range(_FEW)],
+        some: [(_CACHED - n, member(n * (edges // _CACHED))) for n in range(_CACHED)],
         long: [(edges - n, member(n)) for n in range(edges)],
         # The common ones are the oldest here where they are the newest there.
         long_too: [(n, member(n if n % _COMMON_LONG == 0 else edges + n)) for n in range(edges, 0, -1)],
@@ -142,7 +153,8 @@ def make_data(edges: int, union: int) -> SetData:
             ),
         ),
     )
-    return SetData(lists, cases)
+    windows = [Window(long, some, high, high - _FEW + 1) for high in range(_CACHED, _FEW, -1)]
+    return SetData(lists, cases, windows)
 
 
 async def run(settings: BenchSettings, progress: Progress, chosen: SetOptions) -> ScenarioResult:
@@ -289,6 +301,7 @@ class SetsJob(msgspec.Struct, frozen=True, kw_only=True):
                 await self._comparison(case, data.lists, GraphSets(graph), redis_sets, sql) for case in data.cases
             ]
             comparisons.append(await self._probe(data, graph, redis_sets, sql))
+            comparisons.append(await self._windows(data, GraphSets(graph), sql))
             idle = await _idle_per_second(sql)
             taken = await take_all_turns(comparisons, self.pace, report)
         of_cases = list(zip(comparisons, taken, strict=True))
@@ -317,6 +330,30 @@ class SetsJob(msgspec.Struct, frozen=True, kw_only=True):
         what = f"a cached list of {_CACHED:,} asked for {_CACHED:,} ids"
         expected = [id2 for id2 in ids if id2 in own]  # its order is that of the first list, too
         return await checked_comparison(self.servers, what, ids, asks, expected, aims)
+
+    async def _windows(self, data: SetData, tao: GraphSets, sql: SqlSets) -> Comparison:
+        """Ask the long list for another few ids each time: what an answer costs that nobody remembers."""
+        edges = data.lists[data.windows[0].second]
+
+        def expected(window: Window) -> list[int]:
+            return [id2 for time, id2 in edges if window.high >= time >= window.low][:_PAGE]
+
+        asks: dict[str, Callable[[Window], Awaitable[Sequence[int]]]] = {TAO: tao.window, SQL: sql.window}
+        for name, ask in asks.items():
+            window = data.windows[-1]
+            if list(found := await ask(window)) != expected(window):
+                raise WrongAnswer(f"{window}: {name} has {found!r:.300}, not {expected(window)!r:.300}")
+        trials = tuple(
+            Trial(
+                name,
+                awaiters(1, [Call(ask, (window,), len, _PAGE) for window in data.windows]),
+                self.servers.pids_of(name),
+            )
+            for name, ask in asks.items()
+        )
+        aims = (Goal(measure=Measure.P50, bound=15_000), Goal(measure=Measure.P50, bound=1, against=SQL))
+        shape = f"{self.edges:,} ∩ {_FEW} others each time, page of {_PAGE}"
+        return Comparison(shape, trials, SQL, {TAO: aims})
 
     async def _comparison(
         self, case: Case, lists: Mapping[int, TimedIds], tao: GraphSets, redis_sets: RedisSets, sql: SqlSets
@@ -387,6 +424,12 @@ class GraphSets:
             if cursor is None:
                 break
         return found
+
+    async def window(self, window: Window) -> list[int]:
+        """Return the page of a window."""
+        some = self._graph.edge_set(window.second, LINK, high=window.high, low=window.low)
+        page = await (self._graph.edge_set(window.first, LINK) & some).page(_PAGE)
+        return [edge.id2 for edge in page.edges]
 
     async def warm(self, case: Case) -> None:
         """Have the follower cache the newest edges of the lists of a case: a question after some ids does not."""
@@ -462,6 +505,14 @@ class SqlSets:
         found = await self._rows(self._union(case) if case.is_union else self._join(case))
         return [id2 for _, id2 in found]
 
+    async def window(self, window: Window) -> list[int]:
+        """Return the page of a window."""
+        found = await self._rows(
+            f"{self._join_of(window.first, window.second)} AND b.time BETWEEN {window.low} AND {window.high} "
+            f"ORDER BY a.time DESC, a.id2 DESC LIMIT {_PAGE}"
+        )
+        return [id2 for _, id2 in found]
+
     async def among(self, id1: int, ids: Sequence[int]) -> list[int]:
         """Return those of some ids that a list has, newest first."""
         found = await self._rows(
@@ -476,11 +527,12 @@ class SqlSets:
         return {"statements": float(count)}
 
     def _join(self, case: Case) -> str:
-        first, second = case.ids
+        return f"{self._join_of(*case.ids)} ORDER BY a.time DESC, a.id2 DESC LIMIT {case.limit}"
+
+    def _join_of(self, first: int, second: int) -> str:
         return (
             f"SELECT a.time, a.id2 FROM {_table(first)} a JOIN {_table(second)} b ON b.id2 = a.id2 "  # noqa: S608
-            f"WHERE a.id1 = {first} AND a.atype = {self._atype} AND b.id1 = {second} AND b.atype = {self._atype} "
-            f"ORDER BY a.time DESC, a.id2 DESC LIMIT {case.limit}"
+            f"WHERE a.id1 = {first} AND a.atype = {self._atype} AND b.id1 = {second} AND b.atype = {self._atype}"
         )
 
     def _union(self, case: Case) -> str:

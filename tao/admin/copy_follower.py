@@ -43,6 +43,8 @@ ChangedRows = dict[str, set[PrimaryKey]]
 
 _KEYS_PER_CHECK: Final = 2_000
 _LEAST_ROWS_PER_RANGE: Final = 50
+_IDLE_SECONDS: Final = 1.0
+"""Sessions that were idle for so long are opened anew, because servers close them after some seconds."""
 
 
 class CopyFollower:
@@ -200,16 +202,11 @@ class CopyComparison:
         """Compare all rows. Those that change meanwhile are left to `compare_changed`. Raises `CopySpoiled` when the
         copy is wrong."""
         self._follower.take_changed()
-        settings = self._settings
         for table in self._tables.values():
-            low = 0
-            while True:
-                keys = await self._compare_range(table, low)
-                if keys.is_last:
-                    break
-                low = keys.high + 1
-                if settings.is_paced:
-                    await asyncio.sleep(self._range_seconds * (1 / settings.paced_share - 1))
+            low: int | None = 0
+            while low is not None:
+                async with self._source() as here, self._target() as there:
+                    low = await self._compare_ranges(here, there, table, low)
 
     async def compare_changed(self) -> int:
         """Compare the rows that have changed since they were compared. Returns how many have changed since."""
@@ -231,30 +228,49 @@ class CopyComparison:
                     if differing := await self._differing(self._tables[name], some):
                         raise self._wrong(name, differing)
 
-    async def _compare_range(self, table: CopiedTable, low: int) -> KeyRange:
+    async def _compare_ranges(
+        self, here: DatabaseSession, there: DatabaseSession, table: CopiedTable, low: int
+    ) -> int | None:
+        """Compare ranges from a key on. Returns the key to go on with when the sessions have been idle for long, and
+        None after the last range."""
+        loop, settings = asyncio.get_running_loop(), self._settings
+        while True:
+            keys, differing = await self._compare_range(here, there, table, low)
+            idle_since = loop.time()
+            await self._settle(table, differing)
+            if keys.is_last:
+                return None
+            low = keys.high + 1
+            if settings.is_paced:
+                await asyncio.sleep(self._range_seconds * (1 / settings.paced_share - 1))
+            if loop.time() - idle_since > _IDLE_SECONDS:
+                return low
+
+    async def _compare_range(
+        self, here: DatabaseSession, there: DatabaseSession, table: CopiedTable, low: int
+    ) -> tuple[KeyRange, set[PrimaryKey]]:
+        """Compare the next range. Returns it, and its rows that differ."""
         source, target = schema_name(self._shard), incoming_schema_name(self._shard)
-        async with self._source() as here, self._target() as there:
-            began = asyncio.get_running_loop().time()
-            keys = await next_range(here, source, table, low, self._rows, deadline=self._deadline())
-            at_source = partial(range_checksum, here, source, table, keys)
-            at_target = partial(range_checksum, there, target, table, keys)
-            if self._settings.is_paced:
-                ours, theirs = await at_source(deadline=self._deadline()), await at_target(deadline=self._deadline())
-            else:
-                ours, theirs = await asyncio.gather(
-                    at_source(deadline=self._deadline()), at_target(deadline=self._deadline())
-                )
-            self._range_seconds = asyncio.get_running_loop().time() - began
-            self._rows = rows_of_next_range(self._rows, self._range_seconds, self._settings)
-            self.compared_rows += ours[0]
-            if ours == theirs:
-                return keys
-            mine, copied = await asyncio.gather(
-                checksums_in_range(here, source, table, keys, deadline=self._deadline()),
-                checksums_in_range(there, target, table, keys, deadline=self._deadline()),
+        began = asyncio.get_running_loop().time()
+        keys = await next_range(here, source, table, low, self._rows, deadline=self._deadline())
+        at_source = partial(range_checksum, here, source, table, keys)
+        at_target = partial(range_checksum, there, target, table, keys)
+        if self._settings.is_paced:
+            ours, theirs = await at_source(deadline=self._deadline()), await at_target(deadline=self._deadline())
+        else:
+            ours, theirs = await asyncio.gather(
+                at_source(deadline=self._deadline()), at_target(deadline=self._deadline())
             )
-        await self._settle(table, _unequal(mine, copied))
-        return keys
+        self._range_seconds = asyncio.get_running_loop().time() - began
+        self._rows = rows_of_next_range(self._rows, self._range_seconds, self._settings)
+        self.compared_rows += ours[0]
+        if ours == theirs:
+            return keys, set()
+        mine, copied = await asyncio.gather(
+            checksums_in_range(here, source, table, keys, deadline=self._deadline()),
+            checksums_in_range(there, target, table, keys, deadline=self._deadline()),
+        )
+        return keys, _unequal(mine, copied)
 
     async def _differing(self, table: CopiedTable, keys: Sequence[PrimaryKey]) -> set[PrimaryKey]:
         source, target = schema_name(self._shard), incoming_schema_name(self._shard)

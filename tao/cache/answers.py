@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tao.cache.bloom_filter import MASKS
 from tao.cache.filters import MembershipFilter
 from tao.cache.outcomes import EdgesAnswer
-from tao.model.changes import sort_edges
-from tao.model.edge_block import decode_block, empty_block, encode_block, header
+from tao.model.edge_block import empty_block
 from tao.model.graph import version_of
 from tao.model.queries import EdgesQuery, RangeQuery, TimeRangeQuery
 
@@ -26,6 +26,8 @@ try:
         has_foreign_id,
         has_foreign_number,
         has_foreign_type,
+        merged_block,
+        possible_ids,
         range_answer,
         time_range_answer,
     )
@@ -37,6 +39,8 @@ except ImportError:  # built without a compiler
         has_foreign_id,
         has_foreign_number,
         has_foreign_type,
+        merged_block,
+        possible_ids,
         range_answer,
         time_range_answer,
     )
@@ -47,8 +51,8 @@ def filtered_answer(known: EdgesAnswer | None, id2s: Sequence[int], held: Member
     The filter speaks only of its own version."""
     if known is not None and version_of(known.block) != held.version:
         return known
-    missing = known.missing if known is not None else dict.fromkeys(id2s)
-    left = tuple(id2 for id2 in missing if held.may_have(id2))
+    missing = known.missing if known is not None else tuple(dict.fromkeys(id2s))
+    left = possible_ids(held.words, MASKS, missing)
     if known is not None:
         return EdgesAnswer(known.block, left)
     return None if len(left) == len(missing) else EdgesAnswer(empty_block(held.version, held.count, 0), left)
@@ -76,9 +80,7 @@ def merge_edges(held: bytes, found: bytes, query: EdgesQuery) -> bytes:
     """Return the answer that a prefix gives together with the edges fetched for the ids that it could not decide. Both
     must be of one version."""
     known = edges_answer(held, query.id2s, query.high, query.low)
-    version, count, _, _ = header(found)
-    edges = decode_block(known.block) if known is not None else []
-    return encode_block(version, count, sort_edges([*edges, *decode_block(found)]), 0)
+    return merged_block(empty_block(0) if known is None else known.block, found)
 
 
 __all__ = [
@@ -90,6 +92,8 @@ __all__ = [
     "has_foreign_number",
     "has_foreign_type",
     "merge_edges",
+    "merged_block",
+    "possible_ids",
     "prefix_answer",
     "range_answer",
     "time_range_answer",

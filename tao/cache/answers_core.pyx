@@ -342,6 +342,87 @@ cdef object edges_of(bytes block, const unsigned char *wanted, uint64_t m, uint6
         PyMem_Free(is_known)
 
 
+cdef inline uint32_t data_of(Block *block, uint64_t index, uint32_t *begin) except? 0xFFFFFFFF:
+    """Return the size of an edge's data and set where it begins."""
+    cdef uint32_t end
+    begin[0] = 0
+    if not block.header.flags & HAS_DATA:
+        return 0
+    if index:
+        begin[0] = end_of(block, index - 1)
+    end = end_of(block, index)
+    if end < begin[0] or end > <uint64_t>block.data_bytes:
+        raise ValueError("the data offsets of an edge block are not in order")
+    return end - begin[0]
+
+
+def merged_block(bytes one not None, bytes other not None):
+    """See `tao.cache.answers_python.merged_block`."""
+    cdef Block first, second
+    cdef Block *taken
+    opened(one, &first)
+    opened(other, &second)
+    cdef uint64_t n = first.header.n, m = second.header.n, i = 0, j = 0, index
+    cdef uint64_t data_bytes = 0, time, their_time, id2
+    cdef uint32_t begin = 0, size, last = 0
+    for index in range(n):
+        data_bytes += data_of(&first, index, &begin)
+    for index in range(m):
+        data_bytes += data_of(&second, index, &begin)
+    cdef Header header = Header(second.header.version, second.header.count, <uint32_t>(n + m), HAS_DATA if data_bytes else 0)
+    cdef bytes made = PyBytes_FromStringAndSize(
+        NULL, HEADER_BYTES + 16 * (n + m) + (4 * (n + m) + data_bytes if data_bytes else 0)
+    )
+    cdef unsigned char *id2s = <unsigned char *>PyBytes_AS_STRING(made)
+    memcpy(id2s, &header, HEADER_BYTES)
+    id2s += HEADER_BYTES
+    cdef unsigned char *ends = id2s + 16 * (n + m)
+    cdef unsigned char *data = ends + 4 * (n + m)
+    while i < n or j < m:
+        taken = &first
+        if i == n:
+            taken = &second
+        elif j < m:
+            time, their_time = word(first.times, i), word(second.times, j)
+            if time < their_time or (time == their_time and word(first.id2s, i) < word(second.id2s, j)):
+                taken = &second
+        if taken == &first:
+            index = i
+            i += 1
+        else:
+            index = j
+            j += 1
+        id2, time = word(taken.id2s, index), word(taken.times, index)
+        memcpy(id2s, &id2, 8)
+        memcpy(id2s + 8 * (n + m), &time, 8)
+        id2s += 8
+        if data_bytes:
+            size = data_of(taken, index, &begin)
+            memcpy(data, taken.data + begin, size)
+            data += size
+            last += size
+            memcpy(ends, &last, 4)
+            ends += 4
+    return made
+
+
+def possible_ids(const uint64_t[::1] words not None, const uint64_t[::1] masks not None, ids):
+    """See `tao.cache.answers_python.possible_ids`."""
+    cdef uint64_t size = words.shape[0], id2, mixed, mask
+    cdef list found = []
+    for each in ids:
+        id2 = each
+        mixed = (id2 ^ id2 >> 31) * <uint64_t>0x7FB5D329728EA185
+        mixed = (mixed ^ mixed >> 27) * <uint64_t>0x81DADEF4BC2DD44D
+        mask = masks[mixed & 4095]
+        if words[(mixed >> 32) % size] & mask != mask:
+            continue
+        mask = masks[mixed >> 36 & 4095]
+        if words[(mixed & 0xFFFFFFFF) * size >> 32] & mask == mask:
+            found.append(each)
+    return tuple(found)
+
+
 cdef object existence_of(bytes block, uint64_t id2):
     cdef Block held
     cdef uint64_t at = 0, n
@@ -354,14 +435,14 @@ cdef object existence_of(bytes block, uint64_t id2):
     return EXISTS_NOT if held.header.flags & COMPLETE else None
 
 
-cdef int existences_of(bytes block, list id2s, Py_ssize_t start, Py_ssize_t stop, list values) except -1:
-    """Append the values of the ids at ``start`` to ``stop - 1``, by one pass over the block for all of them.
+cdef int existences_of(bytes block, const unsigned char *id2s, uint64_t m, list values) except -1:
+    """Append the values of a column of ``m`` ids, by one pass over the block for all of them.
 
     Most ids of a long block are none of the wanted ones: a bitmap of a few bits an id, which stays in the nearest cache
     of the processor, turns them away before the table is asked."""
     cdef Block held
     opened(block, &held)
-    cdef uint64_t n = held.header.n, m = stop - start, index, id2
+    cdef uint64_t n = held.header.n, index, id2
     cdef int bits = 3
     while (<uint64_t>1 << bits) < 2 * m:
         bits += 1
@@ -384,7 +465,7 @@ cdef int existences_of(bytes block, list id2s, Py_ssize_t start, Py_ssize_t stop
         memset(table, 0, 4 * slots)
         memset(sieve, 0, slots * (1 << SIEVE_BITS) // 8 + m)
         for index in range(m):
-            id2 = wanted[index] = id2s[start + index]
+            id2 = wanted[index] = word(id2s, index)
             place = place_of(id2, 64 - bits)
             while table[place] and wanted[table[place] - 1] != id2:
                 place = (place + 1) & mask
@@ -632,34 +713,43 @@ cdef class Hits:
         block = self.used(self.list_in(shard, id1, atype), <uint64_t>id1 + <uint64_t>atype, minimum)
         return self.existence_by_count(shard, id1, atype, minimum) if block is None else existence_of(block, id2)
 
-    def exist_all(self, list id1s not None, list atypes not None, list id2s not None):
+    def exist_all(self, bytes id1s not None, bytes atypes not None, bytes id2s not None):
         cdef list values = []
-        cdef Py_ssize_t start = 0, stop, n = len(id1s), index
-        cdef uint64_t id1, atype
+        cdef uint64_t start = 0, stop, n = PyBytes_GET_SIZE(id1s) // 8, id1, atype
+        cdef uint64_t known_shard = ~<uint64_t>0
+        cdef const unsigned char *id1_column = <const unsigned char *>PyBytes_AS_STRING(id1s)
+        cdef const unsigned char *atype_column = <const unsigned char *>PyBytes_AS_STRING(atypes)
+        cdef const unsigned char *id2_column = <const unsigned char *>PyBytes_AS_STRING(id2s)
         cdef bytes block
-        if len(atypes) != n or len(id2s) != n:
+        shard = None
+        if PyBytes_GET_SIZE(atypes) != PyBytes_GET_SIZE(id1s) or PyBytes_GET_SIZE(id2s) != PyBytes_GET_SIZE(id1s):
             raise ValueError("columns differ in length")
         while start < n:
-            id1, atype = id1s[start], atypes[start]
+            id1, atype = word(id1_column, start), word(atype_column, start)
             stop = start + 1
-            while stop < n and id1 == <uint64_t>id1s[stop] and atype == <uint64_t>atypes[stop]:
+            while stop < n and id1 == word(id1_column, stop) and atype == word(atype_column, stop):
                 stop += 1
             if stop - start < RUN_QUERIES:
                 stop = start + 1
-            shard = self.shard_of(id1)
-            block = None
-            if shard is not None:
-                block = self.used(self.list_in(shard, id1s[start], atypes[start]), id1 + atype, 0)
+            if id1 >> SHARD_SHIFT != known_shard:
+                known_shard = id1 >> SHARD_SHIFT
+                shard = self.shards.get(known_shard)
             if shard is None:
                 values.extend([None] * (stop - start))
-            elif block is None:
-                for index in range(start, stop):
-                    values.append(self.existence_by_count(shard, id1s[start], atypes[start], 0))
+                start = stop
+                continue
+            key = id1
+            block = self.used(self.list_in(shard, key, atype), id1 + atype, 0)
+            if block is None:
+                while start < stop:
+                    values.append(self.existence_by_count(shard, key, atype, 0))
+                    start += 1
             elif stop - start == 1:
-                values.append(existence_of(block, id2s[start]))
+                values.append(existence_of(block, word(id2_column, start)))
             else:
-                existences_of(block, id2s, start, stop, values)
-                for index in range(start + 1, stop):
+                existences_of(block, id2_column + 8 * start, stop - start, values)
+                while start + 1 < stop:
                     self.use(id1 + atype)
+                    start += 1
             start = stop
         return values

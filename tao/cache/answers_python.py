@@ -8,15 +8,20 @@ beyond its end.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from tao.cache.bloom_filter import may_have
 from tao.cache.eviction import MOST_CREDIT, USE_CREDIT
 from tao.cache.outcomes import EdgesAnswer
+from tao.model.changes import sort_edges
 from tao.model.edge_block import (
     COMPLETE,
     PREFIX,
+    decode_block,
     empty_block,
+    encode_block,
     first_after,
     first_not_newer,
     header,
@@ -117,6 +122,19 @@ def beyond_answer(count_value: bytes, pos: int) -> bytes | None:
     if count == 0:
         return empty_block(version)
     return empty_block(version, count, 0) if pos >= count else None
+
+
+def merged_block(one: bytes, other: bytes) -> bytes:
+    """Return the edges of two parts of a list in list order, under the version and count of ``other``. No edge is in
+    both."""
+    version, count, _, _ = header(other)
+    return encode_block(version, count, sort_edges([*decode_block(one), *decode_block(other)]), 0)
+
+
+def possible_ids(words: array[int], masks: array[int], ids: Sequence[int]) -> tuple[int, ...]:
+    """Return those of the ids that a filter may have; see `tao.cache.bloom_filter`, whose words and masks these
+    are."""
+    return tuple(id2 for id2 in ids if may_have(words, masks, id2))
 
 
 def has_foreign_id(ids: list[int]) -> bool:
@@ -232,10 +250,12 @@ class Hits:
             return existence_answer(block, id2)
         return None if self._beyond(id1, atype, 0, minimum) is None else EXISTS_NOT
 
-    def exist_all(self, id1s: list[int], atypes: list[int], id2s: list[int]) -> list[bytes | None]:
-        """Return what `exists` returns for each of the edges. Checks of one list that follow each other take one pass
-        over the list in the compiled implementation."""
-        return list(map(self.exists, id1s, atypes, id2s))
+    def exist_all(self, id1s: bytes, atypes: bytes, id2s: bytes) -> list[bytes | None]:
+        """Return what `exists` returns for each of the edges, which are columns of 64-bit numbers. Checks of one list
+        that follow each other take one pass over the list in the compiled implementation."""
+        if not len(id1s) == len(atypes) == len(id2s):
+            raise ValueError("columns differ in length")
+        return list(map(self.exists, *(memoryview(column).cast("Q") for column in (id1s, atypes, id2s))))
 
     def _beyond(self, id1: int, atype: int, pos: int, minimum: int) -> bytes | None:
         count = self.count(id1, atype, minimum)

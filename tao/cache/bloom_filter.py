@@ -34,19 +34,31 @@ def _mask(number: int) -> int:
     return mask
 
 
-_MASKS: Final = tuple(map(_mask, range(4096)))
+MASKS: Final = array("Q", map(_mask, range(4096)))
+
+
+def may_have(words: array[int], masks: array[int], id2: int) -> bool:
+    """Return False when the id was certainly never added to the filter of these words."""
+    mixed = (id2 ^ id2 >> 31) * _MIX_1 & _U64
+    mixed = (mixed ^ mixed >> 27) * _MIX_2 & _U64
+    size = len(words)
+    mask = masks[mixed & 4095]
+    if words[(mixed >> 32) % size] & mask != mask:
+        return False
+    mask = masks[mixed >> 36 & 4095]
+    return words[(mixed & 0xFFFFFFFF) * size >> 32] & mask == mask
 
 
 class BloomFilter:
     """A set of ids, to which ids can be added."""
 
-    __slots__ = ("_capacity", "_ids", "_size", "_words")
+    __slots__ = ("_capacity", "_ids", "_size", "words")
 
     def __init__(self, expected: int) -> None:
         """Make an empty filter with room for ``expected`` ids and a quarter more."""
         self._capacity = int(expected * _SPARE) + 64
         self._size = self._capacity * _BITS_PER_ID // 64 + 1
-        self._words = array("Q", bytes(8 * self._size))
+        self.words = array("Q", bytes(8 * self._size))
         self._ids = 0
 
     @property
@@ -60,7 +72,7 @@ class BloomFilter:
         return self._ids > self._capacity
 
     def add(self, ids: Iterable[int]) -> None:
-        words, size, masks = self._words, self._size, _MASKS
+        words, size, masks = self.words, self._size, MASKS
         added = 0
         for id2 in ids:
             mixed = (id2 ^ id2 >> 31) * _MIX_1 & _U64
@@ -72,11 +84,4 @@ class BloomFilter:
 
     def may_have(self, id2: int) -> bool:
         """Return False when the id was certainly never added."""
-        mixed = (id2 ^ id2 >> 31) * _MIX_1 & _U64
-        mixed = (mixed ^ mixed >> 27) * _MIX_2 & _U64
-        words, size = self._words, self._size
-        mask = _MASKS[mixed & 4095]
-        if words[(mixed >> 32) % size] & mask != mask:
-            return False
-        mask = _MASKS[mixed >> 36 & 4095]
-        return words[(mixed & 0xFFFFFFFF) * size >> 32] & mask == mask
+        return may_have(self.words, MASKS, id2)

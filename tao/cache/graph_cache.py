@@ -7,11 +7,13 @@ Ids must be valid (`tao.model.ids.check_id`).
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 from tao.cache import key_recorder as events
 from tao.cache.answers import Hits, edges_answer, filtered_answer
+from tao.cache.kept_answers import Asked, KeptAnswers
 from tao.cache.key_recorder import KeyRecorder, NoRecorder
 from tao.cache.outcomes import (
     Applied,
@@ -37,6 +39,7 @@ from tao.model.changes import (
 )
 from tao.model.graph import EXISTS_NOT, MAX_TIME, version_of
 from tao.model.ids import SHARD_SHIFT
+from tao.model.queries import EdgesQuery
 from tao.model.versions import epoch_of
 
 
@@ -54,6 +57,7 @@ class GraphCache:
         "_shards",
         "denials",
         "dropped",
+        "kept_answers",
         "not_kept",
         "pair_denials",
         "recorder",
@@ -70,6 +74,7 @@ class GraphCache:
         # Shards that are not open → their epoch, raised by each change, which no version floor remembers.
         self._closed_epochs: dict[int, int] = {}
         self._old_overflows = 0
+        self.kept_answers = KeptAnswers(settings.kept_answers_bytes)
         self.denials = 0  # queries for edges that a membership filter answered, in full or in part
         self.pair_denials = 0  # queries whether an edge exists that a pair filter answered
         self.dropped = 0  # entries dropped because a change or message could not be applied to their version
@@ -203,7 +208,35 @@ class GraphCache:
         answer = edges_answer(block, id2s, high, low)
         if answer is not None and not answer.missing:
             return answer
+        if self.kept_answers.has(id1, atype):
+            kept = self.kept_answers.find(block, id1, atype, Asked(_column(id2s), high, low))
+            if kept is not None:
+                return EdgesAnswer(kept)
         return self._filtered(answer, id1, atype, id2s, minimum)
+
+    def kept_edges(self, id1: int, atype: int, id2s: bytes, high: int, low: int, minimum: int = 0) -> bytes | None:
+        """Return the answer to a query for edges that `keep_edges` has kept. ``id2s`` is a column of ids, as edge
+        blocks have them."""
+        if not self.kept_answers.has(id1, atype):
+            return None
+        block = self.peek_list(id1, atype)
+        if block is None or version_of(block) < minimum:
+            return None
+        answer = self.kept_answers.find(block, id1, atype, Asked(id2s, high, low))
+        if answer is not None:
+            self._hits.use(id1 + atype)
+        return answer
+
+    def keep_edges(self, query: EdgesQuery, answer: bytes, shard_epoch: int) -> None:
+        """Keep the answer to a query that the cached prefix of its list cannot decide, if it has the version of that
+        prefix. ``shard_epoch`` is `shard_epoch` from before the answer was fetched. Single ids are not worth it: they
+        are asked at the other end of the edge, or denied by filters."""
+        block = self.peek_list(query.id1, query.atype)
+        if block is None or version_of(block) != version_of(answer) or len(query.id2s) == 1:
+            return
+        if shard_epoch == self.shard_epoch(query.id1 >> SHARD_SHIFT):
+            asked = Asked(_column(query.id2s), query.high, query.low)
+            self.kept_answers.put(block, query.id1, query.atype, asked, answer)
 
     def exists(self, id1: int, atype: int, id2: int, minimum: int = 0) -> bytes | None:
         """Return whether the list has an edge to ``id2``: `EXISTS`, `EXISTS_NOT`, or None when the cache cannot
@@ -211,9 +244,9 @@ class GraphCache:
         value = self._hits.exists(id1, atype, id2, minimum)
         return self.denied(id1, atype, id2, minimum) if value is None else value
 
-    def exist_all(self, id1s: list[int], atypes: list[int], id2s: list[int]) -> list[bytes | None]:
+    def exist_all(self, id1s: Sequence[int], atypes: Sequence[int], id2s: Sequence[int]) -> list[bytes | None]:
         """Return what `exists` returns for each of the edges, which are columns of one length."""
-        values = self._hits.exist_all(id1s, atypes, id2s)
+        values = self._hits.exist_all(_column(id1s), _column(atypes), _column(id2s))
         if None in values:
             for place, value in enumerate(values):
                 if value is None:
@@ -313,9 +346,13 @@ class GraphCache:
         """Return whether a bulk invalidation, the opening or closing of the shard, or a change of the shard while it
         was not open came after the ticket was taken. A value read under such a ticket may be one that was to be
         invalidated."""
-        shard = self._shards.get(ticket.id >> SHARD_SHIFT)
-        now = self._closed_epoch(ticket.id >> SHARD_SHIFT) if shard is None else shard.shard_epoch
-        return ticket.shard_epoch != now
+        return ticket.shard_epoch != self.shard_epoch(ticket.id >> SHARD_SHIFT)
+
+    def shard_epoch(self, shard: int) -> int:
+        """Return a number that changes with each bulk invalidation of the shard, when it is opened and closed, and with
+        each change of it while it is not open."""
+        known = self._shards.get(shard)
+        return self._closed_epoch(shard) if known is None else known.shard_epoch
 
     def _closed_epoch(self, shard: int) -> int:
         return self._closed_epochs.get(shard, 0)
@@ -460,3 +497,7 @@ class GraphCache:
         is_invalidated = shard.learn_epoch(version_epoch, self._next_shard_epoch())
         self.recorder.record_shard(shard.number, events.EPOCH_RAISED, version_epoch)
         return is_invalidated
+
+
+def _column(numbers: Sequence[int]) -> bytes:
+    return array("Q", numbers).tobytes()

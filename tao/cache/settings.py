@@ -41,6 +41,9 @@ class CacheSettings:
     keep_count_of_list_bytes: int = 512
     """A list at least this large leaves its count behind when it is evicted: a fortieth of its size at most, for the
     half of all questions after a long list that ask how long it is."""
+    kept_answers_bytes: int = 16 << 20
+    """Most bytes of kept answers to queries for edges that cached prefixes could not decide, beside the arenas: of some
+    hundred long lists, whose prefixes of 100 KB are counted, too."""
     reclaim_entries_per_step: int = 2_000
     """Entries freed at a time after a bulk invalidation: under half a millisecond, so that no request notices."""
 
@@ -57,6 +60,8 @@ class CacheSettings:
             raise SettingsError(
                 "floor_seconds must be above 0; max_reinsertions and keep_count_of_list_bytes not below"
             )
+        if self.kept_answers_bytes < 0:
+            raise SettingsError("kept_answers_bytes must not be below 0")
         if not 0 <= self.packed_counts_fraction <= 0.5:  # the rest is for lists and objects alone
             raise SettingsError("packed_counts_fraction must be at least 0 and at most 0.5")
         if not 0 < self.largest_entry_fraction <= 1:

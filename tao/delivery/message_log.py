@@ -2,34 +2,81 @@
 
 All streams share one memory budget. Messages are evicted in the order of their arrival, whatever their shard, so that
 old messages of a busy shard make room and those of an idle shard stay. Every message has a number of its own, so that
-a subscriber sees from the length and the last number of a run whether a message is missing.
+a subscriber sees from the length and the last number of a run whether a message is missing. What arrives together is
+held together: a commit under load has many messages of a shard, and each is appended and evicted twice.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Iterator
 from typing import NamedTuple
-
-import msgspec
 
 from tao.delivery.coverage import Coverage
 from tao.delivery.settings import DeliverySettings
 from tao.model.changes import ListChange, Message, ObjectChange, ShardMessages
 
-_MESSAGE_BYTES = 240  # a message without edges or data: its struct, its integers and its entry in the log
+_MESSAGE_BYTES = 240  # a message without edges or data: its struct, its integers and its place in the log
 _EDGE_BYTES = 120  # one edge struct with its integers
+
+
+class _HeldRun:
+    """Messages that were appended together, or what is still held of them.
+
+    ``first``: the number of the first of them. ``position``: the binlog position under which they are kept.
+    ``repeats``: for each message the number under which it was appended to the stream before and was still held then,
+    else 0; empty when none of them is a repeat."""
+
+    __slots__ = ("first", "messages", "place", "position", "repeats", "size_bytes", "stream", "version_epoch")
+
+    def __init__(self, stream: Stream, batch: ShardMessages, place: int, position: int) -> None:
+        self.stream = stream
+        self.first = stream.last + 1
+        self.messages = batch.messages
+        self.version_epoch = batch.version_epoch
+        self.place = place  # in the order of arrival
+        self.position = position
+        self.size_bytes = sum(map(estimated_bytes, batch.messages))
+        known = stream.first_numbers
+        first_numbers = [known.setdefault(id(each), number) for number, each in enumerate(batch.messages, self.first)]
+        self.repeats: list[int] = []
+        if first_numbers[0] != self.first or len(first_numbers) > 1:
+            numbered = enumerate(first_numbers, self.first)
+            repeats = [0 if first == number else first for number, first in numbered]
+            self.repeats = repeats if any(repeats) else []
+
+    @property
+    def last(self) -> int:
+        """Return the number of the last message."""
+        return self.first + len(self.messages) - 1
+
+    def cut(self, count: int) -> int:
+        """Remove the first messages. Returns their size."""
+        is_whole = count == len(self.messages)
+        removed = self.messages if is_whole else self.messages[:count]
+        size_bytes = self.size_bytes if is_whole else sum(map(estimated_bytes, removed))
+        known = self.stream.first_numbers
+        for number, message in enumerate(removed, self.first):
+            if known.get(id(message)) == number:
+                del known[id(message)]
+        self.first += count
+        self.messages = () if is_whole else self.messages[count:]
+        if self.repeats:
+            self.repeats = self.repeats[count:]
+        self.size_bytes -= size_bytes
+        return size_bytes
 
 
 class Stream:
     """The numbering of one shard's messages under one generation of ownership.
 
-    Messages ``first … last`` are still held (none when ``first == last + 1``). ``coverage`` is the range of binlog
-    positions that they cover."""
+    Messages ``first … last`` are still held (none when ``first == last + 1``), in ``runs``. ``first_numbers``: the
+    identity of a held message → the number of its first entry; an identity means nothing once the entry is evicted, and
+    leaves with it. ``coverage`` is the range of binlog positions that they cover."""
 
     __slots__ = (
-        *("coverage", "first", "generation", "last", "must_be_gapless", "name", "positions_after", "shard"),
-        "version_epoch",
+        *("coverage", "first", "first_numbers", "generation", "last", "must_be_gapless", "name", "positions_after"),
+        *("runs", "shard", "version_epoch"),
     )
 
     def __init__(self, shard: int, name: str, generation: int, version_epoch: int, coverage: Coverage) -> None:
@@ -40,24 +87,25 @@ class Stream:
         self.coverage = coverage
         self.first = 1
         self.last = 0
+        self.runs: deque[_HeldRun] = deque()
+        self.first_numbers: dict[int, int] = {}
         self.positions_after = 0
         """Messages up to this number came before the coverage began, and their positions mean nothing."""
         self.must_be_gapless = False
         """Subscribers rely on the coverage: a gap in it has to start a new stream."""
 
+    def holds(self, batch: ShardMessages) -> bool:
+        """Return whether all of these messages, and not only equal ones, are held. False for none."""
+        return bool(batch.messages) and all(map(self.first_numbers.__contains__, map(id, batch.messages)))
 
-class _Held(msgspec.Struct, frozen=True, gc=False):
-    """A message that is held, with its estimated size and the binlog position under which it is kept.
-
-    ``repeats``: the number under which the same message was appended to the stream before, and is still held; 0: it was
-    not."""
-
-    stream: Stream
-    version_epoch: int
-    message: Message
-    size_bytes: int
-    position: int
-    repeats: int
+    def runs_after(self, number: int) -> Iterator[_HeldRun]:
+        """Return the runs that have messages after a number, in order. Subscribers are mostly near the end."""
+        found: list[_HeldRun] = []
+        for run in reversed(self.runs):
+            if run.last <= number:
+                break
+            found.append(run)
+        return reversed(found)
 
 
 class Run(NamedTuple):
@@ -78,64 +126,61 @@ class MessageLog:
     it. The second entry is a *repeat*, known by its message being the same object. A subscriber that has received the
     first need not receive it."""
 
-    __slots__ = ("_first_numbers", "_held", "_settings", "bytes", "evicted")
+    __slots__ = ("_arrived", "_messages", "_runs", "_settings", "bytes", "evicted")
 
     def __init__(self, settings: DeliverySettings) -> None:
         self._settings = settings
-        # Keyed by (shard, number) for direct access; the order of arrival is the order of eviction.
-        self._held: OrderedDict[tuple[int, int], _Held] = OrderedDict()
-        # Shard and identity of a held message → the number of its first entry. An identity means nothing once the
-        # entry is evicted, and leaves with it.
-        self._first_numbers: dict[tuple[int, int], int] = {}
+        self._runs: OrderedDict[int, _HeldRun] = OrderedDict()  # of all streams, in the order of arrival
+        self._arrived = 0
+        self._messages = 0
         self.bytes = 0
         self.evicted = 0
 
     def __len__(self) -> int:
-        return len(self._held)
+        return self._messages
 
     def append(self, stream: Stream, batch: ShardMessages) -> None:
         """Number the batch's messages and keep them, evicting the oldest where a bound is reached."""
-        version_epoch, most = batch.version_epoch, self._settings.log_messages_per_shard
-        stream.version_epoch = max(stream.version_epoch, version_epoch)
-        shard, position = stream.shard, self._position_of_next(stream)
-        held, first_numbers = self._held, self._first_numbers
-        for message in batch.messages:
-            stream.last = number = stream.last + 1
-            first = first_numbers.setdefault((shard, id(message)), number)
-            if first == number:
-                size, repeats = estimated_bytes(message), 0
-            else:
-                size, repeats = held[shard, first].size_bytes, first
-            held[shard, number] = _Held(stream, version_epoch, message, size, position, repeats)
-            self.bytes += size
-            if number - stream.first >= most:
-                self._evict(stream)
-        while self.bytes > self._settings.log_bytes_total and self._held:
-            self._evict(next(iter(self._held.values())).stream)
+        stream.version_epoch = max(stream.version_epoch, batch.version_epoch)
+        count = len(batch.messages)
+        if not count:
+            return
+        self._arrived += 1
+        run = self._runs[self._arrived] = _HeldRun(stream, batch, self._arrived, self._position_of_next(stream))
+        stream.runs.append(run)
+        stream.last += count
+        self._messages += count
+        self.bytes += run.size_bytes
+        excess = stream.last - stream.first + 1 - self._settings.log_messages_per_shard
+        while excess > 0:
+            excess -= self._evict(stream, excess)
+        while self.bytes > self._settings.log_bytes_total and self._runs:
+            oldest = next(iter(self._runs.values()))
+            too_much = self.bytes - self._settings.log_bytes_total
+            self._evict(oldest.stream, len(oldest.messages) if oldest.size_bytes <= too_much else 1)
 
     def _position_of_next(self, stream: Stream) -> int:
         """Return the position of what arrives now. Positions never fall, also when a shard loses its link within a
         transaction."""
         position = stream.coverage.arriving
-        if stream.last > stream.positions_after and stream.last >= stream.first:
-            position = max(position, self._held[stream.shard, stream.last].position)
+        if stream.last > stream.positions_after and stream.runs:
+            position = max(position, stream.runs[-1].position)
         return position
-
-    def holds(self, shard: int, message: Message) -> bool:
-        """Return whether this message, and not only an equal one, is held in the shard's stream."""
-        return (shard, id(message)) in self._first_numbers
 
     def drop(self, stream: Stream) -> None:
         """Evict all messages of a stream that has ended."""
-        while stream.first <= stream.last:
-            self._evict(stream)
+        while stream.runs:
+            self._evict(stream, len(stream.runs[0].messages))
         stream.coverage.clear_memory()
 
     def number_at(self, stream: Stream, position: int) -> int:
         """Return the number of the last message that was kept under the binlog position or an earlier one."""
-        first = max(stream.first, stream.positions_after + 1)
-        numbers = range(first, stream.last + 1)
-        return first - 1 + bisect_right(numbers, position, key=lambda number: self._held[stream.shard, number].position)
+        number = stream.last
+        for run in reversed(stream.runs):
+            if run.position <= position or number <= stream.positions_after:
+                break
+            number = run.first - 1
+        return max(number, stream.positions_after)
 
     def read(self, stream: Stream, after: int, max_messages: int, max_bytes: int, received_after: int) -> Run:
         """Return the messages after number ``after``, which must still be held.
@@ -146,30 +191,54 @@ class MessageLog:
         taken: list[Message] = []
         total = 0
         run_epoch = stream.version_epoch
-        last, repeated = after, 0
-        for number in range(after + 1, min(stream.last, after + max_messages) + 1):
-            held = self._held[stream.shard, number]
-            if held.repeats > received_after:
-                repeated += 1
-            elif taken and (held.version_epoch != run_epoch or total + held.size_bytes > max_bytes):
-                break
-            else:
+        last, repeated, end = after, 0, after + max_messages
+        for held in stream.runs_after(after):
+            is_whole = held.first > last and held.last <= end
+            if is_whole and not held.repeats and total + held.size_bytes <= max_bytes:
+                if taken and held.version_epoch != run_epoch:
+                    break
                 run_epoch = held.version_epoch
-                taken.append(held.message)
+                taken += held.messages
                 total += held.size_bytes
-            last = number
+                last = held.last
+                continue
+            if is_whole and held.repeats and min(held.repeats) > received_after:
+                repeated += len(held.repeats)
+                last = held.last
+                continue
+            start = last + 1 - held.first
+            repeats = held.repeats or [0] * len(held.messages)
+            for message, repeats_number in zip(held.messages[start:], repeats[start:], strict=True):
+                if last == end:
+                    break
+                if repeats_number > received_after:
+                    repeated += 1
+                else:
+                    size = estimated_bytes(message)
+                    if taken and (held.version_epoch != run_epoch or total + size > max_bytes):
+                        break
+                    run_epoch = held.version_epoch
+                    taken.append(message)
+                    total += size
+                last += 1
+            if last < held.last:
+                break
         return Run(ShardMessages(stream.shard, run_epoch, tuple(taken)), total, last, repeated)
 
-    def _evict(self, stream: Stream) -> None:
-        held = self._held.pop((stream.shard, stream.first))
-        place = stream.shard, id(held.message)
-        if self._first_numbers.get(place) == stream.first:
-            del self._first_numbers[place]
-        self.bytes -= held.size_bytes
-        if stream.first > stream.positions_after:
-            stream.coverage.note_evicted(held.position)
-        stream.first += 1
-        self.evicted += 1
+    def _evict(self, stream: Stream, most: int) -> int:
+        """Evict the oldest messages of a stream, so many of its oldest run at most. Returns how many."""
+        run = stream.runs[0]
+        count = min(most, len(run.messages))
+        self.bytes -= run.cut(count)
+        stream.first += count
+        if stream.first - 1 > stream.positions_after:
+            stream.coverage.note_evicted(run.position)
+        if not run.messages:
+            stream.runs.popleft()
+            del self._runs[run.place]
+        self._messages -= count
+        self.evicted += count
+        return count
 
 
 def estimated_bytes(message: Message) -> int:

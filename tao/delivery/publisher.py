@@ -238,7 +238,8 @@ class Publisher:
         Raises `InternalError` for a shard that is not open, since its messages would silently reach no subscriber."""
         woken: dict[Subscription, None] = {}
         for batch in batches:
-            stream, is_repeated = self._require(batch.shard), self.has_published(batch)
+            stream = self._require(batch.shard)
+            is_repeated = stream.holds(batch)
             self._log.append(stream, batch)
             if not is_repeated:
                 self.on_published(batch)
@@ -250,8 +251,8 @@ class Publisher:
 
     def has_published(self, batch: ShardMessages) -> bool:
         """Return whether all of these messages, and not only equal ones, were published in the shard's stream."""
-        holds, shard = self._log.holds, batch.shard
-        return bool(batch.messages) and all(holds(shard, message) for message in batch.messages)
+        stream = self._streams.get(batch.shard)
+        return stream is not None and stream.holds(batch)
 
     def _require(self, shard: int) -> Stream:
         stream = self._streams.get(shard)

@@ -222,6 +222,8 @@ _COMMON_OPTIONS = (
 _FLAVOUR_OPTIONS = {
     Flavour.MARIADB: (
         "binlog-format=ROW",
+        # Without the text of statements, which is as long as the rows.
+        "binlog-annotate-row-events=0",
         "log-slave-updates=1",
         "gtid-strict-mode=1",
         "aria-pagecache-buffer-size=8M",

@@ -4,7 +4,10 @@ The coordinator, which is the leader of the smaller id's shard, commits its side
 has the other leader copy its rows, and removes the intent. Only one write of a pair runs at a time, until the copy
 is acknowledged or can no longer happen; so an older copy never overtakes a newer one. A failure leaves the intent,
 and this leader remembers the pair. It settles the pair as soon as the other leader answers again, or when a read asks
-for it. The next write of the pair settles it, too. The intents of a dead leader are found by a scan."""
+for it. The next write of the pair at one side settles it, too. The intents of a dead leader are found by a scan.
+
+A write of both sides in one transaction neither leaves an intent nor reads one. An older intent of its pair stays, and
+is settled by the rows as they are then."""
 
 from __future__ import annotations
 
@@ -160,23 +163,23 @@ class InversePath:
         pair = IntentKey(*ids)
         if self._writes.owns_together(shards) and not self._pairs.holds(pair):
             with self._pairs.shared(pair):
-                written = await self._writes.commit(write, deadline, both_sides=True)
-            return written, not await self.settle_found(write, written, deadline)
+                return await self._writes.commit(write, deadline, both_sides=True), False
         needs_far_side = names_far_side(write, self._configuration.schema)
         async with self._held(pair, deadline - self._clock.monotonic(), needs_far_side=needs_far_side) as hold:
             if isinstance(write, AssocChangeType) and self._changes_far_side(write, pair):
                 return await self._change_far_side(write, deadline, hold)
             return await self._commit_and_settle(write, deadline, hold)
 
-    def begin(self, write: Write, deadline: float, on_done: Callable[[Written | TaoError], None]) -> bool:
+    def begin(
+        self, write: Write, deadline: float, on_done: Callable[[Written | TaoError], None], *, sub_write: bool = False
+    ) -> bool:
         """Execute a checked write that needs nothing but a transaction here. Returns False, with nothing begun, for
-        any other write. ``on_done`` takes what `WritePath.begin` passes; `settle_found` is what remains to be done
-        then. Raises as `WritePath.begin`."""
+        any other write. ``on_done`` takes what `WritePath.begin` passes. Raises as `WritePath.begin`."""
         scope = scope_of(write, self._configuration.schema)
         if not self._writes.owns_together(scope.shards):
             return False
         if scope.pair is None:
-            self._writes.begin(write, scope, deadline, on_done, both_sides=True)
+            self._writes.begin(write, scope, deadline, on_done, both_sides=True, sub_write=sub_write)
             return True
         pair, pairs = IntentKey(*scope.pair), self._pairs
         if pairs.holds(pair):
@@ -189,25 +192,6 @@ class InversePath:
         self._writes.begin(write, scope, deadline, end, both_sides=True)
         pairs.share(pair)
         return True
-
-    async def settle_found(self, write: Write, written: Written, deadline: float) -> bool:
-        """Settle the intent of a write that was committed here, if it has one. Returns whether nothing is pending.
-
-        It is an earlier one, which covers more than was read here, so the write was executed at one side only."""
-        intent = written.intent
-        if intent is None:
-            return True
-        needs_far_side = names_far_side(write, self._configuration.schema)
-        rest = Written(written.outcome, intent=intent)
-        pair = IntentKey(intent.low_id, intent.high_id)
-        try:
-            async with self._held(pair, deadline - self._clock.monotonic(), needs_far_side=needs_far_side) as hold:
-                settled = await self._settle(rest, hold)
-        except RetryableError as error:  # other writes hold the pair until the deadline; they will meet the intent, too
-            self.leave_pending(intent, error)
-            return False
-        written.messages.extend(rest.messages)
-        return settled
 
     def _changes_far_side(self, write: AssocChangeType, pair: IntentKey) -> bool:
         """Return whether the edge changes between a type with an inverse and one without, and is stored at the other
@@ -426,7 +410,7 @@ class InversePath:
         if self._pending.settled(intent):
             self.settled_later += 1
         if is_owner and intent.token:
-            self._spawn_optional(self._forget(intent))
+            self._forget(intent)
 
     async def _write_mirror(
         self,
@@ -524,12 +508,22 @@ class InversePath:
         row = self._ownership.owned.get(intent.low_id >> SHARD_SHIFT)
         return row is not None and (coordinator is None or row.generation == coordinator.generation)
 
-    async def _forget(self, intent: IntentRow) -> None:
+    def _forget(self, intent: IntentRow) -> None:
+        """Begin to remove an intent. A failure is harmless: repair settles the intent once more."""
+
+        def end(result: Written | TaoError) -> None:
+            if isinstance(result, TaoError):
+                self._log.info(
+                    "intent_not_forgotten", low_id=intent.low_id, high_id=intent.high_id, reason=result.message
+                )
+
         deadline = self._clock.monotonic() + self._settings.settle_timeout_seconds
+        write = forget_intent_of(intent)
+        scope = scope_of(write, self._configuration.schema)
         try:
-            await self._writes.commit(forget_intent_of(intent), deadline, both_sides=False, sub_write=True)
-        except TaoError as error:  # harmless: repair settles the intent once more
-            self._log.info("intent_not_forgotten", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
+            self._writes.begin(write, scope, deadline, end, both_sides=False, sub_write=True)
+        except TaoError as error:
+            end(error)
 
     async def _settles(self, intent: IntentRow) -> tuple[SettleEdge, ...]:
         """Return the writes that make the far side equal to the rows as they are now."""

@@ -74,13 +74,13 @@ class Copied(NamedTuple):
             self.raised.append(msgspec.structs.replace(settle, registers=registers.with_id2(node)))
 
 
-_JOINED_EDGES: Final = 64
+JOINED_EDGES: Final = 64
 """Most edges that are joined in one write: as many as a transaction takes."""
 
 
 def joins_of(copies: Sequence[SettleEdge]) -> list[JoinEdges]:
     """Return the writes that join copies of edges of one type with states, whose ends are on one shard."""
-    return [JoinEdges(tuple(copies[start : start + _JOINED_EDGES])) for start in range(0, len(copies), _JOINED_EDGES)]
+    return [JoinEdges(tuple(copies[start : start + JOINED_EDGES])) for start in range(0, len(copies), JOINED_EDGES)]
 
 
 class OtherLeaders(Protocol):
@@ -307,15 +307,23 @@ class InverseFence:
         """Check the coordinator of a copy.
 
         Raises `Fenced` when it has been deposed, `Unauthorized` when the batch names none."""
+        if not self.admit_known(batch):
+            # This leader started after the coordinator: the database knows the owner of the coordinating shard.
+            shard = batch.coordinator.shard
+            rows = await self._store.read_ownership((shard,), timeout_seconds=self._timeout_seconds)
+            self._highest[shard] = max(rows[shard].generation, self._highest.get(shard, 0))
+            self.admit_known(batch)
+
+    def admit_known(self, batch: pb.WriteBatch) -> bool:
+        """Check the coordinator of a copy as `admit` does. Returns False where the database has to be asked first."""
         if not batch.HasField("coordinator"):
             raise Unauthorized("settle_edge must name the coordinator of the pair; only leaders send it")
         shard, generation = batch.coordinator.shard, batch.coordinator.generation
         if shard not in self._highest:
-            # This leader started after the coordinator: the database knows the owner of the coordinating shard.
-            rows = await self._store.read_ownership((shard,), timeout_seconds=self._timeout_seconds)
-            self._highest[shard] = max(rows[shard].generation, self._highest.get(shard, 0))
+            return False
         if generation < self._highest[shard]:
             raise Fenced(
                 f"shard {shard} is owned under generation {self._highest[shard]} now, no longer under {generation}"
             )
         self._highest[shard] = generation
+        return True

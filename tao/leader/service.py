@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -17,7 +17,7 @@ from tao.leader.jobs import purge_job_id
 from tao.leader.node_pages import NodePages
 from tao.leader.ownership import Ownership
 from tao.leader.relay_path import RelayPath
-from tao.leader.remote_inverses import InverseFence
+from tao.leader.remote_inverses import JOINED_EDGES, InverseFence
 from tao.leader.replica_shards import ForwardedWrites
 from tao.leader.write_path import WritePath, Written, bug_after_commit
 from tao.model.changes import ShardMessages
@@ -27,7 +27,18 @@ from tao.model.relay import Touch
 from tao.model.rows import IntentRow
 from tao.model.tokens import PendingInverse
 from tao.model.topology import CacheServer
-from tao.model.writes import AddJob, NodeSetState, ObjAdd, ObjDelete, ObjUpdate, PlaceEdges, SettleEdge, Write
+from tao.model.writes import (
+    AddJob,
+    JoinEdges,
+    NodeSetState,
+    ObjAdd,
+    ObjDelete,
+    ObjUpdate,
+    PlaceEdges,
+    SettleEdge,
+    Write,
+    WriteOutcome,
+)
 from tao.planning.coordination import names_far_side, shards_of
 from tao.routing.budgets import work_seconds
 from tao.serving.access import WriteCheck
@@ -49,7 +60,7 @@ from tao.wire.identity import PASSING_ON, PeerIdentity
 from tao.wire.session import AnswerAtOnce, Reply, failure
 from tao.wire.v1 import session_pb2 as pb
 
-_PLAIN_OPERATIONS: Final = frozenset({"assoc_add", "assoc_delete", "obj_update", "obj_delete"})
+_PLAIN_OPERATIONS: Final = frozenset({"assoc_add", "assoc_delete", "obj_update", "obj_delete", "settle_edge"})
 """What mostly needs one transaction of its leader and nothing else: no new id, no look at other rows before."""
 
 
@@ -77,7 +88,7 @@ class WriteRequests:
         self._forwarded: Final = forwarded
         self._audit: Final = WriteAudit(context)
         self._log: Final = context.log
-        self._ended: list[tuple[int, Write, WriteResults, float, Written | TaoError]] = []
+        self._ended: list[tuple[int, Write, WriteResults, Written | TaoError]] = []
         self._not_run = 0
         """Writes whose tasks have not run yet, so that they are not queued. What comes after them must not overtake."""
         self.apply_forwarded: Final = forwarded.apply
@@ -93,7 +104,8 @@ class WriteRequests:
         if not batch.writes:
             reply.send(pb.Answer(write=pb.WriteAnswer()))
             return
-        if any(write.HasField("settle_edge") for write in batch.writes):
+        has_copies = any(write.HasField("settle_edge") for write in batch.writes)
+        if has_copies:
             check_role(LEADER_RULES, "settle_edge", reply.peer.role)
         results = WriteResults(reply, len(batch.writes), want_changes=batch.want_changes)
         deadline = self._clock.monotonic() + work_seconds(request.deadline_ms)
@@ -103,10 +115,16 @@ class WriteRequests:
         check = self._configuration.access.writer(request, reply.peer)
         # Rights to the stored object, the audit log, and shards that are being taken need more than a transaction.
         is_plain = check is None and self._ownership.complete and not self._configuration.schema.has_audited
+        joins, here = _joins_in(batch, here) if has_copies else ((), here)
+        for slots in joins:
+            try:
+                self._spawn(self._join_copies(slots, request, deadline, results))
+            except TaoError as error:
+                _fail_all(slots, results, error)
         for slot in here:
             try:
                 may_begin = is_plain and not self._not_run
-                if not (may_begin and self._begin_plain(slot, batch.writes[slot], deadline, results)):
+                if not (may_begin and self._begin_plain(slot, batch, deadline, results)):
                     self._spawn(self._write_one(slot, request, deadline, results, reply.peer, check))
                     self._not_run += 1
             except TaoError as error:
@@ -119,56 +137,41 @@ class WriteRequests:
         self._log.error("write_failed", exc_info=error)
         results.fail(slot, InternalError(f"{type(error).__name__} in the write path; see the leader's log"))
 
-    def _begin_plain(self, slot: int, message: pb.Write, deadline: float, results: WriteResults) -> bool:
+    def _begin_plain(self, slot: int, batch: pb.WriteBatch, deadline: float, results: WriteResults) -> bool:
         """Begin a write that needs nothing but a transaction here, without a task: a task and its coroutines are a
         tenth of what a write costs. Returns False, with nothing begun, for any other write. Raises `TaoError`."""
-        if message.WhichOneof("operation") not in _PLAIN_OPERATIONS or self._writes.waiting >= MAX_TASKS:
+        message = batch.writes[slot]
+        operation = message.WhichOneof("operation")
+        if operation not in _PLAIN_OPERATIONS or self._writes.waiting >= MAX_TASKS:
+            return False
+        is_copy = operation == "settle_edge"
+        if is_copy and not self._inverse_fence.admit_known(batch):
             return False
         write = write_from_pb(message)
         self._writes.check(write)
 
         def end(result: Written | TaoError) -> None:
-            self._ended.append((slot, write, results, deadline, result))
+            self._ended.append((slot, write, results, result))
             if len(self._ended) == 1:
                 # In a later turn than the delivery of the change: a follower applies what comes first, and what comes
                 # with the answer is repeated then. And results of one transaction go out together.
                 asyncio.get_running_loop().call_soon(self._answer_ended)
 
-        return self._inverses.begin(write, deadline, end)
+        return self._inverses.begin(write, deadline, end, sub_write=is_copy and not batch.background)
 
     def _answer_ended(self) -> None:
         ended, self._ended = self._ended, []
-        for slot, write, results, deadline, result in ended:
+        for slot, write, results, result in ended:
             try:
                 if isinstance(result, TaoError):
                     results.fail(slot, result)
                 elif result.outcome.error is not None:
                     results.fail(slot, result.outcome.error)
-                elif result.intent is None:
-                    self._answer(slot, write, result, results, pending=False)
                 else:
-                    self._settle_and_answer(slot, write, result, result.intent, deadline, results)
+                    self._answer(slot, write, result, results, pending=False)
             except Exception as error:  # noqa: BLE001 - logged, and the other writes are answered
                 # Its slot may be counted already. At its deadline, the caller takes the outcome as unknown.
                 self._log.error("write_not_answered", exc_info=error)
-
-    def _settle_and_answer(
-        self, slot: int, write: Write, written: Written, intent: IntentRow, deadline: float, results: WriteResults
-    ) -> None:
-        async def settle() -> None:
-            try:
-                is_settled = await self._inverses.settle_found(write, written, deadline)
-            except Exception as error:  # noqa: BLE001 - logged and answered
-                self._answer_unknown(slot, written, results, error)
-            else:
-                self._answer(slot, write, written, results, pending=not is_settled)
-
-        try:
-            self._spawn(settle())
-        except TaoError as error:
-            # Too many tasks. The write is committed.
-            self._inverses.leave_pending(intent, error)
-            self._answer(slot, write, written, results, pending=True)
 
     async def _write_one(
         self,
@@ -183,9 +186,7 @@ class WriteRequests:
         at_a_bug: type[TaoError] = InternalError
         try:
             message = request.write.writes[slot]
-            if not self._ownership.complete:
-                _, coordinator = shards_of_write(message, self._configuration.schema)
-                await self._ownership.wait_taken(coordinator, deadline - self._clock.monotonic())
+            await self._wait_taken(message, deadline)
             write = write_from_pb(message)
             if check is not None and isinstance(write, ObjUpdate | ObjDelete):
                 write = msgspec.structs.replace(write, writable=check.writable)
@@ -220,6 +221,39 @@ class WriteRequests:
             raise
         else:
             self._answer(slot, write, written, results, pending=pending)
+
+    async def _join_copies(
+        self, slots: Sequence[int], request: pb.Request, deadline: float, results: WriteResults
+    ) -> None:
+        """Join the copies of these slots in one write."""
+        at_a_bug: type[TaoError] = InternalError
+        try:
+            await self._wait_taken(request.write.writes[slots[0]], deadline)
+            copies = [write_from_pb(request.write.writes[slot]) for slot in slots]
+            await self._inverse_fence.admit(request.write)
+            for copy in copies:
+                self._writes.check(copy)
+            write = JoinEdges(tuple(copy for copy in copies if isinstance(copy, SettleEdge)))
+            at_a_bug = OutcomeUnknown  # it may come after the commit from here on
+            is_sub_write = not request.write.background
+            written, _ = await self._inverses.write(write, deadline, sub_write=is_sub_write)
+        except TaoError as error:
+            _fail_all(slots, results, error)
+        except Exception as error:
+            _fail_all(slots, results, at_a_bug(f"{type(error).__name__} in the write path; see the leader's log"))
+            raise
+        else:
+            messages: Sequence[ShardMessages] = written.messages
+            for slot, joined in zip(slots, written.outcome.joined, strict=True):
+                result = outcome_to_pb(WriteOutcome(found=True, registers=joined.registers, node=joined.node))
+                results.add(slot, result, messages)
+                messages = ()  # those of all slots went with the first
+
+    async def _wait_taken(self, message: pb.Write, deadline: float) -> None:
+        """Wait for a shard that is being taken. Raises as `Ownership.wait_taken`."""
+        if not self._ownership.complete:
+            _, coordinator = shards_of_write(message, self._configuration.schema)
+            await self._ownership.wait_taken(coordinator, deadline - self._clock.monotonic())
 
     def _answer(self, slot: int, write: Write, written: Written, results: WriteResults, *, pending: bool) -> None:
         try:
@@ -369,6 +403,27 @@ class WriteRequests:
             answer.settled += 1
             answer.changes.extend(map(shard_messages_to_pb, messages))
         reply.send(pb.Answer(settled_pairs=answer))
+
+
+def _joins_in(batch: pb.WriteBatch, here: Sequence[int]) -> tuple[Sequence[Sequence[int]], Sequence[int]]:
+    """Return the slots of copies of edges with states, those that are joined in one write together, and the other
+    slots."""
+    copies: dict[tuple[int, int], list[int]] = {}
+    for slot in here:
+        copy = batch.writes[slot].settle_edge
+        if copy.HasField("registers"):
+            copies.setdefault((copy.id1 >> SHARD_SHIFT, copy.atype), []).append(slot)
+    groups = [
+        slots[start : start + JOINED_EDGES] for slots in copies.values() for start in range(0, len(slots), JOINED_EDGES)
+    ]
+    joins = [group for group in groups if len(group) > 1]
+    joined = {slot for group in joins for slot in group}
+    return joins, [slot for slot in here if slot not in joined]
+
+
+def _fail_all(slots: Iterable[int], results: WriteResults, error: TaoError) -> None:
+    for slot in slots:
+        results.fail(slot, error)
 
 
 _CLOCK_SECONDS: Final = 1.0

@@ -68,8 +68,9 @@ class WritePathSettings:
     lanes_per_server: int = 4
     """Transactions side by side on one database server. Measured: four lanes commit twice as much as one."""
 
-    max_batch_writes: int = 64
-    """Writes in one transaction. Beyond this, the time that its keys are held grows faster than what batching saves."""
+    max_batch_writes: int = 192
+    """Writes in one transaction. A load with 192 takes 0.8 times the CPU of one with 64; with 512 it takes no less, and
+    keys are held for longer."""
 
     max_batch_bytes: int = 4 << 20
     """Data in one transaction, in bytes. This takes the database some tens of milliseconds, which small writes of

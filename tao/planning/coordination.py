@@ -64,8 +64,8 @@ class PlannedWrite(msgspec.Struct, frozen=True):
     """A write, and where its leader executes it.
 
     ``both_sides``: this leader owns the shards of both ends on one database server, so one transaction writes both
-    rows. Otherwise it writes only the coordinator's row and an intent. The field has no meaning for writes for which
-    `coordinator_side` returns None."""
+    rows. Otherwise it writes only the coordinator's row and an intent. All writes of a pair that are under way agree
+    on it (`tao.leader.pair_locks`). The field has no meaning for writes for which `coordinator_side` returns None."""
 
     write: Write
     both_sides: bool
@@ -306,7 +306,8 @@ def data_bytes_of(write: Write) -> int:
 def keys_of(writes: Iterable[PlannedWrite], schema: Schema) -> WriteKeys:
     """Return the rows that a batch has to lock and read before it can be planned.
 
-    They always include the intents of the pairs, because an earlier transaction may have left one. A write of a type
+    A write of one side reads the intent of its pair, to which it adds its types: an earlier transaction may have left
+    one. A write of both sides leaves none, and what an older one stands for it leaves to be settled. A write of a type
     that has left the schema since it was queued names no rows here; `plan_writes` gives it its error."""
     keys = WriteKeys()
     for planned in writes:
@@ -357,7 +358,7 @@ def _add_keys_of_edges(keys: WriteKeys, planned: PlannedWrite, schema: Schema) -
         keys.nodes.update(_nodes_of(planned, pair, schema))
     except UnknownType:
         return
-    if pair is not None:
+    if pair is not None and not planned.both_sides:
         keys.intents.add(IntentKey(*pair))
     elif isinstance(write, PurgeEdge):
         keys.intents.update(intent_here(write))

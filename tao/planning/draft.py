@@ -226,14 +226,12 @@ def check_room(draft: Draft, key: EdgeKey, schema: Schema) -> None:
         )
 
 
-def add_edge(draft: Draft, write: AssocAdd, pair: IntentKey | None, both_sides: bool, schema: Schema) -> WriteOutcome:
-    """Add an edge. ``pair`` is given when only the side of ``pair.low_id`` is written here.
-
-    Raises `ListFull`, and `Unavailable` when an older intent of the pair must be settled first."""
+def add_edge(draft: Draft, write: AssocAdd, pair: IntentKey | None, schema: Schema) -> WriteOutcome:
+    """Add an edge. ``pair`` is given when only the side of ``pair.low_id`` is written here. Raises `ListFull`."""
     id1, id2 = write.id1, write.id2
     inverse = schema.atype(write.atype).inverse
     ends = _both_ends(id1, write.atype, id2, inverse)
-    _check_rooms(draft, ends, pair, both_sides, schema)
+    _check_rooms(draft, ends, pair, schema)
     if pair is not None and inverse is not None:
         own = _coordinator_edge(id1, write.atype, id2, inverse)
         edge = Edge(own.id2, write.time, write.data)
@@ -245,16 +243,11 @@ def add_edge(draft: Draft, write: AssocAdd, pair: IntentKey | None, both_sides: 
     return WriteOutcome(found=(previous if id1 <= id2 else mirrored) is not None)
 
 
-def _check_rooms(
-    draft: Draft, keys: Iterable[EdgeKey], pair: IntentKey | None, both_sides: bool, schema: Schema
-) -> None:
+def _check_rooms(draft: Draft, keys: Iterable[EdgeKey], pair: IntentKey | None, schema: Schema) -> None:
     """Check the lists that are written here. A far side that is written elsewhere was checked there before."""
     for key in keys:
         if pair is None or key.id1 == pair.low_id:
             check_room(draft, key, schema)
-        elif both_sides and schema.atype(key.atype).max_edges is not None:
-            # The far side could be written here, and will not be, because of an older intent.
-            raise Unavailable(f"another write between {key.id1} and {key.id2} is still being settled; try again")
 
 
 def delete_edge(draft: Draft, write: AssocDelete, pair: IntentKey | None, schema: Schema) -> WriteOutcome:
@@ -271,19 +264,15 @@ def delete_edge(draft: Draft, write: AssocDelete, pair: IntentKey | None, schema
     return WriteOutcome(found=(previous if id1 <= id2 else mirrored) is not None)
 
 
-def change_edge_type(
-    draft: Draft, write: AssocChangeType, pair: IntentKey | None, both_sides: bool, schema: Schema
-) -> WriteOutcome:
+def change_edge_type(draft: Draft, write: AssocChangeType, pair: IntentKey | None, schema: Schema) -> WriteOutcome:
     """Move the coordinator's edge and its mirror to another type.
 
-    Raises `InvalidField` or `TooLarge` when the data does not fit the new type, `InvalidArgument` when no intent
-    could express the move, and `Unavailable` when an older intent of the pair must be settled first."""
+    Raises `InvalidField` or `TooLarge` when the data does not fit the new type, and `InvalidArgument` when no intent
+    could express the move."""
     id1, id2 = write.id1, write.id2
     old, new = schema.atype(write.atype), schema.atype(write.new_atype)
     if pair is not None and id1 != pair.low_id and (old.inverse is None) != (new.inverse is None):
         # The type without an inverse has its edge at the other side only, so a settler has nothing here to copy from.
-        if both_sides:
-            raise Unavailable(f"another write between {id1} and {id2} is still being settled; try again")
         raise InvalidArgument(
             f"the edge from {id1} to {id2} cannot change between {old.name!r} and {new.name!r}: one of them has an"
             " inverse and one has not, and the two ids live on different database servers; add the edge under the"
@@ -296,7 +285,7 @@ def change_edge_type(
                 draft.name_list(key)
         return WriteOutcome(found=edge is not None)
     validate_new(new, edge.data)
-    _check_rooms(draft, _both_ends(id1, new.number, id2, new.inverse), pair, both_sides, schema)
+    _check_rooms(draft, _both_ends(id1, new.number, id2, new.inverse), pair, schema)
     for atype, keep in ((old, False), (new, True)):
         for key in _both_ends(id1, atype.number, id2, atype.inverse):
             value = Edge(key.id2, edge.time, edge.data) if keep else None

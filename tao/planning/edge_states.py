@@ -42,7 +42,6 @@ from tao.planning.draft import (
     PlacedEdge,
     check_room,
     coordinator_edges_of,
-    set_settled_edge,
     settle_writes,
 )
 from tao.schema.registry import Schema
@@ -89,14 +88,13 @@ def end_at(draft: Draft, key: EdgeKey, atype: AssocType) -> End:
         return End(key, atype, written.registers, (written.place,), node)
     joined, places = NO_OPERATION, []
     stored, id1, id2 = draft.existing.edges, key.id1, key.id2
-    for number in atype.siblings:
+    for number in atype.siblings if stored else ():
         row_key = EdgeKey(id1, number, id2)
         edge = stored.get(row_key)
         if edge is not None:
             places.append(number)
             state = State(atype.states.index(number))
-            found = _stored(draft.existing.registers.get(row_key), edge, state)
-            joined = found if joined is NO_OPERATION else joined.joined(found)
+            joined = joined.joined(_stored(draft.existing.registers.get(row_key), edge, state))
     return End(key, atype, joined, places, node)
 
 
@@ -206,23 +204,6 @@ def join_edges(draft: Draft, write: JoinEdges, schema: Schema) -> WriteOutcome:
 def _outcome_at(end: End, after: EdgeRegisters) -> WriteOutcome:
     was_shown = end.registers.effective_state(end.node.state) is not State.REMOVED
     return WriteOutcome(found=was_shown, registers=after, node=end.node)
-
-
-def settle_in_place(draft: Draft, pair: IntentKey, intent: IntentRow, schema: Schema) -> None:
-    """Copy the coordinator's current edges to the other side, or join both of a type with states, and drop the intent.
-    The rows of both sides are known, and so are the types."""
-    for settle in settlement_of(draft, intent, schema):
-        if settle.registers is None:
-            set_settled_edge(draft, settle, schema)
-            continue
-        atype = schema.atype(settle.atype)
-        far = join_settled_edge(draft, settle, schema)
-        near = schema.inverse_of(atype)
-        assert far.registers is not None, "a join has a result"
-        assert near is not None, "only edges with an inverse are settled"
-        end = end_at(draft, EdgeKey(settle.id2, near.number, settle.id1), near)
-        put_at(draft, end, end.registers.joined(far.registers.with_id2(far.node)))
-    draft.intents[pair] = None
 
 
 def settlement_of(draft: Draft, intent: IntentRow, schema: Schema) -> list[SettleEdge]:

@@ -19,7 +19,7 @@ from typing import Final
 
 from tao.model.changes import Change, ListInvalidation, ObjectChange, ObjectInvalidation
 from tao.model.edge_states import State
-from tao.model.errors import InvalidArgument, RequestError, RetryableError, TooLarge, UnknownType
+from tao.model.errors import InvalidArgument, RequestError, RetryableError, TooLarge
 from tao.model.graph import MAX_OBJECT_DATA_BYTES, MAX_TIME, EdgeKey, ListKey
 from tao.model.ids import SHARD_SHIFT, check_id
 from tao.model.rows import ExistingRows, IntentKey, IntentRow, ListRow, ObjectRow, RowChanges, ShardRow
@@ -71,7 +71,6 @@ from tao.planning.draft import (
     delete_object,
     forget_intent,
     set_settled_edge,
-    settle_writes,
     update_object,
 )
 from tao.planning.edge_states import (
@@ -80,7 +79,6 @@ from tao.planning.edge_states import (
     merge_edge,
     purge_edge,
     read_state,
-    settle_in_place,
     settlement_of,
     validate_merge,
     write_registers,
@@ -239,14 +237,13 @@ def plan_writes(
     draft = Draft(existing)
     # The set of read rows matters only where an intent of an earlier transaction names some.
     read = frozenset(keys_of(writes, schema).edges) if existing.intents else frozenset()
-    one_sided = _one_sided_pairs(writes, schema)
     outcomes: list[WriteOutcome] = []
     named: list[Sequence[VersionedKey]] = []
     pairs: list[IntentKey | None] = []
     for planned in writes:
         draft.named_keys = []
         try:
-            pair = _announced_pair(planned.write) or _one_sided_pair(draft, planned, one_sided, read, schema)
+            pair = _one_sided_pair(planned, schema)
             outcomes.append(_apply(draft, planned, pair, schema, now_unix_ms))
         except (RequestError, RetryableError) as error:
             outcomes.append(WriteOutcome(error=error))
@@ -277,52 +274,15 @@ def _place(change: Change | ListInvalidation) -> tuple[int, int, int]:
     return (0, change.id, 0) if isinstance(change, ObjectChange) else (1, change.id1, change.atype)
 
 
-def _one_sided_pairs(writes: Sequence[PlannedWrite], schema: Schema) -> frozenset[IntentKey]:
-    pairs: set[IntentKey] = set()
-    for planned in writes:
-        if planned.both_sides:
-            continue
-        try:
-            ids = coordinator_side(planned.write, schema)
-        except UnknownType:
-            # Planning reports the error of this write.
-            continue
-        if ids is not None:
-            pairs.add(IntentKey(*ids))
-    return frozenset(pairs)
-
-
-def _announced_pair(write: Write) -> IntentKey | None:
-    return IntentKey(write.low_id, write.high_id) if isinstance(write, AnnounceIntent) else None
-
-
-def _one_sided_pair(
-    draft: Draft, planned: PlannedWrite, one_sided: frozenset[IntentKey], read: frozenset[EdgeKey], schema: Schema
-) -> IntentKey | None:
-    """Return the pair of a write that is executed at the coordinator's side only, else None.
-
-    When one write of a pair must be one-sided, all are. The intent is derived from the net change, and a mirror that
-    some writes of the batch update and others do not would escape it. When both sides are written, an intent in the
-    way is settled here if all its rows were read. If not, it stays and grows, and its settler copies the rest. So does
-    one of a type that the schema here does not have yet."""
-    if not one_sided and not draft.existing.intents:
+def _one_sided_pair(planned: PlannedWrite, schema: Schema) -> IntentKey | None:
+    """Return the pair of which the write changes only the coordinator's side, or announces that it will."""
+    write = planned.write
+    if isinstance(write, AnnounceIntent):
+        return IntentKey(write.low_id, write.high_id)
+    if planned.both_sides:
         return None
-    ids = coordinator_side(planned.write, schema)
-    if ids is None:
-        return None
-    pair = IntentKey(*ids)
-    if pair in one_sided:
-        return pair
-    intent = draft.intent(pair)
-    if intent is None:
-        return None
-    if atypes_lacking(intent, schema):
-        return pair
-    mirrors = {EdgeKey(settle.id1, settle.atype, settle.id2) for settle in settle_writes(intent, {}, schema)}
-    if not (mirrors <= read and read.issuperset(coordinator_edges_of(intent))):
-        return pair
-    settle_in_place(draft, pair, intent, schema)
-    return None
+    ids = coordinator_side(write, schema)
+    return None if ids is None else IntentKey(*ids)
 
 
 def _apply(
@@ -337,7 +297,7 @@ def _apply(
             if is_too_old(draft, own, write.time, schema):
                 draft.name_list(own)
                 return WriteOutcome()
-            return add_edge(draft, write, pair, planned.both_sides, schema)
+            return add_edge(draft, write, pair, schema)
         case AssocDelete() as write:
             return delete_edge(draft, write, pair, schema)
         case AssocMerge() as write:
@@ -355,7 +315,7 @@ def _apply(
         case JoinEdges() as write:
             return join_edges(draft, write, schema)
         case AssocChangeType() as write:
-            return change_edge_type(draft, write, pair, planned.both_sides, schema)
+            return change_edge_type(draft, write, pair, schema)
         case ObjAdd() as write:
             return add_object(draft, write)
         case ObjUpdate() as write:

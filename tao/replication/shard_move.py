@@ -128,7 +128,7 @@ class MoveSettings:
     """The part of the time in which a move with such a bound compares, and rests otherwise. It compares one server
     after the other then."""
 
-    paced_range_seconds: float = 0.05
+    paced_range_seconds: float = 0.02
     """`range_seconds` of such a move: whatever needs a core that the comparison uses waits for a part of that."""
 
     @property

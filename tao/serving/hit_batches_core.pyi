@@ -1,8 +1,8 @@
-from collections.abc import Container
 from typing import final
 
 from tao.cache import GraphCache
-from tao.routing.read_rates import Key
+from tao.routing.read_rates import ReadRates
+from tao.serving.access import ReadCheck
 
 @final
 class HitBatches:
@@ -17,8 +17,7 @@ class HitBatches:
         request: bytes,
         newest_version: int,
         max_queries: int,
-        hot: Container[Key],
-        otypes: bytes | None,
-        atypes: bytes | None,
+        rates: ReadRates,
+        check: ReadCheck | None,
         for_fill: bool,
     ) -> tuple[bytes, tuple[int, int, int, int, int, int], list[int], int] | None: ...

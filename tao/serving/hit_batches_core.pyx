@@ -8,10 +8,12 @@ missed slots, and the answer to the others is then the first part of the whole.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from tao.model.graph import EXISTS_NOT
+from tao.serving.access import NOTHING_SHOWN
 
 cdef enum:
     SHARD_SHIFT = 47
@@ -26,6 +28,9 @@ cdef enum:
     READ_VALUES = 2
     READ_EPOCH_SHARDS = 5
     READ_VERSION_EPOCHS = 6
+    READ_HOT_SLOTS = 9
+    READ_HOT_RATES = 10
+    READ_SLOW_DOWN_MS = 11
     # of `ReadBatch`
     OBJ_IDS = 1
     COUNT_ID1S = 2
@@ -99,6 +104,18 @@ cdef inline bint take_part(Span *span, Span *part) noexcept nogil:
     return True
 
 
+cdef struct HotKey:
+    uint64_t id1
+    uint32_t atype
+    uint32_t per_second
+    uint32_t pause_ms
+    bint is_used
+
+
+cdef int[6] ID_FIELDS = [OBJ_IDS, COUNT_ID1S, RANGE_ID1S, TIME_RANGE_ID1S, GET_ID1S, EXIST_ID1S]
+cdef int[6] ATYPE_FIELDS = [0, COUNT_ATYPES, RANGE_ATYPES, TIME_RANGE_ATYPES, GET_ATYPES, EXIST_ATYPES]
+
+
 cdef struct Asked:
     uint64_t number
     uint64_t deadline_ms
@@ -169,6 +186,9 @@ cdef class HitBatches:
     cdef object cache
     cdef object hits
     cdef dict limits
+    cdef dict hot
+    cdef HotKey *hot_keys
+    cdef uint64_t hot_mask
     cdef uint64_t max_bytes
 
     def __init__(self, cache, dict limits not None, uint64_t max_bytes):
@@ -179,15 +199,27 @@ cdef class HitBatches:
         self.limits = limits
         self.max_bytes = max_bytes
 
+    def __dealloc__(self):
+        PyMem_Free(self.hot_keys)
+
     def answer(
-        self, bytes request not None, uint64_t newest_version, long long max_queries, hot, otypes, atypes, bint for_fill
+        self,
+        bytes request not None,
+        uint64_t newest_version,
+        long long max_queries,
+        rates,
+        check,
+        bint for_fill,
     ):
         """Return the encoded answer, the number of queries of each operation, the slots that are missed, and the bytes
         of all values; None when the request is for the usual way. Of a batch of misses the answer is empty.
 
-        ``newest_version`` is the topology's. A batch of more than ``max_queries`` is left over, and so is one that asks
-        for a key of ``hot``. ``otypes`` and ``atypes`` are those of the caller's `ReadCheck`, None for all types.
-        ``for_fill``: True to answer only what another cache asks for itself, False to answer only the other batches."""
+        ``newest_version`` is the topology's. A batch of more than ``max_queries`` is left over. ``rates`` are the read
+        rates of this server, a `tao.routing.read_rates.ReadRates`, by whose hot keys an answer is marked. ``check`` is
+        the caller's `ReadCheck`, None for everything. ``for_fill``: True to answer only what another cache asks for
+        itself, False to answer only the other batches."""
+        otypes = None if check is None else check.otypes
+        atypes = None if check is None else check.atypes
         cdef Asked asked
         cdef Span whole
         whole.at = <const unsigned char *>PyBytes_AS_STRING(request)
@@ -210,9 +242,9 @@ cdef class HitBatches:
         cdef list values = [], denials = [], unknown_edges = []
         cdef int field
         if not (
-            self.add_objects(&asked, objects, values, minimums, hot, otypes)
-            and self.add_lists(&asked, counts, ranges, windows, gets, values, unknown_edges, minimums, hot, atypes)
-            and self.add_exists(&asked, exists, values, denials, minimums, hot, atypes)
+            self.add_objects(&asked, objects, values, minimums, otypes)
+            and self.add_lists(&asked, counts, ranges, windows, gets, values, unknown_edges, minimums, atypes)
+            and self.add_exists(&asked, exists, values, denials, minimums, atypes)
         ):
             return None
         for field in range(1, LAST_COLUMN + 1):  # every column was read to its end
@@ -230,8 +262,14 @@ cdef class HitBatches:
             return None
         for denial in denials:
             self.cache.count_denial(denial)
-        cdef bytes epochs = self.encoded_epochs(&asked) if for_fill else b""
-        cdef bytes message = self.encoded(asked.number, values, epochs, <bint>missed)
+        cdef bytes last_fields = b""
+        if for_fill:
+            last_fields = self.encoded_epochs(&asked)
+        else:
+            hot = rates.hot
+            if hot:
+                last_fields = self.encoded_hot(&asked, rates, <dict?>hot, values, check is not None)
+        cdef bytes message = self.encoded(asked.number, values, last_fields, <bint>missed)
         return message, (objects, counts, ranges, windows, gets, exists), missed, total
 
     cdef bint ask_filters(self, list unknown_edges, list values) except -1:
@@ -261,7 +299,7 @@ cdef class HitBatches:
             found[slot] = version
         return found
 
-    cdef bint add_objects(self, Asked *asked, uint64_t count, list values, dict minimums, hot, otypes) except -1:
+    cdef bint add_objects(self, Asked *asked, uint64_t count, list values, dict minimums, otypes) except -1:
         cdef list ids = []
         cdef uint64_t id = 0, version = 0, slot
         cdef uint32_t otype
@@ -269,8 +307,6 @@ cdef class HitBatches:
         for slot in range(count):
             take_fixed(&asked.columns[OBJ_IDS], &id)
             ids.append(id)
-            if hot and (id, 0) in hot:
-                return False
         if not ids:
             return True
         values.extend(self.hits.objects(ids))
@@ -301,7 +337,6 @@ cdef class HitBatches:
         list values,
         list unknown_edges,
         dict minimums,
-        hot,
         atypes,
     ) except -1:
         """Append the value of each query on a list, None for a miss; False when one is left over. Queries for edges
@@ -327,8 +362,6 @@ cdef class HitBatches:
                 if not take_varint(&columns[atypes_field], &atype) or atype > MAX_UINT32:
                     return False
                 if atypes is not None and not has_bit(atype, <bytes>atypes):
-                    return False
-                if hot and (id1, atype) in hot:
                     return False
                 if minimums is not None:
                     minimum = minimums.get(slot, 0)
@@ -366,7 +399,9 @@ cdef class HitBatches:
                         value = hits.edge(id1, atype, id2, high, low, minimum)
                     else:
                         id2_column = PyBytes_FromStringAndSize(<const char *>id2s.at, 8 * size)
-                        value = hits.edges(id1, atype, id2_column, high, low, minimum)
+                        value = self.cache.kept_edges(id1, atype, id2_column, high, low, minimum)
+                        if value is None:
+                            value = hits.edges(id1, atype, id2_column, high, low, minimum)
                     if value is None:
                         unknown_edges.append((slot, id1, atype, ids_of(id2s.at, size), high, low, minimum))
                 if value is not None:
@@ -377,17 +412,19 @@ cdef class HitBatches:
         return True
 
     cdef bint add_exists(
-        self, Asked *asked, uint64_t count, list values, list denials, dict minimums, hot, atypes
+        self, Asked *asked, uint64_t count, list values, list denials, dict minimums, atypes
     ) except -1:
         """Append whether each edge exists, a byte each, None for a miss, and what filters deny to ``denials``; False at
         the first that is left over."""
-        cdef uint64_t id1 = 0, atype = 0, id2 = 0
+        cdef uint64_t id1 = 0, atype = 0, id2 = 0, minimum = 0
         cdef Py_ssize_t slot, first = len(values)
-        cdef list id1s = [], types = [], id2s = [], found
+        cdef list found
+        cdef Span id1_column = asked.columns[EXIST_ID1S], id2_column = asked.columns[EXIST_ID2S]
         if not count:
             return True
-        while count:
-            count -= 1
+        cdef bytes atype_column = PyBytes_FromStringAndSize(NULL, 8 * count)
+        cdef unsigned char *atype_at = <unsigned char *>PyBytes_AS_STRING(atype_column)
+        for slot in range(<Py_ssize_t>count):
             take_fixed(&asked.columns[EXIST_ID1S], &id1)
             if not take_varint(&asked.columns[EXIST_ATYPES], &atype) or atype > MAX_UINT32:
                 return False
@@ -395,25 +432,30 @@ cdef class HitBatches:
                 return False
             if atypes is not None and not has_bit(atype, <bytes>atypes):
                 return False
-            if hot and (id1, atype) in hot:
-                return False
-            id1s.append(id1)
-            types.append(atype)
-            id2s.append(id2)
+            memcpy(atype_at + 8 * slot, &atype, 8)
         if minimums is None:
-            found = self.hits.exist_all(id1s, types, id2s)
+            found = self.hits.exist_all(
+                PyBytes_FromStringAndSize(<const char *>id1_column.at, 8 * count),
+                atype_column,
+                PyBytes_FromStringAndSize(<const char *>id2_column.at, 8 * count),
+            )
         else:
-            found = [
-                self.hits.exists(id1s[slot], types[slot], id2s[slot], minimums.get(first + slot, 0))
-                for slot in range(len(id1s))
-            ]
-        for slot in range(len(found)):
-            if found[slot] is None:
-                minimum = 0 if minimums is None else minimums.get(first + slot, 0)
-                denial = self.cache.denial(id1s[slot], types[slot], id2s[slot], minimum)
-                if denial:
-                    denials.append(denial)
-                    found[slot] = EXISTS_NOT
+            found = [None] * count
+        for slot in range(<Py_ssize_t>count):
+            if found[slot] is not None:
+                continue
+            memcpy(&id1, id1_column.at + 8 * slot, 8)
+            memcpy(&atype, atype_at + 8 * slot, 8)
+            memcpy(&id2, id2_column.at + 8 * slot, 8)
+            if minimums is not None:
+                minimum = minimums.get(first + slot, 0)
+                found[slot] = self.hits.exists(id1, atype, id2, minimum)
+                if found[slot] is not None:
+                    continue
+            denial = self.cache.denial(id1, atype, id2, minimum)
+            if denial:
+                denials.append(denial)
+                found[slot] = EXISTS_NOT
         values.extend(found)
         return True
 
@@ -423,6 +465,76 @@ cdef class HitBatches:
             return False
         bound = self.limits.get(atype)
         return bound is None or limit <= <uint64_t>bound
+
+    cdef bytes encoded_hot(self, Asked *asked, rates, dict hot, list values, bint is_checked):
+        """Return the marks of hot items as the last fields of the `ReadAnswer`. ``is_checked``: for a caller who may not
+        read everything, of whose queries only those are marked that show something."""
+        cdef uint64_t id1 = 0, atype, slot = 0, marked = 0
+        cdef Span ids, types
+        cdef HotKey *key
+        cdef int place
+        cdef uint32_t *slots = <uint32_t *>PyMem_Malloc(12 * len(values))
+        if slots == NULL:
+            raise MemoryError
+        cdef uint32_t *per_second = slots + len(values)
+        cdef uint32_t *pauses = per_second + len(values)
+        try:
+            self.learn_hot(hot, rates)
+            for place in range(6):
+                ids = asked.whole[ID_FIELDS[place]]
+                types = asked.whole[ATYPE_FIELDS[place]]
+                while take_fixed(&ids, &id1):
+                    atype = 0
+                    if place:
+                        take_varint(&types, &atype)
+                    key = self.hot_key(id1, atype)
+                    if key.is_used and not (is_checked and values[slot] in NOTHING_SHOWN):
+                        slots[marked] = <uint32_t>slot
+                        per_second[marked] = key.per_second
+                        pauses[marked] = key.pause_ms
+                        marked += 1
+                    slot += 1
+            if not marked:
+                return b""
+            return (
+                packed_column(READ_HOT_SLOTS, slots, marked)
+                + packed_column(READ_HOT_RATES, per_second, marked)
+                + packed_column(READ_SLOW_DOWN_MS, pauses, marked)
+            )
+        finally:
+            PyMem_Free(slots)
+
+    cdef HotKey *hot_key(self, uint64_t id1, uint64_t atype) noexcept:
+        """Return the place of a key in the table of hot keys, which is not used for a key that is not hot."""
+        cdef uint64_t place = (id1 ^ id1 >> 29) + atype * 31
+        cdef HotKey *key
+        while True:
+            key = self.hot_keys + (place & self.hot_mask)
+            if not key.is_used or (key.id1 == id1 and key.atype == atype):
+                return key
+            place += 1
+
+    cdef int learn_hot(self, dict hot, rates) except -1:
+        """Put the hot keys into a table of their own with their marks. The dictionary is replaced when it changes."""
+        cdef uint64_t id1, atype, size = 16
+        cdef HotKey *key
+        if hot is self.hot:
+            return 0
+        while size < <uint64_t>(4 * len(hot)):
+            size *= 2
+        self.hot = None
+        PyMem_Free(self.hot_keys)
+        self.hot_keys = <HotKey *>PyMem_Calloc(size, sizeof(HotKey))
+        if self.hot_keys == NULL:
+            raise MemoryError
+        self.hot_mask = size - 1
+        for (id1, atype), rate in hot.items():
+            key = self.hot_key(id1, atype)
+            key.id1, key.atype = id1, <uint32_t>atype
+            key.per_second, key.pause_ms = round(rate), rates.slow_down_ms(rate)
+            key.is_used = True
+        self.hot = hot
+        return 0
 
     cdef bytes encoded_epochs(self, Asked *asked):
         """Return the version epochs of all shards that are asked, as the last fields of the `ReadAnswer`."""
@@ -501,6 +613,22 @@ cdef bytes packed(int field, list numbers):
     at = put_varint(at + 1, size)
     for number in numbers:
         at = put_varint(at, number)
+    return message
+
+
+cdef bytes packed_column(int field, const uint32_t *numbers, uint64_t count):
+    """Return a packed field of the numbers of an array."""
+    cdef uint64_t size = 0, index
+    cdef bytes message
+    cdef unsigned char *at
+    for index in range(count):
+        size += varint_bytes(numbers[index])
+    message = PyBytes_FromStringAndSize(NULL, 1 + varint_bytes(size) + size)
+    at = <unsigned char *>PyBytes_AS_STRING(message)
+    at[0] = field << 3 | 2
+    at = put_varint(at + 1, size)
+    for index in range(count):
+        at = put_varint(at, numbers[index])
     return message
 
 

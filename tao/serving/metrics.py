@@ -101,6 +101,16 @@ class ReadMetrics:
             lambda: {arena.name: arena.eviction_age_seconds or 0.0 for arena in cache.arenas() if arena.evictions},
         )
         metrics.gauge_family("cache_entries", "Cached entries, by kind.", "kind", lambda: _entries(cache.arenas()))
+        metrics.gauge(
+            "kept_answer_queries",
+            "Queries for edges that were answered as they were before: see kept_answer_bytes.",
+            lambda: cache.kept_answers.used,
+        )
+        metrics.gauge(
+            "kept_answer_bytes",
+            "Memory of answers to queries for edges that cached prefixes could not decide, in bytes, beside arenas.",
+            lambda: cache.kept_answers.size_bytes,
+        )
         metrics.gauge("cache_open_shards", "Shards open in the cache.", lambda: len(cache.open_shards()))
 
     def _by_arena(self, value: Callable[[ArenaStatistics], float]) -> dict[str, float]:
@@ -144,6 +154,7 @@ class ReadMetrics:
                 "refills": self._refills.outcomes,
                 "under_way": single_flight.under_way,
             },
+            "kept_answers": {"used": self._cache.kept_answers.used, "bytes": self._cache.kept_answers.size_bytes},
             "traffic": self._reads.traffic.summary(),
             "floors": floors.floors,
             "open_shards": len(self._cache.open_shards()),

@@ -440,6 +440,7 @@ class Miss(FetchWaiter):
         "_is_reading",
         "_misses",
         "_receiver",
+        "_shard_epoch",
         "_stale",
         "_then",
         "_wanted_edges",
@@ -477,6 +478,7 @@ class Miss(FetchWaiter):
         self._stale: StaleRead | None = None  # why no copy had what is known here
         self._wanted_edges: int
         self._held_block: bytes
+        self._shard_epoch: int
 
     def begin(self, *, critical: bool) -> None:
         """Begin to fetch. ``critical``: read the master database, by a read that begins after this call."""
@@ -578,6 +580,7 @@ class Miss(FetchWaiter):
     # ---- edges: fetch those that a prefix does not decide ----------------------------------------------------------
 
     def _begin_edges(self, query: EdgesQuery) -> None:
+        self._shard_epoch = self.single_flight.cache.shard_epoch(shard_of(query))
         cached = self._cached_block(query)
         if cached is None:
             single_flight = self.single_flight
@@ -589,19 +592,20 @@ class Miss(FetchWaiter):
 
     def _fetch_missing_edges(self, query: EdgesQuery, held: bytes, origin: str) -> None:
         cache = self.single_flight.cache
-        missing = undecided_id2s(held, query)
         known = cache.edges(query.id1, query.atype, query.id2s, query.high, query.low, self.minimum)
-        if known is not None and version_of(known.block) == version_of(held):
+        if known is None or version_of(known.block) != version_of(held):
+            missing = undecided_id2s(held, query)
+        else:
             missing = known.missing  # a membership filter may exclude some
             if not missing:
-                self._answer(Fetched(known.block, cache.version_epoch(shard_of(query)), origin))
+                self._answer_edges(Fetched(known.block, cache.version_epoch(shard_of(query)), origin))
                 return
         if len(missing) < len(query.id2s):
             self._held_block = held
             rest = EdgesQuery(query.id1, query.atype, missing, query.high, query.low)
             self._fetch_then(rest, Miss._take_missing_edges)
         else:
-            self._fetch_then(query, Miss._answer)
+            self._fetch_then(query, Miss._answer_edges)
 
     def _take_missing_edges(self, found: Fetched) -> None:
         query = self.query
@@ -609,11 +613,19 @@ class Miss(FetchWaiter):
         # No answer mixes two versions: the held block may have been behind, or the list may have changed in between.
         if version_of(found.value) == version_of(self._held_block):
             merged = merge_edges(self._held_block, found.value, query)
-            self._answer(Fetched(merged, found.version_epoch, found.origin))
+            self._answer_edges(Fetched(merged, found.version_epoch, found.origin, found.keep))
         elif self.gone:
             self.drop()
         else:
-            self._fetch_then(query, Miss._answer)
+            self._fetch_then(query, Miss._answer_edges)
+
+    def _answer_edges(self, found: Fetched) -> None:
+        """Answer, and keep the answer for those who ask the same."""
+        query = self.query
+        assert isinstance(query, EdgesQuery)
+        if found.keep:
+            self.single_flight.cache.keep_edges(query, found.value, self._shard_epoch)
+        self._answer(found)
 
     def _cached_block(self, query: RangeQuery | TimeRangeQuery | EdgesQuery) -> bytes | None:
         block = self.single_flight.cache.peek_list(query.id1, query.atype)

@@ -120,9 +120,8 @@ class ReadService:
             request,
             topology_version,
             self._settings.max_queries,
-            () if for_fill else traffic.rates.hot,
-            None if check is None else check.otypes,
-            None if check is None else check.atypes,
+            traffic.rates,
+            check,
             for_fill,
         )
         if found is None:

@@ -3,6 +3,8 @@
 The loops accept whatever waits before anything else has its turn: a flood of connections then delays every request by
 tens of milliseconds, again and again. Here further connections wait in the system's queue, which costs nothing. A
 quarter of a second's accepts are saved up in quiet times, so that an ordinary wave of connections does not wait.
+Connections that come faster than one in a millisecond are accepted together, once in a millisecond: a turn of the loop
+for each would cost three times as much.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import math
 import socket
 import time
 from collections.abc import Callable
@@ -29,6 +32,8 @@ _SAVED_SECONDS: Final = 0.25
 """The accepts of so long are saved up."""
 _ACCEPTS_TO_RESUME: Final = 8
 """Accepts that are saved up before the first of those that had to wait: waking the loop for each would cost more."""
+TOGETHER_SECONDS: Final = 0.001
+"""How often connections are accepted that come faster than that."""
 _FAILED_SECONDS: Final = 0.25
 """The time until the next try after a failure of the system, for instance for lack of file descriptors."""
 _BACKLOG: Final = 1_024
@@ -51,6 +56,8 @@ class Listener:
         self._sockets: list[socket.socket] = []
         self._saved = self._most
         self._counted_at = now()
+        self._emptied_at = -math.inf
+        """When the system's queue was last found empty."""
         self._resuming: asyncio.TimerHandle | None = None
 
     def bind(self, where: TcpAddress | UnixAddress) -> TcpAddress | UnixAddress:
@@ -134,6 +141,7 @@ class Listener:
             try:
                 accepted, address = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionError):
+                self._wait_for_more(began)
                 return
             except OSError as error:  # no more descriptors, for one
                 _logger.warning("no connection can be accepted at the %s port: %s", self._port, error)
@@ -148,6 +156,13 @@ class Listener:
             self._sockets.remove(listener)
             self._sockets.append(listener)
             self._pause_for((min(_ACCEPTS_TO_RESUME, self._most) - self._saved) / self._per_second)
+
+    def _wait_for_more(self, began: float) -> None:
+        """Have further connections wait for a moment if they come fast. ``began``: when this turn did."""
+        is_fast = began - self._emptied_at < TOGETHER_SECONDS
+        self._emptied_at = self._now()
+        if is_fast:
+            self._pause_for(TOGETHER_SECONDS)
 
     def _pause_for(self, seconds: float) -> None:
         if self._resuming is None:

@@ -2,13 +2,15 @@
 
 Every client of every port speaks first, so nothing has to be made for a connection before its first bytes: it is a
 socket in one epoll set with a place at the doorstep. That costs a fifth of a transport with its protocol and task, and
-the end of a crowd that never spoke is handled a few connections at a time. So a flood of silent connections delays
-requests little, and newcomers do not wait until something was made for each connection in front of them.
+the end of a crowd that never spoke is handled a few connections at a time, once in a millisecond if they leave one
+after the other. So a flood of silent connections delays requests little, and newcomers do not wait until something was
+made for each connection in front of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import select
 import socket
 import time
@@ -17,6 +19,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from tao.wire.doorstep import AddressPool, Place, address_of, name_of
+from tao.wire.listener import TOGETHER_SECONDS
 
 _TURN_SECONDS: Final = 0.0003
 """The time for connections that are ready in one turn of the loop, as long as that for accepts: peers that have left,
@@ -42,15 +45,22 @@ class SilentConnections:
         pending: AddressPool,
         on_data: Callable[[SilentConnection], None],
         on_turned_away: Callable[[str, str], None],
+        *,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         """``pending`` bounds them, together with those that have spoken. ``on_data`` takes over a connection that has
         something to read, with its place; ``on_turned_away(reason, name)`` is called when the connection of a peer is
-        closed because it has lost its place, or the system has none for it. Neither may raise."""
+        closed because it has lost its place, or the system has none for it. Neither may raise. ``now`` returns the time
+        in seconds."""
         self._pending: Final = pending
         self._on_data: Final = on_data
         self._on_turned_away: Final = on_turned_away
+        self._now: Final = now
         self._connections: dict[int, SilentConnection] = {}
         self._epoll: select.epoll | None = None
+        self._emptied_at = -math.inf
+        """When all that were ready had been looked at the last time."""
+        self._resuming: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._connections)
@@ -59,7 +69,7 @@ class SilentConnections:
         """Begin to look for bytes. Repeats have no effect."""
         if self._epoll is None:
             self._epoll = select.epoll()
-            asyncio.get_running_loop().add_reader(self._epoll, self._look)
+            self._resume()
 
     def add(self, accepted: socket.socket, peer: object) -> None:
         """Wait for the first bytes of an accepted connection. What is there already is passed on at once."""
@@ -87,6 +97,9 @@ class SilentConnections:
         """Close all of them. More may be added after another start."""
         for number in tuple(self._connections):
             self._close(number)
+        if self._resuming is not None:
+            self._resuming.cancel()
+            self._resuming = None
         if self._epoll is not None:
             asyncio.get_running_loop().remove_reader(self._epoll)
             self._epoll.close()
@@ -107,20 +120,39 @@ class SilentConnections:
         self._epoll.unregister(number)
         return self._connections.pop(number)
 
+    def _resume(self) -> None:
+        assert self._epoll is not None
+        self._resuming = None
+        asyncio.get_running_loop().add_reader(self._epoll, self._look)
+
     def _look(self) -> None:
         """Pass on the connections that have something to read, and close those whose peers have left."""
         assert self._epoll is not None
-        until = time.monotonic() + _TURN_SECONDS
-        for number, _ in self._epoll.poll(0, _READY_OF_A_TURN):
+        began, has_spoken = self._now(), False
+        ready = self._epoll.poll(0, _READY_OF_A_TURN)
+        for number, _ in ready:
             connection = self._connections.get(number)
             if connection is None:  # displaced by one that was passed on before it
                 continue
             if _first_byte(connection.socket):
+                has_spoken = True
                 self._on_data(self._take(number))
             else:
                 self._close(number)
-            if time.monotonic() > until:
-                break
+            if self._now() - began > _TURN_SECONDS:
+                return
+        if len(ready) < _READY_OF_A_TURN and not has_spoken:
+            self._wait_for_more(began)
+
+    def _wait_for_more(self, began: float) -> None:
+        """Look again in a moment if peers leave fast. ``began``: when this turn did."""
+        is_fast = began - self._emptied_at < TOGETHER_SECONDS
+        self._emptied_at = self._now()
+        if is_fast:
+            assert self._epoll is not None
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._epoll)
+            self._resuming = loop.call_later(TOGETHER_SECONDS, self._resume)
 
 
 def _first_byte(accepted: socket.socket) -> bytes | None:

@@ -32,6 +32,7 @@ from tao.worker.leaders import JobLeaders
 
 _FIRST_RETRY_SECONDS: Final = 0.1
 _LAST_RETRY_SECONDS: Final = 2.0
+_PAGES_PER_SECOND: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,11 @@ class RunnerSettings:
     def pace(self, kind: str) -> float:
         """Return the edges a second of a kind."""
         return self.pace_of_kinds.get(kind, self.edges_per_second)
+
+    def page_limit(self, kind: str) -> int:
+        """Return the most edges of a page of a kind: a twentieth of a second's work, so that the jobs of the kind take
+        turns, and those who are served beside them wait for short pages."""
+        return max(1, int(min(self.page_edges, self.pace(kind) / _PAGES_PER_SECOND)))
 
 
 class _LeaseLost(Exception):
@@ -196,8 +202,7 @@ class JobRunner:
         """Do one page and report it; keep the pace after it."""
         row = held.row
         pace = self._settings.pace(row.kind)
-        # A page is a second's work at most, so that the jobs of a kind take turns.
-        limit = max(1, min(self._settings.page_edges, int(pace)))
+        limit = self._settings.page_limit(row.kind)
         seconds = min(self._settings.lease_seconds / 2, held.until - self._clock.monotonic())
         if self._draining.is_set() or seconds < self._settings.lease_seconds / 4:
             # The worker stops, or leaders were slow to answer. The job has not failed: its next lease begins anew.

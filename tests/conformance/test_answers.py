@@ -14,6 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tao.cache import answers_python
+from tao.cache.bloom_filter import MASKS, BloomFilter
 from tao.cache.eviction import MOST_CREDIT, USE_CREDIT
 from tao.cache.outcomes import EdgesAnswer
 from tao.model.changes import sort_edges
@@ -245,6 +246,27 @@ def test_twins_find_the_same_of_hundreds_of_ids(edges: int, asked: int, random: 
     assert compiled().edges_answer(block, wanted, high, low) == expected
 
 
+@given(blocks(), blocks())
+def test_twins_merge_parts_alike(one: bytes, other: bytes) -> None:
+    merged = answers_python.merged_block(one, other)
+    version, count, _, _ = header(other)
+    assert merged == encode_block(version, count, sort_edges([*decode_block(one), *decode_block(other)]), 0)
+    if HAS_COMPILED:
+        assert compiled().merged_block(one, other) == merged
+
+
+@given(st.lists(st.integers(1, MAX_ID), max_size=200), st.lists(st.integers(1, MAX_ID), max_size=50))
+def test_a_filter_may_have_the_same_ids_in_both_cores(added: list[int], others: list[int]) -> None:
+    bloom = BloomFilter(30)
+    bloom.add(added)
+    asked = [*others, *added]
+    possible = answers_python.possible_ids(bloom.words, MASKS, asked)
+    assert possible == tuple(id2 for id2 in asked if bloom.may_have(id2))
+    assert set(added) <= set(possible)
+    if HAS_COMPILED:
+        assert compiled().possible_ids(bloom.words, MASKS, asked) == possible
+
+
 def test_ids_are_found_denied_or_undecided(core: ModuleType) -> None:
     whole, prefix = block_of(50, 40, 30), block_of(50, 40, 30, count=9)
     for wanted in ([130, 141, 150], (150, 130, 141, 130)):
@@ -291,9 +313,19 @@ def test_checks_are_answered_alike_one_by_one_and_in_runs(
     alone, together = bytearray(31), bytearray(31)
     one_by_one = core.Hits({0: OneShard()}, alone)
     expected = [one_by_one.exists(*check) for check in checks]
-    columns = [list(column) for column in zip(*checks, strict=True)] if checks else [[], [], []]
+    columns = map(column_of, zip(*checks, strict=True)) if checks else (b"", b"", b"")
     assert core.Hits({0: OneShard()}, together).exist_all(*columns) == expected
     assert alone == together
+
+
+def column_of(numbers: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(numbers)}Q", *numbers)
+
+
+def test_columns_of_checks_have_one_length(core: ModuleType) -> None:
+    for columns in ((b"", b"", bytes(8)), (bytes(8), b"", bytes(8)), (bytes(16), bytes(16), bytes(8))):
+        with pytest.raises(ValueError, match="differ in length"):
+            core.Hits({}, bytearray(31)).exist_all(*columns)
 
 
 @given(st.integers(0, 2_000), st.integers(8, 400), st.booleans(), st.randoms(use_true_random=False))
@@ -307,7 +339,7 @@ def test_a_run_of_checks_of_a_long_list_finds_what_is_there(
     shard.lists[1][5] = block
     absent = EXISTS_NOT if is_whole else None
     there = frozenset(known)
-    found = core.Hits({0: shard}, bytearray(31)).exist_all([5] * asked, [1] * asked, wanted)
+    found = core.Hits({0: shard}, bytearray(31)).exist_all(*map(column_of, ([5] * asked, [1] * asked, wanted)))
     assert found == [EXISTS if id2 in there else absent for id2 in wanted]
 
 

@@ -70,7 +70,9 @@ async def usual_answer(rig: LeaderRig, request: pb.Request) -> list[bytes]:
     return await answers_of(rig.reads.handle, rig, request)
 
 
-async def answers_of(handle: Callable[[pb.Request, Reply], None], rig: LeaderRig, request: pb.Request) -> list[bytes]:
+async def answers_of(
+    handle: Callable[[pb.Request, Reply], None], rig: LeaderRig, request: pb.Request, caller: str = ""
+) -> list[bytes]:
     answers: list[pb.Answer] = []
 
     def take(answer: pb.Answer) -> None:
@@ -78,7 +80,7 @@ async def answers_of(handle: Callable[[pb.Request, Reply], None], rig: LeaderRig
         answers[-1].CopyFrom(answer)
 
     rig.reads.traffic.left = UNSAMPLED
-    handle(request, MemoryReply(take))
+    handle(request, MemoryReply(take, caller=caller))
     await until(lambda: answers and not answers[-1].more)
     for answer in answers:
         answer.number = request.number
@@ -235,6 +237,25 @@ async def test_what_is_older_than_asked_for_is_missed(rig: LeaderRig) -> None:
         assert found is not None
         assert found.answer_rest is not None
         assert len(pb.Answer.FromString(found.encoded).read.slots) == 2
+
+
+async def test_edges_that_were_asked_of_a_long_list_before_are_hits(rig: LeaderRig) -> None:
+    long, edges = make_id(68), 300
+    rig.pairs.rows.lists[ListKey(long, COMMENT)] = ListRow(edges, VERSION)
+    for time in range(1, edges + 1):
+        rig.pairs.rows.edges[EdgeKey(long, COMMENT, long + time)] = Edge(long + time, time, b"\x80" * (time % 3))
+    request = request_of([EdgesQuery(long, COMMENT, (long + 1, long + 280, long + 900, long + 2))])
+    assert found_at_once(rig, request) is not None
+    (first,) = await usual_answer(rig, request)
+    hits = sum(rig.reads.counters.hits)
+    assert [at_once(rig, request)] == await usual_answer(rig, request)
+    assert sum(rig.reads.counters.hits) == hits + 2
+    kept, fetched = pb.Answer.FromString(at_once(rig, request) or b""), pb.Answer.FromString(first)
+    assert list(kept.read.values) == list(fetched.read.values)
+    other = request_of([EdgesQuery(long, COMMENT, (long + 2, long + 1))])
+    assert at_once(rig, other) is None
+    newer = request_of([EdgesQuery(long, COMMENT, (long + 1, long + 280, long + 900, long + 2))], {0: VERSION + 1})
+    assert at_once(rig, newer) is None
 
 
 async def test_edges_that_only_a_membership_filter_decides_are_hits(rig: LeaderRig) -> None:
@@ -422,15 +443,54 @@ async def test_a_batch_that_leaves_the_next_sample_to_later_counts_its_queries(r
     assert traffic.left == 1
 
 
-async def test_a_hot_key_is_for_the_usual_way(rig: LeaderRig) -> None:
-    encoded = request_of([ObjectQuery(FULL), CountQuery(FULL, COMMENT)]).SerializeToString()
-    traffic = rig.reads.traffic
-    for key in ((FULL, 0), (FULL, COMMENT)):
-        traffic.rates.hot[key] = 9_000.0
-        assert at_once(rig, encoded) is None
-        del traffic.rates.hot[key]
-    traffic.rates.hot[FULL, NOTE] = 9_000.0
-    assert at_once(rig, encoded) is not None
+HOT_KEYS: Final = [(id1, atype) for id1 in (FULL, EMPTY, ABSENT, UNCACHED) for atype in (0, COMMENT, NOTE)]
+
+
+async def test_answers_mark_hot_keys_as_usual(rig: LeaderRig) -> None:
+    chance = Random(8)
+    marked = 0
+    for size in (*range(1, 40), 300):
+        queries = chance.choices([*CACHED, *MISSED] if size % 2 else CACHED, k=size)
+        request = request_of(queries, number=chance.randrange(1, 1 << 40))
+        if size % 3:
+            add_checks(request, *THERE, (UNCACHED, FULL))
+        hot = {key: chance.uniform(1_000, 90_000) for key in chance.sample(HOT_KEYS, chance.randrange(5))}
+        rig, other = await warm_rig(), await warm_rig()
+        rig.reads.traffic.rates.hot = hot
+        other.reads.traffic.rates.hot = dict(hot)
+        answers = await answers_in_parts(rig, request)
+        if answers is not None:
+            assert answers == await usual_answer(other, request)
+            marked += any(pb.Answer.FromString(each).read.hot_slots for each in answers)
+    assert marked >= 10
+
+
+async def test_what_is_shown_to_nobody_is_not_marked_for_callers_with_rights(rig: LeaderRig) -> None:
+    rules = """
+format: 1
+version: 1
+mode: enforce
+roles:
+  readers: {read: {objects: [user], associations: [comment]}}
+callers: {web: [readers]}
+"""
+    rig.configuration.access.use_document(load_access(rules, "access.yaml"))
+    rig.reads.traffic.rates.hot = {(FULL, 0): 2_000.0, (FULL, COMMENT): 2_000.0, (UNCACHED, COMMENT): 2_000.0}
+    request = request_of([ObjectQuery(FULL), CountQuery(FULL, COMMENT), CountQuery(UNCACHED, COMMENT)])
+    found = found_at_once(rig, request)
+    assert found is not None
+    assert pb.Answer.FromString(found.encoded).read.hot_slots == [0, 1]
+    answers = await answers_of(rig.reads.handle, rig, request, "web")
+    assert answers[0] == found.encoded
+
+
+async def test_what_a_cache_asks_for_itself_is_not_marked(rig: LeaderRig) -> None:
+    request = request_of([ObjectQuery(FULL)])
+    request.read.for_fill = True
+    rig.reads.traffic.rates.hot = {(FULL, 0): 2_000.0}
+    found = found_at_once(rig, request, for_fill=True)
+    assert found is not None
+    assert [found.encoded] == await usual_answer(rig, request)
 
 
 async def test_a_type_that_the_caller_may_not_read_is_for_the_usual_way(rig: LeaderRig) -> None:

@@ -172,7 +172,7 @@ def test_cached_reads_are_measured_over_every_transport_beside_redis(ran: ToyRun
 @scenario("bench", "--only", "sets", "--only", "two_hops", "--only", "feed")
 def test_sets_two_hops_and_feeds_are_measured_beside_redis_and_sql(ran: ToyRun) -> None:
     result = of_bench(ran, "sets")
-    assert len({figure.shape for figure in result.figures}) == 5
+    assert len({figure.shape for figure in result.figures}) == 6
     assert {figure.contestant for figure in result.figures} == {"tao", "redis page", "redis SINTER", "sql"}
     (asked,) = (figure for figure in result.figures if "asked for" in figure.shape and figure.contestant == "tao")
     aims = [(verdict.aim.measure, verdict.aim.bound) for verdict in asked.verdicts]

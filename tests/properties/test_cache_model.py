@@ -23,10 +23,10 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from tao.cache import Applied, CacheSettings, FillTicket, GraphCache, Stored
 from tao.cache.tables import CountTable, EntryTable, value_bytes
 from tao.model.changes import ListChange, ListInvalidation, Message, ObjectChange, ObjectInvalidation, ShardInvalidation
-from tao.model.edge_block import COMPLETE, PREFIX, check_block, decode_block, header
+from tao.model.edge_block import COMPLETE, PREFIX, check_block, decode_block, encode_block, header
 from tao.model.graph import ABSENT, MAX_TIME, Edge, ListKey, decode_count, version_of
-from tao.model.queries import start_at
-from tests.properties.cache_truth import Truth
+from tao.model.queries import EdgesQuery, start_at
+from tests.properties.cache_truth import Snapshot, Truth
 from tests.rigs.effort import examples
 
 SHARD = 9000  # ids above 2^60: three-digit integers
@@ -35,6 +35,10 @@ LISTS = [ListKey(id1, atype) for id1 in OBJECTS for atype in (1, 2)]
 LIMITS = {1: 3, 2: 1000}
 FLOOR_SECONDS = 10.0
 REPLICA_LAG_SECONDS = 8.0
+
+ASKED = ((1, 2, 2), (9, 3), tuple(range(1, 30)))
+WINDOWS = ((MAX_TIME, 0, 9), (4, 2, 9), (3, 3, 1), (MAX_TIME, 5, 2), (2, 4, 3))
+QUESTIONS = [(id2s, high, low) for id2s in ASKED for high, low, _ in WINDOWS]
 
 ids = st.integers(1, 9)
 times = st.integers(0, 6)
@@ -71,6 +75,7 @@ class Sent:
 class CacheMachine(RuleBasedStateMachine):
     max_floors: ClassVar[int] = 1000
     answers_never_go_back: ClassVar[bool] = True
+    kept_bytes: ClassVar[int] = 3_000
     tickets: Bundle[FillTicket] = Bundle("tickets")
 
     @initialize(budget=st.sampled_from([350, 500, 1 << 20, 1 << 20]), reinsertions=st.integers(0, 2))
@@ -88,6 +93,7 @@ class CacheMachine(RuleBasedStateMachine):
                 largest_entry_fraction=1.0,
                 keep_count_of_list_bytes=200,
                 reclaim_entries_per_step=2,
+                kept_answers_bytes=self.kept_bytes,
             ),
             Types(),
         )
@@ -232,15 +238,30 @@ class CacheMachine(RuleBasedStateMachine):
         if ticket.kind == "object":
             value = shot.object_value(ticket.id)
             stored = self.cache.store_object(ticket, value, shot.epoch, self.now)
-        elif data.draw(st.integers(0, 3)) == 0:
+        elif (kind := data.draw(st.integers(0, 5))) == 0:
             value = shot.count_value(key)
             stored = self.cache.store_count(ticket, value, shot.epoch, self.now)
+        elif kind < 3:
+            self.fetch_edges(ticket, shot, data.draw(st.sampled_from(QUESTIONS)))
+            return
         else:
             pos = data.draw(st.sampled_from([0, 0, 0, 1]))
             value = shot.block(key, pos, data.draw(st.integers(1, 8)))
             stored = self.cache.store_list(ticket, value, shot.epoch, self.now)
         if stored is Stored.STORED:
             self.answer(ticket.id if ticket.kind == "object" else key, version_of(value))
+
+    def fetch_edges(self, ticket: FillTicket, shot: Snapshot, question: tuple[tuple[int, ...], int, int]) -> None:
+        """Answer a query for edges from a snapshot, and keep the answer, as the path of a miss does."""
+        id2s, high, low = question
+        key = ListKey(ticket.id, ticket.atype)
+        version, edges = shot.lists.get(key, (0, ()))
+        found = [edge for edge in edges if edge.id2 in id2s and high >= edge.time >= low]
+        value = encode_block(version, len(edges), found, 0)
+        if self.cache.pass_over(ticket, value, shot.epoch, self.now) is not Stored.BELOW_FLOOR:
+            self.cache.raise_list_floor(key.id1, key.atype, version, self.now)
+            self.answer(key, version)
+            self.cache.keep_edges(EdgesQuery(key.id1, key.atype, id2s, high, low), value, ticket.shard_epoch)
 
     # what must hold
 
@@ -286,7 +307,7 @@ class CacheMachine(RuleBasedStateMachine):
             block = self.cache.range(id1, atype, pos, limit)
             assert (block is not None) == (complete or pos + limit <= len(prefix) or pos >= length)
             self.check_block(block, key, version, edges[pos : pos + limit])
-        for high, low, limit in ((MAX_TIME, 0, 9), (4, 2, 9), (3, 3, 1), (MAX_TIME, 5, 2), (2, 4, 3)):
+        for high, low, limit in WINDOWS:
             wanted = tuple(edge for edge in edges if high >= edge.time >= low)
             block = self.cache.time_range(id1, atype, high, low, limit)
             within = [edge for edge in prefix if high >= edge.time >= low]
@@ -308,7 +329,7 @@ class CacheMachine(RuleBasedStateMachine):
                 decided = complete or bool(prefix and low > prefix[-1].time) or len(within) >= pos + limit
                 assert (block is not None) == (decided or newer + pos >= length)
                 self.check_block(block, key, version, wanted[pos : pos + limit])
-            for id2s in ((1, 2, 2), (9, 3), tuple(range(1, 30))):
+            for id2s in ASKED:
                 self.check_edges(key, version, edges, prefix, complete, id2s, high, low)
 
     def check_edges(
@@ -329,6 +350,9 @@ class CacheMachine(RuleBasedStateMachine):
         if answer is None:
             assert missing == tuple(dict.fromkeys(id2s))
             return
+        if missing and not answer.missing:  # kept
+            assert (id2s, high, low) in QUESTIONS
+            missing = ()
         assert answer.missing == missing
         asked = set(id2s) - set(missing)
         wanted = tuple(edge for edge in edges if edge.id2 in asked and high >= edge.time >= low)
@@ -363,6 +387,8 @@ class CacheMachine(RuleBasedStateMachine):
             assert arena.bytes == live + arena.packed.size_bytes
             assert arena.records == sum(map(len, mine)) + arena._dead_records
             assert all(table.live == sum(map(bool, table.entries.values())) for table in mine)
+        kept = self.cache.kept_answers
+        assert kept.size_bytes == sum(each.size_bytes for each in kept._lists.values()) <= self.kept_bytes
 
     def teardown(self) -> None:
         if not hasattr(self, "truth"):

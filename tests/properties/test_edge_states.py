@@ -19,6 +19,7 @@ from tao.model.graph import EdgeKey, ListKey
 from tao.model.ids import make_id
 from tao.model.rows import ExistingRows, IntentRow
 from tao.model.writes import AssocMerge, ForgetIntent, NodeSetState, PlaceEdges, SettleEdge
+from tao.planning.coordination import coordinator_side
 from tao.planning.draft import settle_writes
 from tao.planning.row_events import translate
 from tests.rigs.effort import examples
@@ -100,7 +101,10 @@ def apply(writes: Sequence[Operation], batch: int, sides: random.Random | None =
     stored = StoredRows(full_schema=SCHEMA)
     for start in range(0, len(writes), batch):
         some = writes[start : start + batch]
-        both = [sides is None or sides.random() < 0.5 for _ in some]
+        # All writes of a pair in a batch are executed at both sides, or none.
+        of_pair: dict[object, bool] = {}
+        pairs = [coordinator_side(write, SCHEMA) for write in some]
+        both = [of_pair.setdefault(pair, sides is None or sides.random() < 0.5) for pair in pairs]
         planned = stored.plan(*some, both_sides=both, schema=SCHEMA)
         assert [outcome.error for outcome in planned.outcomes] == [None] * len(some)
         events = row_events_of(stored.rows, planned.rows, SCHEMA)

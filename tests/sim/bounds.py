@@ -85,7 +85,10 @@ def _longest(lengths: Iterable[float]) -> float:
 
 
 def _of_a_shard(log: MessageLog) -> float:
-    return _longest(Counter(shard for shard, _ in log._held).values())
+    held: Counter[int] = Counter()
+    for run in log._runs.values():
+        held[run.stream.shard] += len(run.messages)
+    return _longest(held.values())
 
 
 def _unacknowledged(publisher: Publisher) -> float:
@@ -271,7 +274,7 @@ def _delivery_bounds(shards: int) -> list[Bound]:
         Bound(
             "delivery log bytes",
             MessageLog,
-            lambda log: sum(held.size_bytes for held in log._held.values()),
+            lambda log: sum(run.size_bytes for run in log._runs.values()),
             log.log_bytes_total,
             ("append",),
         ),
@@ -363,6 +366,13 @@ def _read_bounds(arena_bytes: int) -> list[Bound]:
             lambda cache: _longest(arena.bytes for arena in cache._arenas.all().values()),
             arena_bytes,
             ("store_object", "store_list", "store_count"),
+        ),
+        Bound(
+            "kept answers",
+            GraphCache,
+            lambda cache: cache.kept_answers.size_bytes,
+            roles.KEPT_ANSWERS_BYTES,
+            ("keep_edges",),
         ),
         Bound(
             "floors of a shard",

@@ -234,6 +234,9 @@ class Client:
                 await self._read_feed(graph, op, how)
             case "edge_set":
                 await self._read_set(graph, op, how)
+            case "members":
+                everybody = [key_id(number, self._shards) for number in range(KEYS)]
+                await graph.assoc_get(one, op.atype, everybody, **how)
             case "two_hop":
                 await self._read_two_hop(graph, op, how)
             case _:

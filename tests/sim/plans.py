@@ -50,6 +50,8 @@ LATER_SET_STATE: Final = "later_set_state"
 """An operation on an edge with states that a follower's journal accepts."""
 TWO_HOP: Final = "two_hop"
 """A question for two hops. These are drawn apart, as operations of states are."""
+MEMBERS: Final = "members"
+"""The question which of all keys a list has, always in the same words. These are drawn apart, too."""
 ADD_JOB: Final = "add_job"
 KILL_WORKER: Final = "kill worker"
 EDGE_TYPES: Final = ("friend", "likes", "liked_by", "follows", "comment", "note")
@@ -106,6 +108,8 @@ class Shape(msgspec.Struct, frozen=True):
     """The watchers of each region."""
     workers: int = 0
     """The workers of each region."""
+    has_short_prefixes: bool = False
+    """Whether caches keep few edges of a list, as they do for some seeds of any shape."""
 
     @property
     def all_clients(self) -> int:
@@ -259,14 +263,15 @@ def make_plan(
     with_states: bool = True,
     with_jobs: bool = True,
     with_journals: bool = True,
-    with_two_hops: bool = True,
+    two_hop_share: float = 0.05,
+    members_share: float = 0.05,
 ) -> Plan:
     """Make the plan of a seed.
 
     ``kinds`` are the faults and their weights (default: all faults). ``single_share`` is the share of acts in which one
     fault at a time is under way. ``with_states``: clients set states of edges, too. ``with_jobs``: every other seed has
     workers, and clients add jobs. ``with_journals``: every third seed has journals, and clients use them.
-    ``with_two_hops``: clients ask for two hops.
+    ``two_hop_share`` and ``members_share``: such questions by clients, for each other operation.
     """
     rng = random.Random(seed)
     shape = shape or rng.choice(_SHAPES)
@@ -306,8 +311,10 @@ def make_plan(
         ops += _job_ops(random.Random(f"jobs {seed}"), ops, shape)
     if with_journals and seed % 3 == 0:
         ops += _journal_ops(random.Random(f"journals {seed}"), ops, shape)
-    if with_two_hops:
-        ops += _two_hop_ops(random.Random(f"two hops {seed}"), ops, shape)
+    if two_hop_share:
+        ops += _two_hop_ops(random.Random(f"two hops {seed}"), ops, shape, two_hop_share)
+    if members_share:
+        ops += _members_ops(random.Random(f"members {seed}"), ops, shape, members_share)
     ops.sort(key=lambda op: op.at)
     faults.sort(key=lambda fault: fault.at)
     return Plan(seed, acts, shape, tuple(ops), tuple(faults), tempo)
@@ -415,14 +422,26 @@ def _journal_ops(rng: random.Random, ops: list[Op], shape: Shape) -> list[Op]:
     return found
 
 
-def _two_hop_ops(rng: random.Random, ops: list[Op], shape: Shape) -> list[Op]:
-    """Yield questions for two hops soon after a twentieth of the others, from what these have written."""
+def _two_hop_ops(rng: random.Random, ops: list[Op], shape: Shape, share: float) -> list[Op]:
+    """Yield questions for two hops soon after a share of the others, from what these have written."""
     found: list[Op] = []
-    for near in rng.sample(ops, len(ops) // 20):
+    for near in rng.sample(ops, int(len(ops) * share)):
         how = rng.choices(_HOW, _HOW_WEIGHTS)[0]
         at, client = near.at + rng.random() * 0.3, rng.randrange(shape.all_clients)
         one, value, atype = near.one % KEYS, rng.randrange(1, 40), rng.choice(EDGE_TYPES)
         found.append(Op(at, client, TWO_HOP, one, (one + 1 + value) % KEYS, atype, value, how))
+    return found
+
+
+def _members_ops(rng: random.Random, ops: list[Op], shape: Shape, share: float) -> list[Op]:
+    """Yield questions for the members of lists soon after a share of the others, some of them twice in a row."""
+    found: list[Op] = []
+    for near in rng.sample([op for op in ops if op.atype in EDGE_TYPES], int(len(ops) * share)):
+        how = rng.choices(_HOW, _HOW_WEIGHTS)[0]
+        client = rng.randrange(shape.all_clients)
+        for delay in (0.0, 0.5)[: rng.randint(1, 2)]:
+            at = near.at + delay + rng.random() * 0.3
+            found.append(Op(at, client, MEMBERS, near.one % KEYS, near.two % KEYS, near.atype, near.value, how))
     return found
 
 

@@ -77,6 +77,9 @@ CHECKER: Final = CheckerSettings(max_samples_per_second=2)
 RETRIES: Final = RetrySettings(burst=100.0)
 MAX_FLOORS: Final = 14
 """Most version floors of a shard."""
+KEPT_ANSWERS_BYTES: Final = 12_000
+SHORT_PREFIX_EDGES: Final = 1
+"""Edges that caches keep of a list in some runs: fewer than most lists of a plan have."""
 SERVING: Final = ServingSettings(max_unanswered=40)
 SDK: Final = ClientSettings(
     timeout_seconds=4.0,

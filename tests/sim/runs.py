@@ -51,7 +51,7 @@ class Outcome:
     recent: list[tuple[Any, ...]]
 
 
-def run(plan: Plan, broken: Callable[[], AbstractContextManager[None]] = nullcontext) -> Outcome:
+def run(plan: Plan, broken: Callable[[], AbstractContextManager[object]] = nullcontext) -> Outcome:
     """Play a plan to its end, or to the first violation. ``broken`` breaks the product while the run lasts."""
     began = time.process_time()
     kept = random.getstate()

@@ -160,6 +160,8 @@ def unexplained_two_hop(
     order = [(-each.mutual, each.id) for each in found]
     if order != sorted(set(order)):
         return f"{found} is not in order, or has a candidate twice"
+    if asked.first not in windows:
+        return f"{found} was answered without {asked.first}"
     own = windows[asked.first]
     neighbours = [{edge.id2 for edge in content[: asked.fan_out]} for content in own]
     certain_neighbours = {ListKey(id2, asked.second) for id2 in set.intersection(*neighbours)}

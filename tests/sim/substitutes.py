@@ -35,7 +35,7 @@ from tao.runtime.clock import LoopClock
 from tao.schema.registry import Schema
 from tao.serving.configuration import SchemaFile
 from tao.serving.requests import Listeners, PauseDetector
-from tao.serving.server import maintain_cache
+from tao.serving.server import SchemaArenas, maintain_cache
 from tao.storage.pools import Pools
 from tao.storage.reads import MySqlReadStore
 from tao.storage.scans import MySqlMemberScans
@@ -102,6 +102,9 @@ class Outside(Databases, Machine, Protocol):
 
     @property
     def arena_bytes(self) -> int: ...
+
+    @property
+    def has_short_prefixes(self) -> bool: ...
 
     @property
     def clock_skew_ms(self) -> dict[str, int]: ...
@@ -381,6 +384,13 @@ def _ring_of(servers: tuple[tuple[str, float], ...]) -> Ring:
     return Ring(dict(servers))
 
 
+class ShortPrefixes(SchemaArenas):
+    """Has caches keep few edges of a list."""
+
+    def list_limit(self, atype: int) -> int:
+        return roles.SHORT_PREFIX_EDGES
+
+
 @dataclass(frozen=True, slots=True)
 class Substitution:
     """One name of the product, and what it means during a run."""
@@ -396,7 +406,11 @@ def substitutes_for(world: Outside) -> list[Substitution]:
         # Every server allocates these: small tables that evict, and few marks.
         arenas = {"default": world.arena_bytes, "pages": world.arena_bytes}
         return CacheSettings(
-            arena_bytes=arenas, credit_slots=1009, departed_slots=4093, max_floors_per_shard=roles.MAX_FLOORS
+            arena_bytes=arenas,
+            credit_slots=1009,
+            departed_slots=4093,
+            max_floors_per_shard=roles.MAX_FLOORS,
+            kept_answers_bytes=roles.KEPT_ANSWERS_BYTES,
         )
 
     return [
@@ -417,6 +431,7 @@ def substitutes_for(world: Outside) -> list[Substitution]:
         Substitution(SqliteSpool, partial(SimSpool, world)),
         Substitution(os, SimpleNamespace(getpid=lambda: 1)),
         Substitution(CacheSettings, cache_settings),
+        Substitution(SchemaArenas, ShortPrefixes if world.has_short_prefixes else SchemaArenas),
         Substitution(LinkSettings, lambda **named: replace(roles.SDK.links, **named)),
         Substitution(ServingSettings, lambda **named: replace(roles.SERVING, **named)),
         Substitution(maintain_cache, partial(keep_house_seldom, HOUSE_SECONDS * world.pace)),

@@ -17,11 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tao.cache import FillTicket, GraphCache
-from tao.cache.outcomes import Applied
-from tao.cache.pair_filters import PairFilter
-from tao.cache.shard import CachedShard
-from tao.cache.version_floors import VersionFloors
+from tao.cache import GraphCache
 from tao.client import dispatcher
 from tao.client.consistency import Consistency
 from tao.client.own_writes import OwnWrites
@@ -37,11 +33,10 @@ from tao.leader.relay_path import RelayPath
 from tao.leader.remote_inverses import InverseFence
 from tao.leader.replica_shards import ForwardedWrites
 from tao.leader.write_path import WritePath
-from tao.model.changes import Change, ListChange, ObjectChange, ShardInvalidation, ShardMessages
+from tao.model.changes import Change, ListChange, ShardInvalidation, ShardMessages
 from tao.model.delivery import Position, ShardDelivery
 from tao.model.edge_states import EdgeRegisters
-from tao.model.graph import encode_count, encode_object
-from tao.model.ids import EPOCH_UNIX_MS, SHARD_SHIFT, IdSequence
+from tao.model.ids import EPOCH_UNIX_MS, IdSequence
 from tao.model.queries import Query
 from tao.model.relay import Relay
 from tao.model.rows import IntentKey
@@ -61,7 +56,7 @@ from tao.tailer.leader_outbox import LeaderOutbox, Part
 from tao.watcher import server
 from tao.wire.read_batch import QueryRow
 from tao.worker.runner import JobRunner
-from tests.sim import broken_journals, broken_questions, moves, promotion, stores
+from tests.sim import broken_caches, broken_intents, broken_journals, broken_questions, moves, promotion, stores
 from tests.sim.database import SimDatabase
 from tests.sim.disks import SimSpool
 from tests.sim.locks import SimLockFiles
@@ -100,7 +95,7 @@ class Variant:
     """
 
     name: str
-    broken: Callable[[], AbstractContextManager[None]]
+    broken: Callable[[], AbstractContextManager[object]]
     violates: frozenset[str]
     faults: Mapping[str, int]
     shape: Shape = field(default_factory=lambda: Shape(leaders=2))
@@ -111,6 +106,8 @@ class Variant:
     with_states: bool = False
     with_jobs: bool = False
     with_journals: bool = False
+    two_hop_share: float = 0.0
+    members_share: float = 0.0
 
 
 @contextmanager
@@ -123,56 +120,6 @@ def _replaced(owner: object, **instead: object) -> Iterator[None]:
     finally:
         for name, value in kept.items():
             setattr(owner, name, value)
-
-
-def _version_check_removed() -> AbstractContextManager[None]:
-    """Apply a change whatever version is held."""
-
-    def apply_object(shard: CachedShard, change: ObjectChange, now: float, insert: bool) -> Applied:
-        if not insert and not shard.held_object(change.id):
-            return Applied.NOT_CACHED
-        shard._put_object(change.id, encode_object(change.after, change.otype, change.data or b""), change.otype)
-        return Applied.APPLIED
-
-    def apply_list(shard: CachedShard, change: ListChange, now: float, insert: bool) -> Applied:
-        if not insert and not shard.held_count(change.id1, change.atype):
-            return Applied.NOT_CACHED
-        shard._put_count(change.id1, change.atype, encode_count(change.after, change.count))
-        return Applied.APPLIED
-
-    return _replaced(CachedShard, apply_object=apply_object, apply_list=apply_list)
-
-
-@contextmanager
-def _floor_ignored() -> Iterator[None]:
-    """Keep a fill although something newer is known."""
-    with _replaced(VersionFloors, get=lambda *_: 0), _replaced(CachedShard, floor=lambda *_: 0):
-        yield
-
-
-@contextmanager
-def _pair_filter_without_changes() -> Iterator[None]:
-    """Advance the versions of a pair filter without the edges of the changes."""
-
-    def apply(held: PairFilter, change: ListChange) -> None:
-        held._versions.put(change.id1, max(change.after, held._versions.get(change.id1)))
-
-    with _replaced(PairFilter, apply=apply):
-        yield
-
-
-@contextmanager
-def _ticket_epoch_ignored() -> Iterator[None]:
-    """Keep and await after a bulk invalidation what was read before it."""
-    accept = GraphCache._accept
-
-    def accept_all(cache: GraphCache, ticket: FillTicket, *rest: Any) -> Any:
-        shard = cache._shards.get(ticket.id >> SHARD_SHIFT)
-        shard_epoch = ticket.shard_epoch if shard is None else shard.shard_epoch
-        return accept(cache, msgspec.structs.replace(ticket, shard_epoch=shard_epoch), *rest)
-
-    with _replaced(GraphCache, _accept=accept_all, is_invalid=lambda *_: False):
-        yield
 
 
 @contextmanager
@@ -286,7 +233,7 @@ def _generation_not_checked() -> Iterator[None]:
     """Let a deposed leader go on writing, and accept its copies."""
     with (
         _replaced(WritePath, _check_owned=lambda *_: None),
-        _replaced(InverseFence, admit=_admit_anybody),
+        _replaced(InverseFence, admit=_admit_anybody, admit_known=lambda *_: True),
     ):
         yield
 
@@ -566,18 +513,29 @@ def _places_kept() -> Iterator[None]:
 
 
 VARIANTS: Final[Sequence[Variant]] = (
-    Variant("version check removed", _version_check_removed, frozenset({"2", "4"}), {"lag": 1, "slow": 1, "break": 1}),
+    Variant(
+        "version check removed",
+        broken_caches.version_check_removed,
+        frozenset({"2", "4"}),
+        {"lag": 1, "slow": 1, "break": 1},
+    ),
     Variant(
         "floor ignored",
-        _floor_ignored,
+        broken_caches.floor_ignored,
         frozenset({"2", "3", "4"}),
         {"lag": 2, "slow": 2, "replication stops": 1},
         first=108,
     ),
     Variant(
-        "pair filter without changes", _pair_filter_without_changes, frozenset({"2", "3", "5"}), {"lag": 1}, first=1
+        "pair filter without changes",
+        broken_caches.pair_filter_without_changes,
+        frozenset({"2", "3", "5"}),
+        {"lag": 1},
+        first=1,
     ),
-    Variant("ticket's epoch ignored", _ticket_epoch_ignored, frozenset({"2", "staleness"}), {"binlog lost": 1}),
+    Variant(
+        "ticket's epoch ignored", broken_caches.ticket_epoch_ignored, frozenset({"2", "staleness"}), {"binlog lost": 1}
+    ),
     Variant(
         "version epoch not raised",
         _version_epoch_not_raised,
@@ -642,6 +600,8 @@ VARIANTS: Final[Sequence[Variant]] = (
         _READING_DATABASES,
         single_share=1.0,
     ),
+    Variant("intents overwritten unread", broken_intents.overwritten_unread, frozenset({"6"}), _PAIRS_CUT),
+    Variant("intents not searched", broken_intents.not_searched, frozenset({"6"}), {**_PAIRS_CUT, "kill": 2}),
     Variant("pending inverse ignored", _pending_inverse_ignored, frozenset({"3"}), _PAIRS_CUT, first=98),
     Variant("trim misreported", _trim_misreported, frozenset({"2", "4", "5"}), {"kill": 1}, first=6),
     Variant("pair called settled", _pair_called_settled, frozenset({"3", "6"}), _PAIRS_CUT, first=7),
@@ -772,6 +732,44 @@ VARIANTS: Final[Sequence[Variant]] = (
         _LISTS_UNREAD,
         _ONE_LEADER,
     ),
+    Variant(
+        "answers outlive their list",
+        broken_caches.answers_outlive_their_list,
+        frozenset({"3", "5", "critical", "sets", "staleness"}),
+        {"lag": 1},
+        Shape(leaders=2, has_short_prefixes=True),
+        members_share=0.5,
+    ),
+    Variant(
+        "cursor of a feed names the last post found",
+        broken_questions.feed_cursor_of_last_found,
+        frozenset({"sets"}),
+        {"lag": 1},
+        _ONE_LEADER,
+    ),
+    Variant(
+        "feed skips an author without naming the list",
+        broken_questions.feed_without_missing_authors,
+        frozenset({"sets"}),
+        _LISTS_UNREAD,
+        _ONE_LEADER,
+    ),
+    Variant(
+        "two hops skip a list without naming it",
+        broken_questions.two_hops_without_missing_lists,
+        frozenset({"sets"}),
+        _LISTS_UNREAD,
+        _ONE_LEADER,
+        two_hop_share=0.5,
+    ),
+    Variant(
+        "unread exclusion excludes nobody",
+        broken_questions.unread_exclusion_excludes_nobody,
+        frozenset({"sets"}),
+        _LISTS_UNREAD,
+        _ONE_LEADER,
+        two_hop_share=0.5,
+    ),
     Variant("own writes never make room", _own_writes_never_make_room, frozenset({"8"}), {"rush": 1}, acts=1, first=6),
 )
 
@@ -788,7 +786,8 @@ def find(variant: Variant) -> tuple[Outcome | None, int]:
             with_states=variant.with_states,
             with_jobs=variant.with_jobs,
             with_journals=variant.with_journals,
-            with_two_hops=False,
+            two_hop_share=variant.two_hop_share,
+            members_share=variant.members_share,
         )
         outcome = run(plan, variant.broken)
         if outcome.violation is not None:

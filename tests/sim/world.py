@@ -129,6 +129,8 @@ class World:
         self.pace: Final = plan.tempo.pace
         self.has_filters: Final = seed % 2 == 1
         """Half of the runs have pair filters, without another random number: so a seed keeps its faults."""
+        self.has_short_prefixes: Final = shape.has_short_prefixes or seed % 8 == 6
+        """In an eighth of the runs caches keep few edges of a list."""
         self.random: Final = random.Random(seed ^ 0x5EED)
         self.trace: Final = Trace(loop)
         self.network: Final = Network(loop, seed ^ 0x0E7, self.trace.note)

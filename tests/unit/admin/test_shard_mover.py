@@ -421,18 +421,20 @@ def test_rows_are_compared_in_ranges_that_read_for_half_a_second_at_most() -> No
     assert rows == 50
 
 
-def test_a_paced_move_compares_ranges_that_read_for_a_twentieth_of_a_second_at_most() -> None:
-    assert rows_of_next_range(600, 0.01, PACED) == 1_200
-    assert rows_of_next_range(600, 0.03, PACED) == 600
-    assert rows_of_next_range(600, 0.06, PACED) == 300
+def test_a_paced_move_compares_ranges_that_take_a_fiftieth_of_a_second_at_most() -> None:
+    assert rows_of_next_range(600, 0.004, PACED) == 1_200
+    assert rows_of_next_range(600, 0.01, PACED) == 600
+    assert rows_of_next_range(600, 0.03, PACED) == 300
     assert rows_of_next_range(600, 0.06, MoveSettings()) == 1_200
 
 
 class Ranges:
-    """A table of two ranges at servers that take half a second for each statement."""
+    """A table of two ranges at servers that take so long for each statement."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, statement_seconds: float) -> None:
         self._clock = loop_clock(monkeypatch)
+        self._statement_seconds = statement_seconds
+        self.sessions = 0
         self.active = self.most_active = 0
         self.rests: list[float] = []
         monkeypatch.setattr(copy_follower, "next_range", self._next_range)
@@ -447,26 +449,41 @@ class Ranges:
         self.active += 1
         self.most_active = max(self.most_active, self.active)
         await self._turn(0)
-        self._clock.now += 0.5
+        self._clock.now += self._statement_seconds
         self.active -= 1
-        return (1, 2, 3)
+        return (1, 2)
 
     async def _sleep(self, seconds: float) -> None:
         self.rests.append(seconds)
+        self._clock.now += seconds
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[DatabaseSession]:
+        self.sessions += 1
+        yield cast(DatabaseSession, None)
+
+    async def compare(self, settings: MoveSettings) -> int:
+        """Compare the table with itself, and return how many rows were compared."""
+        table = CopiedTable("objects", ("id", "data"), ("id",))
+        follower = CopyFollower(cast(BinlogSource, Binlog()), SHARD, {}, self.session, "0-1-7", settings)
+        comparison = CopyComparison(self.session, self.session, SHARD, {"objects": table}, follower, settings)
+        await comparison.compare_all()
+        return comparison.compared_rows
 
 
 @pytest.mark.parametrize(("settings", "at_once", "rests"), [(MoveSettings(), 2, []), (PACED, 1, [3.0])])
 async def test_a_paced_comparison_asks_one_server_at_a_time_and_rests_three_quarters_of_the_time(
     monkeypatch: pytest.MonkeyPatch, settings: MoveSettings, at_once: int, rests: list[float]
 ) -> None:
-    ranges = Ranges(monkeypatch)
+    ranges = Ranges(monkeypatch, 0.5)
+    assert await ranges.compare(settings) == 2
+    assert (ranges.most_active, ranges.rests) == (at_once, rests)
 
-    @asynccontextmanager
-    async def session() -> AsyncIterator[DatabaseSession]:
-        yield cast(DatabaseSession, None)
 
-    table = CopiedTable("objects", ("id", "data"), ("id",))
-    follower = CopyFollower(cast(BinlogSource, Binlog()), SHARD, {}, session, "0-1-7", settings)
-    comparison = CopyComparison(session, session, SHARD, {"objects": table}, follower, settings)
-    await comparison.compare_all()
-    assert (ranges.most_active, ranges.rests, comparison.compared_rows) == (at_once, rests, 2)
+@pytest.mark.parametrize(("statement_seconds", "sessions"), [(0.05, 2), (0.5, 4)])
+async def test_ranges_share_their_sessions_until_those_have_been_idle_for_long(
+    monkeypatch: pytest.MonkeyPatch, statement_seconds: float, sessions: int
+) -> None:
+    ranges = Ranges(monkeypatch, statement_seconds)
+    await ranges.compare(PACED)
+    assert ranges.sessions == sessions

@@ -148,6 +148,16 @@ def test_no_other_command_takes_yes() -> None:
     assert sorted(asking(tao)) == sorted(CHANGING)
 
 
+@pytest.mark.parametrize(("pace", "niceness"), [((), []), (("--megabytes-per-second", "9"), [10])])
+def test_a_move_with_a_pace_gives_way_to_other_processes(
+    monkeypatch: pytest.MonkeyPatch, pace: tuple[str, ...], niceness: list[int]
+) -> None:
+    found: list[int] = []
+    monkeypatch.setattr(os, "nice", found.append)
+    assert call("database", "move", "1", "--to", "db-2", "--topology", "missing.json", *pace).exit_code == 2
+    assert found == niceness
+
+
 @pytest.mark.parametrize("command", ["drain", "undrain"])
 @pytest.mark.parametrize("options", [(), ("--json",)])
 @pytest.mark.parametrize(("typed", "status", "said"), [("n\n", 1, "nothing was changed"), ("", 2, "--yes")])

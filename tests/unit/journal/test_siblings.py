@@ -81,6 +81,20 @@ async def test_follower_that_has_failed_once_is_asked_again_when_all_have_failed
         assert len(copies_sent(acceptor, second)) == attempts, "the first counts as well since it has taken a copy"
 
 
+async def test_follower_that_has_failed_once_stays_the_sibling_when_another_one_is_back(tmp_path: Path) -> None:
+    acceptor, first, second = trio(tmp_path)
+    async with acceptor, first, second:
+        await until(lambda: acceptor.figures["sibling_agrees"])
+        acceptor.links[second.name].down = True
+        acceptor.links[first.name].faults["keep_copies"] = [OutcomeUnknown("no answer in time")]
+        assert isinstance((await acceptor.accept(edge(0, 2)))[0], OutcomeUnknown)
+        assert isinstance((await acceptor.accept(edge(0, 3)))[0], bytes)
+        acceptor.links[second.name].down = False
+        assert isinstance((await acceptor.accept(edge(0, 4)))[0], bytes)
+        assert acceptor.figures["sibling"] == first.name, "it is well again since it has taken a copy"
+        assert not copies_sent(acceptor, second)
+
+
 async def test_each_follower_is_asked_once_for_a_write_that_none_has_room_for(tmp_path: Path) -> None:
     acceptor, first, second = trio(tmp_path, first_bytes=10, second_bytes=10)
     async with acceptor, first, second:

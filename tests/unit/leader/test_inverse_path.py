@@ -547,7 +547,7 @@ async def test_a_pair_is_not_released_while_its_copy_is_sent_again(two: TwoLeade
     assert two.times() == ([9], [9])
 
 
-async def test_a_leader_of_both_shards_writes_both_sides_in_one_transaction_and_settles_leftover_intents(
+async def test_a_leader_of_both_shards_writes_both_sides_in_one_transaction_and_leaves_older_intents_to_be_settled(
     two: TwoLeaders,
 ) -> None:
     two.others.faults.append(Unavailable("away"))
@@ -556,6 +556,8 @@ async def test_a_leader_of_both_shards_writes_both_sides_in_one_transaction_and_
     two.others.rigs[1] = two.coordinator
     await two.coordinator.write(add(8))
     assert two.times() == ([8], [8])
+    (intent,) = two.store.rows.intents.values()
+    await two.coordinator.inverses.settle_pair(intent, 5.0)
     await two.settled()
     assert two.times(LIKES, LIKED_BY) == ([7], [7])
 

@@ -164,33 +164,20 @@ async def test_of_queued_writes_the_one_with_the_earliest_deadline_is_refused_fi
     await patient
 
 
-async def test_an_intent_that_a_write_finds_is_settled_before_it_is_answered(rig: LeaderRig) -> None:
-    await leave_an_intent(rig)
-    results = send(rig, friend(8))
-    await until(lambda: results)
-    assert not results[0].inverse_pending
-    assert (times(rig), times(rig, HIGH, LIKED_BY)) == ([8], [7])
-
-
-async def test_an_intent_that_no_task_is_left_to_settle_is_reported_as_pending_and_remembered(rig: LeaderRig) -> None:
+async def test_a_write_of_both_ends_is_answered_without_the_pair_s_older_intent_which_is_settled_later(
+    rig: LeaderRig,
+) -> None:
     assert isinstance(rig.store, MemoryStore)
     await leave_an_intent(rig)
-    (older,) = rig.store.rows.intents.values()
-    left = rig.inverses.left_pending
-    gate = Gate()
-    rig.store.before_commit = gate.pass_through
-    results = send(rig, friend(8))
-    await gate.arrived.wait()
-    rig.tasks.refuses = True
-    gate.open()
-    await until(lambda: results)
-    assert results[0].inverse_pending
-    assert list(rig.store.rows.intents) == [IntentKey(LOW, HIGH)]
-    assert rig.inverses.left_pending == left + 1
-    rig.tasks.refuses = False
+    rows = rig.store.rows
+    (older,) = rows.intents.values()
+    results = await answered(rig, friend(8))
+    assert not results[0].inverse_pending
+    assert (times(rig), times(rig, HIGH, FRIEND)) == ([8], [8])
+    assert (list(rows.intents), times(rig, HIGH, LIKED_BY)) == ([IntentKey(LOW, HIGH)], [])
     await rig.inverses.settle_pair(older, 5.0)
-    await until(lambda: not rig.tasks.running)
-    assert not rig.store.rows.intents, "the token of the newest intent is known, by which its row is deleted"
+    await until(lambda: not rows.intents)
+    assert times(rig, HIGH, LIKED_BY) == [7]
 
 
 @pytest.mark.parametrize("write", [AssocDelete(LOW, COMMENT, HIGH), AssocChangeType(LOW, COMMENT, HIGH, NOTE)])
@@ -209,21 +196,6 @@ async def test_a_committed_write_without_a_result_has_an_unknown_outcome(
     assert reasons(results) == [OutcomeUnknown.reason]
     assert results[0].error.message.startswith("written, but ")
     assert [change.shard for change in answers[0].write.changes] == [0], "its caches apply what was written"
-
-
-async def test_a_bug_in_the_settlement_of_a_committed_write_is_an_unknown_outcome(
-    rig: LeaderRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def fail(*_: object) -> bool:
-        raise ValueError
-
-    await leave_an_intent(rig)
-    monkeypatch.setattr(rig.inverses, "settle_found", fail)
-    answers: list[pb.Answer] = []
-    results = send(rig, friend(8), on_answer=answers.append)
-    await until(lambda: results)
-    assert reasons(results) == [OutcomeUnknown.reason]
-    assert answers[0].write.changes
 
 
 async def test_a_bug_in_a_write_that_has_a_task_is_an_unknown_outcome(

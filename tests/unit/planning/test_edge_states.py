@@ -262,13 +262,13 @@ def test_the_far_side_joins_a_copy_and_answers_with_what_it_knows() -> None:
     assert not plan.rows
 
 
-def test_an_intent_in_the_way_is_settled_in_place_by_joining_both_ends() -> None:
+def test_a_write_of_both_ends_joins_them_and_leaves_an_older_intent_to_be_settled() -> None:
     stored = stored_rows()
     run(stored, merge(NORMAL, 5, 7), both_sides=False)
     stored.put_edge(HIGH, 221, LOW, 7)
     stored.rows.registers[EdgeKey(HIGH, 221, LOW)] = EdgeRegisters(ARCHIVED, NOW_US + 6, NOW_US + 5, 7)
     run(stored, merge(NORMAL, 4, 3))
-    assert stored.rows.intents == {}
+    assert PAIR in stored.rows.intents
     registers = EdgeRegisters(ARCHIVED, NOW_US + 6, NOW_US + 5, 7)
     assert places(stored) == {(LOW, 211): registers, (HIGH, 221): registers}
     assert counts(stored) == {(LOW, 211): 1, (HIGH, 221): 1}

@@ -1,15 +1,16 @@
-"""How many rows a statement of a copy inserts, and what it takes to find out."""
+"""How many rows a statement of a copy inserts, what it takes to find out, and when it begins."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tao.replication.move_statements import CopiedTable
-from tao.replication.row_copy import CopyEnds, CopyPace, _RowCopy, _Writer, rows_of_statement
+from tao.replication.row_copy import CopyEnds, CopyPace, PacedStarts, _RowCopy, _Writer, rows_of_statement
 from tao.storage.session import DatabaseSession, ServerAccount
 
 BATCH_BYTES = 512 << 10
@@ -37,6 +38,42 @@ def test_a_slow_copy_sends_small_statements() -> None:
     assert CopyPace(1.0, bytes_per_second=1e9).batch_bytes == BATCH_BYTES
     assert CopyPace(1.0, bytes_per_second=3e7).batch_bytes == 210_000
     assert CopyPace(1.0, bytes_per_second=1e3).batch_bytes == 64 << 10
+
+
+def statements_until(starts: PacedStarts, end: float) -> int:
+    """Begin statements of 100 bytes at the earliest times, and return how many begin before the end."""
+    count = 0
+    while starts.next_at < end:
+        starts.begun(100, starts.next_at)
+        count += 1
+    return count
+
+
+def test_a_copy_with_a_pace_holds_it_on_average() -> None:
+    starts = PacedStarts(1_000.0, 50.0)
+    assert statements_until(starts, 59.95) == 100
+
+
+def test_a_copy_makes_up_for_a_short_delay_and_is_a_quarter_faster_meanwhile() -> None:
+    starts = PacedStarts(1_000.0, 50.0)
+    starts.begun(100, 50.0)
+    starts.begun(100, 50.6)  # the server took half a second longer than the pace has it
+    assert starts.next_at == pytest.approx(50.68)
+    assert statements_until(starts, 50.95) == 4
+    assert statements_until(starts, 59.95) == 100 - 2 - 4
+
+
+def test_a_copy_makes_up_for_a_second_of_a_long_delay() -> None:
+    starts = PacedStarts(1_000.0, 50.0)
+    starts.begun(100, 50.0)
+    starts.begun(100, 90.0)
+    assert statements_until(starts, 99.95) == 100 - 1 + 10
+
+
+def test_a_copy_without_a_pace_never_waits() -> None:
+    starts = PacedStarts(0.0, 50.0)
+    starts.begun(100, 90.0)
+    assert starts.next_at == 50.0
 
 
 class CountedRow(bytes):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 
 from tao.cache import CacheSettings, GraphCache
-from tao.model.changes import ObjectChange
+from tao.model.changes import ListChange, ObjectChange
 from tao.model.edge_block import COMPLETE, PREFIX, decode_block, encode_block, header
 from tao.model.errors import Overloaded, StaleRead, Unavailable
 from tao.model.graph import MAX_TIME, Edge, encode_count, encode_object, version_of
@@ -314,6 +315,43 @@ async def test_edges_beyond_the_prefix_are_added_to_those_within(rig: Rig) -> No
     assert times(fetched.value) == [100, 1]
     assert rig.source.calls[-1].query == EdgesQuery(A, COMMENT, (1001, 5), MAX_TIME, 0)
     assert header(fetched.value)[1] == 100
+
+
+async def test_what_was_asked_of_a_long_list_is_answered_from_memory_until_the_list_changes(rig: Rig) -> None:
+    rig.source.length = 100
+    query = EdgesQuery(A, COMMENT, (1001, 1002, 1100))
+    first = await answer(rig.misses, query, 0, critical=False)
+    fetches = len(rig.source.calls)
+    kept = rig.cache.edges(A, COMMENT, query.id2s)
+    assert kept is not None
+    assert (kept.block, kept.missing) == (first.value, ())
+    assert rig.cache.kept_edges(A, COMMENT, column(query.id2s), MAX_TIME, 0) == first.value
+    assert rig.cache.kept_edges(A, COMMENT, column(query.id2s), MAX_TIME, 0, v(2)) is None, "its reader knows of v2"
+    assert rig.cache.kept_edges(A, COMMENT, column(query.id2s), MAX_TIME, 1) is None, "another question"
+    assert len(rig.source.calls) == fetches
+    rig.cache.apply(ListChange(A, COMMENT, v(1), v(2), 101, (), (Edge(1101, 101),)), 1, 1_000.0)
+    assert rig.cache.kept_edges(A, COMMENT, column(query.id2s), MAX_TIME, 0) is None
+
+
+async def test_an_answer_from_before_a_bulk_invalidation_is_not_kept(rig: Rig) -> None:
+    rig.source.length = 100
+    await rig.range(3)
+    rig.source.manual = True
+    query = EdgesQuery(A, COMMENT, (1001, 1002))
+    asked = asyncio.ensure_future(answer(rig.misses, query, 0, critical=False))
+    await until(lambda: rig.source.calls[-1].query == query)
+    late = rig.source.calls[-1]
+    rig.cache.bump_shard(0)
+    rig.source.manual = False
+    await rig.range(3)  # the list is cached again, at the same version
+    rig.source.answer(late)
+    await asked
+    assert rig.cache.peek_list(A, COMMENT) is not None
+    assert rig.cache.kept_edges(A, COMMENT, column(query.id2s), MAX_TIME, 0) is None
+
+
+def column(id2s: tuple[int, ...]) -> bytes:
+    return array("Q", id2s).tobytes()
 
 
 async def test_edges_of_two_versions_are_never_merged(rig: Rig) -> None:

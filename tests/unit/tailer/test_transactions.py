@@ -162,6 +162,7 @@ def test_rows_of_the_graph_are_left_undecoded_shard_by_shard() -> None:
     for kind, table in ((WRITE, IN_ASSOCS), (WRITE, IN_WIDE), (WRITE, IN_INTENTS), (DELETE, IN_ASSOCS)):
         assert stream.send(packet(kind, table))
     assert not stream.send(packet(WRITE, IN_OTHER))
+    assert stream.send(packet(WRITE, UNKNOWN)), "the rows of another schema are left out"
     found = stream.end()
     assert (found.gtid, found.events, found.invalid_shards) == ("0-1-7", [], frozenset())
     assert [rows.shard for rows in found.undecoded] == [1, 2]

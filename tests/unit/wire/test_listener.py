@@ -6,9 +6,10 @@ import asyncio
 import os
 import resource
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -28,8 +29,17 @@ class Door:
         self.listener = Listener("tested", per_second, self._accepted, now=lambda: self.now)
         self.accepted: list[socket.socket] = []
         self.of_turns: list[int] = []
+        self.clients: list[socket.socket] = []
         self._seconds_of_each = seconds_of_each
         self._is_same_turn = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.listener.stop()
+        for each in (*self.clients, *self.accepted):
+            each.close()
 
     def _accepted(self, accepted: socket.socket, _: object) -> None:
         self.accepted.append(accepted)
@@ -50,13 +60,9 @@ async def crowd(door: Door, count: int) -> AsyncIterator[None]:
     where = door.listener.bind(ANY_PORT)
     assert isinstance(where, TcpAddress)
     door.listener.start()
-    clients = [socket.create_connection((where.host, where.port)) for _ in range(count)]
-    try:
+    with door:
+        door.clients += [socket.create_connection((where.host, where.port)) for _ in range(count)]
         yield
-    finally:
-        door.listener.stop()
-        for each in (*clients, *door.accepted):
-            each.close()
 
 
 async def some_turns() -> None:
@@ -96,6 +102,40 @@ async def test_accepts_are_saved_for_a_quarter_of_a_second_only() -> None:
         await until(lambda: len(door.accepted) == 4)
         await some_turns()
         assert len(door.accepted) == 4
+
+
+async def turns_of_accepts(door: Door, pauses: Sequence[float]) -> list[int]:
+    """Have a client connect after each of the pauses, let the loop turn, and return how many were accepted at each turn
+    in which there were any."""
+    where = door.listener.bind(ANY_PORT)
+    assert isinstance(where, TcpAddress)
+    door.listener.start()
+    for pause in pauses:
+        door.now += pause
+        door.clients.append(connected(where.host, where.port))
+        await some_turns()
+    return door.of_turns
+
+
+async def test_connections_that_come_fast_are_accepted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, waiting = asyncio.get_running_loop(), list[Callable[[], None]]()
+
+    def wait(_: float, resume: Callable[[], None]) -> asyncio.Handle:
+        waiting.append(resume)
+        return loop.call_soon(int)  # something to cancel
+
+    monkeypatch.setattr(loop, "call_later", wait)
+    with Door(1e6) as door:
+        assert await turns_of_accepts(door, [1.0, 0.0005, *[0.0001] * 8]) == [1, 1]
+        (resume,) = waiting
+        resume()
+        await some_turns()
+        assert door.of_turns == [1, 1, 8]
+
+
+async def test_connections_that_come_slowly_are_accepted_at_once() -> None:
+    with Door(1e6) as door:
+        assert await turns_of_accepts(door, [0.0015] * 3) == [1, 1, 1]
 
 
 async def test_a_failure_of_the_system_is_logged_once_and_tried_again_later(caplog: pytest.LogCaptureFixture) -> None:

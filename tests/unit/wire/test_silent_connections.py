@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import select
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -19,7 +20,9 @@ class Port:
     def __init__(self) -> None:
         self.now = 0.0
         self.pending = AddressPool(100, 10, lambda: self.now)
-        self.silent = SilentConnections(self.pending, self._spoke, self._turned_away)
+        self.looked_at = 0.0
+        """The time for the looks."""
+        self.silent = SilentConnections(self.pending, self._spoke, self._turned_away, now=lambda: self.looked_at)
         self.silent.start()
         self.spoke: list[SilentConnection] = []
         self.turned_away: list[tuple[str, str]] = []
@@ -67,6 +70,11 @@ async def port() -> AsyncIterator[Port]:
     opened.close()
 
 
+async def some_turns() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 def is_closed(client: socket.socket) -> bool:
     try:
         return client.recv(1) == b""
@@ -109,6 +117,29 @@ async def test_connections_whose_peers_leave_are_closed_and_passed_to_nobody(por
     await until(lambda: len(port.silent) == 0)
     assert len(port.pending) == 0
     assert (port.spoke, port.turned_away) == ([], [])
+
+
+async def test_peers_that_leave_fast_are_found_together(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, waiting = asyncio.get_running_loop(), list[Callable[[], None]]()
+
+    def wait(_: float, resume: Callable[[], None]) -> asyncio.Handle:
+        waiting.append(resume)
+        return loop.call_soon(int)  # something to cancel
+
+    async def leave(after: float) -> int:
+        """Return how many connections are left some turns later."""
+        port.looked_at += after
+        clients.pop().close()
+        await some_turns()
+        return len(port.silent)
+
+    clients = [port.connect() for _ in range(8)]
+    monkeypatch.setattr(loop, "call_later", wait)
+    assert [await leave(after) for after in (1.0, 0.0015, 0.0005, 0.0001, 0.0001, 0.0001)] == [7, 6, 5, 5, 5, 5]
+    (resume,) = waiting
+    resume()
+    await some_turns()
+    assert len(port.silent) == 2
 
 
 async def test_bytes_before_the_end_are_passed_on(port: Port) -> None:

@@ -311,3 +311,9 @@ def test_slots_that_no_leader_would_fill_are_refused(high: int, normal: int, low
     with pytest.raises(SettingsError, match="must be 0 to 64"):
         RunnerSettings(high_jobs=high, normal_jobs=normal, low_jobs=low)
     assert RunnerSettings(high_jobs=64, low_jobs=0).slots(JobPriority.LOW) == 0
+
+
+@pytest.mark.parametrize(("pace", "limit"), [(1e6, 500), (2_000.0, 100), (1_000.0, 50), (2.0, 1)])
+def test_page_is_a_twentieth_of_a_seconds_work_at_most(pace: float, limit: int) -> None:
+    settings = RunnerSettings(edges_per_second=7.0, pace_of_kinds={"walk": pace})
+    assert (settings.page_limit("walk"), settings.page_limit("other")) == (limit, 1)
