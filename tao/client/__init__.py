@@ -29,7 +29,7 @@ from tao.client.operations import SomeFailed
 from tao.client.own_writes import Recording
 from tao.client.reads import AssocPage
 from tao.client.settings import ClientSettings
-from tao.client.sync_graph import SyncEdgeSet, SyncGraph, SyncJob, SyncLater
+from tao.client.sync_graph import SyncAccepted, SyncEdgeSet, SyncGraph, SyncJob, SyncLater
 from tao.client.two_hops import Candidate, KeptTwoHops, TwoHops
 from tao.client.values import Accepted, AddedObject, Assoc, AssocList, EdgeState, EdgeWrite, Object
 from tao.model.errors import (
@@ -115,6 +115,7 @@ __all__ = [
     "SetPages",
     "SomeFailed",
     "StaleRead",
+    "SyncAccepted",
     "SyncEdgeSet",
     "SyncGraph",
     "SyncJob",

@@ -96,7 +96,7 @@ class Job:
         if self.receipt is not None and not self.id:
             raise InvalidArgument(
                 "a journal has accepted this state of a node, and the id of its job is chosen when the write is made: "
-                "await job.receipt.applied() to wait for the write, or set the state outside of journaled() to have a "
+                "job.receipt.applied() waits for the write. Or set the state outside of journaled() to have a "
                 "job to wait for"
             )
         return self.id
@@ -105,7 +105,7 @@ class Job:
         """Wait until a journal has added the job."""
         while self._row is None and self.receipt is not None:
             with suppress(DeadlineExceeded):
-                await self.receipt.applied()
+                await self._graph.applied(self.receipt)
                 return
             await asyncio.sleep(_FIRST_POLL_SECONDS)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import partial
 from itertools import compress, repeat
 from typing import Final, TypeVar, cast
 
@@ -100,6 +101,7 @@ class Operations:
             configuration.schema, configuration.topology.shards, self._any_shard, unix_seconds
         )
         self._objects = ObjectReader(configuration.schema)
+        self._make_receipt: Callable[[bytes, tuple[int, ...]], Accepted] = partial(Accepted, wait=self.applied)
         configuration.follow(self)
 
     @property
@@ -337,7 +339,7 @@ class Operations:
 
     def _receipt_of(self, row: WriteRow, result: pb.WriteResult) -> Accepted:
         """Return the receipt of a journaled write."""
-        return Accepted(result.accepted, shards_named(row.write), self.applied)
+        return self._make_receipt(result.accepted, shards_named(row.write))
 
     async def applied(self, receipt: Accepted, timeout: float | None = None) -> WriteToken:  # noqa: ASYNC109 - as in `Accepted.applied`
         """Wait until a journaled write is made: see `Accepted.applied`, which is the same."""

@@ -16,9 +16,9 @@ import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
+from dataclasses import dataclass, field
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 import uvloop
 
@@ -140,6 +140,7 @@ class GraphThread:
                 except BaseException:
                     _stop(loop, thread)
                     raise
+                graph._make_receipt = partial(SyncAccepted, wait=graph.applied, graph=self)
                 self._running = _RunningGraph(graph, loop, thread)
             return self._running
 
@@ -208,6 +209,16 @@ class SyncEdgeSet(SetDescription):
         return EdgeSet(graph, self._expression)
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class SyncAccepted(Accepted):
+    """The receipt of a write that a `SyncGraph` had accepted: as `tao.client.Accepted`, blocking."""
+
+    graph: GraphThread = field(compare=False)
+
+    def applied(self, timeout: float | None = None) -> WriteToken:  # type: ignore[override]  # as `SyncGraph` blocks
+        return self.graph._run(lambda graph: graph.applied(self, timeout))
+
+
 class SyncJob:
     """A background job of a `SyncGraph`: as `tao.client.Job`, blocking."""
 
@@ -217,8 +228,8 @@ class SyncJob:
         self.id = job.id
 
     @property
-    def receipt(self) -> Accepted | None:
-        return self._job.receipt
+    def receipt(self) -> SyncAccepted | None:
+        return cast(SyncAccepted | None, self._job.receipt)
 
     @property
     def state(self) -> str:
@@ -247,19 +258,30 @@ class SyncJob:
     def cancel(self) -> bool:
         return self._graph._run(lambda _: self._job.cancel())
 
+    def __repr__(self) -> str:
+        return f"<SyncJob {self.id}: {self.state}, {self.edges} edges>"
 
+
+@overload
 def _blocking_later(
-    operation: Callable[Concatenate[Later, Arguments], Coroutine[Any, Any, Result]],
-) -> Callable[Concatenate[SyncLater, Arguments], Result]:
+    operation: Callable[Concatenate[Later, Arguments], Coroutine[Any, Any, Accepted]],
+) -> Callable[Concatenate[SyncLater, Arguments], SyncAccepted]: ...
+@overload
+def _blocking_later(
+    operation: Callable[Concatenate[Later, Arguments], Coroutine[Any, Any, list[Accepted]]],
+) -> Callable[Concatenate[SyncLater, Arguments], list[SyncAccepted]]: ...
+def _blocking_later(
+    operation: Callable[Concatenate[Later, Arguments], Coroutine[Any, Any, object]],
+) -> Callable[Concatenate[SyncLater, Arguments], object]:
     @wraps(operation)
-    def run(self: SyncLater, /, *given: Arguments.args, **named: Arguments.kwargs) -> Result:
+    def run(self: SyncLater, /, *given: Arguments.args, **named: Arguments.kwargs) -> object:
         return self._graph._run(lambda graph: operation(graph.later, *given, **named))
 
     return run
 
 
 class SyncLater:
-    """The methods of `Later`, blocking. Their receipts are waited for with `SyncGraph.applied`."""
+    """The methods of `Later`, blocking, and so are their receipts."""
 
     def __init__(self, graph: GraphThread) -> None:
         self._graph = graph

@@ -9,8 +9,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tao.client import Graph, InvalidArgument, SyncGraph, Unavailable, UnknownJob, WriteToken
+from tao.client import (
+    DeadlineExceeded,
+    Graph,
+    InvalidArgument,
+    SyncAccepted,
+    SyncGraph,
+    Unavailable,
+    UnknownJob,
+    WriteToken,
+)
 from tao.model.graph import encode_object
+from tao.model.receipts import Receipt
+from tao.wire.v1 import session_pb2 as pb
 from tests.unit.client.fakes import SCHEMA, FakeCluster, make_id
 
 
@@ -53,6 +64,35 @@ def test_operations_work_without_a_loop() -> None:
         assert (graph.topology.version, graph.region, graph.stats.topology_version) == (1, "east", 1)
         with pytest.raises(InvalidArgument, match="id is 0"):
             graph.obj_get(0)
+
+
+def test_receipts_of_journaled_writes_block_until_the_write_is_made() -> None:
+    cluster = FakeCluster()
+    near = cluster.link("near-1")
+    accepted = pb.WriteResult(accepted=Receipt("near-1", "journal", 1, b"x").encoded())
+    near.behaviour = lambda _, request, on_answer: on_answer(
+        pb.Answer(write=pb.WriteAnswer(results=[accepted] * len(request.write.writes)))
+    )
+    with sync_graph(cluster) as graph:
+        late = graph.later.obj_add("user", None, make_id(9))
+        many = graph.later.obj_add_many([("user", None, make_id(10))])
+        with graph.journaled():
+            added = graph.obj_add("user", {"name": "Alice"}, id=make_id(11))
+            edge = graph.assoc_delete(make_id(9), "subscribes", make_id(10))
+            job = graph.add_job("walk", {}, near=make_id(9), id=make_id(12))
+        for receipt in (late, *many, added.receipt, edge.receipt, job.receipt):
+            assert isinstance(receipt, SyncAccepted)
+            assert isinstance(receipt.applied(timeout=1.0), WriteToken)
+            assert graph.applied(receipt) == receipt.applied()
+        near.of_receipts = DeadlineExceeded("it still waits")
+        with pytest.raises(DeadlineExceeded, match="still waits"):
+            late.applied()
+        near.of_receipts = pb.WriteResult(found=True)
+        near.behaviour = lambda _, __, on_answer: on_answer(
+            pb.Answer(write=pb.WriteAnswer(results=[pb.WriteResult(found=True, job=pb.Job(id=job.id, state=1))]))
+        )
+        assert repr(job) == f"<SyncJob {job.id}: unknown, 0 edges>"
+        assert job.wait(timeout=5.0).done, "it waits for its receipt first"
 
 
 def test_many_threads_share_one_graph() -> None:
