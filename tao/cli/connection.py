@@ -54,8 +54,8 @@ def _development_topology() -> str:
     record = folder.read()
     if record is None or not folder.running(record):
         raise OperatorError(
-            f"no cluster runs in {given('state_dir')}: start one with `tao dev up`, or name one with --connect or "
-            "TAO_CONNECT"
+            f"no cluster runs in {given('state_dir')}: start one with {folder.command('up')}, or name one with "
+            "--connect or TAO_CONNECT"
         )
     return str(folder.place_of_topology())
 

@@ -172,13 +172,14 @@ def _lacks_processes(settings: ClusterSettings) -> bool:
 
 
 async def _start_stopped(settings: ClusterSettings) -> int:
+    from tao.devcluster.layout import dev_command
     from tao.model.errors import OperatorError
 
     with WaitDisplay() as display, _attached(settings.state_dir, display.show) as cluster:
         if settings.shape != cluster.record.shape:
             raise OperatorError(
                 f"a cluster of other numbers runs in {settings.state_dir}: leave them out to start what does not run, "
-                "or `tao dev down` first"
+                f"or {dev_command('down', settings.state_dir)} first"
             )
         started = await cluster.start_stopped()
         found = await cluster.status()
@@ -225,6 +226,7 @@ def at_first_signal(stop: Callable[[], object]) -> None:
 
 async def _up(settings: ClusterSettings) -> int:
     from tao.devcluster.cluster import DevCluster
+    from tao.devcluster.layout import dev_command
 
     began = time.monotonic()
     task = asyncio.current_task()
@@ -240,13 +242,13 @@ async def _up(settings: ClusterSettings) -> int:
             return INTERRUPTED_STATUS
     try:
         _print_status(await cluster.status())
-        end = "`tao dev down`" if settings.detached else "Ctrl-C"
+        end = dev_command("down", settings.state_dir) if settings.detached else "Ctrl-C"
         click.echo(f"ready in {time.monotonic() - began:.1f} s; {end} stops it")
         if settings.detached:
             cluster.release()
             return 0
         sys.stdout.flush()
-        await _watch(cluster)
+        await _watch(cluster, settings.state_dir)
     except asyncio.CancelledError:
         pass
     finally:
@@ -256,15 +258,18 @@ async def _up(settings: ClusterSettings) -> int:
     return 0
 
 
-async def _watch(cluster: DevCluster) -> None:
+async def _watch(cluster: DevCluster, state_dir: Path) -> None:
     """Report processes that end, until cancelled: developers kill one to see what the others do."""
+    from tao.devcluster.layout import dev_command
+
     running = set(cluster.running)
     while True:
         await asyncio.sleep(_WATCH_PAUSE_SECONDS)
         now = set(cluster.running)
         for name in sorted(running - now):
             click.echo(
-                f"tao: {name} has ended; `tao dev logs {name}` may say why, `tao dev restart {name}` starts it",
+                f"tao: {name} has ended; {dev_command(f'logs {name}', state_dir)} may say why, "
+                f"{dev_command(f'restart {name}', state_dir)} starts it",
                 err=True,
             )
         for name in sorted(now - running):
@@ -435,7 +440,7 @@ def reset(state_dir: Path) -> None:
     else:
         folder.lock()
         folder.remove_data(record)
-    state = "the cluster runs without any" if runs else "`tao dev up` starts the cluster without any"
+    state = "the cluster runs without any" if runs else f"{folder.command('up')} starts the cluster without any"
     show({"state_dir": str(folder.path), "running": runs}, lambda: click.echo(f"removed the data; {state}"))
 
 
@@ -544,7 +549,7 @@ def _send(state_dir: Path, command: Command, as_json: bool) -> None:
     if not record.shape.is_distributed:
         raise OperatorError(f"the cluster in {state_dir} has one region: start another one with --regions 2")
     if LINE not in folder.running(record):
-        raise OperatorError(f"no cluster runs in {state_dir}: start it with `tao dev up`")
+        raise OperatorError(f"no cluster runs in {state_dir}: start it with {folder.command('up')}")
     status = run(ask_line(folder.line_control, command))
     if as_json:
         print_json(msgspec.to_builtins(status))

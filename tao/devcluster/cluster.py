@@ -105,14 +105,16 @@ class DevCluster:
         folder = StateFolder(state_dir)
         record = folder.require()
         if not folder.running(record) or folder.is_orphaned:
-            raise OperatorError(f"no cluster runs in {folder.path}: start it with `tao dev up`")
+            raise OperatorError(f"no cluster runs in {folder.path}: start it with {folder.command('up')}")
         options = msgspec.structs.asdict(record.options)
         cluster = cls(ClusterSettings(state_dir=state_dir, shape=record.shape, detached=True, **options), on_progress)
         if read_record(folder.owner) is None:  # a foreground keeps the lock while it runs
             cluster._folder.lock()
         if not record.ready:
             cluster._folder.unlock()
-            raise OperatorError(f"the start of the cluster in {folder.path} is not complete: wait, or `tao dev down`")
+            raise OperatorError(
+                f"the start of the cluster in {folder.path} is not complete: wait, or {folder.command('down')}"
+            )
         cluster._record = record
         cluster._define_databases(find_server_binary(os.environ))
         return cluster
@@ -387,8 +389,8 @@ class DevCluster:
         # The kernel ends the processes of a foreground that was killed, but not in the same instant.
         if running and record.ready and not folder.is_orphaned:
             raise OperatorError(
-                f"a cluster is running in {folder.path} ({len(running)} processes): `tao dev status` shows it, "
-                "`tao dev down` stops it, --state-dir chooses another folder"
+                f"a cluster is running in {folder.path} ({len(running)} processes): {folder.command('status')} "
+                f"shows it, {folder.command('down')} stops it, --state-dir chooses another folder"
             )
         if running:
             self._on_progress("stopping what was left running")

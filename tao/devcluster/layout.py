@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from shlex import quote
 from string import ascii_lowercase
+from typing import Final
 
 import msgspec
 
@@ -238,11 +240,20 @@ class StartOptions(msgspec.Struct, frozen=True, kw_only=True):
     tls: bool = False
 
 
+DEFAULT_STATE_DIR: Final = Path(".tao-dev")
+
+
+def dev_command(name: str, state_dir: Path) -> str:
+    """Return `tao dev NAME` as hints show it, with the folder unless it is the default one."""
+    option = "" if state_dir.absolute() == DEFAULT_STATE_DIR.absolute() else f" --state-dir {quote(str(state_dir))}"
+    return f"`tao dev {name}{option}`"
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
     """The settings of one development cluster."""
 
-    state_dir: Path = Path(".tao-dev")
+    state_dir: Path = DEFAULT_STATE_DIR
     """The folder of data, logs, settings and records. The first start creates it; `tao dev down` keeps it."""
     shape: Shape | None = None
     """None: the shape that the folder has, or the defaults for a new folder."""

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from tao.admin.documents import example_schema_file, read_schema
-from tao.devcluster.layout import DEFAULT_RTT_MS, LINE, Role, Shape, StartOptions
+from tao.devcluster.layout import DEFAULT_RTT_MS, LINE, Role, Shape, StartOptions, dev_command
 from tao.devcluster.ports import LOOPBACK
 from tao.devcluster.processes import ProcessIdentity, read_record
 from tao.etcd.location import EtcdLocation, EtcdSettings, Location
@@ -154,6 +154,7 @@ class StateFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
+        self._given = path
         # The topology document that the servers watch.
         self.topology = self.path / "topology.json"
         # The cluster's own copy of the schema file; edit it to change the schema of the running cluster.
@@ -166,6 +167,10 @@ class StateFolder:
         self.line_control = self.path / "line.sock"
         self._record = self.path / "cluster.json"
         self._lock = -1
+
+    def command(self, name: str) -> str:
+        """Return `tao dev NAME` for this folder, as hints show it."""
+        return dev_command(name, self._given)
 
     def place_of_topology(self) -> Location:
         """Return where the servers' topology is: the file of this folder, or the cluster's own etcd."""
@@ -221,8 +226,8 @@ class StateFolder:
         except BlockingIOError:
             os.close(descriptor)
             raise OperatorError(
-                f"a cluster is running in {self.path}, or being started: `tao dev status` shows it, `tao dev down` "
-                "stops it, --state-dir chooses another folder"
+                f"a cluster is running in {self.path}, or being started: {self.command('status')} shows it, "
+                f"{self.command('down')} stops it, --state-dir chooses another folder"
             ) from None
         self._lock = descriptor
 
@@ -252,7 +257,7 @@ class StateFolder:
         """Return the record. Raises `OperatorError` when the folder has no cluster."""
         record = self.read()
         if record is None:
-            raise OperatorError(f"there is no cluster in {self.path}: start one with `tao dev up`")
+            raise OperatorError(f"there is no cluster in {self.path}: start one with {self.command('up')}")
         return record
 
     def former_topology(self) -> TopologyOutline:

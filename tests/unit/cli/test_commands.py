@@ -56,7 +56,9 @@ def test_connect_state_dir_and_json_are_accepted_before_and_after_the_command(be
         return call(*options, *command) if before else call(*command, *options)
 
     assert_operator_error(called(("--state-dir", "mine"), "get", "1"), "no cluster runs in mine")
-    assert_operator_error(called(("--state-dir", "mine"), "dev", "status"), "mine: start one with `tao dev up`")
+    assert_operator_error(
+        called(("--state-dir", "mine"), "dev", "status"), "mine: start one with `tao dev up --state-dir mine`"
+    )
     assert called(("--connect", "127.0.0.1:1"), "get", "1").exit_code == 3
     file = str(example_schema_file())
     assert json.loads(called(("--json",), "schema", "check", file, file).stdout)["compatible"]

@@ -99,7 +99,7 @@ def test_a_signal_ends_a_foreground_that_starts_or_runs(
 def test_a_process_of_a_cluster_that_does_not_run_is_not_touched(folder: StateFolder, command: tuple[str, ...]) -> None:
     result = CliRunner().invoke(tao, ["dev", *command, "--state-dir", str(folder.path)])
     assert result.exit_code == 2
-    assert "start it with `tao dev up`" in result.stderr
+    assert f"start it with `tao dev up --state-dir {folder.path}`" in result.stderr
 
 
 def test_a_reset_of_a_stopped_cluster_asks_and_removes_the_data(folder: StateFolder) -> None:
