@@ -140,7 +140,7 @@ def up(  # Any: the other options, which are named like the fields of `Shape` an
     """Start the cluster, or start it again with the data that it has.
 
     It runs in the foreground until Ctrl-C, unless --detach is given. Of a cluster that runs already it starts the
-    processes that do not run, with the options of its start, and returns.
+    processes that do not run, if any, with the options of its start, and returns; other numbers are refused.
     """
     from tao.devcluster.database_program import Durability
     from tao.devcluster.layout import ClusterSettings, Shape
@@ -157,18 +157,18 @@ def up(  # Any: the other options, which are named like the fields of `Shape` an
         detached=detach,
         **others,
     )
-    return run(_start_stopped(settings) if _lacks_processes(settings) else _up(settings))
+    return run(_start_stopped(settings) if _runs_already(settings) else _up(settings))
 
 
-def _lacks_processes(settings: ClusterSettings) -> bool:
-    """True when a cluster runs in the folder, and some of its processes do not."""
+def _runs_already(settings: ClusterSettings) -> bool:
+    """True when a cluster runs in the folder, whole or in part."""
     from tao.devcluster.state_folder import StateFolder
 
     folder = StateFolder(settings.state_dir)
     record = folder.read()
     if record is None or not record.ready or folder.is_orphaned:
         return False
-    return 0 < len(folder.running(record)) < len(record.shape.members)
+    return bool(folder.running(record))
 
 
 async def _start_stopped(settings: ClusterSettings) -> int:
@@ -184,7 +184,8 @@ async def _start_stopped(settings: ClusterSettings) -> int:
         started = await cluster.start_stopped()
         found = await cluster.status()
     _print_status(found)
-    click.echo(f"started {', '.join(started)}; the others ran already")
+    ran = f"started {', '.join(started)}; the others ran already" if started else "all processes run already"
+    click.echo(f"{ran}; {dev_command('down', settings.state_dir)} stops them")
     return 0
 
 

@@ -192,9 +192,15 @@ async def test_a_detached_cluster_with_etcd_outlives_etcd_and_is_ended_by_down(f
         "sync_binlog is 0, not 1",
     ]
 
-    code, _, err = await tao(folder, "dev", "up", *where)
+    down = f"`tao dev down --state-dir {folder}`"
+    for options in ((), ("--detach",)):
+        code, out, err = await tao(folder, "dev", "up", *options, *where)
+        assert code == 0, err
+        assert "follower-1a" in out
+        assert f"all processes run already; {down} stops them" in out
+    code, _, err = await tao(folder, "dev", "up", "--detach", "--followers", "2", *where)
     assert (code, err.count("\n")) == (2, 1)
-    assert "tao dev down" in err
+    assert f"{down} first" in err
 
     assert (await tao(folder, "dev", "down", *where))[0] == 0
     code, out, _ = await tao(folder, "dev", "status", "--json", *where)
