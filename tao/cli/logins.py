@@ -117,7 +117,11 @@ def password_of(variable: str) -> str:
     """Return the password in an environment variable. Raises `OperatorError` when it is not set."""
     found = os.environ.get(variable, "")
     if not found:
-        raise OperatorError(f"{variable} is not set: this command takes passwords from the environment")
+        known = " (those of a development cluster are known: leave --topology out, or name its --state-dir)"
+        raise OperatorError(
+            f"{variable} is not set: this command takes passwords from the environment"
+            + (known if given("state_dir") is not None else "")
+        )
     return found
 
 

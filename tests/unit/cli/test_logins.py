@@ -13,6 +13,7 @@ from tao.devcluster.certificates import OPERATOR, issue_certificates
 from tao.devcluster.layout import Shape, StartOptions
 from tao.devcluster.state_folder import ClusterRecord, StateFolder, new_passwords
 from tao.etcd.location import location_of
+from tao.model.errors import OperatorError
 from tao.replication.accounts import Account
 from tests.rigs.certificates import TestAuthority
 
@@ -48,3 +49,12 @@ def test_a_development_cluster_with_certificates_encrypts_every_account(give: Gi
     issue_certificates(folder, {OPERATOR: ""})
     give(state_dir=tmp_path)
     assert all(each.tls is not None for each in all_logins())
+
+
+def test_a_missing_password_names_the_way_to_do_without(
+    give: Give, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TAO_ADMIN_PASSWORD", raising=False)
+    give(file=tmp_path / "topology.json", state_dir=tmp_path / "s")
+    with pytest.raises(OperatorError, match=r"TAO_ADMIN_PASSWORD is not set: .*--state-dir"):
+        administrator_login()
