@@ -192,15 +192,9 @@ async def test_a_detached_cluster_with_etcd_outlives_etcd_and_is_ended_by_down(f
         "sync_binlog is 0, not 1",
     ]
 
-    down = f"`tao dev down --state-dir {folder}`"
-    for options in ((), ("--detach",)):
-        code, out, err = await tao(folder, "dev", "up", *options, *where)
-        assert code == 0, err
-        assert "follower-1a" in out
-        assert f"all processes run already; {down} stops them" in out
-    code, _, err = await tao(folder, "dev", "up", "--detach", "--followers", "2", *where)
-    assert (code, err.count("\n")) == (2, 1)
-    assert f"{down} first" in err
+    code, out, err = await tao(folder, "dev", "up", *where)
+    assert code == 0, err
+    assert "all processes run already" in out
 
     assert (await tao(folder, "dev", "down", *where))[0] == 0
     code, out, _ = await tao(folder, "dev", "status", "--json", *where)
@@ -224,6 +218,14 @@ async def test_other_commands_kill_restart_and_reset_what_runs_in_a_foreground(
     code, out, err = await tao(folder, "dev", "up", *where)
     assert code == 0, err
     assert "started leader-1; the others ran already" in out
+    down = f"`tao dev down --state-dir {folder}`"
+    for options in ((), ("--detach",)):
+        code, out, err = await tao(folder, "dev", "up", *options, *where)
+        assert code == 0, err
+        assert f"all processes run already; {down} stops them" in out
+    code, _, err = await tao(folder, "dev", "up", "--detach", "--followers", "2", *where)
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"{down} first" in err
     for name in ("follower-1a", "db-1"):
         assert (await tao(folder, "dev", "restart", name, *where))[:2] == (0, f"{name} is ready\n")
     status = await cluster_status(folder)
