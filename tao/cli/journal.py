@@ -37,8 +37,8 @@ def journal() -> None:
 @journal.command()
 @global_options
 def status() -> int:
-    """Show the journal of every follower: what waits and for how long, what is parked, what is wrong. `copies`
-    counts the copies it keeps of writes that other followers accepted.
+    """Show the journal of every follower: what waits and for how long, what is parked, what is wrong. `held
+    copies` counts the copies it keeps of writes that other followers accepted.
 
     Exit status 1 when writes wait for too long (journal.alarm_seconds), are parked, or cannot be stored, and when a
     follower does not answer.
@@ -48,7 +48,9 @@ def status() -> int:
     rows = [_row(name, report) for name, report in reports.items()]
     show(
         {name: _plain(report) for name, report in reports.items()},
-        lambda: print_records(rows, "follower", "waiting", "oldest_seconds", "parked", "bytes", "copies", "trouble"),
+        lambda: print_records(
+            rows, "follower", "waiting", "oldest_seconds", "parked", "bytes", "held_copies", "trouble"
+        ),
     )
     return int(any(row["trouble"] for row in rows))
 
@@ -190,7 +192,7 @@ def _row(name: str, report: Report | TaoError | None) -> dict[str, Any]:
         "oldest_seconds": round(max(report["oldest_seconds"].values()), 1),
         "parked": parked_in(report),
         "bytes": report["bytes"],
-        "copies": report.get("held_copies", 0),  # a follower of an earlier version keeps none
+        "held_copies": report.get("held_copies", 0),  # a follower of an earlier version keeps none
         "trouble": "; ".join(text for is_so, text in faults if is_so),
     }
 
