@@ -16,7 +16,7 @@ import click
 from click.core import ParameterSource
 
 from tao.etcd.location import EtcdLocation, Location, location_of
-from tao.model.errors import SettingsError
+from tao.model.errors import InvalidArgument, SettingsError
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Adds options to a command. (`Any`: a command's parameters are its own.)"""
@@ -87,6 +87,25 @@ class Place(click.ParamType[Location]):
             return location_of(str(value))
         except SettingsError as error:
             self.fail(error.message, param, ctx)
+
+
+class AdminAddress(click.ParamType[str]):
+    """The ``HOST:PORT`` of an admin port."""
+
+    name = "host:port"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the address. Fails for another form."""
+        from tao.wire.address import TcpAddress, parse_address
+
+        text = str(value)
+        try:
+            is_one = isinstance(parse_address(text), TcpAddress)
+        except InvalidArgument:
+            is_one = False
+        if not is_one:
+            self.fail(f"{text!r} is not HOST:PORT", param, ctx)
+        return text
 
 
 json_option: Decorator = shared("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")

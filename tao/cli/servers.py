@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from tao.cli.frame import fail, run
+from tao.cli.options import AdminAddress
 from tao.model.errors import Unavailable
 
 NOT_READY_STATUS = 1
@@ -87,6 +88,7 @@ def import_roles() -> None:
     "--admin",
     envvar="TAO_ADMIN",
     required=True,
+    type=AdminAddress(),
     metavar="HOST:PORT",
     help="The server's admin address, as in the topology.",
 )

@@ -85,6 +85,12 @@ async def _run_off_loop_if_large(
     return work(*arguments, **named)
 
 
+_TARGET_FORMS: Final = (
+    "connect to a follower's host:port or frames:host:port, to a topology file (FILE.json, ./FILE or file:FILE), or to "
+    "etcd://HOST:PORT,…/PREFIX"
+)
+
+
 async def read_target(target: str) -> Topology | CacheServer:
     """Read the target of `tao.client.connect`: a topology file (``file:…``, a path with a slash, or ``….json``; a large
     one in a thread), the URL of etcd where the topology is, or one follower's address (``host:port`` of its gRPC port,
@@ -111,13 +117,16 @@ async def _read_from_etcd(url: str) -> Topology:
 def _parse_target(target: str) -> Path | CacheServer:
     """Return the path of the topology file, or the follower, that a target names. Raises `InvalidArgument`."""
     if not target:
-        raise InvalidArgument("the target is empty: connect to 'host:port' of a follower, or to a topology file")
+        raise InvalidArgument(f"the target is empty; {_TARGET_FORMS}")
     if target.startswith("frames:"):
         address = str(parse_address(target.removeprefix("frames:")))
         return CacheServer(name=target, grpc="", frames=address)
     if target.startswith("file:") or "/" in target or target.endswith(".json"):
         return Path(target.removeprefix("file:"))
-    return CacheServer(name=target, grpc=str(parse_address(target)))
+    try:
+        return CacheServer(name=target, grpc=str(parse_address(target)))
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{error.message}; {_TARGET_FORMS}") from None
 
 
 def _read_topology(path: Path) -> Topology:

@@ -91,6 +91,13 @@ def test_without_a_cluster_a_command_says_how_to_start_or_name_one(command: tupl
     assert_operator_error(call(*command), "tao dev up")
 
 
+def test_a_connect_option_of_no_known_form_names_the_forms() -> None:
+    result = call("get", "1", "--connect", "bogus")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    for form in ("'bogus'", "host:port", "topology file", "etcd://"):
+        assert form in result.stderr
+
+
 def test_a_cluster_that_does_not_answer_is_reported_in_one_line_with_a_hint() -> None:
     get, stats = (call(*command, "--connect", "127.0.0.1:1") for command in (("get", "1"), ("stats",)))
     for result in (get, stats):

@@ -89,6 +89,13 @@ def test_a_server_that_is_not_there_is_not_ready() -> None:
     assert "UNAVAILABLE" in result.stderr
 
 
+@pytest.mark.parametrize("address", ["foo", "host:", "host:port", "unix:/s"])
+def test_an_admin_address_of_another_form_is_refused(address: str) -> None:
+    result = call("ready", "--admin", address)
+    assert result.exit_code == 2
+    assert f"{address!r} is not HOST:PORT" in result.stderr
+
+
 @pytest.fixture
 def private_shards(database_server: DatabaseInstance, tmp_path: Path) -> Iterator[dict[str, Any]]:
     """A topology file for the suite's database server, and the environment of an operator; shards go at the end."""
