@@ -7,7 +7,7 @@ says which shards have moved already.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from tao.admin.shard_mover import MoveResult, ShardMover
@@ -48,8 +48,11 @@ def plan_split(topology: Topology, source: str, target: str, loads: Mapping[int,
     return [PlannedMove(shard, source, target, loads.get(shard, 0.0)) for shard in sorted(shards[1::2])][:MAX_MOVES]
 
 
-def plan_balance(loads: Mapping[str, Mapping[int, float]]) -> list[PlannedMove]:
+def plan_balance(
+    loads: Mapping[str, Mapping[int, float]], left_behind: Collection[tuple[int, str]] = ()
+) -> list[PlannedMove]:
     """Plan the moves that make the loads of all databases about equal. ``loads``: by database, those of its shards.
+    ``left_behind``: the shards that cannot move to a database, each with it, because what they were stands there.
 
     Each move takes a shard from the database with the most to the one with the least, namely the shard that brings the
     two closest together. No shard moves twice."""
@@ -61,7 +64,11 @@ def plan_balance(loads: Mapping[str, Mapping[int, float]]) -> list[PlannedMove]:
         most = max(sorted(totals), key=totals.__getitem__, default="")
         least = min(sorted(totals), key=totals.__getitem__, default="")
         gap = totals[most] - totals[least] if most else 0.0
-        fitting = [(abs(gap / 2 - load), shard) for shard, load in left.get(most, {}).items() if 0 < load < gap]
+        fitting = [
+            (abs(gap / 2 - load), shard)
+            for shard, load in left.get(most, {}).items()
+            if 0 < load < gap and (shard, least) not in left_behind
+        ]
         if gap <= enough or not fitting:
             return moves
         shard = min(fitting)[1]

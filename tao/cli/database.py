@@ -122,11 +122,14 @@ def split(source: str, target: str, megabytes_per_second: float, steady_seconds:
 def balance(by: str, sample_seconds: float, megabytes_per_second: float, steady_seconds: float) -> None:
     """Move shards until all databases hold about as much, or are written about as much.
 
-    The moves are shown first."""
+    The moves are shown first. A shard does not move back to a database where its former copy still stands (`tao
+    database drop-moved`)."""
     _, mover, contents = _tools(megabytes_per_second, steady_seconds)
     topology = load_topology(mastership_login()[0])
     found = run(contents.in_bytes(topology) if by == "bytes" else contents.in_row_changes(topology, sample_seconds))
-    _do_all(mover, plan_balance(found), "bytes" if by == "bytes" else "row changes a second")
+    moved, _ = run(contents.find_moved((), 0.0))
+    left_behind = {(each.shard, each.database) for each in moved}
+    _do_all(mover, plan_balance(found, left_behind), "bytes" if by == "bytes" else "row changes a second")
 
 
 @database.command("drop-moved")

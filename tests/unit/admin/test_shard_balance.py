@@ -39,6 +39,13 @@ def test_equal_databases_and_single_shards_stay_where_they_are() -> None:
     assert plan_balance({}) == []
 
 
+def test_a_shard_does_not_move_to_where_its_former_copy_stands() -> None:
+    loads = {"one": {0: 10.0, 1: 9.0, 2: 1.0}, "two": {}}
+    assert [move.shard for move in plan_balance(loads)] == [0]
+    assert [move.shard for move in plan_balance(loads, {(0, "two"), (1, "one")})] == [1, 2]
+    assert plan_balance(loads, {(shard, "two") for shard in range(3)}) == []
+
+
 @given(st.lists(st.lists(st.integers(1, 1_000), max_size=12), min_size=2, max_size=4))
 def test_balancing_moves_each_shard_once_and_narrows_the_gap(sizes: list[list[int]]) -> None:
     numbers = iter(range(1_000))
