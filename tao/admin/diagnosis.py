@@ -121,26 +121,36 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one check. ``examined``: the number of things looked at; with 0 nothing was checked."""
+    """The result of one check. ``examined``: the number of things looked at; with 0 nothing was checked.
+    ``unanswered``: the databases that would have been looked at, and do not answer."""
 
     check: str
     examined: int
     problems: list[Problem]
+    unanswered: list[str] = []
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check: its name, what it looks at, and how it finds problems there."""
+    """One check: its name, what it looks at, and how it finds problems there. ``asks_databases``: it looks at what
+    databases answer."""
 
     name: str
     examined: Callable[[Facts], int]
     problems: Callable[[Facts], Iterator[Problem]]
+    asks_databases: bool = False
 
 
 def diagnose(facts: Facts) -> list[Finding]:
     """Run all checks, in the order of `CHECKS`."""
+    silent = [each.name for each in facts.databases if each.error]
     return [
-        Finding(check=check.name, examined=check.examined(facts), problems=list(check.problems(facts)))
+        Finding(
+            check=check.name,
+            examined=check.examined(facts),
+            problems=list(check.problems(facts)),
+            unanswered=silent if check.asks_databases else [],
+        )
         for check in CHECKS
     ]
 
@@ -340,10 +350,10 @@ CHECKS: Final = (
         "servers use one schema", lambda facts: sum(each.schema_hash is not None for each in facts.servers), _schemas
     ),
     Check("journals of followers", lambda facts: sum(each.journal is not None for each in facts.servers), _journals),
-    Check("versions of databases", _answering, _database_versions),
-    Check("options of databases", _answering, _database_options),
-    Check("leases of databases", _answering, _leases),
-    Check("server ids of databases", _answering, _server_ids),
+    Check("versions of databases", _answering, _database_versions, asks_databases=True),
+    Check("options of databases", _answering, _database_options, asks_databases=True),
+    Check("leases of databases", _answering, _leases, asks_databases=True),
+    Check("server ids of databases", _answering, _server_ids, asks_databases=True),
     Check("rights of files", lambda facts: len(facts.files), _files),
     Check("room on disks", lambda facts: sum(each.free_mb is not None for each in facts.files), _disks),
 )

@@ -56,10 +56,15 @@ def doctor(settings_files: tuple[Path, ...]) -> int:
 
 def _print(findings: list[Finding]) -> None:
     for finding in findings:
-        if finding.problems:
-            state = counted(len(finding.problems), "problem")
-        else:
-            state = f"ok ({finding.examined} looked at)" if finding.examined else "not checked, see --help"
-        click.echo(f"{finding.check}: {state}")
+        click.echo(f"{finding.check}: {_state(finding)}")
         for each in finding.problems:
             click.echo(f"  {text_of(each.subject)}: {text_of(each.problem)}\n    -> {text_of(each.remedy)}")
+
+
+def _state(finding: Finding) -> str:
+    if finding.problems:
+        return counted(len(finding.problems), "problem")
+    silent = ", ".join(finding.unanswered) + (" does not answer" if len(finding.unanswered) == 1 else " do not answer")
+    if finding.examined:
+        return f"ok ({finding.examined} looked at{f'; {silent}' if finding.unanswered else ''})"
+    return f"not checked: {silent}" if finding.unanswered else "not checked, see --help"
