@@ -71,7 +71,7 @@ class ServerHealth:
     def check(self) -> None:
         """Raise `DatabaseDown` while the server is down."""
         if self._detector.is_down:
-            raise DatabaseDown(self._why_down())
+            raise DatabaseDown(f"database server {self._server} is down: {self._detector.state().reason}")
 
     def began(self) -> float:
         """Note that statements are about to be sent on one more connection. Returns the time."""
@@ -116,12 +116,6 @@ class ServerHealth:
             self._probing.cancel()
             await asyncio.wait([self._probing])
 
-    def _why_down(self) -> str:
-        reason, name = self._detector.state().reason, f"database server {self._server}"
-        if reason.startswith((f"{name} ", f"{name}: ")):  # an error of a connection names its server
-            return f"{reason}; it counts as down until a probe is answered"
-        return f"{name} is down: {reason}"
-
     def _look(self) -> None:
         self._look_timer = None
         if not self._under_way:
@@ -136,7 +130,7 @@ class ServerHealth:
 
     def _follow(self, was_down: bool) -> None:
         if self._detector.is_down and not was_down:
-            _logger.warning("%s", self._why_down())
+            _logger.warning("database server %s is down: %s", self._server, self._detector.state().reason)
             self._went_down()
         if self._detector.is_suspect and self._probing is None:
             self._probing = self._loop.create_task(self._probe_until_well())

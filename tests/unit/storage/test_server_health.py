@@ -67,14 +67,6 @@ async def test_a_refused_connection_closes_the_way_and_probes_open_it_again(serv
     server.health.check()
 
 
-async def test_a_server_that_is_down_is_named_once(server: Server) -> None:
-    server.answer = ConnectionLost("database server db-1 at 127.0.0.1:1: refused")
-    server.health.refused("database server db-1 at 127.0.0.1:1: refused")
-    with pytest.raises(Unavailable, match=r"db-1 at .*: refused; it counts as down") as down:
-        server.health.check()
-    assert down.value.message.count("db-1") == 1
-
-
 async def test_silence_is_no_outage_while_probes_are_answered(server: Server) -> None:
     server.health.began()
     await until(lambda: server.probes >= 4)
