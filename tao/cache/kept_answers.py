@@ -1,7 +1,7 @@
 """Answers to queries for edges that a list's cached prefix could not decide, kept beside the prefix.
 
-A page of an intersection asks a long list which of some ids it has. The next page, and whoever looks at the same page
-again, ask the same list for the same ids, and without the answer each of them costs a query of the database.
+A page of an intersection asks a long list which of some ids it has. The next page, and the same page when it is read
+again, ask the list for the same ids. Without the answer each of them costs a query of the database.
 
 An answer is true of one version of its list. It is kept with the very object of the prefix that is the list's entry at
 that moment, and is found only while that object still is the entry. Every change, fill, eviction, drop and invalidation
