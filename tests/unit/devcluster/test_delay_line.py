@@ -189,16 +189,16 @@ async def test_a_silent_line_closes_nothing_and_delivers_after_healing(line: Lin
 
 async def test_a_connection_to_a_stopped_server_ends(tmp_path: Path) -> None:
     async with running_line(tmp_path, rtt_ms=1.0) as line:
-        with reserve_port() as nobody:
+        with reserve_port() as near, reserve_port() as stopped_server:
             settings = LineSettings(
                 control=str(tmp_path / "other.sock"),
-                routes=[Route(source="a", target="b", listen=nobody.port, host=LOOPBACK, port=nobody.port + 1)],
+                routes=[Route(source="a", target="b", listen=near.port, host=LOOPBACK, port=stopped_server.port)],
                 rtt_ms=1.0,
             )
             stopped = asyncio.Event()
             serving = asyncio.create_task(DelayLine(settings).run(stopped))
             await wait_until_line_answers(tmp_path / "other.sock", 10.0)
-            assert await closed(await asyncio.open_connection(LOOPBACK, nobody.port)) == b""
+            assert await closed(await asyncio.open_connection(LOOPBACK, near.port)) == b""
             stopped.set()
             await serving
         assert (await line.do(AskStatus())).pairs[0].connections == 0
