@@ -104,11 +104,14 @@ class BinlogConnection(pymysql.connections.Connection):
 
 
 class SessionConnection(aiomysql.Connection):  # type: ignore[misc]  # aiomysql has no types
-    """A connection of aiomysql that is made over TLS, or not at all, when it has a context."""
+    """A connection of aiomysql that is made over TLS, or not at all, when it has a context. The server's answers name
+    changes of the session's state."""
 
     async def _request_authentication(self) -> None:
         if self._ssl_context is not None:
             _require_tls(self.server_capabilities)
+        # The answer to COMMIT may then name the transaction's GTID, see `tao.storage.result_packets`.
+        self.client_flag |= self.server_capabilities & CLIENT.SESSION_TRACK
         try:
             await super()._request_authentication()
         except ssl.SSLError as error:  # aiomysql would say that it cannot connect, and not why
