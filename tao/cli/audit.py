@@ -11,7 +11,7 @@ from typing import BinaryIO, Final
 
 import click
 
-from tao.cli.frame import show
+from tao.cli.frame import CommandGroup, show
 from tao.cli.options import json_option
 from tao.model.errors import OperatorError
 from tao.observability.audit_records import CHAIN_START, Fault, verify
@@ -34,7 +34,7 @@ class HashValue(click.ParamType[str]):
         return text
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def audit() -> None:
     """Check audit logs."""
 

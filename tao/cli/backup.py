@@ -24,7 +24,7 @@ from tao.admin.restore import (
     utc_text,
 )
 from tao.cli.connection import secret_of_command, tls_of_command, topology_path
-from tao.cli.frame import INCOMPLETE_STATUS, ask, run, show
+from tao.cli.frame import INCOMPLETE_STATUS, CommandGroup, ask, run, show
 from tao.cli.logins import administrator_login, schema_place
 from tao.cli.options import changing_options, given, json_option, topology_options
 from tao.etcd.location import EtcdLocation, Location
@@ -39,7 +39,7 @@ _region_option = click.option(
 )
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def backup() -> None:
     """Make, check and restore backups of all databases."""
 

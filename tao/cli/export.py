@@ -11,14 +11,14 @@ import click
 
 from tao.admin.access import ReaderLogin
 from tao.admin.export import export_edges, export_nodes, export_objects
-from tao.cli.frame import run
+from tao.cli.frame import CommandGroup, run
 from tao.cli.logins import reader_login
 from tao.cli.options import combined, reader_options
 from tao.model.errors import OperatorError
 from tao.terminal import counted
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def export() -> None:
     """Write objects, edges or states of nodes as CSV, in the formats that `tao load` reads.
 

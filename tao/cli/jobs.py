@@ -12,7 +12,7 @@ from tao.admin.connection import current_topology
 from tao.admin.jobs import ChangedKind, FoundJobs, body_of, pause_kind
 from tao.admin.jobs import list_jobs as list_all
 from tao.cli.connection import links_of_command, on_graph, target_of
-from tao.cli.frame import run, show
+from tao.cli.frame import CommandGroup, run, show
 from tao.cli.options import IntRange, global_options
 from tao.client import Graph, InvalidArgument, Job
 from tao.client.validation import check_id, check_state
@@ -23,7 +23,7 @@ from tao.terminal import counted, print_pairs, print_records
 _STATES = {state.label: state for state in JobState}
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def jobs() -> None:
     """List, pause, cancel and add background jobs, which workers do."""
 

@@ -25,7 +25,7 @@ from tao.admin.load.session import (
     load_objects,
 )
 from tao.cli.connection import target_of
-from tao.cli.frame import INTERRUPTED_STATUS, fail, run, show
+from tao.cli.frame import INTERRUPTED_STATUS, CommandGroup, fail, run, show
 from tao.cli.options import IntRange, combined, region_options
 from tao.model.errors import OutcomeUnknown, RetryableError, Unavailable
 from tao.terminal import LoadDisplay, counted, print_pairs
@@ -33,7 +33,7 @@ from tao.terminal import LoadDisplay, counted, print_pairs
 REJECTED_STATUS = 1
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def load() -> None:
     """Load objects, edges and states of nodes from CSV files.
 

@@ -14,7 +14,7 @@ from typing import cast, get_args
 
 import click
 
-from tao.cli.frame import ask, show
+from tao.cli.frame import CommandGroup, ask, show
 from tao.cli.options import FloatRange, combined, json_option, yes_option
 from tao.model.errors import OperatorError
 from tao.runtime.token_file import TokenEntry, TokenRole, change_tokens, entry_for, load_tokens, new_secret
@@ -33,7 +33,7 @@ _file_options = combined(
 )
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def token() -> None:
     """Make, list and revoke the tokens that servers accept.
 

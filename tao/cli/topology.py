@@ -27,7 +27,7 @@ from tao.admin.documents import (
 )
 from tao.admin.shard_tables import added_shards, create_shards
 from tao.cli.connection import topology_path
-from tao.cli.frame import ask, run, show
+from tao.cli.frame import CommandGroup, ask, run, show
 from tao.cli.logins import mastership_login, schema_place
 from tao.cli.options import PLACE_METAVAR, IntRange, Place, changing_options, given, tier_option, topology_options
 from tao.etcd.location import Location
@@ -44,7 +44,7 @@ _shard_argument = click.argument("shard", type=IntRange(min=0))
 _name_argument = click.argument("name")
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def topology() -> None:
     """Show and change the topology document."""
 

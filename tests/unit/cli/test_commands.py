@@ -45,6 +45,21 @@ def test_every_command_has_help() -> None:
         assert "Usage:" in result.stdout
 
 
+def groups(group: click.Group, *words: str) -> Iterator[tuple[str, ...]]:
+    yield words
+    for name in group.commands:
+        command = group.commands[name]
+        if isinstance(command, click.Group):
+            yield from groups(command, *words, name)
+
+
+@pytest.mark.parametrize("words", list(groups(tao)))
+def test_the_help_of_a_group_shows_the_first_sentence_of_each_command_uncut(words: tuple[str, ...]) -> None:
+    lines = call(*words, "--help").stdout.partition("Commands:\n")[2].splitlines()
+    assert lines
+    assert [line for line in lines if line.endswith("...") or len(line) > 80] == []
+
+
 def test_the_list_of_commands_shows_the_first_sentence_of_their_help() -> None:
     shown = {name: command.get_short_help_str(1_000) for name, command in tao.commands.items() if not command.hidden}
     assert shown == {name: entry.summary for name, entry in COMMANDS.items() if entry.summary}
