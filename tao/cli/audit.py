@@ -13,7 +13,7 @@ import click
 
 from tao.cli.frame import CommandGroup, show
 from tao.cli.options import json_option
-from tao.model.errors import OperatorError
+from tao.model.errors import OperatorError, unreadable
 from tao.observability.audit_records import CHAIN_START, Fault, verify
 from tao.terminal import counted
 
@@ -115,4 +115,4 @@ def _opened(path: Path) -> BinaryIO:
     try:
         return path.open("rb")
     except OSError as error:
-        raise OperatorError(f"cannot read {path}: {error.strerror}") from error
+        raise OperatorError(unreadable(path, error)) from error

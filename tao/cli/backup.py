@@ -26,13 +26,13 @@ from tao.admin.restore import (
 from tao.cli.connection import secret_of_command, tls_of_command, topology_path
 from tao.cli.frame import INCOMPLETE_STATUS, CommandGroup, ask, run, show
 from tao.cli.logins import administrator_login, schema_place
-from tao.cli.options import changing_options, given, json_option, topology_options
+from tao.cli.options import InputFile, changing_options, given, json_option, topology_options
 from tao.etcd.location import EtcdLocation, Location
 from tao.terminal import LINE_SECONDS, WaitDisplay, counted, fields_of, print_records
 from tao.topology.document import dump_topology
 
 _ACCESS_FILE: Final = "access.yaml"
-_file = click.Path(path_type=Path, dir_okay=False)
+_file = InputFile()
 _folder = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
 _region_option = click.option(
     "--region", help="Use the database servers of this region.  [default: a replica of each database, else the master]"

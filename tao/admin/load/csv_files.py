@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
-from tao.model.errors import OperatorError
+from tao.model.errors import OperatorError, unwritable
 
 MAX_CELL_CHARACTERS: Final = 2 << 20
 """Twice the largest object. It bounds a cell whose quote is never closed."""
@@ -159,7 +159,7 @@ class RejectFile:
             else:
                 path.unlink(missing_ok=True)
         except OSError as error:
-            raise self._failed(error) from error
+            raise OperatorError(unwritable(self.path, error)) from error
 
     def add(self, rejected: Iterable[tuple[Record, str]]) -> None:
         """Append records with their reasons. Raises `OperatorError` when the file cannot be written."""
@@ -179,8 +179,5 @@ class RejectFile:
             with self.path.open("ab") as file:
                 file.write(content)
         except OSError as error:
-            raise self._failed(error) from error
+            raise OperatorError(unwritable(self.path, error)) from error
         self.size += len(content)
-
-    def _failed(self, error: OSError) -> OperatorError:
-        return OperatorError(f"cannot write the rejected lines to {self.path}: {error.strerror}")

@@ -19,7 +19,7 @@ from tao.admin.load.key_map import KEY_MAP_SUFFIX, KeyMap, LoadProgress
 from tao.admin.load.pipeline import Load, LoadFiles, Pipeline, PipelineSettings
 from tao.admin.load.records import EdgeColumns, EdgeLoad, EndColumn, NodeLoad, ObjectLoad, end_otype
 from tao.client import ClientSettings
-from tao.model.errors import OperatorError
+from tao.model.errors import OperatorError, unreadable
 
 STANDARD_INPUT: Final = Path("-")
 _CLIENT: Final = ClientSettings(timeout_seconds=30.0, attach_own_writes=False)
@@ -258,7 +258,7 @@ def _opened(given: LoadInput) -> BinaryIO:
     try:
         return given.file.open("rb")
     except OSError as error:
-        raise OperatorError(f"cannot read {given.file}: {error.strerror}") from error
+        raise OperatorError(unreadable(given.file, error)) from error
 
 
 def _source(file: BinaryIO, given: LoadInput) -> CsvSource:

@@ -240,6 +240,31 @@ def test_an_input_file_that_is_not_there_is_named() -> None:
     assert_operator_error(result, "missing.csv")
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("load", "objects", "missing", "--otype", "page", "--key", "id"),
+        ("follower", "--settings", "missing"),
+        ("topology", "show", "--topology", "missing"),
+        ("topology", "import", "missing", "--topology", "other.json"),
+        ("schema", "show", "missing"),
+        ("access", "check", "missing", "--schema", "missing"),
+        ("audit", "verify", "missing"),
+        ("token", "list", "--file", "missing"),
+        ("demo", "--edges", "missing", "--objects", "missing"),
+        ("get", "1", "--connect", "./missing"),
+        ("--token-file", "missing", "get", "1", "--connect", "127.0.0.1:1"),
+        ("--ca", "missing", "get", "1", "--connect", "127.0.0.1:1"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_reported_in_the_same_words_by_every_command(command: tuple[str, ...]) -> None:
+    result = call(*command)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "tao: missing: cannot be read: No such file or directory\n"
+    Path("missing").mkdir()
+    assert call(*command).stderr == "tao: missing: cannot be read: Is a directory\n"
+
+
 def test_standard_input_needs_a_name() -> None:
     assert_operator_error(call("load", "objects", "-", "--otype", "page", "--key", "id"), "--name")
 
