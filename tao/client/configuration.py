@@ -363,11 +363,9 @@ def _routes_of(topology: Topology, region: str, former: Routes | None) -> Routes
 
 
 def _region_of(topology: Topology, wanted: str | None, asked: CacheServer | None) -> str:
-    names = [region.name for region in topology.regions]
     if wanted is not None:
-        if wanted not in names:
-            raise TopologyError(f"there is no region {wanted!r} in topology version {topology.version}: {names}")
-        return wanted
+        return topology.region(wanted).name
+    names = [region.name for region in topology.regions]
     if asked is not None:
         for region in topology.regions:
             if any(_is_at(server, asked) for server in _servers(region)):
