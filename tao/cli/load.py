@@ -37,8 +37,9 @@ REJECTED_STATUS = 1
 def load() -> None:
     """Load objects, edges and states of nodes from CSV files.
 
-    The first line names the columns; a column with the name of a field of the type is loaded into it. Progress goes to
-    standard error: a bar on a terminal, without one a line every five seconds.
+    The first line names the columns; a column with the name of a field of the type is loaded into it. A column that is
+    no field, and that no option names, is an error before anything is written, unless --skip-columns is given. Progress
+    goes to standard error: a bar on a terminal, without one a line every five seconds.
 
     Ctrl-C and SIGTERM end a load after the batches that it has begun, and say where; the exit status is 130. The same
     command continues from there; repeated, it changes nothing. Rejected lines go to FILE.rejected.csv, with reasons;
@@ -54,6 +55,11 @@ _input_options = combined(
         multiple=True,
         metavar="COLUMN=FIELD",
         help="Load this column into a field with another name. May be repeated.",
+    ),
+    click.option(
+        "--skip-columns",
+        is_flag=True,
+        help="Leave out columns that are no fields of the type and that no option names. The summary names them.",
     ),
     click.option(
         "--keys",
@@ -170,6 +176,7 @@ def _inputs(
     raw_ids: bool,
     name: str | None,
     delimiter: str,
+    skip_columns: bool,
     **pipeline: int,
 ) -> tuple[LoadInput, PipelineSettings]:
     if len(delimiter) != 1:
@@ -180,7 +187,7 @@ def _inputs(
         if not (column and equals and field):
             raise click.UsageError(f"--map {each!r} must have the form COLUMN=FIELD")
         mapping[column] = field
-    found = LoadInput(file, name, keys, delimiter, mapping, raw_ids)
+    found = LoadInput(file, name, keys, delimiter, mapping, raw_ids, skip_columns)
     found.check()
     return found, PipelineSettings(**pipeline)
 
@@ -234,6 +241,7 @@ def _print(summary: Summary) -> None:
             "resumed": f"after line {summary.resumed_after_line:,}" if summary.resumed_after_line else "no",
             "time": f"{summary.seconds:.1f} s, {summary.per_second:,.0f} lines/s",
             "key map": summary.key_map,
+            **({"left out": ", ".join(summary.skipped_columns)} if summary.skipped_columns else {}),
             **({"pending": pending} if summary.inverse_pending else {}),
         }
     )

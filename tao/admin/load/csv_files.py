@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
@@ -22,6 +22,8 @@ MAX_CELL_CHARACTERS: Final = 2 << 20
 _MAX_LINE_BYTES: Final = 8 << 20
 _FINGERPRINT_BYTES: Final = 1 << 16
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+_REJECT_COLUMNS: Final = ("line", "reason")
+"""The columns that a file of rejected records has before those of the input."""
 
 
 class Place(NamedTuple):
@@ -91,6 +93,12 @@ class CsvSource:
             else:
                 has = ", ".join(self.columns)
             raise OperatorError(f"{self.name} has no column {column!r}: it has {has}") from None
+
+    def unused_columns(self, used: Collection[int]) -> list[str]:
+        """Return the columns whose index is not in ``used``, without the two that a file of rejected records adds."""
+        is_of_rejects = tuple(self.columns[: len(_REJECT_COLUMNS)]) == _REJECT_COLUMNS
+        first = len(_REJECT_COLUMNS) if is_of_rejects else 0
+        return [self.columns[index] for index in range(first, len(self.columns)) if index not in used]
 
     def records(self, place: Place) -> Iterator[Record]:
         """Yield the records from ``place`` on, which is `start` or the end of a record read before."""
@@ -166,9 +174,9 @@ class RejectFile:
         text = io.StringIO()
         writer = csv.writer(text, delimiter=self._delimiter, lineterminator="\n")
         if not self.size:
-            own = [column for column in self._columns if column not in ("line", "reason")]
-            writer.writerow(["line", "reason", *own])
-        kept = [index for index, column in enumerate(self._columns) if column not in ("line", "reason")]
+            own = [column for column in self._columns if column not in _REJECT_COLUMNS]
+            writer.writerow([*_REJECT_COLUMNS, *own])
+        kept = [index for index, column in enumerate(self._columns) if column not in _REJECT_COLUMNS]
         for record, reason in rejected:
             whole = len(record.cells) == len(self._columns)
             cells = [record.cells[index] for index in kept] if whole else record.cells
