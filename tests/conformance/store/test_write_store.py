@@ -490,4 +490,5 @@ async def test_jobs_are_found_by_state_priority_kind_and_time_and_not_of_paused_
     await write(stores, RowChanges(put_paused_jobs={paused: True}))
     assert kept[0].id not in await found(is_running=True)
     assert kept[2].id in await found(is_running=True)
+    assert sorted(await found(routine_kinds=("found_a",))) == sorted(kept[index].id for index in (1, 3, 4, 5))
     await write(stores, RowChanges(put_paused_jobs={paused: False}))
