@@ -64,10 +64,10 @@ def backup() -> None:
 def create(folder: Path, schema_file: Path | None, access_file: Path | None, region: str | None) -> None:
     """Dump all databases into the new folder DIR, while writes go on.
 
-    Each is dumped without locks from one snapshot, of a replica where there is one, once that has all that the master
-    had at first. Topology, schema and access document are kept with them. The manifest, with the positions and the
-    hashes of all files, is written last. Password: TAO_ADMIN_PASSWORD. The tools of the database are needed here
-    (mariadb-dump or mysqldump).
+    Each database is dumped from one snapshot and without locks: from a replica where there is one, after that has
+    received all that the master had when the command began. Topology, schema and access document are kept with the
+    dumps. The manifest, with the positions and the hashes of all files, is written last. Password: TAO_ADMIN_PASSWORD.
+    The tools of the database are needed here (mariadb-dump or mysqldump).
     """
     path, administrator = topology_path(), administrator_login()
     topology = load_topology(path)

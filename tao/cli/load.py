@@ -50,13 +50,6 @@ def load() -> None:
 _input_options = combined(
     click.argument("file", type=click.Path(path_type=Path, allow_dash=True)),
     click.option(
-        "--map",
-        "renamed",
-        multiple=True,
-        metavar="COLUMN=FIELD",
-        help="Load this column into a field with another name. May be repeated.",
-    ),
-    click.option(
         "--skip-columns",
         is_flag=True,
         help="Leave out columns that are no fields of the type and that no option names. The summary names them.",
@@ -87,11 +80,19 @@ _input_options = combined(
     ),
     region_options,
 )
+_map_option = click.option(
+    "--map",
+    "renamed",
+    multiple=True,
+    metavar="COLUMN=FIELD",
+    help="Load this column into a field with another name. May be repeated.",
+)
 
 
 @load.command()
 @click.option("--otype", required=True, help="The type of the objects.")
 @click.option("--key", "key_column", required=True, metavar="COLUMN", help="The column with the external key.")
+@_map_option
 @_input_options
 def objects(otype: str, key_column: str, **inputs: Any) -> int:  # Any: the input options
     """Load objects, one from each line of FILE ("-" reads standard input).
@@ -125,6 +126,7 @@ def objects(otype: str, key_column: str, **inputs: Any) -> int:  # Any: the inpu
     metavar="COLUMN|STATE",
     help="Of a type with states, the state of the edges: a column, or one state for all.  [default: normal]",
 )
+@_map_option
 @_input_options
 def edges(  # Any: the input options
     atype: str,
@@ -163,20 +165,18 @@ def nodes(atype: str, key_column: str, state_column: str, otype: str | None, **i
     the first line, and changes nothing.
     """
     source, settings = _inputs(**inputs)
-    if source.renamed:
-        raise click.UsageError("nodes have no fields: leave --map out")
     nodes = NodeInput(atype, key_column, state_column, otype)
     return _load(source, lambda on_progress: load_nodes(target_of(), source, nodes, settings, on_progress))
 
 
 def _inputs(
     file: Path,
-    renamed: tuple[str, ...],
     keys: Path | None,
     raw_ids: bool,
     name: str | None,
     delimiter: str,
     skip_columns: bool,
+    renamed: tuple[str, ...] = (),
     **pipeline: int,
 ) -> tuple[LoadInput, PipelineSettings]:
     if len(delimiter) != 1:
