@@ -17,7 +17,7 @@ import pymysql.connections
 import pymysql.err
 from pymysql.constants import CLIENT, CR
 
-from tao.model.errors import SettingsError
+from tao.model.errors import SettingsError, unreadable
 
 _logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class DatabaseTls:
         try:
             return [file.read_bytes() for file in files if file is not None]
         except OSError as error:
-            raise SettingsError(f"a TLS file for databases cannot be read: {error}") from error
+            raise SettingsError(unreadable(error.filename, error)) from error
 
     def _load(self) -> ssl.SSLContext:
         files = self.files
