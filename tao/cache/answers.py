@@ -70,19 +70,6 @@ def prefix_answer(block: bytes, query: RangeQuery | TimeRangeQuery | EdgesQuery)
             return None if found is None or found.missing else found.block
 
 
-def undecided_id2s(block: bytes, query: EdgesQuery) -> tuple[int, ...]:
-    """Return the ids of the query that this prefix of the list cannot decide."""
-    found = edges_answer(block, query.id2s, query.high, query.low)
-    return query.id2s if found is None else found.missing
-
-
-def merge_edges(held: bytes, found: bytes, query: EdgesQuery) -> bytes:
-    """Return the answer that a prefix gives together with the edges fetched for the ids that it could not decide. Both
-    must be of one version."""
-    known = edges_answer(held, query.id2s, query.high, query.low)
-    return merged_block(empty_block(0) if known is None else known.block, found)
-
-
 __all__ = [
     "Hits",
     "edge_answer",
@@ -91,11 +78,9 @@ __all__ = [
     "has_foreign_id",
     "has_foreign_number",
     "has_foreign_type",
-    "merge_edges",
     "merged_block",
     "possible_ids",
     "prefix_answer",
     "range_answer",
     "time_range_answer",
-    "undecided_id2s",
 ]

@@ -292,6 +292,11 @@ class GraphCache:
         self._hits.use(id1 + atype)
         return filtered_answer(known, id2s, held)
 
+    def has_filter(self, id1: int, atype: int) -> bool:
+        """Return whether a membership filter is held of the list."""
+        shard = self._shards.get(id1 >> SHARD_SHIFT)
+        return shard is not None and shard.filters.get(id1, atype) is not None
+
     def filter_shard(self, shard: int) -> CachedShard | None:
         """Return the place where the filters of a shard are built; None for a closed shard."""
         return self._shards.get(shard)

@@ -116,6 +116,11 @@ class Dispatcher:
         self._sweep_scheduled = False
         self._closed = False
 
+    @property
+    def unanswered(self) -> int:
+        """Return the number of queries that were sent and are not answered, those that wait for a retry included."""
+        return self._unanswered
+
     def use_routes(self, routes: Routes) -> None:
         """Route by these from now on. Raises `TopologyError` when they lack the graph's region or tier."""
         self.router.use(routes)

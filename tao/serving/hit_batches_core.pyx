@@ -340,7 +340,7 @@ cdef class HitBatches:
         atypes,
     ) except -1:
         """Append the value of each query on a list, None for a miss; False when one is left over. Queries for edges
-        that no entry decides go to ``unknown_edges``."""
+        that no entry decides, of lists with a filter, go to ``unknown_edges``."""
         cdef Span *columns = asked.columns
         cdef uint64_t slot, left, id1 = 0, atype = 0, pos = 0, limit = 0, high = 0, low = 0, size = 0, id2 = 0, start
         cdef uint64_t minimum = 0, index
@@ -402,7 +402,7 @@ cdef class HitBatches:
                         value = self.cache.kept_edges(id1, atype, id2_column, high, low, minimum)
                         if value is None:
                             value = hits.edges(id1, atype, id2_column, high, low, minimum)
-                    if value is None:
+                    if value is None and self.cache.has_filter(id1, atype):
                         unknown_edges.append((slot, id1, atype, ids_of(id2s.at, size), high, low, minimum))
                 if value is not None:
                     room -= PyBytes_GET_SIZE(<bytes?>value)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final, NamedTuple, Protocol
 
-from tao.cache.answers import merge_edges, prefix_answer, undecided_id2s
+from tao.cache.answers import edges_answer, merged_block, prefix_answer
 from tao.model.edge_block import header, mark_cut
 from tao.model.errors import (
     AnswerFull,
@@ -436,8 +436,8 @@ class Miss(FetchWaiter):
 
     __slots__ = (
         "_attempts",
-        "_held_block",
         "_is_reading",
+        "_known_block",
         "_misses",
         "_receiver",
         "_shard_epoch",
@@ -477,7 +477,7 @@ class Miss(FetchWaiter):
         self._is_reading = False  # critically
         self._stale: StaleRead | None = None  # why no copy had what is known here
         self._wanted_edges: int
-        self._held_block: bytes
+        self._known_block: bytes
         self._shard_epoch: int
 
     def begin(self, *, critical: bool) -> None:
@@ -594,15 +594,13 @@ class Miss(FetchWaiter):
         cache = self.single_flight.cache
         known = cache.edges(query.id1, query.atype, query.id2s, query.high, query.low, self.minimum)
         if known is None or version_of(known.block) != version_of(held):
-            missing = undecided_id2s(held, query)
-        else:
-            missing = known.missing  # a membership filter may exclude some
-            if not missing:
-                self._answer_edges(Fetched(known.block, cache.version_epoch(shard_of(query)), origin))
-                return
-        if len(missing) < len(query.id2s):
-            self._held_block = held
-            rest = EdgesQuery(query.id1, query.atype, missing, query.high, query.low)
+            known = edges_answer(held, query.id2s, query.high, query.low)
+        elif not known.missing:  # a membership filter may exclude some
+            self._answer_edges(Fetched(known.block, cache.version_epoch(shard_of(query)), origin))
+            return
+        if known is not None and len(known.missing) < len(query.id2s):
+            self._known_block = known.block
+            rest = EdgesQuery(query.id1, query.atype, known.missing, query.high, query.low)
             self._fetch_then(rest, Miss._take_missing_edges)
         else:
             self._fetch_then(query, Miss._answer_edges)
@@ -611,8 +609,8 @@ class Miss(FetchWaiter):
         query = self.query
         assert isinstance(query, EdgesQuery)
         # No answer mixes two versions: the held block may have been behind, or the list may have changed in between.
-        if version_of(found.value) == version_of(self._held_block):
-            merged = merge_edges(self._held_block, found.value, query)
+        if version_of(found.value) == version_of(self._known_block):
+            merged = merged_block(self._known_block, found.value)
             self._answer_edges(Fetched(merged, found.version_epoch, found.origin, found.keep))
         elif self.gone:
             self.drop()

@@ -302,6 +302,6 @@ def _literal(value: object, escape: Callable[[object], str]) -> str:
     most values of a write are."""
     if value == b"" and type(value) is bytes:
         return "_binary''"
-    if type(value) is list and all(type(each) is int for each in value):
+    if type(value) is list and set(map(type, value)) <= {int}:
         return f"({','.join(map(str, value))})"
     return escape(value)
