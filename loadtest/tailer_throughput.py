@@ -27,7 +27,7 @@ from tao.model.writes import AssocAdd
 from tao.observability.logs import logger
 from tao.planning.coordination import PlannedWrite, keys_of
 from tao.planning.row_events import Translated, translate
-from tao.planning.write_plan import plan_writes
+from tao.planning.write_plan import draft_writes, plan_of
 from tao.replication.accounts import Account, ServiceAccounts
 from tao.routing.routes import Routes
 from tao.runtime.tasks import BackgroundTasks
@@ -184,7 +184,7 @@ async def _commit(instance: DatabaseInstance, schema: Schema, writes: int, batch
         planned = [PlannedWrite(AssocAdd(id1, atype, id2, batch * writes + first, b""), True) for id1, id2 in ends]
         async with store.transaction("db", timeout_seconds=_STEP_SECONDS) as transaction:
             shards, existing = await transaction.lock_and_read(range(_SHARDS), keys_of(planned, schema))
-            rows = plan_writes(existing, shards, planned, schema, _NOW_MS).rows
+            rows = plan_of(draft_writes(existing, planned, schema, _NOW_MS), shards).rows
             await transaction.apply(rows)
             await transaction.commit()
         committed += bool(rows)  # what changes nothing is in no binlog

@@ -29,7 +29,7 @@ from tao.model.ids import make_id
 from tao.model.topology import Topology
 from tao.model.writes import ObjAdd
 from tao.planning.coordination import PlannedWrite, keys_of
-from tao.planning.write_plan import plan_writes
+from tao.planning.write_plan import draft_writes, plan_of
 from tao.replication.accounts import Account, ServiceAccounts
 from tao.routing.routes import Routes
 from tao.schema.registry import load_schema
@@ -148,7 +148,7 @@ class _Commits:
         planned = [PlannedWrite(ObjAdd(each, otype, data, allocated=False), True) for each in ids.values()]
         async with self._store.transaction(_DATABASE, timeout_seconds=_PATIENCE_SECONDS) as transaction:
             shards, existing = await transaction.lock_and_read([*self._shards.values()], keys_of(planned, self._schema))
-            await transaction.apply(plan_writes(existing, shards, planned, self._schema, _NOW_MS).rows)
+            await transaction.apply(plan_of(draft_writes(existing, planned, self._schema, _NOW_MS), shards).rows)
             now = time.perf_counter()
             self._committed |= {each: now for name, each in ids.items() if name != self.slow}
             await transaction.commit()

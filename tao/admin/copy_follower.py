@@ -68,6 +68,8 @@ class CopyFollower:
         self._stored = position
         self._reached: GtidPosition | None = None
         self._advanced: Final = asyncio.Condition()
+        self._waiters = 0
+        self._is_awaited: Final = asyncio.Event()
         self._failure: TaoError | None = None
         self._changed: ChangedRows = {}
         self.rows = 0
@@ -89,6 +91,8 @@ class CopyFollower:
     async def until(self, position: str, timeout_seconds: float) -> None:
         """Wait until the copy has everything of the source up to a position. Raises `DeadlineExceeded`, or the error
         that ended the follower."""
+        self._waiters += 1
+        self._is_awaited.set()
         try:
             async with asyncio.timeout(timeout_seconds), self._advanced:
                 await self._advanced.wait_for(lambda: self._failure is not None or self._has(position))
@@ -96,6 +100,10 @@ class CopyFollower:
             raise DeadlineExceeded(
                 f"the copy of shard {self._shard} has not reached {position} in {timeout_seconds:g} s"
             ) from None
+        finally:
+            self._waiters -= 1
+            if not self._waiters:
+                self._is_awaited.clear()
         if self._failure is not None:
             raise self._failure
 
@@ -123,12 +131,20 @@ class CopyFollower:
                     await self._apply(batch)
                     async with self._advanced:
                         self._advanced.notify_all()
+                    if self._settings.is_paced:
+                        await self._gather()
         except TaoError as error:
             await self._fail(error)
         except Exception as error:  # noqa: BLE001 - waiters for the copy would otherwise wait for ever
             await self._fail(MoveAborted(f"the changes of shard {self._shard} cannot be followed: {error!r}"))
         else:
             await self._fail(MoveAborted(f"the binlog that shard {self._shard} is followed in has ended"))
+
+    async def _gather(self) -> None:
+        """Let changes gather, so that they cost one commit at the target, unless somebody waits for them."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.paced_gather_seconds):
+                await self._is_awaited.wait()
 
     async def _fail(self, error: TaoError) -> None:
         async with self._advanced:

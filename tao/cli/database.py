@@ -33,7 +33,7 @@ _pace_option: Decorator = click.option(
     type=FloatRange(0, 10_000),
     default=0.0,
     show_default=True,
-    help="Copy at most so many megabytes of rows a second, compare a quarter of the time, and give way to other "
+    help="Copy at most so many megabytes of rows a second, compare an eighth of the time, and give way to other "
     "processes of this machine. 0: as fast as the servers can.",
 )
 _steady_option: Decorator = click.option(

@@ -50,7 +50,7 @@ from tao.planning.draft import IdTaken
 from tao.planning.lanes import LaneScheduler
 from tao.planning.node_states import pages_wanted
 from tao.planning.retention import oldest_wanted
-from tao.planning.write_plan import WritePlan, plan_writes, validate
+from tao.planning.write_plan import WritePlan, draft_writes, plan_of, validate
 from tao.replication.gtid import source_position
 from tao.serving.configuration import ServerContext
 
@@ -463,14 +463,18 @@ class WritePath:
         left = max(queued.deadline for queued in batch) - self._clock.monotonic()
         timeout = min(self._settings.transaction_timeout_seconds, left)
         async with self._store.transaction(server, timeout_seconds=timeout) as transaction:
-            rows, existing = await transaction.lock_and_read(shards, keys_of(writes, schema))
+            keys = keys_of(writes, schema)
+            rows, existing = await transaction.lock_and_read(shards, keys)
             for shard in shards:
                 self._check_owned(shard, rows.get(shard), server)
             if wanted := oldest_wanted(existing, writes, schema):
                 existing.oldest = await transaction.lock_oldest(wanted)
             for page in pages_wanted(writes, schema):
                 existing.pages[page] = await transaction.lock_page(page)
-            plan = plan_writes(existing, rows, writes, schema, self._clock.unix_ms())
+            drafted = draft_writes(existing, writes, schema, self._clock.unix_ms())
+            if unread := drafted.unread_lists(keys):
+                existing.lists.update(await transaction.lock_lists(unread))
+            plan = plan_of(drafted, rows)
             batches = group_by_shard(plan.changes, rows)
             if plan.rows:
                 await transaction.apply(plan.rows)

@@ -7,6 +7,7 @@ and network under the same code.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self, TypeVar
 
@@ -20,6 +21,7 @@ from tao.model.rows import (
     EdgePage,
     ExistingRows,
     IntentRow,
+    ListRow,
     OldestEdges,
     RowChanges,
     ShardRow,
@@ -148,6 +150,9 @@ class Transaction(Protocol):
     async def lock_oldest(self, lists: Mapping[ListKey, int]) -> dict[ListKey, OldestEdges]:
         """Lock and read so many of the oldest edges of each list, after `lock_and_read` has locked the lists. Raises as
         that does."""
+
+    async def lock_lists(self, lists: AbstractSet[ListKey]) -> dict[ListKey, ListRow]:
+        """Lock and read the rows of more lists, after `lock_and_read` has locked their edges. Raises as that does."""
 
     async def lock_page(self, page: EdgePage) -> StateRows:
         """Lock and read the rows of a page of edges with states, after `lock_and_read` has locked their lists. Raises

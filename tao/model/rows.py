@@ -89,8 +89,9 @@ class StateRows(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class WriteKeys:
-    """The rows that a batch of writes has to lock and read. A list's own row is read with its edges. The edges of
-    ``recounts`` are counted, in the database, with the row of the list. ``reserved_times`` names shards.
+    """The rows that a batch of writes has to lock and read. ``lists``: rows of lists, which are not read with their
+    edges. ``state_edges``: edges of types with states, under their type, with the types in whose lists they may be. The
+    edges of ``recounts`` are counted, in the database, with the row of the list. ``reserved_times`` names shards.
     ``nodes``: a node and a type with states, of whose edges it may have a state."""
 
     objects: set[int] = field(default_factory=set)
@@ -102,6 +103,13 @@ class WriteKeys:
     nodes: set[ListKey] = field(default_factory=set)
     jobs: set[int] = field(default_factory=set)
     paused_jobs: set[PausedKind] = field(default_factory=set)
+    state_edges: dict[EdgeKey, tuple[int, ...]] = field(default_factory=dict)
+
+    def rows_of_edges(self) -> set[EdgeKey]:
+        """Return the keys of all rows of edges, of those with states one for each list."""
+        return self.edges | {
+            EdgeKey(key.id1, number, key.id2) for key, numbers in self.state_edges.items() for number in numbers
+        }
 
 
 @dataclass(slots=True)

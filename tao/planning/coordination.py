@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from tao.model.edge_states import State
 from tao.model.errors import UnknownType
 from tao.model.graph import Edge, EdgeKey, ListKey
 from tao.model.ids import SHARD_SHIFT
@@ -308,7 +309,7 @@ def keys_of(writes: Iterable[PlannedWrite], schema: Schema) -> WriteKeys:
 
     A write of one side reads the intent of its pair, to which it adds its types: an earlier transaction may have left
     one. A write of both sides leaves none, and what an older one stands for it leaves to be settled. A write of a type
-    that has left the schema since it was queued names no rows here; `plan_writes` gives it its error."""
+    that has left the schema since it was queued names no rows here; `draft_writes` gives it its error."""
     keys = WriteKeys()
     for planned in writes:
         write = planned.write
@@ -321,7 +322,7 @@ def keys_of(writes: Iterable[PlannedWrite], schema: Schema) -> WriteKeys:
                 keys.intents.add(IntentKey(low, high))
             case AnnounceIntent(low_id=low, high_id=high, atypes=atypes):
                 keys.intents.add(IntentKey(low, high))
-                keys.edges.update(EdgeKey(low, atype, high) for atype in atypes if schema.knows_atype(atype))
+                _add_ends(keys, [EdgeKey(low, atype, high) for atype in atypes if schema.knows_atype(atype)], schema)
             case TouchKeys(touches=touches):
                 for key in map(touched_key, touches):
                     if isinstance(key, int):
@@ -354,17 +355,43 @@ def _add_keys_of_edges(keys: WriteKeys, planned: PlannedWrite, schema: Schema) -
     write = planned.write
     try:
         pair, ends = _pair_and_ends(planned, schema)
-        edges = _with_siblings(ends, schema)
         keys.nodes.update(_nodes_of(planned, pair, schema))
+        _add_ends(keys, ends, schema, _states_of(write))
     except UnknownType:
         return
     if pair is not None and not planned.both_sides:
         keys.intents.add(IntentKey(*pair))
     elif isinstance(write, PurgeEdge):
         keys.intents.update(intent_here(write))
-    for edge in edges:
-        keys.edges.add(edge)
-        keys.lists.add(ListKey(edge.id1, edge.atype))
+
+
+def _add_ends(keys: WriteKeys, ends: Iterable[EdgeKey], schema: Schema, states: Iterable[int] = State) -> None:
+    """Add edges, and the lists of types with states that have edges in these states, or in the normal one. Raises
+    `UnknownType`."""
+    for end in ends:
+        atype = schema.atype(end.atype)
+        keys.lists.add(ListKey(end.id1, end.atype))
+        if not atype.states:
+            keys.edges.add(end)
+            continue
+        keys.state_edges[end] = atype.siblings
+        for state in states:
+            if number := atype.states[state]:
+                keys.lists.add(ListKey(end.id1, number))
+
+
+def _states_of(write: Write) -> Iterable[int]:
+    """Return the states of which the write is expected to change the lists, beside the normal one. What it changes is
+    known only by the rows of the edge: `DraftedWrites.unread_lists` has what is missing."""
+    match write:
+        case AssocAdd():
+            return ()
+        case AssocDelete():
+            return (State.REMOVED,)
+        case AssocMerge(state=state, has_payload=has_payload):
+            return (state,) if has_payload else (state, State.REMOVED)  # a new edge without payload is a removed one
+        case _:
+            return State  # a copy may come from any list
 
 
 def _nodes_of(planned: PlannedWrite, pair: tuple[int, int] | None, schema: Schema) -> Iterable[ListKey]:

@@ -122,8 +122,13 @@ def merge_edge(
         times = (operation.state_us, operation.payload_us or operation.state_us)
         check_times(times, (atype,), now_unix_ms * 1000)
     after = before.joined(operation)
-    if operation.payload_us and after != before and after.effective_state(ends[0].node.state) is State.NORMAL:
-        check_room(draft, ends[0].key, schema)  # only a type without an inverse is bounded: it has one end
+    if (
+        atype.max_edges is not None  # only of a type without an inverse: it has one end
+        and operation.payload_us
+        and after != before
+        and after.effective_state(ends[0].node.state) is State.NORMAL
+    ):
+        check_room(draft, ends[0].key, schema)
     for end in ends:
         if pair is not None:
             draft.one_sided.setdefault(pair, set()).add(end.key)
@@ -132,7 +137,8 @@ def merge_edge(
         far = ends[1 if end is ends[0] else 0] if len(ends) > 1 else end
         node = max(end.registers.id2_node, far.node) if is_known else end.registers.id2_node
         put_at(draft, end, after if node == after.id2_node else after.with_id2(node))
-    registers = draft.states[ends[0].key].registers if ends[0].key in draft.states else ends[0].registers
+    placed = draft.states.get(ends[0].key)
+    registers = ends[0].registers if placed is None else placed.registers
     was_shown = before.effective_state(ends[0].node.state) is not State.REMOVED
     superseded = _is_superseded(operation, before)
     return WriteOutcome(found=was_shown, registers=registers, superseded=superseded, node=ends[0].node)

@@ -9,11 +9,12 @@ may not have yet, so the write gets invalidations at the current version instead
 
 `validate` refuses, before a write is queued, everything that can be judged without rows. Refusing early keeps
 invalid input out of the transactions that others wait for. What depends on stored rows (a merged size, an object's
-type, whether data fits a new type) is left to `plan_writes`."""
+type, whether data fits a new type) is left to `draft_writes`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,7 +23,7 @@ from tao.model.edge_states import State
 from tao.model.errors import InvalidArgument, RequestError, RetryableError, TooLarge
 from tao.model.graph import MAX_OBJECT_DATA_BYTES, MAX_TIME, EdgeKey, ListKey
 from tao.model.ids import SHARD_SHIFT, check_id
-from tao.model.rows import ExistingRows, IntentKey, IntentRow, ListRow, ObjectRow, RowChanges, ShardRow
+from tao.model.rows import ExistingRows, IntentKey, IntentRow, ListRow, ObjectRow, RowChanges, ShardRow, WriteKeys
 from tao.model.versions import NEVER_WRITTEN, epoch_of, next_version
 from tao.model.writes import (
     AddJob,
@@ -223,20 +224,41 @@ class WritePlan:
     settles: list[tuple[SettleEdge, ...] | None]
 
 
-def plan_writes(
-    existing: ExistingRows,
-    shards: Mapping[int, ShardRow],
-    writes: Sequence[PlannedWrite],
-    schema: Schema,
-    now_unix_ms: int,
-) -> WritePlan:
-    """Apply the writes in order to a draft of the rows, and compute the difference.
+@dataclass(frozen=True, slots=True)
+class DraftedWrites:
+    """Writes that are applied to a draft of the rows, in order.
 
-    ``existing`` holds the rows of `keys_of` the writes, ``shards`` the row of every shard they change. The fault of
-    a write raises nothing: its outcome carries the error (`RequestError`, or `IdTaken`)."""
+    ``outcomes``, ``named`` and ``pairs`` have one entry per write: its result, the keys it named, and the pair of which
+    it changed only the coordinator's side."""
+
+    draft: Draft
+    writes: Sequence[PlannedWrite]
+    schema: Schema
+    now_unix_ms: int
+    outcomes: list[WriteOutcome]
+    named: list[Sequence[VersionedKey]]
+    pairs: list[IntentKey | None]
+
+    def unread_lists(self, keys: WriteKeys) -> set[ListKey]:
+        """Return the lists that the writes changed or named, and whose rows are not among ``keys``, those that were
+        read. They have to be locked and read, too, before the writes can be planned.
+
+        An edge of a type with states is in one of several lists, and which ones a write changes is known only by its
+        row. Most edges are new, or stay in the list that was read."""
+        if not keys.nodes:  # every write of an edge of such a type names nodes
+            return set()
+        lists = {key for named in self.named for key in named if isinstance(key, ListKey)}
+        return (lists | self.draft.lists.keys()) - keys.lists
+
+
+def draft_writes(
+    existing: ExistingRows, writes: Sequence[PlannedWrite], schema: Schema, now_unix_ms: int
+) -> DraftedWrites:
+    """Apply the writes in order to a draft of the rows.
+
+    ``existing`` holds the rows of `keys_of` the writes. The fault of a write raises nothing: its outcome carries the
+    error (`RequestError`, or `IdTaken`)."""
     draft = Draft(existing)
-    # The set of read rows matters only where an intent of an earlier transaction names some.
-    read = frozenset(keys_of(writes, schema).edges) if existing.intents else frozenset()
     outcomes: list[WriteOutcome] = []
     named: list[Sequence[VersionedKey]] = []
     pairs: list[IntentKey | None] = []
@@ -253,6 +275,16 @@ def plan_writes(
             named.append(draft.named_keys)
             pairs.append(pair)
     trim(draft, schema)
+    return DraftedWrites(draft, writes, schema, now_unix_ms, outcomes, named, pairs)
+
+
+def plan_of(drafted: DraftedWrites, shards: Mapping[int, ShardRow]) -> WritePlan:
+    """Compute the difference between the draft and the stored rows, which have all lists that the writes name.
+
+    ``shards``: the row of every shard that the writes change."""
+    draft, schema, now_unix_ms, pairs = drafted.draft, drafted.schema, drafted.now_unix_ms, drafted.pairs
+    # The set of read rows matters only where an intent of an earlier transaction names some.
+    read = keys_of(drafted.writes, schema).rows_of_edges() if draft.existing.intents else frozenset[EdgeKey]()
     rows = RowChanges()
     lists, touched = _write_lists(draft, shards, rows)
     changes: tuple[Change | ListInvalidation, ...] = net_changes(_write_objects(draft, shards, rows), lists)
@@ -263,10 +295,10 @@ def plan_writes(
         write_registers(draft, rows, now_unix_ms)
     write_nodes(draft, rows)
     write_jobs(draft, rows)
-    changes_of, unchanged_of = _shares(existing, changes, named)
+    changes_of, unchanged_of = _shares(draft.existing, changes, drafted.named)
     intents = [None if pair is None else draft.intent(pair) for pair in pairs]
     settles = [None if intent is None else _settlement(draft, intent, read, schema) for intent in intents]
-    return WritePlan(rows, changes, outcomes, changes_of, unchanged_of, intents, settles)
+    return WritePlan(rows, changes, drafted.outcomes, changes_of, unchanged_of, intents, settles)
 
 
 def _place(change: Change | ListInvalidation) -> tuple[int, int, int]:
@@ -452,11 +484,11 @@ def _at_current_version(existing: ExistingRows, keys: Iterable[VersionedKey]) ->
 
 
 def _settlement(
-    draft: Draft, intent: IntentRow, read: frozenset[EdgeKey], schema: Schema
+    draft: Draft, intent: IntentRow, read: AbstractSet[EdgeKey], schema: Schema
 ) -> tuple[SettleEdge, ...] | None:
     keys = coordinator_edges_of(intent)
     # Without an earlier intent, all of its types were written and hence read in this transaction.
-    if draft.existing.intents and not read.issuperset(keys):
+    if draft.existing.intents and not read >= set(keys):
         return None
     if atypes_lacking(intent, schema):
         return None

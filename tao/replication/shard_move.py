@@ -124,12 +124,16 @@ class MoveSettings:
     megabytes_per_second: float = 0.0
     """The most that is copied in a second, of rows as they are sent. 0: as fast as the servers can."""
 
-    paced_share: float = 0.25
+    paced_share: float = 0.125
     """The part of the time in which a move with such a bound compares, and rests otherwise. It compares one server
     after the other then."""
 
-    paced_range_seconds: float = 0.02
+    paced_range_seconds: float = 0.01
     """`range_seconds` of such a move: whatever needs a core that the comparison uses waits for a part of that."""
+
+    paced_gather_seconds: float = 0.1
+    """How long such a move lets changes of the shard gather before it applies them to the copy, unless it waits for
+    them: each commit at the target holds up those of other shards. Below `max_behind_seconds`."""
 
     @property
     def is_paced(self) -> bool:

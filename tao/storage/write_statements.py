@@ -54,6 +54,8 @@ _PACKET_DATA_BYTES: Final = 4 << 20
 _ROW_BYTES: Final = 100
 """Bytes that a row takes in text beside its data."""
 REGISTERS_AND_DATA: Final = "CONCAT_WS(',', own_state, state_us, payload_us, id2_state, id2_state_us, data)"
+_EDGE_KEY: Final = ("id1", "atype", "id2")
+_EDGE_COLUMNS: Final = ("time", "version", "data")
 _REGISTER_COLUMNS: Final = ("own_state", "state_us", "payload_us", "id2_state", "id2_state_us", "changed_unix_s")
 _JOB_TEXTS: Final = ("kind", "worker", "progress", "error", "body")
 _JOB_NUMBERS: Final = (
@@ -87,7 +89,7 @@ class StatementText:
 
 
 def _among(columns: str, keys: Sequence[tuple[int, ...]]) -> str:
-    """Return the condition that these columns, which begin the primary key, are one of the keys.
+    """Return the condition that these columns of the primary key are one of the keys.
 
     A list of keys takes the server two thirds of what one condition for each key, joined by OR, takes. Keys are
     numbers, and stand in the text unbound: text is refused here, and to bind a number costs more than all else about
@@ -156,15 +158,19 @@ def write_owners(rows: Iterable[ShardRow]) -> StatementText:
 
 
 class _ShardKeys:
-    """The keys of rows of one shard, each kind in order. Edges and recounted lists by the table of the edges."""
+    """The keys of rows of one shard, each kind in order.
 
-    __slots__ = ("edges", "intents", "lists", "nodes", "objects", "recounts")
+    Edges and recounted lists are by the table of the edges, and edges with states, as pairs of ids, by the types in
+    whose lists they may be."""
+
+    __slots__ = ("edges", "intents", "lists", "nodes", "objects", "recounts", "state_edges")
 
     def __init__(self) -> None:
         self.objects: list[int] = []
         self.lists: list[tuple[int, int]] = []
         self.nodes: list[tuple[int, int]] = []
         self.edges: dict[str, list[tuple[int, int, int]]] = {}
+        self.state_edges: dict[tuple[int, ...], list[tuple[int, int]]] = {}
         self.recounts: dict[str, list[tuple[int, int]]] = {}
         self.intents: list[tuple[int, int]] = []
 
@@ -179,12 +185,12 @@ def _by_shard(keys: WriteKeys, edge_tables: EdgeTables) -> dict[int, _ShardKeys]
     for edge in edges:
         table = tables.get(edge[1]) or tables.setdefault(edge[1], edge_tables(edge[1]))
         shards[edge[0] >> SHARD_SHIFT].edges.setdefault(table, []).append(edge)
+    for end in sorted([(key.id1, key.id2, numbers) for key, numbers in keys.state_edges.items()]):
+        shards[end[0] >> SHARD_SHIFT].state_edges.setdefault(end[2], []).append(end[:2])
     recounts = sorted([(key.id1, key.atype) for key in keys.recounts])
     for counted in recounts:
         shards[counted[0] >> SHARD_SHIFT].recounts.setdefault(edge_tables(counted[1]), []).append(counted)
-    lists = {(key.id1, key.atype) for key in keys.lists}
-    lists.update(recounts, [edge[:2] for edge in edges])
-    for listed in sorted(lists):
+    for listed in sorted({*recounts, *[(key.id1, key.atype) for key in keys.lists]}):
         shards[listed[0] >> SHARD_SHIFT].lists.append(listed)
     for pair in sorted([(pair.low_id, pair.high_id) for pair in keys.intents]):
         shards[pair[0] >> SHARD_SHIFT].intents.append(pair)
@@ -220,12 +226,19 @@ def lock_rows(keys: WriteKeys, edge_tables: EdgeTables) -> StatementText:
                 "LOCK IN SHARE MODE)"
             )
         for table, edges in sorted(named.edges.items()):
-            # All rows of a UNION have as many columns, so registers and data are one text.
-            has_registers = table == STATES_TABLE
-            kind, data = (_STATE_EDGE, REGISTERS_AND_DATA) if has_registers else (_EDGE, "data")
             text.add(
-                f"(SELECT {kind}, id1, atype, id2, time, {data} FROM {schema}.{table} FORCE INDEX (PRIMARY) "
+                f"(SELECT {_EDGE}, id1, atype, id2, time, data FROM {schema}.{table} FORCE INDEX (PRIMARY) "
                 f"WHERE {_among('id1, atype, id2', edges)} FOR UPDATE)"
+            )
+        if named.state_edges:
+            # All rows of a UNION have as many columns, so registers and data are one text.
+            where = " OR ".join(
+                f"({_among('id1, id2', ids)} AND atype IN ({', '.join(map(str, atypes))}))"
+                for atypes, ids in sorted(named.state_edges.items())
+            )
+            text.add(
+                f"(SELECT {_STATE_EDGE}, id1, atype, id2, time, {REGISTERS_AND_DATA} FROM {schema}.{STATES_TABLE} "
+                f"FORCE INDEX (PRIMARY) WHERE {where} FOR UPDATE)"
             )
         for table, recounted in sorted(named.recounts.items()):
             # A locking count: a plain one would miss rows that another transaction has written and not committed yet,
@@ -491,32 +504,27 @@ def write_rows(changes: RowChanges, edge_tables: EdgeTables, dialect: Dialect) -
 
 def _add_edges(tables: _Tables, changes: RowChanges, edge_tables: EdgeTables) -> None:
     # Found by numbers, because to make and to hash names for each row takes as long as its text.
-    edges_of: dict[tuple[int, int], list[tuple[object, ...]]] = {}
+    edges_of: dict[tuple[int, int, bool], list[tuple[object, ...]]] = {}
     for edge_key, edge in changes.put_edges.items():
         id1, atype = edge_key.id1, edge_key.atype
         of_list = changes.put_lists.get(ListKey(id1, atype))
         if of_list is None:
             raise InternalError(f"edge {edge_key} is written, but not the version of its list")
-        cells = (id1, atype, edge_key.id2, edge.time, of_list.version, edge.data)
         registers = changes.put_registers.get(edge_key)
-        if registers is None:
-            rows = edges_of.get((id1 >> SHARD_SHIFT, atype))
-            if rows is None:
-                table = f"{schema_name(id1 >> SHARD_SHIFT)}.{edge_tables(atype)}"
-                rows = tables[table, ("id1", "atype", "id2"), ("time", "version", "data")]
-                edges_of[id1 >> SHARD_SHIFT, atype] = rows
-            rows.append(cells)
-        else:
+        rows = edges_of.get((id1 >> SHARD_SHIFT, atype, registers is None))
+        if rows is None:
             table = f"{schema_name(id1 >> SHARD_SHIFT)}.{edge_tables(atype)}"
-            written = ("time", "version", "data", *_REGISTER_COLUMNS)
-            tables[table, ("id1", "atype", "id2"), written].append((*cells, *_register_values(registers, changes)))
+            columns = _EDGE_COLUMNS if registers is None else (*_EDGE_COLUMNS, *_REGISTER_COLUMNS)
+            rows = edges_of[id1 >> SHARD_SHIFT, atype, registers is None] = tables[table, _EDGE_KEY, columns]
+        cells = (id1, atype, edge_key.id2, edge.time, of_list.version, edge.data)
+        rows.append(cells if registers is None else (*cells, *_register_values(registers, changes)))
     for edge_key, registers in changes.put_registers.items():
         if edge_key not in changes.put_edges:
             # The row exists and is locked. What an upsert would insert, it leaves alone.
             table = f"{schema_name(edge_key.id1 >> SHARD_SHIFT)}.{edge_tables(edge_key.atype)}"
             cells = (edge_key.id1, edge_key.atype, edge_key.id2, registers.time, 0, registers.data)
-            kept = ("id1", "atype", "id2", "time", "version", "data")
-            tables[table, kept, _REGISTER_COLUMNS].append((*cells, *_register_values(registers, changes)))
+            rows = tables[table, (*_EDGE_KEY, *_EDGE_COLUMNS), _REGISTER_COLUMNS]
+            rows.append((*cells, *_register_values(registers, changes)))
 
 
 def _add_lists(tables: _Tables, changes: RowChanges) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Final, Self
@@ -23,6 +24,7 @@ from tao.model.rows import (
     EdgePage,
     ExistingRows,
     IntentRow,
+    ListRow,
     OldestEdges,
     RowChanges,
     ShardRow,
@@ -130,6 +132,16 @@ class MySqlTransaction:
             lambda shard: (lock_oldest_edges(_lists_of(shard, lists), self._edge_tables),),
         )
         return oldest_edges(rows, lists)
+
+    async def lock_lists(self, lists: AbstractSet[ListKey]) -> dict[ListKey, ListRow]:
+        """See the port."""
+        keys = WriteKeys(lists=set(lists))
+        rows = await self._lock_more(
+            lock_rows(keys, self._edge_tables),
+            sorted({key.id1 >> SHARD_SHIFT for key in lists}),
+            lambda shard: (lock_rows(_keys_of(shard, keys), self._edge_tables),),
+        )
+        return existing_rows(rows).lists
 
     async def lock_page(self, page: EdgePage) -> StateRows:
         """See the port."""
@@ -459,6 +471,7 @@ def _keys_of(shard: int, keys: WriteKeys) -> WriteKeys:
         {key for key in keys.nodes if key.id1 >> SHARD_SHIFT == shard},
         {job_id for job_id in keys.jobs if job_id >> SHARD_SHIFT == shard},
         {key for key in keys.paused_jobs if key.shard == shard},
+        {key: numbers for key, numbers in keys.state_edges.items() if key.id1 >> SHARD_SHIFT == shard},
     )
 
 

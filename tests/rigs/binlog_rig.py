@@ -23,7 +23,7 @@ from tao.observability.logs import logger
 from tao.planning.coordination import PlannedWrite, keys_of, shards_of
 from tao.planning.retention import oldest_wanted
 from tao.planning.row_events import Translated, translate
-from tao.planning.write_plan import plan_writes
+from tao.planning.write_plan import draft_writes, plan_of
 from tao.replication.accounts import ServiceAccounts
 from tao.storage.migrations import migrate
 from tao.storage.names import edge_tables_of
@@ -128,7 +128,10 @@ class BinlogRig:
             rows, existing = await transaction.lock_and_read(shards, keys)
             if wanted := oldest_wanted(existing, planned, SCHEMA):
                 existing.oldest = await transaction.lock_oldest(wanted)
-            made = plan_writes(existing, rows, planned, SCHEMA, NOW)
+            drafted = draft_writes(existing, planned, SCHEMA, NOW)
+            if unread := drafted.unread_lists(keys):
+                existing.lists.update(await transaction.lock_lists(unread))
+            made = plan_of(drafted, rows)
             assert [outcome.error for outcome in made.outcomes] == [None] * len(writes)
             await transaction.apply(made.rows)
             self.gtids.append(await transaction.commit())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from types import TracebackType
 from typing import Self
 
@@ -248,16 +249,15 @@ class MemoryTransaction:
             raise store.lock_faults.pop(0)
         await store.lock(shards)
         self._locked = list(shards)
-        rows = store.rows
-        lists = keys.lists | keys.recounts | {ListKey(key.id1, key.atype) for key in keys.edges}
+        rows, edges = store.rows, keys.rows_of_edges()
         existing = ExistingRows(
             {key: rows.objects[key] for key in keys.objects if key in rows.objects},
-            {key: rows.lists[key] for key in lists if key in rows.lists},
-            {key: rows.edges[key] for key in keys.edges if key in rows.edges},
+            {key: rows.lists[key] for key in keys.lists | keys.recounts if key in rows.lists},
+            {key: rows.edges[key] for key in edges if key in rows.edges},
             {key: rows.intents[key] for key in keys.intents if key in rows.intents},
-            {key: ListRow(len(edges), 0) for key in keys.recounts if (edges := store.edges(key.id1, key.atype))},
+            {key: ListRow(len(all_), 0) for key in keys.recounts if (all_ := store.edges(key.id1, key.atype))},
             {shard: rows.reserved_times[shard] for shard in keys.reserved_times if shard in rows.reserved_times},
-            registers={key: rows.registers[key] for key in keys.edges if key in rows.registers},
+            registers={key: rows.registers[key] for key in edges if key in rows.registers},
             nodes={key: rows.nodes[key] for key in keys.nodes if key in rows.nodes},
             jobs={key: rows.jobs[key] for key in keys.jobs if key in rows.jobs},
             paused_jobs=keys.paused_jobs & rows.paused_jobs,
@@ -267,6 +267,10 @@ class MemoryTransaction:
     async def lock_oldest(self, lists: Mapping[ListKey, int]) -> dict[ListKey, OldestEdges]:
         edges = {key: tuple(reversed(self._store.edges(key.id1, key.atype))) for key in lists}
         return {key: OldestEdges(edges[key][:limit], len(edges[key]) < limit) for key, limit in lists.items()}
+
+    async def lock_lists(self, lists: AbstractSet[ListKey]) -> dict[ListKey, ListRow]:
+        rows = self._store.rows.lists
+        return {key: rows[key] for key in lists if key in rows}
 
     async def lock_page(self, page: EdgePage) -> StateRows:
         rows = self._store.rows

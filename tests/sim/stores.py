@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from types import TracebackType
 from typing import Final, Protocol, Self, TypeVar
@@ -459,9 +460,9 @@ class SimTransaction:
                     raise Unavailable("the transaction was rolled back")
                 self._locked.append(shard)
             rows = server.rows
-            lists = sorted(keys.lists | keys.recounts | {ListKey(key.id1, key.atype) for key in keys.edges})
+            lists = sorted(keys.lists | keys.recounts)
             recounts = sorted(keys.recounts)
-            edges = [(key, rows.edge(key)) for key in sorted(keys.edges)]
+            edges = [(key, rows.edge(key)) for key in sorted(keys.rows_of_edges())]
             return {shard: rows.shards[shard] for shard in shards}, ExistingRows(
                 {key: rows.objects[key] for key in sorted(keys.objects) if key in rows.objects},
                 {key: rows.lists[key] for key in lists if key in rows.lists},
@@ -469,7 +470,7 @@ class SimTransaction:
                 {key: rows.intents[key] for key in sorted(keys.intents) if key in rows.intents},
                 {key: ListRow(len(rows.edges[key]), 0) for key in recounts if rows.edges.get(key)},
                 {shard: rows.reserved_times[shard] for shard in keys.reserved_times if shard in rows.reserved_times},
-                registers={key: rows.registers[key] for key in sorted(keys.edges) if key in rows.registers},
+                registers={key: rows.registers[key] for key, _ in edges if key in rows.registers},
                 nodes={key: rows.nodes[key] for key in sorted(keys.nodes) if key in rows.nodes},
                 jobs={key: rows.jobs[key] for key in sorted(keys.jobs) if key in rows.jobs},
                 paused_jobs={key for key in keys.paused_jobs if rows.paused_jobs.get(key)},
@@ -483,6 +484,15 @@ class SimTransaction:
         async def read() -> dict[ListKey, OldestEdges]:
             edges = {key: tuple(reversed(self._server.rows.sorted_edges(key))) for key in lists}
             return {key: OldestEdges(edges[key][:limit], len(edges[key]) < limit) for key, limit in lists.items()}
+
+        return await self._do(read)
+
+    async def lock_lists(self, lists: AbstractSet[ListKey]) -> dict[ListKey, ListRow]:
+        """See the port."""
+
+        async def read() -> dict[ListKey, ListRow]:
+            rows = self._server.rows.lists
+            return {key: rows[key] for key in sorted(lists) if key in rows}
 
         return await self._do(read)
 

@@ -17,7 +17,7 @@ from tests.rigs.versions import make_version
 SERVER = "one"
 SHARDS = (40_000, 40_001, 40_002)
 CUSTOM_TABLE = "assocs_long"
-LIKES, LONG, ARCHIVED = 5, 9, 152  # association types; edges of the others lie in tables of their own
+LIKES, LONG, NORMAL, ARCHIVED = 5, 9, 52, 152  # association types; edges of the others lie in tables of their own
 
 MakePools = Callable[..., Pools]
 
@@ -46,7 +46,7 @@ def server_of(shard: int) -> str:
 
 
 def table_of(atype: int) -> str:
-    return {LONG: CUSTOM_TABLE, ARCHIVED: STATES_TABLE}.get(atype, "assocs")
+    return {LONG: CUSTOM_TABLE, NORMAL: STATES_TABLE, ARCHIVED: STATES_TABLE}.get(atype, "assocs")
 
 
 def version(counter: int) -> int:

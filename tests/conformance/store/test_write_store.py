@@ -25,6 +25,7 @@ from tests.conformance.store.stores import (
     ARCHIVED,
     LIKES,
     LONG,
+    NORMAL,
     SERVER,
     SHARDS,
     MakePools,
@@ -60,12 +61,13 @@ async def test_what_was_committed_is_read_back_under_locks(stores: Stores) -> No
     intent = IntentRow(ids[0], ids[1], (LIKES, LONG), 4, 1234)
     changes.put_intents.append(intent)
     keys.edges |= set(changes.put_edges)
+    keys.lists |= set(changes.put_lists)
     keys.intents.add(IntentKey(ids[0], ids[1]))
     assert await existing(stores, keys) == ExistingRows()
     await write(stores, changes, keys)
     assert await existing(stores, keys) == ExistingRows(
         objects={row.id: row for row in changes.put_objects},
-        lists=changes.put_lists,  # read with their edges, without being named
+        lists=changes.put_lists,
         edges=changes.put_edges,
         intents={IntentKey(ids[0], ids[1]): intent},
     )
@@ -73,7 +75,8 @@ async def test_what_was_committed_is_read_back_under_locks(stores: Stores) -> No
 
 async def test_registers_are_read_back_and_can_change_alone(stores: Stores) -> None:
     low = new_id()
-    keys = WriteKeys(edges={EdgeKey(low, ARCHIVED, 1), EdgeKey(low, ARCHIVED, 2), EdgeKey(low, LIKES, 1)})
+    keys = WriteKeys(lists={ListKey(low, ARCHIVED), ListKey(low, LIKES)}, edges={EdgeKey(low, LIKES, 1)})
+    keys.state_edges = {EdgeKey(low, NORMAL, id2): (NORMAL, ARCHIVED) for id2 in (1, 2)}
     first = list_of(low, ARCHIVED, [Edge(1, 1, HOSTILE), Edge(2, 2, b"")])
     first.put_registers = {
         EdgeKey(low, ARCHIVED, 1): EdgeRegisters(2, 2**63 - 1, 2**62, 1, HOSTILE),
@@ -109,7 +112,7 @@ async def test_rows_are_overwritten_and_deleted(stores: Stores) -> None:
         delete_intents=[IntentKey(low, high)],
     )
     await write(stores, second)
-    keys = WriteKeys(edges=set(first.put_edges), intents={IntentKey(low, high)})
+    keys = WriteKeys(lists=set(first.put_lists), edges=set(first.put_edges), intents={IntentKey(low, high)})
     assert await existing(stores, keys) == ExistingRows(lists=second.put_lists, edges=second.put_edges)
 
 
@@ -202,15 +205,19 @@ async def test_a_transaction_of_very_many_keys_waits_for_none_of_the_other_rows(
     rows.put_objects.append(ObjectRow(held, 3, version(1), False, b""))
     rows.put_intents.append(IntentRow(held, first, (LIKES,), 1, 1))
     await write(stores, rows)
+    await write(stores, list_of(held, ARCHIVED, [Edge(1, 1)]))
     await write(stores, list_of(first, LIKES, [Edge(id2, 1) for id2 in range(1, 11)]))
     ids = range(first + 1, first + 1_002)
     many = WriteKeys(
         objects=set(ids),
+        lists={ListKey(first, LIKES)},
         edges={EdgeKey(first, LIKES, id2) for id2 in range(1, 335)},
         intents={IntentKey(each, each + 1) for each in ids[:501]},
         recounts={ListKey(each, LIKES) for each in ids[:501]},
+        state_edges={EdgeKey(each, NORMAL, 1): (NORMAL, ARCHIVED) for each in ids[:384]},
     )
     keys = WriteKeys(objects={held}, edges={of_held}, intents={IntentKey(held, first)})
+    keys.state_edges = {EdgeKey(held, NORMAL, 1): (NORMAL, ARCHIVED)}
     async with stores.write.transaction(SERVER, timeout_seconds=60) as holder:
         await holder.lock_and_read(SHARDS[:1], keys)
         async with stores.write.transaction(SERVER, timeout_seconds=60) as other:
@@ -218,6 +225,20 @@ async def test_a_transaction_of_very_many_keys_waits_for_none_of_the_other_rows(
     assert sorted(found.edges) == [EdgeKey(first, LIKES, id2) for id2 in range(1, 11)]
     assert found.lists == {ListKey(first, LIKES): ListRow(10, version(1))}
     assert (found.objects, found.intents, found.recounted) == ({}, {}, {})
+
+
+async def test_more_lists_are_locked_and_read_by_a_transaction(stores: Stores) -> None:
+    ids = [new_id(shard) for shard in SHARDS]
+    for id1 in ids[1:]:
+        await write(stores, list_of(id1, LIKES, [Edge(7, 1)]))
+    lists = {ListKey(id1, LIKES) for id1 in ids}
+    async with stores.write.transaction(SERVER, timeout_seconds=5) as transaction:
+        await transaction.lock_and_read(SHARDS, WriteKeys())
+        found = await transaction.lock_lists(lists)
+        with pytest.raises(ShardBlocked) as blocked:
+            await existing(stores, WriteKeys(lists={ListKey(ids[1], LIKES)}))
+    assert found == {ListKey(id1, LIKES): ListRow(1, version(1)) for id1 in ids[1:]}
+    assert blocked.value.shard == ids[1] >> SHARD_SHIFT
 
 
 async def test_writers_of_one_list_in_parallel_lose_nothing(stores: Stores) -> None:
@@ -228,7 +249,8 @@ async def test_writers_of_one_list_in_parallel_lose_nothing(stores: Stores) -> N
         while True:
             try:
                 async with stores.write.transaction(SERVER, timeout_seconds=10) as transaction:
-                    _, rows = await transaction.lock_and_read(SHARDS, WriteKeys(edges={EdgeKey(id1, LIKES, id2)}))
+                    keys = WriteKeys(lists={key}, edges={EdgeKey(id1, LIKES, id2)})
+                    _, rows = await transaction.lock_and_read(SHARDS, keys)
                     before = rows.lists[key]
                     changes = RowChanges(
                         put_lists={key: ListRow(before.count + 1, before.version + 1)},

@@ -23,6 +23,7 @@ from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Ti
 from tao.observability.logs import logger
 from tao.replication import shard_move
 from tao.replication.accounts import Account
+from tao.replication.gtid import GtidPosition, parse_position
 from tao.replication.locks import FileLocks, LockHold, LockLost, Locks, LockTaken, LockTerms, mastership_lock
 from tao.replication.move_statements import Advance, CopiedTable, KeyRange, ShardThere, apply_rows
 from tao.replication.replication_set import SetAccounts
@@ -37,9 +38,10 @@ from tao.replication.shard_move_plan import (
     holder_of,
     unfenced_row,
 )
+from tao.storage.dialect import Dialect
 from tao.storage.session import DatabaseSession
-from tao.tailer.binlog import BinlogSource
-from tests.rigs.pacing import loop_clock
+from tao.tailer.binlog import BinlogSource, BinlogTransaction
+from tests.rigs.pacing import loop_clock, quiet, until
 
 SHARD = 3
 PACED = MoveSettings(megabytes_per_second=9.0)
@@ -397,6 +399,37 @@ async def test_waiters_for_a_copy_get_any_error_of_its_follower() -> None:
             await follower.until("0-1-8", 20)
 
 
+class SteadyBinlog:
+    """A binlog with three transactions that change nothing, each read when it is asked for."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    async def current_position(self) -> str:
+        return "0-1-7"
+
+    def position(self, text: str) -> GtidPosition:
+        return parse_position(Dialect.MARIADB, text)
+
+    async def batches(self, _: str) -> AsyncIterator[list[BinlogTransaction]]:
+        for number in (8, 9, 10):
+            self.read += 1
+            yield [BinlogTransaction(gtid=f"0-1-{number}")]
+        await asyncio.Event().wait()
+
+
+async def test_a_paced_move_lets_changes_gather_unless_it_waits_for_them() -> None:
+    binlog = SteadyBinlog()
+    settings = MoveSettings(megabytes_per_second=9.0, paced_gather_seconds=3_600)
+    follower = CopyFollower(cast(BinlogSource, binlog), SHARD, {}, cast(Any, None), "0-1-7", settings)
+    async with follower.following():
+        await until(lambda: binlog.read)
+        await quiet()
+        assert binlog.read == 1
+        await follower.until("0-1-10", 20)
+        assert binlog.read == 3
+
+
 async def test_a_shard_that_changes_faster_than_it_is_compared_is_not_moved(world: World) -> None:
     class Comparison:
         async def compare_changed(self) -> int:
@@ -421,10 +454,10 @@ def test_rows_are_compared_in_ranges_that_read_for_half_a_second_at_most() -> No
     assert rows == 50
 
 
-def test_a_paced_move_compares_ranges_that_take_a_fiftieth_of_a_second_at_most() -> None:
-    assert rows_of_next_range(600, 0.004, PACED) == 1_200
-    assert rows_of_next_range(600, 0.01, PACED) == 600
-    assert rows_of_next_range(600, 0.03, PACED) == 300
+def test_a_paced_move_compares_ranges_that_take_a_hundredth_of_a_second_at_most() -> None:
+    assert rows_of_next_range(600, 0.002, PACED) == 1_200
+    assert rows_of_next_range(600, 0.005, PACED) == 600
+    assert rows_of_next_range(600, 0.015, PACED) == 300
     assert rows_of_next_range(600, 0.06, MoveSettings()) == 1_200
 
 
@@ -471,8 +504,8 @@ class Ranges:
         return comparison.compared_rows
 
 
-@pytest.mark.parametrize(("settings", "at_once", "rests"), [(MoveSettings(), 2, []), (PACED, 1, [3.0])])
-async def test_a_paced_comparison_asks_one_server_at_a_time_and_rests_three_quarters_of_the_time(
+@pytest.mark.parametrize(("settings", "at_once", "rests"), [(MoveSettings(), 2, []), (PACED, 1, [7.0])])
+async def test_a_paced_comparison_asks_one_server_at_a_time_and_rests_seven_eighths_of_the_time(
     monkeypatch: pytest.MonkeyPatch, settings: MoveSettings, at_once: int, rests: list[float]
 ) -> None:
     ranges = Ranges(monkeypatch, 0.5)

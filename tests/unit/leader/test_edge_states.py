@@ -73,6 +73,19 @@ async def test_both_ends_have_the_same_registers_and_the_intent_is_removed(two: 
     await two.settled()
 
 
+async def test_lists_that_a_write_turns_out_to_change_go_on_from_their_rows(two: TwoLeaders) -> None:
+    """An add reads the lists of normal edges, and finds its edge among those of another state."""
+    await two.coordinator.write(merge(two, NORMAL, 1, 7))
+    await two.coordinator.write(merge(two, ARCHIVED, 2))
+    archived = ListKey(LOW, 152)
+    before = two.store.rows.lists[archived]
+    assert before.count == 1
+    await two.coordinator.write(AssocAdd(LOW, SUBSCRIBES, HIGH, 9, b""))
+    assert two.store.rows.lists[archived] == ListRow(0, before.version + 1)
+    assert [atype for atype, _ in two.rows()] == [15, 16]
+    await two.settled()
+
+
 async def test_a_far_side_that_cannot_be_reached_gets_the_join_later(two: TwoLeaders) -> None:
     await two.coordinator.write(merge(two, NORMAL, 5, 7))
     two.others.faults.append(Unavailable("away"))

@@ -12,7 +12,7 @@ from tao.model.writes import SettleEdge, Write
 from tao.planning.coordination import PlannedWrite, keys_of, shards_of
 from tao.planning.node_states import pages_wanted
 from tao.planning.retention import oldest_wanted
-from tao.planning.write_plan import WritePlan, plan_writes
+from tao.planning.write_plan import WritePlan, draft_writes, plan_of
 from tao.schema.registry import Schema
 from tao.schema.types import AssocType, Field, FieldKind, ObjectType
 from tests.rigs.memory_store import page_in
@@ -62,12 +62,13 @@ class StoredRows:
         sides = [both_sides] * len(writes) if isinstance(both_sides, bool) else both_sides
         planned = [PlannedWrite(write, both) for write, both in zip(writes, sides, strict=True)]
         keys = keys_of(planned, schema)
+        named = keys.rows_of_edges()
         existing = ExistingRows(
             {key: row for key, row in self.rows.objects.items() if key in keys.objects},
             {key: row for key, row in self.rows.lists.items() if key in keys.lists},
-            {key: row for key, row in self.rows.edges.items() if key in keys.edges},
+            {key: row for key, row in self.rows.edges.items() if key in named},
             {key: row for key, row in self.rows.intents.items() if key in keys.intents},
-            registers={key: row for key, row in self.rows.registers.items() if key in keys.edges},
+            registers={key: row for key, row in self.rows.registers.items() if key in named},
             nodes={key: row for key, row in self.rows.nodes.items() if key in keys.nodes},
             jobs={key: row for key, row in self.rows.jobs.items() if key in keys.jobs},
             paused_jobs=keys.paused_jobs & self.rows.paused_jobs,
@@ -83,7 +84,10 @@ class StoredRows:
             for each in writes
             for shard in shards_of(each, self.full_schema)
         }
-        return plan_writes(existing, shards, planned, schema, now)
+        drafted = draft_writes(existing, planned, schema, now)
+        unread = drafted.unread_lists(keys)
+        existing.lists.update({key: row for key, row in self.rows.lists.items() if key in unread})
+        return plan_of(drafted, shards)
 
     def run(
         self, *writes: Write, both_sides: bool | Sequence[bool] = True, now: int = NOW, schema: Schema = SCHEMA

@@ -19,9 +19,10 @@ from tao.model.writes import (
     SettleEdge,
     Write,
 )
+from tao.planning.coordination import PlannedWrite, keys_of
 from tao.planning.edge_states import purge_before_unix_s
 from tao.planning.row_events import translate
-from tao.planning.write_plan import WritePlan, validate
+from tao.planning.write_plan import WritePlan, draft_writes, validate
 from tao.schema.registry import Schema, load_schema
 from tests.unit.planning.row_events_of import row_events_of
 from tests.unit.planning.stored_rows import HIGH, LOW, NOW, PAIR, StoredRows, version
@@ -73,6 +74,30 @@ def places(stored: StoredRows) -> dict[tuple[int, int], EdgeRegisters]:
 
 def counts(stored: StoredRows) -> dict[tuple[int, int], int]:
     return {(key.id1, key.atype): row.count for key, row in stored.rows.lists.items() if row.count}
+
+
+def test_a_write_reads_the_lists_that_it_is_expected_to_change_and_names_the_others_it_does() -> None:
+    stored = stored_rows()
+    near, far = ((LOW, SIBLINGS[FOLLOWS]), (HIGH, SIBLINGS[FOLLOWED_BY]))
+
+    def lists(*states: State) -> set[ListKey]:
+        return {ListKey(id1, numbers[state]) for id1, numbers in (near, far) for state in states}
+
+    add = AssocAdd(LOW, FOLLOWS, HIGH, 7, b"")
+    for write, states in (
+        (add, (NORMAL,)),
+        (AssocDelete(LOW, FOLLOWS, HIGH), (NORMAL, REMOVED)),
+        (merge(ARCHIVED, 2, 7), (NORMAL, ARCHIVED)),
+        (merge(ARCHIVED, 2), (NORMAL, ARCHIVED, REMOVED)),
+        (SettleEdge(LOW, FOLLOWS, HIGH, True, registers=EdgeRegisters()), ()),
+    ):
+        keys = keys_of([PlannedWrite(write, True)], SCHEMA)
+        assert keys.lists == lists(*states) if states else {ListKey(LOW, each) for each in SIBLINGS[FOLLOWS]}
+    run(stored, add, now=NOW - 1)
+    run(stored, merge(ARCHIVED, 1))
+    planned = [PlannedWrite(add, True)]
+    drafted = draft_writes(stored.rows, planned, SCHEMA, NOW)
+    assert drafted.unread_lists(keys_of(planned, SCHEMA)) == lists(ARCHIVED)
 
 
 def test_an_add_stands_in_the_normal_list_of_both_ends() -> None:

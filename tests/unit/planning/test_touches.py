@@ -11,7 +11,7 @@ from tao.model.rows import ExistingRows, ListRow, ObjectRow, RowChanges, ShardRo
 from tao.model.writes import AssocAdd, AssocDelete, ObjAdd, ObjUpdate, TouchKeys, Write
 from tao.planning.coordination import PlannedWrite, keys_of, lane_keys, mixes_touches, shards_of
 from tao.planning.row_events import translate
-from tao.planning.write_plan import WritePlan, plan_writes
+from tao.planning.write_plan import WritePlan, draft_writes, plan_of
 from tests.unit.planning.row_events_of import row_events_of
 from tests.unit.planning.stored_rows import FOLLOWS, NOW, SCHEMA, USER, WIDE, on_shard, version
 
@@ -24,7 +24,7 @@ def planned(existing: ExistingRows, *writes: Write, epoch: int = 1) -> WritePlan
     shards = {
         shard: ShardRow(shard, "db", epoch, "leader", 1) for write in writes for shard in shards_of(write, SCHEMA)
     }
-    return plan_writes(existing, shards, [PlannedWrite(write, True) for write in writes], SCHEMA, NOW)
+    return plan_of(draft_writes(existing, [PlannedWrite(write, True) for write in writes], SCHEMA, NOW), shards)
 
 
 def touch(*touches: Touch) -> TouchKeys:

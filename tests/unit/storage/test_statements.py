@@ -75,7 +75,8 @@ def test_read_sessions_keep_no_snapshot_and_write_sessions_take_no_gap_locks(dia
 def test_locks_are_taken_in_order_of_shard_table_and_key() -> None:
     ids = [make_id(shard, NOW, 0) for shard in (2, 0, 1)]
     assert lock_shards([2, 0, 1]).values == [0, 1, 2]
-    keys = WriteKeys(objects=set(ids), edges={EdgeKey(ids[0], 5, id2) for id2 in (9, 7, 8)})
+    edges = {EdgeKey(ids[0], 5, id2) for id2 in (9, 7, 8)}
+    keys = WriteKeys(objects=set(ids), lists={ListKey(ids[0], 5)}, edges=edges)
     text = lock_rows(keys, only_table)
     assert text.values == [[ids[1]], [ids[2]], [ids[0]]]
     assert [part.split("WHERE ")[1] for part in text.parts] == [
@@ -84,6 +85,18 @@ def test_locks_are_taken_in_order_of_shard_table_and_key() -> None:
         f"(id1, atype, id2) IN (({ids[0]}, 5, 7), ({ids[0]}, 5, 8), ({ids[0]}, 5, 9)) FOR UPDATE)",
     ]
     assert all("FORCE INDEX (PRIMARY)" in part for part in text.parts)
+
+
+def test_an_edge_with_states_is_looked_for_in_all_of_its_lists() -> None:
+    keys = WriteKeys(
+        state_edges={EdgeKey(1, 5, 2): (5, 51, 52), EdgeKey(2, 6, 1): (6, 61, 62), EdgeKey(1, 5, 3): (5, 51, 52)}
+    )
+    (part,) = lock_rows(keys, only_table).parts
+    assert "FROM tao_00000.assocs_states FORCE INDEX (PRIMARY)" in part
+    assert part.split("WHERE ")[1] == (
+        "((id1, id2) IN ((1, 2), (1, 3)) AND atype IN (5, 51, 52)) OR "
+        "((id1, id2) IN ((2, 1)) AND atype IN (6, 61, 62)) FOR UPDATE)"
+    )
 
 
 def test_a_key_that_is_no_number_is_refused() -> None:
