@@ -49,6 +49,8 @@ _ERROR: Final = 0xFF
 _NULL: Final = 251
 _WIDTHS: Final = {252: 2, 253: 3, 254: 8}
 """Maps the first byte of a length to the bytes of the length proper; smaller first bytes are the length."""
+_COMMAND: Final = Struct("<IB")
+"""The head of a command's only packet: its length, the number zero in the fourth byte, and the command."""
 _PREPARED: Final = Struct("<xIHH")
 """The answer to a statement that is prepared: its number, and how many columns and parameters it has."""
 
@@ -395,6 +397,9 @@ def _packed_row(data: bytes, at: int, stop: int, _: tuple[Decoder | None, ...]) 
 
 def command_packets(command: int, content: bytes) -> bytes:
     """Return a command as it is sent: in several packets when it is larger than one."""
+    length = len(content) + 1
+    if length < _WHOLE:
+        return b"".join((_COMMAND.pack(length, command), content))
     left = bytes([command]) + content
     packets = bytearray()
     for number, at in enumerate(range(0, len(left) + 1, _WHOLE)):
