@@ -7,7 +7,7 @@ The story of a miss, from top to bottom of this module:
    stops when the request's time is over or its caller is gone.
 3. A `Miss` decides what to fetch: the query itself, or a prefix of its list that also answers later readers. It waits
    for that as `tao.serving.single_flight` describes, and fetches the rest if the prefix does not decide the query.
-4. `_MissAnswers` collects what is ready within one tick of the loop, and sends it.
+4. `tao.serving.miss_answers` collects what is ready within one tick of the loop, and sends it.
 
 A caller may be gone before its misses are answered: then nothing more is begun for it, and the fetches under way are
 left to the other queries that joined them.
@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import inf
 from typing import Final, NamedTuple, Protocol
 
@@ -42,10 +41,10 @@ from tao.model.versions import answers
 from tao.routing.budgets import work_seconds
 from tao.schema.registry import Schema
 from tao.serving.access import AccessControl, ReadCheck, caller_of
+from tao.serving.miss_answers import TOO_MANY_BYTES, BatchSettings, MissAnswers
 from tao.serving.shares import WorkShares
 from tao.serving.single_flight import FetchWaiter, SingleFlight
 from tao.serving.sources import not_there_yet
-from tao.wire.convert import error_to_pb
 from tao.wire.identity import PeerIdentity
 from tao.wire.read_batch import BatchQueries, OperationSizes, id1s_of, operation_at
 from tao.wire.session import Reply, failure
@@ -53,32 +52,10 @@ from tao.wire.v1 import session_pb2 as pb
 
 _logger = logging.getLogger(__name__)
 
-TOO_MANY_BYTES: Final = "the answer of this batch is full; repeat this query without those that were answered"
-
 _WRITE_LOST: Final = (
     "the write that the token stands for was lost with the master database that had acknowledged it, before a replica "
     "had it: do it again, or read without the token"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class BatchSettings:
-    """Bounds of one read batch."""
-
-    max_queries: int = 10_000
-    """Ten times what the SDK puts into a message. They hold the loop for some 10 ms; more would delay every caller."""
-
-    max_part_bytes: int = 4 << 20
-    """Values in one message of the answer, in bytes: a quarter of the largest message, so that the copies made on the
-    way stay small and the first values leave before the last are looked up."""
-
-    max_answer_bytes: int = 32 << 20
-    """Values in the whole answer, in all of its parts, in bytes: two messages of the largest size, half of what a peer
-    may leave unread before it is disconnected."""
-
-    max_misses_at_once: int = 512
-    """Queries of one batch that are fetched at a time: as many as a follower asks its leader for in one message, so
-    that its misses are all under way at once, and the misses of a client without measure are not."""
 
 
 def _unknown_staleness(_: int) -> float:
@@ -157,7 +134,7 @@ class Misses:
         """Answer these slots of the batch, now or later. ``room`` is how many bytes of values still fit the answer.
         ``check`` says what the caller may read; None: everything."""
         batch = request.read
-        answers = _MissAnswers(reply, len(slots), batch.for_fill, self.settings, room)
+        answers = MissAnswers(reply, len(slots), batch.for_fill, self.settings, room)
         try:
             seconds = work_seconds(request.deadline_ms)
         except DeadlineExceeded as refused:
@@ -218,7 +195,7 @@ class _MissedBatch:
         sizes: OperationSizes,
         slots: Sequence[int],
         reply: Reply,
-        answers: _MissAnswers,
+        answers: MissAnswers,
         check: ReadCheck | None,
     ) -> None:
         batch = request.read
@@ -684,109 +661,3 @@ class Miss(FetchWaiter):
 
 def _prefix(query: RangeQuery | TimeRangeQuery | EdgesQuery, limit: int) -> RangeQuery:
     return RangeQuery(query.id1, query.atype, 0, limit)
-
-
-class _MissAnswers:
-    """Collects the answers that are ready within one tick of the loop into one message for each origin. The last
-    message of the batch says that it is the last."""
-
-    def __init__(self, reply: Reply, expected: int, for_fill: bool, settings: BatchSettings, room: int) -> None:
-        """``room`` is how many bytes of values still fit the answer."""
-        self._reply = reply
-        self._open = expected
-        self._for_fill = for_fill
-        self._max_part_bytes = settings.max_part_bytes
-        # A single value always has room: sending it shows whether it fits a message at all.
-        self._is_empty = room == settings.max_answer_bytes
-        self._room = room
-        self._answered: set[int] = set()
-        self._by_origin: dict[str, _Collected] = {}
-        self._collected_bytes = 0
-        self._is_scheduled = False
-
-    @property
-    def is_full(self) -> bool:
-        """True when nothing more fits the answer."""
-        return self._room <= 0
-
-    def add(self, slot: int, query: Query, fetched: Fetched) -> None:
-        """Answer a slot with a value. Raises `AnswerFull` when there is no room for it."""
-        if slot in self._answered:
-            return
-        size = len(fetched.value)
-        if size > self._room and not self._is_empty:
-            self._room = 0  # nothing more is fetched
-            raise AnswerFull(TOO_MANY_BYTES)
-        self._is_empty = False
-        self._room -= size
-        self._collected_bytes += size
-        collected = self._by_origin.get(fetched.origin) or self._collected(fetched.origin)
-        read = collected.answer.read
-        read.slots.append(slot)
-        read.values.append(fetched.value)
-        read.missed_slots.append(slot)
-        read.served_by = fetched.origin
-        if self._for_fill:
-            shard = (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
-            # The lowest epoch: it must have been in force no later than any of the answers was read.
-            collected.epochs[shard] = min(fetched.version_epoch, collected.epochs.get(shard, fetched.version_epoch))
-        self._close(slot)
-        if self._collected_bytes > self._max_part_bytes:
-            self._flush()
-
-    def fail(self, slot: int, error: TaoError) -> None:
-        """Answer a slot with an error."""
-        if slot in self._answered:
-            return
-        answer = self._collected("").answer.read
-        answer.failed_slots.append(slot)
-        answer.errors.append(error_to_pb(error))
-        self._close(slot)
-
-    def fail_rest(self, slots: Sequence[int], error: TaoError) -> None:
-        """Answer every slot that has no answer yet with the same error. Thousands of slots must not hold the loop."""
-        unanswered = [slot for slot in slots if slot not in self._answered]
-        if not unanswered:
-            return
-        read = self._collected("").answer.read
-        read.failed_slots.extend(unanswered)
-        read.errors.extend([error_to_pb(error)] * len(unanswered))
-        self._answered.update(unanswered)
-        self._open = 0
-        self._flush()
-
-    def _collected(self, origin: str) -> _Collected:
-        collected = self._by_origin.get(origin)
-        if collected is None:
-            collected = self._by_origin[origin] = _Collected(pb.Answer(), {})
-        return collected
-
-    def _close(self, slot: int) -> None:
-        self._answered.add(slot)
-        self._open -= 1
-        if not self._open:
-            self._flush()  # nothing more comes
-        elif not self._is_scheduled:
-            self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._flush_scheduled)
-
-    def _flush_scheduled(self) -> None:
-        self._is_scheduled = False
-        self._flush()
-
-    def _flush(self) -> None:
-        ready, self._by_origin = list(self._by_origin.values()), {}
-        self._collected_bytes = 0
-        for index, (answer, epochs) in enumerate(ready, 1):
-            answer.more = self._open > 0 or index < len(ready)
-            if epochs:
-                answer.read.epoch_shards.extend(epochs)
-                answer.read.version_epochs.extend(epochs.values())
-            self._reply.send(answer)
-
-
-class _Collected(NamedTuple):
-    """A message that is being filled, and the version epochs of its shards."""
-
-    answer: pb.Answer
-    epochs: dict[int, int]

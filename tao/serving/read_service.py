@@ -30,7 +30,8 @@ from tao.model.graph import MAX_ID2_SET, MAX_TIME
 from tao.model.ids import SHARD_SHIFT
 from tao.schema.registry import Schema
 from tao.serving.access import SERVERS, ReadCheck
-from tao.serving.misses import TOO_MANY_BYTES, Misses, ReadPolicy
+from tao.serving.miss_answers import TOO_MANY_BYTES
+from tao.serving.misses import Misses, ReadPolicy
 from tao.serving.shares import WorkShares
 from tao.serving.single_flight import SingleFlight
 from tao.serving.traffic import Traffic
@@ -134,7 +135,10 @@ class ReadService:
         if not missed:
             self._count(self.counters.hits, sizes)
             return AnswerAtOnce(encoded, None)
-        self._count_each(sizes, missed, ())
+        if encoded:
+            self._count_each(sizes, missed, ())
+        else:  # nothing is cached of it
+            self._count(self.counters.misses, sizes)
         return AnswerAtOnce(encoded, partial(self._answer_missed, sizes, missed, hit_bytes, check))
 
     def _answer_missed(

@@ -157,7 +157,7 @@ class FetchWaiter(ABC):
                 self.take(brought)
                 return
             self.max_joined_minimum = self.minimum
-        elif answers(version_of(brought.value), self.minimum, brought.version_epoch):
+        elif not self.minimum or answers(version_of(brought.value), self.minimum, brought.version_epoch):
             self.take(brought)
             return
         if self._fetches_joined > self.single_flight.settings.max_refetches:

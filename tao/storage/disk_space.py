@@ -5,15 +5,18 @@ itself. A server whose binlog cannot be written says nothing: the commit waits, 
 server tries again, up to a minute after room was made (`MY_WAIT_FOR_USER_TO_FIX_PANIC` in its source). So when a write
 takes long, or a lock is not had, the server's threads are looked at. One that waits for space is a full disk: writes
 in progress fail at once, further ones before anything is sent, until no thread waits any more.
+
+MySQL's thread does not say that it waits for space: its state is that of every commit. A commit that has taken seconds
+and waits for no replica is taken for one that waits for the disk, which is full, or does not answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from tao.model.errors import DatabaseFull, DeadlineExceeded, ShardBlocked, TaoError
 from tao.observability.logs import logger
@@ -21,7 +24,17 @@ from tao.storage.failures import ConnectionLost
 from tao.storage.session import DatabaseSession
 
 _WAITING_STATES: Final = ("waiting for someone to free space", "waiting for disk space")
-"""What MariaDB and MySQL call the state of a thread that waits for space."""
+"""What MariaDB and MySQL call the state of a thread that waits for space; MySQL only that of a replica."""
+
+_COMMITTING: Final = "waiting for handler commit"
+"""What MySQL calls the state of a thread that commits. MariaDB has no such state."""
+
+_WAITING_FOR_REPLICA: Final = "waiting for semi-sync ack"
+"""The state of the one thread that waits for a replica on behalf of all commits of its group."""
+
+_STUCK_SECONDS: Final = 2
+"""Time after which a commit that waits for no replica hangs: a sync takes milliseconds, and the server counts whole
+seconds."""
 
 _log = logger("tao.storage")
 
@@ -42,9 +55,25 @@ class DiskSpaceSettings:
     refused for so long: small writes succeed in the room that is left in the tables."""
 
 
-def waits_for_space(state: str | None) -> bool:
-    """Return whether a thread in this state, as SHOW PROCESSLIST has it, waits for space on the disk."""
-    return (state or "").lower().startswith(_WAITING_STATES)
+class ServerThread(NamedTuple):
+    """A thread of the server, as SHOW PROCESSLIST has it: its state, and for how many seconds its statement runs."""
+
+    state: str | None
+    seconds: int | None
+
+
+def waits_for_space(threads: Sequence[ServerThread]) -> bool:
+    """Return whether one of these threads waits for space on the disk, or hangs in a commit that nothing else holds
+    up."""
+    states = [(thread.state or "").lower() for thread in threads]
+    if any(state.startswith(_WAITING_STATES) for state in states):
+        return True
+    if any(state.startswith(_WAITING_FOR_REPLICA) for state in states):
+        return False
+    return any(
+        state == _COMMITTING and (thread.seconds or 0) >= _STUCK_SECONDS
+        for state, thread in zip(states, threads, strict=True)
+    )
 
 
 class DiskSpace:
@@ -70,8 +99,8 @@ class DiskSpace:
         """Return why writes fail; empty while there is room."""
         if self._waits:
             return (
-                f"the disk of database server {self._server} is full: the server waits for room to write its binlog; "
-                "make room there, and it goes on within a minute"
+                f"the disk of database server {self._server} is full, or does not answer: the server waits to write "
+                "its binlog; make room there, and it goes on within a minute"
             )
         return self._refusal
 

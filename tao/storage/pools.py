@@ -17,7 +17,7 @@ from typing import Final
 from tao.model.errors import DeadlineExceeded, OutcomeUnknown, Overloaded, SettingsError, TaoError, Unavailable
 from tao.routing.failure_detector import DetectorState
 from tao.storage.dialect import SessionSetup
-from tao.storage.disk_space import DiskSpace, DiskSpaceSettings, waits_for_space
+from tao.storage.disk_space import DiskSpace, DiskSpaceSettings, ServerThread, waits_for_space
 from tao.storage.failures import ConnectionLost
 from tao.storage.semaphore import Semaphore
 from tao.storage.server_health import HealthSettings, ServerHealth
@@ -209,7 +209,7 @@ class Pool:
         session = await open_session(self._account, self._server, self._setup, deadline=deadline)
         try:
             threads = await session.named("SHOW PROCESSLIST", deadline=deadline)
-            return any(waits_for_space(thread["State"]) for thread in threads)
+            return waits_for_space([ServerThread(thread["State"], thread["Time"]) for thread in threads])
         finally:
             session.quit()
 

@@ -1,4 +1,4 @@
-# ruff: noqa: S608 - schema and table names come from tao.storage.names, values are bound
+# ruff: noqa: S608 - schema and table names come from tao.storage.names, and all else is a number
 """Turn queries into statements, and rows into encoded answers. Pure functions.
 
 One statement answers many queries: a UNION whose parts are numbered in the first column, so that keys of several shards
@@ -57,6 +57,11 @@ hold for a smaller page, and for a larger one the edges would have to be sorted 
 _ABSENT_OBJECT: Final = encode_object(0, ABSENT, b"")
 _DELETED: Final = 1 << 16
 """Added to the type of a deleted object, beyond every type."""
+
+_OBJECT_COLUMNS: Final = f"o.id, o.otype + {_DELETED} * o.deleted, o.version, s.only_row, o.data"
+_COUNT_COLUMNS: Final = "l.id1, s.only_row, l.version, l.count, NULL"
+_EDGE_COLUMNS: Final = "a.time, a.id2, l.version, l.count, a.data"
+
 _NO_COUNT: Final = encode_count(0, 0)
 
 _ListQuery = RangeQuery | TimeRangeQuery | EdgesQuery
@@ -68,7 +73,7 @@ def shard_of_query(query: Query) -> int:
 
 
 class Statement:
-    """One UNION with its values."""
+    """One UNION. Numbers stand in its text; ``values`` are the names that are bound."""
 
     __slots__ = ("cost", "parts", "shard", "values")
 
@@ -226,79 +231,71 @@ class ReadPlan:
                 self._plan_list(index, query)
         for shard, ids in objects.items():
             for some in _split(ids):
-                columns = f"o.id, o.otype + {_DELETED} * o.deleted, o.version, s.only_row, o.data"
-                found = "objects AS o FORCE INDEX (PRIMARY) ON o.id IN %s"
-                self._add(self._room(len(some), 1), _OBJECTS, shard, 0, columns, found, some)
+                found = f"objects AS o FORCE INDEX (PRIMARY) ON o.id IN ({_listed(some)})"
+                self._add(self._room(len(some), 1), _OBJECTS, shard, 0, _OBJECT_COLUMNS, found)
         for (shard, atype), id1s in counts.items():
             for some in _split(id1s):
-                columns = "l.id1, s.only_row, l.version, l.count, NULL"
-                found = "assoc_lists AS l FORCE INDEX (PRIMARY) ON l.id1 IN %s AND l.atype = %s"
-                self._add(self._room(len(some), 1), _COUNTS, shard, atype, columns, found, some, atype)
+                found = f"assoc_lists AS l FORCE INDEX (PRIMARY) ON l.id1 IN ({_listed(some)}) AND l.atype = {atype:d}"
+                self._add(self._room(len(some), 1), _COUNTS, shard, atype, _COUNT_COLUMNS, found)
 
     def _plan_whole(self, index: int, query: RangeQuery) -> None:
         """Plan to read all edges, if there are no more than wanted."""
         edges = (
             f"{self._table(query)} AS a FORCE INDEX (PRIMARY) "
-            "ON a.id1 = %s AND a.atype = %s AND COALESCE(l.count, 0) <= %s"
+            f"ON a.id1 = {query.id1:d} AND a.atype = {query.atype:d} AND COALESCE(l.count, 0) <= {query.limit:d}"
         )
         # One row more than wanted shows that the recorded count is wrong.
-        values = (query.id1, query.atype, query.limit, query.limit + 1)
-        self._add_list(self._room(query.limit + 1, 1), index, query, edges, *values, end=" LIMIT %s")
+        self._add_list(self._room(query.limit + 1, 1), index, query, edges, f" LIMIT {query.limit + 1:d}")
 
     def _plan_list(self, index: int, query: _ListQuery) -> None:
         """Plan to read the list's row and the edges, in one statement."""
         table = self._table(query)
-        key = (query.id1, query.atype)
+        of_list = f"id1 = {query.id1:d} AND atype = {query.atype:d}"
         if isinstance(query, EdgesQuery):
-            id_sets = list(_split(set(query.id2s)))
+            id_sets = _split(set(query.id2s))
             statement = self._room(len(query.id2s) + 1, len(id_sets))
             for id2s in id_sets:
                 edges = (
-                    f"{table} AS a FORCE INDEX (PRIMARY) "
-                    "ON a.id1 = %s AND a.atype = %s AND a.id2 IN %s AND a.time BETWEEN %s AND %s"
+                    f"{table} AS a FORCE INDEX (PRIMARY) ON a.id1 = {query.id1:d} AND a.atype = {query.atype:d} "
+                    f"AND a.id2 IN ({_listed(id2s)}) AND a.time BETWEEN {query.low:d} AND {query.high:d}"
                 )
-                self._add_list(statement, index, query, edges, *key, id2s, query.low, query.high)
+                self._add_list(statement, index, query, edges)
             return
         # Separate parts: within a join, the server would put the edges into a temporary table.
         statement = self._room(query.limit + 1, 2)
-        head = "assoc_lists AS l ON l.id1 = %s AND l.atype = %s"
+        head = f"assoc_lists AS l ON l.id1 = {query.id1:d} AND l.atype = {query.atype:d}"
         shard = query.id1 >> SHARD_SHIFT
-        self._add(statement, _HEAD, shard, index, "s.only_row, s.only_row, l.version, l.count, NULL", head, *key)
+        self._add(statement, _HEAD, shard, index, "s.only_row, s.only_row, l.version, l.count, NULL", head)
         newest_first = "ORDER BY time DESC, id2 DESC"
         columns = f"{len(self._targets)}, id1, time, id2, id1, id1, data"
-        where = f"FROM {table} FORCE INDEX (by_time) WHERE id1 = %s AND atype = %s"
-        values: tuple[int, ...]
+        where = f"FROM {table} FORCE INDEX (by_time) WHERE {of_list}"
         if isinstance(query, TimeRangeQuery) and query.below_id2:
             # Two ranges of the index, in its order: the edges of one time may be more than a page, or a million.
+            high, low = query.high, query.low
             page = (
                 f"SELECT {columns} {where} "
-                "AND ((time = %s AND time >= %s AND id2 < %s) OR (time >= %s AND time < %s)) "
-                f"{newest_first} LIMIT %s"
+                f"AND ((time = {high:d} AND time >= {low:d} AND id2 < {query.below_id2:d}) "
+                f"OR (time >= {low:d} AND time < {high:d})) {newest_first} LIMIT {query.limit:d}"
             )
-            high, low = query.high, query.low
-            values = (*key, high, low, query.below_id2, low, high, query.limit)
         elif isinstance(query, TimeRangeQuery) and not query.pos:
-            page = f"SELECT {columns} {where} AND time BETWEEN %s AND %s {newest_first} LIMIT %s"
-            values = (*key, query.low, query.high, query.limit)
+            page = (
+                f"SELECT {columns} {where} AND time BETWEEN {query.low:d} AND {query.high:d} {newest_first} "
+                f"LIMIT {query.limit:d}"
+            )
         else:
-            bounds: tuple[int, ...] = ()
             if isinstance(query, TimeRangeQuery):
-                where += " AND time BETWEEN %s AND %s"
-                bounds = (query.low, query.high)
-            page = f"{where} {newest_first} LIMIT %s, %s"
-            values = (*key, *bounds, query.pos, query.limit)
+                where += f" AND time BETWEEN {query.low:d} AND {query.high:d}"
+            page = f"{where} {newest_first} LIMIT {query.pos:d}, {query.limit:d}"
             if query.pos < _DEFERRED_FROM_POS:
                 page = f"SELECT {columns} {page}"
             else:
                 full_row = ", ".join(f"full_row.{name}" for name in ("id1", "time", "id2", "id1", "id1", "data"))
                 page = (
                     f"SELECT {len(self._targets)}, {full_row} FROM (SELECT id2 {page}) AS page "
-                    f"JOIN {table} AS full_row FORCE INDEX (PRIMARY) "
-                    "ON full_row.id1 = %s AND full_row.atype = %s AND full_row.id2 = page.id2"
+                    f"JOIN {table} AS full_row FORCE INDEX (PRIMARY) ON full_row.id1 = {query.id1:d} "
+                    f"AND full_row.atype = {query.atype:d} AND full_row.id2 = page.id2"
                 )
-                values = (*values, *key)
         statement.parts.append(page)
-        statement.values.extend(values)
         self._targets.append((_PAGE, shard, index))
 
     def _table(self, query: _ListQuery) -> str:
@@ -317,24 +314,12 @@ class ReadPlan:
         last.cost += rows
         return last
 
-    def _add_list(
-        self, statement: Statement, index: int, query: _ListQuery, edges: str, *values: object, end: str = ""
-    ) -> None:
-        found = f"assoc_lists AS l ON l.id1 = %s AND l.atype = %s LEFT JOIN {edges}"
-        columns = "a.time, a.id2, l.version, l.count, a.data"
-        shard = query.id1 >> SHARD_SHIFT
-        self._add(statement, _LIST, shard, index, columns, found, query.id1, query.atype, *values, end=end)
+    def _add_list(self, statement: Statement, index: int, query: _ListQuery, edges: str, end: str = "") -> None:
+        found = f"assoc_lists AS l ON l.id1 = {query.id1:d} AND l.atype = {query.atype:d} LEFT JOIN {edges}"
+        self._add(statement, _LIST, query.id1 >> SHARD_SHIFT, index, _EDGE_COLUMNS, found, end)
 
     def _add(
-        self,
-        statement: Statement,
-        kind: int,
-        shard: int,
-        index: int,
-        columns: str,
-        found: str,
-        *values: object,
-        end: str = "",
+        self, statement: Statement, kind: int, shard: int, index: int, columns: str, found: str, end: str = ""
     ) -> None:
         schema = schema_name(shard)
         statement.shard = shard
@@ -347,11 +332,15 @@ class ReadPlan:
             f"SELECT {len(self._targets)}, {epoch}, {columns} "
             f"FROM {schema}.shard AS s LEFT JOIN {schema}.{found} WHERE s.only_row = 1{end}"
         )
-        statement.values.extend(values)
         self._targets.append((kind, shard, index))
 
 
-def _split(ids: set[int]) -> Iterator[list[int]]:
+def _listed(ids: Sequence[int]) -> str:
+    return ",".join(map(int.__repr__, ids))  # raises for anything else
+
+
+def _split(ids: set[int]) -> Sequence[list[int]]:
     ordered = sorted(ids)
-    for start in range(0, len(ordered), MAX_KEYS_PER_PART):
-        yield ordered[start : start + MAX_KEYS_PER_PART]
+    if len(ordered) <= MAX_KEYS_PER_PART:
+        return (ordered,)
+    return [ordered[start : start + MAX_KEYS_PER_PART] for start in range(0, len(ordered), MAX_KEYS_PER_PART)]

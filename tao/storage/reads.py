@@ -18,7 +18,6 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from tao.model.errors import InternalError, OperatorError, Overloaded, SettingsError, TaoError
@@ -207,7 +206,7 @@ class MySqlReadStore(ReadStore):
             try:
                 await self._fetch(job, server, shards)
             finally:
-                self._leave(entered, shards)
+                self.leave(entered, shards)
 
         try:
             if len(together) == 1 and not alone:
@@ -219,58 +218,34 @@ class MySqlReadStore(ReadStore):
                 fetches.extend(self._fetch_when_admitted(job, server, shard) for server, shard in alone)
                 await _run_all(fetches)
         finally:
-            self._leave(entered, tuple(entered))
+            self.leave(entered, tuple(entered))
 
     def read_at_once(
         self, queries: Sequence[Query], *, timeout_seconds: float, on_read: OnRead, on_end: Callable[[], None]
     ) -> bool:
-        """See the port: for queries of one server, when each shard has room and a connection is idle."""
+        """See the port: for queries of one server whose rows one statement may bring, when each shard has room and a
+        connection is idle."""
         now = asyncio.get_running_loop().time()
-        by_shard: dict[int, list[int]] = {}
-        for place, query in enumerate(queries):
-            by_shard.setdefault(shard_of_query(query), []).append(place)
-        job = _ReadJob(queries, by_shard, False, now + timeout_seconds, on_read)
-        entered: dict[int, float] = {}
-        server, pool, session = "", None, None
+        if len(queries) > 1 and sum(map(_rows_of, queries)) > self._settings.max_rows_at_once:
+            return False
+        reading = _ReadAtOnce(self, queries, now + timeout_seconds, on_read, on_end)
         try:
-            for shard in by_shard:
+            for query in queries:
+                shard = shard_of_query(query)
+                if shard in reading.entered:
+                    continue
                 local = self._local_of(shard)
-                if local != (server or local) or not self._gate(shard).enter(now, self._settings.slow_seconds):
-                    return False
-                server = local
-                entered[shard] = now
-            runs = job.runs_of(by_shard, self._settings.max_rows_at_once)
-            if len(runs) == 1:
-                pool = self._pools.of(server)
-                session = pool.lend_at_once()
+                if local != (reading.server or local) or not self._gate(shard).enter(now, self._settings.slow_seconds):
+                    break
+                reading.server = local
+                reading.entered[shard] = now
+            else:
+                if reading.begin(self._pools.of(reading.server)):
+                    return True
         except TaoError:  # `read_each` reports it where it belongs
-            return False
-        finally:
-            if session is None:
-                self._leave(entered, tuple(entered))
-        if pool is None or session is None:
-            return False
-        end = partial(self._end_read_at_once, pool, session, entered, on_end)
-        try:
-            reading = _ReadAtOnce(self, job, runs[0], server, session, end)
-        except Exception:  # noqa: BLE001 - a query of an unknown type, or a bug: `read_each` fails with it, too
-            pool.take_back(session, None)
-            self._leave(entered, tuple(entered))
-            return False
-        reading.begin()
-        return True
-
-    def _end_read_at_once(
-        self,
-        pool: Pool,
-        session: DatabaseSession,
-        entered: dict[int, float],
-        on_end: Callable[[], None],
-        error: TaoError | None,
-    ) -> None:
-        pool.take_back(session, error)
-        self._leave(entered, tuple(entered))
-        on_end()
+            pass
+        self.leave(reading.entered, tuple(reading.entered))
+        return False
 
     async def read_intents(self, shard: int, far_shard: int, *, limit: int, timeout_seconds: float) -> list[IntentRow]:
         """See `tao.model.ports.IntentReads`. Raises what `read_each` answers critical reads with."""
@@ -286,7 +261,7 @@ class MySqlReadStore(ReadStore):
         try:
             rows, *checks = await self._ask(server, read, deadline, checked_shard=shard)
         finally:
-            self._leave(entered, (shard,))
+            self.leave(entered, (shard,))
         state = master_states(checks[0]).get(shard) if checks else None
         if state is None or not rows:
             raise missing_answer(server)
@@ -301,7 +276,8 @@ class MySqlReadStore(ReadStore):
             gate = self._gates[shard] = _ShardGate(self._settings.max_pending_per_shard)
         return gate
 
-    def _leave(self, entered: dict[int, float], shards: Iterable[int]) -> None:
+    def leave(self, entered: dict[int, float], shards: Iterable[int]) -> None:
+        """Give the room of shards back, once for each that was entered."""
         for shard in shards:
             since = entered.pop(shard, None)
             if since is not None:
@@ -316,7 +292,7 @@ class MySqlReadStore(ReadStore):
         try:
             await self._fetch(job, server, (shard,))
         finally:
-            self._leave(entered, (shard,))
+            self.leave(entered, (shard,))
 
     async def _fetch(self, job: _ReadJob, server: str, shards: Sequence[int]) -> None:
         """Read these shards' queries with few statements, and report the answers, some rows at a time."""
@@ -519,48 +495,85 @@ class _ReadAtOnce:
     """A read of one server that has its session and waits for nothing else: by callbacks, which cost half of what a
     task does with its coroutines. Most reads of a server that is not busy serve one miss, and are read so."""
 
+    __slots__ = (
+        "_deadline",
+        "_held",
+        "_on_end",
+        "_on_read",
+        "_plan",
+        "_pool",
+        "_queries",
+        "_session",
+        "_statements",
+        "_store",
+        "entered",
+        "server",
+    )
+
     def __init__(
         self,
         store: MySqlReadStore,
-        job: _ReadJob,
-        places: Sequence[int],
-        server: str,
-        session: DatabaseSession,
-        on_end: Callable[[TaoError | None], None],
+        queries: Sequence[Query],
+        deadline: float,
+        on_read: OnRead,
+        on_end: Callable[[], None],
     ) -> None:
-        """``on_end`` is called once, with the error of the read if it has one, when all else is done."""
-        self._job: Final = job
-        self._places: Final = places
-        self._server: Final = server
-        self._session: Final = session
+        """``on_end`` is called once after `begin` has returned True, when all else is done."""
+        self._store: Final = store
+        self._queries: Final = queries
+        self._deadline: Final = deadline
+        self._on_read: Final = on_read
         self._on_end: Final = on_end
         self._held: Final = _HeldRows(store)
-        self._plan: Final = ReadPlan([job.queries[place] for place in places], store.edge_tables)
-        self._receive: Final = _counted(self._plan, self._held)
-        self._statements: Iterator[Statement] = iter(self._plan.statements)
+        self._plan: ReadPlan
+        self._pool: Pool
+        self._session: DatabaseSession
+        self._statements: Iterator[Statement]
+        self.server = ""
+        self.entered: Final[dict[int, float]] = {}
+        """The shards that have given room, and when."""
 
-    def begin(self) -> None:
-        """Send the next statement, or end after the last one."""
+    def begin(self, pool: Pool) -> bool:
+        """Begin to read. Returns False, with nothing begun, when there is no idle connection, or the queries have no
+        statements: those of an unknown type, or a bug, which `read_each` reports. Raises `TaoError`."""
+        session = pool.lend_at_once()
+        if session is None:
+            return False
         try:
-            statement = self._next_statement()
-            if statement is not None:
-                self._session.begin_stream(
-                    statement.sql,
-                    statement.values,
-                    self._receive,
-                    self._take_end,
-                    deadline=self._job.deadline,
-                    columns=COLUMNS,
-                )
-                return
-        except TaoError as error:  # the schema may have changed between two statements
-            self._end(error)
-            return
-        except Exception as error:
-            _logger.exception("a statement of a read could not be made")
-            self._end(InternalError(f"a statement could not be made: {error}"))
-            return
-        self._end(None)
+            self._plan = ReadPlan(self._queries, self._store.edge_tables)
+        except Exception:  # noqa: BLE001 - see above
+            pool.take_back(session, None)
+            return False
+        self._pool, self._session = pool, session
+        self._statements = iter(self._plan.statements)
+        self._go_on(None)
+        return True
+
+    def _go_on(self, error: TaoError | None) -> None:
+        """Send the next statement, or end after the last one."""
+        if error is None:
+            try:
+                statement = self._next_statement()
+                if statement is not None:
+                    self._session.begin_stream(
+                        statement.sql,
+                        statement.values,
+                        self._receive,
+                        self._go_on,
+                        deadline=self._deadline,
+                        columns=COLUMNS,
+                    )
+                    return
+            except TaoError as failure:  # the schema may have changed between two statements
+                error = failure
+            except Exception as bug:
+                _logger.exception("a statement of a read could not be made")
+                error = InternalError(f"a statement could not be made: {bug}")
+        self._end(error)
+
+    def _receive(self, rows: list[Row]) -> None:
+        self._held.add(rows)
+        self._plan.receive(rows)
 
     def _next_statement(self) -> Statement | None:
         statement = next(self._statements, None)
@@ -570,31 +583,37 @@ class _ReadAtOnce:
             statement = next(self._statements, None)
         return statement
 
-    def _take_end(self, error: TaoError | None) -> None:
-        if error is None:
-            self.begin()
-        else:
-            self._end(error)
-
     def _end(self, error: TaoError | None) -> None:
-        job, places = self._job, self._places
+        places = range(len(self._queries))
         try:
             if error is None:
-                job.report_answers(self._server, places, self._plan)
+                epochs = self._plan.version_epochs
+                if len(epochs) == len(self.entered):
+                    self._on_read(places, FillRead(list(self._plan.answers()), epochs))
+                else:
+                    self._job().report_answers(self.server, places, self._plan)
             elif not self._may_mend(error):
-                job.on_read(places, error)
+                self._on_read(places, error)
         except Exception:
             _logger.exception("the answers of a read could not be delivered")
         finally:
             self._held.release()
-            self._on_end(error)
+            self._pool.take_back(self._session, error)
+            self._store.leave(self.entered, tuple(self.entered))
+            self._on_end()
+
+    def _job(self) -> _ReadJob:
+        by_shard: dict[int, list[int]] = {}
+        for place, query in enumerate(self._queries):
+            by_shard.setdefault(shard_of_query(query), []).append(place)
+        return _ReadJob(self._queries, by_shard, False, self._deadline, self._on_read)
 
     def _may_mend(self, error: TaoError) -> bool:
         """Return whether the queries of a read that has failed may be answered on another connection, or one by one."""
         if isinstance(error, OperatorError):
-            return len(self._job.by_shard_of(self._places)) > 1
+            return len(self.entered) > 1
         if isinstance(error, Overloaded):
-            return len(self._places) > 1 and self._held.is_most
+            return len(self._queries) > 1 and self._held.is_most
         return isinstance(error, ConnectionLost)
 
 

@@ -61,6 +61,8 @@ _CHANGED_VARIABLES: Final = 0
 _CHANGED_GTIDS: Final = 3
 LAST_GTID: Final = "last_gtid"
 """The variable of a MariaDB session that has the GTID of its last transaction."""
+_COMMAND: Final = Struct("<IB")
+"""The head of a command's only packet: its length, the number zero in the fourth byte, and the command."""
 _PREPARED: Final = Struct("<xIHH")
 """The answer to a statement that is prepared: its number, and how many columns and parameters it has."""
 
@@ -470,6 +472,9 @@ def _packed_row(data: bytes, at: int, stop: int, _: tuple[Decoder | None, ...]) 
 
 def command_packets(command: int, content: bytes) -> bytes:
     """Return a command as it is sent: in several packets when it is larger than one."""
+    length = len(content) + 1
+    if length < _WHOLE:
+        return b"".join((_COMMAND.pack(length, command), content))
     left = bytes([command]) + content
     packets = bytearray()
     for number, at in enumerate(range(0, len(left) + 1, _WHOLE)):

@@ -65,7 +65,7 @@ OUTBOX: Final = OutboxSettings(
     relay_bytes=1_500, unacknowledged_bytes=2_500, leader_bytes=1_500, retries=RetrySettings(burst=30.0)
 )
 REWIND: Final = RewindSettings(max_bytes=8_000)
-WRITES: Final = WritePathSettings(max_waiting_per_shard=24, max_batch_writes=8)
+WRITES: Final = WritePathSettings(max_waiting_per_shard=24, max_batch_writes=8, gather_seconds=0.002)
 INVERSES: Final = InverseSettings(max_waiting_per_pair=8)
 FILLS: Final = FillSettings(max_fetches=100)
 SHARES: Final = ShareSettings(max_under_way=40, max_under_way_per_caller=20, max_waiting_per_caller=400)

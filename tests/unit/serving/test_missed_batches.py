@@ -11,7 +11,8 @@ from tao.cache import CacheSettings, GraphCache
 from tao.model.errors import InvalidArgument, TaoError, Unavailable
 from tao.model.queries import Fetched, ObjectQuery, Query
 from tao.routing.fair_shares import ShareSettings
-from tao.serving.misses import BatchSettings, Misses, ReadPolicy
+from tao.serving.miss_answers import BatchSettings
+from tao.serving.misses import Misses, ReadPolicy
 from tao.serving.server import SchemaArenas
 from tao.serving.shares import ShareOfWork, WorkShares
 from tao.serving.single_flight import FillSettings, SingleFlight

@@ -14,7 +14,8 @@ from tao.model.graph import EXISTS, EXISTS_NOT, MAX_ID2_SET, MAX_TIME, Edge, Edg
 from tao.model.queries import CountQuery, EdgesQuery, ObjectQuery, Query, RangeQuery, TimeRangeQuery, start_at
 from tao.model.rows import ListRow, ObjectRow
 from tao.runtime.clock import LoopClock
-from tao.serving.misses import BatchSettings, ReadPolicy
+from tao.serving.miss_answers import BatchSettings
+from tao.serving.misses import ReadPolicy
 from tao.serving.read_service import ReadService, answer_hits, leave_out
 from tao.serving.sources import Take
 from tao.serving.traffic import Traffic

@@ -58,9 +58,10 @@ class Server:
         self.lease_read.append("tao.lease" in check_sql)
         if any(table in sql for table in self.refused_tables):
             raise OperatorError("refused")
-        numbers = [int(text.partition("SELECT ")[2].partition(",")[0]) for text in rows_sql.split(" UNION ALL ")]
-        masters, shards = values[::2], [ids[0] >> SHARD_SHIFT for ids in values[1::2]]
-        assert set(masters) == {"db"}, "each part asks whether its shard's row names the server"
+        parts = rows_sql.split(" UNION ALL ")
+        numbers = [int(text.partition("SELECT ")[2].partition(",")[0]) for text in parts]
+        shards = [int(text.partition("o.id IN (")[2].partition(")")[0]) >> SHARD_SHIFT for text in parts]
+        assert list(values) == ["db"] * len(parts), "each part asks whether its shard's row names the server"
         found = zip(numbers, shards, strict=True)
         rows = [(number, shard) for number, shard in found if not self._lacks(shard)]
         on_rows([(number, int(shard not in self.moving_shards), *[None] * 5) for number, shard in rows])

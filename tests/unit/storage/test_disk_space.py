@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tao.model.errors import DatabaseFull, ShardBlocked
-from tao.storage.disk_space import DiskSpace, DiskSpaceSettings, waits_for_space
+from tao.storage.disk_space import DiskSpace, DiskSpaceSettings, ServerThread, waits_for_space
 from tao.storage.failures import ConnectionLost
 from tao.storage.session import DatabaseSession
 from tests.rigs.pacing import until
@@ -47,9 +47,16 @@ async def rig() -> AsyncIterator[Rig]:
 
 @pytest.mark.parametrize("state", ["Waiting for someone to free space", "Waiting for disk space"])
 def test_the_states_of_threads_that_wait_for_space_are_known(state: str) -> None:
-    assert waits_for_space(state)
-    assert not waits_for_space("Commit")
-    assert not waits_for_space(None)
+    assert waits_for_space([ServerThread("Commit", 9), ServerThread(state, 0)])
+    assert not waits_for_space([ServerThread("Commit", 9), ServerThread(None, None)])
+
+
+def test_a_commit_of_mysql_that_hangs_and_waits_for_no_replica_waits_for_the_disk() -> None:
+    commits = [ServerThread("waiting for handler commit", 0), ServerThread("waiting for handler commit", 2)]
+    assert waits_for_space(commits)
+    assert not waits_for_space(commits[:1]), "it may be a commit like any other"
+    for_replica = ServerThread("Waiting for semi-sync ACK from replica", 3)
+    assert not waits_for_space([*commits, for_replica]), "the commits of its group wait for the replica"
 
 
 async def test_a_slow_write_finds_the_full_disk_and_further_writes_fail_at_once_until_there_is_room(rig: Rig) -> None:

@@ -46,7 +46,8 @@ class Server:
             number = int(text.partition("SELECT ")[2].partition(",")[0])
             assert number >= part
             if "objects" in text:
-                parts.append([(number, 1, each, 1, 1, 1, self.data) for each in values[0]])
+                ids = text.partition("o.id IN (")[2].partition(")")[0].split(",")
+                parts.append([(number, 1, int(each), 1, 1, 1, self.data) for each in ids])
             else:
                 parts.append([(number, 1, 5, 7, 1, 1, self.data)])
         rows = [row for part in parts for row in part]
