@@ -3,9 +3,9 @@
 The honest client's requests take turns with its pauses: a hit, a miss and a new connection over frames, and a gRPC
 call. Each attack is measured in rounds of three turns: undisturbed; beside the attack, which a process of its own makes
 again and again; and beside a process that burns as much CPU as the attacker did at the same times, on as many cores,
-and attacks nobody. Attacker, client
-and servers share the machine's cores, so the ratio to the undisturbed turns contains the attacker's own CPU, and the
-ratio to the burnt ones does not.
+and attacks nobody. Attacker, client and servers share the machine's cores, so the ratio to the undisturbed turns
+contains the attacker's own CPU, and the ratio to the burnt ones does not. Connections cost the system CPU, too, whoever
+accepts them. So the attack that only opens them has a fourth turn, in which it is made on a listener of a few lines.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import msgspec
 from loadtest import options
 from loadtest.client_process import StepReport, run_job
 from loadtest.hostile.attacks import SECONDS, STRANGERS, Grip, Ports, flood, open_client
+from loadtest.hostile.bare_listener import bare_listener
 from loadtest.results import Aim, Listing, ScenarioResult, at_most, listings_of
 from loadtest.rounds import cpu_seconds, percentile
 from loadtest.scenario import SCHEMA, BenchSettings, Progress, ProgressListener, Scenario
@@ -45,8 +46,10 @@ from tao.wire.v1 import session_pb2 as pb
 
 FLOOD: Final = "126,000 critical reads of one client"
 ATTACKS: Final = (*STRANGERS, FLOOD)
-UNDISTURBED, ATTACKED, BURNT = "undisturbed", "attacked", "burnt"
+UNDISTURBED, ATTACKED, BURNT, ELSEWHERE = "undisturbed", "attacked", "burnt", "elsewhere"
 TURNS: Final = (UNDISTURBED, ATTACKED, BURNT)
+_CONNECTIONS_ALONE: Final = "600 ungreeted connections"
+"""The attack whose turns include one on a listener that has nothing to do with the servers."""
 HONEST: Final = ("hit", "miss", "new connection", "grpc call")
 BOUND: Final = 1.5
 """The honest client's p99 beside an attack, as a multiple of the one without."""
@@ -82,11 +85,12 @@ _COLUMNS: Final = {
 }
 _OVERVIEW_NOTE: Final = (
     "First table: the most memory by which the servers have grown in a turn beside the attack, and the honest client's "
-    "p99 undisturbed / attacked / burnt."
+    "p99 undisturbed / attacked / burnt, and for connections alone / elsewhere."
 )
 _NOTE: Final = (
     "Figures of all rounds together. *undisturbed* and *burnt* are the same client without an attack; beside *burnt*, "
-    "a process uses as much CPU as the attacker did."
+    "a process uses as much CPU as the attacker did. Beside *elsewhere*, the attack is made on a listener that is none "
+    "of the servers."
 )
 
 
@@ -123,9 +127,14 @@ async def run(settings: BenchSettings, progress: Progress, asked: HostileOptions
         honest = await stack.enter_async_context(
             HonestClient(target, Credentials("honest", "client", secrets["honest"]))
         )
+        elsewhere = ""
+        if _CONNECTIONS_ALONE in attacks:
+            log = settings.work_dir / "bare_listener.log"
+            elsewhere = await stack.enter_async_context(bare_listener(log))
         job = AttackJob(
             attacks=attacks,
             ports=target,
+            elsewhere=elsewhere,
             token=secrets["hog"],
             rounds=rounds,
             seconds=seconds,
@@ -167,11 +176,18 @@ SCENARIO: Final = Scenario(
 )
 
 
+def turns_of(attack: str) -> tuple[str, ...]:
+    """Return the turns of an attack in a round."""
+    return (*TURNS, ELSEWHERE) if attack == _CONNECTIONS_ALONE else TURNS
+
+
 class AttackJob(msgspec.Struct, frozen=True, kw_only=True):
     """Take the turns of all attacks, and report each as it begins."""
 
     attacks: list[str]
     ports: Ports
+    elsewhere: str
+    """The address of a listener that is none of the servers; empty when no attack is made on it."""
     token: str
     """The token of the client that floods."""
     rounds: int
@@ -191,10 +207,11 @@ class AttackJob(msgspec.Struct, frozen=True, kw_only=True):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         used: list[float] = []
         waves: list[_Wave] = []
+        total = self.rounds * sum(len(turns_of(attack)) for attack in self.attacks)
         for attack in self.attacks:
             for _ in range(self.rounds):
-                for turn in TURNS:
-                    report(f"{attack}: {turn}", len(used) / (len(self.attacks) * self.rounds * len(TURNS)))
+                for turn in turns_of(attack):
+                    report(f"{attack}: {turn}", len(used) / total)
                     began = time.process_time()
                     with suppress(TimeoutError):
                         async with asyncio.timeout(self.seconds):
@@ -218,10 +235,11 @@ class AttackJob(msgspec.Struct, frozen=True, kw_only=True):
                 await self._flood()
         else:
             waves.clear()
+            ports = Ports(*(self.elsewhere,) * 3) if turn == ELSEWHERE else self.ports
             while True:
                 async with Grip() as grip:
                     with _wave(waves):
-                        await STRANGERS[attack](self.ports, grip)
+                        await STRANGERS[attack](ports, grip)
                     await asyncio.sleep(_HOLD_SECONDS)
 
     async def _flood(self) -> None:
@@ -375,7 +393,7 @@ async def _measure(
     servers: AttackedServers, job: AttackJob, honest: HonestClient, progress: Progress
 ) -> dict[str, dict[str, float]]:
     """Return the figures of each kind of turn of each attack."""
-    turns: dict[str, _Turns] = {f"{attack}: {turn}": _Turns() for attack in job.attacks for turn in TURNS}
+    turns: dict[str, _Turns] = {f"{attack}: {turn}": _Turns() for attack in job.attacks for turn in turns_of(attack)}
     begun: asyncio.Queue[str] = asyncio.Queue()
     attacking = asyncio.create_task(
         run_job(job, ProgressListener(progress, begun.put_nowait), servers.folder / "attacker.log", list[float])
@@ -430,7 +448,7 @@ def _overview(attacks: list[str], measured: dict[str, dict[str, float]]) -> List
     """Return the table of what each attack did once, and does now."""
     rows = list[dict[str, object]]()
     for attack in attacks:
-        turns = [measured[f"{attack}: {turn}"] for turn in TURNS]
+        turns = [measured[f"{attack}: {turn}"] for turn in turns_of(attack)]
         attacked = turns[TURNS.index(ATTACKED)]
         p99s = {
             kind.replace(" ", "_"): " / ".join(f"{figures[f'{kind} p99_ms']:.1f}" for figures in turns)

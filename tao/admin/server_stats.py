@@ -14,7 +14,7 @@ from tao.cache.memory_advice import ArenaUse
 from tao.model.errors import OperatorError, ProtocolError, TaoError, Unavailable
 from tao.model.ids import SHARD_SHIFT
 from tao.model.topology import CacheServer, Topology
-from tao.runtime.admin_client import admin_get
+from tao.runtime.admin_client import PROBE_SECONDS, admin_get
 from tao.wire.v1 import session_pb2 as pb
 
 HTTP_OK: Final = 200
@@ -63,11 +63,11 @@ async def wait_until_ready(address: str, timeout_seconds: float) -> None:
         raise OperatorError(f"not ready within {timeout_seconds:g} s ({last})") from None
 
 
-async def server_stats(address: str) -> dict[str, Any]:
+async def server_stats(address: str, timeout_seconds: float = PROBE_SECONDS) -> dict[str, Any]:
     """Return the figures of the server at an admin address (``/stats``). Raises what `admin_get` raises.
 
     `Any`: each role has its own figures."""
-    status, body = await admin_get(address, "/stats")
+    status, body = await admin_get(address, "/stats", timeout_seconds)
     if status != HTTP_OK:
         raise Unavailable(f"{address}/stats answers with status {status}")
     try:

@@ -12,14 +12,14 @@ from typing import Final
 from tao.model.errors import ProtocolError, Unavailable
 
 _MAX_ANSWER_BYTES: Final = 16 << 20
-_PROBE_SECONDS: Final = 2.0
+PROBE_SECONDS: Final = 2.0
 
 
 class NobodyListens(Unavailable):
     """The connection was refused: the machine is up, and no process listens on the port."""
 
 
-async def admin_get(address: str, path: str, timeout_seconds: float = _PROBE_SECONDS) -> tuple[int, bytes]:
+async def admin_get(address: str, path: str, timeout_seconds: float = PROBE_SECONDS) -> tuple[int, bytes]:
     """Return status and body of ``GET path`` at ``host:port``.
 
     Raises `NobodyListens`, `Unavailable` when there is no answer in time, and `ProtocolError` when the answer is not

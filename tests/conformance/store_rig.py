@@ -18,6 +18,7 @@ from tao.topology.etcd_document import EtcdAccess, EtcdSchema
 from tao.topology.file_store import AccessFile
 from tao.topology.stores import EtcdConnections, TextDocuments, open_access, open_topology
 from tests.rigs.etcd_rig import keys_under, set_keys
+from tests.rigs.pacing import PATIENT_SECONDS
 
 
 class Ear:
@@ -42,7 +43,7 @@ class Ear:
         self._news.set()
 
     async def until(self, true: Callable[[], bool]) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENT_SECONDS):
             while not true():
                 self._news.clear()
                 await self._news.wait()

@@ -26,6 +26,7 @@ from tests.conformance.test_topology_stores import topology
 from tests.rigs.certificates import TestAuthority
 from tests.rigs.cuts import Cut
 from tests.rigs.etcd_rig import EtcdRig
+from tests.rigs.pacing import PATIENT_SECONDS
 
 
 @pytest.fixture
@@ -105,7 +106,7 @@ async def test_a_shared_lock_that_could_not_be_released_ends_with_its_lease_alth
     await way.heal()
     other = near.locks()
     assert not await is_free(other, "master-of-db", exclusive=True)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENT_SECONDS):
         while not await is_free(other, "master-of-db", exclusive=True):
             assert await is_free(locks, "master-of-db", exclusive=False)
             await asyncio.sleep(0.2)

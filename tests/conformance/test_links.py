@@ -11,7 +11,8 @@ from tao.model.errors import (
 from tao.routing.failure_detector import DetectorSettings
 from tao.wire.links import Links, LinkSettings
 from tao.wire.settings import SessionSettings
-from tests.conformance.transport_rig import ME, PATIENT_SECONDS, Rig, echo, read, until
+from tests.conformance.transport_rig import ME, Rig, echo, read, until
+from tests.rigs.pacing import PATIENT_SECONDS
 
 
 async def test_a_connection_to_an_address_without_a_listener_is_unavailable(rig: Rig) -> None:

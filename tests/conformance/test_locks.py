@@ -20,6 +20,7 @@ from tao.replication.locks import (
     mastership_lock,
 )
 from tests.conformance.store_rig import StoreRig
+from tests.rigs.pacing import PATIENT_SECONDS
 
 
 async def is_free(locks: Locks, name: str, *, exclusive: bool) -> bool:
@@ -32,7 +33,7 @@ async def is_free(locks: Locks, name: str, *, exclusive: bool) -> bool:
 
 async def taken_over(locks: Locks, name: str) -> AbstractAsyncContextManager[LockHold]:
     """Return the entered hold of the first attempt that succeeds."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENT_SECONDS):
         while True:
             attempt = locks.held(name, exclusive=True, terms=ACTIVITY)
             try:

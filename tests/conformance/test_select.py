@@ -29,6 +29,7 @@ from tao.wire.v1 import graph_pb2_grpc
 from tao.wire.v1 import session_pb2 as pb
 from tests.properties.test_set_expressions import expressions
 from tests.rigs.links_rig import MemoryReply
+from tests.rigs.pacing import PATIENT_SECONDS
 from tests.rigs.server_context import make_context
 from tests.rigs.set_lists import SetLists
 from tests.unit.client.fakes import SCHEMA, FakeCluster, make_id, make_topology, until
@@ -151,7 +152,7 @@ async def test_pages_over_grpc_match_python_sets(stub: graph_pb2_grpc.GraphAsync
     ):
         found, cursor = [], ""
         while True:
-            page = await stub.Select(request(expression, 17, cursor=cursor), timeout=20)
+            page = await stub.Select(request(expression, 17, cursor=cursor), timeout=PATIENT_SECONDS)
             found += [FoundEdge(each.time, each.id2, each.id1, 1, each.data) for each in page.edges]
             assert page.examined > 0
             assert page.plan
@@ -168,14 +169,14 @@ async def test_lists_for_which_an_answer_had_no_room_are_asked_again(
     ids = [make_id(number, shard=7) for number in range(1, 6)]
     for id1 in ids:
         follower.lists.cluster.lists[id1, FRIEND] = [Edge(id1 + 1_000, id1)]
-    page = await stub.Select(request(union_of(ids, FRIEND)), timeout=20)
+    page = await stub.Select(request(union_of(ids, FRIEND)), timeout=PATIENT_SECONDS)
     assert [edge.id1 for edge in page.edges] == ids[::-1]
 
 
 async def test_counts_say_whether_they_are_exact(stub: graph_pb2_grpc.GraphAsyncStub) -> None:
     both = combine(SetOperator.AND, *of(A, B))
     for limit, expected in ((20, (20, False)), (2_000, (50, True))):
-        counted = await stub.Select(request(both, limit, count_only=True), timeout=20)
+        counted = await stub.Select(request(both, limit, count_only=True), timeout=PATIENT_SECONDS)
         assert (counted.count, counted.exact) == expected
 
 
@@ -237,17 +238,17 @@ async def test_a_wrong_request_is_an_invalid_argument(
     asked = request(combine(SetOperator.AND, *of(A, B)))
     change(asked)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await stub.Select(asked, timeout=20)
+        await stub.Select(asked, timeout=PATIENT_SECONDS)
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert message in (caught.value.details() or "")
 
 
 async def test_a_budget_ends_a_page_with_a_cursor(stub: graph_pb2_grpc.GraphAsyncStub) -> None:
     disjoint = combine(SetOperator.WITHOUT, *of(B, B))
-    page = await stub.Select(request(disjoint, budget_edges=100), timeout=20)
+    page = await stub.Select(request(disjoint, budget_edges=100), timeout=PATIENT_SECONDS)
     assert (len(page.edges), page.cursor, page.cut_short) == (0, "", False)  # the list ends first
     either = combine(SetOperator.OR, *of(A, B))
-    page = await stub.Select(request(either, 100, budget_edges=1), timeout=20)
+    page = await stub.Select(request(either, 100, budget_edges=1), timeout=PATIENT_SECONDS)
     assert page.cut_short
     assert page.cursor
 

@@ -26,8 +26,9 @@ from tao.wire.identity import (
 from tao.wire.links import Links, LinkSettings
 from tao.wire.settings import ServingSettings, SessionSettings
 from tao.wire.tls import TlsFiles
-from tests.conformance.transport_rig import ME, PATIENT_SECONDS, Handler, read, until
+from tests.conformance.transport_rig import ME, Handler, read, until
 from tests.rigs.certificates import TestAuthority
+from tests.rigs.pacing import PATIENT_SECONDS
 from tests.rigs.ports import free_ports
 
 CLUSTER = "spiffe://example.org/tao/main"

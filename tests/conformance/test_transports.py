@@ -33,18 +33,8 @@ from tao.wire.identity import (
 from tao.wire.session import NO_DEADLINE_MS, Reply
 from tao.wire.settings import ServingSettings, SessionSettings
 from tao.wire.v1 import session_pb2 as pb
-from tests.conformance.transport_rig import (
-    ME,
-    PATIENT_SECONDS,
-    Handler,
-    Rig,
-    Taken,
-    echo,
-    read,
-    stuck_peer,
-    until,
-    write,
-)
+from tests.conformance.transport_rig import ME, Handler, Rig, Taken, echo, read, stuck_peer, until, write
+from tests.rigs.pacing import PATIENT_SECONDS
 
 
 async def test_an_answer_carries_what_the_handler_sent(rig: Rig) -> None:

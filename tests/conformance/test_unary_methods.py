@@ -34,6 +34,7 @@ from tao.wire.settings import ServingSettings
 from tao.wire.v1 import graph_pb2 as graph
 from tao.wire.v1 import graph_pb2_grpc
 from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.pacing import PATIENT_SECONDS
 
 NEAR = make_id(9, 1_700_000_000_000, 0)
 CHOSEN_SHARD = 5
@@ -198,7 +199,7 @@ async def test_a_method_asks_one_request_and_replies_its_answer(
     bench: Bench, method: str, asked: Message, answers: list[pb.Answer], request_body: Message, reply: Message
 ) -> None:
     bench.handler.answers = answers
-    assert await getattr(bench.stub, method)(asked, timeout=20) == reply
+    assert await getattr(bench.stub, method)(asked, timeout=PATIENT_SECONDS) == reply
     assert body_of(bench.handler.asked) == request_body
     assert 15_000 < bench.handler.asked.deadline_ms < 25_000
 
@@ -216,7 +217,7 @@ JOURNALED: list[tuple[str, Message]] = [
 @pytest.mark.parametrize(("method", "asked"), JOURNALED)
 async def test_a_write_to_be_made_later_is_answered_with_its_receipt(bench: Bench, method: str, asked: Message) -> None:
     bench.handler.answers = [pb.Answer(write=pb.WriteAnswer(results=[pb.WriteResult(accepted=b"receipt")]))]
-    reply = await getattr(bench.stub, method)(asked, timeout=20)
+    reply = await getattr(bench.stub, method)(asked, timeout=PATIENT_SECONDS)
     assert reply.accepted == b"receipt"
     assert bench.handler.asked.write.accept
     assert bench.handler.asked.write.priority == 3
@@ -298,7 +299,7 @@ async def test_a_watch_is_a_stream_that_ends_with_its_caller(bench: Bench) -> No
     closed = asyncio.Event()
     bench.handler.replies[0].on_close(closed.set)
     call.cancel()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENT_SECONDS):
         await closed.wait()
 
 

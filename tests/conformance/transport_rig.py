@@ -23,9 +23,9 @@ from tao.wire.settings import ServingSettings, SessionSettings
 from tao.wire.v1 import frames_pb2
 from tao.wire.v1 import session_pb2 as pb
 from tao.wire.v1.graph_pb2_grpc import GraphStub
+from tests.rigs.pacing import PATIENT_SECONDS
 
 ME = Credentials("test", "client")
-PATIENT_SECONDS = 20.0
 
 
 @dataclass

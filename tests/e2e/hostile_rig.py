@@ -23,13 +23,10 @@ from tao.wire.frames_client import connect_frames
 from tao.wire.grpc_client import connect_grpc
 from tao.wire.identity import Credentials
 from tao.wire.session import Session
-from tao.wire.settings import SessionSettings
 from tao.wire.v1 import frames_pb2
 from tao.wire.v1 import session_pb2 as pb
-from tests.e2e.cluster_access import (
-    PATIENT_SECONDS,
-    Bystander,
-)
+from tests.e2e.cluster_access import PATIENT_SESSION, Bystander
+from tests.rigs.pacing import PATIENT_SECONDS
 
 SHARDS = 8
 USER, CHECKIN, LIKES, LIKED_BY, COMMENT, NOTE = 1, 2, 4, 5, 10, 14
@@ -60,9 +57,9 @@ class Rig:
     ) -> AsyncIterator[Session]:
         credentials = Credentials("raw", role)
         if transport == "frames":
-            session = await connect_frames(server.frames, SessionSettings(), credentials)
+            session = await connect_frames(server.frames, PATIENT_SESSION, credentials)
         else:
-            session = await connect_grpc(server.grpc, SessionSettings(), credentials)
+            session = await connect_grpc(server.grpc, PATIENT_SESSION, credentials)
         try:
             yield session
         finally:

@@ -16,7 +16,6 @@ from tao.admin.cache_verification import verify_caches
 from tao.admin.repair import find_broken_pairs
 from tao.admin.replica_verification import compare_replicas
 from tao.admin.replication import follow, hold, replicas
-from tao.admin.server_stats import server_stats
 from tao.client import Assoc
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.database_program import Durability, Flavour
@@ -36,11 +35,11 @@ from tao.wire.convert import relay_to_pb
 from tao.wire.identity import Credentials
 from tao.wire.links import Links, LinkSettings
 from tao.wire.v1 import session_pb2 as pb
-from tests.e2e.cluster_access import LOOK_SECONDS, killed_at_the_end
+from tests.e2e.cluster_access import LOOK_SECONDS, killed_at_the_end, patient_stats
+from tests.rigs.pacing import PATIENT_SECONDS
 
 RTT_MS = 20.0
 EAST_WEST = ("east", "west")
-PATIENT_SECONDS = 30.0
 
 
 async def until(condition: Callable[[], Awaitable[object]], what: str = "") -> None:
@@ -77,14 +76,14 @@ class Regions:
         """Return whether every tailer has started. A tailer without a position invalidates its region twice: at once,
         and when all rows are visible."""
         for region in self.topology.regions:
-            stats = [await server_stats(self.cluster.admin(leader.name)) for leader in region.leaders.servers]
+            stats = [await patient_stats(self.cluster.admin(leader.name)) for leader in region.leaders.servers]
             if sum(each["voided_shards"] for each in stats) < 2 * self.topology.shards:
                 return False
         return True
 
     async def stats_of_leader(self, region: str, object_id: int) -> dict[str, Any]:
         leader = self.routes.leaders(region).home(object_id >> SHARD_SHIFT)
-        return await server_stats(self.cluster.admin(leader.name))
+        return await patient_stats(self.cluster.admin(leader.name))
 
     async def invalidate_shards_of(self, region: str, *object_ids: int) -> None:
         """Invalidate the shards of these objects in a region, as its tailer does when it cannot determine what has

@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from tao.client import ClientSettings, Graph, TaoError, Unavailable, connect
+from tao.client import Graph, OutcomeUnknown, RetryableError, TaoError, connect
 from tao.devcluster.cluster import DevCluster
 from tao.model.topology import Topology
 from tao.routing.routes import Routes
 from tao.topology.document import parse_topology
-from tests.e2e.cluster_access import PACE_SECONDS
+from tests.e2e.cluster_access import PACE_SECONDS, PATIENT
 from tests.e2e.region_access import Regions, until
 from tests.rigs.forked_programs import run_tao
 
@@ -66,11 +66,23 @@ class Writers:
         await until(all_have, "writes do not continue")
 
 
+async def new_object(graph: Graph) -> int:
+    """Return the id of a new object, once a master takes it: the last change of one may not be over yet."""
+    found: list[int] = []
+
+    async def is_made() -> bool:
+        with suppress(RetryableError, OutcomeUnknown):
+            found.append(await graph.obj_add("user", {"name": "writer"}))
+        return bool(found)
+
+    await until(is_made, "no object is made")
+    return found[0]
+
+
 @asynccontextmanager
 async def writing(cluster: DevCluster, region: str) -> AsyncIterator[Writers]:
-    settings = ClientSettings(timeout_seconds=10)
-    async with connect(str(cluster.topology_path), region=region, settings=settings) as graph:
-        writers = Writers(graph, [await graph.obj_add("user", {"name": "writer"}) for _ in range(WRITERS)])
+    async with connect(str(cluster.topology_path), region=region, settings=PATIENT) as graph:
+        writers = Writers(graph, [await new_object(graph) for _ in range(WRITERS)])
         tasks = [asyncio.create_task(writers.run(each)) for each in writers.acknowledged]
         try:
             await writers.go_on()
@@ -84,7 +96,7 @@ async def writing(cluster: DevCluster, region: str) -> AsyncIterator[Writers]:
 
 async def assert_nothing_lost(cluster: DevCluster, writers: Writers) -> None:
     for region in topology_of(cluster).regions:
-        async with connect(str(cluster.topology_path), region=region.name) as graph:
+        async with connect(str(cluster.topology_path), region=region.name, settings=PATIENT) as graph:
             for each, number in writers.acknowledged.items():
                 home = await home_at_master(graph, each)
                 assert number <= int(home) <= writers.attempted[each]
@@ -96,7 +108,7 @@ async def home_at_master(graph: Graph, object_id: int) -> str:
 
     async def is_read() -> bool:
         # A region that has yet to learn of a new master refuses critical reads, as the lost one is down.
-        with suppress(Unavailable):
+        with suppress(RetryableError):
             value = await graph.obj_get(object_id, critical=True)
             assert value is not None
             found.append(str(value.fields["home"]))

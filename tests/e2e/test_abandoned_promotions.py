@@ -18,6 +18,7 @@ from tao.replication.promotion_plan import MasterAnswers, PromotionRequest
 from tao.replication.server_statements import MemberState, member_state, stop_receiving
 from tao.topology import edits
 from tao.topology.file_store import TopologyFile
+from tests.rigs.pacing import PATIENT_SECONDS
 from tests.rigs.replication_rig import EAST, WEST, ReplicationRig, assert_is_master, replication_rig, statement_deadline
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.waiting]
@@ -92,7 +93,7 @@ async def test_a_replica_that_was_stopped_while_its_master_was_gone_still_report
             return await member_state(session, deadline=statement_deadline())
 
     await rig.servers[EAST].kill()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENT_SECONDS):
         while not ((found := (await state()).following) and found.error):  # noqa: ASYNC110 - the server reports it
             await asyncio.sleep(0.05)
     assert not found.receiving_stopped

@@ -20,9 +20,10 @@ from tao.devcluster.layout import ClusterSettings, Role, Shape
 from tao.devcluster.state_folder import StateFolder
 from tao.model.errors import AuditFull
 from tao.runtime.token_file import TokenRole, dump_tokens, entry_for
-from tests.e2e.cluster_access import PACE_SECONDS, PATIENT_SECONDS
+from tests.e2e.cluster_access import PACE_SECONDS, PATIENT
 from tests.rigs.audit_rig import read_records
 from tests.rigs.forked_programs import run_tao
+from tests.rigs.pacing import PATIENT_SECONDS
 from tests.rigs.small_disk import small_disk
 
 pytestmark = [
@@ -67,7 +68,7 @@ class Audited:
                 self.configure(name, token=f"a-secret-of-{role}s", accepted_tokens_file=str(self.tokens))
 
     def connect(self) -> Any:
-        return connect(self.cluster.client_address, credentials=WEB)
+        return connect(self.cluster.client_address, credentials=WEB, settings=PATIENT)
 
     async def run(self, *arguments: str, expected: int = 0) -> str:
         """Run a command as the operator Alice; return its output."""
@@ -151,7 +152,9 @@ async def test_a_write_of_an_audited_type_is_recorded_by_the_leader_with_the_app
 async def test_a_denied_token_is_recorded_and_refused(audited: Audited) -> None:
     for _ in range(3):
         with pytest.raises(Unauthorized):
-            await connect(audited.cluster.client_address, credentials=Credentials("stranger", "client", "wrong"))
+            await connect(
+                audited.cluster.client_address, credentials=Credentials("stranger", "client", "wrong"), settings=PATIENT
+            )
     records = await audited.recorded("follower-1a", "connect", status_code="UNAUTHORIZED")
     assert records[0]["status_id"] == 2
     assert "wrong" not in audited.audit_log("follower-1a").read_text().replace("missing or wrong", "")

@@ -24,7 +24,8 @@ from tao.replication.accounts import ServiceAccounts
 from tao.schema.codec import encode_fields, encode_patch
 from tao.tailer.binlog import BinlogLost, BinlogUnusable, ServerIdTaken
 from tao.tailer.transactions import RowDecoder, decoded_rows
-from tests.rigs.binlog_rig import PATIENT_SECONDS, SHARDS, BinlogRig, Following, open_rig, until
+from tests.rigs.binlog_rig import SHARDS, BinlogRig, Following, open_rig, until
+from tests.rigs.pacing import PATIENT_SECONDS
 from tests.unit.planning.stored_rows import FOLLOWS, FRIEND, LIKES, NOW, SCHEMA, TAGS, USER, WIDE
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e]

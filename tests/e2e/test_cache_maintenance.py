@@ -17,7 +17,6 @@ import pytest_asyncio
 from click.testing import CliRunner
 
 from tao.admin.access import ReaderLogin, access_of
-from tao.admin.server_stats import server_stats
 from tao.cli.commands import tao
 from tao.client import Graph, connect
 from tao.devcluster.cluster import DevCluster
@@ -31,7 +30,7 @@ from tao.runtime.clock import LoopClock
 from tao.schema.registry import load_schema
 from tao.storage.names import schema_name
 from tao.topology.document import parse_topology
-from tests.e2e.cluster_access import running_cluster
+from tests.e2e.cluster_access import PATIENT, patient_stats, running_cluster
 from tests.e2e.region_access import until
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
@@ -47,7 +46,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Dev
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def graph(cluster: DevCluster) -> AsyncIterator[Graph]:
-    async with connect(str(cluster.topology_path)) as found:
+    async with connect(str(cluster.topology_path), settings=PATIENT) as found:
         yield found
 
 
@@ -103,7 +102,7 @@ def servers(cluster: DevCluster) -> list[str]:
 
 async def misses(cluster: DevCluster) -> int:
     """Return the misses of all servers together."""
-    return sum([(await server_stats(cluster.admin(name)))["misses"] for name in servers(cluster)])
+    return sum([(await patient_stats(cluster.admin(name)))["misses"] for name in servers(cluster)])
 
 
 async def test_each_selector_invalidates_what_it_names_and_no_more(cluster: DevCluster, graph: Graph) -> None:
@@ -145,12 +144,18 @@ async def test_the_history_of_a_key_explains_why_it_is_stale(cluster: DevCluster
     assert await graph.obj_get(user) is not None
     await graph.obj_update(user, {"name": "b"})
     assert await graph.obj_get(user) is not None
-    status, report = await command(cluster, "story", str(user))
-    assert status == 0, report
-    # The binlog's copy and the leader's own arrive in any order: the first is applied, the other ignored.
-    second = [(event["event"], event["cause"]) for event in report["events"] if event["version"] & 0xFFFF == 2]
-    assert {event for event, _ in second} >= {"applied", "ignored"}
-    assert {cause for _, cause in second} >= {"committed here", "a write on its way back"}
+
+    async def has_come_twice() -> bool:
+        """Return whether the binlog's copy and the leader's own have come, in any order: the first is applied, the
+        other ignored."""
+        status, report = await command(cluster, "story", str(user))
+        assert status == 0, report
+        second = [(event["event"], event["cause"]) for event in report["events"] if event["version"] & 0xFFFF == 2]
+        return {event for event, _ in second} >= {"applied", "ignored"} and (
+            {cause for _, cause in second} >= {"committed here", "a write on its way back"}
+        )
+
+    await until(has_come_twice, "the story lacks the binlog's copy or the leader's own")
 
     await change_rows(cluster, user >> SHARD_SHIFT, f"UPDATE objects SET version = version + 1 WHERE id = {user}")
     status, report = await command(cluster, "story", str(user))
@@ -228,12 +233,12 @@ async def test_leaders_follow_up_what_they_deliver(cluster: DevCluster, graph: G
 
     async def looked() -> bool:
         await asyncio.gather(*(graph.obj_update(user, {"name": str(number)}) for number in range(100)))
-        stats = [await server_stats(cluster.admin(each.name)) for each in region.leaders.servers]
+        stats = [await patient_stats(cluster.admin(each.name)) for each in region.leaders.servers]
         return any(each["consistency"]["looks"] for each in stats)
 
     await until(looked, "no leader has looked at its followers")
     for each in region.leaders.servers:
-        assert (await server_stats(cluster.admin(each.name)))["consistency"]["inconsistencies"] == 0
+        assert (await patient_stats(cluster.admin(each.name)))["consistency"]["inconsistencies"] == 0
 
 
 async def test_a_count_that_differs_from_its_list_is_found_and_repaired(cluster: DevCluster, graph: Graph) -> None:

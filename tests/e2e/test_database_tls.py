@@ -28,15 +28,8 @@ from tao.tailer.reader import BinlogReader
 from tao.tailer.settings import ReaderSettings
 from tests.rigs.certificates import TestAuthority
 from tests.rigs.move_rig import QUICK, SHARDS, SOURCE, TARGET, Writer, move_rig, writing
-from tests.rigs.replication_rig import (
-    EAST,
-    PATIENT_SECONDS,
-    WEST,
-    ReplicationRig,
-    assert_is_master,
-    replication_rig,
-    statement_deadline,
-)
+from tests.rigs.pacing import PATIENT_SECONDS
+from tests.rigs.replication_rig import EAST, WEST, ReplicationRig, assert_is_master, replication_rig, statement_deadline
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e]
 

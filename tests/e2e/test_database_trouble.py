@@ -21,7 +21,8 @@ from tao.client import ClientSettings, Graph, Object, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import Shape
 from tao.model.errors import DeadlineExceeded, OutcomeUnknown, Overloaded, RetryableError, TaoError
-from tests.e2e.cluster_access import PATIENT_SECONDS, assert_converges, running_cluster
+from tests.e2e.cluster_access import PATIENT, assert_converges, running_cluster
+from tests.rigs.pacing import PATIENT_SECONDS
 
 pytestmark = [
     pytest.mark.e2e,
@@ -29,7 +30,8 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-TIMEOUT_SECONDS = 1.0
+IMPATIENT = ClientSettings(timeout_seconds=1.0, connect_timeout_seconds=PATIENT_SECONDS)
+"""The settings of a client whose requests must fail, so that they need not wait long."""
 Result = TypeVar("Result")
 
 
@@ -42,8 +44,13 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Dev
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def graph(cluster: DevCluster) -> AsyncIterator[Graph]:
-    settings = ClientSettings(timeout_seconds=TIMEOUT_SECONDS)
-    async with connect(str(cluster.topology_path), settings=settings) as graph:
+    async with connect(str(cluster.topology_path), settings=PATIENT) as graph:
+        yield graph
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def impatient(cluster: DevCluster) -> AsyncIterator[Graph]:
+    async with connect(str(cluster.topology_path), settings=IMPATIENT) as graph:
         yield graph
 
 
@@ -80,7 +87,11 @@ async def users_of_both_databases(graph: Graph) -> tuple[int, int]:
 
 
 async def trouble_and_recovery(
-    cluster: DevCluster, graph: Graph, begin: Callable[[], Awaitable[object]], end: Callable[[], Awaitable[object]]
+    cluster: DevCluster,
+    graph: Graph,
+    impatient: Graph,
+    begin: Callable[[], Awaitable[object]],
+    end: Callable[[], Awaitable[object]],
 ) -> None:
     troubled, healthy = await users_of_both_databases(graph)
     never_read = (await graph.reserve_ids(1, near=troubled))[0]
@@ -90,11 +101,11 @@ async def trouble_and_recovery(
     await begin()
     try:
         operations: list[Callable[[], Awaitable[object]]] = [
-            lambda: graph.obj_update(troubled, {"home": "lost"}),
-            lambda: graph.obj_get(never_read),
-            lambda: graph.assoc_add(troubled, "likes", troubled, 1),
-            lambda: graph.assoc_add(healthy, "friend", troubled, 1),
-            lambda: graph.obj_get(troubled, critical=True),
+            lambda: impatient.obj_update(troubled, {"home": "lost"}),
+            lambda: impatient.obj_get(never_read),
+            lambda: impatient.assoc_add(troubled, "likes", troubled, 1),
+            lambda: impatient.assoc_add(healthy, "friend", troubled, 1),
+            lambda: impatient.obj_get(troubled, critical=True),
         ]
 
         async def fails_in_time(operation: Callable[[], Awaitable[object]]) -> TaoError:
@@ -134,7 +145,7 @@ async def failed_writes(cluster: DevCluster) -> int:
 
 
 def _stats_of(admin: str) -> dict[str, Any]:  # Any: a JSON document
-    with urllib.request.urlopen(f"http://{admin}/stats", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{admin}/stats", timeout=PATIENT_SECONDS) as answer:
         stats: dict[str, Any] = json.load(answer)
     return stats
 
@@ -147,7 +158,7 @@ async def both_ends_agree(graph: Graph, id1: int, id2: int) -> None:
 
 
 async def test_a_database_that_hangs_costs_its_own_shards_their_misses_and_writes_while_it_does(
-    cluster: DevCluster, graph: Graph
+    cluster: DevCluster, graph: Graph, impatient: Graph
 ) -> None:
     pid = cluster.database("db-1").process.pid
 
@@ -160,7 +171,7 @@ async def test_a_database_that_hangs_costs_its_own_shards_their_misses_and_write
     async def wake() -> None:
         os.kill(pid, signal.SIGCONT)
 
-    await trouble_and_recovery(cluster, graph, stop, wake)
+    await trouble_and_recovery(cluster, graph, impatient, stop, wake)
 
 
 def stands_still(pid: int) -> bool:
@@ -170,10 +181,10 @@ def stands_still(pid: int) -> bool:
 
 
 async def test_a_database_that_is_stopped_and_started_again_is_used_again_without_a_restart(
-    cluster: DevCluster, graph: Graph
+    cluster: DevCluster, graph: Graph, impatient: Graph
 ) -> None:
     database = cluster.database("db-1")
-    await trouble_and_recovery(cluster, graph, database.stop, database.start)
+    await trouble_and_recovery(cluster, graph, impatient, database.stop, database.start)
 
 
 async def test_a_database_whose_disk_is_full_fails_its_writes_with_a_type_writes_nothing_by_halves_and_recovers(
@@ -289,7 +300,7 @@ async def at_a_tenth_of_its_speed(pid: int) -> AsyncIterator[None]:
 
 
 async def test_a_slow_database_slows_its_misses_and_writes_and_fails_none(cluster: DevCluster) -> None:
-    async with connect(str(cluster.topology_path), settings=ClientSettings(timeout_seconds=10)) as graph:
+    async with connect(str(cluster.topology_path), settings=PATIENT) as graph:
         slow, quick = await users_of_both_databases(graph)
         never_read = await graph.reserve_ids(8, near=slow)
         async with at_a_tenth_of_its_speed(cluster.database("db-1").process.pid):

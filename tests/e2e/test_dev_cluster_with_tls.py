@@ -22,10 +22,10 @@ from tao.topology.document import parse_topology
 from tao.wire.links import Links, LinkSettings
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.forked_programs import run_tao
+from tests.rigs.pacing import PATIENT_SECONDS
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.unhurried]
 
-PATIENT_SECONDS = 30.0
 SHAPE = ["--tiers", "1", "--followers", "2", "--leaders", "2", "--shards", "4", "--durability", "relaxed"]
 
 

@@ -20,12 +20,13 @@ from tao.admin.load.pipeline import PipelineSettings
 from tao.admin.load.session import EdgeInput, LoadInput, NodeInput, load_edges, load_nodes
 from tao.admin.repair import find_broken_pairs, repair_pairs
 from tao.client import EdgeState, Graph, OperationAhead, OperationTooOld, SomeFailed, connect
-from tao.client.settings import ClientSettings
 from tao.devcluster.layout import Shape
 from tao.devcluster.state_folder import service_accounts
 from tao.model.ids import SHARD_SHIFT
 from tao.schema.registry import Schema, load_schema
+from tests.e2e.cluster_access import PATIENT
 from tests.e2e.region_access import Regions, plain, running_regions, until
+from tests.rigs.pacing import PATIENT_SECONDS
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
@@ -41,10 +42,9 @@ async def regions(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Reg
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def graphs(regions: Regions) -> AsyncIterator[tuple[Graph, Graph]]:
-    settings = ClientSettings(timeout_seconds=10)
     async with (
-        connect(regions.target, region="east", settings=settings) as east,
-        connect(regions.target, region="west", settings=settings) as west,
+        connect(regions.target, region="east", settings=PATIENT) as east,
+        connect(regions.target, region="west", settings=PATIENT) as west,
     ):
         yield east, west
 
@@ -164,7 +164,7 @@ async def test_a_node_is_archived_and_restored_as_it_was_in_every_region(
     before = await lists_of(east, user)
     job = await west.node_set_state(user, "archived")
     await east.assoc_add(user, "subscribes", others[5], 99)  # at once, and where the job may be now
-    await job.wait(timeout=60)
+    await job.wait(timeout=PATIENT_SECONDS)
     assert (job.state, job.edges) == ("done", len(others) + 1)
     hidden = {state: edges for state, edges in (await lists_of(east, user)).items() if state != "archived"}
     assert hidden == {"removed": before["removed"]}
@@ -174,8 +174,8 @@ async def test_a_node_is_archived_and_restored_as_it_was_in_every_region(
     assert state is not None
     assert (state.own, state.effective) == ("negative", "archived")
     # The node at the other end is hidden, too: restoring one of them does not show the edge.
-    await (await east.node_set_state(others[1], "removed")).wait(timeout=60)
-    await (await east.node_set_state(user, "normal")).wait(timeout=60)
+    await (await east.node_set_state(others[1], "removed")).wait(timeout=PATIENT_SECONDS)
+    await (await east.node_set_state(user, "normal")).wait(timeout=PATIENT_SECONDS)
     before["normal"] = sorted([*before["normal"], (others[5], 99)], key=lambda edge: -edge[1])
     before["normal"].remove((others[5], 6))
     before["normal"].remove((others[1], 2))
@@ -215,7 +215,7 @@ async def test_five_hundred_adds_fifty_removes_and_ten_bulk_operations_leave_fou
         write("removed", pages[:50], now_us + 2),
     )
     for job in jobs:
-        assert (await job.wait(timeout=120)).done
+        assert (await job.wait(timeout=2 * PATIENT_SECONDS)).done
     counts = await east.assoc_count_many([(user, "subscribes", label) for label in LABELS])
     assert counts == [0, 0, 450, 50]
     seen = [edge.id2 async for edge in east.assoc_iter(user, "subscribes", state="archived")]
@@ -248,8 +248,8 @@ async def test_repair_brings_an_end_the_state_of_the_node_at_the_other(
         (result,) = await repair_pairs(access.routes, access.links, [pair])
         assert (result.repaired, result.error) == (1, "")
         assert [pair async for pair in _unequal(access, schema)] == []
-    assert await lists_of(east, user) == {"archived": [(page, 1)]}
-    assert await lists_of(east, page, "subscribers") == {"archived": [(user, 1)]}
+    await shown(graphs, user, "subscribes", {"archived": [(page, 1)]})
+    await shown(graphs, page, "subscribers", {"archived": [(user, 1)]})
 
 
 async def test_rows_changed_by_hand_are_shown_lose_against_operations_and_are_joined_by_repair(
@@ -300,12 +300,12 @@ async def test_edges_are_exported_and_loaded_with_their_states(
     given = LoadInput(file, raw_ids=True)
     summary = await load_edges(target, given, edges, PipelineSettings(), lambda *_: None)
     assert (summary.loaded, summary.rejected) == (3, 1)
-    await until(lambda: _loaded(east, user, rows), "the loaded edges")
+    await shown(graphs, user, "subscribes", {state: [(page, time)] for _, page, time, state in rows})
     reader = service_accounts(regions.cluster.record.passwords).reader
     schema = load_schema(regions.cluster.schema_path.read_text(), "schema.yaml")
     login = ReaderLogin(regions.topology, schema, reader.user, reader.password)
     out = io.StringIO()
-    await asyncio.wait_for(export_edges(out, login, "subscribes", ("id1", "id2"), None), 60)
+    await asyncio.wait_for(export_edges(out, login, "subscribes", ("id1", "id2"), None), PATIENT_SECONDS)
     exported = [row for row in csv.DictReader(io.StringIO(out.getvalue())) if row["id1"] == str(user)]
     assert sorted((int(each["id2"]), each["time"], each["state"]) for each in exported) == sorted(
         (page, "7", state) for _, page, _, state in rows
@@ -320,13 +320,13 @@ async def test_states_of_nodes_and_what_they_hide_survive_an_export_and_a_load(
     await east.assoc_add_many([(user, "subscribes", page, 7) for page in pages])
     await east.assoc_archive(user, "subscribes", pages[1])
     await east.assoc_delete(user, "subscribes", pages[2])
-    await (await east.node_set_state(user, "archived", ["subscribes"])).wait(timeout=60)
+    await (await east.node_set_state(user, "archived", ["subscribes"])).wait(timeout=PATIENT_SECONDS)
     reader = service_accounts(regions.cluster.record.passwords).reader
     schema = load_schema(regions.cluster.schema_path.read_text(), "schema.yaml")
     login = ReaderLogin(regions.topology, schema, reader.user, reader.password)
     edges, nodes = io.StringIO(), io.StringIO()
-    await asyncio.wait_for(export_edges(edges, login, "subscribes", ("id1", "id2"), None), 60)
-    await asyncio.wait_for(export_nodes(nodes, login, "subscribes", "id", None), 60)
+    await asyncio.wait_for(export_edges(edges, login, "subscribes", ("id1", "id2"), None), PATIENT_SECONDS)
+    await asyncio.wait_for(export_nodes(nodes, login, "subscribes", "id", None), PATIENT_SECONDS)
     exported = [row for row in csv.DictReader(io.StringIO(edges.getvalue())) if row["id1"] == str(user)]
     assert {(int(each["id2"]), each["state"]) for each in exported} == {(pages[0], "normal"), (pages[1], "archived")}
     assert f"{user},archived" in nodes.getvalue().splitlines()
@@ -405,8 +405,3 @@ async def test_pages_of_a_state_skip_nothing_that_stays_and_repeat_nothing_while
     finally:
         stopped.set()
         await moving_task
-
-
-async def _loaded(graph: Graph, user: int, rows: list[tuple[int, int, int, str]]) -> bool:
-    found = await lists_of(graph, user)
-    return found == {state: [(page, time)] for _, page, time, state in rows}

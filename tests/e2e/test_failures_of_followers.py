@@ -14,7 +14,6 @@ import aiomysql
 import pytest
 import pytest_asyncio
 
-from tao.admin.server_stats import server_stats
 from tao.client import ClientSettings, Graph, OutcomeUnknown, RetryableError, TaoError, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import ONLY_REGION, Shape
@@ -25,16 +24,18 @@ from tao.wire.frames_client import connect_frames
 from tao.wire.identity import Credentials
 from tao.wire.links import LinkSettings
 from tao.wire.session import Session
-from tao.wire.settings import SessionSettings
 from tao.wire.v1 import session_pb2 as pb
 from tests.e2e.cluster_access import (
     LOOK_SECONDS,
     PACE_SECONDS,
-    PATIENT_SECONDS,
-    assert_caches_equal_the_database,
+    PATIENT,
+    PATIENT_SESSION,
+    assert_converges,
+    patient_stats,
     running_cluster,
 )
 from tests.e2e.delay_proxy import DelayProxy
+from tests.rigs.pacing import PATIENT_SECONDS
 
 pytestmark = [
     pytest.mark.e2e,
@@ -62,7 +63,7 @@ async def until(condition: Callable[[], Awaitable[object]]) -> None:
 
 
 async def stats_of(cluster: DevCluster, name: str) -> dict[str, Any]:
-    return await server_stats(cluster.admin(name))
+    return await patient_stats(cluster.admin(name))
 
 
 async def pid_of(cluster: DevCluster, name: str) -> int:
@@ -112,8 +113,8 @@ class Traffic:
 
 
 @asynccontextmanager
-async def traffic(target: str, settings: ClientSettings | None = None) -> AsyncIterator[Traffic]:
-    async with connect(target, settings=settings or ClientSettings(timeout_seconds=3)) as graph:
+async def traffic(target: str, settings: ClientSettings = PATIENT) -> AsyncIterator[Traffic]:
+    async with connect(target, settings=settings) as graph:
         users = [await graph.obj_add("user", {"name": "n"}) for _ in range(8)]
         running = Traffic(graph, users)
         tasks = [asyncio.create_task(job()) for job in (running.read, running.read, running.read, running.write)]
@@ -139,14 +140,18 @@ async def survives(
             assert all(isinstance(error, OutcomeUnknown) for error in running.failed_writes)
             await running.more(50)
             assert len(running.failed_writes) - failed_before <= 1, "more failed than the one write under way"
-            async with connect(str(cluster.topology_path)) as late:
+            async with connect(str(cluster.topology_path), settings=PATIENT) as late:
                 assert await late.obj_get(running.users[0]) is not None
         finally:
             await end()
         await until(lambda: health_is(running, NEAR, {"up"}))
         asked = (await stats_of(cluster, NEAR))["hits"]
+
+        async def is_asked_again() -> bool:
+            return bool((await stats_of(cluster, NEAR))["hits"] > asked)
+
+        await until(is_asked_again)
         await running.more(50)
-        assert (await stats_of(cluster, NEAR))["hits"] > asked
         assert running.failed_reads == []
         assert running.graph.stats.retries_refused == 0
 
@@ -174,7 +179,7 @@ async def connected(cluster: DevCluster, name: str) -> AsyncIterator[Session]:
     routes = Routes(parse_topology(cluster.topology_path.read_bytes(), "topology"))
     servers = [server for tier in routes.follower_tiers(ONLY_REGION) for server in tier.servers]
     (address,) = [server.frames for server in servers if server.name == name]
-    session = await connect_frames(address, SessionSettings(), Credentials("witness", "client"))
+    session = await connect_frames(address, PATIENT_SESSION, Credentials("witness", "client"))
     try:
         yield session
     finally:
@@ -194,7 +199,7 @@ async def test_a_follower_paused_during_writes_answers_nothing_older_when_it_res
 ) -> None:
     pid = await pid_of(cluster, NEAR)
     async with (
-        connect(str(cluster.topology_path), tier="tier-2", settings=ClientSettings(timeout_seconds=10)) as graph,
+        connect(str(cluster.topology_path), tier="tier-2", settings=PATIENT) as graph,
         connected(cluster, NEAR) as near,
         connected(cluster, FAR) as far,
     ):
@@ -216,7 +221,7 @@ async def test_a_follower_paused_during_writes_answers_nothing_older_when_it_res
             os.kill(pid, signal.SIGCONT)
         assert [await each for each in asked] == [truth] * len(asked)
         assert await first in (before, truth)
-    await assert_caches_equal_the_database(cluster)
+    await assert_converges(cluster)
 
 
 def advertise(cluster: DevCluster, name: str, frames: str) -> str:

@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tao.admin.server_stats import server_stats
-from tao.client import ClientSettings, Graph, TaoError, connect
+from tao.client import Graph, TaoError, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import ONLY_REGION, Shape
 from tao.model.graph import decode_object
@@ -31,7 +30,15 @@ from tao.topology.file_store import TopologyFile
 from tao.wire.identity import Credentials
 from tao.wire.links import Links, LinkSettings
 from tao.wire.v1 import session_pb2 as pb
-from tests.e2e.cluster_access import LOOK_SECONDS, PACE_SECONDS, PATIENT_SECONDS, assert_converges, running_cluster
+from tests.e2e.cluster_access import (
+    LOOK_SECONDS,
+    PACE_SECONDS,
+    PATIENT,
+    assert_converges,
+    patient_stats,
+    running_cluster,
+)
+from tests.rigs.pacing import PATIENT_SECONDS
 
 pytestmark = [
     pytest.mark.e2e,
@@ -84,14 +91,9 @@ async def until(condition: Callable[[], Any], what: str) -> None:
 
 async def until_owned(cluster: DevCluster, name: str, shards: int) -> None:
     async def owned() -> bool:
-        return int((await server_stats(cluster.admin(name)))["owned_shards"]) == shards
+        return int((await patient_stats(cluster.admin(name)))["owned_shards"]) == shards
 
     await until(owned, f"{name} does not own {shards} shards")
-
-
-def patient() -> ClientSettings:
-    """Return client settings with a long timeout, because the machine of the tests is small and shared."""
-    return ClientSettings(timeout_seconds=10)
 
 
 async def users_on(graph: Graph, shards: set[int], count: int) -> list[int]:
@@ -147,11 +149,16 @@ class Writer:
         await until(lambda: self.acknowledged >= before + writes, "no write is acknowledged")
 
     async def check(self, graphs: Sequence[Graph]) -> None:
-        """Assert that every tier shows the acknowledged value, or a later one that was tried."""
+        """Wait until every tier shows the acknowledged value, or a later one that was tried."""
         for graph in graphs:
-            found = await graph.obj_get(self.user)
-            assert found is not None
-            assert self.acknowledged <= int(str(found.fields["home"])) <= self.tried
+
+            async def shows_it(graph: Graph = graph) -> bool:
+                found = await graph.obj_get(self.user)
+                assert found is not None
+                assert int(str(found.fields["home"])) <= self.tried
+                return self.acknowledged <= int(str(found.fields["home"]))
+
+            await until(shows_it, f"a tier does not show what was acknowledged last, {self.acknowledged}")
 
 
 @dataclass
@@ -174,7 +181,7 @@ class Traffic:
 async def traffic_on(cluster: DevCluster, stack: AsyncExitStack, shards: set[int]) -> Traffic:
     target = str(cluster.topology_path)
     near, far = [
-        await stack.enter_async_context(connect(target, tier=tier, settings=patient())) for tier in ("tier-1", "tier-2")
+        await stack.enter_async_context(connect(target, tier=tier, settings=PATIENT)) for tier in ("tier-1", "tier-2")
     ]
     return Traffic(near, far, [Writer(near, user) for user in await users_on(near, shards, 2)])
 
@@ -256,9 +263,12 @@ async def test_a_leader_replaced_while_paused_loses_no_write_and_serves_nothing_
         await until_owned(cluster, "leader-1", len(shards))
         for writer in traffic.writers:
             await writer.more()
-        [seen] = await traffic.far.obj_get_many([witness])
-        assert seen is not None
-        assert seen.fields["home"] == "new"
+
+        async def is_new() -> bool:
+            [seen] = await traffic.far.obj_get_many([witness])
+            return seen is not None and seen.fields["home"] == "new"
+
+        await until(is_new, "the other tier does not show what was written meanwhile")
         await traffic.stop_and_check(cluster, tasks)
 
 
@@ -299,4 +309,4 @@ async def direct_reads(cluster: DevCluster) -> dict[str, int]:
     """Return the number of queries that bypassed the leaders, by follower."""
     tiers = Routes(topology_of(cluster)).follower_tiers(ONLY_REGION)
     followers = [server.name for tier in tiers for server in tier.servers]
-    return {name: (await server_stats(cluster.admin(name)))["direct_reads"] for name in followers}
+    return {name: (await patient_stats(cluster.admin(name)))["direct_reads"] for name in followers}

@@ -16,7 +16,8 @@ from tao.devcluster.layout import Shape
 from tao.devcluster.state_folder import StateFolder
 from tao.model.errors import DatabaseFull, OutcomeUnknown, RetryableError
 from tao.topology.document import parse_topology
-from tests.e2e.cluster_access import PATIENT_SECONDS, assert_converges, running_cluster
+from tests.e2e.cluster_access import assert_converges, running_cluster
+from tests.rigs.pacing import PATIENT_SECONDS
 from tests.rigs.small_disk import small_disk
 
 pytestmark = [pytest.mark.e2e, pytest.mark.database, pytest.mark.unhurried]
@@ -30,7 +31,7 @@ async def view_of(cluster: DevCluster) -> View:
 
 
 def metrics_of(cluster: DevCluster) -> list[str]:
-    with urllib.request.urlopen(f"http://{cluster.admin('leader-1')}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{cluster.admin('leader-1')}/metrics", timeout=PATIENT_SECONDS) as answer:
         return [line for line in answer.read().decode().splitlines() if line.startswith("tao_database_full_info")]
 
 

@@ -20,6 +20,7 @@ from tao.replication.promotion import Promoter, PromotionSettings, PromotionStep
 from tao.replication.promotion_plan import PromotionRequest
 from tao.replication.replication_set import SetAccounts
 from tao.topology.file_store import TopologyFile
+from tests.rigs.pacing import PATIENT_SECONDS
 from tests.rigs.replication_rig import EAST, WEST, ReplicationRig, assert_is_master, replication_rig
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.waiting]
@@ -84,7 +85,7 @@ async def process(rig: ReplicationRig, *words: str) -> AsyncIterator[Process]:
 
 
 async def until_stopped(running: Process) -> None:
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(PATIENT_SECONDS):
         while not is_stopped(running.pid):  # noqa: ASYNC110 - the kernel does it
             await asyncio.sleep(0.01)
 

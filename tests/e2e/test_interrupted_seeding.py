@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tao.admin.server_stats import server_stats
-from tao.devcluster.ports import LOOPBACK, reserve_port
+from tao.devcluster.ports import LOOPBACK
 from tao.model.errors import OperatorError
 from tao.observability.logs import logger
 from tao.replication.accounts import ServiceAccounts
@@ -19,6 +18,9 @@ from tao.topology import edits
 from tao.topology.file_store import TopologyFile
 from tao.watcher.server import WatcherServer
 from tao.watcher.settings import ProbeSettings, WatcherSettings
+from tests.e2e.cluster_access import patient_stats
+from tests.rigs.pacing import PATIENT_SECONDS
+from tests.rigs.ports import free_ports
 from tests.rigs.replication_rig import (
     EAST,
     WEST,
@@ -36,8 +38,8 @@ async def test_the_watcher_reports_and_repairs_what_an_interrupted_seed_leaves(
     tmp_path: Path, database_accounts: ServiceAccounts
 ) -> None:
     async with replication_rig(tmp_path, database_accounts, semi_sync=True) as rig:
-        with reserve_port() as port:
-            admin = f"{LOOPBACK}:{port.port}"
+        (port,) = free_ports(1)
+        admin = f"{LOOPBACK}:{port}"
         settings = WatcherSettings(
             name="watcher",
             region=EAST,
@@ -74,7 +76,11 @@ async def test_the_watcher_reports_and_repairs_what_an_interrupted_seed_leaves(
             await file.change(rig.topology.version, unmarked)
             await until_shown(admin, "1.0")
             assert await waits_for_replica(rig, EAST)
-            assert (await server_stats(admin))["actions"]["wait"] == 2
+            async with asyncio.timeout(PATIENT_SECONDS):
+                # The master waits before the action that made it wait is over, and counted.
+                while (await patient_stats(admin))["actions"]["wait"] < 2:  # noqa: ASYNC110 - the watcher does it
+                    await asyncio.sleep(0.02)
+            assert (await patient_stats(admin))["actions"]["wait"] == 2
             await assert_is_master(rig, EAST, WEST)
         finally:
             await watcher.close()
@@ -82,7 +88,7 @@ async def test_the_watcher_reports_and_repairs_what_an_interrupted_seed_leaves(
 
 async def until_shown(admin: str, value: str) -> None:
     """Wait until the watcher's gauge shows the value."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENT_SECONDS):
         while await shown(admin) != [value]:  # noqa: ASYNC110 - the watcher does it
             await asyncio.sleep(0.02)
 

@@ -24,9 +24,10 @@ from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import Shape
 from tao.model.ids import SHARD_SHIFT
 from tao.storage.names import schema_name
-from tests.e2e.cluster_access import PATIENT_SECONDS, assert_converges, running_cluster
+from tests.e2e.cluster_access import PATIENT, assert_converges, running_cluster
 from tests.e2e.job_workers import install, workers_of
 from tests.e2e.region_access import until
+from tests.rigs.pacing import PATIENT_SECONDS
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
@@ -73,7 +74,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Dev
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def graph(cluster: DevCluster) -> AsyncIterator[Graph]:
-    async with connect(str(cluster.topology_path)) as found:
+    async with connect(str(cluster.topology_path), settings=PATIENT) as found:
         yield found
 
 
@@ -314,6 +315,6 @@ async def test_the_guide_runs_from_end_to_end(
         for line in re.findall(r"^    tao (jobs add .*)$", GUIDE, re.MULTILINE):
             status, output = await command(cluster, *line.split(), "--json")
             assert status == 0, line
-            async with connect(str(cluster.topology_path)) as graph:
+            async with connect(str(cluster.topology_path), settings=PATIENT) as graph:
                 for job in json.loads(output)["jobs"]:
                     assert (await finished(graph.job(job))).done, line

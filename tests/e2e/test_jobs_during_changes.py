@@ -15,14 +15,15 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tao.client import ClientSettings, Graph, Job, TaoError, connect
+from tao.client import Graph, Job, TaoError, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import Shape
 from tao.model.ids import SHARD_SHIFT
-from tests.e2e.cluster_access import LOOK_SECONDS, PATIENT_SECONDS
+from tests.e2e.cluster_access import LOOK_SECONDS, PATIENT
 from tests.e2e.job_workers import install, workers_of
 from tests.e2e.region_access import running_regions, until
 from tests.e2e.steady_writers import command, regions_of, topology_of
+from tests.rigs.pacing import PATIENT_SECONDS
 
 pytestmark = [
     pytest.mark.database,
@@ -58,7 +59,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Dev
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def graph(cluster: DevCluster) -> AsyncIterator[Graph]:
-    async with connect(str(cluster.topology_path), region="east", settings=ClientSettings(timeout_seconds=10)) as found:
+    async with connect(str(cluster.topology_path), region="east", settings=PATIENT) as found:
         yield found
 
 

@@ -9,10 +9,12 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tao.client import Accepted, ClientSettings, Graph, connect
+from tao.client import Accepted, Graph, connect
 from tao.devcluster.layout import Shape
 from tao.model.edge_states import NO_OPERATION, EdgeRegisters, State
+from tests.e2e.cluster_access import PATIENT
 from tests.e2e.region_access import Regions, plain, running_regions
+from tests.rigs.pacing import PATIENT_SECONDS
 
 pytestmark = [
     pytest.mark.database,
@@ -31,10 +33,9 @@ async def regions(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Reg
 
 
 async def test_journaled_writes_on_both_sides_of_a_cut_end_in_the_join_of_all(regions: Regions) -> None:
-    settings = ClientSettings(timeout_seconds=10)
     async with (
-        connect(regions.target, region="east", settings=settings) as east,
-        connect(regions.target, region="west", settings=settings) as west,
+        connect(regions.target, region="east", settings=PATIENT) as east,
+        connect(regions.target, region="west", settings=PATIENT) as west,
     ):
         users = [(await east.reserve_ids(1, shard=shard))[0] for shard in (0, 3)]
         pages = [(await east.reserve_ids(1, shard=shard))[0] for shard in (1, 2)]
@@ -56,7 +57,7 @@ async def test_journaled_writes_on_both_sides_of_a_cut_end_in_the_join_of_all(re
                 expected[user, page] = expected[user, page].joined(operation)
         finally:
             await regions.heal()
-        await asyncio.gather(*(receipt.applied(timeout=60.0) for receipt in receipts))
+        await asyncio.gather(*(receipt.applied(timeout=PATIENT_SECONDS) for receipt in receipts))
         for (user, page), registers in expected.items():
             label, edge = registers.effective_state(State.NORMAL).label, [(page, registers.time)]
             assert plain(await east.assoc_get(user, "subscribes", [page], state=label, critical=True)) == edge

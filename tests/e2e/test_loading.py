@@ -23,6 +23,7 @@ from tao.client import Consistency, Graph, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Shape
+from tests.e2e.cluster_access import PATIENT
 from tests.rigs.forked_programs import Ended, run_tao
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e]
@@ -47,7 +48,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
 
 @pytest.fixture
 async def graph(cluster: DevCluster) -> AsyncIterator[Graph]:
-    async with connect(cluster.client_address) as found:
+    async with connect(cluster.client_address, settings=PATIENT) as found:
         yield found
 
 

@@ -21,6 +21,7 @@ from tao.replication.server_statements import (
 )
 from tao.topology.document import dump_topology
 from tests.rigs.cuts import Cut
+from tests.rigs.pacing import PATIENT_SECONDS
 from tests.rigs.replication_rig import (
     EAST,
     WEST,
@@ -57,7 +58,7 @@ async def receive_by(rig: ReplicationRig, port: int) -> None:
 
 async def until_acknowledged(rig: ReplicationRig) -> None:
     """Wait until west is connected to east, and acknowledges."""
-    async with rig.session(EAST) as east, asyncio.timeout(30):
+    async with rig.session(EAST) as east, asyncio.timeout(PATIENT_SECONDS):
         # The server calls nobody.
         while not await acknowledging_replicas(east, deadline=statement_deadline()):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
@@ -66,7 +67,7 @@ async def until_acknowledged(rig: ReplicationRig) -> None:
 async def until_waiting(rig: ReplicationRig, executed: str = "") -> str:
     """Wait until a commit of east waits for an acknowledgement, and more is in its binlog than ``executed``. Returns
     what is."""
-    async with rig.session(EAST) as east, asyncio.timeout(30):
+    async with rig.session(EAST) as east, asyncio.timeout(PATIENT_SECONDS):
         while True:
             state = await member_state(east, deadline=statement_deadline())
             if state.waiting_commits and str(state.executed) != executed:
@@ -90,7 +91,7 @@ async def test_commits_whose_acknowledgements_were_lost_succeed(rig: Replication
     way.loses_requests = False
     await way.heal()
     await until_acknowledged(rig)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENT_SECONDS):
         while not all(write.done() for write in writes):
             await rig.promoter().end_lost_waits("db")
             await asyncio.sleep(0.05)

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from tao.admin.documents import topology_file
 from tao.admin.shard_mover import MoverAccounts, OnStep, ShardMover
-from tao.client import ClientSettings, Consistency, Graph, TaoError, connect
+from tao.client import Consistency, Graph, TaoError, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.database_program import find_server_binary
 from tao.devcluster.layout import Role, Shape
@@ -29,12 +29,19 @@ from tao.replication.replication_set import SetAccounts
 from tao.replication.shard_move import MoveSettings, ShardMoves
 from tao.replication.shard_move_plan import MoveStep
 from tao.routing.routes import Routes
-from tao.runtime.admin_client import admin_get
 from tao.storage.dialect import Dialect, SessionSetup
 from tao.storage.session import ServerAccount, open_session
 from tao.topology.document import parse_topology
-from tests.e2e.cluster_access import PACE_SECONDS, PATIENT_SECONDS, assert_converges, bystander_of, running_cluster
+from tests.e2e.cluster_access import (
+    PACE_SECONDS,
+    PATIENT,
+    assert_converges,
+    bystander_of,
+    patient_stats,
+    running_cluster,
+)
 from tests.rigs.forked_programs import run_tao
+from tests.rigs.pacing import PATIENT_SECONDS
 
 pytestmark = [
     pytest.mark.e2e,
@@ -154,10 +161,7 @@ async def test_writers_wait_and_none_fails(cluster: DevCluster) -> None:
     target = str(cluster.topology_path)
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
         bystander = await stack.enter_async_context(bystander_of(cluster))
-        graphs = [
-            await stack.enter_async_context(connect(target, settings=ClientSettings(timeout_seconds=10)))
-            for _ in range(2)
-        ]
+        graphs = [await stack.enter_async_context(connect(target, settings=PATIENT)) for _ in range(2)]
         shard = 1
         traffic = [Traffic(graph) for graph in graphs]
         running = []
@@ -192,16 +196,25 @@ async def test_incoming_schema_sends_no_cache_messages(cluster: DevCluster) -> N
     (tailer,) = [each for each in topology_of(cluster).regions[0].tailers if each.database == there]
 
     async def stats() -> dict[str, Any]:
-        _, text = await admin_get(tailer.admin, "/stats")
-        found: dict[str, Any] = json.loads(text)
-        return found
+        return await patient_stats(tailer.admin)
 
     async def counts() -> dict[str, int]:
         found = await stats()
         return {name: found[name] for name in ("messages", "touches", "invalidated_shards")}
 
-    async with connect(str(cluster.topology_path)) as graph:
+    async with connect(str(cluster.topology_path), settings=PATIENT) as graph:
         await objects_on(graph, shard, 30)
+    dialect = binary_dialect()
+
+    async def until_read() -> None:
+        """Wait until the tailer has read everything that is in the binlog now."""
+        name = "gtid_binlog_pos" if dialect is Dialect.MARIADB else "gtid_executed"
+        reached = str((await rows(cluster, there, f"SELECT @@GLOBAL.{name}"))[0][0]).replace("\n", "")
+        async with asyncio.timeout(PATIENT_SECONDS):
+            while not parse_position(dialect, (await stats())["position"]).has(reached):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+    await until_read()
     before = await counts()
 
     async def stop(step: MoveStep) -> None:
@@ -212,12 +225,7 @@ async def test_incoming_schema_sends_no_cache_messages(cluster: DevCluster) -> N
         await mover_of(cluster, stop).move(shard, there)
     copied = await rows(cluster, there, f"SELECT COUNT(*) FROM tao_{shard:05d}_incoming.objects")
     assert copied[0][0] >= 30
-    dialect = binary_dialect()
-    name = "gtid_binlog_pos" if dialect is Dialect.MARIADB else "gtid_executed"
-    copied_until = str((await rows(cluster, there, f"SELECT @@GLOBAL.{name}"))[0][0]).replace("\n", "")
-    async with asyncio.timeout(PATIENT_SECONDS):
-        while not parse_position(dialect, (await stats())["position"]).has(copied_until):  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+    await until_read()
     assert await counts() == before
     assert await moves_of(cluster).undo(shard, there) == [MoveStep.DROP_COPY]
 
@@ -226,7 +234,7 @@ async def test_pairs_jobs_and_intents_move_with_the_shard(cluster: DevCluster) -
     """Whatever tables a shard has move with it; pairs are found at both ends, and intents settled by the new owner."""
     shard = 3
     here, there = database_of(cluster, shard), other_database(cluster, shard)
-    async with connect(str(cluster.topology_path)) as graph:
+    async with connect(str(cluster.topology_path), settings=PATIENT) as graph:
         one, *others = await objects_on(graph, shard, 3)
         others += await objects_on(graph, 6, 3)
         for at, other in enumerate(others, start=1):
@@ -247,7 +255,7 @@ async def test_pairs_jobs_and_intents_move_with_the_shard(cluster: DevCluster) -
 
 
 async def test_added_shards_receive_new_objects_and_existing_ids_stay(cluster: DevCluster) -> None:
-    async with connect(str(cluster.topology_path)) as graph, bystander_of(cluster) as bystander:
+    async with connect(str(cluster.topology_path), settings=PATIENT) as graph, bystander_of(cluster) as bystander:
         kept = {key: key >> SHARD_SHIFT for key in [await graph.obj_add("user", {"name": "old"}) for _ in range(20)]}
         added = await tao(cluster, "topology", "add-shards", "4", "--yes")
         assert (added["shards"], topology_of(cluster).shards) == (SHARDS + 4, SHARDS + 4)

@@ -12,7 +12,7 @@ import pytest
 
 from tao.client import SyncGraph, connect
 from tao.devcluster.layout import Shape
-from tests.e2e.cluster_access import PACE_SECONDS, running_cluster
+from tests.e2e.cluster_access import PACE_SECONDS, PATIENT, running_cluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.database]
 
@@ -23,8 +23,8 @@ STEADY = 900  # beyond the limit of `note`, which is 500
 async def test_every_edge_present_throughout_comes_once_whichever_server_answers_each_page(tmp_path: Path) -> None:
     async with (
         running_cluster(tmp_path / "cluster", SHAPE) as cluster,
-        connect(str(cluster.topology_path)) as near,
-        connect(str(cluster.topology_path), tier="tier-2") as far,
+        connect(str(cluster.topology_path), settings=PATIENT) as near,
+        connect(str(cluster.topology_path), tier="tier-2", settings=PATIENT) as far,
     ):
         id1 = await near.obj_add("user", {"name": "whale"})
         others = await near.reserve_ids(STEADY, near=id1)
@@ -64,6 +64,6 @@ async def test_every_edge_present_throughout_comes_once_whichever_server_answers
 
 
 def walk_without_a_loop(target: str, id1: int, in_order: list[tuple[int, int]], steady: set[int]) -> None:
-    with SyncGraph(target) as graph:
+    with SyncGraph(target, settings=PATIENT) as graph:
         walked = [(edge.time, edge.id2) for edge in graph.assoc_iter(id1, "note", page=100) if edge.id2 in steady]
     assert walked == in_order

@@ -9,11 +9,12 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from tao.client import ClientSettings, Graph, StaleRead, TaoError, WriteToken, connect
+from tao.client import Graph, StaleRead, TaoError, WriteToken, connect
 from tao.devcluster.layout import Shape
 from tao.model.tokens import MAX_PENDING
 from tao.wire.v1 import graph_pb2 as graph_pb
 from tao.wire.v1.graph_pb2_grpc import GraphStub
+from tests.e2e.cluster_access import PATIENT
 from tests.e2e.region_access import Regions, plain, running_regions, until
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
@@ -29,13 +30,13 @@ async def regions(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Reg
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def east(regions: Regions) -> AsyncIterator[Graph]:
-    async with connect(regions.target, region="east", settings=ClientSettings(timeout_seconds=6)) as graph:
+    async with connect(regions.target, region="east", settings=PATIENT) as graph:
         yield graph
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def west(regions: Regions) -> AsyncIterator[Graph]:
-    async with connect(regions.target, region="west", settings=ClientSettings(timeout_seconds=6)) as graph:
+    async with connect(regions.target, region="west", settings=PATIENT) as graph:
         yield graph
 
 
@@ -127,6 +128,6 @@ def refusal_of_unary_read(regions: Regions, id1: int, atype: int, token: WriteTo
     address = regions.routes.follower_tiers("west")[0].servers[0].grpc
     request = graph_pb.AssocRangeRequest(id1=id1, atype=atype, limit=5, after=token.text())
     with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError) as caught:
-        GraphStub(channel).AssocRange(request, timeout=6.0)
+        GraphStub(channel).AssocRange(request, timeout=10.0)
     reasons = [each.value for each in caught.value.trailing_metadata() if each.key == "tao-reason"]
     return caught.value.code(), str(reasons[0])

@@ -35,6 +35,7 @@ from tao.replication.server_statements import acknowledging_replicas, detach, fe
 from tao.topology import edits
 from tao.watcher.server import WatcherServer
 from tao.watcher.settings import LeaseSettings, ProbeSettings, WatcherSettings
+from tests.rigs.pacing import PATIENT_SECONDS
 from tests.rigs.replication_rig import (
     EAST,
     WEST,
@@ -146,21 +147,21 @@ async def test_a_paused_master_is_replaced_by_a_watcher_and_is_closed_when_it_re
     )
     watcher = await WatcherServer(settings, logger("watcher")).start()
     try:
-        async with asyncio.timeout(30), rig.session(EAST) as session:
+        async with asyncio.timeout(PATIENT_SECONDS), rig.session(EAST) as session:
             while await lease_terms(session, deadline=statement_deadline()) != settings.lease.terms(semi_sync=False):  # noqa: ASYNC110 - the watcher
                 await asyncio.sleep(0.05)
         await rig.write(EAST, 1)
         await until_arrived(rig, WEST, 1)
         os.kill(rig.servers[EAST].process.pid, signal.SIGSTOP)
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENT_SECONDS):
                 while rig.database.master_region != WEST or not await is_open(rig, WEST):  # noqa: ASYNC110 - as above
                     await asyncio.sleep(0.05)
             await rig.write(WEST, 2)
         finally:
             os.kill(rig.servers[EAST].process.pid, signal.SIGCONT)
         assert rig.database.servers[EAST].down
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENT_SECONDS):
             while await is_open(rig, EAST):  # noqa: ASYNC110 - its lease is over, and its own event closes it
                 await asyncio.sleep(0.05)
     finally:
@@ -180,7 +181,7 @@ async def test_a_new_master_begins_above_the_ids_that_the_lost_one_can_have_rese
     rig: ReplicationRig, stored: int
 ) -> None:
     await reserve(rig, EAST, stored)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENT_SECONDS):
         while not await reserved(rig, WEST):  # noqa: ASYNC110 - the replica does it
             await asyncio.sleep(0.02)
     await rig.servers[EAST].kill()
@@ -213,7 +214,7 @@ async def is_open(rig: ReplicationRig, region: str) -> bool:
 
 async def until_promoted(rig: ReplicationRig) -> None:
     """Promote west once the replica has noticed the end of its connection; until then it prevents the promotion."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENT_SECONDS):
         while any(member.receives for member in await rig.promoter().observe("db")):  # noqa: ASYNC110 - the replica does it
             await asyncio.sleep(0.02)
     await rig.promoter().promote("db", PromotionRequest(WEST, master_lost=True))
@@ -245,7 +246,7 @@ async def test_only_one_process_changes_a_mastership_at_a_time(rig: ReplicationR
 
 
 async def test_a_server_closes_itself_when_its_lease_ends_and_no_renewal_revives_it(rig: ReplicationRig) -> None:
-    terms = LeaseTerms(2 * EVENT_SECONDS, EVENT_SECONDS)
+    terms = LeaseTerms(5 * EVENT_SECONDS, EVENT_SECONDS)  # what is done under it takes a slow machine seconds
     async with rig.session(EAST) as session:
         positions = await rig.rows(EAST, "SHOW MASTER STATUS") if await is_mariadb(rig) else []
         await install_lease(session, terms, deadline=statement_deadline())
@@ -256,7 +257,7 @@ async def test_a_server_closes_itself_when_its_lease_ends_and_no_renewal_revives
         )
         await rig.write(EAST, 1)
         # The server's own event closes it, without a request.
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENT_SECONDS):
             while EAST in await rig.open_servers():  # noqa: ASYNC110 - the server does it
                 await asyncio.sleep(0.05)
         with pytest.raises(MasterReadOnly):
@@ -295,7 +296,7 @@ async def test_under_semi_sync_no_write_is_acknowledged_before_a_replica_has_it(
             await stop_receiving(session, deadline=statement_deadline())
         writing = asyncio.create_task(rig.write(WEST, 2))
         async with rig.session(WEST) as session:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENT_SECONDS):
                 while await waiting_for_replica(rig, WEST) == 0:  # noqa: ASYNC110 - the server does it
                     await asyncio.sleep(0.01)
             assert not writing.done()
@@ -327,7 +328,7 @@ async def test_a_master_that_closes_itself_while_a_commit_waits_for_a_replica_is
         async with rig.session(WEST) as session:
             await install_lease(session, LeaseTerms(EVENT_SECONDS), deadline=statement_deadline())
         writing = asyncio.create_task(rig.write(WEST, 1))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENT_SECONDS):
             # The lease is over. The event that closes the server waits for that commit, as everything does then.
             while not await waiting_to_close(rig):  # noqa: ASYNC110 - the server does it
                 await asyncio.sleep(0.05)
@@ -356,7 +357,7 @@ async def test_a_server_that_rejoins_holds_up_no_commit_before_it_has_what_it_la
         # It cannot log in at its master, so it never receives what it lacks.
         wrong = dataclasses.replace(rig.accounts, replicator=Account("tao_replicator", "not-its-password"))
         rejoining = asyncio.create_task(dataclasses.replace(rig, accounts=wrong).promoter().rejoin("db", WEST))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENT_SECONDS):
             while not any(member.state and member.state.following for member in await rig.promoter().observe("db")):  # noqa: ASYNC110 - the rejoin
                 await asyncio.sleep(0.01)
         await rig.write(EAST, 2)
@@ -391,7 +392,7 @@ async def test_a_replica_that_stood_still_acknowledges_again_at_a_master_that_wa
         os.kill(pid, signal.SIGSTOP)
         try:
             writing = asyncio.create_task(rig.write(EAST, 1))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENT_SECONDS):
                 while await waiting_for_replica(rig, EAST) == 0:  # noqa: ASYNC110 - the server does it
                     await asyncio.sleep(0.01)
             await rig.close(EAST)

@@ -12,19 +12,15 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tao.admin.access import Access, ReaderLogin, access_of
-from tao.admin.cache_verification import verify_caches
-from tao.admin.repair import find_broken_pairs
 from tao.client import Assoc, ClientSettings, Graph, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Shape
-from tao.devcluster.state_folder import service_accounts
 from tao.schema.registry import Schema, load_schema
-from tao.topology.document import parse_topology
-from tests.e2e.cluster_access import PATIENT_SECONDS
+from tests.e2e.cluster_access import assert_converges
 from tests.e2e.graph_model import GraphModel, inverse_of
 from tests.rigs.effort import examples
+from tests.rigs.pacing import PATIENT_SECONDS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.database]
 
@@ -41,12 +37,6 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Dev
     )
     async with DevCluster(settings) as running:
         yield running
-
-
-def login_of(cluster: DevCluster) -> ReaderLogin:
-    reader = service_accounts(cluster.record.passwords).reader
-    topology = parse_topology(cluster.topology_path.read_bytes(), "topology")
-    return ReaderLogin(topology, schema_of(cluster.schema_path), reader.user, reader.password)
 
 
 def schema_of(path: Path) -> Schema:
@@ -142,18 +132,12 @@ class Worker:
 
 
 async def graphs_of(cluster: DevCluster, stack: AsyncExitStack) -> list[Graph]:
-    target, settings = str(cluster.topology_path), ClientSettings(timeout_seconds=PATIENT_SECONDS)
+    target = str(cluster.topology_path)
+    settings = ClientSettings(timeout_seconds=PATIENT_SECONDS, connect_timeout_seconds=PATIENT_SECONDS)
     return [
         await stack.enter_async_context(connect(target, tier=tier, settings=settings))
         for tier in ("tier-1", "tier-2", "tier-1", "tier-2")
     ]
-
-
-async def assert_converged(access: Access, schema: Schema) -> None:
-    report = await verify_caches(access.routes, access.links, access.store)
-    assert report.clean, report.findings[:5]
-    assert sum(line.entries for line in report.servers) > 0
-    assert await find_broken_pairs(access.routes, schema, access.scans, access.store) == []
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -168,9 +152,7 @@ async def test_every_client_reads_its_own_writes_and_all_caches_end_equal_to_the
                 await worker.step()
 
         await asyncio.gather(*(run(worker) for worker in workers))
-        login = login_of(cluster)
-        async with access_of(login, "") as access:
-            await assert_converged(access, login.schema)
+        await assert_converges(cluster)
         # No operation is in flight any more: every tier agrees with the model, whichever client wrote.
         for worker in workers:
             for graph in graphs[:2]:
@@ -199,9 +181,7 @@ async def test_hot_keys_written_by_all_clients_at_once_converge_with_their_inver
                     await graph.assoc_range(id1, atype, 0, 10)
 
         await asyncio.gather(*(hammer(graph, random.Random(SEED + n)) for n, graph in enumerate(graphs * 2)))
-        login = login_of(cluster)
-        async with access_of(login, "") as access:
-            await assert_converged(access, login.schema)
+        await assert_converges(cluster)
         for id1 in hot:
             for atype in ("friend", "likes", "liked_by", "follows", "followed_by"):
                 answers = [plain(await graph.assoc_range(id1, atype, 0, 100)) for graph in graphs[:2]]

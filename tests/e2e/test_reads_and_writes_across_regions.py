@@ -10,15 +10,18 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 import pytest_asyncio
 
-from tao.admin.server_stats import server_stats
 from tao.client import ClientSettings, Graph, TaoError, connect
 from tao.devcluster.layout import Shape
 from tao.model.ids import SHARD_SHIFT
-from tests.e2e.region_access import PATIENT_SECONDS, RTT_MS, Regions, plain, running_regions, until
+from tests.e2e.cluster_access import PATIENT, patient_stats
+from tests.e2e.region_access import RTT_MS, Regions, plain, running_regions, until
 from tests.rigs.forked_programs import Ended, run_tao
+from tests.rigs.pacing import PATIENT_SECONDS
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
+IMPATIENT = ClientSettings(timeout_seconds=1.0, connect_timeout_seconds=PATIENT_SECONDS)
+"""The settings of a client whose requests cannot be answered, so that they need not wait long."""
 SHAPE = Shape(regions=2, tiers=2, followers=2, leaders=2, shards=4)
 
 
@@ -31,8 +34,7 @@ async def regions(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Reg
 @asynccontextmanager
 async def client(regions: Regions, region: str, tier: str = "tier-1") -> AsyncIterator[Graph]:
     """Yield a client without the write tokens of other clients, which would hide what a cache holds."""
-    settings = ClientSettings(timeout_seconds=10)
-    async with connect(regions.target, region=region, tier=tier, settings=settings) as graph:
+    async with connect(regions.target, region=region, tier=tier, settings=PATIENT) as graph:
         yield graph
 
 
@@ -253,10 +255,10 @@ async def test_a_region_with_a_dead_replica_reads_in_the_master_region_and_recei
     (tailer,) = regions.tailers("west")
 
     async def follows(server: str) -> bool:
-        stats = await server_stats(regions.cluster.admin(tailer))
+        stats = await patient_stats(regions.cluster.admin(tailer))
         return stats["reads_from"] == server and stats["connected"] and not stats["trouble"]
 
-    lost = (await server_stats(regions.cluster.admin(tailer)))["lost_binlogs"]
+    lost = (await patient_stats(regions.cluster.admin(tailer)))["lost_binlogs"]
     await regions.cluster.kill(replica)
     try:
         # The outage is not detected yet: misses of the region are answered by the master region.
@@ -277,7 +279,7 @@ async def test_a_region_with_a_dead_replica_reads_in_the_master_region_and_recei
     await east.assoc_add(a, "likes", b, 8)
     await shown(west, a, "likes", [(b, 8)])
     await shown(west, b, "liked_by", [(a, 8)])
-    assert (await server_stats(regions.cluster.admin(tailer)))["lost_binlogs"] == lost, (
+    assert (await patient_stats(regions.cluster.admin(tailer)))["lost_binlogs"] == lost, (
         "one history, from whichever server it is read"
     )
     await regions.assert_converges()
@@ -296,7 +298,7 @@ async def test_a_region_that_is_cut_off_serves_reads_rejects_writes_and_catches_
         await regions.invalidate_shards_of("west", a, b)
         assert await west.obj_get(b) is not None
         assert plain(await west.assoc_range(a, "likes", 0, 5)) == []
-        async with connect(regions.target, region="west", settings=ClientSettings(timeout_seconds=1)) as impatient:
+        async with connect(regions.target, region="west", settings=IMPATIENT) as impatient:
             with pytest.raises(TaoError):
                 await impatient.assoc_add(a, "likes", b, 2)
             with pytest.raises(TaoError):

@@ -22,11 +22,11 @@ from tao.admin.server_stats import wait_until_ready
 from tao.client import ClientSettings, Credentials, TlsFiles, Unauthorized, Unavailable, connect
 from tao.devcluster.database import DatabaseInstance, InstanceSettings, default_cache_folder
 from tao.devcluster.database_program import Durability, ServerOptions, find_server_binary
-from tao.devcluster.ports import PortReservation, reserve_port
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
 from tao.replication.accounts import ServiceAccounts
 from tao.topology.document import dump_topology
 from tests.rigs.certificates import TestAuthority
+from tests.rigs.ports import free_ports
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.unhurried]
 
@@ -111,10 +111,8 @@ class Operator:
         return str(path)
 
 
-def server_at_free_ports(name: str, held: list[PortReservation]) -> CacheServer:
-    ports = [reserve_port() for _ in range(3)]
-    held += ports
-    grpc, frames, admin = (f"127.0.0.1:{port.port}" for port in ports)
+def server_at_free_ports(name: str) -> CacheServer:
+    grpc, frames, admin = (f"127.0.0.1:{port}" for port in free_ports(3))
     return CacheServer(name=name, grpc=grpc, frames=frames, admin=admin)
 
 
@@ -130,9 +128,8 @@ async def operator(tmp_path: Path, database_accounts: ServiceAccounts) -> AsyncI
         ),
     )
     await instance.start()
-    held: list[PortReservation] = []
-    leader = server_at_free_ports("leader-1", held)
-    followers = [server_at_free_ports(name, held) for name in ("follower-1a", "follower-2a")]
+    leader = server_at_free_ports("leader-1")
+    followers = [server_at_free_ports(name) for name in ("follower-1a", "follower-2a")]
     database = DatabaseServer(name="db-1", socket=str(instance.socket_path))
     topology = Topology(
         version=1,
@@ -148,8 +145,6 @@ async def operator(tmp_path: Path, database_accounts: ServiceAccounts) -> AsyncI
     )
     person = Operator(tmp_path, topology, TestAuthority(tmp_path / "certificates"))
     person.topology_file.write_text(dump_topology(topology))
-    for each in held:
-        each.release()
     yield person
     await instance.stop()
 

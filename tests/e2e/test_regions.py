@@ -28,6 +28,7 @@ from tao.model.errors import OperatorError
 from tao.storage.names import schema_name
 from tao.topology.document import dump_topology, parse_topology
 from tests.rigs.forked_programs import run_tao
+from tests.rigs.pacing import PATIENT_SECONDS
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e]
 
@@ -103,14 +104,14 @@ async def has(cluster: DevCluster, server: str, number: int, shard: int = 0) -> 
 
 async def arrives(cluster: DevCluster, server: str, number: int, shard: int = 0) -> float:
     """Wait until a replica has the row; return the time by the loop's clock."""
-    async with asyncio.timeout(30), leader_of(cluster, server, shard) as cursor:
+    async with asyncio.timeout(PATIENT_SECONDS), leader_of(cluster, server, shard) as cursor:
         while not await cursor.execute(_FIND, (number,)):  # noqa: ASYNC110 - a replica sends no notification
             await asyncio.sleep(0.001)
     return asyncio.get_running_loop().time()
 
 
 async def until(folder: Path, condition: Callable[[ClusterStatus], bool]) -> ClusterStatus:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENT_SECONDS):
         while not condition(status := await cluster_status(folder)):  # noqa: ASYNC110 - of other processes
             await asyncio.sleep(0.05)
     return status

@@ -24,6 +24,7 @@ from tao.storage.names import schema_name
 from tao.storage.session import DatabaseSession, ServerAccount, open_session
 from tests.rigs.forked_programs import Ended, run_tao
 from tests.rigs.move_rig import TARGET, Writer, move_rig, soon
+from tests.rigs.pacing import PATIENT_SECONDS
 from tests.rigs.replication_rig import EAST, SHARDS, WEST, ReplicationRig, replication_rig, statement_deadline
 
 SHARD_SCHEMAS = "SHOW DATABASES LIKE 'tao\\_%%'"
@@ -46,7 +47,7 @@ async def rig(tmp_path: Path, database_accounts: ServiceAccounts) -> AsyncIterat
         await rig.write(EAST, 1)  # asynchronous: only the client has the acknowledgement
         await rig.servers[EAST].kill()
 
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENT_SECONDS):
             while any(member.receives for member in await rig.promoter().observe("db")):  # noqa: ASYNC110 - the replica does it
                 await asyncio.sleep(0.02)
         await rig.promoter().promote("db", PromotionRequest(WEST, master_lost=True))
@@ -62,7 +63,7 @@ async def assert_follows_and_equals(rig: ReplicationRig) -> None:
     number = 100 + max(await rig.written(WEST), default=0)
     await rig.write(WEST, number)
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENT_SECONDS):
         while number not in await rig.written(EAST):  # noqa: ASYNC110 - the replica does it
             await asyncio.sleep(0.01)
     assert await rig.rows(EAST, "SELECT data FROM tao_00001.objects WHERE id = 2") == [(ALL_BYTES,)]
@@ -218,7 +219,7 @@ async def test_a_replica_of_a_database_without_shards_is_rebuilt_and_gets_those_
             await reseeder.plan(replica)
         databases = (before.databases[0], replace(before.databases[1], shards=()))
         await moves.store.change(before.version, replace(before, version=2, shards=first, databases=databases))
-        async with asyncio.timeout(60):  # for the replica to drop them, too
+        async with asyncio.timeout(PATIENT_SECONDS):  # for the replica to drop them, too
             while await rig.rows(replica, SHARD_SCHEMAS):  # noqa: ASYNC110 - in another process
                 await asyncio.sleep(0.05)
         async with rig.session(replica) as session:  # it diverges

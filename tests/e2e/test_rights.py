@@ -10,14 +10,14 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from tao.admin.server_stats import server_stats
 from tao.client import Consistency, Graph, PermissionDenied, StaleRead, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import Shape
 from tao.schema.registry import Schema
 from tao.wire.v1 import graph_pb2_grpc
 from tao.wire.v1 import session_pb2 as pb
-from tests.e2e.cluster_access import PATIENT_SECONDS, bystander_of, running_cluster
+from tests.e2e.cluster_access import PATIENT, bystander_of, patient_stats, replace_text, running_cluster
+from tests.rigs.pacing import PATIENT_SECONDS
 
 pytestmark = [
     pytest.mark.e2e,
@@ -45,12 +45,12 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Dev
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def graph(cluster: DevCluster) -> AsyncIterator[Graph]:
-    async with connect(cluster.client_address) as graph:
+    async with connect(cluster.client_address, settings=PATIENT) as graph:
         yield graph
 
 
 async def access_of(cluster: DevCluster) -> list[dict[str, Any]]:
-    return [(await server_stats(cluster.admin(name)))["access"] for name in SERVERS]
+    return [(await patient_stats(cluster.admin(name)))["access"] for name in SERVERS]
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
@@ -73,7 +73,7 @@ async def use_rules(cluster: DevCluster, role: str, mode: str = "enforce") -> No
 
 
 def write_document(cluster: DevCluster, text: str) -> None:
-    cluster.topology_path.with_name("access.yaml").write_text(text)
+    replace_text(cluster.topology_path.with_name("access.yaml"), text)
 
 
 async def total(cluster: DevCluster, what: str) -> int:
@@ -146,7 +146,7 @@ async def test_what_is_granted_is_done_and_the_rest_is_denied(cluster: DevCluste
     assert await denied_to_select(cluster, user, graph.schema, "likes", "follows") is True
     with pytest.raises(StaleRead):  # the graph asks for the version of its own write, which an absent object lacks
         await graph.obj_get(page)
-    async with connect(cluster.client_address) as another:
+    async with connect(cluster.client_address, settings=PATIENT) as another:
         assert await another.obj_get(page) is None
     assert await graph.obj_delete(page) is False
     await use_rules(cluster, ALL)

@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tao.client import ClientSettings, Graph, TaoError, connect
+from tao.client import Graph, TaoError, connect
 from tao.devcluster.cluster import DevCluster
-from tao.devcluster.layout import Shape
+from tao.devcluster.layout import ONLY_REGION, Shape
 from tao.model.ids import SHARD_SHIFT
-from tests.e2e.cluster_access import PACE_SECONDS, PATIENT_SECONDS, assert_converges, running_cluster
+from tao.routing.routes import Routes
+from tests.e2e.cluster_access import PACE_SECONDS, PATIENT, assert_converges, running_cluster
 from tests.rigs.forked_programs import run_tao
+from tests.rigs.pacing import PATIENT_SECONDS
 
 pytestmark = [
     pytest.mark.e2e,
@@ -105,12 +107,12 @@ async def until_asked_of(graph: Graph, key: int, servers: set[str]) -> None:
 async def test_clones_begin_and_end_under_traffic_without_a_failed_or_stale_read(cluster: DevCluster) -> None:
     target = str(cluster.topology_path)
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
-        settings = ClientSettings(timeout_seconds=10)
-        graphs = [await stack.enter_async_context(connect(target, settings=settings)) for _ in range(3)]
+        graphs = [await stack.enter_async_context(connect(target, settings=PATIENT)) for _ in range(3)]
         writer, *readers = graphs
         key = await writer.obj_add("user", {"name": "popular", "home": "0"})
         shard, counted = key >> SHARD_SHIFT, Counted(key)
-        (home,) = await asked_of(readers[0], key)
+        home = Routes(await cluster.topology()).tier(ONLY_REGION, "tier-1").home(shard).name
+        await until_asked_of(readers[0], key, {home})
         running = [tasks.create_task(counted.write(writer))]
         running += [
             tasks.create_task(counted.read(f"reader-{n}", each)) for n, each in enumerate(readers) for _ in "ab"

@@ -25,7 +25,8 @@ from tao.wire.frames_server import FrameServer
 from tao.wire.session import Reply
 from tao.wire.settings import ServingSettings
 from tao.wire.v1 import session_pb2 as pb
-from tests.rigs.binlog_rig import PATIENT_SECONDS, SHARDS, BinlogRig, open_rig, until
+from tests.rigs.binlog_rig import SHARDS, BinlogRig, open_rig, until
+from tests.rigs.pacing import PATIENT_SECONDS
 from tests.unit.planning.stored_rows import NOW, SCHEMA, USER
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e]

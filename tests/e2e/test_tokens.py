@@ -17,8 +17,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from tao.admin.server_stats import server_stats
-from tao.client import DeadlineExceeded, Graph, SomeFailed, StaleRead, Unavailable, WriteToken, connect
+from tao.client import ClientSettings, DeadlineExceeded, Graph, SomeFailed, StaleRead, Unavailable, WriteToken, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.database_program import Durability, Flavour
 from tao.devcluster.layout import ClusterSettings, Shape
@@ -27,13 +26,16 @@ from tao.model.ids import SHARD_SHIFT
 from tao.model.tokens import MAX_KEYS
 from tao.wire.v1 import graph_pb2 as graph_pb
 from tao.wire.v1.graph_pb2_grpc import GraphStub
+from tests.e2e.cluster_access import PATIENT, patient_stats
+from tests.rigs.pacing import PATIENT_SECONDS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.database]
 
 REPLICA = "west-db-1"
 SHARDS = 4
 EAST_WEST = ("east", "west")
-SECONDS = 20.0
+IMPATIENT = ClientSettings(timeout_seconds=2.0, connect_timeout_seconds=PATIENT_SECONDS)
+"""The settings of a client whose requests cannot be answered, so that they need not wait long."""
 NOT_NOW = (DeadlineExceeded, StaleRead, Unavailable, SomeFailed)
 
 Read = Callable[[WriteToken | None], Coroutine[Any, Any, Any]]
@@ -56,21 +58,21 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Dev
 async def tailers_have_begun(cluster: DevCluster) -> None:
     """Wait until both tailers have started. A tailer without a position invalidates its region twice: at once, and when
     all rows are visible. Versions seen before may be forgotten, which is not the subject of these tests."""
-    async with asyncio.timeout(SECONDS):
+    async with asyncio.timeout(PATIENT_SECONDS):
         for leader in ("east-leader-1", "west-leader-1"):
-            while (await server_stats(cluster.admin(leader)))["voided_shards"] < 2 * SHARDS:  # noqa: ASYNC110 - a leader
+            while (await patient_stats(cluster.admin(leader)))["voided_shards"] < 2 * SHARDS:  # noqa: ASYNC110 - a leader
                 await asyncio.sleep(0.05)
 
 
 @pytest.fixture
 async def east(cluster: DevCluster) -> AsyncIterator[Graph]:
-    async with connect(str(cluster.topology_path), region="east") as graph:
+    async with connect(str(cluster.topology_path), region="east", settings=PATIENT) as graph:
         yield graph
 
 
 @pytest.fixture
 async def west(cluster: DevCluster) -> AsyncIterator[Graph]:
-    async with connect(str(cluster.topology_path), region="west") as graph:
+    async with connect(str(cluster.topology_path), region="west", settings=PATIENT) as graph:
         yield graph
 
 
@@ -102,7 +104,7 @@ async def replication_held(cluster: DevCluster, *replicas: str) -> AsyncIterator
 
 async def arrives(read: Read, expected: Any) -> None:
     """Wait until a read without a token answers ``expected``."""
-    async with asyncio.timeout(SECONDS):
+    async with asyncio.timeout(PATIENT_SECONDS):
         while await read(None) != expected:  # noqa: ASYNC110 - a follower sends no notification
             await asyncio.sleep(0.01)
 
@@ -187,7 +189,9 @@ async def test_a_token_is_good_in_every_tier(cluster: DevCluster, east: Graph) -
         token = await write(east, alice, bob)
         for region in east.topology.regions:
             for tier in region.followers:
-                async with connect(str(cluster.topology_path), region=region.name, tier=tier.name) as graph:
+                async with connect(
+                    str(cluster.topology_path), region=region.name, tier=tier.name, settings=PATIENT
+                ) as graph:
                     assert await answers(reads_of(graph, alice, bob), token) == afterwards(alice, bob)
 
 
@@ -216,17 +220,21 @@ async def test_without_the_master_region_a_token_is_rejected_and_never_answered_
     reads = reads_of(west, alice, bob)
     await arrives(reads[0], "old")
     assert await answers(reads, None) == before(alice, bob)
-    async with replication_held(cluster):
+    async with (
+        connect(str(cluster.topology_path), region="west", settings=IMPATIENT) as impatient,
+        replication_held(cluster),
+    ):
         token = await write(east, alice, bob)
         await ask_line(cluster.line_control, Cut(EAST_WEST, silent=True))
         try:
-            outcomes = await asyncio.gather(*(read(token) for read in reads), return_exceptions=True)
+            refused = reads_of(impatient, alice, bob)
+            outcomes = await asyncio.gather(*(read(token) for read in refused), return_exceptions=True)
             assert all(isinstance(outcome, NOT_NOW) for outcome in outcomes), outcomes
             # Reads without a token are still served.
             assert await answers(reads, None) == before(alice, bob)
         finally:
             await ask_line(cluster.line_control, Heal(EAST_WEST))
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(PATIENT_SECONDS):
             while True:
                 try:
                     found = await answers(reads, token)
@@ -253,10 +261,10 @@ async def test_any_language_can_carry_a_token(cluster: DevCluster, east: Graph) 
     ):
         friend = east.schema.atype("friend").number
         asked = graph_pb.AssocAddRequest(id1=alice, atype=friend, id2=bob, time=5)
-        reply = await GraphStub(near).AssocAdd(asked, timeout=SECONDS)
+        reply = await GraphStub(near).AssocAdd(asked, timeout=PATIENT_SECONDS)
         for id1, other in ((alice, bob), (bob, alice)):
             request = graph_pb.AssocRangeRequest(id1=id1, atype=friend, limit=5, after=reply.token)
-            found = await GraphStub(far).AssocRange(request, timeout=SECONDS)
+            found = await GraphStub(far).AssocRange(request, timeout=PATIENT_SECONDS)
             assert [edge.id2 for edge in found.edges] == [other]
 
 
@@ -270,8 +278,8 @@ async def test_the_inverse_that_another_region_is_master_of_is_in_the_token(tmp_
     )
     async with (
         DevCluster(settings) as cluster,
-        connect(str(cluster.topology_path), region="east") as east,
-        connect(str(cluster.topology_path), region="west") as west,
+        connect(str(cluster.topology_path), region="east", settings=PATIENT) as east,
+        connect(str(cluster.topology_path), region="west", settings=PATIENT) as west,
     ):
         for near, far in ((east, west), (west, east)):
             alice, bob = await people(near)

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tao.admin.server_stats import server_stats
 from tao.client import Graph, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import ONLY_REGION, Shape
@@ -22,12 +21,15 @@ from tao.routing.routes import Routes
 from tao.topology import edits
 from tao.topology.file_store import TopologyFile
 from tests.e2e.cluster_access import (
-    PATIENT_SECONDS,
+    PATIENT,
     Bystander,
     assert_converges,
     bystander_of,
+    patient_stats,
     running_cluster,
 )
+from tests.e2e.region_access import until
+from tests.rigs.pacing import PATIENT_SECONDS
 
 pytestmark = [
     pytest.mark.e2e,
@@ -76,7 +78,7 @@ async def shards_moved_under_traffic(cluster: DevCluster, tier: str, servers: tu
 
     async with AsyncExitStack() as stack:
         bystanders: list[Bystander] = [await stack.enter_async_context(bystander_of(cluster)) for _ in range(3)]
-        other = await stack.enter_async_context(connect(str(cluster.topology_path), tier="tier-2"))
+        other = await stack.enter_async_context(connect(str(cluster.topology_path), tier="tier-2", settings=PATIENT))
         for name in (*servers, servers[0]):
             version = await change(cluster, partial(move_all, name))
             await until_routed_by(other, version)
@@ -109,8 +111,13 @@ async def test_an_unusable_document_is_ignored_and_the_next_valid_one_is_applied
         version = await change(cluster, lambda topology: edits.mark_server(topology, "follower-1b", False))
         await until_routed_by(bystander.graph, version)
         assert bystander.errors == []
-    logged = [process for process in (await cluster.status()).processes if "topology_unusable" in log_of(process.log)]
-    assert {"leader-1", "leader-2", "follower-1a", "follower-2b"} <= {process.name for process in logged}
+
+    async def all_complain() -> bool:
+        processes = (await cluster.status()).processes
+        found = {process.name for process in processes if "topology_unusable" in log_of(process.log)}
+        return found >= {"leader-1", "leader-2", "follower-1a", "follower-2b"}
+
+    await until(all_complain, "a server has not seen that the document is unusable")
 
 
 async def test_an_unreachable_server_is_reported_and_one_that_left_is_released(cluster: DevCluster) -> None:
@@ -132,11 +139,15 @@ async def test_an_unreachable_server_is_reported_and_one_that_left_is_released(c
         while ghost.name in await links_of(follower):  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.02)
     await until_all_ready(cluster)
-    assert all(link["up"] for name, link in (await links_of(follower)).items() if name.startswith("leader"))
+
+    async def leaders_are_up() -> bool:
+        return all(link["up"] for name, link in (await links_of(follower)).items() if name.startswith("leader"))
+
+    await until(leaders_are_up, "a link to a leader is not up")
 
 
 async def links_of(server: CacheServer) -> dict[str, dict[str, Any]]:
-    links: dict[str, dict[str, Any]] = (await server_stats(server.admin))["links"]
+    links: dict[str, dict[str, Any]] = (await patient_stats(server.admin))["links"]
     return links
 
 

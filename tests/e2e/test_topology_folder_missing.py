@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from tao.admin.server_stats import server_stats
-from tao.devcluster.ports import LOOPBACK, reserve_port
+from tao.devcluster.ports import LOOPBACK
 from tao.observability.logs import logger
 from tao.replication.accounts import ServiceAccounts
 from tao.topology.document import parse_topology
 from tao.watcher.server import WatcherServer
 from tao.watcher.settings import LeaseSettings, ProbeSettings, WatcherSettings
+from tests.e2e.cluster_access import patient_stats
+from tests.rigs.pacing import PATIENT_SECONDS
+from tests.rigs.ports import free_ports
 from tests.rigs.replication_rig import EAST, WEST, replication_rig
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e]
@@ -29,8 +31,8 @@ async def test_masters_close_themselves_while_the_folder_is_missing_and_reopen_w
     shared.mkdir()
     async with replication_rig(tmp_path, database_accounts) as rig:
         rig.topology_path.rename(file)
-        with reserve_port() as port:
-            admin = f"{LOOPBACK}:{port.port}"
+        (port,) = free_ports(1)
+        admin = f"{LOOPBACK}:{port}"
         settings = WatcherSettings(
             name="watcher",
             region=EAST,
@@ -43,7 +45,7 @@ async def test_masters_close_themselves_while_the_folder_is_missing_and_reopen_w
         )
 
         async def acts_and_renews() -> bool:
-            stats = await server_stats(admin)
+            stats = await patient_stats(admin)
             return bool(stats["active"] and stats["renewed_leases"])
 
         async def is_closed() -> bool:
@@ -64,7 +66,7 @@ async def test_masters_close_themselves_while_the_folder_is_missing_and_reopen_w
                 await rig.servers[WEST].kill()  # a condition for which it would set a mark
                 del rig.servers[WEST]
                 await until(is_closed)
-                assert not (await server_stats(admin))["active"]
+                assert not (await patient_stats(admin))["active"]
                 assert await rig.written(EAST) == {1}, "reads must continue"
                 away.rename(shared)
                 await until(is_open)
@@ -76,6 +78,6 @@ async def test_masters_close_themselves_while_the_folder_is_missing_and_reopen_w
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENT_SECONDS):
         while not await holds():  # noqa: ASYNC110 - servers do it
             await asyncio.sleep(0.05)

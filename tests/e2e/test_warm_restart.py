@@ -15,13 +15,20 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tao.admin.server_stats import server_stats
-from tao.client import ClientSettings, Graph, TaoError, connect
+from tao.client import Graph, TaoError, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import Role, Shape
 from tao.topology import edits
 from tao.topology.file_store import TopologyFile
-from tests.e2e.cluster_access import LOOK_SECONDS, PACE_SECONDS, PATIENT_SECONDS, assert_converges, running_cluster
+from tests.e2e.cluster_access import (
+    LOOK_SECONDS,
+    PACE_SECONDS,
+    PATIENT,
+    assert_converges,
+    patient_stats,
+    running_cluster,
+)
+from tests.rigs.pacing import PATIENT_SECONDS
 
 pytestmark = [
     pytest.mark.e2e,
@@ -41,7 +48,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Dev
 
 
 async def stats(cluster: DevCluster, name: str) -> dict[str, Any]:
-    return await server_stats(cluster.admin(name))
+    return await patient_stats(cluster.admin(name))
 
 
 async def until(condition: Callable[[], Coroutine[Any, Any, bool]], what: str) -> None:
@@ -95,7 +102,7 @@ async def writes(graph: Graph, users: Sequence[int]) -> AsyncIterator[None]:
 async def warm(cluster: DevCluster) -> AsyncIterator[tuple[Graph, Sequence[int]]]:
     """Yield cached users that no client writes, while other users are being written."""
     await until_linked(cluster)
-    async with connect(str(cluster.topology_path), settings=ClientSettings(timeout_seconds=10)) as graph:
+    async with connect(str(cluster.topology_path), settings=PATIENT) as graph:
         still = await asyncio.gather(*(graph.obj_add("user", {"name": "still"}) for _ in range(USERS)))
         written = await asyncio.gather(*(graph.obj_add("user", {"name": "written"}) for _ in range(USERS)))
         async with writes(graph, written):

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import re
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,6 +21,9 @@ from tao.client.web import TokenCarrier
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Shape
+from tests.e2e.cluster_access import PATIENT
+from tests.rigs.pacing import PATIENT_SECONDS
+from tests.rigs.ports import free_ports
 
 pytestmark = [
     pytest.mark.database,
@@ -120,7 +122,7 @@ class Site:
         return await asyncio.to_thread(self._ask, method, path, body, cookie)
 
     def _ask(self, method: str, path: str, body: object, cookie: str) -> Answer:
-        connection = HTTPConnection("127.0.0.1", self._port, timeout=30)
+        connection = HTTPConnection("127.0.0.1", self._port, timeout=PATIENT_SECONDS)
         try:
             headers = {"Content-Type": "application/json"} | ({"Cookie": cookie} if cookie else {})
             connection.request(method, path, None if body is None else json.dumps(body), headers)
@@ -170,9 +172,7 @@ async def serve(framework: Framework, folder: Path) -> AsyncIterator[Site]:
     """Run the program of the page under its server."""
     (folder / f"{framework.module}.py").write_text(PROGRAMS[f"{framework.module}.py"])
     (folder / "with_worker.py").write_text(framework.wrapper.format(module=framework.module, name=framework.name))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     program, *arguments = (part.format(port=port) for part in framework.command)
     log = folder / "server.log"
     with log.open("wb") as out:
@@ -182,7 +182,7 @@ async def serve(framework: Framework, folder: Path) -> AsyncIterator[Site]:
         )  # fmt: skip
     site = Site(port)
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENT_SECONDS):
             while not await site.is_up():
                 assert process.returncode is None, log.read_text()
                 await asyncio.sleep(0.1)
@@ -224,7 +224,7 @@ async def check_errors(site: Site, topology: Path, alice: int) -> None:
     assert "did you mean 'name'" in str(bad_input.error["message"])
     missing = await site.ask("GET", f"/users/{alice + LATER}/friends")
     assert (missing.status, missing.error["reason"]) == (404, "NOT_FOUND")
-    async with connect(str(topology)) as graph:
+    async with connect(str(topology), settings=PATIENT) as graph:
         checkin = await graph.obj_add("checkin", {"text": "Tea garden"})
     conflict = await site.ask("PUT", f"/users/{checkin}", {"name": "Carol"})
     assert (conflict.status, conflict.error["reason"]) == (409, "WRONG_TYPE")

@@ -16,8 +16,9 @@ import yaml
 from tao.client import Graph, UnknownType, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import Shape
-from tests.e2e.cluster_access import PATIENT_SECONDS, bystander_of, running_cluster
+from tests.e2e.cluster_access import PATIENT, bystander_of, replace_text, running_cluster
 from tests.rigs.forked_programs import run_tao
+from tests.rigs.pacing import PATIENT_SECONDS
 
 pytestmark = [
     pytest.mark.e2e,
@@ -37,7 +38,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Dev
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def graph(cluster: DevCluster) -> AsyncIterator[Graph]:
-    async with connect(cluster.client_address) as graph:
+    async with connect(cluster.client_address, settings=PATIENT) as graph:
         yield graph
 
 
@@ -106,7 +107,7 @@ async def test_an_invalid_or_incompatible_schema_is_rejected_while_serving_and_t
         for refused, text in enumerate(
             ("objects: [", good.replace("name: {number: 1, type: str}", "name: {number: 1, type: uint}"), ""), 1
         ):
-            cluster.schema_path.write_text(text)
+            replace_text(cluster.schema_path, text)
             for process in (await cluster.status()).processes:
                 if process.name in SERVERS:
                     os.kill(process.pid, signal.SIGHUP)
@@ -114,7 +115,7 @@ async def test_an_invalid_or_incompatible_schema_is_rejected_while_serving_and_t
                 await until(lambda log=log, refused=refused: count_in(log, "schema_refused") == refused)  # type: ignore[misc]
             await bystander.more_rounds(3)
             assert await graph.obj_add("user", {"name": "as before"})
-        cluster.schema_path.write_text(good)
+        replace_text(cluster.schema_path, good)
         await bystander.more_rounds(3)
         assert bystander.errors == []
 
@@ -130,7 +131,7 @@ async def test_a_compatible_schema_is_picked_up_by_servers_and_connected_clients
     document["objects"]["user"]["fields"]["motto"] = {"number": 9, "type": "str", "default": "none yet"}
     document["associations"]["orbits"] = {"number": 78, "inverse": "orbited_by"}
     document["associations"]["orbited_by"] = {"number": 79, "inverse": "orbits"}
-    cluster.schema_path.write_text(yaml.safe_dump(document))
+    replace_text(cluster.schema_path, yaml.safe_dump(document))
     logs = await logs_of(cluster)
     for log in logs.values():
         await until(lambda log=log: count_in(log, "schema_changed") == 1)  # type: ignore[misc]

@@ -15,6 +15,7 @@ import pytest
 from loadtest.peers.scenario import PeersOptions, without_absent
 from loadtest.results import Report, ScenarioResult
 from tests.rigs.forked_programs import ROOT
+from tests.rigs.pacing import PATIENT_SECONDS
 from tests.rigs.toy_runs import ToyRun
 
 needs_peers = pytest.mark.skipif(
@@ -107,16 +108,19 @@ def test_the_cost_of_rights_is_measured_in_pairs_with_an_interval(ran: ToyRun) -
         assert [len(result.measured["pairs"][name][half]) for half in ("before", "after")] == [3, 3]
 
 
-@scenario("hostile", "--attack", "headers", "--attack", "compressed", "--attack", "critical")
+@scenario("hostile", "--attack", "headers", "--attack", "compressed", "--attack", "critical", "--attack", "ungreeted")
 def test_honest_clients_are_measured_beside_each_attack_and_without_it(ran: ToyRun) -> None:
     found = msgspec.json.decode(ran.json)
     beside = [name for name in found if name.endswith(": attacked")]
-    assert len(beside) == 3
+    assert len(beside) == 4
     for name in beside:
         for turns in ("attacked", "undisturbed", "burnt"):
             figures = found[name.replace("attacked", turns)]
             assert figures["miss p99_ms"] >= figures["miss p50_ms"] > 0
-    assert len(found["aims"]) == 3 * (2 * 4 + 1)
+    elsewhere = [name for name in found if name.endswith(": elsewhere")]
+    assert elsewhere == ["600 ungreeted connections: elsewhere"]
+    assert found[elsewhere[0]]["new connection p99_ms"] > 0
+    assert len(found["aims"]) == 4 * (2 * 4 + 1)
     overview = found["tables"][0]
     assert overview["columns"][:2] == ["attack", "formerly"]
     assert [row[0] for row in overview["rows"]] == [name.removesuffix(": attacked") for name in beside]
@@ -406,7 +410,7 @@ def test_an_interrupted_run_stops_its_servers_and_says_so(
             # Each has been heard before the next comes: they are not one.
             process.send_signal(number)
             time.sleep(0.1)
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=PATIENT_SECONDS)
     assert process.returncode == 130, errors
     assert "interrupted" in output
     assert list(tmp_path.glob("tao-bench-*")) == []

@@ -21,7 +21,7 @@ from tao.model.writes import AssocAdd, AssocDelete
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import LIKED_BY, LIKES, LeaderRig, OtherRigs, make_id
 from tests.rigs.memory_store import MemoryStore
-from tests.rigs.pacing import Gate, until
+from tests.rigs.pacing import PATIENT_SECONDS, Gate, until
 
 LOW, HIGH = make_id(64, 0), make_id(64, 1)
 
@@ -69,7 +69,7 @@ async def test_the_writer_learns_the_outcome_when_a_shard_is_handed_over_between
     assert {messages.shard for messages in written.messages} == {0, 1}, "caches hear of both ends before the writer"
     (intent,) = others.handed_over
     assert (intent.low_id, intent.high_id) == (LOW, HIGH)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENT_SECONDS):
         while await store.old_intents([0], before_unix_ms=1 << 62, limit=1):  # noqa: ASYNC110 - the new owner forgets it
             await asyncio.sleep(0)
     await one.close()

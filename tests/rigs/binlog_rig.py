@@ -33,11 +33,11 @@ from tao.storage.writes import WRITE_SETUP, MySqlWriteStore
 from tao.tailer.binlog import BinlogTransaction, UndecodedRows
 from tao.tailer.reader import BinlogReader
 from tao.tailer.settings import ReaderSettings
+from tests.rigs.pacing import PATIENT_SECONDS
 from tests.unit.planning.stored_rows import NOW, SCHEMA
 
 SHARDS = (0, 1, 2)
 SERVER = "db-test"
-PATIENT_SECONDS = 30.0
 
 
 async def until(condition: Callable[[], bool], pause_seconds: float = 0.005) -> None:

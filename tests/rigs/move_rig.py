@@ -36,11 +36,11 @@ from tao.storage.writes import WRITE_SETUP, MySqlWriteStore
 from tao.topology.document import dump_topology, parse_topology
 from tao.topology.file_store import TopologyFile
 from tao.wire.tls import TlsFiles
+from tests.rigs.pacing import PATIENT_SECONDS
 
 SHARDS: Final = 32
 """The first half of them are at `SOURCE`, the others at `TARGET`."""
 SOURCE, TARGET = "db-1", "db-2"
-PATIENT_SECONDS = 30.0
 
 
 QUICK: Final = MoveSettings(steady_seconds=0.0, rows_per_range=50, switch_seconds=10.0, takeover_seconds=0.0)

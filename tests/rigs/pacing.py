@@ -11,6 +11,9 @@ import pytest
 
 from tao.model.errors import Overloaded
 
+PATIENT_SECONDS: Final = 90.0
+"""The longest wait for a condition, and for an answer that has to come. Where nothing is broken no test waits so long:
+a machine that is slow, or busy with other tests, must fail none of them."""
 _TURNS: Final = 1_000
 _PAUSE_SECONDS: Final = 0.001
 

@@ -27,10 +27,10 @@ from tao.storage.session import DatabaseSession, open_session
 from tao.topology.document import dump_topology, parse_topology
 from tao.topology.file_store import TopologyFile
 from tao.wire.tls import TlsFiles
+from tests.rigs.pacing import PATIENT_SECONDS
 
 SHARDS = 2
 EAST, WEST = "east", "west"
-PATIENT_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ async def assert_is_master(rig: ReplicationRig, region: str, other: str) -> None
 
 
 async def until_arrived(rig: ReplicationRig, region: str, number: int) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENT_SECONDS):
         while number not in await rig.written(region):  # noqa: ASYNC110 - the replica makes the condition true
             await asyncio.sleep(0.01)
 

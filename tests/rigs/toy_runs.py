@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from tests.rigs.forked_programs import Ended, ScenarioProcess, forked_scenario, loadtest_fork_server
 
 _AT_ONCE: Final = 2
-_SECONDS: Final = 600.0
+_SECONDS: Final = 1_000.0
 """Deadline of the scenarios of one process in seconds, from its own start."""
 
 

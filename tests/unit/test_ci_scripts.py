@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.rigs.pacing import PATIENT_SECONDS
+
 SCRIPTS = Path(__file__).resolve().parents[2] / ".ci"
 
 
@@ -48,7 +50,7 @@ def install(machine: Path, typed: str | None = None, **environment: str) -> tupl
         env={"PATH": f"{machine}:{os.environ['PATH']}", **environment},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENT_SECONDS,
         check=False,
     )
     os.close(reader)
@@ -102,7 +104,11 @@ def checkout(tmp_path: Path) -> Path:
 
 def supply_chain(checkout: Path, *arguments: str | Path) -> tuple[int, str]:
     done = subprocess.run(
-        [checkout / ".ci" / "supply-chain", *arguments], capture_output=True, text=True, timeout=30, check=False
+        [checkout / ".ci" / "supply-chain", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENT_SECONDS,
+        check=False,
     )
     return done.returncode, done.stderr
 

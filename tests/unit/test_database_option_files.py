@@ -17,6 +17,7 @@ from tao.devcluster.database_program import (
     find_server_binary,
     server_argv,
 )
+from tests.rigs.pacing import PATIENT_SECONDS
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
 BINARIES = {
@@ -55,7 +56,7 @@ def test_the_server_accepts_its_option_file() -> None:
     # Options are parsed and nothing is started: --help comes after them.
     answer = subprocess.run(
         [binary.path, "--no-defaults", *given, "--user=nobody", "--verbose", "--help"],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=PATIENT_SECONDS, check=False,
     )  # fmt: skip
     assert answer.returncode == 0, answer.stderr
     assert "unknown" not in answer.stderr

@@ -20,6 +20,7 @@ from tao.runtime.settings import load_settings
 from tao.tailer.settings import TailerSettings
 from tao.watcher.settings import WatcherSettings
 from tao.worker.settings import WorkerSettings
+from tests.rigs.pacing import PATIENT_SECONDS
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
 UNITS = CONFIG / "systemd"
@@ -109,7 +110,7 @@ def test_systemd_finds_no_fault_in_a_unit(role: str, tmp_path: Path) -> None:
         ["systemd-analyze", "verify", "--man=no", str(instance)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENT_SECONDS,
         check=False,
     )
     mine = [line for line in answer.stderr.splitlines() if f"tao-{role}@" in line]

@@ -12,6 +12,7 @@ from tao.model.ports import IntentReads, WriteStore
 from tao.model.rows import ListRow, RowChanges, ShardRow, WriteKeys
 from tao.schema.types import STATES_TABLE
 from tao.storage.pools import Pools
+from tests.rigs.pacing import PATIENT_SECONDS
 from tests.rigs.versions import make_version
 
 SERVER = "one"
@@ -21,7 +22,6 @@ LIKES, LONG, NORMAL, ARCHIVED = 5, 9, 52, 152  # association types; edges of the
 
 MakePools = Callable[..., Pools]
 
-PATIENT_SECONDS = 30.0
 """Deadline of a write in seconds. No test waits that long, but a loaded MySQL with a redo log of 16 MB takes several
 seconds for 24 MB."""
 

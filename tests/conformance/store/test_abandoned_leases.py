@@ -10,7 +10,8 @@ from tao.devcluster.database import DatabaseInstance
 from tao.replication.lease import LeaseTerms, has_abandoned_lease, install_lease, remove_lease
 from tao.storage.session import ServerAccount, open_session
 from tao.storage.writes import WRITE_SETUP
-from tests.conformance.store.stores import PATIENT_SECONDS, SERVER
+from tests.conformance.store.stores import SERVER
+from tests.rigs.pacing import PATIENT_SECONDS
 
 pytestmark = pytest.mark.database
 

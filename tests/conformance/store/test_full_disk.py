@@ -22,6 +22,7 @@ from tao.storage.reads import READ_SETUP, MySqlReadStore
 from tao.storage.session import ServerAccount
 from tao.storage.writes import WRITE_SETUP, MySqlWriteStore
 from tests.conformance.store.stores import CUSTOM_TABLE, SERVER, new_id, server_of, table_of, version
+from tests.rigs.pacing import PATIENT_SECONDS
 from tests.rigs.small_disk import SmallDisk, small_disk
 
 pytestmark = [pytest.mark.database]
@@ -71,7 +72,7 @@ async def test_a_full_disk_is_named_by_the_errors_of_writes_and_reads_go_on(
             await transaction.commit()
 
     async def write_until_it_fails() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENT_SECONDS):
             while True:
                 await write(new_id(SHARD))
 

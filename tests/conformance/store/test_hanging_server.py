@@ -15,6 +15,7 @@ from tao.storage.failures import ConnectionLost
 from tao.storage.pools import PoolSettings
 from tao.storage.server_health import HealthSettings
 from tests.conformance.store.stores import SERVER, MakePools
+from tests.rigs.pacing import PATIENT_SECONDS
 
 pytestmark = pytest.mark.database
 
@@ -69,8 +70,9 @@ async def test_a_hanging_server_is_noticed_early_and_few_queries_reach_it_until_
     """SIGSTOP and a cut connection look alike: no bytes arrive. Deadlines are far away; no caller waits for them."""
     stall = Stall()
     health = HealthSettings(
-        silence_seconds=0.05,
-        detector=DetectorSettings(failures_until_down=1, first_probe_seconds=0.01, probe_timeout_seconds=0.2),
+        # So long that a database on a busy machine is not taken for one that hangs, nor probed twice while it is asked.
+        silence_seconds=0.5,
+        detector=DetectorSettings(failures_until_down=1, first_probe_seconds=0.5, probe_timeout_seconds=0.5),
     )
     settings = PoolSettings(max_connections=4, max_waiting=50, health=health)
     async with stall.proxy(migrated.port) as port:
@@ -94,7 +96,7 @@ async def test_a_hanging_server_is_noticed_early_and_few_queries_reach_it_until_
                 await ask()
         assert stall.connections <= asked + 1, "probes alone, one at a time"
         stall.is_open.set()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENT_SECONDS):
             while pool.state.health is not Health.UP:  # noqa: ASYNC110 - the state is the condition
                 await asyncio.sleep(0.01)
         assert await ask() == [[(1,)]]

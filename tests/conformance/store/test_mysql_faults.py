@@ -41,6 +41,7 @@ from tests.conformance.store.stores import (
     table_of,
     version,
 )
+from tests.rigs.pacing import PATIENT_SECONDS
 
 pytestmark = pytest.mark.database
 
@@ -145,7 +146,7 @@ async def test_pooled_connections_that_died_idle_are_replaced_without_the_caller
 
 async def test_a_stopped_leaders_transaction_keeps_no_shard_from_its_successor(make_pools: MakePools) -> None:
     stopped, successor = (MySqlWriteStore(server_of, make_pools(writes=True), table_of) for _ in range(2))
-    async with asyncio.timeout(30), stopped.transaction(SERVER, timeout_seconds=30) as transaction:
+    async with asyncio.timeout(PATIENT_SECONDS), stopped.transaction(SERVER, timeout_seconds=30) as transaction:
         before, _ = await transaction.lock_and_read(SHARDS, WriteKeys())
         generation = 0
         while not generation:

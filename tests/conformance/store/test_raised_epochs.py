@@ -13,7 +13,8 @@ from tao.storage.migrations import migrate
 from tao.storage.names import schema_name
 from tao.storage.session import DatabaseSession, ServerAccount, open_session
 from tao.storage.writes import WRITE_SETUP
-from tests.conformance.store.stores import PATIENT_SECONDS, SERVER
+from tests.conformance.store.stores import SERVER
+from tests.rigs.pacing import PATIENT_SECONDS
 
 pytestmark = pytest.mark.database
 

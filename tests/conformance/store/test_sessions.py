@@ -20,7 +20,8 @@ from tao.storage.pools import Pool, PoolSettings
 from tao.storage.result_packets import Row
 from tao.storage.session import DatabaseSession, ServerAccount, open_session
 from tao.storage.writes import WRITE_SETUP
-from tests.conformance.store.stores import LIKES, PATIENT_SECONDS, SERVER, SHARDS, MakePools, Stores, list_of, new_id
+from tests.conformance.store.stores import LIKES, SERVER, SHARDS, MakePools, Stores, list_of, new_id
+from tests.rigs.pacing import PATIENT_SECONDS
 
 pytestmark = [
     pytest.mark.database,
@@ -284,7 +285,7 @@ async def test_a_connection_that_the_server_has_ended_is_closed_before_it_is_use
     root = _root(database_server)
     async with opened(root) as session, opened(root) as other:
         await other.run("KILL CONNECTION %s", (session.thread_id,), deadline=_soon())
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENT_SECONDS):
             while session.is_open:  # noqa: ASYNC110 - the state is the condition
                 await asyncio.sleep(0.01)
         with pytest.raises(ConnectionLost):
@@ -350,7 +351,7 @@ async def test_a_pool_drops_connections_that_are_idle_as_the_server_expects(
         await fail_between_statements()
     await use(pool)
     await pool.close()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENT_SECONDS):
         while await status("Threads_connected") > connected:
             pass
     assert await status("Aborted_clients") == aborted

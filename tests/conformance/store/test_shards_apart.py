@@ -32,10 +32,10 @@ from tests.conformance.store.stores import (
     server_of,
     table_of,
 )
+from tests.rigs.pacing import PATIENT_SECONDS
 
 pytestmark = pytest.mark.database
 
-PATIENT_SECONDS = 30
 """Deadline in seconds for answers that come at once, on a machine that may be slow."""
 
 

@@ -9,17 +9,13 @@ from contextlib import AsyncExitStack
 import pytest
 import pytest_asyncio
 
-from tao.client import ClientSettings, Graph, connect
+from tao.client import Graph, connect
 from tao.devcluster.layout import Shape
 from tao.routing.routes import Routes
 from tao.topology.document import parse_topology
-from tests.e2e.cluster_access import (
-    PATIENT_SECONDS,
-    assert_caches_equal_the_database,
-    bystander_of,
-    running_cluster,
-)
+from tests.e2e.cluster_access import PATIENT, assert_converges, bystander_of, running_cluster
 from tests.e2e.hostile_rig import SHARDS, Rig
+from tests.rigs.pacing import PATIENT_SECONDS
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
@@ -31,7 +27,7 @@ async def whole(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
         routes = Routes(parse_topology(cluster.topology_path.read_bytes(), "topology"))
         yield Rig(cluster, bystander, routes, (await cluster.status()).processes)
         assert bystander.rounds > 20
-        await assert_caches_equal_the_database(cluster)
+        await assert_converges(cluster)
 
 
 @pytest_asyncio.fixture(loop_scope="package")
@@ -61,5 +57,5 @@ async def assert_the_same_processes_are_ready(rig: Rig) -> None:
 @pytest_asyncio.fixture(loop_scope="package")
 async def graph(rig: Rig) -> AsyncIterator[Graph]:
     """Yield a client whose timeout is that of the bystander: requests of a megabyte take a busy machine seconds."""
-    async with connect(str(rig.cluster.topology_path), settings=ClientSettings(timeout_seconds=10)) as graph:
+    async with connect(str(rig.cluster.topology_path), settings=PATIENT) as graph:
         yield graph

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import msgspec
 import pytest
@@ -30,9 +31,6 @@ from tao.model.errors import (
 )
 from tao.wire import framing
 from tao.wire.v1 import session_pb2 as pb
-from tests.e2e.cluster_access import (
-    PATIENT_SECONDS,
-)
 from tests.e2e.hostile_rig import (
     CHECKIN,
     COMMENT,
@@ -52,6 +50,8 @@ from tests.e2e.hostile_rig import (
     resident_mb,
     result_of,
 )
+from tests.e2e.region_access import until
+from tests.rigs.pacing import PATIENT_SECONDS
 
 pytestmark = [
     pytest.mark.e2e,
@@ -302,9 +302,16 @@ async def test_many_large_objects_at_once_are_stored_or_rejected_and_memory_stay
             done = isinstance(each, Object) and each.fields["name"] == name
             assert done or isinstance(each, Overloaded | DatabaseDown | DeadlineExceeded), each
         for object_id in added:
-            one = await graph.obj_get(object_id)
-            assert one is not None
-            assert one.fields["name"] == name
+
+            async def is_read(object_id: int = object_id) -> bool:
+                with suppress(Overloaded, DatabaseDown, DeadlineExceeded):
+                    one = await graph.obj_get(object_id)
+                    assert one is not None
+                    assert one.fields["name"] == name
+                    return True
+                return False
+
+            await until(is_read, "what was stored is not read")
         errors = rig.bystander.errors
         errors[:] = [each for each in errors if not isinstance(each, allowed)]
     for process in rig.before:

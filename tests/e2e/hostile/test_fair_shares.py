@@ -20,6 +20,7 @@ from tao.wire.identity import Credentials
 from tao.wire.session import Session
 from tao.wire.v1 import session_pb2 as pb
 from tests.e2e.hostile_rig import Rig, new_user
+from tests.rigs.pacing import PATIENT_SECONDS
 
 pytestmark = [
     pytest.mark.e2e,
@@ -27,7 +28,6 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="package"),
 ]
 
-SECONDS = 30.0
 MISSES = 100
 
 
@@ -46,7 +46,7 @@ async def misses(session: Session, first_id: int, ids: count[int], flood: asynci
     seconds, before = [], 0
     for _ in range(MISSES):
         began = time.perf_counter()
-        answer = await session.ask(pb.Request(read=pb.ReadBatch(obj_ids=[first_id + next(ids)])), SECONDS)
+        answer = await session.ask(pb.Request(read=pb.ReadBatch(obj_ids=[first_id + next(ids)])), PATIENT_SECONDS)
         seconds.append(time.perf_counter() - began)
         before += not flood.done()
         assert not answer.read.errors, answer.read.errors[0].message
@@ -63,7 +63,7 @@ async def test_a_flood_of_critical_reads_delays_its_own_client_alone(rig: Rig, g
         flooding = asyncio.create_task(flood(hog, user))
         await asyncio.sleep(0)  # it is sent
         # By the time of this answer the server has received all of it.
-        await hog.ask(pb.Request(read=pb.ReadBatch(obj_ids=[user])), SECONDS)
+        await hog.ask(pb.Request(read=pb.ReadBatch(obj_ids=[user])), PATIENT_SECONDS)
         beside, before = await misses(honest, user, ids, flooding)
         outcomes = Counter(await flooding)
     # The client has more than may wait; what was refused was refused at once.

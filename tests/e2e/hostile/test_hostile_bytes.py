@@ -17,9 +17,6 @@ from tao.wire import framing
 from tao.wire.settings import MAX_MESSAGE_BYTES
 from tao.wire.v1 import frames_pb2
 from tao.wire.v1 import session_pb2 as pb
-from tests.e2e.cluster_access import (
-    PATIENT_SECONDS,
-)
 from tests.e2e.hostile_rig import (
     MEGABYTE,
     SHARDS,
@@ -30,6 +27,7 @@ from tests.e2e.hostile_rig import (
     new_user,
     resident_mb,
 )
+from tests.rigs.pacing import PATIENT_SECONDS
 
 pytestmark = [
     pytest.mark.e2e,

@@ -41,7 +41,7 @@ from tao.replication.shard_move_plan import (
 from tao.storage.dialect import Dialect
 from tao.storage.session import DatabaseSession
 from tao.tailer.binlog import BinlogSource, BinlogTransaction
-from tests.rigs.pacing import loop_clock, quiet, until
+from tests.rigs.pacing import PATIENT_SECONDS, loop_clock, quiet, until
 
 SHARD = 3
 PACED = MoveSettings(megabytes_per_second=9.0)
@@ -170,7 +170,7 @@ class World:
             steps.append(step)
 
         accounts = MoverAccounts(ACCOUNT, ACCOUNT)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENT_SECONDS):
             await ShardMover(self.moves(), SETTINGS, accounts, logger("test"), on_step=note).move(SHARD, "db-2")
         return steps
 
@@ -352,7 +352,7 @@ async def test_the_lock_of_a_change_of_schemas_is_kept_alive(world: World, monke
     world.locks = lost = Lost(mastership_lock("db-1"), world.locks)
     terms = LockTerms(touch_seconds=0.0, holder_timeout_seconds=1.0, takeover_seconds=2.0)
     monkeypatch.setattr(shard_move, "MASTERSHIP", terms, raising=False)
-    async with asyncio.timeout(20), world.moves().administrating(TOPOLOGY.databases[0]):
+    async with asyncio.timeout(PATIENT_SECONDS), world.moves().administrating(TOPOLOGY.databases[0]):
         await lost.is_touched.wait()
 
 
@@ -438,7 +438,7 @@ async def test_a_shard_that_changes_faster_than_it_is_compared_is_not_moved(worl
 
     mover = ShardMover(world.moves(), SETTINGS, MoverAccounts(ACCOUNT, ACCOUNT), logger("test"))
     view = await world.moves().view(SHARD, "db-2")
-    async with asyncio.timeout(20), world.locks.held(move_lock(SHARD), exclusive=True) as mover._hold:
+    async with asyncio.timeout(PATIENT_SECONDS), world.locks.held(move_lock(SHARD), exclusive=True) as mover._hold:
         with pytest.raises(MoveAborted, match="changes faster"):
             await mover._compare_changed(view, cast(CopyComparison, Comparison()))
 

@@ -14,7 +14,7 @@ from tao.delivery.spool import SqliteSpool
 from tao.model.changes import ObjectChange, ShardMessages
 from tao.model.delivery import SpoolMark, SpoolRow
 from tao.observability.logs import logger
-from tests.rigs.pacing import until
+from tests.rigs.pacing import PATIENT_SECONDS, until
 
 
 class Opened:
@@ -170,13 +170,13 @@ async def test_a_damaged_file_that_cannot_be_set_aside_is_a_failed_disk_and_jobs
     connection.close()
     in_the_way = open_spool.folder / "spool.sqlite.unreadable"
     in_the_way.mkdir()
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(PATIENT_SECONDS):
         assert await opened.numbers() is None
         assert opened.spool.trouble
         await opened.append(2)
     assert opened.losses >= 1
     in_the_way.rmdir()
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(PATIENT_SECONDS):
         assert await opened.numbers() is None
         await opened.append(3)
         assert await opened.numbers() == [3]

@@ -22,6 +22,7 @@ from tao.devcluster.processes import (
     write_record,
 )
 from tao.model.errors import OperatorError
+from tests.rigs.pacing import PATIENT_SECONDS
 
 Start = Callable[..., ManagedProcess]
 STUBBORN = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
@@ -49,7 +50,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENT_SECONDS):
         while not condition():  # noqa: ASYNC110 - what is waited for happens in another process
             await asyncio.sleep(0.01)
 

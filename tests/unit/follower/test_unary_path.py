@@ -34,7 +34,7 @@ from tao.wire.links import Links
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import LIKES, SCHEMA, make_topology
-from tests.rigs.pacing import until
+from tests.rigs.pacing import PATIENT_SECONDS, until
 from tests.rigs.server_context import make_context
 
 ID = make_id(3, 1_700_000_000_000, 0)
@@ -250,7 +250,7 @@ async def test_a_call_does_not_outlive_its_deadline_while_the_newer_document_can
     stage = Stage()
     stage.can_load.clear()
     stage.answers = {"a": NotMine("moved here", 5), "b": NotMine("moved", 5)}
-    answer = await asyncio.wait_for(stage.call(pb.Request(deadline_ms=200, read=READ.read)), 30)
+    answer = await asyncio.wait_for(stage.call(pb.Request(deadline_ms=200, read=READ.read)), PATIENT_SECONDS)
     assert answer.error.reason == "NOT_MINE"
     assert all(seconds > 0 for _, seconds in stage.asked), "nobody is asked when there is no time"
 

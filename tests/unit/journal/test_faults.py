@@ -30,7 +30,7 @@ from tao.wire.settings import MAX_MESSAGE_BYTES
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.journal_rig import JournalRig, coordinator_of, edge, ends, id_on
 from tests.rigs.links_rig import MemoryReply
-from tests.rigs.pacing import until
+from tests.rigs.pacing import PATIENT_SECONDS, until
 
 
 async def test_journal_that_opens_late_makes_what_it_held_and_gives_no_number_twice(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ async def test_journal_that_opens_late_makes_what_it_held_and_gives_no_number_tw
     holder.execute("PRAGMA locking_mode=EXCLUSIVE")
     holder.execute("BEGIN EXCLUSIVE")
     late = JournalRig(tmp_path, retry_seconds=0.01)
-    async with asyncio.timeout(60), late:
+    async with asyncio.timeout(PATIENT_SECONDS), late:
         assert late.figures["trouble"]
         (refused,) = await late.accept(edge(0, 4))
         assert isinstance(refused, Overloaded)

@@ -10,6 +10,7 @@ from tao.etcd.client import EtcdRefused, EtcdUnavailable
 from tao.replication.etcd_locks import EtcdLocks
 from tao.replication.locks import ACTIVITY, LocksAway, LockTaken
 from tests.rigs.memory_etcd import PLACE, MemoryEtcd
+from tests.rigs.pacing import PATIENT_SECONDS
 
 NAME = "master-of-db"
 NO_SPACE = EtcdRefused("etcd refused it: etcdserver: mvcc: database space exceeded")
@@ -32,7 +33,7 @@ class Rig:
 
     async def until_free(self) -> None:
         """Wait until the lock is free, at a moment at which no lease ends by itself."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENT_SECONDS):
             while not await self.is_free():
                 pass
 

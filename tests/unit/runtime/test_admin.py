@@ -15,6 +15,7 @@ from tao import __version__
 from tao.observability.logs import logger
 from tao.runtime.admin import AdminPages, AdminServer, AdminSettings
 from tao.wire.settings import DoorstepSettings
+from tests.rigs.pacing import PATIENT_SECONDS
 
 
 @dataclass
@@ -39,7 +40,7 @@ class Port:
         reader, writer = await asyncio.open_connection(self.host, self.port)
         try:
             writer.write(request)
-            return await asyncio.wait_for(reader.read(), 10)
+            return await asyncio.wait_for(reader.read(), PATIENT_SECONDS)
         finally:
             writer.close()
 
@@ -115,7 +116,7 @@ async def test_an_oversized_request_is_refused(port: Port) -> None:
 
 async def assert_dropped(reader: asyncio.StreamReader) -> None:
     with suppress(ConnectionResetError):  # dropped by a reset: as good
-        assert await asyncio.wait_for(reader.read(), 10) == b""
+        assert await asyncio.wait_for(reader.read(), PATIENT_SECONDS) == b""
 
 
 async def test_silent_clients_are_dropped_and_keep_no_probe_from_its_answer(port: Port) -> None:

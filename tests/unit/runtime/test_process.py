@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.rigs.pacing import PATIENT_SECONDS
+
 PROGRAM = """
 import asyncio, sys
 from tao.model.errors import SettingsError, TopologyError
@@ -65,7 +67,7 @@ class Program:
         assert self.process.stdout.readline().strip() == line
 
     def end(self) -> tuple[int, str, str]:
-        output, errors = self.process.communicate(timeout=30)
+        output, errors = self.process.communicate(timeout=PATIENT_SECONDS)
         return self.process.returncode, output, errors
 
 

@@ -19,7 +19,7 @@ from tao.topology.document import decode_topology, encode_region
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import SCHEMA, make_topology
 from tests.rigs.links_rig import MemoryReply
-from tests.rigs.pacing import loop_clock, quiet, until
+from tests.rigs.pacing import PATIENT_SECONDS, loop_clock, quiet, until
 
 TEXT = (Path(__file__).parents[3] / "config/schema.yaml").read_text()
 GROWN = TEXT.replace("  checkin:\n    number: 2\n", "  robot:\n    number: 77\n\n  checkin:\n    number: 2\n")
@@ -105,8 +105,8 @@ async def test_who_waits_for_a_version_waits_no_longer_than_it_may() -> None:
         raise AssertionError
 
     configuration = Configuration(make_topology(2), SCHEMA, logger("test"), load)
-    await asyncio.wait_for(configuration.look_for(3, 0.001), 30)
-    await asyncio.wait_for(configuration.look_for(3, -1.0), 30)
+    await asyncio.wait_for(configuration.look_for(3, 0.001), PATIENT_SECONDS)
+    await asyncio.wait_for(configuration.look_for(3, -1.0), PATIENT_SECONDS)
 
 
 async def test_a_document_that_cannot_be_read_is_logged_once_for_many_looks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +310,7 @@ async def test_a_listener_that_fails_does_not_keep_the_next_change_from_being_no
     for word in ("first", "second"):
         (tmp_path / "new").write_text(f"# {word}\n{text}")
         (tmp_path / "new").replace(path)
-        assert word in await asyncio.wait_for(heard.get(), 10)
+        assert word in await asyncio.wait_for(heard.get(), PATIENT_SECONDS)
     watching.cancel()
 
 

@@ -18,7 +18,7 @@ from tao.serving.configuration import Configuration
 from tao.serving.sources import DatabaseReadSettings, Databases, DatabaseSource, fetch_and_wait
 from tao.storage.session import ServerAccount
 from tests.rigs.leader_rig import SCHEMA, SHARDS, USER, make_id, make_topology
-from tests.rigs.pacing import Tasks, quiet
+from tests.rigs.pacing import PATIENT_SECONDS, Tasks, quiet
 from tests.rigs.versions import make_version
 
 
@@ -204,7 +204,7 @@ async def test_a_read_waits_neither_for_another_database_nor_for_another_kind_of
 async def test_misses_do_not_wait_for_a_read_that_takes_long() -> None:
     asking = Asking(gather_seconds=0.01)
     await asking.ask(3)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENT_SECONDS):
         while sum(asking.store.sizes) < 3:  # noqa: ASYNC110 - the store's state is the condition
             await asyncio.sleep(0.001)
     assert len(asking.store.sizes) > 1

@@ -13,6 +13,7 @@ from tao.access.document import AccessDocument
 from tao.model.errors import AccessError
 from tao.model.ports import DocumentStore
 from tao.topology.file_store import AccessFile
+from tests.rigs.pacing import PATIENT_SECONDS
 
 
 class Ear:
@@ -32,7 +33,7 @@ class Ear:
         self._news.set()
 
     async def until(self, true: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENT_SECONDS):
             while not true():
                 self._news.clear()
                 await self._news.wait()

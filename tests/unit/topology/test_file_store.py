@@ -20,6 +20,7 @@ from tao.topology import file_store
 from tao.topology.document import dump_topology, parse_topology
 from tao.topology.edits import as_version, begin_record, mark_server
 from tao.topology.file_store import TopologyFile
+from tests.rigs.pacing import PATIENT_SECONDS
 
 
 class Ear:
@@ -39,7 +40,7 @@ class Ear:
         self._news.set()
 
     async def until(self, true: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENT_SECONDS):
             while not true():
                 self._news.clear()
                 await self._news.wait()
@@ -172,7 +173,7 @@ async def test_a_listener_to_errors_that_fails_itself_does_not_end_the_watch(pat
         raise RuntimeError("the log is full")
 
     stop = TopologyFile(path, poll_seconds=0.01, on_error=broken).watch(ear.changed)
-    await asyncio.wait_for(reported.wait(), 10)
+    await asyncio.wait_for(reported.wait(), PATIENT_SECONDS)
     write(path, dump_topology(topology))
     await ear.until(lambda: ear.versions == [1])
     stop()

@@ -17,13 +17,12 @@ from tao.wire.links import Link, Links, LinkSettings
 from tao.wire.session import Reply
 from tao.wire.settings import ServingSettings
 from tao.wire.v1 import session_pb2 as pb
-from tests.rigs.pacing import until
+from tests.rigs.pacing import PATIENT_SECONDS, until
 
 ME = Credentials("test", "client")
 QUICK = LinkSettings(
     telling_timeout_seconds=0.01, detector=DetectorSettings(first_probe_seconds=0.005, max_probe_seconds=0.02)
 )
-PATIENT_SECONDS = 20.0
 
 
 class Server:
