@@ -442,3 +442,18 @@ def test_a_lost_master_is_timed_and_nothing_acknowledged_is_lost(ran: ToyRun) ->
     for round_ in rounds:
         assert (round_["semi_sync"], round_["lost"]) == (True, 0)
         assert round_["acknowledged"] > 0
+
+
+@scenario("bench", "--only", "states")
+def test_a_node_is_archived_and_restored_by_a_worker_and_reads_go_on(ran: ToyRun) -> None:
+    result = of_bench(ran, "states")
+    assert result.faults == []
+    assert [aim.bound for aim in result.aims] == [0.8, 5_000, 5_000, 1.5, 1.5, 1.5, 1.5]
+    merges, node, apart = (result.measured[name] for name in ("merges", "node", "node_apart"))
+    assert merges["plain_per_second"] > 0
+    assert merges["merges_per_second"] > 0
+    for name in ("archive", "restore"):
+        assert node[f"{name}_per_second"] > 0
+        for found in (node, apart):
+            assert found[f"{name}_reads_p99_before_us"] > 0
+            assert found[f"{name}_reads_p99_during_us"] > 0
