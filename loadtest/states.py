@@ -18,7 +18,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -67,8 +66,8 @@ class _Size:
     rounds: int = 5
     round_seconds: float = 3.0
     edges: int = 100_000
-    edges_apart: int = 15_000
-    rounds_apart: int = 8
+    edges_apart: int = 7_500
+    rounds_apart: int = 4
     """Rounds of the smaller node: four fifths of the time that its edges take at the pace."""
 
 
@@ -125,22 +124,20 @@ class ReadsJob(msgspec.Struct, frozen=True):
 
     async def work(self, report: StepReport) -> _Reads:
         """Read for so long and return what it took. A step says when it begins."""
-        reads = _Reads([], [])
-        random, until = Random(7), inf
+        reads, random = _Reads([], []), Random(7)
 
-        async def reader(graph: Graph) -> None:
+        async def reader(graph: Graph, until: float) -> None:
             while (began := time.perf_counter()) < until:
                 await graph.assoc_range(random.choice(self.ids), PLAIN, 0, 50)
                 reads.began_us.append(int(began * 1e6))
                 reads.latencies_us.append(int((time.perf_counter() - began) * 1e6))
                 await asyncio.sleep(0.002)
 
-        async with connect(self.topology) as graph, asyncio.TaskGroup() as group:
+        async with connect(self.topology) as graph:
             await graph.assoc_range_many([(each, PLAIN, 0, 50) for each in self.ids])
-            until = time.perf_counter() + self.seconds
-            for _ in range(_READERS):
-                group.create_task(reader(graph))
             report(_READS, 0.0)
+            until = time.perf_counter() + self.seconds
+            await asyncio.gather(*(reader(graph, until) for _ in range(_READERS)))
         return reads
 
 
