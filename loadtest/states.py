@@ -180,6 +180,7 @@ class _Reader:
         finally:
             beginning.cancel()
             task.cancel()
+            await asyncio.gather(beginning, task, return_exceptions=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +348,8 @@ def _inverse_of_members(graph: Graph) -> str:
 
 async def _add_edges(graph: Graph, edges: int) -> list[int]:
     """Give the node its edges, and return the far nodes. Each tenth of them has been archived and restored by itself,
-    so it has a state that the near ends have to learn. The jobs of these operations have nothing to move."""
+    so it has a state that the near ends have to learn. The jobs of these operations are cancelled: the job of the node
+    itself does what they would."""
     others = [number % _SHARDS << SHARD_SHIFT | (1 << 41) + number for number in range(edges)]
     for start in range(0, edges, 500):
         await graph.assoc_add_many([(_NODE, WITH_STATES, other, 1) for other in others[start : start + 500]])
