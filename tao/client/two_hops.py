@@ -18,7 +18,7 @@ from tao.client.batches import by_server
 from tao.client.consistency import Consistency, Freshness, from_keywords
 from tao.client.edge_sets import EdgeSet, SetDescription, SetOperations, UnreadList, expression_in
 from tao.client.validation import check_number
-from tao.model.edge_block import checked_header, id2_column, position_of
+from tao.model.edge_block import checked_header, id2_column
 from tao.model.errors import InvalidArgument, TaoError
 from tao.model.graph import MAX_ID2_SET
 from tao.wire.read_batch import RANGE
@@ -115,10 +115,8 @@ class TwoHopOperations(SetOperations):
             chosen += [candidate for candidate in batch if not any(candidate in found for found in inside)]
             if len(chosen) >= limit:
                 break
-        candidates = [
-            Candidate(each, mutual[each], scores[each], _via(each, mutual[each], neighbours.blocks))
-            for each in chosen[:limit]
-        ]
+        via = _via({each: mutual[each] for each in chosen[:limit]}, neighbours.blocks)
+        candidates = [Candidate(each, mutual[each], scores[each], via[each]) for each in chosen[:limit]]
         return TwoHops(candidates, neighbours.visited, neighbours.missing)
 
     async def keep_two_hop(
@@ -231,12 +229,16 @@ def _in_ranking(scores: Mapping[int, float], size: int) -> Iterator[list[int]]:
             size = min(2 * size, MAX_ID2_SET)
 
 
-def _via(candidate: int, mutual: int, blocks: Mapping[int, bytes]) -> list[int]:
-    wanted = min(mutual, _VIA)
-    via: list[int] = []
+def _via(candidates: Mapping[int, int], blocks: Mapping[int, bytes]) -> dict[int, list[int]]:
+    """Return the first neighbours that lead to each candidate, which has so many of them. One pass over the lists, as
+    far as needed, finds those of all candidates."""
+    via: dict[int, list[int]] = {each: [] for each in candidates}
+    wanted = set(candidates)
     for neighbour, block in blocks.items():
-        if position_of(block, candidate) != -1:
-            via.append(neighbour)
-            if len(via) == wanted:
-                break
+        if not wanted:
+            break
+        for each in wanted.intersection(id2_column(block).tolist()):
+            via[each].append(neighbour)
+            if len(via[each]) == min(candidates[each], _VIA):
+                wanted.discard(each)
     return via
