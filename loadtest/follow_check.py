@@ -3,7 +3,8 @@
 Lists have the degrees of the TAO workload, and readers its skew; four of five checks are of edges that do not exist.
 Most shapes ask lists that are cached, alone, by 16 and 64 awaiters, at a constant rate, and by hundreds of one reader.
 Others mix in lists that nobody has asked for yet, for a given share of hits. In the last one the fans of one celebrity
-ask about her: the checks go to the lists of the fans, so no follower should have more of them than another.
+ask about her: the checks go to the lists of the fans, so no follower should have more of them than another. How they
+spread over servers has no counterpart in one Redis or database, so nothing stands beside it.
 
 The shapes with misses say whether pair filters pay for a type that has none: a filter answers the negative checks of
 lists that are not cached. It pays where those take more than a tenth of the CPU of all checks at 90 % hits. The shape
@@ -16,8 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from itertools import cycle
 from random import Random
 from typing import Any, Final
 
@@ -27,7 +29,7 @@ import redis.asyncio
 from loadtest.bulk_edges import TimedIds, insert_lists
 from loadtest.client_process import StepReport, run_job
 from loadtest.dataset import LINK
-from loadtest.drivers import Call, WrongAnswer, at_rate, awaiters, closed
+from loadtest.drivers import Ask, Call, WrongAnswer, at_rate, awaiters, closed
 from loadtest.peer_servers import REDIS_SERVER, private_server
 from loadtest.peers.graph_store import SqlAddress
 from loadtest.peers.sql_graph import open_pool
@@ -78,10 +80,13 @@ _TOY_CHECKS_OF_A_ROUND: Final = 50
 _COLD_EDGES: Final = 50
 _UNCACHED: Final = "one check, 64 awaiters, nothing cached, with filters"
 _FILTERS_SECONDS: Final = 120.0
-_HITS: Final = (0.995, 0.9, 0.7)
+_MIXES: Final = ((1, 0.995), (64, 0.995), (64, 0.9), (64, 0.7))
+"""The awaiters and the share of hits of each shape with misses."""
 _HITS_OF_THE_GATE: Final = 0.9
 _GATE: Final = 0.1
 _AT_ONCE: Final = 2_000
+_MOST_CONNECTIONS: Final = 1_000
+"""redis-py opens a connection for each command that waits, and refuses the hundred and first by default."""
 _FIRST_TIME: Final = 1_700_000_000
 _SEED: Final = 5
 _READERS: Final = 1_000_000
@@ -142,6 +147,7 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
         listings=listings_of(measured),
         notes=[
             "CPU is that of the three followers together. A round with misses is a number of checks and not a time.",
+            "Redis and SQL have all lists from the start: what followers miss are no misses for them.",
             "The gate: pair filters in followers pay from 0.1 on, for a type that has none.",
         ],
         aims=[
@@ -167,7 +173,7 @@ def gate_of(figures: Sequence[Figure]) -> dict[str, float]:
 
     A miss costs what a check costs more there than one that always hits, divided by the share of misses."""
     cpu = {figure.shape: figure.server_cpu_us for figure in figures if figure.contestant == FRAMES}
-    hit, mixed = cpu["one check, 64 awaiters"], cpu[_mixed(_HITS_OF_THE_GATE)]
+    hit, mixed = cpu["one check, 64 awaiters"], cpu[_mixed(64, _HITS_OF_THE_GATE)]
     misses = 1 - _HITS_OF_THE_GATE
     miss = (mixed - (1 - misses) * hit) / misses
     saved = _NEGATIVE * misses * (miss - hit)
@@ -216,14 +222,15 @@ class FollowJob(msgspec.Struct, frozen=True, kw_only=True):
         async with AsyncExitStack() as stack:
             graph = await open_graph(self.topology_file, "frames", stack)
             # Any: redis-py types its answers for both of its clients at once.
-            peer: Any = redis.asyncio.Redis(host=LOOPBACK, port=self.redis_port)
+            peer: Any = redis.asyncio.Redis(host=LOOPBACK, port=self.redis_port, max_connections=_MOST_CONNECTIONS)
             stack.push_async_callback(peer.aclose)
             pool = await open_pool(self.database, 4)
             stack.callback(pool.close)
             sql = SqlChecks(pool, graph.schema.atype(LINK).number)
+            asks = _asks(graph, LINK, peer, sql)
             report("filling redis", 0.0)
             lists = dict(self.lists)
-            await _fill(peer, lists)
+            await _fill(peer, {**lists, **dict(self.cold)})
             report("asking every list once, which warms the caches", 0.0)
             owners = list(lists)
             for start in range(0, len(owners), _AT_ONCE):
@@ -234,11 +241,14 @@ class FollowJob(msgspec.Struct, frozen=True, kw_only=True):
             await _verify(graph, peer, sql, checks)
             comparisons = [
                 *self._cached(graph, peer, sql, checks, _batches(lists, chance)),
-                *self._with_misses(graph, checks, iter(self.cold)),
+                self._at_rate(asks, checks),
+                *self._with_misses(asks, checks),
             ]
             figures = await compare_all(comparisons, self.pace, report)
             before = await self._asked_and_denied()
-            figures += await compare_all([self._uncached(graph)], self.pace, report)
+            of_filtered = SqlChecks(pool, graph.schema.atype(FILTERED).number)
+            uncached = self._uncached(_asks(graph, FILTERED, peer, of_filtered))
+            figures += await compare_all([uncached], self.pace, report)
             after = await self._asked_and_denied()
             shares = await self._celebrity(graph)
         asked, denied = after[0] - before[0], after[1] - before[1]
@@ -265,11 +275,11 @@ class FollowJob(msgspec.Struct, frozen=True, kw_only=True):
             )
             for batch in batches
         ]
-        ask, per_second = _asking(graph), _TOY_PER_SECOND if self.toy else _PER_SECOND
-        follower, redis_pids = self.follower_pids, {"redis": self.redis_pid}
+        follower, redis_pids, database = self._server_pids.values()
         cpu = (Goal(measure=Measure.SERVER_CPU, bound=2.5),)
-        goals = {1: _LATENCY, 16: (), 64: cpu}
-        database = self.database_pids
+        # Sixty-four awaiters of three followers make messages of some twenty checks for each, and three times as many
+        # make messages of 64.
+        goals = {1: _LATENCY, 16: (), 64: cpu, 64 * len(follower): cpu}
         comparisons = [
             Comparison(
                 f"one check, {_awaiters(count)}",
@@ -296,21 +306,30 @@ class FollowJob(msgspec.Struct, frozen=True, kw_only=True):
             )
             for count in (1, 16)
         )
-        # Sixty-four awaiters of three followers make messages of some twenty checks for each, and this as many of 64.
-        count = 64 * len(follower)
-        alone = Trial(FRAMES, awaiters(count, ours), follower)
-        comparisons.append(Comparison(f"one check, {_awaiters(count)}", (alone,), aims={FRAMES: cpu}))
-        open_loop = Trial(FRAMES, at_rate(ask, _forever(checks), per_second), follower)
-        comparisons.append(Comparison(f"one check, {per_second:,}/s", (open_loop,), aims={FRAMES: _LATENCY}))
         return comparisons
 
-    def _with_misses(
-        self, graph: Graph, checks: Sequence[Check], cold: Iterator[tuple[int, list[int]]]
-    ) -> list[Comparison]:
-        ask, size = _asking(graph), _checks_of_a_round(self.toy)
+    @property
+    def _server_pids(self) -> dict[str, dict[str, int]]:
+        """The servers that each contestant keeps busy."""
+        return {FRAMES: self.follower_pids, REDIS: {"redis": self.redis_pid}, SQL: self.database_pids}
 
-        def drive_at(hits: float) -> Drive:
-            warm, chance = _forever(checks), Random(_SEED)
+    def _compared(self, shape: str, drives: Mapping[str, Drive], goals: tuple[Goal, ...] = ()) -> Comparison:
+        """Return the comparison of all contestants under a load of single checks."""
+        trials = tuple(Trial(name, drive, self._server_pids[name]) for name, drive in drives.items())
+        return Comparison(shape, trials, REDIS, {FRAMES: (*goals, _AHEAD_OF_SQL)})
+
+    def _at_rate(self, asks: Mapping[str, Ask[Check]], checks: Sequence[Check]) -> Comparison:
+        per_second = _TOY_PER_SECOND if self.toy else _PER_SECOND
+        drives = {name: at_rate(ask, cycle(checks), per_second) for name, ask in asks.items()}
+        return self._compared(f"one check, {per_second:,}/s", drives, _LATENCY)
+
+    def _with_misses(self, asks: Mapping[str, Ask[Check]], checks: Sequence[Check]) -> list[Comparison]:
+        """Mix in lists that nobody has asked for. Each is asked of the followers once; the peers have no misses."""
+        size = _checks_of_a_round(self.toy)
+        cold = {name: iter(self.cold) if name == FRAMES else cycle(self.cold) for name in asks}
+
+        def drive_at(count: int, hits: float, name: str) -> Drive:
+            warm, chance = cycle(checks), Random(_SEED)
             every = round(1 / (1 - hits))
 
             async def drive(_until: float, samples: TurnSamples) -> None:
@@ -319,27 +338,36 @@ class FollowJob(msgspec.Struct, frozen=True, kw_only=True):
                     if number % every:
                         asked.append(next(warm))
                     else:
-                        id1, ids = next(cold)
+                        id1, ids = next(cold[name])
                         is_there = chance.random() >= _NEGATIVE
                         asked.append((id1, chance.choice(ids) if is_there else id1, is_there))
-                await closed(ask, [iter(asked)] * 64)(math.inf, samples)
+                await closed(asks[name], [iter(asked)] * count)(math.inf, samples)
 
             return drive
 
-        return [Comparison(_mixed(hits), (Trial(FRAMES, drive_at(hits), self.follower_pids),)) for hits in _HITS]
+        return [
+            self._compared(
+                _mixed(count, hits),
+                {name: drive_at(count, hits, name) for name in asks},
+                _LATENCY if count == 1 else (),
+            )
+            for count, hits in _MIXES
+        ]
 
-    def _uncached(self, graph: Graph) -> Comparison:
+    def _uncached(self, asks: Mapping[str, Ask[Check]]) -> Comparison:
         """Ask for edges that do not exist, of lists that no cache has."""
         owners = [id1 for id1, _ in self.cold]
         has = dict(self.cold)
         pairs = [(owner, owners[place - 1]) for place, owner in enumerate(owners)]
         found = [(id1, id2, False) for id1, id2 in pairs if id2 not in has[id1]]
-        ask = _asking(graph, FILTERED)
 
-        async def drive(until: float, samples: TurnSamples) -> None:
-            await closed(ask, [_forever(found[start::64] or found) for start in range(64)])(until, samples)
+        def drive_of(ask: Ask[Check]) -> Drive:
+            async def drive(until: float, samples: TurnSamples) -> None:
+                await closed(ask, [cycle(found[start::64] or found) for start in range(64)])(until, samples)
 
-        return Comparison(_UNCACHED, (Trial(FRAMES, drive, self.follower_pids),))
+            return drive
+
+        return self._compared(_UNCACHED, {name: drive_of(ask) for name, ask in asks.items()})
 
     async def _asked_and_denied(self) -> tuple[float, float]:
         """Return the number of checks, and of those that pair filters have answered. Hits would not do: a list is
@@ -410,7 +438,7 @@ def _lists(edges: int, chance: Random) -> list[tuple[int, list[int]]]:
 
 def _cold_lists(settings: BenchSettings) -> list[tuple[int, list[int]]]:
     size = _checks_of_a_round(settings.toy)
-    needed = sum(1 + size // round(1 / (1 - hits)) for hits in _HITS) * (settings.rounds + 1)
+    needed = sum(1 + size // round(1 / (1 - hits)) for _, hits in _MIXES) * (settings.rounds + 1)
     ids = [_owner(_COLD_READERS + number) for number in range(needed)]
     edges = min(_COLD_EDGES, needed // 2)
     return [(id1, [ids[(place + step) % needed] for step in range(1, edges + 1)]) for place, id1 in enumerate(ids)]
@@ -498,23 +526,27 @@ async def _verify(graph: Graph, peer: Any, sql: SqlChecks, checks: Sequence[Chec
             raise WrongAnswer("a check by SQL has another answer than what was written")
 
 
-def _asking(graph: Graph, atype: str = LINK) -> Callable[[Check], Awaitable[Source]]:
-    async def ask(check: Check) -> Source:
-        id1, id2, there = check
-        if await graph.assoc_exists(id1, atype, id2) is not there:
-            raise WrongAnswer(f"the check of {id2} in the list of {id1} has another answer than what was written")
-        return Source.UNKNOWN
+def _asks(graph: Graph, atype: str, peer: Any, sql: SqlChecks) -> dict[str, Ask[Check]]:
+    """Return how each contestant is asked for one edge. `Any`: redis-py types its answers for both of its clients."""
 
-    return ask
+    def asking(exists: Callable[[int, int], Awaitable[object]]) -> Ask[Check]:
+        async def ask(check: Check) -> Source:
+            id1, id2, there = check
+            if bool(await exists(id1, id2)) is not there:
+                raise WrongAnswer(f"the check of {id2} in the list of {id1} has another answer than what was written")
+            return Source.UNKNOWN
+
+        return ask
+
+    return {
+        FRAMES: asking(lambda id1, id2: graph.assoc_exists(id1, atype, id2)),
+        REDIS: asking(lambda id1, id2: peer.sismember(_key(id1), id2)),
+        SQL: asking(sql.exists),
+    }
 
 
-def _forever(checks: Sequence[Check]) -> Iterator[Check]:
-    while True:
-        yield from checks
-
-
-def _mixed(hits: float) -> str:
-    return f"one check, 64 awaiters, {hits:.1%} hits"
+def _mixed(count: int, hits: float) -> str:
+    return f"one check, {_awaiters(count)}, {hits:.1%} hits"
 
 
 def _awaiters(count: int) -> str:

@@ -301,7 +301,7 @@ class SetsJob(msgspec.Struct, frozen=True, kw_only=True):
                 await self._comparison(case, data.lists, GraphSets(graph), redis_sets, sql) for case in data.cases
             ]
             comparisons.append(await self._probe(data, graph, redis_sets, sql))
-            comparisons.append(await self._windows(data, GraphSets(graph), sql))
+            comparisons.append(await self._windows(data, GraphSets(graph), redis_sets, sql))
             idle = await _idle_per_second(sql)
             taken = await take_all_turns(comparisons, self.pace, report)
         of_cases = list(zip(comparisons, taken, strict=True))
@@ -331,14 +331,18 @@ class SetsJob(msgspec.Struct, frozen=True, kw_only=True):
         expected = [id2 for id2 in ids if id2 in own]  # its order is that of the first list, too
         return await checked_comparison(self.servers, what, ids, asks, expected, aims)
 
-    async def _windows(self, data: SetData, tao: GraphSets, sql: SqlSets) -> Comparison:
+    async def _windows(self, data: SetData, tao: GraphSets, redis_sets: RedisSets, sql: SqlSets) -> Comparison:
         """Ask the long list for another few ids each time: what an answer costs that nobody remembers."""
         edges = data.lists[data.windows[0].second]
 
         def expected(window: Window) -> list[int]:
             return [id2 for time, id2 in edges if window.high >= time >= window.low][:_PAGE]
 
-        asks: dict[str, Callable[[Window], Awaitable[Sequence[int]]]] = {TAO: tao.window, SQL: sql.window}
+        asks: dict[str, Callable[[Window], Awaitable[Sequence[int]]]] = {
+            TAO: tao.window,
+            REDIS_PAGE: redis_sets.window,
+            SQL: sql.window,
+        }
         for name, ask in asks.items():
             window = data.windows[-1]
             if list(found := await ask(window)) != expected(window):
@@ -353,7 +357,7 @@ class SetsJob(msgspec.Struct, frozen=True, kw_only=True):
         )
         aims = (Goal(measure=Measure.P50, bound=15_000), Goal(measure=Measure.P50, bound=1, against=SQL))
         shape = f"{self.edges:,} ∩ {_FEW} others each time, page of {_PAGE}"
-        return Comparison(shape, trials, SQL, {TAO: aims})
+        return Comparison(shape, trials, REDIS_PAGE, {TAO: aims})
 
     async def _comparison(
         self, case: Case, lists: Mapping[int, TimedIds], tao: GraphSets, redis_sets: RedisSets, sql: SqlSets
@@ -478,6 +482,11 @@ class RedisSets:
         first, second = case.ids
         found = await self._client.sinter(f"s:{first}", f"s:{second}")
         return list(found)
+
+    async def window(self, window: Window) -> list[int]:
+        """Return the page of a window: the edges of the time, and which of them the long list has."""
+        ids = await self._client.zrevrangebyscore(f"z:{window.second}", window.high, window.low)
+        return [int(id2) for id2 in await self.among(window.first, ids)][:_PAGE]
 
     async def among(self, id1: int, ids: Sequence[int]) -> list[int]:
         """Return those of some ids that a list has."""

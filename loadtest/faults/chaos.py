@@ -220,6 +220,8 @@ def measured_of(outcome: Outcome, seed: int) -> dict[str, Any]:
         "inverse_violations": record.violations_of("inverse"),
         "state_violations": record.violations_of("state"),
         "operations": dict(record.operations),
+        "existence_answers": record.answers["existence"],
+        "set_answers": record.answers["set"],
         "pending_inverses": len(record.pending),
         "far_end_reads": record.far_end_reads,
         "far_end_reads_while_pending": record.far_end_reads_pending,

@@ -9,7 +9,7 @@ until the outcome is found (`Register.settle`), so the history stays a sequence.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -99,6 +99,22 @@ class Register:
             return ReadVerdict.WRONG
         return ReadVerdict.RIGHT if possible >= floor else ReadVerdict.STALE
 
+    def judge_existence(self, found: bool, floor: int, ended: float) -> ReadVerdict:
+        """Judge an answer that says only whether there is a value."""
+        possible = next((each.number for each in self._possible(ended) if (each.value is not None) == found), None)
+        if possible is None:
+            return ReadVerdict.WRONG
+        return ReadVerdict.RIGHT if possible >= floor else ReadVerdict.STALE
+
+    def judge_member(self, number: int, found: bool, floor: int, ended: float) -> ReadVerdict:
+        """Judge an answer that says whether a list has the edge of write ``number``. The list began empty, and edges
+        are only added."""
+        write = self.writes[number]
+        if found:
+            return ReadVerdict.RIGHT if write in self._possible(ended) else ReadVerdict.WRONG
+        is_missed = number <= floor and write.outcome is RecordedOutcome.ACKNOWLEDGED
+        return ReadVerdict.STALE if is_missed else ReadVerdict.RIGHT
+
     def judge_count(self, count: int, floor: int, ended: float) -> ReadVerdict:
         """Judge the number of edges of a list that began empty and to which edges were only added."""
         least = bisect_right(self._ack_numbers, floor) - 1
@@ -140,7 +156,10 @@ class Register:
         return self._write_of(found, float("inf")) or 0
 
     def _write_of(self, found: int | None, ended: float) -> int | None:
+        return next((write.number for write in self._possible(ended) if write.value == found), None)
+
+    def _possible(self, ended: float) -> Iterator[RecordedWrite]:
+        """Yield the writes that an answer which came at ``ended`` may show, from the last one on."""
         for write in reversed(self.writes):
-            if write.value == found and write.outcome is not RecordedOutcome.REFUSED and write.began <= ended:
-                return write.number
-        return None
+            if write.outcome is not RecordedOutcome.REFUSED and write.began <= ended:
+                yield write

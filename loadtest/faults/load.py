@@ -31,6 +31,7 @@ from random import Random
 from typing import Any, Final
 
 import msgspec
+import yaml
 
 from loadtest import options
 from loadtest.conditions import until, within
@@ -43,6 +44,7 @@ from loadtest.faults.plan import Plan
 from loadtest.faults.record import MESSAGE_CHARACTERS, FailedRead, Fault, PendingInverse, RunRecord, Whereabouts
 from loadtest.region_cluster import RegionCluster, lossless_settings
 from loadtest.scenario import BenchSettings, Progress
+from tao.admin.documents import example_schema_file
 from tao.client import ClientSettings, Consistency, Graph, RetryableError, TaoError
 from tao.devcluster.layout import Role, Shape
 from tao.model.errors import OperatorError, RequestError
@@ -90,6 +92,8 @@ _ALL_EDGES: Final = 6_000
 """More edges than any list here has."""
 _BATCH: Final = 12
 """Reads that one client sends at a time."""
+_FILTERED: Final = ("likes", "follows")
+"""Types with pair filters in followers, so that a filter which denies an edge is noticed."""
 _RUNNER: Final = {"lease_seconds": 6.0, "page_edges": 20}
 """Settings of the workers: a job takes several pages, and that of a killed worker is due again within a fault."""
 _MOST_PENDING: Final = 40
@@ -404,13 +408,22 @@ class RecordedLoad(ClientLoad):
         """Return the verdict and the number of the write seen, -1 where the answer does not show it. An edge is looked
         for in the list of its other end with ``far_end``."""
         register, record = key.register, self._record
-        way = self._chance.random() if key.kind is KeyKind.LIST else 1.0
-        if way < 0.3:
+        way, is_list = self._chance.random(), key.kind is KeyKind.LIST
+        if way < 0.2 and key.kind is not KeyKind.OBJECT:
+            return await self._ask_existence(graph, key, demanded, floor, far_end=far_end), -1
+        if way < 0.4 and is_list:
             count = await graph.assoc_count(key.id, "follows", consistency=demanded)
             return register.judge_count(count, floor, record.now()), -1
-        if way < 0.6:
+        if way < 0.6 and is_list:
             edges = await graph.assoc_time_range(key.id, "follows", None, 1, HEAD, consistency=demanded)
             values = list(edges.times)
+        elif way < 0.7 and is_list:
+            mine = graph.edge_set(key.id, "follows")
+            page = await (mine & mine).page(HEAD, consistency=demanded)
+            if page.cut_short:  # its time was over: the newest edges may be on a later page
+                return ReadVerdict.RIGHT, -1
+            record.answers["set"] += 1
+            values = [edge.time for edge in page.edges]
         elif far_end:
             values = list((await graph.assoc_range(key.other, "liked_by", 0, HEAD, consistency=demanded)).times)
         else:
@@ -419,6 +432,25 @@ class RecordedLoad(ClientLoad):
         if key.kind is KeyKind.LIST:
             return register.judge_head(values, floor, record.now()), register.number_of(seen)
         return register.judge(seen, floor, record.now()), register.number_of(seen)
+
+    async def _ask_existence(
+        self, graph: Graph, key: Key, demanded: Consistency, floor: int, *, far_end: bool
+    ) -> ReadVerdict:
+        """Return the verdict on whether an edge exists: of a list, a drawn one of those that were ever added, or one
+        that never was."""
+        register, record = key.register, self._record
+        if key.kind is KeyKind.EDGE:
+            row = (key.other, "liked_by", key.id) if far_end else (key.id, "likes", key.other)
+            found = await graph.assoc_exists(*row, consistency=demanded)
+            verdict = register.judge_existence(found, floor, record.now())
+        elif number := self._chance.randrange(len(register.writes)):
+            found = await graph.assoc_exists(key.id, "follows", key.ends[number - 1], consistency=demanded)
+            verdict = register.judge_member(number, found, floor, record.now())
+        else:
+            found = await graph.assoc_exists(key.id, "follows", next(self._absent), consistency=demanded)
+            verdict = ReadVerdict.WRONG if found else ReadVerdict.RIGHT
+        record.answers["existence"] += 1
+        return verdict
 
     async def _miss(self, reader: Reader) -> None:
         """Read something that nobody has cached, so that the region's database is asked."""
@@ -619,6 +651,14 @@ async def value_of(graph: Graph, key: Key, demanded: Consistency) -> int | None:
     return next(iter(await newest(graph, key, demanded)), None)
 
 
+def _schema_with_filters() -> str:
+    """Return the example's schema with pair filters."""
+    document = yaml.safe_load(example_schema_file().read_text())
+    for name in _FILTERED:
+        document["associations"][name]["exists_filter"] = True
+    return yaml.safe_dump(document)
+
+
 @asynccontextmanager
 async def recorded_load(
     wanted: RecordedOptions, regions: RegionCluster, record: RunRecord, chance: Random
@@ -662,9 +702,12 @@ async def run_recorded(
     meanwhile. Raises what `carry_out_run` raises."""
     whole, toy = (_ONE_REGION, _TOY_ONE_REGION) if one_region else (SHAPE, _TOY_SHAPE)
     shape = msgspec.structs.replace(toy if settings.toy else whole, etcd=etcd, workers=int(wanted.operations > 0))
+    schema_file = settings.work_dir / "filtered.yaml"
+    schema_file.write_text(_schema_with_filters())
     run = FaultRun(
         cluster=replace(
             lossless_settings(settings.work_dir, shape, log_level="info"),
+            schema_file=schema_file,
             server_settings={Role.WORKER: {"runner": _RUNNER}},
         ),
         beside=beside,

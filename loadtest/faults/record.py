@@ -136,6 +136,8 @@ class RunRecord:
         """Wrong or stale answers by verdict and demand."""
         self.examples: Final[list[str]] = []
         self.acknowledged = 0
+        self.answers: Final = Counter[str]()
+        """Judged answers that say whether an edge exists ("existence"), and pages of sets ("set")."""
         self.operations: Final = Counter[str]()
         """Acknowledged operations on edges with states and on nodes, and jobs, by the way in which they were made."""
         self.pending: Final[list[PendingInverse]] = []

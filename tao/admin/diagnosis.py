@@ -283,7 +283,11 @@ def _journals(facts: Facts) -> Iterator[Problem]:
         if journal is None:
             continue
         if journal.trouble:
-            yield Problem(server.name, f"it accepts no writes: {journal.trouble}", "mend the disk of journal.folder")
+            yield Problem(
+                server.name,
+                f"it accepts no writes: {journal.trouble}",
+                "mend the disk of journal.folder, or start the version that reads its file",
+            )
         if journal.uncopied:
             yield Problem(
                 server.name,

@@ -1,7 +1,8 @@
 """Two hops: who is connected to many of one's own neighbours, as in "people you may know".
 
 Each level reads its lists in one tick, so a level is one message per follower. A cap on every level bounds the work: a
-hub contributes its newest edges, and no more. Candidates are counted here, because the ranking is the application's.
+hub contributes its newest edges, and no more. Candidates are counted here, because the ranking is the application's:
+those of a follower's lists when its answer has come, while others are still at work.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from typing import Final, NamedTuple, Unpack
 
 import msgspec
 
+from tao.client.batches import by_server
 from tao.client.consistency import Consistency, Freshness, from_keywords
 from tao.client.edge_sets import EdgeSet, SetDescription, SetOperations, UnreadList, expression_in
 from tao.client.validation import check_number
-from tao.model.edge_block import checked_header, id2_column, position_of
+from tao.model.edge_block import checked_header, id2_column
 from tao.model.errors import InvalidArgument, TaoError
 from tao.model.graph import MAX_ID2_SET
 from tao.wire.read_batch import RANGE
@@ -62,9 +64,11 @@ class KeptTwoHops(msgspec.Struct, frozen=True):
 
 
 class _Neighbours(NamedTuple):
-    """The lists of the second level that were read: the id of each neighbour, and its edge block."""
+    """The lists of the second level that were read: the id of each neighbour, and its edge block. ``mutual``: how many
+    of the lists each id is in."""
 
     blocks: dict[int, bytes]
+    mutual: Counter[int]
     direct: frozenset[int]
     has_more: bool
     visited: int
@@ -99,9 +103,7 @@ class TwoHopOperations(SetOperations):
         check_number(fan_out, "fan_out", 1, MAX_FAN_OUT)
         hidden = [] if exclude is None else [EdgeSet(self, expression_in(self, exclude))]
         neighbours = await self._neighbours(id1, (first, second), fan_out, consistency)
-        mutual: Counter[int] = Counter()
-        for block in neighbours.blocks.values():
-            mutual.update(id2_column(block).tolist())
+        mutual = neighbours.mutual
         for each in (id1, *neighbours.direct):
             mutual.pop(each, None)
         scores = mutual if weigh is None else _weighed(mutual, neighbours.blocks, weigh)
@@ -113,10 +115,8 @@ class TwoHopOperations(SetOperations):
             chosen += [candidate for candidate in batch if not any(candidate in found for found in inside)]
             if len(chosen) >= limit:
                 break
-        candidates = [
-            Candidate(each, mutual[each], scores[each], _via(each, mutual[each], neighbours.blocks))
-            for each in chosen[:limit]
-        ]
+        via = _via({each: mutual[each] for each in chosen[:limit]}, neighbours.blocks)
+        candidates = [Candidate(each, mutual[each], scores[each], via[each]) for each in chosen[:limit]]
         return TwoHops(candidates, neighbours.visited, neighbours.missing)
 
     async def keep_two_hop(
@@ -159,20 +159,32 @@ class TwoHopOperations(SetOperations):
         number = self._builder.range(id1, second, 0, fan_out)[0].atype
         (own,) = await self._read_many(RANGE, [row], consistency)
         if isinstance(own, TaoError):
-            return _Neighbours({}, frozenset(), has_more=False, visited=0, missing=[UnreadList(id1, first, own)])
+            unread = UnreadList(id1, first, own)
+            return _Neighbours({}, Counter(), frozenset(), has_more=False, visited=0, missing=[unread])
         _, count, length, _ = checked_header(own)
         direct = id2_column(own).tolist()
+        found: dict[int, bytes | TaoError] = {}
+        mutual: Counter[int] = Counter()
+
+        async def count_ids(neighbours: Sequence[int]) -> None:
+            rows = [row._replace(id1=each, atype=number) for each in neighbours]
+            for each, value in zip(neighbours, await self._read_many(RANGE, rows, consistency), strict=True):
+                found[each] = value
+                if not isinstance(value, TaoError):
+                    mutual.update(id2_column(value).tolist())
+
+        parts = by_server([(each,) for each in direct], direct, self._router.reader)
+        await asyncio.gather(*(count_ids(neighbours) for _, neighbours in parts.values()))
         blocks: dict[int, bytes] = {}
         missing: list[UnreadList] = []
-        visited = length
-        values = await self._read_many(RANGE, [row._replace(id1=each, atype=number) for each in direct], consistency)
-        for each, value in zip(direct, values, strict=True):
+        for each in direct:  # in this order, whichever answer came first
+            value = found[each]
             if isinstance(value, TaoError):
                 missing.append(UnreadList(each, second, value))
             else:
-                visited += checked_header(value)[2]
                 blocks[each] = value
-        return _Neighbours(blocks, frozenset(direct), count > length, visited, missing)
+        visited = length + sum(checked_header(block)[2] for block in blocks.values())
+        return _Neighbours(blocks, mutual, frozenset(direct), count > length, visited, missing)
 
 
 def _two_types(atypes: str | Sequence[str]) -> tuple[str, str]:
@@ -217,12 +229,16 @@ def _in_ranking(scores: Mapping[int, float], size: int) -> Iterator[list[int]]:
             size = min(2 * size, MAX_ID2_SET)
 
 
-def _via(candidate: int, mutual: int, blocks: Mapping[int, bytes]) -> list[int]:
-    wanted = min(mutual, _VIA)
-    via: list[int] = []
+def _via(candidates: Mapping[int, int], blocks: Mapping[int, bytes]) -> dict[int, list[int]]:
+    """Return the first neighbours that lead to each candidate, which has so many of them. One pass over the lists, as
+    far as needed, finds those of all candidates."""
+    via: dict[int, list[int]] = {each: [] for each in candidates}
+    wanted = set(candidates)
     for neighbour, block in blocks.items():
-        if position_of(block, candidate) != -1:
-            via.append(neighbour)
-            if len(via) == wanted:
-                break
+        if not wanted:
+            break
+        for each in wanted.intersection(id2_column(block).tolist()):
+            via[each].append(neighbour)
+            if len(via[each]) == min(candidates[each], _VIA):
+                wanted.discard(each)
     return via

@@ -24,7 +24,7 @@ from tao.model.changes import ShardMessages
 from tao.model.delivery import SpoolMark, SpoolRow
 from tao.observability.logs import Logger
 
-_SCHEMA: Final = """
+_FORMAT_1: Final = """
 CREATE TABLE IF NOT EXISTS messages (
   place INTEGER PRIMARY KEY, shard INTEGER NOT NULL, source TEXT NOT NULL, number INTEGER NOT NULL,
   stored_unix_s INTEGER NOT NULL, checksum INTEGER NOT NULL, body BLOB NOT NULL);
@@ -34,9 +34,9 @@ CREATE TABLE IF NOT EXISTS marks (
   linked INTEGER NOT NULL, checksum INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS proofs (source TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
 """
+_FORMATS: Final = (_FORMAT_1,)
+"""The formats of the file, as `open_synced` takes them. One of a later version is set aside as an unreadable one is."""
 _FILE: Final = "spool.sqlite"
-_FORMAT: Final = 1
-"""The file's ``user_version``; a file with another one is set aside."""
 _DROP_ROWS: Final = 1_000
 """The largest number of rows that one statement drops."""
 _PROOF_SECONDS: Final = 1.0
@@ -178,7 +178,7 @@ class SqliteSpool:
             self._failed(error)
 
     def _connect(self) -> None:
-        connection = open_synced(self._path, _SCHEMA, _FORMAT, self._settings.max_bytes)
+        connection = open_synced(self._path, _FORMATS, self._settings.max_bytes)
         try:
             marks = _read_marks(connection)
             connection.execute("BEGIN IMMEDIATE")

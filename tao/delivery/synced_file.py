@@ -19,9 +19,11 @@ import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final, Generic, TypeVar
+
+from tao import __version__
 
 Job = TypeVar("Job")
 
@@ -30,8 +32,25 @@ _MAX_JOBS: Final = 10_000
 """The largest number of jobs in one batch."""
 
 
+_WRITTEN_BY: Final = (
+    "CREATE TABLE IF NOT EXISTS written_by (version TEXT NOT NULL); DELETE FROM written_by; "  # noqa: S608 - of a constant
+    f"INSERT INTO written_by VALUES ('{__version__}');"
+)
+"""Notes this version in a table that files of all formats have, so that an earlier one can say what reads the file."""
+
+
 class Unreadable(Exception):
     """The content of the file is not what was written."""
+
+
+class OtherFormat(Unreadable):
+    """The file is whole, and of a format that this version does not know: that of a later version."""
+
+    def __init__(self, path: Path, found: int, known: int, writer: str) -> None:
+        super().__init__(
+            f"{path} has format {found}, this version ({__version__}) reads formats up to {known}. The file is left as "
+            f"it is: start {writer}, which wrote it"
+        )
 
 
 class GatheringThread(Generic[Job]):
@@ -112,26 +131,39 @@ def lock_folder(folder: Path) -> BinaryIO:
     return held
 
 
-def open_synced(path: Path, schema: str, file_format: int, max_bytes: int) -> sqlite3.Connection:
-    """Open or make the file, for half as many bytes again as ``max_bytes``. ``file_format`` is its ``user_version``.
+def open_synced(path: Path, formats: Sequence[str], max_bytes: int) -> sqlite3.Connection:
+    """Open or make the file, for half as many bytes again as ``max_bytes``.
 
-    Raises `Unreadable` for another format, and `sqlite3.Error`."""
+    The n-th of ``formats`` are the statements that make a file of format n of one of the format before; those of the
+    first begin with an empty file. A file of an earlier format is brought to the last one, whole or not at all. Its
+    ``user_version`` is its format, and the table ``written_by`` names the version that opened it last.
+
+    Raises `OtherFormat`, which leaves the content as it is, and `sqlite3.Error`."""
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     try:
         found = connection.execute("PRAGMA user_version").fetchone()[0]
-        if found not in (0, file_format):
-            raise Unreadable(f"its format is {found}; this version reads {file_format}")
+        if not 0 <= found <= len(formats):
+            raise OtherFormat(path, found, len(formats), _writer(connection))
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
         pages = 256 + 3 * max_bytes // 2 // _PAGE_BYTES
         connection.execute(f"PRAGMA max_page_count={pages}")
-        connection.executescript(schema)
-        connection.execute(f"PRAGMA user_version={file_format}")
+        steps = "".join(formats[found:])
+        connection.executescript(f"BEGIN IMMEDIATE; {steps} PRAGMA user_version={len(formats)}; {_WRITTEN_BY} COMMIT")
         sync_folder(path.parent)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _writer(connection: sqlite3.Connection) -> str:
+    """Return the version of this product that opened the file last, as text for people."""
+    try:
+        found = connection.execute("SELECT version FROM written_by").fetchone()
+    except sqlite3.OperationalError:  # there is no such table
+        found = None
+    return f"version {found[0]}" if found else "another version"
 
 
 def set_file_aside(path: Path, suffix: str = "unreadable") -> Path:

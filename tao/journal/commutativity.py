@@ -67,8 +67,8 @@ def _merge(write: pb.Write, schema: Schema, stamp: Stamp) -> pb.Write:
 
 
 def _node_state(write: pb.Write, schema: Schema, stamp: Stamp) -> pb.Write:
-    """Accept the state of a node, by the operation's own time if it has one: the newest wins. Each attempt adds a job
-    that moves the node's edges, which are moved to where the states then say, so a further job moves none."""
+    """Accept the state of a node, by the operation's own time if it has one: the newest wins. The job that moves the
+    node's edges has its id by the operation, so all attempts add one job."""
     node = write.node_set_state
     if node.state_us:
         check_times((node.state_us,), [schema.atype(number) for number in node.atypes], stamp())

@@ -3,7 +3,8 @@
 An entry is stored when the commit that has it is synced (`tao.delivery.synced_file`), and removed once its outcome is
 known. Removals wait for the next commit, or for a moment: an entry whose removal is lost is made once more, which is
 harmless. Every row has a checksum. A row that is not what was written is moved to the table ``torn_rows`` and counted,
-and a file that cannot be read is set aside and a new one is begun: an operator can look at both.
+and a file that cannot be read is set aside and a new one is begun: an operator can look at both. A file of a later
+version's format is whole: it is left as it is, and nothing is accepted.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import BinaryIO, Final, TypeVar
 
 from tao.delivery.synced_file import (
     GatheringThread,
-    Unreadable,
+    OtherFormat,
     lock_folder,
     make_synced_folder,
     open_synced,
@@ -34,7 +35,7 @@ from tao.model.errors import OutcomeUnknown, Overloaded, TaoError
 from tao.model.receipts import Receipt
 from tao.observability.logs import Logger
 
-_SCHEMA: Final = """
+_FORMAT_1: Final = """
 CREATE TABLE IF NOT EXISTS entries (
   number INTEGER PRIMARY KEY, priority INTEGER NOT NULL, shard INTEGER NOT NULL, accepted_ms INTEGER NOT NULL,
   attempts INTEGER NOT NULL, checksum INTEGER NOT NULL, body BLOB NOT NULL);
@@ -58,9 +59,10 @@ CREATE TABLE IF NOT EXISTS adopted (
   own_number INTEGER NOT NULL, adopted_ms INTEGER NOT NULL, PRIMARY KEY (acceptor, journal, number)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS by_own_number ON adopted (own_number);
 """
+_FORMATS: Final = (_FORMAT_1,)
+"""The formats of the file, as `open_synced` takes them: what an earlier version has accepted is made by this one. To
+change the format, add the statements that make the new one of the last one, and leave the others as they are."""
 _FILE: Final = "journal.sqlite"
-_FORMAT: Final = 1
-"""The file's ``user_version``; a file with another one is set aside."""
 _PAGE_ENTRIES: Final = 256
 """Most entries that are read from disk at a time, of one lane."""
 _REMOVE_SECONDS: Final = 0.05
@@ -323,18 +325,18 @@ class JournalStore:
                 self._lock = lock_folder(self._path.parent)
             try:
                 self._connect()
-            except (sqlite3.DatabaseError, Unreadable) as error:
+            except sqlite3.DatabaseError as error:
                 if not _is_damage(error):
                     raise
                 self._set_aside(error)
                 self._connect()
             self.trouble = ""
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, OtherFormat) as error:
             self._failed(error)
 
     def _connect(self) -> None:
         settings = self._settings
-        connection = open_synced(self._path, _SCHEMA, _FORMAT, settings.max_bytes + settings.max_copy_bytes)
+        connection = open_synced(self._path, _FORMATS, settings.max_bytes + settings.max_copy_bytes)
         try:
             found = connection.execute("SELECT id, secret, next FROM state").fetchone()
             if found is None:
@@ -532,7 +534,7 @@ def size_of(entry: Entry) -> int:
 def _is_damage(error: Exception) -> bool:
     """Return whether the file is not what was written. A full or locked disk leaves it whole, and so does a statement
     that does not fit its rows."""
-    return isinstance(error, Unreadable) or type(error) is sqlite3.DatabaseError
+    return type(error) is sqlite3.DatabaseError
 
 
 def checksum_of(columns: Sequence[int], body: bytes) -> int:

@@ -31,7 +31,7 @@ from tests.rigs.pacing import PATIENT_SECONDS
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
-GUIDE = (Path(__file__).resolve().parents[2] / "docs/how-to/jobs.md").read_text()
+GUIDES = Path(__file__).resolve().parents[2] / "docs/how-to"
 EDGES = 25
 PAGE = 10
 MODULE = '''
@@ -292,15 +292,33 @@ async def test_removed_edges_are_purged_at_both_ends_once_they_are_old(
     await assert_converges(cluster)
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
+class Guide:
+    """The code and the commands of a how-to guide."""
+
+    def __init__(self, page: str) -> None:
+        self._text = (GUIDES / page).read_text()
+
+    def blocks(self, language: str) -> list[str]:
+        return re.findall(rf"^```{language}\n(.*?)^```$", self._text, re.MULTILINE | re.DOTALL)
+
+    async def add_jobs(self, cluster: DevCluster) -> None:
+        """Run the commands that add jobs, and wait until these are done."""
+        lines = re.findall(r"^    tao (jobs add .*)$", self._text, re.MULTILINE)
+        assert lines
+        for line in lines:
+            status, output = await command(cluster, *line.split(), "--json")
+            assert status == 0, line
+            async with connect(str(cluster.topology_path), settings=PATIENT) as graph:
+                for job in json.loads(output)["jobs"]:
+                    assert (await finished(graph.job(job))).done, line
 
 
 async def test_the_guide_runs_from_end_to_end(
     cluster: DevCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, *session = blocks("python")
-    points = tomllib.loads(blocks("toml")[0])["project"]["entry-points"]["tao.jobs"]
+    guide = Guide("jobs.md")
+    module, *session = guide.blocks("python")
+    points = tomllib.loads(guide.blocks("toml")[0])["project"]["entry-points"]["tao.jobs"]
     install(tmp_path, "my_jobs", module, points)
     (tmp_path / ".tao-dev").mkdir()
     (tmp_path / ".tao-dev" / "topology.json").symlink_to(cluster.topology_path)
@@ -312,9 +330,27 @@ async def test_the_guide_runs_from_end_to_end(
             result = eval(compile(block, f"block {number}", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
             if isawaitable(result):
                 await result
-        for line in re.findall(r"^    tao (jobs add .*)$", GUIDE, re.MULTILINE):
-            status, output = await command(cluster, *line.split(), "--json")
-            assert status == 0, line
-            async with connect(str(cluster.topology_path), settings=PATIENT) as graph:
-                for job in json.loads(output)["jobs"]:
-                    assert (await finished(graph.job(job))).done, line
+        await guide.add_jobs(cluster)
+
+
+async def test_the_job_of_the_guide_renews_the_people_whom_users_may_know(
+    cluster: DevCluster, graph: Graph, tmp_path: Path
+) -> None:
+    guide = Guide("people-you-may-know.md")
+    (module,) = [block for block in guide.blocks("python") if block.startswith("# my_jobs.py\n")]
+    install(tmp_path, "my_jobs", module, {"renew_suggestions": "my_jobs:renew_suggestions"})
+    ids = await graph.obj_add_many([("user", {"name": name}) for name in "abcdef"])
+    alice, bob, carol, dave, erin, blocked = ids
+    pairs = [(alice, bob), (alice, carol), (bob, dave), (carol, dave), (carol, erin), (bob, blocked)]
+    await graph.assoc_add_many([(one, "friend", other) for one, other in pairs])
+    await graph.assoc_add(alice, "blocks", blocked)
+    async with workers_of(cluster, tmp_path, PAGE, lease_seconds=30.0) as workers:
+        await workers.start()
+        await guide.add_jobs(cluster)
+        kept = await graph.assoc_range(alice, "may_know", 0, 10, critical=True)
+        assert (kept.id2s, kept.times) == ([dave, erin], [2, 1])
+        await graph.assoc_delete(bob, "friend", dave)
+        await graph.assoc_delete(carol, "friend", erin)
+        await guide.add_jobs(cluster)
+        kept = await graph.assoc_range(alice, "may_know", 0, 10, critical=True)
+        assert (kept.id2s, kept.times) == ([dave], [1]), "the list is made anew, and not only added to"

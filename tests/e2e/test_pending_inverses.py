@@ -11,11 +11,13 @@ import pytest_asyncio
 
 from tao.client import Graph, StaleRead, TaoError, WriteToken, connect
 from tao.devcluster.layout import Shape
+from tao.model.graph import ListKey
 from tao.model.tokens import MAX_PENDING
 from tao.wire.v1 import graph_pb2 as graph_pb
 from tao.wire.v1.graph_pb2_grpc import GraphStub
 from tests.e2e.cluster_access import PATIENT
 from tests.e2e.region_access import Regions, plain, running_regions, until
+from tests.rigs.pacing import PATIENT_SECONDS
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
@@ -122,6 +124,33 @@ async def test_a_token_covers_pending_inverses_that_it_cannot_name_until_they_ar
         await west.assoc_count_many([(high, "liked_by") for high in (oldest, *others)], after=token)
     assert not recording.renewed(token).has_pending, "all of it is settled"
     await regions.assert_converges()
+
+
+async def test_the_token_of_a_journaled_write_names_the_far_list_that_is_owed(
+    regions: Regions, east: Graph, west: Graph
+) -> None:
+    low, high = await pair(east)
+    far_list = ListKey(high, east.schema.atype("subscribers").number)
+    await regions.cut(silent=False)
+    try:
+        receipt = await east.later.assoc_add(low, "subscribes", high, 7)
+        token = WriteToken.from_text((await receipt.applied(timeout=PATIENT_SECONDS)).text())
+        assert plain(await east.assoc_range(low, "subscribes", 0, 5)) == [(high, 7)], "the near side is made"
+        assert [each.coordinator_id for each in token.pending_in(far_list)] == [low]
+        with pytest.raises(StaleRead, match="lacks the inverse"):
+            await west.assoc_range(high, "subscribers", 0, 5, after=token)
+    finally:
+        await regions.heal()
+
+    async def answers() -> bool:
+        with suppress(TaoError):
+            return plain(await west.assoc_range(high, "subscribers", 0, 5, after=token)) == [(low, 7)]
+        return False
+
+    await until(answers, "the token's reader is not answered")
+    with west.recording() as recording:
+        await west.assoc_count(high, "subscribers", after=token)
+    assert not recording.renewed(token).pending_in(far_list), "it is not owed any more"
 
 
 def refusal_of_unary_read(regions: Regions, id1: int, atype: int, token: WriteToken) -> tuple[grpc.StatusCode, str]:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from itertools import cycle
+from typing import TypeVar
 
+import grpc
 import pytest
 import pytest_asyncio
 
-from tao.client import ClientSettings, Graph, TaoError, connect
+from tao.client import AssocPage, ClientSettings, Graph, SetPage, TaoError, connect
 from tao.devcluster.layout import Shape
 from tao.model.ids import SHARD_SHIFT
+from tao.wire.v1 import graph_pb2_grpc
+from tao.wire.v1 import session_pb2 as pb
 from tests.e2e.cluster_access import PATIENT, patient_stats
 from tests.e2e.region_access import RTT_MS, Regions, plain, running_regions, until
 from tests.rigs.forked_programs import Ended, run_tao
@@ -22,6 +27,7 @@ pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.asyncio(loop_sc
 
 IMPATIENT = ClientSettings(timeout_seconds=1.0, connect_timeout_seconds=PATIENT_SECONDS)
 """The settings of a client whose requests cannot be answered, so that they need not wait long."""
+Place = TypeVar("Place")
 SHAPE = Shape(regions=2, tiers=2, followers=2, leaders=2, shards=4)
 
 
@@ -381,3 +387,61 @@ async def test_at_the_end_every_cache_equals_its_database_and_the_regions_databa
     regions: Regions,
 ) -> None:
     await regions.assert_converges()
+
+
+async def test_pages_of_sets_and_lists_continue_at_any_server_tier_and_region(regions: Regions, east: Graph) -> None:
+    (a, b), ids = await two_users(east), await east.reserve_ids(12, shard=1)
+    with east.recording() as recording:
+        await east.assoc_add_many([(user, "likes", id2, time) for user in (a, b) for time, id2 in enumerate(ids)])
+    token, expected = recording.token, [(id2, time) for time, id2 in enumerate(ids)][::-1]
+    async with AsyncExitStack() as stack:
+        places = [(region, tier) for region in ("east", "west") for tier in ("tier-1", "tier-2")]
+        graphs = [await stack.enter_async_context(client(regions, *place)) for place in places]
+
+        def page_of_set(graph: Graph, cursor: str | None) -> Awaitable[SetPage]:
+            both = graph.edge_set(a, "likes") & graph.edge_set(b, "likes")
+            return both.page(2, cursor, after=token)
+
+        def page_of_list(graph: Graph, cursor: str | None) -> Awaitable[AssocPage]:
+            return graph.assoc_page(a, "likes", 2, cursor, after=token)
+
+        assert await walked(graphs, page_of_set) == expected
+        assert await walked(graphs, page_of_list) == expected
+        servers = [
+            server
+            for region in ("east", "west")
+            for tier in regions.routes.follower_tiers(region)
+            for server in tier.servers
+        ]
+        channels = [await stack.enter_async_context(grpc.aio.insecure_channel(str(server.grpc))) for server in servers]
+        terms = [
+            *(pb.SelectTerm(list=pb.ListTerm(id1=each, atype=east.schema.atype("likes").number)) for each in (a, b)),
+            pb.SelectTerm(operator=pb.SET_AND),
+        ]
+
+        def selected(channel: grpc.aio.Channel, cursor: str | None) -> Awaitable[pb.SelectReply]:
+            asked = pb.SelectRequest(terms=terms, limit=2, cursor=cursor or "", after=token.text())
+            return graph_pb2_grpc.GraphStub(channel).Select(asked, timeout=PATIENT_SECONDS)
+
+        assert await walked(channels, selected) == expected
+        # A page of the SDK goes on at a server that evaluates the set itself, and the other way about.
+        first = await page_of_set(graphs[0], None)
+        second = await selected(channels[-1], first.cursor)
+        third = await page_of_set(graphs[1], second.cursor)
+        assert [(edge.id2, edge.time) for page in (first, second, third) for edge in page.edges] == expected[:6]
+
+
+async def walked(
+    places: Sequence[Place], read: Callable[[Place, str | None], Awaitable[SetPage | AssocPage | pb.SelectReply]]
+) -> list[tuple[int, int]]:
+    """Return the ``(id2, time)`` of all pages, each of which is read at the next place with the cursor of the page
+    before."""
+    found: list[tuple[int, int]] = []
+    cursor: str | None = None
+    for place in cycle(places):
+        page = await read(place, cursor)
+        found += [(edge.id2, edge.time) for edge in page.edges]
+        cursor = page.cursor
+        if not cursor:
+            break
+    return found

@@ -44,6 +44,8 @@ def test_while_things_fail_nothing_acknowledged_is_lost_and_no_read_is_wrong(ran
     assert len(violations) == 7
     assert {key: found[key] for key in (*zeros, *violations) if found[key]} == {}
     assert found["far_end_reads"] >= found["far_end_reads_while_pending"]
+    assert found["existence_answers"] > 0
+    assert found["set_answers"] > 0
     assert found["operations"]["edge"] > 0
     assert found["operations"]["edge, journaled"] > 0
     assert (ran.folder / "logs" / "topology.json").exists()

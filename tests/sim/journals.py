@@ -10,7 +10,7 @@ import io
 import random
 import secrets
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,12 +58,12 @@ class Journals:
         self.may_lose = False
         """Whether the disk of one follower may still be lost before everything accepted is made."""
 
-    def open(self, path: Path, schema: str, file_format: int, max_bytes: int) -> sqlite3.Connection:
+    def open(self, path: Path, formats: Sequence[str], max_bytes: int) -> sqlite3.Connection:
         """Replaces `tao.delivery.synced_file.open_synced`."""
         file = self._files.get(str(path))
         if file is None:
             file = sqlite3.connect(":memory:", isolation_level=None, factory=_File)
-            file.executescript(schema)
+            file.executescript("".join(formats))
             self._files[str(path)] = file
         return file
 

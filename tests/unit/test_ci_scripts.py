@@ -135,3 +135,16 @@ def test_an_audit_fails_for_a_dependency_that_the_database_does_not_know(checkou
     (call,) = calls(checkout)
     assert "--strict" in call.split()
     assert call.endswith("--requirement requirements.lock")
+
+
+# ---- test-newest -----------------------------------------------------------------------------------------------------
+
+OF_PROCESSES = {"e2e", "loads"}
+"""Folders whose tests all start processes."""
+
+
+def test_the_newest_interpreter_runs_every_folder_of_tests_that_start_no_process() -> None:
+    tests = SCRIPTS.parent / "tests"
+    folders = {path.relative_to(tests).parts[0] for path in tests.rglob("test_*.py")} - OF_PROCESSES
+    script = (SCRIPTS / "test-newest").read_text()
+    assert {folder for folder in folders if f"tests/{folder} " not in f"{script} ".replace("\n", " ")} == set()

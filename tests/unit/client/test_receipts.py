@@ -8,7 +8,10 @@ import pytest
 
 from tao.client import DeadlineExceeded, NoCopy, NoJournal, TaoError, Unavailable
 from tao.client.values import Accepted
+from tao.model.graph import ListKey
+from tao.model.ids import SHARD_SHIFT
 from tao.model.receipts import Receipt
+from tao.model.tokens import PendingInverse
 from tao.wire.v1 import session_pb2 as pb
 from tests.unit.client.fakes import FakeCluster, FakeLink, make_topology
 
@@ -69,3 +72,13 @@ async def test_write_of_which_there_is_a_copy_is_asked_for_again_later(tier: Fak
     async with await tier.connect() as graph:
         with pytest.raises(DeadlineExceeded, match="does not answer or has lost it"):
             await graph.applied(Accepted(RECEIPT, (3,), graph.applied), timeout=0.0)
+
+
+async def test_token_of_a_write_that_is_made_names_the_far_list_that_is_owed(tier: FakeCluster) -> None:
+    near, far_list = 7, ListKey(3 << SHARD_SHIFT | 9, 5)
+    owed = pb.PendingInverse(id1=far_list.id1, atype=far_list.atype, coordinator_id=near)
+    tier.link("near-1").of_receipts = pb.WriteResult(inverse_pending=True, pending=[owed])
+    async with await tier.connect() as graph:
+        token = await graph.applied(Accepted(RECEIPT, (0, 3), graph.applied))
+    assert token.pending_in(far_list) == [PendingInverse(far_list.id1, far_list.atype, near)]
+    assert not token.pending_at(3), "this list alone is owed, and not all of its shard"

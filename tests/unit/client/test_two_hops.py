@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from collections.abc import Callable
 from random import Random
 
 import pytest
 
-from tao.client import Graph, InvalidArgument, PermissionDenied, UnknownType
+from tao.client import Graph, InvalidArgument, PermissionDenied, UnknownType, two_hops
 from tao.client.two_hops import _in_ranking
+from tao.model.edge_block import id2_column
 from tao.model.graph import Edge
-from tests.unit.client.fakes import SCHEMA, FakeCluster, make_id
+from tao.model.ids import SHARD_SHIFT
+from tao.wire.session import AnswerHandler
+from tao.wire.v1 import session_pb2 as pb
+from tests.unit.client.fakes import SCHEMA, FakeCluster, FakeLink, make_id, make_topology, until
 from tests.unit.client.test_edge_sets import failing_for
 from tests.unit.client.test_sync_graph import sync_graph
 
@@ -46,10 +52,56 @@ async def test_candidates_match_the_model_counts(graph: Graph, chosen: dict[int,
             assert candidate.score == candidate.mutual
 
 
-async def test_each_level_is_one_message_for_each_follower(graph: Graph, cluster: FakeCluster) -> None:
-    fill(cluster)
+async def test_each_level_is_one_message_for_each_follower_with_as_many_lists_and_edges_as_by_default(
+    cluster: FakeCluster,
+) -> None:
+    cluster.topology = make_topology(near=("near-1", "near-2", "near-3"))
+    friends = [make_id(n, shard=n % 16) for n in range(500)]
+    cluster.lists[ME, FRIEND] = [Edge(id2, 1_000 - place) for place, id2 in enumerate(friends)]
+    async with await cluster.connect(tier_name="near") as graph:
+        assert (await graph.two_hop(ME, "friend")).visited == 500
+    sent = {name: len(cluster.batches(name)) for name in cluster.links if cluster.batches(name)}
+    assert sorted(sent.values()) == [1, 1, 2], "one follower has the list of the first level, too"
+
+
+async def test_five_hundred_lists_of_five_hundred_at_one_follower_are_one_message(
+    graph: Graph, cluster: FakeCluster
+) -> None:
+    friends = [make_id(n, shard=n % 16) for n in range(500)]
+    cluster.lists[ME, FRIEND] = [Edge(id2, 1_000 - place) for place, id2 in enumerate(friends)]
     await graph.two_hop(ME, "friend")
     assert len(cluster.batches()) == 2
+
+
+async def test_the_ids_of_a_follower_are_counted_while_another_one_has_not_answered(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[bytes] = []
+
+    def counting_column(block: bytes) -> memoryview:
+        counted.append(block)
+        return id2_column(block)
+
+    monkeypatch.setattr(two_hops, "id2_column", counting_column)
+    cluster.topology = make_topology(near=("near-1", "near-2"))
+    chosen = fill(cluster)
+    async with await cluster.connect(tier_name="near") as graph:
+        names = {each: graph._router.reader(each >> SHARD_SHIFT) for each in FIRST}
+        slow = next(queue for queue in names.values() if queue is not graph._router.reader(ME >> SHARD_SHIFT))
+        held: list[Callable[[], None]] = []
+
+        def hold(link: FakeLink, request: pb.Request, on_answer: AnswerHandler) -> None:
+            held.append(lambda: on_answer(link.answer(request)))
+
+        cluster.link(slow.server.name).behaviour = hold
+        asking = asyncio.create_task(graph.two_hop(ME, "friend", limit=1_000))
+        await until(lambda: held and len(counted) == 1 + sum(queue is not slow for queue in names.values()))
+        held[0]()
+        found = await asking
+    counts = Counter(id2 for each in FIRST for id2 in chosen[each] if id2 not in (ME, *FIRST))
+    assert {each.id: each.mutual for each in found.candidates} == counts
+    for candidate in found.candidates:
+        assert candidate.via == [each for each in FIRST if candidate.id in chosen[each]][:3]
 
 
 async def test_hub_contributes_its_newest_five_hundred(graph: Graph, cluster: FakeCluster) -> None:

@@ -11,6 +11,9 @@ from typing import cast
 import msgspec
 import pytest
 
+from tao import __version__
+from tao.delivery import synced_file
+from tao.journal import store
 from tao.journal.entries import Entry, decode_body
 from tao.journal.store import now_unix_ms
 from tao.model.edge_states import State
@@ -31,7 +34,7 @@ from tao.model.receipts import Receipt
 from tao.model.topology import CacheServer, DatabaseServer, Region, Tier, Topology
 from tao.wire.session import Reply, RequestHandler
 from tao.wire.v1 import session_pb2 as pb
-from tests.rigs.journal_rig import SUBSCRIBES, JournalRig, ScriptedWrites, edge, id_on
+from tests.rigs.journal_rig import SUBSCRIBES, JournalRig, ScriptedWrites, edge, ends, id_on
 from tests.rigs.pacing import until
 
 FRIEND = 1
@@ -279,6 +282,61 @@ async def test_unreadable_file_is_set_aside_and_a_new_one_is_begun(tmp_path: Pat
         assert isinstance((await again.accept(edge(0, 2)))[0], bytes)
         assert isinstance(await again.applied(receipt), OutcomeUnknown)
     assert [each.name for each in tmp_path.iterdir() if "unreadable" in each.name]  # noqa: ASYNC240 - of the test
+
+
+async def test_accepted_writes_of_an_earlier_format_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with JournalRig(tmp_path, normal_tasks=0) as rig:
+        (receipt,) = await rig.accept(edge(0, 2))
+    later = "ALTER TABLE entries ADD COLUMN reason TEXT NOT NULL DEFAULT 'none';"
+    monkeypatch.setattr(store, "_FORMATS", (*store._FORMATS, later))
+    async with JournalRig(tmp_path) as upgraded:
+        assert isinstance(await upgraded.applied(receipt), pb.WriteResult)
+        (second,) = await upgraded.accept(edge(0, 3))
+        assert isinstance(await upgraded.applied(second), pb.WriteResult)
+        assert ends(upgraded.writes) == {2, 3}
+        assert upgraded.figures["set_aside_total"] == 0
+    with sqlite3.connect(tmp_path / "journal.sqlite") as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+        connection.execute("SELECT reason FROM entries")
+    connection.close()
+
+
+async def test_change_to_the_next_format_that_is_interrupted_leaves_the_file_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with JournalRig(tmp_path, normal_tasks=0) as rig:
+        (receipt,) = await rig.accept(edge(0, 2))
+    formats = store._FORMATS
+    interrupted = "ALTER TABLE entries RENAME TO renamed; SELECT * FROM no_table;"
+    monkeypatch.setattr(store, "_FORMATS", (*formats, interrupted))
+    async with JournalRig(tmp_path) as rig:
+        assert "no_table" in rig.figures["trouble"]
+    monkeypatch.setattr(store, "_FORMATS", formats)
+    async with JournalRig(tmp_path) as rig:
+        assert not rig.figures["trouble"]
+        assert isinstance(await rig.applied(receipt), pb.WriteResult)
+
+
+async def test_file_of_a_later_format_is_left_for_the_version_that_wrote_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = "CREATE TABLE notes (note TEXT NOT NULL);"
+    formats = store._FORMATS
+    monkeypatch.setattr(store, "_FORMATS", (*formats, later))
+    monkeypatch.setattr(synced_file, "_WRITTEN_BY", synced_file._WRITTEN_BY.replace(__version__, "7.1.0"))
+    async with JournalRig(tmp_path, normal_tasks=0) as rig:
+        (receipt,) = await rig.accept(edge(0, 2))
+    monkeypatch.setattr(store, "_FORMATS", formats)
+    async with JournalRig(tmp_path).use_followers("near-1") as earlier:
+        assert "start version 7.1.0" in earlier.figures["trouble"]
+        assert isinstance((await earlier.accept(edge(0, 3)))[0], Overloaded)
+        with pytest.raises(Unavailable, match=r"7\.1\.0"):
+            await earlier.applied(receipt)
+        assert earlier.figures["set_aside_total"] == 0
+    assert not [each.name for each in tmp_path.iterdir() if "unreadable" in each.name]  # noqa: ASYNC240 - of the test
+    monkeypatch.setattr(store, "_FORMATS", (*formats, later))
+    async with JournalRig(tmp_path) as rig:
+        assert isinstance(await rig.applied(receipt), pb.WriteResult), "nothing accepted is lost"
 
 
 async def test_receipts_cannot_be_guessed(tmp_path: Path) -> None:

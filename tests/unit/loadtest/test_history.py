@@ -47,6 +47,24 @@ def test_a_removed_edge_is_the_last_removal_that_fits() -> None:
     assert register.judge(None, 3, 9) is ReadVerdict.STALE
 
 
+def test_an_edge_exists_as_at_some_write_from_the_floor_on() -> None:
+    register = written(ACK)
+    register.end(register.begin(None, 2), ACK, 2.5)
+    assert [register.judge_existence(True, floor, 9) for floor in (1, 2)] == [ReadVerdict.RIGHT, ReadVerdict.STALE]
+    assert [register.judge_existence(False, floor, 9) for floor in (0, 2)] == [ReadVerdict.RIGHT, ReadVerdict.RIGHT]
+    assert written(ACK).judge_existence(False, 1, 9) is ReadVerdict.STALE
+    assert written(NO).judge_existence(True, 0, 9) is ReadVerdict.WRONG
+    assert written(ACK, initial=7).judge_existence(False, 0, 9) is ReadVerdict.WRONG
+
+
+def test_a_list_has_the_edges_that_were_added_and_no_others() -> None:
+    register = written(ACK, NO, ACK, MAYBE)
+    assert [register.judge_member(1, False, floor, 9) for floor in (0, 1)] == [ReadVerdict.RIGHT, ReadVerdict.STALE]
+    assert [register.judge_member(2, found, 3, 9) for found in (False, True)] == [ReadVerdict.RIGHT, ReadVerdict.WRONG]
+    assert [register.judge_member(4, found, 4, 9) for found in (False, True)] == [ReadVerdict.RIGHT, ReadVerdict.RIGHT]
+    assert register.judge_member(3, True, 0, 2.9) is ReadVerdict.WRONG, "it was not begun yet"
+
+
 def test_the_floor_of_a_moment_is_the_last_acknowledged_write_before_it() -> None:
     register = written(ACK, NO, ACK)
     assert [register.acknowledged_before(moment) for moment in (-1, 1.4, 1.5, 3.4, 3.5)] == [0, 0, 1, 1, 3]

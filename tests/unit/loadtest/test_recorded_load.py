@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from loadtest.faults.chaos import ChaosOptions
-from loadtest.faults.history import RecordedOutcome, Register
+from loadtest.faults.history import ReadVerdict, RecordedOutcome, Register
 from loadtest.faults.load import Demand, Key, KeyKind, Reader, RecordedLoad, RecordedOptions
 from loadtest.faults.record import RunRecord
 from tao.client import EdgeWrite, StaleRead, WriteToken
@@ -33,6 +33,9 @@ class Graph:
 
     def __init__(self) -> None:
         self.renewed: list[object] = []
+
+    async def assoc_exists(self, *row: object, **demand: object) -> bool:
+        return bool((await self.assoc_range(*row[:2], **demand)).times)  # type: ignore[arg-type]
 
     async def assoc_range(self, id1: int, atype: str, *_: object, **__: object) -> Any:
         assert (id1, atype) == (FAR, "liked_by")
@@ -74,6 +77,67 @@ async def test_an_old_answer_of_the_far_end_is_a_violation_and_a_refusal_is_not(
     assert record.violations_of("inverse") == sum(record.violations.values())
     # Nor has a read to be refused that demands nothing.
     assert record.unexplained.total() == (record.far_end_reads - record.far_end_reads_pending if refuses else 0)
+
+
+class Lists:
+    """One list of three edges. Readers are told that the ``denied`` one does not exist, or that all others do
+    (``invents``), and sets lack the one that is ``lost``."""
+
+    ends = (101, 102, 103)
+
+    def __init__(self, *, denied: int = 0, invents: bool = False, lost: int = 0) -> None:
+        self._denied, self._invents = denied, invents
+        self._times = [time for time, end in enumerate(self.ends, 1) if end != lost][::-1]
+
+    async def assoc_exists(self, _id1: int, _atype: str, id2: int, **_: object) -> bool:
+        return id2 != self._denied if id2 in self.ends else self._invents
+
+    async def assoc_count(self, *_: object, **__: object) -> int:
+        return 3
+
+    async def assoc_range(self, *_: object, **__: object) -> Any:
+        return SimpleNamespace(times=[3, 2, 1])
+
+    async def assoc_time_range(self, *_: object, **__: object) -> Any:
+        return SimpleNamespace(times=[3, 2, 1])
+
+    def edge_set(self, *_: object) -> Lists:
+        return self
+
+    def __and__(self, _: Lists) -> Lists:
+        return self
+
+    async def page(self, *_: object, **__: object) -> Any:
+        return SimpleNamespace(cut_short=False, edges=[SimpleNamespace(time=time) for time in self._times])
+
+
+@pytest.mark.parametrize(
+    ("graph", "violations"),
+    [
+        (Lists(), set()),
+        (Lists(denied=102), {(ReadVerdict.STALE, "own writes")}),
+        (Lists(invents=True), {(ReadVerdict.WRONG, "own writes")}),
+        (Lists(lost=103), {(ReadVerdict.STALE, "own writes")}),
+        (Lists(lost=102), {(ReadVerdict.WRONG, "own writes")}),
+    ],
+    ids=["right", "an edge is denied", "an edge is invented", "a set lacks the newest edge", "a set has a hole"],
+)
+async def test_wrong_answers_to_existence_and_sets_are_noticed(
+    graph: Lists, violations: set[tuple[ReadVerdict, str]]
+) -> None:
+    record, key = RunRecord(), Key(KeyKind.LIST, NEAR, 0, Register(None), ends=Lists.ends)
+    for number in (1, 2, 3):
+        key.register.end(key.register.begin(number, 0.0), RecordedOutcome.ACKNOWLEDGED, 0.0)
+    reader = Reader("east", "east", cast(Any, graph), attaches=True, own={0: 3})
+    load = RecordedLoad(REGIONS, record, Random(1), RecordedOptions(reads=0.01, writes=0.01), [reader], [key])
+    try:
+        for _ in range(200):
+            await load._read(reader, 0, Demand.PLAIN, far_end=False)
+    finally:
+        await load.cancel()
+    assert set(record.violations) == violations
+    assert record.answers["existence"] > 10
+    assert record.answers["set"] > 10
 
 
 @pytest.mark.parametrize("attaches", [True, False])
