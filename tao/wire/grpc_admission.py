@@ -160,6 +160,7 @@ class CallAdmission:
         """Run a call that needs no credential within the bounds of such calls. Raises `Overloaded` when newer ones have
         taken its place."""
         connection = self._connection(context)
+        connection.call_admitted()
         held: _HeldPlace | None = None
         try:
             async with asyncio.timeout(None) as time_limit:
