@@ -590,8 +590,8 @@ async def test_denied_reads_are_reported_with_their_types_and_shards(region: Reg
     )
     await read(server, batch(obj_ids=[USER_ID], count_id1s=[USER_ID], count_atypes=[COMMENT], critical=True), "reader")
     assert heard(denials) == [("reader", "critical", list_type(COMMENT), {0}, 1)]
-    await read(server, batch(obj_ids=[USER_ID], critical=True), "writer")
-    assert heard(denials) == [("writer", "critical", set(), {0}, 1)]
+    await read(server, batch(obj_ids=[USER_ID], critical=True), "subscriber")
+    assert heard(denials) == [("subscriber", "critical", set(), {0}, 1)]
     stale = counts_of(FRIEND)
     stale.read.max_staleness_ms = 1
     with pytest.raises(PermissionDenied):
