@@ -280,6 +280,7 @@ async def test_a_change_of_what_is_accepted_is_recorded_and_starts_name_the_dige
     assert (changed["api"]["operation"], changed["activity_id"]) == ("accepted_tokens_changed", 3)
     found = changed["unmapped"]
     assert (found["added"], found["removed"], found["added_count"]) == (["ann-1 operator ann"], ["web-1 client web"], 1)
+    assert found["removed_count"] == 1
     assert found["former_version"] == started["unmapped"]["accepted_tokens_sha256"]
     assert found["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
     assert web.sha256 not in rig.path.read_text(), "digests of tokens are nobody's business"
