@@ -12,22 +12,28 @@ import pytest
 from tao.etcd.client import EtcdClient, EtcdUnavailable
 from tao.etcd.location import EtcdLocation, EtcdSettings
 from tao.etcd.v3 import rpc_pb2 as pb
-from tao.etcd.v3.rpc_pb2_grpc import KVServicer, add_KVServicer_to_server
 from tao.wire.tls import TlsFiles
 from tests.rigs.certificates import TestAuthority
 
+Context = grpc.aio.ServicerContext[pb.RangeRequest, pb.RangeResponse]
 CLUSTER = "spiffe://example.org/tao/main"
 
 
-class Keys(KVServicer):
+class Keys:
     """Has no keys, and notes which ids the certificates of its callers have."""
 
     def __init__(self) -> None:
         self.shown: list[bytes] = []
 
-    async def Range(self, _: pb.RangeRequest, context: grpc.aio.ServicerContext) -> pb.RangeResponse:  # type: ignore[override,type-arg]  # noqa: N802
+    async def range(self, _: pb.RangeRequest, context: Context) -> pb.RangeResponse:
         self.shown += (each for each in context.auth_context()["x509_subject_alternative_name"] if b":" in each)
         return pb.RangeResponse()
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        method = grpc.unary_unary_rpc_method_handler(
+            self.range, pb.RangeRequest.FromString, pb.RangeResponse.SerializeToString
+        )
+        return grpc.method_handlers_generic_handler("etcdserverpb.KV", {"Range": method})
 
 
 @asynccontextmanager
@@ -36,7 +42,7 @@ async def etcd(files: TlsFiles, keys: Keys) -> AsyncIterator[EtcdLocation]:
     assert files.private_key is not None
     assert files.authorities is not None
     server = grpc.aio.server()
-    add_KVServicer_to_server(keys, server)
+    server.add_generic_rpc_handlers([keys.handler()])
     pair = files.private_key.read_bytes(), files.certificate.read_bytes()
     credentials = grpc.ssl_server_credentials([pair], files.authorities.read_bytes(), require_client_auth=True)
     port = server.add_secure_port("127.0.0.1:0", credentials)

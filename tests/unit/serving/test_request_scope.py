@@ -125,7 +125,9 @@ def test_every_other_kind_of_request_names_none() -> None:
 
 def test_every_write_of_an_id_names_its_shard_and_its_types() -> None:
     for field in pb.Write.DESCRIPTOR.oneofs_by_name["operation"].fields:
-        fields = {each.name for each in field.message_type.fields}
+        message = field.message_type
+        assert message is not None
+        fields = {each.name for each in message.fields}
         write = pb.Write()
         operation = getattr(write, field.name)
         operation.SetInParent()

@@ -37,7 +37,7 @@ async def ask(address: str, role: str, token: str) -> pb.Answer:
 
 async def test_a_tailer_records_who_is_refused_at_its_port(tmp_path: Path) -> None:
     topology, address = make_topology(), f"127.0.0.1:{free_ports(1)[0]}"
-    tailer = TailerProcess(name="tailer-1", database="db", admin="127.0.0.1:0", frames=address)
+    tailer = TailerProcess(name="tailer-1", database="db", admin="127.0.0.1:7002", frames=address)
     region = msgspec.structs.replace(topology.regions[0], tailers=(tailer,))
     (tmp_path / "topology.json").write_text(dump_topology(msgspec.structs.replace(topology, regions=(region,))))
     roles: tuple[TokenRole, ...] = ("watcher", "leader", "tailer")

@@ -374,9 +374,9 @@ async def test_calls_that_end_leave_nothing_of_the_server_to_the_garbage_collect
 
 # ---- the time of a stranger ----------------------------------------------------------------------------------------
 
-SOON = replace(
+PATIENT = replace(
     DOORSTEP,
-    greeting_timeout_seconds=0.2,
+    greeting_timeout_seconds=5.0,
     idle_connection_seconds=3_600,  # gRPC itself would wait an hour for a call
     max_pending_per_address=16,
     max_open_calls_per_address=16,
@@ -399,9 +399,13 @@ async def connected(port: Port, sent: bytes = HTTP2) -> tuple[asyncio.StreamRead
 
 
 @pytest.mark.parametrize("sent", [HTTP2, b""])
-async def test_a_stranger_that_makes_no_call_is_turned_away_however_long_grpc_would_wait(sent: bytes) -> None:
-    async with serving(SOON) as port:
+async def test_a_stranger_that_makes_no_call_is_turned_away_however_long_grpc_would_wait(
+    clock: ManualClock, sent: bytes
+) -> None:
+    async with serving(replace(PATIENT, greeting_timeout_seconds=3_600)) as port:
         reader, writer = await connected(port, sent)
+        await until(lambda: len(vars(port.server.proxy)["_expected"]) == 1)
+        clock.now += 3_601
         await reader.read()  # to its end
         writer.close()
         assert port.server.doorstep.turned_away == {"late": 1}
@@ -409,7 +413,7 @@ async def test_a_stranger_that_makes_no_call_is_turned_away_however_long_grpc_wo
 
 
 async def test_a_stranger_gains_no_time_by_calls_that_are_refused(clock: ManualClock) -> None:
-    async with serving(replace(SOON, greeting_timeout_seconds=5.0)) as port:
+    async with serving(PATIENT) as port:
         for seconds, late in ((4.0, 0), (4.0, 1)):
             assert await port.open("ObjGet", WRONG).code() is grpc.StatusCode.UNAUTHENTICATED
             clock.now += seconds
@@ -418,7 +422,7 @@ async def test_a_stranger_gains_no_time_by_calls_that_are_refused(clock: ManualC
 
 
 async def test_a_connection_is_not_late_once_a_call_was_admitted(clock: ManualClock) -> None:
-    async with serving(replace(SOON, greeting_timeout_seconds=5.0)) as port:
+    async with serving(PATIENT) as port:
         async with port.connection() as web, port.connection() as balancer:
             health = health_pb2_grpc.HealthStub(balancer.channel)
             await health.Check(health_pb2.HealthCheckRequest())
@@ -435,7 +439,7 @@ async def test_a_connection_is_not_late_once_a_call_was_admitted(clock: ManualCl
 
 
 async def test_a_call_that_waits_for_its_turn_is_not_late(clock: ManualClock) -> None:
-    slow = replace(SOON, greeting_timeout_seconds=5.0, stranger_calls_per_second=0.001)
+    slow = replace(PATIENT, stranger_calls_per_second=0.001)
     async with serving(slow) as port, AsyncExitStack() as stack:
         proxy = port.server.proxy
         for _ in range(SAVED_CALLS):
@@ -461,7 +465,7 @@ async def test_a_call_that_waits_for_its_turn_is_not_late(clock: ManualClock) ->
 async def test_nobody_is_turned_away_right_after_a_pause_of_the_process(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with serving(replace(SOON, greeting_timeout_seconds=5.0)) as port:
+    async with serving(PATIENT) as port:
         sweeps: list[None] = []
         monkeypatch.setattr(port.server.doorstep, "has_run", lambda: sweeps.append(None))  # False, as after a pause
         reader, writer = await connected(port)
