@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple, Self, TypeVar
@@ -416,9 +415,10 @@ def recorded_caller(request: pb.Request, peer: PeerIdentity) -> str:
 
 
 def _host(address: str) -> str:
-    """Return the address of a peer without its port, which every connection of a stranger has anew."""
-    found = re.fullmatch(r"\('([^']*)', .*\)|ipv[46]:(.*):\d+", address)
-    return address if found is None else found[1] or found[2]
+    """Return the address of a peer (`tao.wire.doorstep.name_of`) without its port, which every connection of a stranger
+    has anew."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]") if host and port.isdigit() else address
 
 
 def _details(request: pb.Request) -> dict[str, object]:
