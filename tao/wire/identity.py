@@ -63,7 +63,7 @@ class PeerIdentity:
     role: str
 
     address: str = ""
-    """The address from which the connection comes, for logs."""
+    """The address from which the connection comes, as `tao.wire.doorstep.name_of` writes it, for logs."""
 
     caller: str = ""
     """The name that rights, fair shares and audit know the peer by, never what it says of itself: ``app/NAME`` for the
