@@ -99,6 +99,7 @@ async def running_watcher(folder: Path) -> AsyncIterator[Watcher]:
         "name": "east-watcher-1",
         "region": "east",
         "topology_file": "topology.json",
+        "administrator_user": "tao_watcher",
         "administrator_password": "x",
         "replicator_password": "x",
         "admin": admin,
