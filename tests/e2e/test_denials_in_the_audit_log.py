@@ -43,8 +43,7 @@ async def test_denied_reads_of_several_types_are_all_in_the_audit_log(tmp_path: 
     request = pb.Request(
         read=pb.ReadBatch(count_id1s=[5] * len(types), count_atypes=[schema.atype(each).number for each in types])
     )
-    settings = {"access_file": str(rules), "audit": {"path": str(log)}}
-    async with running_follower(tmp_path, **settings) as follower:
+    async with running_follower(tmp_path, access_file=str(rules), audit={"path": str(log)}) as follower:
         session = await follower.session()
         answer = await session.ask(request, PATIENT_SECONDS)
         assert [each.reason for each in answer.read.errors] == ["PERMISSION_DENIED"] * len(types)
