@@ -20,7 +20,7 @@ from tao.devcluster.database import DatabaseInstance
 from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Role, Shape
 from tao.devcluster.ports import LOOPBACK
-from tao.model.errors import OperatorError
+from tao.model.errors import OperatorError, unreadable
 from tao.model.topology import Topology
 from tao.topology.document import parse_topology
 
@@ -119,7 +119,7 @@ def running_topology(topology_file: Path) -> Topology:
     try:
         document = topology_file.read_bytes()
     except OSError as error:
-        raise OperatorError(f"{topology_file}: cannot be read: {error.strerror}") from error
+        raise OperatorError(unreadable(topology_file, error)) from error
     return parse_topology(document, str(topology_file))
 
 

@@ -55,6 +55,16 @@ def print_records(records: Iterable[object], *names: str) -> None:
         print_table([*titles.values()], cells, right=[*compress(titles.values(), numeric)])
 
 
+def print_records_with_errors(records: Iterable[object], *names: str) -> None:
+    """Print a table of records with these fields, and below it the ``error`` of each record that has one, behind the
+    record's first field: in a column, the longest error would make every line as wide."""
+    rows = [fields_of(record) for record in records]
+    print_records(rows, *names)
+    for row in rows:
+        if row["error"]:
+            sys.stdout.write(f"{text_of(row[names[0]])}: {text_of(row['error'])}\n")
+
+
 def _title(name: str) -> str:
     *words, last = name.split("_")
     return " ".join((*words, _UNITS[last][0] if last in _UNITS else last))

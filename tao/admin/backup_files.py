@@ -22,7 +22,7 @@ from typing import IO, Final, Self, TypeVar, cast
 
 import msgspec
 
-from tao.model.errors import OperatorError
+from tao.model.errors import OperatorError, unreadable
 
 MANIFEST: Final = "manifest.json"
 BINLOG_INDEX: Final = "binlogs.json"
@@ -122,8 +122,10 @@ def read_index(folder: Path) -> BinlogIndex:
 def _read(path: Path, kind: type[_Document]) -> _Document:
     try:
         found = msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise BackupUnusable(f"{path} cannot be read: {error}") from error
+    except OSError as error:
+        raise BackupUnusable(unreadable(path, error)) from error
+    except msgspec.MsgspecError as error:
+        raise BackupUnusable(f"{path}: is damaged: {error}") from error
     version = getattr(found, "format", FORMAT)
     if version != FORMAT:
         raise BackupUnusable(f"{path} has format {version}, and this version of tao reads {FORMAT}")

@@ -119,14 +119,17 @@ async def verify_caches(
         line = CacheReport(server=server.name, role=place.role)
         with report.checking(line):
             checker = _ServerCheck(links.to(server), line, store, report, recheck_seconds)
+            unread: dict[str, None] = {}
             for shard in routes.shards_of(server.name):
                 database, before = databases[routes.database_of(shard).name], line.entries
                 if database.error:
-                    line.error = f"its entries of {database.database} could not be compared: {database.error}"
+                    unread[database.database] = None
                     continue
                 await checker.check_shard(shard, sample)
                 database.entries += line.entries - before
                 on_progress(server.name, line.entries)
+            if unread:
+                line.error = f"its entries of {', '.join(unread)} could not be compared"
     return report
 
 

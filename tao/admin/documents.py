@@ -16,7 +16,7 @@ import msgspec
 import tao
 from tao.access.document import AccessDocument, load_access
 from tao.etcd.location import EtcdLocation, EtcdSettings, Location
-from tao.model.errors import AccessError, OperatorError, SchemaError, TopologyConflict, TopologyError
+from tao.model.errors import AccessError, OperatorError, SchemaError, TopologyConflict, TopologyError, unreadable
 from tao.model.ports import TopologyStore
 from tao.model.topology import Database, Topology
 from tao.replication.locks import Locks
@@ -39,7 +39,7 @@ def load_topology(place: Location) -> Topology:
     try:
         text = place.read_bytes()
     except OSError as error:
-        raise OperatorError(f"cannot read the topology file {place}: {error.strerror}") from error
+        raise OperatorError(unreadable(place, error)) from error
     return parse_topology(text, str(place))
 
 
@@ -80,7 +80,7 @@ def read_schema(place: Location) -> tuple[Schema, str]:
     """Return the schema in a file or in etcd, and its text. With etcd not for code that runs in an event loop.
 
     Raises `OperatorError` when the file cannot be read, `SchemaError` when the schema is wrong."""
-    text = _read_text(place, SCHEMA_KEY, "schema file", SchemaError)
+    text = _read_text(place, SCHEMA_KEY, SchemaError)
     return load_schema(text, str(place)), text
 
 
@@ -88,10 +88,10 @@ def read_access(place: Location) -> AccessDocument:
     """Return the access document in a file or in etcd. With etcd not for code that runs in an event loop.
 
     Raises `OperatorError` when the file cannot be read, `AccessError` when the document is wrong."""
-    return load_access(_read_text(place, ACCESS_KEY, "access document", AccessError), str(place))
+    return load_access(_read_text(place, ACCESS_KEY, AccessError), str(place))
 
 
-def _read_text(place: Location, key: str, what: str, failure: type[OperatorError]) -> str:
+def _read_text(place: Location, key: str, failure: type[OperatorError]) -> str:
     if isinstance(place, EtcdLocation):
         text = asyncio.run(text_documents(place).read(key))
         if text is None:
@@ -100,9 +100,9 @@ def _read_text(place: Location, key: str, what: str, failure: type[OperatorError
     try:
         return place.read_text(encoding="utf-8")
     except OSError as error:
-        raise OperatorError(f"cannot read the {what} {place}: {error.strerror}") from error
+        raise OperatorError(unreadable(place, error)) from error
     except UnicodeDecodeError as error:
-        raise failure(f"{place}: not UTF-8 text: {error.reason} at byte {error.start}") from error
+        raise failure(unreadable(place, error)) from error
 
 
 def type_name(schema: Schema, atype: int) -> str:

@@ -40,9 +40,19 @@ class ChangedKind:
     silent: dict[str, str] = field(default_factory=dict)
 
 
-async def list_jobs(topology: Topology, links: Links, kind: str, states: Sequence[int], limit: int) -> FoundJobs:
-    """List at most ``limit`` jobs of a kind (empty: of any), in these states (none: in any)."""
-    asked = pb.Request(list_jobs=pb.ListJobs(kind=kind, states=states, limit=limit))
+async def list_jobs(
+    topology: Topology,
+    links: Links,
+    kind: str,
+    states: Sequence[int],
+    limit: int,
+    routine_kinds: Sequence[str] = (),
+) -> FoundJobs:
+    """List at most ``limit`` jobs of a kind (empty: of any), in these states (none: in any). Jobs of ``routine_kinds``
+    are left out while they wait without a failure."""
+    asked = pb.Request(
+        list_jobs=pb.ListJobs(kind=kind, states=states, limit=limit, routine_kinds=routine_kinds),
+    )
     found = FoundJobs()
     for leader, answer in await _ask_leaders(topology, links, asked):
         if isinstance(answer, TaoError):

@@ -11,7 +11,7 @@ from tao.access.decisions import Decisions, oddities
 from tao.access.document import Operation
 from tao.admin.documents import read_access, read_schema
 from tao.cli.connection import state_folder
-from tao.cli.frame import show
+from tao.cli.frame import CommandGroup, show
 from tao.cli.options import combined, given, json_option, shared, state_dir_option
 from tao.schema.registry import Schema
 from tao.terminal import counted, print_records
@@ -29,7 +29,7 @@ _schema_options = combined(
 )
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def access() -> None:
     """Check an access document, and explain what a caller may do."""
 

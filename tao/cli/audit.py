@@ -11,9 +11,9 @@ from typing import BinaryIO, Final
 
 import click
 
-from tao.cli.frame import show
+from tao.cli.frame import CommandGroup, show
 from tao.cli.options import json_option
-from tao.model.errors import OperatorError
+from tao.model.errors import OperatorError, unreadable
 from tao.observability.audit_records import CHAIN_START, Fault, verify
 from tao.terminal import counted
 
@@ -34,7 +34,7 @@ class HashValue(click.ParamType[str]):
         return text
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def audit() -> None:
     """Check audit logs."""
 
@@ -115,4 +115,4 @@ def _opened(path: Path) -> BinaryIO:
     try:
         return path.open("rb")
     except OSError as error:
-        raise OperatorError(f"cannot read {path}: {error.strerror}") from error
+        raise OperatorError(unreadable(path, error)) from error

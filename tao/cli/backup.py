@@ -24,22 +24,22 @@ from tao.admin.restore import (
     utc_text,
 )
 from tao.cli.connection import secret_of_command, tls_of_command, topology_path
-from tao.cli.frame import INCOMPLETE_STATUS, ask, run, show
+from tao.cli.frame import INCOMPLETE_STATUS, CommandGroup, ask, run, show
 from tao.cli.logins import administrator_login, schema_place
-from tao.cli.options import changing_options, given, json_option, topology_options
+from tao.cli.options import InputFile, changing_options, given, json_option, topology_options
 from tao.etcd.location import EtcdLocation, Location
 from tao.terminal import LINE_SECONDS, WaitDisplay, counted, fields_of, print_records
 from tao.topology.document import dump_topology
 
 _ACCESS_FILE: Final = "access.yaml"
-_file = click.Path(path_type=Path, dir_okay=False)
+_file = InputFile()
 _folder = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
 _region_option = click.option(
     "--region", help="Use the database servers of this region.  [default: a replica of each database, else the master]"
 )
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def backup() -> None:
     """Make, check and restore backups of all databases."""
 
@@ -64,10 +64,10 @@ def backup() -> None:
 def create(folder: Path, schema_file: Path | None, access_file: Path | None, region: str | None) -> None:
     """Dump all databases into the new folder DIR, while writes go on.
 
-    Each is dumped without locks from one snapshot, of a replica where there is one, once that has all that the master
-    had at first. Topology, schema and access document are kept with them. The manifest, with the positions and the
-    hashes of all files, is written last. Password: TAO_ADMIN_PASSWORD. The tools of the database are needed here
-    (mariadb-dump or mysqldump).
+    Each database is dumped from one snapshot and without locks: from a replica where there is one, after that has
+    received all that the master had when the command began. Topology, schema and access document are kept with the
+    dumps. The manifest, with the positions and the hashes of all files, is written last. Password: TAO_ADMIN_PASSWORD.
+    The tools of the database are needed here (mariadb-dump or mysqldump).
     """
     path, administrator = topology_path(), administrator_login()
     topology = load_topology(path)

@@ -9,7 +9,7 @@ import click
 
 from tao import __version__
 from tao.cli.frame import Entry, TaoGroup
-from tao.cli.options import audit_log_option, global_options, token_file_option
+from tao.cli.options import InputFile, audit_log_option, global_options, token_file_option
 
 COMMANDS: Final = {
     "access": Entry("access", "Check an access document, and explain what a caller may do."),
@@ -74,7 +74,7 @@ COMMANDS: Final = {
     "story": Entry("history", ""),
 }
 """Each command by its name: the module that defines it, and the first sentence of its help; none for a hidden one."""
-_pem = click.Path(path_type=Path, exists=True, dir_okay=False)
+_pem = InputFile()
 
 
 def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:

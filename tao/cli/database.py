@@ -15,7 +15,7 @@ from tao.admin.documents import load_topology, topology_file, topology_locks
 from tao.admin.shard_balance import PlannedMove, plan_balance, plan_split, run_moves
 from tao.admin.shard_contents import ShardContents
 from tao.admin.shard_mover import MoverAccounts, MoveResult, ShardMover
-from tao.cli.frame import ask, run, show
+from tao.cli.frame import CommandGroup, ask, run, show
 from tao.cli.logins import leader_login, mastership_login
 from tao.cli.options import Decorator, FloatRange, IntRange, changing_options, combined, given
 from tao.observability.logs import configure_logs, logger
@@ -46,7 +46,7 @@ _steady_option: Decorator = click.option(
 _moving_options = combined(_pace_option, _steady_option, changing_options)
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def database() -> None:
     """Move shards to other databases while they are read and written."""
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from tao.cli.dev import at_first_signal
-from tao.cli.frame import INTERRUPTED_STATUS, fail, run
-from tao.cli.options import IntRange
-from tao.model.errors import OperatorError
+from tao.cli.frame import INTERRUPTED_STATUS, fail, run, show
+from tao.cli.options import InputFile, IntRange, given, json_option
 
 if TYPE_CHECKING:
     from tao.demonstration.graph_files import GraphFiles
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from tao.demonstration.social_graph import Generated
 
 CHECK_FAILED_STATUS = 1
-_file = click.Path(path_type=Path, exists=True, dir_okay=False)
+_file = InputFile()
 
 
 @click.command()
@@ -41,42 +42,31 @@ _file = click.Path(path_type=Path, exists=True, dir_okay=False)
     show_default=True,
     help="The number of likes to generate, without files.",
 )
-@click.option(
-    "--json",
-    "figures_file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the measured figures to this file.",
-)
-def demo(edges: Path | None, objects: Path | None, nodes: int, edges_count: int, figures_file: Path | None) -> int:
+@json_option
+def demo(edges: Path | None, objects: Path | None, nodes: int, edges_count: int) -> int:
     """Show a whole cluster at work: a page for two viewers, a social graph cold and warm, writes, a check, two regions.
 
     It takes a minute or two. The last line is "demo: ok" when every check succeeded; exit status 1 when one failed.
+    With --json the text goes to standard error, and the measured figures to standard output.
     """
-    import msgspec
-
     from tao.demonstration.graph_files import GraphFiles
     from tao.demonstration.narration import DemonstrationFailed
     from tao.demonstration.social_graph import Generated
 
     if (edges is None) != (objects is None):
         raise click.UsageError("--edges and --objects belong together: give both, or neither")
-    if figures_file is not None and not figures_file.absolute().parent.is_dir():
-        raise click.UsageError(f"--json {figures_file}: there is no folder {figures_file.absolute().parent}")
     source = Generated(nodes, edges_count) if edges is None or objects is None else GraphFiles(edges, objects)
-    try:
-        figures = run(_demo(source))
-    except DemonstrationFailed as error:
-        fail(f"{error.reason}: {error.message}", CHECK_FAILED_STATUS)
-    if figures is None:
-        click.echo("tao: interrupted; nothing is left running", err=True)
-        return INTERRUPTED_STATUS
-    if figures_file is not None:
+    with redirect_stdout(sys.stderr) if given("as_json") else nullcontext():
         try:
-            figures_file.write_bytes(msgspec.json.format(msgspec.json.encode(figures)) + b"\n")
-        except OSError as error:
-            raise OperatorError(f"cannot write {figures_file}: {error.strerror}") from error
-    click.echo(f"Every check succeeded, in {figures['seconds']:.0f} s; the cluster is stopped and removed.")
-    click.echo("demo: ok")
+            figures = run(_demo(source))
+        except DemonstrationFailed as error:
+            fail(f"{error.reason}: {error.message}", CHECK_FAILED_STATUS)
+        if figures is None:
+            click.echo("tao: interrupted; nothing is left running", err=True)
+            return INTERRUPTED_STATUS
+        click.echo(f"Every check succeeded, in {figures['seconds']:.0f} s; the cluster is stopped and removed.")
+        click.echo("demo: ok")
+    show(figures, lambda: None)
     return 0
 
 

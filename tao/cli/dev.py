@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tao.cli.frame import INTERRUPTED_STATUS, ask, run, show
+from tao.cli.frame import INTERRUPTED_STATUS, CommandGroup, ask, run, show
 from tao.cli.options import FloatRange, IntRange, combined, json_option, state_dir_option, yes_option
 from tao.terminal import WaitDisplay, print_json, print_table
 
@@ -36,7 +36,7 @@ _LEAVE_SECONDS = 120.0
 _LOG_READ_BYTES = 64 * 1024
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def dev() -> None:
     """Run a development cluster on this machine."""
 

@@ -40,9 +40,9 @@ def drain(server: str, timeout_seconds: float) -> int:
 
     A follower's callers go to the other tier, a leader's shards to other leaders, a replica's reads to the master
     region. A server that has registered itself leaves the ring, a follower within 40 s, and then the topology; it
-    registers again when it starts. A tailer needs none of it. A master is refused: `tao promote` another server first.
-    Where commits wait for this one replica alone, they wait for none until `tao undrain`. Exit status 1: it is marked
-    down, or leaving, and still in use after the timeout.
+    registers again when it starts. A tailer is stopped without a drain. A master is refused: `tao promote` another
+    server first. Where commits wait for this one replica alone, they wait for none until `tao undrain`. Exit status 1:
+    it is marked down, or leaving, and still in use after the timeout.
     """
     topology = load_topology(topology_path())
     if _is_tailer(topology, server):

@@ -11,14 +11,14 @@ import click
 
 from tao.admin.access import ReaderLogin
 from tao.admin.export import export_edges, export_nodes, export_objects
-from tao.cli.frame import run
+from tao.cli.frame import CommandGroup, run
 from tao.cli.logins import reader_login
 from tao.cli.options import combined, reader_options
-from tao.model.errors import OperatorError
+from tao.model.errors import OperatorError, unwritable
 from tao.terminal import counted
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def export() -> None:
     """Write objects, edges or states of nodes as CSV, in the formats that `tao load` reads.
 
@@ -81,7 +81,7 @@ def _write(out: Path, work: Callable[[TextIO, ReaderLogin], Coroutine[Any, Any, 
                 count = run(work(file, login))
             draft.replace(out)
         except OSError as error:
-            raise OperatorError(f"cannot write {out}: {error.strerror}") from error
+            raise OperatorError(unwritable(out, error)) from error
         finally:
             draft.unlink(missing_ok=True)
     click.echo(counted(count, "line"), err=True)

@@ -30,6 +30,7 @@ OPERATOR_STATUS = 2
 FAILED_STATUS = 3
 INCOMPLETE_STATUS = 4
 INTERRUPTED_STATUS = 130
+_UNCUT_CHARACTERS = 1_000
 _Result = TypeVar("_Result")
 
 
@@ -60,7 +61,23 @@ class _Commands(UserDict[str, click.Command]):
         return self.data[name]
 
 
-class TaoGroup(click.Group):
+class CommandGroup(click.Group):
+    """A group of commands. Its help wraps the first sentence of each command's help, which click would cut off."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands."""
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [
+                    (name, command.get_short_help_str(_UNCUT_CHARACTERS))
+                    for name, command in commands.items()
+                    if command is not None and not command.hidden
+                ]
+            )
+
+
+class TaoGroup(CommandGroup):
     """The top-level group: imports commands when they are used, and turns errors into lines and exit statuses."""
 
     def __init__(self, *given: Any, entries: Mapping[str, Entry] | None = None, **attributes: Any) -> None:

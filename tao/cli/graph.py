@@ -10,7 +10,7 @@ import click
 
 from tao.admin.field_text import fields_of
 from tao.cli.connection import on_graph
-from tao.cli.frame import ask, begin, show
+from tao.cli.frame import CommandGroup, ask, begin, show
 from tao.cli.options import IntRange, combined, region_options, yes_option
 from tao.client import AssocList, EdgeWrite, Graph, Job
 from tao.model.edge_states import NODE_STATES, STATES_BY_LABEL
@@ -96,7 +96,7 @@ def count(id1: int, atype: str, state: str | None) -> None:
     show({"id1": id1, "atype": atype, "count": length}, lambda: click.echo(length))
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def add() -> None:
     """Add an object or an edge."""
 
@@ -171,7 +171,7 @@ def node(node_id: int, state: str, types: tuple[str, ...], wait: bool) -> None:
     show(shown, lambda: click.echo(f"{node_id} is {state}; job {job.id}: {job.state}{moved}"))
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def delete() -> None:
     """Delete an object or an edge."""
 

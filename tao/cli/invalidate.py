@@ -12,7 +12,7 @@ from tao.cli.frame import ask, run, show
 from tao.cli.options import IntRange, given, global_options, yes_option
 from tao.model.topology import Topology
 from tao.routing.routes import Routes
-from tao.terminal import Counting, counted, fields_of, print_records
+from tao.terminal import Counting, counted, fields_of, print_records, print_records_with_errors
 
 _NAMED_SHARDS = 10
 
@@ -87,7 +87,7 @@ def invalidate(
     failed = [each.server for each in results if each.error]
 
     def text() -> None:
-        print_records(results, "server", "role", "region", "invalidated", "error")
+        print_records_with_errors(results, "server", "role", "region", "invalidated")
         if failed:
             click.echo(f"{counted(len(failed), 'server')} may still serve it: repeat when they are reachable", err=True)
 

@@ -12,18 +12,27 @@ from tao.admin.connection import current_topology
 from tao.admin.jobs import ChangedKind, FoundJobs, body_of, pause_kind
 from tao.admin.jobs import list_jobs as list_all
 from tao.cli.connection import links_of_command, on_graph, target_of
-from tao.cli.frame import begin, run, show
+from tao.cli.frame import CommandGroup, begin, run, show
 from tao.cli.options import IntRange, global_options
 from tao.client import Graph, InvalidArgument, Job
 from tao.client.validation import check_id, check_state
 from tao.model.ids import SHARD_SHIFT
-from tao.model.jobs import EACH_EDGE_KIND, EACH_OBJECT_KIND, JOB_PRIORITIES, JobPriority, JobRow, JobState
-from tao.terminal import counted, print_pairs, print_records
+from tao.model.jobs import (
+    EACH_EDGE_KIND,
+    EACH_OBJECT_KIND,
+    JOB_PRIORITIES,
+    ROUTINE_KINDS,
+    JobPriority,
+    JobRow,
+    JobState,
+)
+from tao.terminal import counted, print_pairs, print_records_with_errors
 
 _STATES = {state.label: state for state in JobState}
+_COLUMNS = ("id", "kind", "shard", "priority", "state", "edges", "attempts", "worker", "due")
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def jobs() -> None:
     """List, pause, cancel and add background jobs, which workers do."""
 
@@ -37,23 +46,27 @@ def jobs() -> None:
     multiple=True,
     help="List only jobs in this state. May be repeated.",
 )
+@click.option("--all", "with_routine", is_flag=True, help="List also the jobs that the system adds for itself.")
 @click.option("--limit", type=IntRange(1, 10_000), default=100, show_default=True, help="List this many jobs at most.")
 @global_options
-def list_jobs(kind: str, states: tuple[str, ...], limit: int) -> int:
+def list_jobs(kind: str, states: tuple[str, ...], with_routine: bool, limit: int) -> int:
     """List the jobs of all shards: those that wait first, by priority and time, then those that are done, parked and
-    cancelled. The list ends with the kinds that are paused, and those that no worker has
-    asked for within the last minute.
+    cancelled.
+
+    Below the list are the errors of jobs that failed, the kinds that are paused, and those that no worker has asked for
+    within the last minute. Jobs of the kind purge, which the system adds for itself, are left out while they wait
+    without a failure; --all and --kind purge list them.
 
     Exit status 1 when a leader or a database does not answer. Its shards are left out.
     """
-
-    found = run(_look(kind, [_STATES[each] for each in states], limit))
+    routine_kinds = () if with_routine or kind in ROUTINE_KINDS else ROUTINE_KINDS
+    found = run(_look(kind, [_STATES[each] for each in states], limit, routine_kinds))
     paused: dict[str, list[int]] = {}
     for each in found.paused:
         paused.setdefault(each.kind, []).append(each.shard)
 
     def text() -> None:
-        print_records(map(_line, found.jobs))
+        print_records_with_errors(map(_line, found.jobs), *_COLUMNS)
         if not found.jobs:
             click.echo("no jobs")
         for name, shards in paused.items():
@@ -211,10 +224,10 @@ def _without_worker(kind: str, kinds: Collection[str]) -> str:
     return f"no worker knows the kind {kind}, so its jobs wait; workers know {', '.join(sorted(kinds))}"
 
 
-async def _look(kind: str, states: Sequence[int], limit: int) -> FoundJobs:
+async def _look(kind: str, states: Sequence[int], limit: int, routine_kinds: Sequence[str] = ()) -> FoundJobs:
     topology = await current_topology(target_of())
     async with links_of_command(topology) as links:
-        return await list_all(topology, links, kind, states, limit)
+        return await list_all(topology, links, kind, states, limit, routine_kinds)
 
 
 async def _change(kind: str, *, paused: bool) -> ChangedKind:

@@ -21,7 +21,7 @@ from tao.admin.journal import (
     waiting_in,
 )
 from tao.cli.connection import links_of_command, target_of
-from tao.cli.frame import INCOMPLETE_STATUS, ask, run, show
+from tao.cli.frame import INCOMPLETE_STATUS, CommandGroup, ask, run, show
 from tao.cli.options import FloatRange, IntRange, global_options, yes_option
 from tao.model.errors import OperatorError, TaoError
 from tao.model.topology import CacheServer, Topology
@@ -29,7 +29,7 @@ from tao.terminal import counted, print_records
 from tao.wire.links import Links
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def journal() -> None:
     """Show what followers have accepted and not made yet, and decide about what was given up."""
 

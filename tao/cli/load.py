@@ -25,7 +25,7 @@ from tao.admin.load.session import (
     load_objects,
 )
 from tao.cli.connection import target_of
-from tao.cli.frame import INTERRUPTED_STATUS, begin, fail, run, show
+from tao.cli.frame import INTERRUPTED_STATUS, CommandGroup, begin, fail, run, show
 from tao.cli.options import IntRange, combined, region_options
 from tao.model.errors import OutcomeUnknown, RetryableError, Unavailable
 from tao.terminal import LoadDisplay, counted, print_pairs
@@ -33,12 +33,13 @@ from tao.terminal import LoadDisplay, counted, print_pairs
 REJECTED_STATUS = 1
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def load() -> None:
     """Load objects, edges and states of nodes from CSV files.
 
-    The first line names the columns; a column with the name of a field of the type is loaded into it. Progress goes to
-    standard error: a bar on a terminal, without one a line every five seconds.
+    The first line names the columns; a column with the name of a field of the type is loaded into it. A column that is
+    no field, and that no option names, is an error before anything is written, unless --skip-columns is given. Progress
+    goes to standard error: a bar on a terminal, without one a line every five seconds.
 
     Ctrl-C and SIGTERM end a load after the batches that it has begun, and say where; the exit status is 130. The same
     command continues from there; repeated, it changes nothing. Rejected lines go to FILE.rejected.csv, with reasons;
@@ -49,11 +50,9 @@ def load() -> None:
 _input_options = combined(
     click.argument("file", type=click.Path(path_type=Path, allow_dash=True)),
     click.option(
-        "--map",
-        "renamed",
-        multiple=True,
-        metavar="COLUMN=FIELD",
-        help="Load this column into a field with another name. May be repeated.",
+        "--skip-columns",
+        is_flag=True,
+        help="Leave out columns that are no fields of the type and that no option names. The summary names them.",
     ),
     click.option(
         "--keys",
@@ -81,11 +80,19 @@ _input_options = combined(
     ),
     region_options,
 )
+_map_option = click.option(
+    "--map",
+    "renamed",
+    multiple=True,
+    metavar="COLUMN=FIELD",
+    help="Load this column into a field with another name. May be repeated.",
+)
 
 
 @load.command()
 @click.option("--otype", required=True, help="The type of the objects.")
 @click.option("--key", "key_column", required=True, metavar="COLUMN", help="The column with the external key.")
+@_map_option
 @_input_options
 def objects(otype: str, key_column: str, **inputs: Any) -> int:  # Any: the input options
     """Load objects, one from each line of FILE ("-" reads standard input).
@@ -119,6 +126,7 @@ def objects(otype: str, key_column: str, **inputs: Any) -> int:  # Any: the inpu
     metavar="COLUMN|STATE",
     help="Of a type with states, the state of the edges: a column, or one state for all.  [default: normal]",
 )
+@_map_option
 @_input_options
 def edges(  # Any: the input options
     atype: str,
@@ -157,19 +165,18 @@ def nodes(atype: str, key_column: str, state_column: str, otype: str | None, **i
     the first line, and changes nothing.
     """
     source, settings = _inputs(**inputs)
-    if source.renamed:
-        raise click.UsageError("nodes have no fields: leave --map out")
     nodes = NodeInput(atype, key_column, state_column, otype)
     return _load(source, lambda on_progress: load_nodes(target_of(), source, nodes, settings, on_progress))
 
 
 def _inputs(
     file: Path,
-    renamed: tuple[str, ...],
     keys: Path | None,
     raw_ids: bool,
     name: str | None,
     delimiter: str,
+    skip_columns: bool,
+    renamed: tuple[str, ...] = (),
     **pipeline: int,
 ) -> tuple[LoadInput, PipelineSettings]:
     if len(delimiter) != 1:
@@ -180,7 +187,7 @@ def _inputs(
         if not (column and equals and field):
             raise click.UsageError(f"--map {each!r} must have the form COLUMN=FIELD")
         mapping[column] = field
-    found = LoadInput(file, name, keys, delimiter, mapping, raw_ids)
+    found = LoadInput(file, name, keys, delimiter, mapping, raw_ids, skip_columns)
     found.check()
     return found, PipelineSettings(**pipeline)
 
@@ -235,6 +242,7 @@ def _print(summary: Summary) -> None:
             "resumed": f"after line {summary.resumed_after_line:,}" if summary.resumed_after_line else "no",
             "time": f"{summary.seconds:.1f} s, {summary.per_second:,.0f} lines/s",
             "key map": summary.key_map,
+            **({"left out": ", ".join(summary.skipped_columns)} if summary.skipped_columns else {}),
             **({"pending": pending} if summary.inverse_pending else {}),
         }
     )

@@ -30,7 +30,10 @@ _MB: Final = 1 << 20
 @click.command()
 @click.argument("database")
 @click.option(
-    "--to", "region", metavar="REGION", help="The region of the new master.  [default: the most advanced server]"
+    "--to",
+    "region",
+    metavar="REGION",
+    help="The region of the new master, or REGION/standby.  [default: the most advanced server]",
 )
 @click.option("--master-lost", is_flag=True, help="Promote without the help of the master, which must not answer.")
 @click.option(

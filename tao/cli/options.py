@@ -16,7 +16,7 @@ import click
 from click.core import ParameterSource
 
 from tao.etcd.location import EtcdLocation, Location, location_of
-from tao.model.errors import InvalidArgument, SettingsError
+from tao.model.errors import InvalidArgument, OperatorError, SettingsError, unreadable
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Adds options to a command. (`Any`: a command's parameters are its own.)"""
@@ -72,6 +72,21 @@ class FloatRange(click.FloatRange):
     """A number within bounds, called like one without."""
 
     name = "float"
+
+
+class InputFile(click.ParamType[Path]):
+    """A file that is there and can be read: a wrong path is reported before a command does anything."""
+
+    name = "file"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path. Raises `OperatorError`, in the words that every file that cannot be read has."""
+        path = Path(str(value))
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            raise OperatorError(unreadable(path, error)) from error
+        return path
 
 
 class Place(click.ParamType[Location]):

@@ -9,7 +9,7 @@ import click
 
 from tao.admin.documents import read_schema
 from tao.cli.connection import on_graph
-from tao.cli.frame import show
+from tao.cli.frame import CommandGroup, show
 from tao.cli.options import json_option, region_options
 from tao.client import Graph
 from tao.model.edge_states import State
@@ -21,7 +21,7 @@ from tao.terminal import counted, print_records
 _file = click.Path(path_type=Path)
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def schema() -> None:
     """Check and show schemas."""
 

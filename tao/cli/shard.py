@@ -11,7 +11,7 @@ from tao.admin.connection import ClusterTarget, current_schema
 from tao.admin.documents import find_tier, load_topology, topology_file
 from tao.admin.server_stats import follower_traffic, merge_traffic
 from tao.cli.connection import links_of_command, target_of, topology_path
-from tao.cli.frame import ask, run, show
+from tao.cli.frame import CommandGroup, ask, run, show
 from tao.cli.options import (
     Decorator,
     FloatRange,
@@ -53,7 +53,7 @@ class _Plan(NamedTuple):
     cloning: Cloning
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def shard() -> None:
     """Show which shards are read most, and change how many servers of a tier serve a shard."""
 

@@ -15,16 +15,16 @@ from typing import cast, get_args
 import click
 
 from tao.cli.action_record import note_result
-from tao.cli.frame import ask, begin, show
+from tao.cli.frame import CommandGroup, ask, begin, show
 from tao.cli.options import FloatRange, combined, json_option, yes_option
-from tao.model.errors import OperatorError
+from tao.model.errors import OperatorError, unwritable
 from tao.runtime.token_file import TokenEntry, TokenRole, change_tokens, entry_for, load_tokens, new_secret
 from tao.terminal import print_records
 
 _file_options = combined(
     click.option(
         "--file",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=click.Path(path_type=Path),
         envvar="TAO_ACCEPTED_TOKENS",
         required=True,
         metavar="FILE",
@@ -34,7 +34,7 @@ _file_options = combined(
 )
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def token() -> None:
     """Make, list and revoke the tokens that servers accept.
 
@@ -103,7 +103,7 @@ def _write_secret(path: Path, secret: str) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
-        raise OperatorError(f"{path}: cannot be written: {error.strerror}") from error
+        raise OperatorError(unwritable(path, error)) from error
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(f"{secret}\n")
 

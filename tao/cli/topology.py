@@ -27,11 +27,11 @@ from tao.admin.documents import (
 )
 from tao.admin.shard_tables import added_shards, create_shards
 from tao.cli.connection import topology_path
-from tao.cli.frame import ask, run, show
+from tao.cli.frame import CommandGroup, ask, run, show
 from tao.cli.logins import mastership_login, schema_place
 from tao.cli.options import PLACE_METAVAR, IntRange, Place, changing_options, given, tier_option, topology_options
 from tao.etcd.location import Location
-from tao.model.errors import OperatorError
+from tao.model.errors import OperatorError, unreadable, unwritable
 from tao.model.ids import MAX_SHARDS
 from tao.model.topology import CacheServer, Topology
 from tao.replication.shard_move import MoveSettings, ShardMoves
@@ -44,7 +44,7 @@ _shard_argument = click.argument("shard", type=IntRange(min=0))
 _name_argument = click.argument("name")
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def topology() -> None:
     """Show and change the topology document."""
 
@@ -210,11 +210,8 @@ def record_changes() -> None:
     _change(edits.begin_record)
 
 
-_document_argument = click.argument("document", type=click.Path(path_type=Path, dir_okay=False))
-
-
 @topology.command("export")
-@_document_argument
+@click.argument("document", type=click.Path(path_type=Path))
 @click.option("--schema", type=click.Path(path_type=Path), help="Write the schema that lies beside it to this file.")
 @click.option("--access", type=click.Path(path_type=Path), help="Write the access document to this file.")
 @topology_options
@@ -233,13 +230,16 @@ def export(document: Path, schema: Path | None, access: Path | None) -> None:
         if path is not None:
             if text is None:
                 raise OperatorError(f"there is no {what} in {place}")
-            path.write_text(text, encoding="utf-8")
+            try:
+                path.write_text(text, encoding="utf-8")
+            except OSError as error:
+                raise OperatorError(unwritable(path, error)) from error
             written[what] = str(path)
     show(written, lambda: click.echo("\n".join(f"{what}: {path}" for what, path in written.items())))
 
 
 @topology.command("import")
-@_document_argument
+@click.argument("document", type=click.Path(path_type=Path))
 @click.option("--schema", type=click.Path(path_type=Path), help="Store this schema file beside it, in etcd.")
 @click.option("--access", type=click.Path(path_type=Path), help="Store this access document beside it, in etcd.")
 @click.option(
@@ -268,7 +268,7 @@ def _text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise OperatorError(f"{path}: cannot be read: {error}") from error
+        raise OperatorError(unreadable(path, error)) from error
 
 
 def _change(edit: Callable[[Topology], Topology]) -> None:

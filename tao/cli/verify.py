@@ -12,7 +12,7 @@ from tao.cli.frame import run, show
 from tao.cli.logins import databases_of_command, reader_login
 from tao.cli.options import json_option, reader_options
 from tao.schema.registry import Schema
-from tao.terminal import Counting, counted, fields_of, print_records
+from tao.terminal import Counting, counted, fields_of, print_records_with_errors
 
 _SHOWN_FINDINGS = 20
 
@@ -100,7 +100,7 @@ def _document(report: CachesReport, replicas: ReplicasReport | None, schema: Sch
 
 
 def _show_replicas(report: ReplicasReport) -> None:
-    print_records(report.servers, "server", "region", "rows", "in_flight", "wrong", "error")
+    print_records_with_errors(report.servers, "server", "region", "rows", "in_flight", "wrong")
     for finding in report.findings[:_SHOWN_FINDINGS]:
         fault = "differs" if finding.at_master and finding.at_replica else "is missing"
         where = "" if fault == "differs" else " at the replica" if finding.at_master else " at the master"
@@ -111,7 +111,7 @@ def _show_replicas(report: ReplicasReport) -> None:
 
 
 def _show_caches(report: CachesReport, schema: Schema) -> None:
-    print_records(report.servers, "server", "role", "entries", "in_flight", "wrong", "error")
+    print_records_with_errors(report.servers, "server", "role", "entries", "in_flight", "wrong")
     for database in report.databases:
         if database.error:
             click.echo(f"database {database.database} ({database.server}) could not be read: {database.error}")

@@ -22,7 +22,15 @@ from typing import Final, ParamSpec, Protocol, TypeVar
 from tao.client.server_queues import ServerLink, ServerQueue
 from tao.client.settings import ClientSettings
 from tao.etcd.location import EtcdSettings, is_etcd_url, location_of
-from tao.model.errors import InvalidArgument, OperatorError, PermissionDenied, TaoError, TopologyError, Unavailable
+from tao.model.errors import (
+    InvalidArgument,
+    OperatorError,
+    PermissionDenied,
+    TaoError,
+    TopologyError,
+    Unavailable,
+    unreadable,
+)
 from tao.model.topology import CacheServer, Region, ServerPlace, Topology
 from tao.routing.routes import Routes
 from tao.schema.registry import Schema
@@ -134,7 +142,7 @@ def _read_topology(path: Path) -> Topology:
     try:
         return parse_topology(path.read_bytes(), str(path))
     except OSError as error:
-        raise TopologyError(f"{path}: the topology file cannot be read: {error.strerror}") from None
+        raise TopologyError(unreadable(path, error)) from None
 
 
 def _size_bytes(path: Path) -> int:
@@ -355,11 +363,9 @@ def _routes_of(topology: Topology, region: str, former: Routes | None) -> Routes
 
 
 def _region_of(topology: Topology, wanted: str | None, asked: CacheServer | None) -> str:
-    names = [region.name for region in topology.regions]
     if wanted is not None:
-        if wanted not in names:
-            raise TopologyError(f"there is no region {wanted!r} in topology version {topology.version}: {names}")
-        return wanted
+        return topology.region(wanted).name
+    names = [region.name for region in topology.regions]
     if asked is not None:
         for region in topology.regions:
             if any(_is_at(server, asked) for server in _servers(region)):

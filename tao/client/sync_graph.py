@@ -33,7 +33,7 @@ from tao.client.reads import PAGE_EDGES
 from tao.client.settings import ClientSettings
 from tao.client.two_hops import KeptTwoHops, TwoHops, Weigh
 from tao.client.validation import check_number
-from tao.client.values import Accepted, Assoc
+from tao.client.values import Accepted, AddedObject, Assoc, EdgeWrite
 from tao.model.errors import Unavailable
 from tao.model.tokens import WriteToken
 from tao.model.topology import Topology
@@ -219,6 +219,29 @@ class SyncAccepted(Accepted):
         return self.graph._run(lambda graph: graph.applied(self, timeout))
 
 
+@overload
+def _blocking_write(
+    operation: Callable[Concatenate[Graph, Arguments], Coroutine[Any, Any, AddedObject]],
+) -> Callable[Concatenate[GraphThread, Arguments], AddedObject[SyncAccepted]]: ...
+@overload
+def _blocking_write(
+    operation: Callable[Concatenate[Graph, Arguments], Coroutine[Any, Any, list[AddedObject]]],
+) -> Callable[Concatenate[GraphThread, Arguments], list[AddedObject[SyncAccepted]]]: ...
+@overload
+def _blocking_write(
+    operation: Callable[Concatenate[Graph, Arguments], Coroutine[Any, Any, EdgeWrite]],
+) -> Callable[Concatenate[GraphThread, Arguments], EdgeWrite[SyncAccepted]]: ...
+@overload
+def _blocking_write(
+    operation: Callable[Concatenate[Graph, Arguments], Coroutine[Any, Any, list[EdgeWrite]]],
+) -> Callable[Concatenate[GraphThread, Arguments], list[EdgeWrite[SyncAccepted]]]: ...
+def _blocking_write(
+    operation: Callable[Concatenate[Graph, Arguments], Coroutine[Any, Any, object]],
+) -> Callable[Concatenate[GraphThread, Arguments], object]:
+    """Return a write as `blocking` does. The types say that its receipts block, which `GraphThread` has them do."""
+    return blocking(operation)
+
+
 class SyncJob:
     """A background job of a `SyncGraph`: as `tao.client.Job`, blocking."""
 
@@ -372,23 +395,23 @@ class SyncGraph(GraphThread):
     assoc_time_range = blocking(Graph.assoc_time_range)
     assoc_time_range_many = blocking(Graph.assoc_time_range_many)
     assoc_page = blocking(Graph.assoc_page)
-    obj_add = blocking(Graph.obj_add)
-    obj_add_many = blocking(Graph.obj_add_many)
+    obj_add = _blocking_write(Graph.obj_add)
+    obj_add_many = _blocking_write(Graph.obj_add_many)
     obj_update = blocking(Graph.obj_update)
     obj_update_many = blocking(Graph.obj_update_many)
     obj_delete = blocking(Graph.obj_delete)
     obj_delete_many = blocking(Graph.obj_delete_many)
-    assoc_add = blocking(Graph.assoc_add)
-    assoc_add_many = blocking(Graph.assoc_add_many)
-    assoc_delete = blocking(Graph.assoc_delete)
-    assoc_delete_many = blocking(Graph.assoc_delete_many)
-    assoc_archive = blocking(Graph.assoc_archive)
-    assoc_restore = blocking(Graph.assoc_restore)
-    assoc_set_state = blocking(Graph.assoc_set_state)
-    assoc_set_state_many = blocking(Graph.assoc_set_state_many)
+    assoc_add = _blocking_write(Graph.assoc_add)
+    assoc_add_many = _blocking_write(Graph.assoc_add_many)
+    assoc_delete = _blocking_write(Graph.assoc_delete)
+    assoc_delete_many = _blocking_write(Graph.assoc_delete_many)
+    assoc_archive = _blocking_write(Graph.assoc_archive)
+    assoc_restore = _blocking_write(Graph.assoc_restore)
+    assoc_set_state = _blocking_write(Graph.assoc_set_state)
+    assoc_set_state_many = _blocking_write(Graph.assoc_set_state_many)
     assoc_state = blocking(Graph.assoc_state)
-    assoc_change_type = blocking(Graph.assoc_change_type)
-    assoc_change_type_many = blocking(Graph.assoc_change_type_many)
+    assoc_change_type = _blocking_write(Graph.assoc_change_type)
+    assoc_change_type_many = _blocking_write(Graph.assoc_change_type_many)
     reserve_ids = blocking(Graph.reserve_ids)
     mutual = blocking(Graph.mutual)
 

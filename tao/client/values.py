@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from types import MappingProxyType
-from typing import Any, Self, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, cast, overload
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
@@ -143,16 +143,26 @@ class Accepted:
         return await self.wait(self, timeout)
 
 
-class AddedObject(int):
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # for the default, which CPython 3.11 does not know
+
+    Receipt_co = TypeVar("Receipt_co", bound=Accepted, default=Accepted, covariant=True)
+else:
+    from typing import TypeVar
+
+    Receipt_co = TypeVar("Receipt_co", bound=Accepted, covariant=True)
+
+
+class AddedObject(int, Generic[Receipt_co]):
     """The id of an added object: an integer, and whether there was such an object before.
 
     ``existed``: an object with this id and the same content existed. An id that the leader chose is always new.
     ``receipt``: of a write that a journal has accepted; whether the object existed is not known then."""
 
     existed: bool
-    receipt: Accepted | None
+    receipt: Receipt_co | None
 
-    def __new__(cls, id: int, *, existed: bool = False, receipt: Accepted | None = None) -> Self:  # noqa: A002 - see `tao.client.writes`
+    def __new__(cls, id: int, *, existed: bool = False, receipt: Receipt_co | None = None) -> Self:  # noqa: A002 - see `tao.client.writes`
         made = super().__new__(cls, id)
         made.existed = existed
         made.receipt = receipt
@@ -176,7 +186,7 @@ class EdgeState(Struct, frozen=True):
     payload_us: int
 
 
-class EdgeWrite(Struct, frozen=True):
+class EdgeWrite(Struct, Generic[Receipt_co], frozen=True):
     """The result of a write of an edge. It is true when the edge existed before.
 
     ``existed``: the edge that the write names existed. ``inverse_pending``: the write is committed at one end, and its
@@ -192,7 +202,7 @@ class EdgeWrite(Struct, frozen=True):
     inverse_pending: bool = False
     state: str | None = None
     superseded: bool = False
-    receipt: Accepted | None = None
+    receipt: Receipt_co | None = None
 
     def __bool__(self) -> bool:
         return self.existed

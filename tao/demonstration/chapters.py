@@ -1,6 +1,6 @@
 """The chapters of the demonstration, in their order, and those of the first cluster but the social graph.
 
-Each chapter acts, measures, checks what it found, prints it, and returns its figures for `tao demo --json FILE`.
+Each chapter acts, measures, checks what it found, prints it, and returns its figures for `tao demo --json`.
 Numbers in the text are measured in the same run.
 """
 

@@ -108,11 +108,11 @@ async def load_graph(target: str, files: GraphFiles, folder: Path) -> tuple[Summ
     `DemonstrationFailed` when a line was rejected."""
     cluster, keys, settings = ClusterTarget(target), folder / _KEY_MAP, PipelineSettings()
     with Counting("pages loaded") as counting:
-        given = LoadInput(_linked(files.objects, folder), keys=keys, renamed=FIELDS)
+        given = LoadInput(_linked(files.objects, folder), keys=keys, renamed=FIELDS, skip_columns=True)
         pages = await load_objects(cluster, given, ObjectInput(OTYPE, "id"), settings, _shown_by(counting))
     _check_all(pages)
     with Counting("edges loaded") as counting:
-        given = LoadInput(_linked(files.edges, folder), keys=keys)
+        given = LoadInput(_linked(files.edges, folder), keys=keys, skip_columns=True)
         kind = EdgeInput(ATYPE, ("id_1", "id_2"), (OTYPE, OTYPE))
         edges = await load_edges(cluster, given, kind, settings, _shown_by(counting))
     _check_all(edges)

@@ -27,7 +27,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from tao.devcluster.fork_server import ForkServer
-from tao.model.errors import OperatorError
+from tao.model.errors import OperatorError, unwritable
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _KILL_SECONDS: Final = 10.0
@@ -236,7 +236,7 @@ class ManagedProcess:
             except OSError as error:
                 # Without a record no later command would find it.
                 self.identity.signal(signal.SIGKILL)
-                raise OperatorError(f"cannot write {options.record_path}: {error.strerror}") from error
+                raise OperatorError(unwritable(options.record_path, error)) from error
 
     @property
     def pid(self) -> int:

@@ -20,7 +20,7 @@ from tao.devcluster.layout import DEFAULT_RTT_MS, LINE, Role, Shape, StartOption
 from tao.devcluster.ports import LOOPBACK
 from tao.devcluster.processes import ProcessIdentity, read_record
 from tao.etcd.location import EtcdLocation, EtcdSettings, Location
-from tao.model.errors import OperatorError, SchemaError
+from tao.model.errors import OperatorError, SchemaError, unreadable, unwritable
 from tao.model.topology import Topology
 from tao.model.versions import FIRST_EPOCH
 from tao.replication.accounts import Account, ServiceAccounts
@@ -244,7 +244,7 @@ class StateFolder:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise OperatorError(f"cannot read {self._record}: {error.strerror}") from error
+            raise OperatorError(unreadable(self._record, error)) from error
         except msgspec.MsgspecError as error:
             raise OperatorError(f"{self._record} is damaged ({error}): remove {self.path} to start afresh") from error
         if record.format != _FORMAT:
@@ -280,7 +280,7 @@ class StateFolder:
             draft.write_bytes(content)
             draft.replace(path)
         except OSError as error:
-            raise OperatorError(f"cannot write {path}: {error.strerror}") from error
+            raise OperatorError(unwritable(path, error)) from error
 
     def write_owner(self) -> None:
         """Record this process as the one that runs the cluster in its foreground. Raises `OperatorError`."""

@@ -19,7 +19,7 @@ import grpc
 from tao.etcd.location import EtcdLocation, EtcdSettings
 from tao.etcd.v3 import rpc_pb2 as pb
 from tao.etcd.v3.rpc_pb2_grpc import AuthStub, KVStub, LeaseStub, WatchStub
-from tao.model.errors import OperatorError, RetryableError, SettingsError
+from tao.model.errors import OperatorError, RetryableError, SettingsError, unreadable
 
 MAX_TRANSACTION_OPERATIONS: Final = 128
 """etcd's own bound on the operations of a transaction (``--max-txn-ops``)."""
@@ -326,4 +326,4 @@ def _read(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise SettingsError(f"{file}: cannot be read: {error.strerror}") from error
+        raise SettingsError(unreadable(file, error)) from error

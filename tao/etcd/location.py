@@ -16,7 +16,7 @@ from typing import Annotated, Final
 
 from pydantic import BeforeValidator
 
-from tao.model.errors import SettingsError
+from tao.model.errors import SettingsError, unreadable
 
 _SCHEMES: Final = {"etcd://": False, "etcds://": True}
 _DEFAULT_PORT: Final = "2379"
@@ -147,7 +147,7 @@ class EtcdSettings:
         try:
             return self.password_file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise SettingsError(f"{self.password_file}: the password of etcd cannot be read: {error}") from error
+            raise SettingsError(unreadable(self.password_file, error)) from error
 
     def check(self, location: EtcdLocation) -> None:
         """Raise `SettingsError` when documents, or the password, would pass a network as they are."""

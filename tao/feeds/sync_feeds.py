@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Unpack
+from typing import Unpack, cast
 
-from tao.client import Assoc, EdgeCount, EdgeWrite, Graph, Object, SyncGraph
+from tao.client import Assoc, EdgeCount, EdgeWrite, Graph, Object, SyncAccepted, SyncGraph
 from tao.client.consistency import Freshness
 from tao.client.sync_graph import run_on
 from tao.feeds.feeds import FeedPage, Feeds, Rule
@@ -26,8 +26,9 @@ class SyncFeeds:
         self._types = {"follows": follows, "posted": posted}
         self._own_posts = own_posts
 
-    def post(self, author: int, post: int, time: int | None = None) -> EdgeWrite:
-        return run_on(self._graph, lambda graph: self._of(graph).post(author, post, time))
+    def post(self, author: int, post: int, time: int | None = None) -> EdgeWrite[SyncAccepted]:
+        posted = run_on(self._graph, lambda graph: self._of(graph).post(author, post, time))
+        return cast(EdgeWrite[SyncAccepted], posted)  # the graph of a `SyncGraph` makes receipts that block
 
     def page(
         self,

@@ -15,6 +15,7 @@ from tao.leader.write_path import WritePath
 from tao.model.edge_states import State
 from tao.model.errors import InternalError, InvalidArgument, TaoError
 from tao.model.graph import ABSENT, EdgeKey
+from tao.model.jobs import JobQuery
 from tao.model.ports import ShardScans, StoredState
 from tao.model.writes import PurgeEdge, ReportJob
 from tao.planning.edge_states import purge_before_unix_s, removed_by_nodes_us
@@ -103,8 +104,13 @@ class JobRequests:
 
         async def look() -> pb.Answer:
             asked = request.list_jobs
-            limit = min(asked.limit or MAX_LISTED_JOBS, MAX_LISTED_JOBS)
-            found, paused = await self._jobs.list_jobs(asked.kind, asked.states, limit), await self._jobs.paused()
+            query = JobQuery(
+                min(asked.limit or MAX_LISTED_JOBS, MAX_LISTED_JOBS),
+                states=tuple(asked.states),
+                kinds=(asked.kind,) if asked.kind else (),
+                routine_kinds=tuple(asked.routine_kinds),
+            )
+            found, paused = await self._jobs.list_jobs(query), await self._jobs.paused()
             return pb.Answer(
                 jobs=pb.JobList(
                     jobs=map(job_to_pb, found.rows),

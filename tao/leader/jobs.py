@@ -268,12 +268,11 @@ class JobPath:
 
     # ---- operators -------------------------------------------------------------------------------------------------
 
-    async def list_jobs(self, kind: str, states: Sequence[int], limit: int) -> RowsOfServers[JobRow]:
+    async def list_jobs(self, query: JobQuery) -> RowsOfServers[JobRow]:
         """Return jobs of the owned shards: waiting ones first, by priority and time."""
-        query = JobQuery(limit, states=tuple(states), kinds=(kind,) if kind else ())
         rows, missing = await self._read(sorted(self._ownership.owned), query)
         rows.sort(key=lambda row: (row.state, row.priority, row.due_unix_ms, row.id))
-        return RowsOfServers(rows[:limit], missing)
+        return RowsOfServers(rows[: query.limit], missing)
 
     async def paused(self) -> RowsOfServers[PausedKind]:
         """Return the kinds that are paused, by shard."""

@@ -379,3 +379,15 @@ def error_from_reason(reason: str, message: str, topology_version: int = 0) -> T
     if cls is NotMine:
         return NotMine(message, topology_version)
     return cls(message)
+
+
+def unreadable(path: object, error: OSError | UnicodeDecodeError) -> str:
+    """Return the text of an error about a file that cannot be read: the same words in every command and server."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"{path}: is not UTF-8 text: {error.reason} at byte {error.start}"
+    return f"{path}: cannot be read: {error.strerror or error}"
+
+
+def unwritable(path: object, error: OSError) -> str:
+    """Return the text of an error about a file that cannot be written: the same words in every command and server."""
+    return f"{path}: cannot be written: {error.strerror or error}"

@@ -126,7 +126,8 @@ class JobCount(NamedTuple):
 class JobQuery(msgspec.Struct, frozen=True):
     """Which jobs are looked for. Without ``states``, ``priorities`` or ``kinds``: any. ``due_by_unix_ms``: they have
     to be due by then; 0: whenever they are. ``is_running``: their kind has to be one that is not paused.
-    ``is_failing``: they have to wait after a failure, held by no worker."""
+    ``is_failing``: they have to wait after a failure, held by no worker. ``routine_kinds``: jobs of these kinds are
+    left out while they wait without a failure."""
 
     limit: int
     states: tuple[int, ...] = ()
@@ -135,6 +136,7 @@ class JobQuery(msgspec.Struct, frozen=True):
     due_by_unix_ms: int = 0
     is_running: bool = False
     is_failing: bool = False
+    routine_kinds: tuple[str, ...] = ()
 
 
 def check_kind(kind: str) -> None:
@@ -173,6 +175,8 @@ PURGE_KIND: Final = "purge"
 """The kind of the jobs that remove tombstones."""
 FOLD_KIND: Final = "fold"
 """The kind of the jobs that will fold the slots of counters: an application must not take the name."""
+ROUTINE_KINDS: Final = (PURGE_KIND,)
+"""The kinds of the jobs that the system adds for itself, one for each shard, and that never end."""
 KINDS_OF_EVERY_WORKER: Final = (EACH_EDGE_KIND, EACH_OBJECT_KIND, NODE_STATE_KIND, PURGE_KIND)
 
 

@@ -211,6 +211,14 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
         """The cache servers of all tiers, each region's leaders first."""
         return [PlacedServer(placed, server) for placed in self.tiers for server in placed.tier.servers]
 
+    def region(self, name: str) -> Region:
+        """Return a region. Raises `TopologyError` that names those there are."""
+        for region in self.regions:
+            if region.name == name:
+                return region
+        known = ", ".join(region.name for region in self.regions)
+        raise TopologyError(f"there is no region {name!r} in topology version {self.version}: its regions are {known}")
+
     def place_of(self, name: str) -> PlacedTier:
         """Return the tier of a cache server. Raises `TopologyError` when there is no such server."""
         for place, server in self.cache_servers:

@@ -91,7 +91,8 @@ def check_before(members: Sequence[SetMember], request: PromotionRequest) -> Non
     check_lost(master, request)
     others = [member for member in members if not member.is_master]
     if request.region is not None and request.region not in {member.region for member in members}:
-        raise PromotionRefused(f"the database has no server in region {request.region!r}")
+        places = ", ".join(member.region for member in members)
+        raise PromotionRefused(f"the database has no server in region {request.region!r}: it has servers in {places}")
     if not any(member.is_complete for member in others):
         raise PromotionRefused(f"no other server of the set is fit: there is nobody to promote ({_errors(others)})")
     for member in others:

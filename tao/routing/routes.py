@@ -174,10 +174,7 @@ class Routes:
 
     def region(self, name: str) -> Region:
         """Return a region by name. Raises `TopologyError` for an unknown name."""
-        found = self._regions.get(name)
-        if found is None:
-            raise TopologyError(f"there is no region {name!r} in topology version {self.version}")
-        return found
+        return self._regions.get(name) or self.topology.region(name)
 
     def server(self, name: str) -> CacheServer:
         """Return a cache server by name. Raises `TopologyError` for an unknown name."""

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from cryptography import x509
 
-from tao.model.errors import SettingsError, TaoError, Unauthorized, Unavailable
+from tao.model.errors import SettingsError, TaoError, Unauthorized, Unavailable, unreadable
 from tao.observability.logs import Logger
 from tao.runtime.signed_tokens import JwtSettings, SignedTokenVerifier
 from tao.runtime.token_file import parse_tokens
@@ -168,8 +168,10 @@ def _uris_of(certificate: Path | None) -> tuple[str, ...]:
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return ()
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"{certificate}: the certificate cannot be read: {error}") from error
+    except OSError as error:
+        raise SettingsError(unreadable(certificate, error)) from error
+    except ValueError as error:
+        raise SettingsError(f"{certificate}: is no certificate: {error}") from error
     return tuple(names.get_values_for_type(x509.UniformResourceIdentifier))
 
 

@@ -15,8 +15,9 @@ from typing import Final, TypeVar, get_type_hints
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from tao.model.errors import SettingsError
+from tao.model.errors import SettingsError, unreadable
 from tao.model.settings import FORMERLY
+from tao.schema.plain_data import yaml_fault
 
 MAX_SETTINGS_BYTES: Final = 1 << 20  # a settings file has a hundred lines; anything larger is another file
 
@@ -34,20 +35,20 @@ def load_settings(path: Path, model: type[SettingsType]) -> SettingsType:
         with path.open("rb") as file:
             text = file.read(MAX_SETTINGS_BYTES + 1)
     except OSError as error:
-        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
+        raise SettingsError(unreadable(path, error)) from error
     if len(text) > MAX_SETTINGS_BYTES:
         raise SettingsError(f"{path}: is larger than {MAX_SETTINGS_BYTES} bytes; is it the right file?")
     try:
         found = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise SettingsError(f"{path}: is not YAML: {' '.join(str(error).split())}") from error
+        raise SettingsError(yaml_fault(error, str(path))) from error
     return parse_settings({} if found is None else found, model, str(path))
 
 
 def parse_settings(found: object, model: type[SettingsType], source: str) -> SettingsType:
     """Make settings from plain data, as `load_settings` does; ``source`` names the data in errors."""
     if not isinstance(found, Mapping):
-        raise SettingsError(f"{source}: must be a mapping of settings, not {type(found).__name__}")
+        raise SettingsError(f"{source}: must be settings with their names, as `name: value`")
     found = _with_present_names(found, model, "", source)
     unknown = [f"{source}: {field}" for field in _unknown(found, model, "")]
     try:

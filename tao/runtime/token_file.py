@@ -29,7 +29,8 @@ from typing import Annotated, Final, Literal
 import msgspec
 import yaml
 
-from tao.model.errors import SettingsError
+from tao.model.errors import SettingsError, unreadable, unwritable
+from tao.schema.plain_data import yaml_fault
 from tao.wire.identity import CLIENT, SERVER_ROLES, AcceptedToken, digest_of
 
 TokenRole = Literal["client", "follower", "leader", "tailer", "watcher", "worker", "operator"]
@@ -72,7 +73,7 @@ def parse_tokens(text: str, source: str) -> tuple[TokenEntry, ...]:
     try:
         tokens = msgspec.convert(yaml.safe_load(text), _Document).tokens
     except yaml.YAMLError as error:
-        raise SettingsError(f"{source}: is not YAML: {' '.join(str(error).split())}") from error
+        raise SettingsError(yaml_fault(error, source)) from error
     except msgspec.ValidationError as error:
         raise SettingsError(f"{source}: {error}") from error
     ids: set[str] = set()
@@ -125,7 +126,7 @@ def load_tokens(path: Path) -> tuple[TokenEntry, ...]:
     try:
         return parse_tokens(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: cannot be read: {getattr(error, 'strerror', error)}") from error
+        raise SettingsError(unreadable(path, error)) from error
 
 
 def change_tokens(path: Path, change: Callable[[tuple[TokenEntry, ...]], tuple[TokenEntry, ...]]) -> None:
@@ -134,12 +135,12 @@ def change_tokens(path: Path, change: Callable[[tuple[TokenEntry, ...]], tuple[T
     try:
         folder = os.open(path.parent, os.O_RDONLY)
     except OSError as error:
-        raise SettingsError(f"{path}: cannot be written: {error.strerror}") from error
+        raise SettingsError(unwritable(path, error)) from error
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
         _replace(path, dump_tokens(change(load_tokens(path) if path.exists() else ())))
     except OSError as error:
-        raise SettingsError(f"{path}: cannot be written: {error.strerror}") from error
+        raise SettingsError(unwritable(path, error)) from error
     finally:
         os.close(folder)
 

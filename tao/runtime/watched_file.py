@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tao.model.errors import OperatorError
+from tao.model.errors import OperatorError, unreadable
 
 _logger = logging.getLogger(__name__)
 
@@ -62,7 +62,5 @@ class WatchedFile:
     def _read(self) -> str:
         try:
             return self.path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise self._error(f"{self.path}: cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise self._error(f"{self.path}: is not UTF-8: {error.reason} at byte {error.start}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise self._error(unreadable(self.path, error)) from error

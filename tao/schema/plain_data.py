@@ -80,11 +80,18 @@ def parse_yaml(text: str, source: str, kind: DocumentKind) -> Parsed:
             raise kind.failure(f"{source}: the {kind.name} is empty")
         lines: dict[Path, int] = {}
         return Parsed(_plain(loader, root, (), lines, source, kind), source, kind, lines)
-    except yaml.MarkedYAMLError as why:
-        where = f"{source}:{why.problem_mark.line + 1}" if why.problem_mark else source
-        raise kind.failure(f"{where}: not valid YAML: {why.problem}") from None
     except (yaml.YAMLError, ValueError) as why:  # ValueError: a scalar such as the date 2020-13-01
-        raise kind.failure(f"{source}: not valid YAML: {why}") from None
+        raise kind.failure(yaml_fault(why, source)) from None
+
+
+def yaml_fault(why: yaml.YAMLError | ValueError, source: str) -> str:
+    """Return the text of an error of the YAML parser, with ``source``, whose name the parser does not know."""
+    if isinstance(why, yaml.MarkedYAMLError):
+        where = f"{source}:{why.problem_mark.line + 1}" if why.problem_mark else source
+        return f"{where}: not valid YAML: {why.problem}"
+    if isinstance(why, yaml.reader.ReaderError):
+        return f"{source}: not valid YAML: {why.reason} at position {why.position}"
+    return f"{source}: not valid YAML: {why}"
 
 
 def parse_json(text: str | bytes, source: str, kind: DocumentKind) -> Parsed:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from tao.storage.result_packets import Row
+from tao.storage.result_packets import LAST_GTID, Row
 
 _KEEP_LISTS = "in_predicate_conversion_threshold = 0"
 _SQL_MODE = "STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION"
@@ -34,9 +34,11 @@ class Dialect(Enum):
         return f"{head}{word}/*+ MAX_EXECUTION_TIME({milliseconds:d}) */ {tail}"
 
     @property
-    def last_gtid(self) -> tuple[str, ...]:
-        """The statement that reads the GTID of the session's last transaction; MySQL has none."""
-        return ("SELECT @@last_gtid",) if self is Dialect.MARIADB else ()
+    def names_gtids(self) -> str:
+        """The setting of a session that has the answer to COMMIT name the transaction's GTID."""
+        if self is Dialect.MARIADB:
+            return f"session_track_system_variables = '{LAST_GTID}'"
+        return "session_track_gtids = OWN_GTID"
 
     def upsert(self, table: str, key: tuple[str, ...], values: tuple[str, ...], rows: int) -> str:
         """A multi-row upsert of ``rows`` rows, with a placeholder for each value of ``key + values``."""
@@ -93,6 +95,8 @@ class SessionSetup:
                 limit = f"idle_transaction_timeout = {self.idle_transaction_seconds:d}, {_KEEP_LISTS}"
             case _:
                 limit = f"wait_timeout = {self.idle_session_seconds:d}"
+        if self.writes:
+            limit += f", {dialect.names_gtids}"
         if self.under_lock_seconds:
             limit += f", wait_timeout = {self.under_lock_seconds:d}"
         return (

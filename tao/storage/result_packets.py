@@ -4,6 +4,10 @@ The driver reads a result packet by packet, with two turns of a coroutine for ea
 which cost more than everything else about it. Here all bytes that have arrived are parsed in one go. The same statement
 always has the same columns, so the packets that describe them are parsed once and then found by their bytes. The
 driver's table of decoders turns bytes into values, and a test holds both to the same rows.
+
+A server that follows the state of a session appends what has changed to the answer of a statement without rows. So the
+answer to COMMIT names the transaction's GTID, without another statement: MySQL among its GTIDs, MariaDB as the value of
+a variable.
 """
 
 from __future__ import annotations
@@ -49,6 +53,14 @@ _ERROR: Final = 0xFF
 _NULL: Final = 251
 _WIDTHS: Final = {252: 2, 253: 3, 254: 8}
 """Maps the first byte of a length to the bytes of the length proper; smaller first bytes are the length."""
+_OK_BYTES: Final = 7
+"""Bytes of a result without rows that says nothing but that."""
+_STATE_CHANGED: Final = 0x4000
+"""The bit of a status that says that changes of the session's state follow."""
+_CHANGED_VARIABLES: Final = 0
+_CHANGED_GTIDS: Final = 3
+LAST_GTID: Final = "last_gtid"
+"""The variable of a MariaDB session that has the GTID of its last transaction."""
 _PREPARED: Final = Struct("<xIHH")
 """The answer to a statement that is prepared: its number, and how many columns and parameters it has."""
 
@@ -85,7 +97,7 @@ class ResultReader:
 
     __slots__ = (
         "_at", "_chunks", "_columns", "_convert", "_data", "_encoding", "_expected", "_has_next", "_kept", "_number",
-        "unread", "wanted",
+        "committed_gtid", "unread", "wanted",
     )  # fmt: skip
 
     def __init__(self, encoding: str, convert: Mapping[int, Callable[[Any], Any]]) -> None:
@@ -107,6 +119,8 @@ class ResultReader:
         """Return the number of bytes that have arrived and were not read."""
         self.wanted = 0
         """The number of bytes that must be there before `read` gets any further."""
+        self.committed_gtid = ""
+        """The GTID of the transaction that the last command committed; empty where the server named none."""
 
     @property
     def columns(self) -> Columns | None:
@@ -126,6 +140,7 @@ class ResultReader:
             raise pymysql.err.InternalError("the last answer was not read to its end, or the server was not asked")
         self._number = -1
         self._expected = expected
+        self.committed_gtid = ""
         self.wanted = 0  # what the last answer wanted may be more than this one has
 
     def feed(self, data: bytes) -> None:
@@ -144,6 +159,7 @@ class ResultReader:
         done = parse_done(self._data, self._at, before)
         if done is not None:
             stop, self._number, has_next = done
+            self._take_state(self._at + _HEADER_BYTES, stop)
             self._end(stop, has_next)
             return False
         head = self._packet(self._at)
@@ -159,7 +175,9 @@ class ResultReader:
             return None
         first, stop = head
         if self._data[first] == _OK:
-            self._end(stop, self._announces_next(first + 1, stop))
+            has_next = self._announces_next(first + 1, stop)
+            self._take_state(first, stop)
+            self._end(stop, has_next)
             return False
         if self._data[first] == _LOCAL_FILE:
             raise pymysql.err.InternalError("the server asks for a file of this machine")
@@ -297,6 +315,11 @@ class ResultReader:
             raise pymysql.err.InternalError("a result without rows ends before its status")
         return bool(data[at] & SERVER_STATUS.SERVER_MORE_RESULTS_EXISTS)
 
+    def _take_state(self, first: int, stop: int) -> None:
+        """Keep the GTID that a result without rows names, if it does."""
+        if stop - first > _OK_BYTES:
+            self.committed_gtid = gtid_named(self._data[first:stop]) or self.committed_gtid
+
     def _whole(self, at: int) -> tuple[bytes, int, int] | None:
         """Return the content of a row of several packets, its end, and the number of its last packet. None, with
         `wanted` set: it has not all arrived."""
@@ -367,6 +390,58 @@ class ResultReader:
         if encoding is None:
             return convert
         return _decoded(convert, encoding)
+
+
+def gtid_named(packet: bytes) -> str:
+    """Return the GTID that the packet of a result without rows names among the changes of the session's state; empty
+    when it names none. The packet's status has been read, so it is there."""
+    _, at = _number_at(packet, 1)  # rows affected
+    _, at = _number_at(packet, at)  # last id
+    if not int.from_bytes(packet[at : at + 2], "little") & _STATE_CHANGED:
+        return ""
+    _, at = _text_at(packet, at + 4)  # behind the count of warnings: what the server has to say
+    changes, _ = _text_at(packet, at)
+    gtid, at = b"", 0
+    while at < len(changes):
+        kind = changes[at]
+        change, at = _text_at(changes, at + 1)
+        if kind == _CHANGED_GTIDS:
+            gtid, _ = _text_at(change, 1)  # behind the byte that says how it is written
+        elif kind == _CHANGED_VARIABLES:
+            gtid = _variable_in(change, LAST_GTID.encode()) or gtid
+    return gtid.decode()
+
+
+def _variable_in(change: bytes, name: bytes) -> bytes:
+    """Return the value of a variable among those that have changed, or nothing."""
+    value, at = b"", 0
+    while at < len(change):
+        changed, at = _text_at(change, at)
+        text, at = _text_at(change, at)
+        if changed == name:
+            value = text
+    return value
+
+
+def _text_at(data: bytes, at: int) -> tuple[bytes, int]:
+    """Return the bytes at a place, which begin with their length, and the place behind them."""
+    length, at = _number_at(data, at)
+    if at + length > len(data):
+        raise _torn_state()
+    return data[at : at + length], at + length
+
+
+def _number_at(data: bytes, at: int) -> tuple[int, int]:
+    """Return the number of variable length at a place, and the place behind it."""
+    if at >= len(data):
+        raise _torn_state()
+    width = _WIDTHS.get(data[at], 0)
+    number = int.from_bytes(data[at + 1 : at + 1 + width], "little") if width else data[at]
+    return number, at + 1 + width
+
+
+def _torn_state() -> pymysql.err.InternalError:
+    return pymysql.err.InternalError("the changes of a session's state end too early")
 
 
 def _packed_rows(

@@ -75,6 +75,11 @@ class ServerConnection(asyncio.Protocol):
         """Return whether another result follows the one that has been read to its end."""
         return self._reader.has_next
 
+    @property
+    def committed_gtid(self) -> str:
+        """Return `ResultReader.committed_gtid`."""
+        return self._reader.committed_gtid
+
     def send(self, sql: str, arguments: Sequence[object], expected: Columns | None = None) -> None:
         """Send statements, with the arguments in place of each ``%s``. ``expected``: as in `ResultReader.begin`. Raises
         what the driver does."""

@@ -121,20 +121,23 @@ class _Guard:
 class DatabaseSession:
     """A connection for one task at a time, made by `open_session`."""
 
-    __slots__ = ("_connection", "_guard", "committed_gtid", "dialect", "idle_since")
+    __slots__ = ("_connection", "_guard", "dialect", "idle_since")
 
     def __init__(self, connection: ServerConnection, server: str, locking: bool) -> None:
         self._connection = connection
         self._guard = _Guard(connection, server, locking)
         self.dialect: Dialect = dialect_of(connection.server_version)
         self.idle_since = 0.0
-        self.committed_gtid: str | None = None
-        """The GTID that the server named after the last statements; None when it was not asked with them."""
 
     @property
     def is_open(self) -> bool:
         """False once the connection is closed, from either side."""
         return self._connection.is_open
+
+    @property
+    def committed_gtid(self) -> str:
+        """The GTID of the transaction that the last statements committed; empty where the server named none."""
+        return self._connection.committed_gtid
 
     @property
     def thread_id(self) -> int:
@@ -167,7 +170,6 @@ class DatabaseSession:
         """
         connection = self._connection
         results = [] if results is None else results
-        self.committed_gtid = None
         with self._guard:
             connection.send(sql, arguments)
             await connection.results(results, deadline)

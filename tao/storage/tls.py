@@ -17,7 +17,7 @@ import pymysql.connections
 import pymysql.err
 from pymysql.constants import CLIENT, CR
 
-from tao.model.errors import SettingsError
+from tao.model.errors import SettingsError, unreadable
 
 _logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class DatabaseTls:
         try:
             return [file.read_bytes() for file in files if file is not None]
         except OSError as error:
-            raise SettingsError(f"a TLS file for databases cannot be read: {error}") from error
+            raise SettingsError(unreadable(error.filename, error)) from error
 
     def _load(self) -> ssl.SSLContext:
         files = self.files
@@ -104,11 +104,14 @@ class BinlogConnection(pymysql.connections.Connection):
 
 
 class SessionConnection(aiomysql.Connection):  # type: ignore[misc]  # aiomysql has no types
-    """A connection of aiomysql that is made over TLS, or not at all, when it has a context."""
+    """A connection of aiomysql that is made over TLS, or not at all, when it has a context. The server's answers name
+    changes of the session's state."""
 
     async def _request_authentication(self) -> None:
         if self._ssl_context is not None:
             _require_tls(self.server_capabilities)
+        # The answer to COMMIT may then name the transaction's GTID, see `tao.storage.result_packets`.
+        self.client_flag |= self.server_capabilities & CLIENT.SESSION_TRACK
         try:
             await super()._request_authentication()
         except ssl.SSLError as error:  # aiomysql would say that it cannot connect, and not why

@@ -331,6 +331,9 @@ def read_jobs(shards: Iterable[int], query: JobQuery) -> StatementText:
             where.add("kind IN %s", [kind.encode() for kind in query.kinds])
         if query.is_failing:
             where.add("attempts > 0 AND worker = ''")
+        if query.routine_kinds:
+            kinds = [kind.encode() for kind in query.routine_kinds]
+            where.add("NOT (kind IN %s AND state = %s AND attempts = 0)", kinds, JobState.WAITING.value)
         if query.is_running:
             where.add(f"kind NOT IN (SELECT kind FROM {schema}.paused_jobs)")
         text.add(

@@ -88,7 +88,6 @@ class MySqlTransaction:
         self._loan: AbstractAsyncContextManager[DatabaseSession] | None = None
         self._is_open = False  # begun, and neither committed nor rolled back
         self._unsent = StatementText()  # sent along with COMMIT
-        self._gtid_before = ""  # of what the session committed last
 
     async def __aenter__(self) -> Self:
         self._deadline = asyncio.get_running_loop().time() + self._timeout_seconds
@@ -168,8 +167,7 @@ class MySqlTransaction:
             raise
 
     async def commit(self) -> str:
-        """Return the GTID; empty when there is none, and when nothing was changed, where the session still has that of
-        an earlier transaction.
+        """Return the GTID; empty when there is none, and when nothing was changed.
 
         Raises what `apply` does for what is refused of the rows: nothing is committed then. `OutcomeUnknown` for
         nearly any other failure: whatever the server says in COMMIT, it may have logged before. `MasterReadOnly` is
@@ -178,19 +176,15 @@ class MySqlTransaction:
         unsent, self._unsent = self._unsent, StatementText()
         done: list[list[Row]] = []
         try:
-            sql = "; ".join([*unsent.parts, "COMMIT", *session.dialect.last_gtid])
+            sql = "; ".join([*unsent.parts, "COMMIT"])
             with self._pool.space.writing(session):
                 await session.run(sql, unsent.values, deadline=self._deadline, results=done)
             self._is_open = False
-            gtid = session.committed_gtid = _gtid_in(done[-1])
-            return "" if gtid == self._gtid_before else gtid
+            return session.committed_gtid
         except MasterReadOnly:
             session.quit()
             raise
         except TaoError as error:
-            if len(done) > len(unsent.parts):  # COMMIT was answered, and only the GTID was not
-                session.quit()
-                return ""
             # A refused statement ends its packet: the statements after it did not run.
             if session.is_open and len(done) < len(unsent.parts):
                 await self._roll_back()
@@ -206,14 +200,9 @@ class MySqlTransaction:
             raise InternalError("a transaction locks once, and first")
         self._is_open = True
         locks, reads = lock_shards(shards), lock_rows(keys, self._edge_tables)
-        known, last_gtid = self._session.committed_gtid, self._session.dialect.last_gtid
-        if known is not None:  # nothing was committed since
-            self._gtid_before, last_gtid = known, ()
-        sql, values = _begin(self._session, (locks, reads), LOCK_WAIT_MILLISECONDS, first=last_gtid)
+        sql, values = _begin(self._session, (locks, reads), LOCK_WAIT_MILLISECONDS)
         with self._pool.space.locking():
             _, *results = await self._session.run(sql, values, deadline=self._deadline)
-        if last_gtid:
-            self._gtid_before = _gtid_in(results.pop(0))
         shard_rows = {row.shard: row for row in map(shard_row, results[0] if locks.parts else ())}
         return shard_rows, existing_rows(results[-1] if reads.parts else ())
 
@@ -453,17 +442,10 @@ def _not_to_be_taken(server: str, shard: int, found: Sequence[ShardRow]) -> TaoE
     )
 
 
-def _begin(
-    session: DatabaseSession, texts: Sequence[StatementText], milliseconds: int, *, first: Iterable[str] = ()
-) -> tuple[str, list[object]]:
-    """One packet that begins a transaction, runs the ``first`` statements and takes these locks, a UNION each."""
+def _begin(session: DatabaseSession, texts: Sequence[StatementText], milliseconds: int) -> tuple[str, list[object]]:
+    """One packet that begins a transaction and takes these locks, a UNION each."""
     locking = [session.dialect.locking(_UNION.join(text.parts), milliseconds) for text in texts if text.parts]
-    return "; ".join(["START TRANSACTION", *first, *locking]), [value for text in texts for value in text.values]
-
-
-def _gtid_in(rows: Sequence[Row]) -> str:
-    """Return the GTID in the answer to `Dialect.last_gtid`, or an empty string."""
-    return str(rows[0][0]) if rows else ""
+    return "; ".join(["START TRANSACTION", *locking]), [value for text in texts for value in text.values]
 
 
 def _keys_of(shard: int, keys: WriteKeys) -> WriteKeys:

@@ -443,13 +443,8 @@ class BinlogReader:
                 connection._force_close()  # without COM_QUIT: the server is in the middle of a packet stream
 
     def _take_packets(self, stream: Any, stopped: threading.Event) -> None:
-        """Have packets of row events pass the library by, until ``stopped``.
-
-        On MySQL they are all decoded: a leader never has the messages of MySQL's transactions, because their commits
-        report no GTID."""
-        transactions = self._transactions
-        transactions.leaders_name_gtids = self._dialect is Dialect.MARIADB
-        connection, decoder, take = stream._stream_connection, RowDecoder(stream), transactions.take_packet
+        """Have packets of row events pass the library by, until ``stopped``."""
+        connection, decoder, take = stream._stream_connection, RowDecoder(stream), self._transactions.take_packet
         read = partial(type(connection)._read_packet, connection)
 
         def read_packet() -> Any:

@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from tao.model.errors import OperatorError, TaoError
+from tao.model.errors import OperatorError, TaoError, unreadable
 from tao.model.relay import REGION_INVALIDATED
 from tao.observability.logs import Logger
 from tao.planning.row_events import Heartbeat, Translated, translate
@@ -60,7 +60,7 @@ class Checkpoint:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise OperatorError(f"{self.path}: cannot be read: {error.strerror}") from error
+            raise OperatorError(unreadable(self.path, error)) from error
         try:
             stored = msgspec.json.decode(text, type=_StoredPosition)
         except msgspec.MsgspecError:

@@ -204,8 +204,6 @@ class Transactions:
         self._shards: Final[dict[str, int | None]] = {}
         self.leaves_undecoded = False
         """Leave rows undecoded where possible. Any thread may set it."""
-        self.leaders_name_gtids = True
-        """Whether leaders know the GTIDs of their commits to this server, by which they find their messages."""
         self._begin("", 0, explicit=False)
         self.unknown_events = 0
         """Events of an unknown type, or that could not be decoded."""
@@ -264,7 +262,7 @@ class Transactions:
         self._explicit = explicit
         self._events: list[RowEvent] = []
         self._undecoded: list[_LeftRows] = []
-        self._must_decode = not (gtid and self.leaves_undecoded and self.leaders_name_gtids)
+        self._must_decode = not (gtid and self.leaves_undecoded)
         self._invalid: set[int] = set()
         self._all_invalid = False
         self._overflowed = False

@@ -52,10 +52,8 @@ def decode_topology(text: bytes | str, source: str) -> Topology:
 def encode_region(topology: Topology, region: str) -> bytes:
     """Return the JSON of the part of a document that applications of ``region`` need, for `decode_topology`: without
     other regions, marks and recorded changes. Raises `TopologyError` when there is no such region."""
-    found = tuple(each for each in topology.regions if each.name == region)
-    if not found:
-        raise TopologyError(f"there is no region {region!r} in topology version {topology.version}")
-    return msgspec.json.encode(msgspec.structs.replace(topology, regions=found, marked_by_watcher=(), changes=None))
+    part = msgspec.structs.replace(topology, regions=(topology.region(region),), marked_by_watcher=(), changes=None)
+    return msgspec.json.encode(part)
 
 
 def dump_topology(topology: Topology) -> str:

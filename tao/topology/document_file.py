@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from tao.model.errors import unreadable
 from tao.topology.watched_document import Document, Failure, NoDocument, WatchedDocument
 
 _Signature = tuple[int, int, int]
@@ -62,7 +63,7 @@ class DocumentFile(WatchedDocument[Document, Failure]):
         try:
             found = self._path.stat()
         except OSError as error:
-            raise self.failure(f"{self._path}: cannot be read: {error.strerror}") from error
+            raise self.failure(unreadable(self._path, error)) from error
         return found.st_ino, found.st_size, found.st_mtime_ns
 
     def _read_if_changed(self) -> Document:
@@ -80,5 +81,5 @@ class DocumentFile(WatchedDocument[Document, Failure]):
         try:
             text = self._path.read_bytes()
         except OSError as error:
-            raise self.failure(f"{self._path}: cannot be read: {error.strerror}") from error
+            raise self.failure(unreadable(self._path, error)) from error
         return self._parse(text)

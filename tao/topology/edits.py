@@ -274,9 +274,7 @@ def _names(topology: Topology) -> set[str]:
 
 
 def _edit_tier(topology: Topology, region: str, tier: str, edit: Callable[[Tier], Tier]) -> Topology:
-    found = next((candidate for candidate in topology.regions if candidate.name == region), None)
-    if found is None:
-        raise TopologyError(f"there is no region {region!r}")
+    found = topology.region(region)
     if found.leaders.name == tier:
         changed = _with(found, leaders=edit(found.leaders))
     elif any(follower.name == tier for follower in found.followers):

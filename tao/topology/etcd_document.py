@@ -18,7 +18,7 @@ from typing import Final
 
 from tao.access.document import AccessDocument, load_access
 from tao.etcd.client import EtcdClient, WatchBroken, end_of
-from tao.model.errors import AccessError, OperatorError, SchemaError, TaoError
+from tao.model.errors import AccessError, OperatorError, SchemaError, TaoError, unreadable
 from tao.schema.registry import Schema, load_schema
 from tao.topology.watched_document import Document, Failure, NoDocument, WatchedDocument
 
@@ -298,4 +298,4 @@ def _text_of(value: bytes | None, place: str, failure: type[OperatorError]) -> s
     try:
         return value.decode()
     except UnicodeDecodeError as error:
-        raise failure(f"{place}: is not UTF-8: {error.reason} at byte {error.start}") from error
+        raise failure(unreadable(place, error)) from error

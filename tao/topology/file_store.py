@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from tao.access.document import AccessDocument, load_access
-from tao.model.errors import AccessError, TopologyConflict, TopologyError
+from tao.model.errors import AccessError, TopologyConflict, TopologyError, unreadable
 from tao.model.topology import Topology
 from tao.routing.topology_changes import record_change
 from tao.topology.document import check_topology, dump_topology, parse_topology
@@ -132,7 +132,7 @@ class AccessFile(DocumentFile[AccessDocument, AccessError]):
         try:
             return load_access(text.decode(), str(self._path))
         except UnicodeDecodeError as error:
-            raise AccessError(f"{self._path}: is not UTF-8: {error.reason} at byte {error.start}") from error
+            raise AccessError(unreadable(self._path, error)) from error
 
     def _look(self) -> tuple[int, int, int]:
         if not self._required and self._parsed is None and not self._path.exists():

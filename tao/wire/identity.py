@@ -23,7 +23,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from tao.model.errors import SettingsError, TaoError, Unauthorized, Unavailable
+from tao.model.errors import SettingsError, TaoError, Unauthorized, Unavailable, unreadable
 
 CLIENT: Final = "client"
 SERVER_ROLES: Final = frozenset({"leader", "follower", "tailer", "watcher", "worker", "operator"})
@@ -190,7 +190,7 @@ def read_secret(path: Path) -> str:
     try:
         secret = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: the secret cannot be read: {getattr(error, 'strerror', error)}") from error
+        raise SettingsError(unreadable(path, error)) from error
     if not secret:
         raise SettingsError(f"{path}: there is no secret in this file")
     return secret

@@ -20,7 +20,7 @@ from typing import Final
 
 import grpc
 
-from tao.model.errors import SettingsError
+from tao.model.errors import SettingsError, unreadable
 from tao.wire.address import TcpAddress, parse_address
 from tao.wire.identity import ExpectedServer, SpiffeCluster, check_server
 
@@ -229,7 +229,7 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise SettingsError(f"TLS file {path} cannot be read: {error}") from error
+        raise SettingsError(unreadable(path, error)) from error
 
 
 def _stamp_of(path: Path) -> bytes | None:

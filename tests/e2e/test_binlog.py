@@ -99,21 +99,19 @@ async def test_the_binlog_of_a_leaders_transactions_holds_its_changesets(rig: Bi
     await mark(rig, following, "end")
     assert following.messages == changesets
     await mark(rig, waiting, "end of the undecoded")
-    leaves = rig.instance.binary.flavour is Flavour.MARIADB
-    assert waiting.messages == ([] if leaves else changesets)
+    assert waiting.messages == []
     whole = [
         (each.gtid, of_shard)
         for each, translated in zip(following.transactions, following.translated, strict=True)
         for of_shard in translated.messages
     ]
-    if leaves:
-        assert whole == [
-            (each.gtid, of_shard)
-            for each in waiting.transactions
-            for rows in sorted(each.undecoded, key=lambda rows: rows.shard)
-            for of_shard in translate(rows.decode().events, SCHEMA).messages
-        ]
-        assert list(dict.fromkeys(gtid for gtid, _ in whole)) == [gtid for gtid in rig.gtids if gtid]
+    assert whole == [
+        (each.gtid, of_shard)
+        for each in waiting.transactions
+        for rows in sorted(each.undecoded, key=lambda rows: rows.shard)
+        for of_shard in translate(rows.decode().events, SCHEMA).messages
+    ]
+    assert list(dict.fromkeys(gtid for gtid, _ in whole)) == [gtid for gtid in rig.gtids if gtid]
     assert len(changesets) > 100
     assert any(isinstance(each, ObjectChange) and each.otype == ABSENT for each in changesets)
     assert all(not each.touches and not each.bulk_shards for each in following.translated)
@@ -185,8 +183,6 @@ async def test_rows_changed_by_hand_are_touched_and_a_mended_version_drops_the_k
 
 
 async def test_rows_are_decoded_at_once_where_no_leader_can_have_their_messages(rig: BinlogRig) -> None:
-    if rig.instance.binary.flavour is Flavour.MYSQL:
-        pytest.skip("MySQL's rows are always decoded at once")
     reader = rig.reader()
     reader.leave_undecoded(True)
     following = await rig.follow(reader=reader)

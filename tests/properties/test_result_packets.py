@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -17,7 +18,7 @@ from pymysql.constants import CLIENT, FIELD_TYPE
 from pymysql.converters import decoders
 
 from tao.storage.failures import ConnectionLost, translate
-from tao.storage.result_packets import Columns, ResultReader, Row
+from tao.storage.result_packets import LAST_GTID, Columns, ResultReader, Row
 
 _UTF8: Final = 45
 _BINARY: Final = 63
@@ -314,3 +315,71 @@ def test_a_prepared_statement_is_known_by_its_number_once_its_parameters_are_rea
     ]
     numbers = [reader.read_prepared() for reader in fed(b"".join(packets), cuts)]
     assert numbers == [None] * (len(numbers) - 1) + [statement]
+
+
+def _change(kind: int, content: bytes) -> bytes:
+    return bytes([kind]) + _text(content)
+
+
+_VARIABLE, _SCHEMA, _GTIDS = 0, 1, 3
+_CHANGES = st.lists(
+    st.one_of(
+        st.tuples(st.just(_SCHEMA), st.binary(max_size=300).map(_text)),
+        st.tuples(st.just(_VARIABLE), st.just(_text(b"autocommit") + _text(b"OFF"))),
+        st.tuples(st.integers(4, 9), st.binary(max_size=40)),
+    ),
+    max_size=4,
+)
+
+
+def _of_mariadb(gtid: bytes) -> tuple[int, bytes]:
+    return _VARIABLE, b"".join(map(_text, (b"autocommit", b"OFF", LAST_GTID.encode(), gtid)))
+
+
+def _of_mysql(gtid: bytes) -> tuple[int, bytes]:
+    return _GTIDS, b"\0" + _text(gtid)
+
+
+def _answer(info: bytes, changes: bytes | None, number: int, has_next: bool = False) -> bytes:
+    """Return the packet of a result without rows."""
+    status = _AUTOCOMMIT | (_MORE_RESULTS if has_next else 0) | (0 if changes is None else 0x4000)
+    payload = b"\x00" + _length(300) + _length(70_000) + status.to_bytes(2, "little") + b"\0\0" + _text(info)
+    payload += b"" if changes is None else _text(changes)
+    return len(payload).to_bytes(3, "little") + bytes([number]) + payload
+
+
+@given(
+    st.sampled_from([_of_mariadb, _of_mysql]), st.sampled_from([b"0-1-77", b"3e11fa47-71ca-11e1-9e33-c80aa9429562:5"]),
+    _CHANGES, _CHANGES, st.binary(max_size=300), st.lists(st.integers(0, 1 << 20), max_size=4),
+)  # fmt: skip
+def test_the_answer_to_a_commit_names_its_gtid_among_other_changes(
+    form: Callable[[bytes], tuple[int, bytes]],
+    gtid: bytes,
+    before: list[tuple[int, bytes]],
+    after: list[tuple[int, bytes]],
+    info: bytes,
+    cuts: list[int],
+) -> None:
+    changes = b"".join(_change(*each) for each in (*before, form(gtid), *after))
+    data = _answer(info, None, 1, has_next=True) + _answer(info, changes, 2)
+    heads = 0
+    for reader in fed(data, cuts):
+        while heads < 2 and reader.read_head() is not None:
+            heads += 1
+    assert heads == 2
+    assert reader.committed_gtid == gtid.decode()
+    assert not reader.has_next
+    reader.begin()
+    assert reader.committed_gtid == "", "the next command has committed nothing"
+
+
+@given(_CHANGES, st.binary(max_size=300), st.data())
+def test_torn_changes_of_a_session_name_no_gtid(
+    changes: list[tuple[int, bytes]], info: bytes, data: st.DataObject
+) -> None:
+    whole = b"".join(_change(*each) for each in (*changes, _of_mysql(b"0-1-77")))
+    answer = _answer(info, whole[: data.draw(st.integers(0, len(whole) - 1))], 1)
+    for reader in fed(answer, ()):
+        with suppress(pymysql.err.InternalError):  # the connection is lost then, see the test above
+            reader.read_head()
+        assert reader.committed_gtid == ""

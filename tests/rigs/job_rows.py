@@ -23,6 +23,7 @@ def select_jobs(
             and (not query.kinds or row.kind in query.kinds)
             and (not query.due_by_unix_ms or row.due_unix_ms <= query.due_by_unix_ms)
             and (not query.is_failing or (row.attempts > 0 and not row.worker))
+            and not (row.kind in query.routine_kinds and row.state == JobState.WAITING and not row.attempts)
             and not (query.is_running and is_paused(PausedKind(row.id >> SHARD_SHIFT, row.kind)))
         )
 

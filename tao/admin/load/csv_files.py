@@ -11,17 +11,19 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
-from tao.model.errors import OperatorError
+from tao.model.errors import OperatorError, unwritable
 
 MAX_CELL_CHARACTERS: Final = 2 << 20
 """Twice the largest object. It bounds a cell whose quote is never closed."""
 _MAX_LINE_BYTES: Final = 8 << 20
 _FINGERPRINT_BYTES: Final = 1 << 16
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+_REJECT_COLUMNS: Final = ("line", "reason")
+"""The columns that a file of rejected records has before those of the input."""
 
 
 class Place(NamedTuple):
@@ -92,6 +94,12 @@ class CsvSource:
                 has = ", ".join(self.columns)
             raise OperatorError(f"{self.name} has no column {column!r}: it has {has}") from None
 
+    def unused_columns(self, used: Collection[int]) -> list[str]:
+        """Return the columns whose index is not in ``used``, without the two that a file of rejected records adds."""
+        is_of_rejects = tuple(self.columns[: len(_REJECT_COLUMNS)]) == _REJECT_COLUMNS
+        first = len(_REJECT_COLUMNS) if is_of_rejects else 0
+        return [self.columns[index] for index in range(first, len(self.columns)) if index not in used]
+
     def records(self, place: Place) -> Iterator[Record]:
         """Yield the records from ``place`` on, which is `start` or the end of a record read before."""
         if place.offset != self._offset:
@@ -159,16 +167,16 @@ class RejectFile:
             else:
                 path.unlink(missing_ok=True)
         except OSError as error:
-            raise self._failed(error) from error
+            raise OperatorError(unwritable(self.path, error)) from error
 
     def add(self, rejected: Iterable[tuple[Record, str]]) -> None:
         """Append records with their reasons. Raises `OperatorError` when the file cannot be written."""
         text = io.StringIO()
         writer = csv.writer(text, delimiter=self._delimiter, lineterminator="\n")
         if not self.size:
-            own = [column for column in self._columns if column not in ("line", "reason")]
-            writer.writerow(["line", "reason", *own])
-        kept = [index for index, column in enumerate(self._columns) if column not in ("line", "reason")]
+            own = [column for column in self._columns if column not in _REJECT_COLUMNS]
+            writer.writerow([*_REJECT_COLUMNS, *own])
+        kept = [index for index, column in enumerate(self._columns) if column not in _REJECT_COLUMNS]
         for record, reason in rejected:
             whole = len(record.cells) == len(self._columns)
             cells = [record.cells[index] for index in kept] if whole else record.cells
@@ -179,8 +187,5 @@ class RejectFile:
             with self.path.open("ab") as file:
                 file.write(content)
         except OSError as error:
-            raise self._failed(error) from error
+            raise OperatorError(unwritable(self.path, error)) from error
         self.size += len(content)
-
-    def _failed(self, error: OSError) -> OperatorError:
-        return OperatorError(f"cannot write the rejected lines to {self.path}: {error.strerror}")

@@ -55,7 +55,13 @@ class Rejected:
 
 
 class Load(Protocol[Item]):
-    """The part that differs between a load of objects and one of edges."""
+    """The part that differs between a load of objects and one of edges.
+
+    ``used_columns``: the indices of the columns that it reads. ``fields``: the fields that a column may be loaded into.
+    """
+
+    used_columns: frozenset[int]
+    fields: tuple[str, ...]
 
     async def prepare(self, records: Sequence[Record]) -> list[Item | Rejected]:
         """Return the item to write for each record, and note its keys. Called for one batch after the other."""

@@ -86,6 +86,8 @@ class ObjectLoad:
         self._key_map = key_map
         self._key_index = source.index_of(key_column)
         self._columns = field_columns(source, otype, renamed)
+        self.used_columns = frozenset({self._key_index, *(index for index, _ in self._columns)})
+        self.fields = tuple(field.name for field in otype.fields)
 
     async def prepare(self, records: Sequence[Record]) -> list[NewObject | Rejected]:
         """Return the object of each record. Its id is in the key map, or is reserved and stored there now."""
@@ -223,6 +225,9 @@ class EdgeLoad:
         self._constant_state = None if is_column else state
         self._state_index = source.index_of(state) if state is not None and is_column else -1
         self._columns = field_columns(source, atype, renamed)
+        named = {*(index for index, _ in self._ends), self._time_index, self._state_index}
+        self.used_columns = frozenset(named.union(index for index, _ in self._columns))
+        self.fields = tuple(field.name for field in atype.fields)
         self._key_map = key_map
         self.inverse_pending = 0
 
@@ -346,6 +351,8 @@ class NodeLoad:
         self._atype = atype
         self._node, state_column = columns
         self._node_index, self._state_index = source.index_of(self._node.column), source.index_of(state_column)
+        self.used_columns = frozenset({self._node_index, self._state_index})
+        self.fields: tuple[str, ...] = ()
         self._labels = [state.label for state in NODE_STATES if atype.states[state]]
         self._key_map = key_map
 

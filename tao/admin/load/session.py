@@ -6,7 +6,7 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -19,7 +19,7 @@ from tao.admin.load.key_map import KEY_MAP_SUFFIX, KeyMap, LoadProgress
 from tao.admin.load.pipeline import Load, LoadFiles, Pipeline, PipelineSettings
 from tao.admin.load.records import EdgeColumns, EdgeLoad, EndColumn, NodeLoad, ObjectLoad, end_otype
 from tao.client import ClientSettings
-from tao.model.errors import OperatorError
+from tao.model.errors import OperatorError, unreadable
 
 STANDARD_INPUT: Final = Path("-")
 _CLIENT: Final = ClientSettings(timeout_seconds=30.0, attach_own_writes=False)
@@ -40,6 +40,9 @@ class LoadInput:
     """The field of each column whose name differs from its field's."""
     raw_ids: bool = False
     """The columns hold ids of the graph, not external keys."""
+    skip_columns: bool = False
+    """Leave out columns that are no fields and that no option names. False: such a column is an error, since its name
+    may be misspelt."""
 
     @property
     def beside(self) -> Path:
@@ -83,6 +86,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     per_second: float
     key_map: str
     rejects: str | None
+    skipped_columns: tuple[str, ...] = ()
+    """Columns that were left out (`LoadInput.skip_columns`)."""
     inverse_pending: int = 0
     """Edges whose inverse was still not written when the load stopped waiting for it. The leaders write it once the
     other end can be reached."""
@@ -129,7 +134,7 @@ class NodeInput:
 async def load_objects(
     target: ClusterTarget, given: LoadInput, objects: ObjectInput, settings: PipelineSettings, on_progress: OnProgress
 ) -> Summary:
-    """Load objects. Raises `OperatorError` for wrong options or files, before anything is written."""
+    """Load objects. Raises `OperatorError` for wrong options, files or columns, before anything is written."""
     with _opened(given) as file, KeyMap(given.key_map) as key_map:
         async with open_graph(target, _CLIENT) as graph:
             otype = graph.schema.otype(objects.otype)
@@ -149,7 +154,7 @@ async def load_objects(
 async def load_edges(
     target: ClusterTarget, given: LoadInput, edges: EdgeInput, settings: PipelineSettings, on_progress: OnProgress
 ) -> Summary:
-    """Load edges. Raises `OperatorError` for wrong options or files, before anything is written."""
+    """Load edges. Raises `OperatorError` for wrong options, files or columns, before anything is written."""
     with _opened(given) as file, KeyMap(given.key_map, must_exist=not given.raw_ids) as key_map:
         async with open_graph(target, _CLIENT) as graph:
             atype = graph.schema.atype(edges.atype)
@@ -177,7 +182,7 @@ async def load_edges(
 async def load_nodes(
     target: ClusterTarget, given: LoadInput, nodes: NodeInput, settings: PipelineSettings, on_progress: OnProgress
 ) -> Summary:
-    """Set states of nodes. Raises `OperatorError` for wrong options or files, before anything is written."""
+    """Set states of nodes. Raises `OperatorError` for wrong options, files or columns, before anything is written."""
     with _opened(given) as file, KeyMap(given.key_map, must_exist=not given.raw_ids) as key_map:
         async with open_graph(target, _CLIENT) as graph:
             source = _source(file, given)
@@ -211,6 +216,9 @@ class _Run:
     # `Any`: objects or edges; the pipeline handles one kind.
     async def load(self, load: Load[Any], settings: PipelineSettings, on_progress: OnProgress) -> Summary:
         given, source = self._given, self._source
+        skipped = source.unused_columns(load.used_columns)
+        if skipped and not given.skip_columns:
+            raise OperatorError(_unknown_columns_text(source.name, skipped, load.fields))
         progress = await self._resumed(load)
         rejects = RejectFile(given.rejects, source.columns, delimiter=given.delimiter, size=progress.rejects_bytes)
         resumed_after, done_before = progress.lines, progress.loaded + progress.rejected
@@ -229,6 +237,7 @@ class _Run:
             per_second=round((progress.loaded + progress.rejected - done_before) / max(seconds, 1e-9), 1),
             key_map=str(given.key_map),
             rejects=str(given.rejects) if progress.rejected else None,
+            skipped_columns=tuple(skipped),
         )
 
     async def _resumed(self, load: Load[Any]) -> LoadProgress:
@@ -246,6 +255,18 @@ class _Run:
         return fresh
 
 
+def _unknown_columns_text(name: str, columns: Sequence[str], fields: Sequence[str]) -> str:
+    one = len(columns) == 1
+    what = f"the column{'s' * (not one)} {', '.join(map(repr, columns))}, which {'is' if one else 'are'}"
+    leave_out = f"leave {'it' if one else 'them'} out with --skip-columns"
+    if not fields:
+        return f"{name} has {what} not loaded, as there are no fields: {leave_out}"
+    return (
+        f"{name} has {what} neither {'a field' if one else 'fields'} of the type ({', '.join(fields)}) nor named by an "
+        f"option: correct the name, use --map COLUMN=FIELD, or {leave_out}"
+    )
+
+
 def _name_of(given: LoadInput, kind: str) -> str:
     """Return the name under which the progress is noted: short, and the same in whichever folder the load runs."""
     path = str(given.beside.absolute())
@@ -258,7 +279,7 @@ def _opened(given: LoadInput) -> BinaryIO:
     try:
         return given.file.open("rb")
     except OSError as error:
-        raise OperatorError(f"cannot read {given.file}: {error.strerror}") from error
+        raise OperatorError(unreadable(given.file, error)) from error
 
 
 def _source(file: BinaryIO, given: LoadInput) -> CsvSource:

@@ -1911,6 +1911,7 @@ class ListJobs(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
+    ROUTINE_KINDS_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """empty: of every kind"""
     limit: _builtins.int
@@ -1918,16 +1919,21 @@ class ListJobs(_message.Message):
     def states(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """none: of every state"""
 
+    @_builtins.property
+    def routine_kinds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """jobs of these kinds are left out while they wait without a failure"""
+
     def __init__(
         self,
         *,
         kind: _builtins.str = ...,
         states: _abc.Iterable[_builtins.int] | None = ...,
         limit: _builtins.int = ...,
+        routine_kinds: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "limit", b"limit", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "limit", b"limit", "routine_kinds", b"routine_kinds", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,6 +12,7 @@ import pytest
 
 from tao.devcluster.database import DatabaseInstance
 from tao.model.errors import DeadlineExceeded, OperatorError, TaoError
+from tao.model.rows import RowChanges, WriteKeys
 from tao.replication.server_statements import DatabaseProcess, server_processes
 from tao.storage.dialect import Dialect
 from tao.storage.failures import ConnectionLost
@@ -19,7 +20,7 @@ from tao.storage.pools import Pool, PoolSettings
 from tao.storage.result_packets import Row
 from tao.storage.session import DatabaseSession, ServerAccount, open_session
 from tao.storage.writes import WRITE_SETUP
-from tests.conformance.store.stores import SERVER, MakePools
+from tests.conformance.store.stores import LIKES, PATIENT_SECONDS, SERVER, SHARDS, MakePools, Stores, list_of, new_id
 
 pytestmark = [
     pytest.mark.database,
@@ -353,3 +354,31 @@ async def test_a_pool_drops_connections_that_are_idle_as_the_server_expects(
         while await status("Threads_connected") > connected:
             pass
     assert await status("Aborted_clients") == aborted
+
+
+async def test_the_answer_to_a_commit_names_the_gtid_of_what_was_committed(
+    migrated: DatabaseInstance, stores: Stores
+) -> None:
+    async def commit(changes: RowChanges) -> str:
+        async with stores.write.transaction(SERVER, timeout_seconds=PATIENT_SECONDS) as transaction:
+            await transaction.lock_and_read(SHARDS, WriteKeys())
+            await transaction.apply(changes)
+            return await transaction.commit()
+
+    async def is_newest(gtid: str) -> bool:
+        async with opened(_root(migrated)) as session:
+            if session.dialect is Dialect.MARIADB:
+                ((position,),) = (await session.run("SELECT @@global.gtid_binlog_pos", deadline=_soon()))[0]
+                return bool(position == gtid)
+            ((executed,),) = (await session.run("SELECT @@global.gtid_executed", deadline=_soon()))[0]
+            source, _, number = gtid.partition(":")
+            return f"{source}:1-{number}" in executed.split(",")
+
+    first = list_of(new_id(), LIKES, [])
+    one = await commit(first)
+    assert await is_newest(one)
+    assert await commit(RowChanges()) == "", "nothing was committed, and the GTID before is not its"
+    assert await commit(first) == "", "the rows are the same as before"
+    other = await commit(list_of(new_id(), LIKES, []))
+    assert other != one
+    assert await is_newest(other)

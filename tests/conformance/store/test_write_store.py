@@ -465,10 +465,10 @@ async def test_jobs_are_counted_by_state_lease_and_failures(stores: Stores) -> N
 async def test_jobs_are_found_by_state_priority_kind_and_time_and_not_of_paused_kinds(stores: Stores) -> None:
     here, there = SHARDS[:2]
     kept = [
-        job(new_id(here), kind="found_a", due_unix_ms=30),
-        job(new_id(here), kind="found_b", due_unix_ms=20),
+        job(new_id(here), kind="found_a", due_unix_ms=30, attempts=0),
+        job(new_id(here), kind="found_b", due_unix_ms=20, attempts=0),
         job(new_id(there), kind="found_a", due_unix_ms=10, priority=0),
-        job(new_id(there), kind="found_a", due_unix_ms=10, state=JobState.PARKED),
+        job(new_id(there), kind="found_a", due_unix_ms=10, state=JobState.PARKED, attempts=0),
         job(new_id(here), kind="found_a", due_unix_ms=90, attempts=2, worker=""),
         job(new_id(here), kind="found_a", due_unix_ms=95, attempts=2, worker="worker-1"),
     ]
@@ -490,4 +490,5 @@ async def test_jobs_are_found_by_state_priority_kind_and_time_and_not_of_paused_
     await write(stores, RowChanges(put_paused_jobs={paused: True}))
     assert kept[0].id not in await found(is_running=True)
     assert kept[2].id in await found(is_running=True)
+    assert sorted(await found(routine_kinds=("found_a",))) == sorted(row.id for row in kept[1:])
     await write(stores, RowChanges(put_paused_jobs={paused: False}))

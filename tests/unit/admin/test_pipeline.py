@@ -23,6 +23,9 @@ CONTENT = b"id,name\n" + b"".join(b"%d,n%d\n" % (number, number) for number in r
 class FakeLoad:
     """Writes into a dictionary; ``answer`` returns the outcome of an item."""
 
+    used_columns = frozenset({0, 1})
+    fields: tuple[str, ...] = ("name",)
+
     def __init__(self, answer: Callable[[str], TaoError | None] = lambda _: None) -> None:
         self.written: dict[str, int] = {}
         self.most_under_way = 0

@@ -45,6 +45,21 @@ def test_every_command_has_help() -> None:
         assert "Usage:" in result.stdout
 
 
+def groups(group: click.Group, *words: str) -> Iterator[tuple[str, ...]]:
+    yield words
+    for name in group.commands:
+        command = group.commands[name]
+        if isinstance(command, click.Group):
+            yield from groups(command, *words, name)
+
+
+@pytest.mark.parametrize("words", list(groups(tao)))
+def test_the_help_of_a_group_shows_the_first_sentence_of_each_command_uncut(words: tuple[str, ...]) -> None:
+    lines = call(*words, "--help").stdout.partition("Commands:\n")[2].splitlines()
+    assert lines
+    assert [line for line in lines if line.endswith("...") or len(line) > 80] == []
+
+
 def test_the_list_of_commands_shows_the_first_sentence_of_their_help() -> None:
     shown = {name: command.get_short_help_str(1_000) for name, command in tao.commands.items() if not command.hidden}
     assert shown == {name: entry.summary for name, entry in COMMANDS.items() if entry.summary}
@@ -223,6 +238,31 @@ def test_a_port_that_is_taken_leaves_a_folder_as_it_was() -> None:
 def test_an_input_file_that_is_not_there_is_named() -> None:
     result = call("load", "objects", "missing.csv", "--otype", "page", "--key", "id")
     assert_operator_error(result, "missing.csv")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("load", "objects", "missing", "--otype", "page", "--key", "id"),
+        ("follower", "--settings", "missing"),
+        ("topology", "show", "--topology", "missing"),
+        ("topology", "import", "missing", "--topology", "other.json"),
+        ("schema", "show", "missing"),
+        ("access", "check", "missing", "--schema", "missing"),
+        ("audit", "verify", "missing"),
+        ("token", "list", "--file", "missing"),
+        ("demo", "--edges", "missing", "--objects", "missing"),
+        ("get", "1", "--connect", "./missing"),
+        ("--token-file", "missing", "get", "1", "--connect", "127.0.0.1:1"),
+        ("--ca", "missing", "get", "1", "--connect", "127.0.0.1:1"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_reported_in_the_same_words_by_every_command(command: tuple[str, ...]) -> None:
+    result = call(*command)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "tao: missing: cannot be read: No such file or directory\n"
+    Path("missing").mkdir()
+    assert call(*command).stderr == "tao: missing: cannot be read: Is a directory\n"
 
 
 def test_standard_input_needs_a_name() -> None:

@@ -1,15 +1,17 @@
-"""`tao jobs`: what `add` refuses before it adds a job, and how `show` prints fields without a value."""
+"""`tao jobs`: which jobs `list` leaves out, what `add` refuses, and how `show` prints fields without a value."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 from click.testing import CliRunner, Result
 
+from tao.admin.jobs import FoundJobs
 from tao.cli.commands import tao
 from tao.client import Graph, InvalidArgument
+from tao.model.jobs import JobPriority, JobRow, JobState
 from tao.wire.session import AnswerHandler
 from tao.wire.v1 import session_pb2 as pb
 from tests.unit.client.fakes import FakeCluster, FakeLink
@@ -55,3 +57,51 @@ def test_a_field_without_a_value_is_shown_as_a_dash(cluster: FakeCluster) -> Non
     cluster.link("near-1").behaviour = answer
     shown = dict(line.split(maxsplit=1) for line in CliRunner().invoke(tao, ["jobs", "show", "9"]).stdout.splitlines())
     assert [shown[name] for name in ("worker", "error", "cursor")] == ["-"] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "left_out"),
+    [((), ("purge",)), (("--all",), ()), (("--kind", "purge"), ()), (("--kind", "walk"), ("purge",))],
+)
+def test_the_jobs_of_the_system_itself_are_left_out_unless_they_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], left_out: tuple[str, ...]
+) -> None:
+    asked: list[Sequence[str]] = []
+
+    async def looks(_kind: str, _states: Sequence[int], _limit: int, routine_kinds: Sequence[str] = ()) -> FoundJobs:
+        asked.append(routine_kinds)
+        return FoundJobs()
+
+    monkeypatch.setattr("tao.cli.jobs._look", looks)
+    assert CliRunner().invoke(tao, ["jobs", "list", *options]).stdout == "no jobs\n"
+    assert asked == [left_out]
+
+
+def test_the_error_of_a_job_stands_below_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = JobRow(
+        *(
+            9,
+            "walk",
+            JobPriority.NORMAL,
+            JobState.PARKED,
+            1_000,
+            100,
+            100,
+            "",
+            b"",
+            b"",
+            0,
+            "ValueError: " + 50 * "no ",
+        ),
+        *(1_000, 0),
+    )
+
+    async def looks(*_: object) -> FoundJobs:
+        return FoundJobs([failed])
+
+    monkeypatch.setattr("tao.cli.jobs._look", looks)
+    head, row, below = CliRunner().invoke(tao, ["jobs", "list"]).stdout.splitlines()
+    assert head.split()[-2:] == ["worker", "due"]
+    assert "parked" in row
+    assert max(len(head), len(row)) < 100
+    assert below.startswith("9: ValueError: no no")

@@ -42,6 +42,13 @@ def run_with(monkeypatch: pytest.MonkeyPatch, then: Callable[[], None], *reached
     return CliRunner().invoke(tao, ["load", "objects", file, *named], catch_exceptions=False)
 
 
+def test_nodes_have_no_fields_and_so_no_option_that_maps_a_column_to_one() -> None:
+    nodes = ["load", "nodes", "nodes.csv", "--atype", "subscribes", "--key", "id"]
+    result = CliRunner().invoke(tao, [*nodes, "--map", "why=name"])
+    assert (result.exit_code, "No such option '--map'" in result.stderr) == (2, True)
+    assert "--map" not in CliRunner().invoke(tao, [*nodes, "--help"]).stdout
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_load_with_the_place_and_the_way_on(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -187,3 +187,9 @@ def test_what_lies_beside_a_topology_file_is_not_imported_or_exported(file: Path
         result = call(file, *arguments)
         assert result.exit_code == 2
         assert why in result.stderr
+
+
+def test_an_export_that_cannot_be_written_is_reported_in_one_line(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "none" / "topology.json"
+    result = call(file, "export", str(out))
+    assert (result.exit_code, result.stderr) == (2, f"tao: {out}: cannot be written: No such file or directory\n")

@@ -104,6 +104,15 @@ def test_a_server_that_could_not_be_asked_is_unchecked_and_not_wrong(checked: Ch
     assert (report["wrong"], report["unchecked_servers"], report["clean"]) == (0, 1, False)
 
 
+def test_a_long_reason_stands_below_the_table_and_not_in_a_column(checked: Checked) -> None:
+    reason = "database server east-db-1 is down: " + 40 * "it does not answer; "
+    checked.report.servers.append(CacheReport(server="leader-1", role="leader", error=reason))
+    lines = call("verify").stdout.splitlines()
+    assert lines[0].split() == ["server", "role", "entries", "in", "flight", "wrong"]
+    assert lines[3] == f"leader-1: {reason}"
+    assert max(map(len, lines[:3])) < 60
+
+
 def test_nothing_compared_with_a_database_that_hangs_is_not_none_wrong(checked: Checked) -> None:
     checked.report.servers[:] = [CacheReport(server="leader-1", role="leader", error="entries of db-1 …")]
     checked.report.databases.append(DatabaseReport(database="db-1", server="east-db-1", error="no answer"))

@@ -6,6 +6,7 @@ import inspect
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import assert_type
 
 import pytest
 
@@ -78,9 +79,17 @@ def test_receipts_of_journaled_writes_block_until_the_write_is_made() -> None:
         many = graph.later.obj_add_many([("user", None, make_id(10))])
         with graph.journaled():
             added = graph.obj_add("user", {"name": "Alice"}, id=make_id(11))
+            (other,) = graph.obj_add_many([("user", None, None, make_id(13))])
             edge = graph.assoc_delete(make_id(9), "subscribes", make_id(10))
+            (other_edge,) = graph.assoc_delete_many([(make_id(9), "subscribes", make_id(10))])
             job = graph.add_job("walk", {}, near=make_id(9), id=make_id(12))
-        for receipt in (late, *many, added.receipt, edge.receipt, job.receipt):
+        # A check of types would otherwise ask for an `await`, and pass a receipt that is never waited for.
+        assert_type(added.receipt, SyncAccepted | None)
+        assert_type(other.receipt, SyncAccepted | None)
+        assert_type(edge.receipt, SyncAccepted | None)
+        assert_type(other_edge.receipt, SyncAccepted | None)
+        receipts = (added.receipt, other.receipt, edge.receipt, other_edge.receipt, job.receipt)
+        for receipt in (late, *many, *receipts):
             assert isinstance(receipt, SyncAccepted)
             assert isinstance(receipt.applied(timeout=1.0), WriteToken)
             assert graph.applied(receipt) == receipt.applied()

@@ -126,7 +126,7 @@ async def test_a_text_that_is_no_address_is_refused(target: str) -> None:
 
 
 async def test_a_missing_topology_file_is_named() -> None:
-    with pytest.raises(TopologyError, match=r"/nowhere/topology.json: the topology file cannot be read: No such file"):
+    with pytest.raises(TopologyError, match=r"/nowhere/topology.json: cannot be read: No such file"):
         await connect("file:/nowhere/topology.json")
 
 

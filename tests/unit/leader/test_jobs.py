@@ -179,6 +179,11 @@ async def test_operators_list_pause_and_resume(rig: LeaderRig) -> None:
     assert len(await rig.jobs.lease("worker-1", ["walk"], ONE_OF_EACH, LEASE_MS)) == 1
     listed = (await asked(rig, pb.Request(list_jobs=pb.ListJobs()), "operator")).jobs
     assert listed.kinds == ["walk"], "a worker has asked for it"
+    routine = pb.Request(list_jobs=pb.ListJobs(routine_kinds=["walk"]))
+    row = store_of(rig).rows.jobs[job]
+    for state, attempts, shown in ((row.state, 0, []), (row.state, 1, [job]), (JobState.PARKED, 100, [job])):
+        store_of(rig).rows.jobs[job] = msgspec.structs.replace(row, state=state, attempts=attempts)
+        assert [each.id for each in (await asked(rig, routine, "operator")).jobs.jobs] == shown
     wrong = await asked(rig, pb.Request(change_jobs=pb.ChangeJobs(pause_kind="No Kind")), "operator")
     assert wrong.error.reason == InvalidArgument.reason
 

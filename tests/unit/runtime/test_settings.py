@@ -47,8 +47,10 @@ def test_what_the_file_leaves_out_has_its_default(tmp_path: Path) -> None:
         ("name: a\ninner: {prt: 3}", r"server.yaml: inner.prt: there is no such setting"),
         ("name: a\ninner: {port: many}", r"server.yaml: inner.port: .*integer"),
         ("name: a\nseconds: 0", r"seconds must be above 0"),
-        ("- a", r"must be a mapping"),
-        ("a: [", r"is not YAML"),
+        ("- a", r"server\.yaml: must be settings with their names"),
+        ("a: [", r"server\.yaml:1: not valid YAML: expected the node content"),
+        ("a: 1\nb: 2: 3", r"server\.yaml:2: not valid YAML: mapping values are not allowed here$"),
+        ("a: \x07", r"server\.yaml: not valid YAML: special characters are not allowed at position 3$"),
         ("name: a\nodd: 1\nseconds: x", r"(?s)odd: .*seconds: "),
     ],
 )

@@ -319,5 +319,5 @@ async def test_a_file_that_cannot_be_read_gives_a_plain_error(tmp_path: Path) ->
     with pytest.raises(SchemaError, match=r"schema\.yaml: cannot be read: No such file or directory$"):
         await SchemaFile(path).load()
     path.write_bytes(b"types: \xff")
-    with pytest.raises(SchemaError, match=r"schema\.yaml: is not UTF-8: invalid start byte at byte 7$"):
+    with pytest.raises(SchemaError, match=r"schema\.yaml: is not UTF-8 text: invalid start byte at byte 7$"):
         await SchemaFile(path).load()

@@ -10,7 +10,6 @@ from tao.model.errors import DeadlineExceeded, OutcomeUnknown, ShardBlocked, Tao
 from tao.model.graph import ListKey
 from tao.model.ids import SHARD_SHIFT
 from tao.model.rows import RowChanges, WriteKeys
-from tao.storage.dialect import Dialect
 from tao.storage.disk_space import DiskSpace, DiskSpaceSettings
 from tao.storage.failures import ConnectionLost
 from tao.storage.pools import Pool
@@ -29,22 +28,15 @@ class NextSession(DatabaseSession):
         self.ran: list[str] = []
         self.blocks = ""
         """What statements that wait for a lock have in them."""
-        self.last_gtid = ""
-        self.commits: list[list[list[Row]]] = []
-        """What the next COMMITs are answered with; the session is lost after an answer that lacks the GTID."""
+        self.is_lost_in_commit = False
 
     async def run(
         self, sql: str, arguments: object = (), *, deadline: float, results: list[list[Row]] | None = None
     ) -> list[list[Row]]:
         self.ran.append(sql)
-        self.committed_gtid = None
-        if "COMMIT" in sql and results is not None:
-            results += self.commits.pop(0)
-            if len(results) < 2:
-                self.abort()
-                raise ConnectionLost("closed")
-            self.last_gtid = str(results[-1][0][0]) if results[-1] else ""
-            return results
+        if "COMMIT" in sql and self.is_lost_in_commit:
+            self.abort()
+            raise ConnectionLost("closed")
         if self.blocks and self.blocks in sql:
             raise ShardBlocked("locked")
         failure, self.failure = self.failure, None
@@ -52,7 +44,7 @@ class NextSession(DatabaseSession):
             if not isinstance(failure, ShardBlocked):
                 self.abort()
             raise failure
-        return [[], [(self.last_gtid,)]]
+        return [[]]
 
 
 class Lender:
@@ -131,56 +123,11 @@ async def test_a_connection_lost_before_commit_is_sent_leaves_nothing_unknown() 
     assert not any("COMMIT" in sql for sql in pool.sessions[0].ran)
 
 
-async def commit(pool: Lender) -> str:
+async def test_a_connection_lost_in_commit_leaves_the_outcome_unknown() -> None:
+    pool = Lender(None)
+    pool.sessions[0].is_lost_in_commit = True
     async with pool.transaction() as transaction:
         await transaction.lock_and_read([], WriteKeys())
         await transaction.apply(RowChanges())
-        return await transaction.commit()
-
-
-async def test_a_commit_returns_its_gtid_and_never_that_of_an_earlier_one() -> None:
-    pool = Lender(None)
-    session = pool.sessions[0]
-    pool.lent = iter([session] * 4)
-    session.commits = [[[], [("0-1-7",)]], [[], [("0-1-7",)]], [[], [("0-1-9",)]], [[], []]]
-    assert [await commit(pool) for _ in range(4)] == ["0-1-7", "", "0-1-9", ""]
-    assert session.ran[:2] == ["START TRANSACTION; SELECT @@last_gtid", "COMMIT; SELECT @@last_gtid"]
-
-
-async def test_a_commit_without_effect_does_not_return_the_gtid_of_a_heartbeat_before_it() -> None:
-    pool = Lender(None)
-    session = pool.sessions[0]
-    session.last_gtid = "0-1-8"
-    session.commits = [[[], [("0-1-8",)]]]
-    assert await commit(pool) == ""
-
-
-async def test_the_gtid_before_a_transaction_is_asked_for_only_after_other_statements() -> None:
-    pool = Lender(None)
-    session = pool.sessions[0]
-    pool.lent = iter([session] * 3)
-    session.commits = [[[], [("0-1-7",)]], [[], [("0-1-7",)]], [[], [("0-1-8",)]]]
-    assert [await commit(pool), await commit(pool)] == ["0-1-7", ""]
-    assert session.ran[2] == "START TRANSACTION"
-    session.last_gtid = "0-1-8"
-    await session.run("START TRANSACTION; INSERT INTO heartbeat; COMMIT", deadline=0)
-    assert await commit(pool) == ""
-    assert session.ran[-2] == "START TRANSACTION; SELECT @@last_gtid"
-
-
-async def test_a_connection_lost_after_the_answer_to_commit_leaves_only_the_gtid_unknown() -> None:
-    pool = Lender(None)
-    pool.sessions[0].commits = [[[]]]
-    assert await commit(pool) == ""
-    assert not pool.sessions[0].is_open
-
-
-async def test_a_connection_lost_in_commit_leaves_the_outcome_unknown() -> None:
-    pool = Lender(None)
-    pool.sessions[0].commits = [[]]
-    with pytest.raises(OutcomeUnknown):
-        await commit(pool)
-
-
-def test_mysql_has_no_last_gtid() -> None:
-    assert Dialect.MYSQL.last_gtid == ()
+        with pytest.raises(OutcomeUnknown):
+            await transaction.commit()

@@ -247,16 +247,6 @@ def test_rows_that_cannot_be_decoded_from_their_packet_make_their_shard_invalid(
     assert stream.transactions.unknown_events == 1
 
 
-def test_nothing_is_left_undecoded_where_leaders_do_not_know_the_gtids_of_their_commits() -> None:
-    stream = Stream(knows=True)
-    stream.transactions.leaders_name_gtids = False
-    stream.transactions.take(an_event(MariadbGtidEvent, gtid="0-1-8", timestamp=5, flags=0))
-    assert stream.send(packet(WRITE, IN_ASSOCS))
-    found = stream.end()
-    assert found.undecoded == []
-    assert len(found.events) == 1
-
-
 def test_a_shard_whose_rows_cannot_be_decoded_later_is_invalid() -> None:
     stream = Stream()
     stream.undecodable.add(packet(WRITE, IN_ASSOCS))
