@@ -1,7 +1,7 @@
 """The audit log's records of what a command changes directly: the topology document, databases, servers.
 
-A command that asks for confirmation writes one record once it has it, before anything is changed, and one with the
-outcome when it ends. The caller is the account of the machine that runs the command.
+A command that changes something writes one record before it does, once it has the confirmation where it asks for one,
+and one with the outcome when it ends. The caller is the account of the machine that runs the command.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from tao.observability.audit_records import AuditEvent, Outcome
 _LOCK_SECONDS: Final = 5.0
 """Longest wait for another command that writes its records."""
 _KEY: Final = "tao.action"
-_SECRETS: Final = ("token", "password", "secret")
+_UNRECORDED: Final = ("token", "password", "secret", "assignments")
+"""Arguments that are secret, or values of fields: those whose names contain one of these."""
 
 
-def begin_action(question: str) -> None:
-    """Record that the running command begins what it has asked for, if there is an audit log of commands.
+def begin_action(question: str = "") -> None:
+    """Record that the running command begins, if there is an audit log of commands. ``question``: what was confirmed.
 
     Raises `OperatorError` when that cannot be recorded: then nothing must be changed."""
     path: Path | None = given("audit_log")
@@ -42,13 +43,21 @@ def begin_action(question: str) -> None:
         role="operator",
         action=context.command_path.partition(" ")[2],
         outcome=Outcome.UNKNOWN,
-        details={"phase": "begun", "question": question, **_arguments(context)},
+        details={"phase": "begun", **({"question": question} if question else {}), **_arguments(context)},
     )
     try:
         _append(path, event)
     except (OSError, OperatorError) as error:
         raise OperatorError(f"nothing was changed, because the audit log cannot record it: {error}") from error
     context.meta[_KEY] = event
+
+
+def note_result(**details: object) -> None:
+    """Have the record of the end say this, too, if there is one."""
+    context = click.get_current_context(silent=True)
+    if context is not None and _KEY in context.meta:
+        event: AuditEvent = context.meta[_KEY]
+        context.meta[_KEY] = msgspec.structs.replace(event, details={**event.details, **details})
 
 
 def end_action(context: click.Context, result: object) -> None:
@@ -96,7 +105,7 @@ def _arguments(context: click.Context) -> dict[str, object]:
     return {
         name: " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
         for name, value in named.items()
-        if value not in (None, False, (), "") and not any(secret in name for secret in _SECRETS)
+        if value not in (None, False, (), "") and not any(each in name for each in _UNRECORDED)
     }
 
 

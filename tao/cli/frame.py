@@ -186,6 +186,14 @@ def ask(question: str) -> None:
     click's own prompt is not used: it treats "no" and the end of the input like Ctrl-C."""
     if not given("yes"):
         _confirm(question)
+    begin(question)
+
+
+def begin(question: str = "") -> None:
+    """Record in the audit log of commands, if there is one, that the running command changes something from here on.
+    `ask` does it for what it has asked; a command that changes something without asking calls this.
+
+    Raises `OperatorError` when that cannot be recorded: then nothing must be changed."""
     if given("audit_log"):
         from tao.cli.action_record import begin_action
 

@@ -10,7 +10,7 @@ import click
 
 from tao.admin.field_text import fields_of
 from tao.cli.connection import on_graph
-from tao.cli.frame import CommandGroup, ask, show
+from tao.cli.frame import CommandGroup, ask, begin, show
 from tao.cli.options import IntRange, combined, region_options, yes_option
 from tao.client import AssocList, EdgeWrite, Graph, Job
 from tao.model.edge_states import NODE_STATES, STATES_BY_LABEL
@@ -109,6 +109,8 @@ def add() -> None:
 def add_object(otype: str, assignments: tuple[str, ...], near: int | None) -> None:
     """Add an object; prints its id."""
 
+    begin()
+
     async def work(graph: Graph) -> int:
         return await graph.obj_add(otype, fields_of(graph.schema.otype(otype), assignments), near=near)
 
@@ -128,6 +130,8 @@ def add_object(otype: str, assignments: tuple[str, ...], near: int | None) -> No
 @region_options
 def add_edge(id1: int, atype: str, id2: int, assignments: tuple[str, ...], edge_time: int | None) -> None:
     """Add an edge, and its inverse when the type has one, or overwrite the edge that exists."""
+
+    begin()
 
     async def work(graph: Graph) -> EdgeWrite:
         return await graph.assoc_add(id1, atype, id2, edge_time, fields_of(graph.schema.atype(atype), assignments))
@@ -154,6 +158,8 @@ def node(node_id: int, state: str, types: tuple[str, ...], wait: bool) -> None:
     """Set the state of a node, which hides or restores its edges of types with states.
 
     Prints the id of the job that moves the edges that there are; `normal` restores what was there before."""
+
+    begin()
 
     async def work(graph: Graph) -> Job:
         job = await graph.node_set_state(node_id, state, types or None)

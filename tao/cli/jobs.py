@@ -12,7 +12,7 @@ from tao.admin.connection import current_topology
 from tao.admin.jobs import ChangedKind, FoundJobs, body_of, pause_kind
 from tao.admin.jobs import list_jobs as list_all
 from tao.cli.connection import links_of_command, on_graph, target_of
-from tao.cli.frame import CommandGroup, run, show
+from tao.cli.frame import CommandGroup, begin, run, show
 from tao.cli.options import IntRange, global_options
 from tao.client import Graph, InvalidArgument, Job
 from tao.client.validation import check_id, check_state
@@ -104,6 +104,7 @@ def pause(kind: str) -> int:
     Workers finish the pages that are under way. Exit status 1 when a leader does not answer; a kind that no worker
     has asked for within the last minute, and of which there is no job, is an error.
     """
+    begin()
     return _show_change(kind, run(_change(kind, paused=True)), "paused")
 
 
@@ -116,6 +117,7 @@ def resume(kind: str) -> int:
 
     Exit status 1 when a leader does not answer.
     """
+    begin()
     return _show_change(kind, run(_change(kind, paused=False)), "resumed")
 
 
@@ -127,6 +129,8 @@ def cancel(job_id: int) -> int:
 
     Exit status 1 when there is no such job, or it is done. Cancelling a job again changes nothing: exit status 0.
     """
+
+    begin()
 
     async def end(graph: Graph) -> Job:
         job = graph.job(job_id)
@@ -168,6 +172,8 @@ def add(
         raise click.UsageError("each_object takes neither --list nor --state")
     if id1 is not None and shards:
         raise click.UsageError("give --list or --shard, not both: a list is on the shard of its id")
+
+    begin()
 
     async def put(graph: Graph) -> list[Job]:
         _check_type(graph, kind, type_name, state)

@@ -25,7 +25,7 @@ from tao.admin.load.session import (
     load_objects,
 )
 from tao.cli.connection import target_of
-from tao.cli.frame import INTERRUPTED_STATUS, CommandGroup, fail, run, show
+from tao.cli.frame import INTERRUPTED_STATUS, CommandGroup, begin, fail, run, show
 from tao.cli.options import IntRange, combined, region_options
 from tao.model.errors import OutcomeUnknown, RetryableError, Unavailable
 from tao.terminal import LoadDisplay, counted, print_pairs
@@ -193,6 +193,7 @@ def _inputs(
 
 
 def _load(source: LoadInput, work: Callable[[OnProgress], Coroutine[Any, Any, Summary]]) -> int:
+    begin()
     with LoadDisplay() as display:
         try:
             with _terminated_as_interrupted():

@@ -14,7 +14,8 @@ from typing import cast, get_args
 
 import click
 
-from tao.cli.frame import CommandGroup, ask, show
+from tao.cli.action_record import note_result
+from tao.cli.frame import CommandGroup, ask, begin, show
 from tao.cli.options import FloatRange, combined, json_option, yes_option
 from tao.model.errors import OperatorError, unwritable
 from tao.runtime.token_file import TokenEntry, TokenRole, change_tokens, entry_for, load_tokens, new_secret
@@ -74,6 +75,7 @@ def new(caller: str, role: str, days: float | None, out: Path | None, existing: 
         made.append(entry_for(secret, caller, cast("TokenRole", role), expires, [each.id for each in tokens]))
         return (*tokens, *made)
 
+    begin()
     if out is not None:
         _write_secret(out, secret)
     try:
@@ -83,6 +85,7 @@ def new(caller: str, role: str, days: float | None, out: Path | None, existing: 
             out.unlink()
         raise
     (entry,) = made
+    note_result(id=entry.id)
     printed = None if out is not None or existing else secret
     show({**_fields(entry), "token": printed}, lambda: _say(entry, file, out, printed))
 

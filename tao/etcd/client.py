@@ -2,7 +2,7 @@
 
 A call that an endpoint does not answer is repeated at the next one. So a transaction may be carried out twice, and what
 is sent has to bear that: its comparison fails the second time, and the caller recognises its own work. A token that has
-expired is renewed once for a call.
+expired is renewed once for a call. Calls that follow a change of the certificate files use what they say then.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -74,9 +75,14 @@ class _Endpoint:
     """The channel to one member, opened when it is first used."""
 
     def __init__(self, address: str, location: EtcdLocation, settings: EtcdSettings) -> None:
+        """Raises `SettingsError` when a file cannot be read."""
         self.address: Final = address
+        files = (settings.authorities, settings.private_key, settings.certificate) if location.tls else ()
+        self._files: Final = tuple(file for file in files if file is not None)
+        self._versions: Final = tuple(
+            map(_version_of, self._files)
+        )  # before they are read, so that no change is missed
         if location.tls:
-            files = (settings.authorities, settings.private_key, settings.certificate)
             credentials = grpc.ssl_channel_credentials(*(None if file is None else _read(file) for file in files))
             self.channel = grpc.aio.secure_channel(address, credentials, _OPTIONS)
         else:
@@ -85,6 +91,10 @@ class _Endpoint:
         self.lease: Final = LeaseStub(self.channel)
         self.watch: Final = WatchStub(self.channel)
         self.auth: Final = AuthStub(self.channel)
+
+    def is_outdated(self) -> bool:
+        """Return whether the certificate files were changed since they were read."""
+        return tuple(map(_version_of, self._files)) != self._versions
 
 
 _Method = Callable[[_Endpoint], grpc.aio.UnaryUnaryMultiCallable[_Request, _Answer]]
@@ -249,6 +259,10 @@ class EtcdClient:
         if found is None:
             self._settings.check(self._location)
             found = self._endpoints[address] = _Endpoint(address, self._location, self._settings)
+        elif found.is_outdated():
+            # A file is missing for a moment while it is replaced. The former channel closes when its last call ends.
+            with suppress(SettingsError):
+                found = self._endpoints[address] = _Endpoint(address, self._location, self._settings)
         return found
 
     def _try_later(self, address: str) -> None:
@@ -297,6 +311,15 @@ def is_unchanged_since(key: bytes, range_end: bytes, revision: int) -> pb.Compar
     return pb.Compare(
         key=key, range_end=range_end, target=pb.Compare.MOD, result=pb.Compare.LESS, mod_revision=revision + 1
     )
+
+
+def _version_of(file: Path) -> tuple[int, int, int]:
+    """Return what is different when a file was written or replaced; nothing where it cannot be looked at."""
+    try:
+        found = file.stat()
+    except OSError:
+        return 0, 0, 0
+    return found.st_mtime_ns, found.st_ino, found.st_size
 
 
 def _read(file: Path) -> bytes:

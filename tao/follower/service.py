@@ -34,7 +34,7 @@ from tao.model.receipts import Receipt
 from tao.model.tokens import PendingShard
 from tao.model.topology import CacheServer
 from tao.routing.budgets import MIN_WORK_SECONDS, work_seconds
-from tao.serving.access import OnBehalfOf
+from tao.serving.access import OnBehalfOf, caller_of
 from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import MAX_SETTLED, ForwardPath, WriteThrough
 from tao.serving.read_service import ReadService
@@ -239,7 +239,7 @@ class UnaryPath:
         reply.on_close(lambda: _stop(task))
         try:
             behalf = OnBehalfOf.sender(request, reply.peer)
-            self._check_list(request, behalf.caller, critical=False)
+            self._check_list(request, reply.peer, critical=False)
             between = [
                 (shard, each.high_shard)
                 for each in request.settle_shards_first
@@ -257,7 +257,7 @@ class UnaryPath:
                 request.read.minimum_slots.append(0)
                 request.read.minimum_versions.append(minimum)
             else:
-                self._check_list(request, behalf.caller, critical=True)
+                self._check_list(request, reply.peer, critical=True)
                 request.read.critical = True
             request.deadline_ms = max(1, round((until - self._clock.monotonic()) * 1000))
             self._serve(request, self._candidates(request), reply)
@@ -282,14 +282,16 @@ class UnaryPath:
         await asyncio.gather(*(self._settle(shard, settle, left, behalf) for shard, settle in settles))
         return minimum, is_known
 
-    def _check_list(self, request: pb.Request, caller: str | None, *, critical: bool) -> None:
+    def _check_list(self, request: pb.Request, peer: PeerIdentity, *, critical: bool) -> None:
         """Raise `PermissionDenied` unless the caller may read the list of the call's one query; `StaleRead` when it may
         not read it from the master, which the token and not the caller asks for."""
-        readers = self._configuration.access.readers
+        caller, readers = caller_of(request, peer), self._configuration.access.readers
         check = None if caller is None or readers is None else readers[caller]
         if check is None:
             return
-        denied = check.refuse(BatchQueries(request.read, operation_sizes(request.read)).query(0), critical=critical)
+        denied = check.asked_by(peer).refuse(
+            BatchQueries(request.read, operation_sizes(request.read)).query(0), critical=critical
+        )
         if denied is not None and critical:
             raise StaleRead(
                 "a write that the token names is not known here, and its caller may not read the master; try again "

@@ -297,8 +297,10 @@ class WriteRequests:
         if isinstance(write, PlaceEdges):
             return await self._pages.place(write, deadline), False
         written, pending = await self._inverses.write(write, deadline)
-        if check is not None and (refusal := check.judge(written.outcome.otype)) is not None:
-            raise refusal
+        if check is not None and isinstance(write, ObjUpdate | ObjDelete):
+            refusal = check.judge(write.id, written.outcome.otype)
+            if refusal is not None:
+                raise refusal
         return written, pending
 
     async def _execute_audited(

@@ -27,8 +27,8 @@ _OCSF_VERSION: Final = "1.3.0"
 _INFORMATIONAL, _MEDIUM = 1, 3
 _MAX_TEXT: Final = 300
 """Characters of a text in a record: peers choose their names, and errors may quote what they have sent."""
-_MAX_SHARDS: Final = 100
-"""Shards that a record lists; it always says how many there are."""
+MAX_LISTED: Final = 100
+"""Shards, and types, that a record lists; it always says how many there are."""
 _HASH_DIGITS: Final = 64
 
 
@@ -51,7 +51,8 @@ class Activity(IntEnum):
 
 class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
     """What is recorded. ``time_ms``: Unix time. ``count``: equal events that this one stands for, until
-    ``end_time_ms``. ``policy_version``: of the access rules in force. ``details``: plain data of the action."""
+    ``end_time_ms``. ``more_shards`` and ``more_types``: how many there are besides. ``policy_version``: of the access
+    rules in force. ``details``: plain data of the action."""
 
     time_ms: int
     server: str
@@ -65,6 +66,8 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
     address: str = ""
     shards: tuple[int, ...] = ()
     types: tuple[str, ...] = ()
+    more_shards: int = 0
+    more_types: int = 0
     policy_version: str = ""
     count: int = 1
     end_time_ms: int = 0
@@ -202,9 +205,10 @@ def _ocsf(event: AuditEvent, lost: int) -> dict[str, object]:
         "server": event.server,
         "role": _clipped(event.role),
         "policy_version": event.policy_version,
-        "types": [_clipped(each) for each in event.types[:_MAX_SHARDS]],
-        "shards": list(event.shards[:_MAX_SHARDS]),
-        "shard_count": len(event.shards),
+        "types": [_clipped(each) for each in event.types[:MAX_LISTED]],
+        "type_count": len(event.types) + event.more_types,
+        "shards": list(event.shards[:MAX_LISTED]),
+        "shard_count": len(event.shards) + event.more_shards,
         **{key: _clipped(value) if isinstance(value, str) else value for key, value in event.details.items()},
     }
     if lost:

@@ -7,11 +7,12 @@ longer accepted ends the connections that were opened with it.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from cryptography import x509
 
@@ -32,6 +33,27 @@ from tao.wire.tls import TlsFiles
 
 _Use = Callable[[AcceptedCredentials, str, str], AcceptedCredentials]
 """Returns what is accepted by the text of a changed file; the last argument names the file."""
+
+ACCEPTED_TOKENS: Final = "accepted_tokens"
+SIGNING_KEYS: Final = "signing_keys"
+"""The kinds of files that say what is accepted."""
+
+
+class CredentialChange(NamedTuple):
+    """What a changed file has changed. ``kind``: `ACCEPTED_TOKENS` or `SIGNING_KEYS`. ``former_sha256`` and ``sha256``
+    are digests of the file. ``added`` and ``removed``: tokens by id, role and caller; one that has changed is both. No
+    keys: they need not have ids."""
+
+    kind: str
+    file: str
+    former_sha256: str
+    sha256: str
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+
+
+def _ignore(_: CredentialChange) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +89,10 @@ class AcceptedCredentialFiles:
         self._tokens: Final = None if path is None else WatchedFile(path, SettingsError)
         keys = sources.jwt.keys_file
         self._keys: Final = None if keys is None else WatchedFile(keys, SettingsError)
+        self.digests: Final[dict[str, str]] = {}
+        """The SHA-256 of each file that is in use, by its kind."""
+        self.on_changed: Callable[[CredentialChange], None] = _ignore
+        """Called when a changed file is in use."""
 
     async def load(self, is_listed: Callable[[str, str, str], bool]) -> None:
         """Accept what the settings and the files say now. ``is_listed`` as in `AcceptedCredentials`. Raises
@@ -74,31 +100,40 @@ class AcceptedCredentialFiles:
         self._sources.check()
         accepted = AcceptedCredentials()
         if self._tokens is not None:
-            accepted = _with_tokens(accepted, await self._tokens.read(), str(self._tokens.path))
+            text = await self._tokens.read()
+            accepted = _with_tokens(accepted, text, str(self._tokens.path))
+            self.digests[ACCEPTED_TOKENS] = _digest(text)
         if self._keys is not None:
-            accepted = self._with_keys(accepted, await self._keys.read(), str(self._keys.path))
+            text = await self._keys.read()
+            accepted = self._with_keys(accepted, text, str(self._keys.path))
+            self.digests[SIGNING_KEYS] = _digest(text)
         self.authenticator.accepted = replace(accepted, cluster=self._sources.cluster, is_listed=is_listed)
 
     async def look(self) -> None:
         """Check the files once, and accept what they say now."""
-        for file, use in self._watched():
-            await file.look(partial(self._use, use))
+        for kind, file, use in self._watched():
+            await file.look(partial(self._use, kind, use))
 
     async def watch(self) -> None:
         """Follow the changes of the files until cancelled; return when there is none."""
-        await asyncio.gather(*(file.watch(partial(self._use, use)) for file, use in self._watched()))
+        await asyncio.gather(*(file.watch(partial(self._use, kind, use)) for kind, file, use in self._watched()))
 
-    def _watched(self) -> list[tuple[WatchedFile, _Use]]:
-        files = ((self._tokens, _with_tokens), (self._keys, self._with_keys))
-        return [(file, use) for file, use in files if file is not None]
+    def _watched(self) -> list[tuple[str, WatchedFile, _Use]]:
+        files = ((ACCEPTED_TOKENS, self._tokens, _with_tokens), (SIGNING_KEYS, self._keys, self._with_keys))
+        return [(kind, file, use) for kind, file, use in files if file is not None]
 
-    def _use(self, use: _Use, text: str, source: str) -> None:
+    def _use(self, kind: str, use: _Use, text: str, source: str) -> None:
+        former = self.authenticator.accepted
         try:
-            self.authenticator.accepted = use(self.authenticator.accepted, text, source)
+            self.authenticator.accepted = use(former, text, source)
         except TaoError as error:
             self._log.error("accepted_credentials_refused", reason=error.message)
-        else:
-            self._log.info("accepted_credentials_changed", file=source)
+            return
+        self._log.info("accepted_credentials_changed", file=source)
+        before, now = _shown_tokens(former), _shown_tokens(self.authenticator.accepted)
+        former_sha256, self.digests[kind] = self.digests[kind], _digest(text)
+        added, removed = (tuple(each[0] for each in sorted(found)) for found in (now - before, before - now))
+        self.on_changed(CredentialChange(kind, source, former_sha256, self.digests[kind], added, removed))
 
     def _with_keys(self, accepted: AcceptedCredentials, text: str, source: str) -> AcceptedCredentials:
         """Return what is accepted with the keys of a file in place of the present ones. Raises `SettingsError`."""
@@ -138,6 +173,18 @@ def _uris_of(certificate: Path | None) -> tuple[str, ...]:
     except ValueError as error:
         raise SettingsError(f"{certificate}: is no certificate: {error}") from error
     return tuple(names.get_values_for_type(x509.UniformResourceIdentifier))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _shown_tokens(accepted: AcceptedCredentials) -> set[tuple[str, str, float]]:
+    """Return the tokens by id, role and caller, with their digests and ends, in which they may differ."""
+    return {
+        (" ".join(filter(None, (each.id, each.role, each.caller))), each.digest.hex(), each.expires_at)
+        for each in accepted.tokens or ()
+    }
 
 
 def _with_tokens(accepted: AcceptedCredentials, text: str, source: str) -> AcceptedCredentials:

@@ -15,19 +15,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import Final, Literal, NamedTuple, Self
 
 from tao.access.decisions import Decisions, TypeKind
 from tao.access.document import AccessDocument, Operation
 from tao.access.policy import ALL_TYPES, NO_TYPES, Budget, Grant, Policy, Rights
-from tao.model.errors import AccessError, BudgetExceeded, PermissionDenied, TaoError, UnknownType
+from tao.model.errors import AccessError, BudgetExceeded, PermissionDenied, UnknownType
 from tao.model.graph import ABSENT, deleted_otype, encode_object
+from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import ObjectQuery, Query
 from tao.model.versions import NEVER_WRITTEN
 from tao.observability.logs import Logger
 from tao.observability.metrics import Metrics
 from tao.schema.registry import Schema
-from tao.serving.audit import recorded_name
+from tao.serving.audit import Denial, recorded_name
+from tao.serving.request_scope import NamedType, Scope, scope_of, scope_of_write
 from tao.wire.identity import PASSING_ON, PeerIdentity
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
@@ -96,6 +99,18 @@ class OnBehalfOf(NamedTuple):
         passed.operator = self.operator
 
 
+class Asked(NamedTuple):
+    """What the rules deny: on whose behalf it is asked for, who has sent it, and the request, or the part of it."""
+
+    caller: str
+    peer: PeerIdentity
+    what: pb.Request | Scope
+
+    def scope(self) -> Scope:
+        """Return the types and shards of what is asked for. A request is read only when its refusal is recorded."""
+        return self.what if isinstance(self.what, Scope) else scope_of(self.what)
+
+
 def _denied_type(rights: Rights, write: pb.Write) -> tuple[TypeKind, int] | None:
     """Return the type that a write needs and that is not granted, or None."""
     operation = write.WhichOneof("operation")
@@ -142,8 +157,8 @@ class AccessControl:
         self.document_errors = 0
         self.on_document: Callable[[AccessDocument], None] = _ignore
         """Called with each newer document that comes into force."""
-        self.on_denied: Callable[[str, str, TaoError], None] = _ignore
-        """Called for each refusal with the caller, the operation and the error."""
+        self.on_denied: Callable[[Denial], None] | None = None
+        """Called for each refusal; None: nobody records them."""
 
     @property
     def document(self) -> AccessDocument | None:
@@ -194,7 +209,7 @@ class AccessControl:
         """Return the check of a batch of reads that a server or operator has sent, None when it is not checked. Raises
         `PermissionDenied`."""
         assert self.readers is not None, "asked only with rules"
-        self.check_operator(peer)
+        self.check_operator(request, peer)
         if request.read.for_fill and peer.role in PASSING_ON:
             return None  # for a cache, which checks what it answers; the caller is named for the share alone
         caller = caller_of(request, peer)
@@ -205,7 +220,7 @@ class AccessControl:
         policy = self.policy
         if policy is None:
             return {}
-        self.check_operator(peer)
+        self.check_operator(request, peer)
         caller = caller_of(request, peer)
         if caller is None:
             return {}
@@ -222,7 +237,10 @@ class AccessControl:
             self.count(operation, enforced=policy.enforced)
         if not policy.enforced:
             return {}
-        return {slot: self.refuse(caller, needed[slot], *which) for slot, which in denied.items()}
+        return {
+            slot: self.refuse(Asked(caller, peer, scope_of_write(writes[slot])), needed[slot], *which)
+            for slot, which in denied.items()
+        }
 
     def writer(self, request: pb.Request, peer: PeerIdentity) -> WriteCheck | None:
         """Return the check of writes by the types of stored objects, None when their caller may write objects of every
@@ -231,7 +249,7 @@ class AccessControl:
         if policy is None or (caller := caller_of(request, peer)) is None:
             return None
         rights = policy.rights(caller)
-        return None if rights.write.objects == ALL_TYPES else WriteCheck(self, caller, rights)
+        return None if rights.write.objects == ALL_TYPES else WriteCheck(self, caller, rights, peer)
 
     def guarded(self, kind: str, path: Callable[[pb.Request, Reply], None]) -> Callable[[pb.Request, Reply], None]:
         """Return a path of a kind in `GUARDED` with the check in front of it."""
@@ -245,53 +263,53 @@ class AccessControl:
 
     def _check_request(self, kind: str, request: pb.Request, peer: PeerIdentity) -> None:
         assert self.policy is not None, "asked only with rules"
-        self.check_operator(peer, request.invalidate if kind == "invalidate" else None)
+        self.check_operator(request, peer)
         caller = caller_of(request, peer)
         if caller is None or peer.role in OBSERVERS:
             return
-        rights = self.policy.rights(caller)
+        rights, asked = self.policy.rights(caller), Asked(caller, peer, request)
         if kind == "watch" and not rights.watch.covers_all:
-            self._raise(caller, Operation.WATCH, "it needs the right on all types")
+            self._raise(asked, Operation.WATCH, "it needs the right on all types")
         elif kind == "reserve_ids" and rights.write.objects == NO_TYPES:
-            self._raise(caller, Operation.WRITE, "ids are reserved for objects, and it may write no type of object")
+            self._raise(asked, Operation.WRITE, "ids are reserved for objects, and it may write no type of object")
         elif kind == "settle_pairs":
-            self._check_pairs(caller, rights.read.associations, request.settle_pairs)
+            self._check_pairs(asked, rights.read.associations, request.settle_pairs)
         elif kind == "scan_shard":
-            self._check_scan(caller, rights.critical, request.scan_shard)
+            self._check_scan(asked, rights.critical, request.scan_shard)
         elif kind == "purge_removed":
-            self._check_purge(caller, rights.write.associations)
+            self._check_purge(asked, rights.write.associations)
 
-    def _check_scan(self, caller: str, granted: Grant, asked: pb.ScanShard) -> None:
+    def _check_scan(self, asked: Asked, granted: Grant, scan: pb.ScanShard) -> None:
         """Raise `PermissionDenied` unless a caller may read every row that a scan of the master may find."""
-        if asked.atype:
-            number, types, is_denied = asked.atype, TypeKind.ASSOCIATION, not granted.associations >> asked.atype & 1
-        elif asked.otype:
-            number, types, is_denied = asked.otype, TypeKind.OBJECT, not granted.objects >> asked.otype & 1
+        if scan.atype:
+            number, types, is_denied = scan.atype, TypeKind.ASSOCIATION, not granted.associations >> scan.atype & 1
+        elif scan.otype:
+            number, types, is_denied = scan.otype, TypeKind.OBJECT, not granted.objects >> scan.otype & 1
         else:
             if granted.objects != ALL_TYPES:
-                self._raise(caller, Operation.CRITICAL, "objects of any type are scanned with the right on all types")
+                self._raise(asked, Operation.CRITICAL, "objects of any type are scanned with the right on all types")
             return
         if is_denied and self.count(Operation.CRITICAL, enforced=self._is_enforced):
-            raise self.refuse(caller, Operation.CRITICAL, types, number)
+            raise self.refuse(asked, Operation.CRITICAL, types, number)
 
-    def _check_purge(self, caller: str, writable: int) -> None:
+    def _check_purge(self, asked: Asked, writable: int) -> None:
         """Raise `PermissionDenied` unless a caller may write the edges of every type with states: a purge finds all."""
         for atype in self._schema.assocs:
             if atype.states and not writable >> atype.number & 1:
                 if self.count(Operation.WRITE, enforced=self._is_enforced):
-                    raise self.refuse(caller, Operation.WRITE, TypeKind.ASSOCIATION, atype.number)
+                    raise self.refuse(asked, Operation.WRITE, TypeKind.ASSOCIATION, atype.number)
                 return
 
-    def _check_pairs(self, caller: str, readable: int, asked: pb.SettlePairs) -> None:
+    def _check_pairs(self, asked: Asked, readable: int, settle: pb.SettlePairs) -> None:
         """Raise `PermissionDenied` unless a caller may read both lists of each edge that is to be settled."""
         if readable == NO_TYPES:
-            self._raise(caller, Operation.READ, "pairs are settled for readers, and it may read no type of association")
+            self._raise(asked, Operation.READ, "pairs are settled for readers, and it may read no type of association")
             return
-        for atype in {atype for pair in asked.pairs for atype in pair.atypes}:
+        for atype in {atype for pair in settle.pairs for atype in pair.atypes}:
             inverse = self._schema.atype(atype).inverse if self._schema.knows_atype(atype) else None
             for each in (atype,) if inverse is None else (atype, inverse):
                 if not readable >> each & 1 and self.count(Operation.READ, enforced=self._is_enforced):
-                    raise self.refuse(caller, Operation.READ, TypeKind.ASSOCIATION, each)
+                    raise self.refuse(asked, Operation.READ, TypeKind.ASSOCIATION, each)
 
     def budget_of(self, caller: str) -> Budget | None:
         """Return the budget of a caller, None when it has none. While denials are only counted, it bounds the cost per
@@ -300,18 +318,19 @@ class AccessControl:
         budget = None if policy is None else policy.rights(caller).budget
         return budget if budget is None or self._is_enforced else budget._replace(units_under_way=None)
 
-    def over_budget(self, caller: str, units_per_second: int, seconds: float) -> BudgetExceeded | None:
+    def over_budget(self, asked: Asked, units_per_second: int, seconds: float) -> BudgetExceeded | None:
         """Count a request of a caller that has spent its budget, and return its error; None while denials are only
         counted. ``seconds``: until it may spend again."""
         assert self._decisions is not None, "only rules give budgets"
         if not self.count("budget", enforced=self._is_enforced):
             return None
         error = BudgetExceeded(
-            f"{self._decisions.who(caller)}, which may cost this server {units_per_second} units a second (`budget` in "
-            f"the access document; a miss costs 1, more with a long answer, a critical read or a write several): send "
-            f"less, or again in {seconds:.1f} s"
+            f"{self._decisions.who(asked.caller)}, which may cost this server {units_per_second} units a second "
+            "(`budget` in the access document; a miss costs 1, more with a long answer, a critical read or a write "
+            f"several): send less, or again in {seconds:.1f} s"
         )
-        self.on_denied(caller, "budget", error)
+        if self.on_denied is not None:
+            self.on_denied(Denial(asked.caller, "budget", error, asked.peer, asked.scope()))
         return error
 
     def readable_lists(self, caller: str) -> int:
@@ -319,37 +338,41 @@ class AccessControl:
         policy = self.policy
         return ALL_TYPES if policy is None or not policy.enforced else policy.rights(caller).read.associations
 
-    def check_operator(self, peer: PeerIdentity, invalidate: pb.Invalidate | None = None) -> None:
+    def check_operator(self, request: pb.Request, peer: PeerIdentity) -> None:
         """Raise `PermissionDenied` for an operator whom the document names, and who may not administer what the request
-        names: these types, or else everything."""
+        names: the types that it invalidates, or else everything."""
         if peer.role != _OPERATOR or self.policy is None or peer.caller not in self.policy.named:
             return
-        grant = self.policy.rights(peer.caller).administer
-        if invalidate is not None and (invalidate.otypes or invalidate.atypes):
+        grant, asked = self.policy.rights(peer.caller).administer, Asked(peer.caller, peer, request)
+        invalidate = request.invalidate
+        if invalidate.otypes or invalidate.atypes:
             if all(grant.objects >> each & 1 for each in invalidate.otypes) and all(
                 grant.associations >> each & 1 for each in invalidate.atypes
             ):
                 return
-            self._raise(peer.caller, Operation.ADMINISTER, "it needs the right on every type that it names")
+            self._raise(asked, Operation.ADMINISTER, "it needs the right on every type that it names")
         elif not grant.covers_all:
-            self._raise(peer.caller, Operation.ADMINISTER, "it needs the right on all types")
+            self._raise(asked, Operation.ADMINISTER, "it needs the right on all types")
 
     # ---- refusals --------------------------------------------------------------------------------------------------
 
-    def refuse(self, caller: str, operation: Operation, kind: TypeKind, number: int) -> PermissionDenied:
-        """Return the error of a refusal. ``number`` is the type's, 0 for any."""
-        key = caller, operation, kind, number
+    def refuse(
+        self, asked: Asked, operation: Operation, kind: TypeKind, number: int, times: int = 1
+    ) -> PermissionDenied:
+        """Return the error of a refusal. ``number`` is the type's, 0 for any. ``times``: so many were refused."""
+        key = asked.caller, operation, kind, number
         text = self._texts.get(key)
         if text is None:
             if len(self._texts) >= _MAX_KEPT:
                 self._texts.clear()
             text = self._texts[key] = self._text(*key)
-        return self.denial(caller, operation, text)
+        return self.denial(asked, operation, text, times)
 
-    def denial(self, caller: str, operation: Operation, text: str) -> PermissionDenied:
+    def denial(self, asked: Asked, operation: Operation, text: str, times: int = 1) -> PermissionDenied:
         """Return the error of a refusal, which is reported."""
         error = PermissionDenied(text)
-        self.on_denied(caller, operation.value, error)
+        if self.on_denied is not None:
+            self.on_denied(Denial(asked.caller, operation.value, error, asked.peer, asked.scope(), times))
         return error
 
     def count(self, operation: Operation | Literal["budget"], *, enforced: bool) -> bool:
@@ -361,10 +384,10 @@ class AccessControl:
     def _is_enforced(self) -> bool:
         return self.policy is not None and self.policy.enforced
 
-    def _raise(self, caller: str, operation: Operation, why: str) -> None:
+    def _raise(self, asked: Asked, operation: Operation, why: str) -> None:
         assert self._decisions is not None, "only rules refuse"
         if self.count(operation, enforced=self._is_enforced):
-            raise self.denial(caller, operation, f"{self._decisions.who(caller)}; {operation} is denied: {why}")
+            raise self.denial(asked, operation, f"{self._decisions.who(asked.caller)}; {operation} is denied: {why}")
 
     def _text(self, caller: str, operation: Operation, kind: TypeKind, number: int) -> str:
         decisions = self._decisions
@@ -441,12 +464,13 @@ def _bytes_of(bits: int) -> bytes:
 class ReadCheck:
     """The check of reads of one caller who may not read everything."""
 
-    __slots__ = ("_caller", "_control", "_enforced", "_rights", "atypes", "otypes")
+    __slots__ = ("_caller", "_control", "_enforced", "_peer", "_rights", "atypes", "otypes")
 
     def __init__(self, control: AccessControl, caller: str, rights: Rights) -> None:
         assert control.policy is not None, "made only with rules"
         self._control: Final = control
         self._caller: Final = caller
+        self._peer = PeerIdentity("", "")
         self._rights: Final = rights
         self._enforced: Final = control.policy.enforced
         objects, associations = rights.read
@@ -456,12 +480,20 @@ class ReadCheck:
         self.atypes: Final = None if associations == ALL_TYPES else _bytes_of(associations)
         """The association types that it may read."""
 
-    def check_bound(self, max_staleness_ms: int) -> None:
+    def asked_by(self, peer: PeerIdentity) -> ReadCheck:
+        """Return this check for a request of a peer, whom the records of its refusals name."""
+        if self._control.on_denied is None:
+            return self
+        check = copy(self)
+        check._peer = peer
+        return check
+
+    def check_bound(self, request: pb.Request) -> None:
         """Raise `PermissionDenied` for a bound on staleness that is below the least that the caller may ask for."""
-        least = self._rights.min_staleness_ms
+        least, max_staleness_ms = self._rights.min_staleness_ms, request.read.max_staleness_ms
         if 0 < max_staleness_ms < least and self._control.count(Operation.READ, enforced=self._enforced):
             raise self._control.denial(
-                self._caller,
+                Asked(self._caller, self._peer, request),
                 Operation.READ,
                 f"max_staleness_ms is {max_staleness_ms}, and the roles of caller {self._caller!r} allow {least} or "
                 "more (min_staleness_ms)",
@@ -478,72 +510,86 @@ class ReadCheck:
                 else:
                     self._control.count(Operation.READ, enforced=False)
 
-    def hide(self, values: list[bytes | None], minimums: Mapping[int, int]) -> None:
+    def hide(self, ids: Sequence[int], values: list[bytes | None], minimums: Mapping[int, int]) -> None:
         """Turn objects of types that the caller may not read into absent ones; into misses where the caller asks for a
-        version, which one that never was does not have."""
+        version, which one that never was does not have. ``ids``: theirs, by slot."""
+        hidden: dict[int, list[int]] = {}
         for slot, value in enumerate(values):
-            if not value or not self._is_hidden(value):
+            if not value or not (otype := self._hidden_otype(value)):
                 continue
             if self._enforced and minimums.get(slot, 0):
                 values[slot] = None
             elif self._control.count(Operation.READ, enforced=self._enforced):
                 values[slot] = _NEVER_WRITTEN
+                hidden.setdefault(otype, []).append(ids[slot])
+        if self._control.on_denied is not None:
+            for otype, found in hidden.items():
+                self._deny(Operation.READ, TypeKind.OBJECT, otype, found)
 
     def may_ask_for(self, atype: int) -> bool:
         """Return whether a query of an association type is answered; of objects, which have type 0, every one is."""
         return not self._enforced or not atype or bool(self._rights.read.associations >> atype & 1)
 
-    def _is_hidden(self, value: bytes) -> bool:
-        """Return whether an object is, or was until it was deleted, of a type that the caller may not read."""
+    def _hidden_otype(self, value: bytes) -> int:
+        """Return the type that an object has, or had until it was deleted, if the caller may not read it; else 0."""
         otype = int.from_bytes(value[8:12], "little") or deleted_otype(value)
-        return otype != ABSENT and not self._rights.read.objects >> otype & 1
+        return 0 if otype == ABSENT or self._rights.read.objects >> otype & 1 else otype
 
     def refuse(self, query: Query, *, critical: bool) -> PermissionDenied | None:
         """Return why the caller may not have this query answered, or None. Objects are compared by `shown`, too."""
         rights = self._rights
         if isinstance(query, ObjectQuery):
             if critical and rights.critical.objects == NO_TYPES:
-                return self._refuse(Operation.CRITICAL, TypeKind.OBJECT, 0)
+                return self._refuse(Operation.CRITICAL, TypeKind.OBJECT, 0, query.id)
             return None
         atype = query.atype
         if not rights.read.associations >> atype & 1:
-            return self._refuse(Operation.READ, TypeKind.ASSOCIATION, atype)
+            return self._refuse(Operation.READ, TypeKind.ASSOCIATION, atype, query.id1)
         if critical and not rights.critical.associations >> atype & 1:
-            return self._refuse(Operation.CRITICAL, TypeKind.ASSOCIATION, atype)
+            return self._refuse(Operation.CRITICAL, TypeKind.ASSOCIATION, atype, query.id1)
         return None
 
-    def shown(self, value: bytes, *, critical: bool) -> bytes | PermissionDenied:
+    def shown(self, object_id: int, value: bytes, *, critical: bool) -> bytes | PermissionDenied:
         """Return an object's value as the caller may see it, or why it may not be read critically."""
-        if self._is_hidden(value):
-            return _NEVER_WRITTEN if self._control.count(Operation.READ, enforced=self._enforced) else value
+        if hidden := self._hidden_otype(value):
+            refused = self._refuse(Operation.READ, TypeKind.OBJECT, hidden, object_id)
+            return value if refused is None else _NEVER_WRITTEN
         otype = int.from_bytes(value[8:12], "little")
         if critical and otype != ABSENT and not self._rights.critical.objects >> otype & 1:
-            return self._refuse(Operation.CRITICAL, TypeKind.OBJECT, otype) or value
+            return self._refuse(Operation.CRITICAL, TypeKind.OBJECT, otype, object_id) or value
         return value
 
-    def _refuse(self, operation: Operation, kind: TypeKind, number: int) -> PermissionDenied | None:
+    def _refuse(self, operation: Operation, kind: TypeKind, number: int, key_id: int) -> PermissionDenied | None:
         if not self._control.count(operation, enforced=self._enforced):
             return None
-        return self._control.refuse(self._caller, operation, kind, number)
+        return self._deny(operation, kind, number, (key_id,))
+
+    def _deny(self, operation: Operation, kind: TypeKind, number: int, ids: Sequence[int]) -> PermissionDenied:
+        types = frozenset((NamedType(kind, number),) if number else ())
+        scope = Scope(types, frozenset([each >> SHARD_SHIFT for each in ids]))
+        return self._control.refuse(Asked(self._caller, self._peer, scope), operation, kind, number, len(ids))
 
 
 class WriteCheck:
     """The check of writes to stored objects by a caller who may not write objects of every type."""
 
-    def __init__(self, control: AccessControl, caller: str, rights: Rights) -> None:
+    def __init__(self, control: AccessControl, caller: str, rights: Rights, peer: PeerIdentity) -> None:
         assert control.policy is not None, "made only with rules"
         self._control: Final = control
         self._caller: Final = caller
+        self._peer: Final = peer
         self._rights: Final = rights
         self.writable: Final = rights.write.objects if control.policy.enforced else ALL_TYPES
         """The types of the objects that a write may change; one of another type is left alone."""
 
-    def judge(self, otype: int) -> PermissionDenied | None:
+    def judge(self, object_id: int, otype: int) -> PermissionDenied | None:
         """Return the error of a write that has met an object of this type; None when it was written, or when the caller
         may not know of the object. 0: it has met none."""
         if not otype or self._rights.write.objects >> otype & 1:
             return None
-        is_left_alone = self._control.count(Operation.WRITE, enforced=not self.writable >> otype & 1)
-        if is_left_alone and self._rights.read.objects >> otype & 1:
-            return self._control.refuse(self._caller, Operation.WRITE, TypeKind.OBJECT, otype)
-        return None
+        if not self._control.count(Operation.WRITE, enforced=not self.writable >> otype & 1):
+            return None
+        scope = Scope(frozenset({NamedType(TypeKind.OBJECT, otype)}), frozenset({object_id >> SHARD_SHIFT}))
+        asked = Asked(self._caller, self._peer, scope)
+        refused = self._control.refuse(asked, Operation.WRITE, TypeKind.OBJECT, otype)
+        return refused if self._rights.read.objects >> otype & 1 else None

@@ -1,28 +1,31 @@
 """What a server records in its audit log: denials, operators' actions, audited writes, changes of what it goes by.
 
 Without an audit log nothing of this costs anything: the paths of requests ask `AuditTrail.is_on` when they are made,
-and reads are never recorded. Denials are what strangers can cause, as often as they like. So equal ones within a second
-are one record with a count, the number of records in a second is bounded, and they never take the room of others.
+and reads are never recorded. Denials are what strangers can cause, as often as they like. So those of a second that
+differ in their types and shards alone are one record with a count, which lists so many types and shards and counts the
+others; the number of records in a second is bounded, and they never take the room of others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self, TypeVar
 
 import msgspec
 
+from tao.access.decisions import TypeKind
 from tao.access.document import AccessDocument
-from tao.model.errors import OutcomeUnknown, TaoError, Unauthorized
-from tao.model.ids import SHARD_SHIFT
+from tao.model.errors import OutcomeUnknown, TaoError, Unauthorized, UnknownType
 from tao.model.topology import Topology
 from tao.observability.audit_log import AuditLog, AuditSettings
-from tao.observability.audit_records import Activity, AuditEvent, Outcome
+from tao.observability.audit_records import MAX_LISTED, Activity, AuditEvent, Outcome
 from tao.observability.logs import Logger
+from tao.runtime.credentials import AcceptedCredentialFiles, CredentialChange
 from tao.schema.registry import Schema
+from tao.serving.request_scope import NamedType, Scope, scope_of
 from tao.topology.document import dump_topology
 from tao.wire.identity import PASSING_ON, PeerIdentity
 from tao.wire.session import Reply
@@ -34,11 +37,23 @@ _MAX_NAME: Final = 200
 """Characters that are kept of what a stranger says of itself."""
 _ANONYMOUS: Final = "anonymous"
 _OPERATOR: Final = "operator"
-_OTHER_DENIALS: Final = "denials"
-"""The action of the record that stands for all denials beyond the bound."""
+
+_Item = TypeVar("_Item", int, NamedType)
 
 RequestPath = Callable[[pb.Request, Reply], None]
 """What serves the requests of one kind."""
+
+
+class Denial(NamedTuple):
+    """Something that a caller was denied. ``action``: the kind of the request, or the operation that the rules deny.
+    ``peer``: who has sent the request. ``times``: so many equal ones."""
+
+    caller: str
+    action: str
+    error: TaoError
+    peer: PeerIdentity
+    scope: Scope = Scope()
+    times: int = 1
 
 
 class AuditEntry:
@@ -78,10 +93,10 @@ class AuditTrail:
         """The version of the access rules in force, which every record names."""
         self._server: Final = server
         self._unix_ms: Final = unix_ms
-        self._denials: dict[_Denial, AuditEvent] = {}
+        self._denials: dict[_DenialKey, _Denials] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._topology_version = 0
-        self._schema_hash = ""
+        self._schema: Schema | None = None
 
     @classmethod
     async def open(cls, settings: AuditSettings, server: str, unix_ms: Callable[[], int], log: Logger) -> Self:
@@ -112,28 +127,21 @@ class AuditTrail:
         otherwise ``path``."""
         return path if self.log is None else _OperatorPath(self, kind, path)
 
-    def denied(self, caller: str, action: str, error: TaoError, peer: PeerIdentity | None = None) -> None:
-        """Record that a caller was denied something, within the bound. ``peer``: the sender of the request, if it is
-        known."""
+    def denied(self, denial: Denial) -> None:
+        """Record that a caller was denied something, within the bound."""
         if self.log is None:
             return
-        role, host = ("", "") if peer is None else (peer.role[:_MAX_NAME], _host(peer.address))
-        denial = _Denial(action, caller[:_MAX_NAME], role, host, error.reason)
-        if denial not in self._denials and len(self._denials) >= self.log.settings.max_denials_per_second:
-            denial = _Denial(_OTHER_DENIALS, "", "", "", "")
-        known = self._denials.get(denial)
+        key = _DenialKey.of(denial)
+        if key not in self._denials and len(self._denials) >= self.log.settings.max_denials_per_second:
+            key = _OTHER_DENIALS
+        known = self._denials.get(key)
         if known is None:
-            self._denials[denial] = self._event(
-                denial.caller,
-                denial.action,
-                outcome=Outcome.FAILURE,
-                reason=denial.reason,
-                message=error.message[: 2 * _MAX_NAME] if denial.reason else "",
-                role=denial.role,
-                address=denial.host,
+            message = "" if key is _OTHER_DENIALS else denial.error.message[: 2 * _MAX_NAME]
+            event = self._event(key.caller, key.action, outcome=Outcome.FAILURE, reason=key.reason, message=message)
+            known = self._denials[key] = _Denials(
+                msgspec.structs.replace(event, role=key.role, address=key.host, count=0)
             )
-        else:
-            self._denials[denial] = msgspec.structs.replace(known, count=known.count + 1, end_time_ms=self._unix_ms())
+        known.add(denial, self._unix_ms())
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_DENIAL_SECONDS, self.record_denials)
 
@@ -143,25 +151,43 @@ class AuditTrail:
             self._timer.cancel()
             self._timer = None
         denials, self._denials = self._denials, {}
-        for event in denials.values():
+        for key, each in denials.items():
             assert self.log is not None, "without a log no denial is kept"
+            event = each.event(self._names)
+            if key is _OTHER_DENIALS:
+                event = msgspec.structs.replace(event, details={"denied": dict(each.actions)})
             self.log.record(event, share=_DENIAL_SHARE)
 
     def connection_refused(self, peer: PeerIdentity, error: TaoError) -> None:
         """Record that a connection or call was refused for its credentials."""
         if isinstance(error, Unauthorized):
-            self.denied(recorded_name(peer), "connect", error, peer)
+            self.denied(Denial(recorded_name(peer), "connect", error, peer))
 
-    def started(self, topology: Topology, schema: Schema | None = None, access: AccessDocument | None = None) -> None:
-        """Record the start of this server, and the documents that it goes by."""
+    def request_refused(self, kind: str, request: pb.Request, peer: PeerIdentity, error: TaoError) -> None:
+        """Record that a peer may not make a request of this kind."""
+        if self.log is not None:
+            self.denied(Denial(recorded_caller(request, peer), kind, error, peer, scope_of(request)))
+
+    def started(
+        self,
+        topology: Topology,
+        schema: Schema | None = None,
+        access: AccessDocument | None = None,
+        accepted: AcceptedCredentialFiles | None = None,
+    ) -> None:
+        """Record the start of this server, and the documents that it goes by. What ``accepted`` accepts is recorded
+        when it changes, too."""
         self._topology_version = topology.version
-        self._schema_hash = "" if schema is None else schema.version_hash
+        self._schema = schema
         self.policy_version = "" if access is None else str(access.version)
         if self.log is None:
             return
         details: dict[str, object] = {"topology_version": topology.version, "topology_sha256": _digest(topology)}
         if schema is not None:
             details["schema_sha256"] = schema.version_hash
+        if accepted is not None:
+            details |= {f"{kind}_sha256": digest for kind, digest in accepted.digests.items()}
+            accepted.on_changed = self._credentials_changed
         if self.log.torn_bytes:
             details["torn_bytes"] = self.log.torn_bytes
         self._note("server_started", details)
@@ -174,7 +200,7 @@ class AuditTrail:
 
     def use_schema(self, schema: Schema) -> None:
         """Record a newer schema. Its version is the digest of its canonical document."""
-        former, self._schema_hash = self._schema_hash, schema.version_hash
+        former, self._schema = "" if self._schema is None else self._schema.version_hash, schema
         self.changed("schema", former, schema.version_hash, schema.version_hash)
 
     def use_access_document(self, document: AccessDocument) -> None:
@@ -183,6 +209,18 @@ class AuditTrail:
         if self.log is not None:
             digest = hashlib.sha256(document.model_dump_json().encode()).hexdigest()
             self.changed("rights", former, self.policy_version, digest)
+
+    def _credentials_changed(self, change: CredentialChange) -> None:
+        details: dict[str, object] = {
+            "file": change.file,
+            "former_version": change.former_sha256,
+            "version": change.sha256,
+            "sha256": change.sha256,
+        }
+        for what, tokens in (("added", change.added), ("removed", change.removed)):
+            if tokens:
+                details |= {what: list(tokens[:MAX_LISTED]), f"{what}_count": len(tokens)}
+        self._note(f"{change.kind}_changed", details, Activity.UPDATE)
 
     def changed(self, what: str, former: str, version: str, sha256: str) -> None:
         """Record that this server goes by another version of a document from now on."""
@@ -198,6 +236,30 @@ class AuditTrail:
         if self.log is not None:
             event = self._event(f"server/{self._server}", action, outcome=outcome, reason=reason, message=message)
             self.log.record(msgspec.structs.replace(event, activity=Activity.UPDATE, details=details))
+
+    def described(self, request: pb.Request) -> Mapping[str, object]:
+        """Return the fields of an event that say what a request asks for."""
+        types, shards, unread = scope_of(request)
+        return {
+            "types": self._names(types),
+            "shards": tuple(sorted(shards)),
+            "more_types": unread,
+            "more_shards": unread,
+            "details": _details(request),
+        }
+
+    def _names(self, types: Iterable[NamedType]) -> tuple[str, ...]:
+        """Return the names of types in their order; of one that the schema does not have, its number."""
+        return tuple(sorted(map(self._name, types)))
+
+    def _name(self, named: NamedType) -> str:
+        if self._schema is None:
+            return str(named)
+        find = self._schema.otype if named.kind is TypeKind.OBJECT else self._schema.atype
+        try:
+            return find(named.number).name
+        except UnknownType:
+            return str(named)
 
     async def close(self) -> None:
         """Record the end of this server, and close the log."""
@@ -223,14 +285,57 @@ class AuditTrail:
         return msgspec.structs.replace(event, **fields)
 
 
-class _Denial(NamedTuple):
+class _DenialKey(NamedTuple):
     """Denials that are alike in this are one record."""
 
     action: str
-    caller: str
-    role: str
-    host: str
-    reason: str
+    caller: str = ""
+    role: str = ""
+    host: str = ""
+    reason: str = ""
+
+    @classmethod
+    def of(cls, denial: Denial) -> Self:
+        role, host = denial.peer.role[:_MAX_NAME], _host(denial.peer.address)
+        return cls(denial.action, denial.caller[:_MAX_NAME], role, host, denial.error.reason)
+
+
+_OTHER_DENIALS: Final = _DenialKey("denials")
+"""All denials beyond the bound."""
+
+
+class _Denials:
+    """The denials of one record."""
+
+    def __init__(self, event: AuditEvent) -> None:
+        """``event``: what they have in common, and the message of the first."""
+        self._event = event
+        self._types: Final[set[NamedType]] = set()
+        self._shards: Final[set[int]] = set()
+        self.actions: Final = Counter[str]()
+
+    def add(self, denial: Denial, unix_ms: int) -> None:
+        """Add one. A type or shard that the record does not list counts each time."""
+        event, scope = self._event, denial.scope
+        self.actions[denial.action] += denial.times
+        self._event = msgspec.structs.replace(
+            event,
+            count=event.count + denial.times,
+            end_time_ms=unix_ms,
+            more_types=event.more_types + _list_some(self._types, scope.types) + scope.unread,
+            more_shards=event.more_shards + _list_some(self._shards, scope.shards) + scope.unread,
+        )
+
+    def event(self, names: Callable[[Iterable[NamedType]], tuple[str, ...]]) -> AuditEvent:
+        """Return the event of all. ``names`` names their types."""
+        return msgspec.structs.replace(self._event, types=names(self._types), shards=tuple(sorted(self._shards)))
+
+
+def _list_some(listed: set[_Item], found: frozenset[_Item]) -> int:
+    """List what there is room for. Returns how many are not listed."""
+    new = found - listed
+    listed.update(sorted(new)[: MAX_LISTED - len(listed)])
+    return len(new - listed)
 
 
 class _OperatorPath:
@@ -246,7 +351,7 @@ class _OperatorPath:
         peer = reply.peer
         entry = None
         if peer.role == _OPERATOR or (request.operator and peer.role in PASSING_ON):
-            asked, caller = _described(request), recorded_caller(request, peer)
+            asked, caller = self._trail.described(request), recorded_caller(request, peer)
             entry = self._trail.begin(caller, self._kind, role=peer.role, address=peer.address, **asked)
         if entry is None:
             self._path(request, reply)
@@ -310,31 +415,23 @@ def recorded_caller(request: pb.Request, peer: PeerIdentity) -> str:
 
 
 def _host(address: str) -> str:
-    """Return the address of a peer without its port, which every connection of a stranger has anew."""
-    found = re.fullmatch(r"\('([^']*)', .*\)|ipv[46]:(.*):\d+", address)
-    return address if found is None else found[1] or found[2]
+    """Return the address of a peer (`tao.wire.doorstep.name_of`) without its port, which every connection of a stranger
+    has anew."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]") if host and port.isdigit() else address
 
 
-def _described(request: pb.Request) -> Mapping[str, object]:
-    """Return the fields of an event that say what an operator asks for."""
-    if request.HasField("invalidate"):
-        asked = request.invalidate
-        numbers = [*(f"object {each}" for each in asked.otypes), *(f"association {each}" for each in asked.atypes)]
-        return {"shards": tuple(asked.shards), "types": tuple(numbers)}
+def _details(request: pb.Request) -> dict[str, object]:
+    """Return what the record of an operator's request has besides its types and shards."""
     if request.HasField("touch_keys"):
-        touches = request.touch_keys.touches
-        return {"shards": _shards(touch.id for touch in touches), "details": {"keys": len(touches)}}
-    if request.HasField("change_journal"):
-        change = request.change_journal
+        return {"keys": len(request.touch_keys.touches)}
+    if request.HasField("settle_pairs"):
+        return {"pairs": len(request.settle_pairs.pairs)}
+    if request.HasField("change_journal") or request.HasField("change_jobs"):
+        change = request.change_journal if request.HasField("change_journal") else request.change_jobs
         kind = change.WhichOneof("change") or "nothing"
-        return {"details": {kind: getattr(change, kind, "")}}
-    settle = request.settle_pairs
-    shards = {*_shards(pair.low_id for pair in settle.pairs), *(each.low_shard for each in settle.shards)}
-    return {"shards": tuple(sorted(shards)), "details": {"pairs": len(settle.pairs)}}
-
-
-def _shards(ids: Iterable[int]) -> tuple[int, ...]:
-    return tuple(sorted({each >> SHARD_SHIFT for each in ids}))
+        return {kind: getattr(change, kind, "")}
+    return {}
 
 
 def _digest(topology: Topology) -> str:

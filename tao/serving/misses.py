@@ -365,7 +365,7 @@ class _MissedBatch:
         if miss.is_cut:
             value = mark_cut(value)
         elif check is not None and isinstance(miss.query, ObjectQuery):
-            shown = check.shown(value, critical=self._critical or miss.staleness_ms > 0)
+            shown = check.shown(miss.query.id, value, critical=self._critical or miss.staleness_ms > 0)
             if isinstance(shown, TaoError):
                 raise shown if self._critical else self._too_stale(shard_of(miss.query), miss.staleness_ms, shown)
             value = shown

@@ -150,6 +150,8 @@ class ReadService:
         request: pb.Request,
         reply: Reply,
     ) -> None:
+        if check is not None:
+            check = check.asked_by(reply.peer)
         self.misses.answer(request, sizes, missed, reply, self._settings.max_answer_bytes - hit_bytes, check)
 
     def handle(self, request: pb.Request, reply: Reply) -> None:
@@ -166,6 +168,8 @@ class ReadService:
         if access is not None and (readers := access.readers) is not None:
             peer = reply.peer
             check = access.reader(request, peer) if peer.role in SERVERS else readers[peer.caller]
+            if check is not None:
+                check = check.asked_by(peer)
         traffic = self.traffic
         traffic.left -= queries
         if traffic.left <= 0:
@@ -179,7 +183,7 @@ class ReadService:
         values = answer_hits(self._cache, batch, sizes, self._limits, settings.max_answer_bytes, minimums, check)
         if batch.max_staleness_ms:
             if check is not None:
-                check.check_bound(batch.max_staleness_ms)
+                check.check_bound(request)
             self._leave_out_stale(batch, values)
         if minimums and batch.known_slots:
             leave_out_known(batch, values, minimums)
@@ -282,11 +286,12 @@ def answer_hits(
     values: list[bytes | None] = []
     objects, counts, ranges, windows, gets, exists = sizes
     if objects:
-        values.extend(cache.objects(batch.obj_ids[:]))
+        ids = batch.obj_ids[:]
+        values.extend(cache.objects(ids))
         if minimums:
             leave_out_older(values, minimums)
         if check is not None and check.otypes is not None and has_foreign_type(values, check.otypes):
-            check.hide(values, minimums)
+            check.hide(ids, values, minimums)
     if counts:
         count = cache.count
         atypes = batch.count_atypes[:]

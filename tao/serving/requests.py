@@ -31,7 +31,6 @@ from tao.model.topology import CacheServer
 from tao.observability.logs import Logger
 from tao.observability.metrics import Metrics
 from tao.serving.access import GUARDED, OBSERVERS
-from tao.serving.audit import recorded_caller
 from tao.serving.configuration import ServerContext, region_asked
 from tao.serving.inspection import inspect
 from tao.serving.read_service import ReadService
@@ -389,7 +388,7 @@ class CacheService:
                 self._configuration.note_version(request.topology_version)
             path(request, reply)
         except Unauthorized as error:
-            self._audit.denied(recorded_caller(request, reply.peer), kind, error, reply.peer)
+            self._audit.request_refused(kind, request, reply.peer, error)
             raise
 
     def admit(self, request: pb.Request, peer: PeerIdentity) -> None:
@@ -401,6 +400,6 @@ class CacheService:
         try:
             check_role(self._rules, kind, peer.role)
         except Unauthorized as error:
-            self._audit.denied(recorded_caller(request, peer), kind, error, peer)
+            self._audit.request_refused(kind, request, peer, error)
             raise
-        self._access.check_operator(peer)
+        self._access.check_operator(request, peer)

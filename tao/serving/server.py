@@ -266,11 +266,13 @@ class CachingServer(Generic[SettingsType]):
         `OSError`."""
         settings = self._settings
         audit = await AuditTrail.open(settings.audit, settings.name, clock.unix_ms, self._log)
-        audit.started(configuration.routes.topology, configuration.schema, configuration.access.document)
+        document = configuration.access.document
+        audit.started(configuration.routes.topology, configuration.schema, document, self._accepted)
         configuration.on_routes(lambda routes: audit.use_topology(routes.topology))
         configuration.on_schema(audit.use_schema)
         configuration.access.on_document = audit.use_access_document
-        configuration.access.on_denied = audit.denied
+        if audit.is_on:
+            configuration.access.on_denied = audit.denied
         return audit
 
     def _start_task(self, name: str, job: Coroutine[Any, Any, None]) -> object:

@@ -25,7 +25,7 @@ from tao.model.errors import DeadlineExceeded, InternalError, Overloaded, TaoErr
 from tao.observability.metrics import Metrics
 from tao.routing.budgets import work_seconds
 from tao.routing.fair_shares import Claim, FairShares, ShareSettings, SpendingRates
-from tao.serving.access import AccessControl, caller_of
+from tao.serving.access import AccessControl, Asked, caller_of
 from tao.wire.identity import PASSING_ON, PeerIdentity
 from tao.wire.session import Reply, failure
 from tao.wire.v1 import session_pb2 as pb
@@ -63,14 +63,14 @@ def _writes_in(request: pb.Request) -> int:
 class Terms(NamedTuple):
     """Bounds on the work of one caller besides the settings."""
 
-    max_under_way: int | None
-    spender: str
-    """The caller whose budget it spends."""
-    units_per_second: int
-    """The budget of ``spender``; 0 for none."""
+    max_under_way: int | None = None
+    asked: Asked | None = None
+    """The work, of the caller whose budget it spends."""
+    units_per_second: int = 0
+    """The budget of that caller; 0 for none."""
 
 
-_NO_TERMS: Final = Terms(None, "", 0)
+_NO_TERMS: Final = Terms()
 
 
 class ShareOfWork(Claim):
@@ -125,7 +125,7 @@ class WorkShares:
         self._shares: Final = FairShares(self.settings, now)
         self._rates: Final = SpendingRates(now)
         # What a server asks for itself, it has shared among its callers.
-        self._terms_of_servers: Final = Terms(self.settings.max_under_way_per_caller, "", 0)
+        self._terms_of_servers: Final = Terms(self.settings.max_under_way_per_caller)
         self._always_fits: Final = self.settings.critical_cost
         self._is_starting = False
         self._left_of_turn = STARTS_OF_A_TURN
@@ -200,7 +200,9 @@ class WorkShares:
         if budgets is None or budgets.policy is None or (caller := caller_of(request, peer)) is None:
             return others
         budget = budgets.budget_of(caller)
-        return others if budget is None else Terms(budget.units_under_way, caller, budget.units_per_second or 0)
+        if budget is None:
+            return others
+        return Terms(budget.units_under_way, Asked(caller, peer, request), budget.units_per_second or 0)
 
     def ask(self, work: ShareOfWork, items: int) -> None:
         """Start so many items, now or when it is their turn. Raises `Overloaded`, and then nothing starts: for items
@@ -227,17 +229,19 @@ class WorkShares:
 
     def _check_budget(self, work: ShareOfWork) -> None:
         """Raise `BudgetExceeded` for a caller that has spent what it may."""
-        assert self._budgets is not None, "only the rules give budgets"
         terms = work.terms
-        seconds = self._rates.seconds_to_wait(terms.spender)
+        assert self._budgets is not None, "only the rules give budgets"
+        assert terms.asked is not None, "only a caller has a budget"
+        seconds = self._rates.seconds_to_wait(terms.asked.caller)
         if seconds and not work.is_over_budget:
             work.is_over_budget = True
-            error = self._budgets.over_budget(terms.spender, terms.units_per_second, seconds)
+            error = self._budgets.over_budget(terms.asked, terms.units_per_second, seconds)
             if error is not None:
                 raise error
 
     def _spend(self, terms: Terms, cost: float) -> float:
-        return self._rates.spend(terms.spender, cost, terms.units_per_second)
+        assert terms.asked is not None, "only a caller has a budget"
+        return self._rates.spend(terms.asked.caller, cost, terms.units_per_second)
 
     def _correct(self, work: ShareOfWork, items: int, cost: int) -> None:
         """Charge the budget what items have cost, in place of what was charged when they were asked for."""

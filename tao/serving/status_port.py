@@ -14,7 +14,7 @@ from tao.model.errors import InvalidArgument, TaoError, Unauthorized
 from tao.model.topology import CacheServer
 from tao.observability.logs import Logger
 from tao.runtime.credentials import AcceptedCredentialFiles, CredentialSources
-from tao.serving.audit import AuditTrail, recorded_name
+from tao.serving.audit import AuditTrail
 from tao.serving.requests import Listeners, Rules, check_exposure, check_role, kind_for_observer
 from tao.wire.identity import PeerIdentity
 from tao.wire.session import Reply, RequestHandler
@@ -56,6 +56,11 @@ class StatusPort:
         self._server: CacheServer | None = None
         self._listeners: Listeners | None = None
 
+    @property
+    def accepted(self) -> AcceptedCredentialFiles:
+        """Return the credentials that peers may show."""
+        return self._accepted
+
     async def load(self, server: CacheServer | None, is_listed: Callable[[str, str, str], bool]) -> None:
         """Load the credentials that peers may show. ``server`` is the address in the topology, if it has one; without
         one there is nothing to load. Raises `SettingsError`, also when others reach this process, and it asks for no
@@ -72,14 +77,12 @@ class StatusPort:
         self,
         handler: RequestHandler,
         topology_version: Callable[[], int],
-        on_refused: Callable[[PeerIdentity, TaoError], None] | None = None,
+        on_refused: Callable[[PeerIdentity, TaoError], None],
     ) -> None:
         """Listen. ``on_refused`` as in `ServingSettings`. Raises `OSError` when the address is taken."""
         if self._server is None:
             return
-        settings = ServingSettings(authenticator=self._accepted.authenticator)
-        if on_refused is not None:
-            settings = ServingSettings(authenticator=self._accepted.authenticator, on_refused=on_refused)
+        settings = ServingSettings(authenticator=self._accepted.authenticator, on_refused=on_refused)
         self._listeners = Listeners(self._server, handler, settings, topology_version, lambda: 0, tls=self._tls)
         await self._listeners.start()
 
@@ -101,12 +104,12 @@ class StatusPort:
 class StatusService:
     """The `RequestHandler` of such a port."""
 
-    def __init__(self, kind: str, answer: Callable[[], pb.Answer], audit: AuditTrail | None = None) -> None:
+    def __init__(self, kind: str, answer: Callable[[], pb.Answer], audit: AuditTrail) -> None:
         """``answer`` returns the answer to requests of ``kind``, the only ones that are served."""
         self._kind: Final = kind
         self._rules: Final[Rules] = {kind: _ASKING}
         self._answer: Final = answer
-        self._audit: Final = audit or AuditTrail()
+        self._audit: Final = audit
 
     def handle(self, request: pb.Request, reply: Reply) -> None:
         """Answer. Raises `Unauthorized` for a peer that is neither watcher nor operator, `InvalidArgument` for any
@@ -115,7 +118,7 @@ class StatusService:
         try:
             check_role(self._rules, kind, reply.peer.role)
         except Unauthorized as error:
-            self._audit.denied(recorded_name(reply.peer), kind, error, reply.peer)
+            self._audit.request_refused(kind, request, reply.peer, error)
             raise
         if kind != self._kind:
             raise InvalidArgument(f"this process serves no {kind!r} requests; ask a follower")

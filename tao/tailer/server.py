@@ -17,7 +17,9 @@ from tao.runtime.admin import AdminPages, AdminServer, AdminSettings
 from tao.runtime.clock import LoopClock
 from tao.runtime.process import run_server
 from tao.runtime.tasks import BackgroundTasks
+from tao.serving.audit import AuditTrail
 from tao.serving.configuration import Configuration, open_schema
+from tao.serving.metrics import register_audit
 from tao.serving.status_port import StatusPort, StatusService
 from tao.storage.session import ServerAccount
 from tao.storage.tls import DatabaseTls
@@ -62,8 +64,9 @@ class TailerServer:
         self._connect_leaders()
         self._open_readers(server)
         self._wire_paths(database)
+        audit = self._audit = await AuditTrail.open(settings.audit, settings.name, LoopClock().unix_ms, self._log)
         await self._start_admin()
-        await self._start_answering()
+        await self._start_answering(audit)
         self._tasks.start(self._tail.run(self._delivery), "tail")
         self._tasks.keep(self._rewind.run, "rewind")
         self._tasks.start(self._schema_source.watch(self._configuration.use_schema_text), "schema")
@@ -125,21 +128,29 @@ class TailerServer:
         metrics = Metrics(role="tailer", server=self._settings.name)
         self._register_binlog(metrics)
         self._register_relays(metrics)
+        if self._audit.log is not None:
+            register_audit(metrics, self._audit.log)
         pages = AdminPages(metrics=metrics.render, stats=self._stats, not_ready=self._not_ready)
         host, _, port = self._settings.admin.rpartition(":")
         self._admin = AdminServer(AdminSettings(host=host or "127.0.0.1", port=int(port or 0)), pages, self._log)
         await self._admin.start()
 
-    async def _start_answering(self) -> None:
-        """Answer watchers at the ``frames`` address that the topology has for this tailer, if it has any."""
+    async def _start_answering(self, audit: AuditTrail) -> None:
+        """Answer watchers at the ``frames`` address that the topology has for this tailer, if it has any, and record
+        who is refused."""
         configuration = self._configuration
         listed = [each for region in configuration.routes.topology.regions for each in region.tailers if each.frames]
         own = next((each for each in listed if each.name == self._settings.name), None)
         server = None if own is None else CacheServer(name=own.name, grpc="", frames=own.frames)
         self._port = StatusPort(self._settings, self._log)
         await self._port.load(server, configuration.lists)
-        service = StatusService("probe", lambda: pb.Answer(read=pb.ReadAnswer()))
-        await self._port.start(service, lambda: configuration.routes.version)
+        audit.started(configuration.routes.topology, configuration.schema, accepted=self._port.accepted)
+        configuration.on_routes(lambda routes: audit.use_topology(routes.topology))
+        configuration.on_schema(audit.use_schema)
+        service = StatusService("probe", lambda: pb.Answer(read=pb.ReadAnswer()), audit)
+        await self._port.start(service, lambda: configuration.routes.version, audit.connection_refused)
+        if audit.log is not None:
+            self._tasks.keep(audit.log.keep_publishing, "publication of the audit log's hash")
         configuration.on_routes(lambda _: self._port.listing_changed())
         self._tasks.start(self._port.follow_credentials(), "accepted credentials")
 
@@ -154,6 +165,7 @@ class TailerServer:
         await self._admin.close()
         await self._links.close()
         await self._etcd.close()
+        await self._audit.close()
 
     async def reload(self) -> None:
         """See `tao.runtime.process.RunningServer`. Reads the topology and the schema again."""
@@ -224,6 +236,7 @@ class TailerServer:
             "topology_version": self._configuration.routes.version,
             "schema_hash": self._configuration.schema.version_hash,
             "trouble": tail.trouble,
+            **({} if self._audit.log is None else {"audit": self._audit.log.summary()}),
             "connected": reader.connected,
             "position": tail.position,
             "lag_seconds": None if lag == float("inf") else lag,

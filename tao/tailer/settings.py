@@ -9,6 +9,7 @@ from typing import Literal
 from tao.etcd.location import EtcdSettings, Location
 from tao.model.errors import SettingsError
 from tao.model.settings import renamed
+from tao.observability.audit_log import AuditSettings
 from tao.planning.row_events import MAX_TOUCHES_PER_SHARD
 from tao.routing.budgets import RetrySettings
 from tao.storage.tls import DatabaseTlsFiles
@@ -195,6 +196,8 @@ class TailerSettings:
     """Listen for watchers also where other machines reach this tailer without TLS, or without credentials. Otherwise it
     does not start there. Only for networks that nobody else can reach, or that encrypt and authenticate by
     themselves."""
+
+    audit: AuditSettings = AuditSettings()
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level that is logged."""

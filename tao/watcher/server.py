@@ -76,7 +76,7 @@ class WatcherServer:
             Account(settings.replicator_user, settings.replicator_password, tls),
         )
         audit = self._audit = await AuditTrail.open(settings.audit, settings.name, LoopClock().unix_ms, self._log)
-        audit.started(self._topology)
+        audit.started(self._topology, accepted=self._port.accepted)
         context = WatcherContext(self._tasks, LoopClock(), self._log, audit)
         links = self._links = self._open_links()
         promoter = Promoter(

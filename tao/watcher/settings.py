@@ -98,9 +98,9 @@ class WatcherSettings:
     other regions. Servers there are marked only when a watcher there agrees: one that cannot be reached from here may
     be healthy."""
 
-    administrator_user: str = "tao_admin"
-    """A database account that may renew leases and promote: ``tao_watcher``, which may do that and little else. The
-    default, which may do everything, is that of earlier versions."""
+    administrator_user: str
+    """A database account that may renew leases and promote: ``tao_watcher`` of `tao accounts`, which may do that and
+    little else. There is no default: earlier versions took ``tao_admin``, which may do everything."""
 
     administrator_password: str = field(repr=False)
     """Its password."""

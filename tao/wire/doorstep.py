@@ -178,11 +178,14 @@ class Doorstep:
 
         After a pause of the process nobody is turned away before the next sweep: what peers have sent meanwhile may not
         have been read yet."""
-        now = self._now()
-        if now - self._swept_at < _PAUSE_SECONDS:
+        if self.has_run():
             self.pending.displace_older_than(self.settings.greeting_timeout_seconds)
-        self._swept_at = now
         self.report_left_out()
+
+    def has_run(self) -> bool:
+        """Return whether this process has run since the last call, which was due a moment ago."""
+        before, self._swept_at = self._swept_at, self._now()
+        return self._swept_at - before < _PAUSE_SECONDS
 
     def report_left_out(self) -> None:
         """Log how many lines were left out, when their interval is over."""

@@ -218,8 +218,7 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=self._settings.write_high_water_bytes)
-        name = self._transport.get_extra_info("peername")
-        self.peer = PeerIdentity("", "", str(name) if name else "unix")
+        self.peer = PeerIdentity("", "", name_of(self._transport.get_extra_info("peername")))
         self._server.connections.add(self)
         if self._place is not None:
             self._place.displace = self._turn_away

@@ -155,6 +155,10 @@ class CallAdmission:
             raise ProtocolError("the call ended without a message")
         return message
 
+    def admit_stranger(self, context: Context) -> None:
+        """Note that a call is admitted that needs no credential."""
+        self._connection(context).call_admitted()
+
     @asynccontextmanager
     async def open_call(self, context: Context) -> AsyncIterator[None]:
         """Run a call that needs no credential within the bounds of such calls. Raises `Overloaded` when newer ones have
@@ -267,6 +271,7 @@ class OpenServices:
         try:
             peer = self._admission.peer(context)
         except TaoError:
+            self._admission.admit_stranger(context)
             return health_pb2.HealthCheckRequest()
         return parsed(health_pb2.HealthCheckRequest, await self._admission.first_message(context, peer))
 

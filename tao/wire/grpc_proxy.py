@@ -4,7 +4,8 @@ grpc.aio takes the calls of all connections in the order in which they have arri
 the event loop each, and can neither close a connection nor hold one back. So gRPC listens at a private address only,
 and every connection to it comes from here. Until a call on a connection has shown a credential, the connection is a
 stranger's: it has a place among a bounded number, per address and in all, and its start and each of its calls wait for
-a turn (`tao.wire.stranger_turns`). Once gRPC has admitted a call, the connection is passed on as it is.
+a turn (`tao.wire.stranger_turns`). Once a call has shown one, the connection is passed on as it is. From its start it
+has one time for all that comes before: TLS, HTTP/2, and a call that is admitted. What waits for a turn is not late.
 
 TLS ends here. What a connection's certificate says is found by the name of the socket that leads from here to gRPC,
 which is unique and bound while the connection lives; a call that came by another socket is refused.
@@ -24,7 +25,7 @@ from typing import Final, cast
 
 from tao.model.errors import ProtocolError, Unavailable
 from tao.wire.address import TcpAddress, UnixAddress
-from tao.wire.doorstep import AddressPool, CallerPlaces, Doorstep, address_of, name_of
+from tao.wire.doorstep import LATE, AddressPool, CallerPlaces, Doorstep, address_of, name_of
 from tao.wire.http2_calls import TurnSplitter
 from tao.wire.identity import PeerIdentity
 from tao.wire.listener import Listener
@@ -65,6 +66,8 @@ class GrpcProxy:
         self._numbers: Final = count(1)
         self._by_name: dict[str, ProxiedConnection] = {}
         self._connections: set[ProxiedConnection] = set()
+        self._expected: dict[ProxiedConnection, float] = {}
+        """When each connection has begun on which no call was admitted yet, later by the time that it had to wait."""
         self._pace_of_starts: Final = _Pace(self.starts, one_in_a_turn=True)
         self._pace_of_calls: Final = _Pace(self.calls)
 
@@ -126,6 +129,26 @@ class GrpcProxy:
         self._pace_of_starts.give_turns()
         self._pace_of_calls.give_turns()
 
+    def expect_call(self, connection: ProxiedConnection) -> None:
+        """Give a connection that begins its time until a call is admitted."""
+        self._expected[connection] = monotonic()
+
+    def note_wait(self, connection: ProxiedConnection, seconds: float) -> None:
+        """Note that a connection had to wait for a turn, which is not its fault."""
+        if connection in self._expected:
+            self._expected[connection] += seconds
+
+    def stop_expecting(self, connection: ProxiedConnection) -> None:
+        """Note that a call of the connection was admitted, or that it ends."""
+        self._expected.pop(connection, None)
+
+    def turn_late_away(self) -> None:
+        """End the connections whose time is over. Call this several times a second, and not after a pause: what peers
+        have sent meanwhile may not have been read yet."""
+        since = monotonic() - self.doorstep.settings.greeting_timeout_seconds
+        for connection in [each for each, begun in self._expected.items() if begun < since]:
+            connection.turn_away_unless_waiting()
+
     def _closed(self, connection: ProxiedConnection, _: asyncio.Future[None]) -> None:
         self._connections.discard(connection)
 
@@ -156,6 +179,7 @@ class ProxiedConnection(asyncio.Protocol):
         self._splitter: Final = TurnSplitter()
         self._counted: str | None = None
         self._upstream_is_full = False
+        self._waits_since = 0.0  # for the turn of a call
         self._has_ended = False
         self._blocked: asyncio.TimerHandle | None = None  # ends the connection, while its client does not read
         self.closed: Final[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
@@ -175,6 +199,7 @@ class ProxiedConnection(asyncio.Protocol):
             return
         self._counted = self._proxy.places.enter(peer)
         self.is_proven = True
+        self._proxy.stop_expecting(self)
         self._proxy.strangers.leave(self._place)
         self._proxy.calls.withdraw(self._call)
         self._proxy.starts.give_back(self._start)
@@ -182,6 +207,15 @@ class ProxiedConnection(asyncio.Protocol):
         self._write(self._splitter.rest())
         self._update_reading()
         self._proxy.give_turns()
+
+    def call_admitted(self) -> None:
+        """Note that a call was admitted that needs no credential."""
+        self._proxy.stop_expecting(self)
+
+    def turn_away_unless_waiting(self) -> None:
+        """Turn the peer away, because it is late, unless its call waits for a turn."""
+        if not self._splitter.needs_turn:
+            self._turn_away(LATE)
 
     def end(self) -> None:
         """End the connection at once."""
@@ -197,6 +231,7 @@ class ProxiedConnection(asyncio.Protocol):
     # ---- the start ---------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
+        self._proxy.expect_call(self)
         self._opening = asyncio.get_running_loop().create_task(self._open(), name="gRPC connection")
         self._opening.add_done_callback(lambda _: self._close_accepted())
 
@@ -269,11 +304,13 @@ class ProxiedConnection(asyncio.Protocol):
             self._turn_away(error.reason.lower(), error.message)
             return
         if self._splitter.needs_turn:
+            self._waits_since = monotonic()
             self._proxy.calls.add(self._call)
         self._update_reading()
         self._proxy.give_turns()
 
     def _pass_call(self) -> None:
+        self._proxy.note_wait(self, monotonic() - self._waits_since)
         self._splitter.grant()
         self._forward()
 
@@ -335,6 +372,7 @@ class ProxiedConnection(asyncio.Protocol):
         self._has_ended = True
         self._unblock()
         self._proxy.forget(self)
+        self._proxy.stop_expecting(self)
         self._proxy.strangers.leave(self._place)
         self._proxy.starts.withdraw(self._start)
         self._proxy.calls.withdraw(self._call)

@@ -29,11 +29,12 @@ CLIENT: Final = "client"
 SERVER_ROLES: Final = frozenset({"leader", "follower", "tailer", "watcher", "worker", "operator"})
 """Roles that only a credential for them proves; see `tao.serving.requests` for what each may do. Every other role that
 a peer may state is taken for `CLIENT`."""
-LISTED_ROLES: Final = frozenset({"leader", "follower"})
-"""Roles whose servers the topology always lists: a peer that it does not list is not one of them."""
-PASSING_ON: Final = LISTED_ROLES
+PASSING_ON: Final = frozenset({"leader", "follower"})
 """Roles of servers that pass requests on, and are believed on whose behalf."""
-SERVING_ROLES: Final = LISTED_ROLES | {"tailer", "watcher"}
+LISTED_ROLES: Final = PASSING_ON | {"tailer"}
+"""Roles whose processes the topology always lists: a peer that it does not list is not one of them. All of them change
+caches. A watcher need not be listed: servers let it look, and others ask for its word where the topology has it."""
+SERVING_ROLES: Final = LISTED_ROLES | {"watcher"}
 """Roles of processes that others connect to."""
 MAX_TOKEN_BYTES: Final = 3584
 """Longest token: several times what issuers make. It fits into a greeting over frames beside name and role."""
@@ -62,7 +63,7 @@ class PeerIdentity:
     role: str
 
     address: str = ""
-    """The address from which the connection comes, for logs."""
+    """The address from which the connection comes, as `tao.wire.doorstep.name_of` writes it, for logs."""
 
     caller: str = ""
     """The name that rights, fair shares and audit know the peer by, never what it says of itself: ``app/NAME`` for the
@@ -216,7 +217,7 @@ def identify(shown: ShownCredentials, accepted: AcceptedCredentials, now: float)
     """Return who a peer is at ``now``, in seconds since 1970. A certificate with a SPIFFE id goes before a token.
 
     Raises `Unauthorized` for credentials that are missing, wrong, expired, or for another role or name than the peer
-    states; `Unavailable` for a leader or follower that the topology does not list here, or not yet."""
+    states; `Unavailable` for one of `LISTED_ROLES` that the topology does not list here, or not yet."""
     stated, address = shown.stated, shown.address
     if not accepted.are_in_use:
         return PeerIdentity(stated.name, stated.role, address)

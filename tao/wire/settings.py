@@ -56,8 +56,9 @@ class DoorstepSettings:
     """Bounds at each port of a server: on peers without a credential, and on the connections of one caller."""
 
     greeting_timeout_seconds: float = 5.0
-    """Time in which a peer has to show who it is: TLS and greeting together, or the first message of a gRPC call. One
-    that takes longer is a port scanner or a dead peer."""
+    """Time in which a peer has to show who it is: TLS and greeting together; over gRPC TLS, HTTP/2 and a call that is
+    admitted. Also the time for the first message of a gRPC call. One that takes longer is a port scanner or a dead
+    peer."""
 
     max_pending: int = 1_024
     """Connections (gRPC: calls) that have not shown yet who they are. An honest one takes a round trip: this is room
@@ -116,8 +117,8 @@ class DoorstepSettings:
     KB, or 60 KB with TLS. One application may have half of them."""
 
     idle_connection_seconds: float = 20.0
-    """A gRPC connection without a call for this long is closed. Clients connect again by themselves, and a session is
-    a call."""
+    """A gRPC connection without a call for this long is closed, once one was admitted on it. Clients connect again by
+    themselves, and a session is a call."""
 
     max_log_lines: int = 10
     """Lines that are logged about peers that were turned away, in each interval. All are counted."""

@@ -44,6 +44,7 @@ async def test_the_watcher_reports_and_repairs_what_an_interrupted_seed_leaves(
             name="watcher",
             region=EAST,
             topology_file=rig.topology_path,
+            administrator_user="tao_admin",
             administrator_password=rig.accounts.administrator.password,
             replicator_password=rig.accounts.replicator.password,
             probes=ProbeSettings(interval_seconds=0.1),

@@ -144,6 +144,7 @@ async def watched(regions: Regions, region: str) -> AsyncIterator[None]:
         name=f"{region}-watcher",
         region=region,
         topology_file=regions.cluster.topology_path,
+        administrator_user="tao_admin",
         administrator_password=accounts.administrator.password,
         replicator_password=accounts.replicator.password,
         leases=False,

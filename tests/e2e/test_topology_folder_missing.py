@@ -37,6 +37,7 @@ async def test_masters_close_themselves_while_the_folder_is_missing_and_reopen_w
             name="watcher",
             region=EAST,
             topology_file=file,
+            administrator_user="tao_admin",
             administrator_password=rig.accounts.administrator.password,
             replicator_password=rig.accounts.replicator.password,
             probes=ProbeSettings(interval_seconds=0.2),

@@ -89,7 +89,7 @@ def might_be(
             return {(stated.name, "client", f"app/{shown.name}")}
         if wanted == shown.role != "operator" and stated.name != shown.name:
             return set()
-        if shown.role in ("leader", "follower") and (shown.role, shown.name, shown.region) not in listed:
+        if shown.role in ("leader", "follower", "tailer") and (shown.role, shown.name, shown.region) not in listed:
             return set()
         return {(shown.name, shown.role, f"{shown.role}/{shown.name}")}
     for token in tokens or ():
@@ -106,7 +106,7 @@ def might_be(
             continue
         name = bound or stated.name
         known = any((role, name, region) in listed for region in ("x", "y"))
-        if role in ("leader", "follower") and not known:
+        if role in ("leader", "follower", "tailer") and not known:
             continue
         found.add((name, role, f"{role}/{name}" if bound or known else role))
     return found

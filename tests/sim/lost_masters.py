@@ -108,6 +108,7 @@ class _Watcher:
             name=name,
             region=region,
             topology_file=Path("simulated"),
+            administrator_user="tao_admin",
             administrator_password="a",
             replicator_password="r",
             auto_rejoin=hour.rejoins,

@@ -176,6 +176,7 @@ def watcher_settings(name: str, region: str) -> WatcherSettings:
         region=region,
         topology_file=_NOWHERE,
         remove_after_seconds=REMOVE_SECONDS,
+        administrator_user="tao_admin",
         administrator_password="simulated",
         replicator_password="simulated",
         probes=ProbeSettings(interval_seconds=1.0),

@@ -36,18 +36,25 @@ def machine(tmp_path: Path) -> Path:
     text = (SCRIPTS / "install-packages").read_text()
     assert text.count("EUID") == 1
     program(tmp_path, "install-packages", text.replace("EUID", "1000"))
+    shutil.copy(SCRIPTS / "ask-for-root", tmp_path)
     return tmp_path
 
 
 def install(machine: Path, typed: str | None = None, **environment: str) -> tuple[int, str]:
     """Call install-packages as an ordinary user, at a terminal where ``typed`` is typed, or without one."""
+    arguments = ("a database", "elsewhere", "mariadb-server-core")
+    path = f"{machine}:{os.environ['PATH']}"
+    return call_at_terminal(machine / "install-packages", *arguments, typed=typed, PATH=path, **environment)
+
+
+def call_at_terminal(*command: str | Path, typed: str | None, **environment: str) -> tuple[int, str]:
     reader, writer = pty.openpty() if typed is not None else os.pipe()
     if typed is not None:
         os.write(reader, typed.encode())
     done = subprocess.run(
-        [machine / "install-packages", "a database", "elsewhere", "mariadb-server-core"],
+        command,
         stdin=writer if typed is not None else reader,
-        env={"PATH": f"{machine}:{os.environ['PATH']}", **environment},
+        env=environment,
         capture_output=True,
         text=True,
         timeout=PATIENT_SECONDS,
@@ -86,6 +93,52 @@ def test_after_a_yes_or_under_ci_packages_are_installed_by_sudo(
     assert status == 0
     assert [call.split(" ")[:2] for call in calls(machine)] == [["sudo", "apt-get"], ["sudo", "env"]]
     assert calls(machine)[1].endswith("--no-install-recommends mariadb-server-core")
+
+
+# ---- ensure-etcd -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def old_lists(tmp_path: Path) -> Path:
+    """A machine without etcd, whose apt finds the package only when its lists were updated."""
+    for name in ("bash", "env", "mktemp", "mkdir", "mv", "rm", "dirname", "touch"):
+        (tmp_path / name).symlink_to(shutil.which(name) or name)
+    calls, updated = tmp_path / "calls", tmp_path / "updated"
+    program(tmp_path, "sudo", f'echo "sudo $*" >>{calls}; "$@"')
+    program(
+        tmp_path,
+        "apt-get",
+        f"if [[ $1 == update ]]; then touch {updated}; else [[ -e {updated} ]] && touch etcd-server_3.deb; fi",
+    )
+    program(tmp_path, "dpkg", f'mkdir -p "$3/usr/bin" && mv {tmp_path}/etcd-program "$3/usr/bin/etcd"')
+    program(tmp_path, "etcd-program", "true")
+    text = (SCRIPTS / "ensure-etcd").read_text()
+    assert text.count("EUID") == 1
+    program(tmp_path, "ensure-etcd", text.replace("EUID", "1000"))
+    shutil.copy(SCRIPTS / "ask-for-root", tmp_path)
+    return tmp_path
+
+
+def ensure_etcd(machine: Path, typed: str | None = None, **environment: str) -> tuple[int, str]:
+    command = (machine / "ensure-etcd", machine / "found")
+    return call_at_terminal(*command, typed=typed, PATH=str(machine), **environment)
+
+
+@pytest.mark.parametrize("typed", [None, "n\n", "\n"])
+def test_the_lists_of_packages_are_not_updated_through_sudo_without_a_yes(old_lists: Path, typed: str | None) -> None:
+    status, said = ensure_etcd(old_lists, typed)
+    assert (status, calls(old_lists)) == (1, [])
+    assert not (old_lists / "found" / "etcd").exists()
+    assert typed is not None or "there is no terminal to ask at. Run: sudo apt-get update" in said
+
+
+@pytest.mark.parametrize(("typed", "environment"), [("y\n", {}), (None, {"CI": "true"})])
+def test_after_a_yes_or_under_ci_the_lists_are_updated_and_etcd_is_unpacked(
+    old_lists: Path, typed: str | None, environment: dict[str, str]
+) -> None:
+    status, said = ensure_etcd(old_lists, typed, **environment)
+    assert (status, calls(old_lists)) == (0, ["sudo apt-get update -qq"]), said
+    assert (old_lists / "found" / "etcd").exists()
 
 
 # ---- supply-chain ----------------------------------------------------------------------------------------------------

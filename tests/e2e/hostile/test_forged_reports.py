@@ -21,6 +21,7 @@ from loadtest.hostile.attacks import SECONDS, Grip
 from tao.model.errors import TaoError
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology, WatcherProcess
 from tao.runtime.admin_client import admin_get
+from tao.serving.audit import AuditTrail
 from tao.serving.status_port import StatusService
 from tao.topology.document import dump_topology, parse_topology
 from tao.wire.frames_server import FrameServer
@@ -98,6 +99,7 @@ async def running_watcher(folder: Path) -> AsyncIterator[Watcher]:
         "name": "east-watcher-1",
         "region": "east",
         "topology_file": "topology.json",
+        "administrator_user": "tao_watcher",
         "administrator_password": "x",
         "replicator_password": "x",
         "admin": admin,
@@ -135,7 +137,7 @@ class Answerer:
         context.sni_callback = self._count
         self._address = address
         self._server = FrameServer(
-            StatusService("get_watcher_report", lambda: pb.Answer(watcher_report=FORGED), None),
+            StatusService("get_watcher_report", lambda: pb.Answer(watcher_report=FORGED), AuditTrail()),
             ServingSettings(),
             name=WATCHER,
             topology_version=lambda: 1,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
+from tao.cli import frame
 from tao.cli.commands import tao
 from tao.observability.audit_log import AuditFile
 from tao.observability.audit_records import AuditEvent
@@ -131,6 +136,84 @@ def test_a_command_that_fails_is_recorded_with_its_reason_and_no_secret(
     assert failed.exit_code != 0
     assert [each["status_id"] for each in read_records(path)] == [0, 2]
     assert "secret" not in path.read_text()
+
+
+def test_a_new_token_is_recorded_with_its_role_and_id_and_without_the_secret(path: Path, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.yaml"
+    made = call("--audit-log", path, "token", "new", "ann", "--role", "operator", "--file", tokens)
+    assert made.exit_code == 0
+    begun, ended = read_records(path)
+    assert begun["api"]["operation"] == ended["api"]["operation"] == "token new"
+    assert (begun["unmapped"]["phase"], ended["unmapped"]["phase"], ended["status_id"]) == ("begun", "ended", 1)
+    assert (begun["unmapped"]["role"], begun["unmapped"]["caller"], ended["unmapped"]["id"]) == (
+        "operator",
+        "ann",
+        "ann-1",
+    )
+    assert made.stdout.strip() not in path.read_text()
+
+
+def test_no_token_is_made_that_cannot_be_recorded(path: Path, tmp_path: Path) -> None:
+    path.mkdir()
+    tokens, out = tmp_path / "tokens.yaml", tmp_path / "ann.token"
+    refused = call(*("--audit-log", path, "token", "new", "ann", "--role", "operator", "--file", tokens, "--out", out))
+    assert (refused.exit_code, tokens.exists(), out.exists()) == (2, False, False)
+
+
+def test_a_load_is_recorded_though_it_asks_nothing(path: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "users.csv"
+    rows.write_text("key,name\n1,Ann\n")
+    load = ("load", "objects", rows, "--otype", "user", "--key", "key", "--connect", tmp_path / "no-topology.json")
+    assert call("--audit-log", path, *load).exit_code != 0
+    assert [(each["api"]["operation"], each["status_id"]) for each in read_records(path)] == [
+        ("load objects", 0),
+        ("load objects", 2),
+    ]
+
+
+def test_values_of_fields_are_not_recorded(path: Path, tmp_path: Path) -> None:
+    add = ("add", "object", "user", "name=Ann Smith", "--connect", tmp_path / "no-topology.json")
+    assert call("--audit-log", path, *add).exit_code != 0
+    assert [each["api"]["operation"] for each in read_records(path)] == ["add object"] * 2
+    assert "Smith" not in path.read_text()
+
+
+CHANGES_NOTHING = {
+    *("access check", "access explain", "arenas", "audit verify", "backup binlogs", "backup create", "backup verify"),
+    *("count", "demo", "doctor", "export edges", "export nodes", "export objects", "follower", "get", "history"),
+    *("jobs list", "jobs show", "journal parked", "journal status", "leader", "list", "ready", "schema check"),
+    *("schema show", "sets", "shard hot", "stats", "status", "story", "tailer", "token list", "topology export"),
+    *("topology show", "verify", "watcher", "worker"),
+}
+"""Commands that are not recorded: they change nothing in the cluster, or are servers, which keep logs of their own."""
+
+
+def leaves(command: click.Command, name: str = "") -> Iterator[tuple[str, click.Command]]:
+    if not isinstance(command, click.Group):
+        yield name, command
+        return
+    for each in list(command.commands):
+        found = command.commands[each]
+        yield from leaves(found, f"{name} {each}".strip())
+
+
+def begins(function: object, seen: set[object]) -> bool:
+    """Return whether a function, or one of its module that it refers to, records that it begins."""
+    if not inspect.isfunction(function) or function in seen:
+        return False
+    seen.add(function)
+    module = sys.modules[function.__module__]
+    found = [getattr(module, name, None) for name in function.__code__.co_names]
+    return any(each in (frame.ask, frame.begin) or begins(each, seen) for each in found)
+
+
+def test_every_command_that_changes_something_records_it() -> None:
+    silent = {
+        name
+        for name, command in leaves(tao)
+        if not name.startswith("dev ") and not begins(inspect.unwrap(command.callback or print), set())
+    }
+    assert silent == CHANGES_NOTHING
 
 
 def test_nothing_is_changed_that_cannot_be_recorded(path: Path, topology: Path) -> None:

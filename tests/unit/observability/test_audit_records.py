@@ -60,6 +60,7 @@ def test_a_record_has_the_fields_of_an_api_activity_and_the_rest_under_unmapped(
             "shard_count": 1,
             "shards": [3],
             "types": ["user"],
+            "type_count": 1,
         },
     }
     assert document["metadata"]["product"]["name"] == "tao-graph"

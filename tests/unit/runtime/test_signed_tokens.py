@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from base64 import b64encode
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 from tao.model.errors import SettingsError, Unauthorized
 from tao.observability.logs import logger
 from tao.runtime import signed_tokens
-from tao.runtime.credentials import AcceptedCredentialFiles, CredentialSources
+from tao.runtime.credentials import AcceptedCredentialFiles, CredentialChange, CredentialSources
 from tao.runtime.signed_tokens import JwtSettings, SignedTokenVerifier
 from tao.wire.identity import AcceptedCredentials, Credentials, PeerIdentity, ShownCredentials, SignedToken, identify
 
@@ -163,6 +164,8 @@ async def test_a_server_follows_the_key_file_and_keeps_its_keys_when_it_is_wrong
     settings = JwtSettings(keys_file=path, audience="tao-main")
     files = AcceptedCredentialFiles(CredentialSources(jwt=settings), logger("test"))
     await files.load(lambda *_: False)
+    changes: list[CredentialChange] = []
+    files.on_changed = changes.append
     shown = ShownCredentials(Credentials("web", "client", signed()))
     assert identify(shown, files.authenticator.accepted, NOW).caller == "team/web"
     path.write_text("{")
@@ -172,3 +175,6 @@ async def test_a_server_follows_the_key_file_and_keeps_its_keys_when_it_is_wrong
     await files.look()
     with pytest.raises(Unauthorized, match="Signature"):
         identify(shown, files.authenticator.accepted, NOW)
+    ((kind, file, former, now, added, removed),) = changes
+    assert (f"{kind}_changed", file, added, removed) == ("signing_keys_changed", str(path), (), ())
+    assert (former, now) == tuple(sha256(each.encode()).hexdigest() for each in (KEYS, path.read_text()))

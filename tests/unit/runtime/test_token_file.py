@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import stat
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tao.follower.settings import FollowerSettings
 from tao.model.errors import SettingsError, Unauthorized
 from tao.observability.logs import logger
-from tao.runtime.credentials import AcceptedCredentialFiles, CredentialSources
+from tao.runtime.credentials import AcceptedCredentialFiles, CredentialChange, CredentialSources
 from tao.runtime.settings import parse_settings
 from tao.runtime.token_file import (
     TokenEntry,
@@ -138,6 +140,30 @@ async def test_a_server_follows_the_file_and_keeps_what_it_accepts_when_the_file
     await changed(dump_tokens(()))
     with pytest.raises(Unauthorized):  # not: open to everyone
         files.authenticator.identify(shown("new"))
+
+
+async def test_a_server_says_which_tokens_a_changed_file_has_added_and_removed(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.yaml"
+    web, ann = entry_for("old", "web", "client", None, []), entry_for("ann's", "ann", "operator", None, [])
+    path.write_text(dump_tokens((web,)))
+    files = AcceptedCredentialFiles(CredentialSources(accepted_tokens_file=path), LOG)
+    changes: list[CredentialChange] = []
+    files.on_changed = changes.append
+    await files.load(lambda *_: False)
+    first = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert files.digests == {"accepted_tokens": first}
+    shorter = msgspec.structs.replace(ann, expires=datetime(2030, 1, 1, tzinfo=UTC))
+    for text in (dump_tokens((web, ann)), "tokens: [", dump_tokens((ann,)), dump_tokens((shorter,))):
+        path.write_text(text)
+        await files.look()
+    assert [(each.added, each.removed) for each in changes] == [
+        (("ann-1 operator ann",), ()),
+        ((), ("web-1 client web",)),
+        (("ann-1 operator ann",), ("ann-1 operator ann",)),
+    ]
+    assert changes[0].former_sha256 == first
+    assert [each.former_sha256 for each in changes[1:]] == [each.sha256 for each in changes[:-1]]
+    assert files.digests == {"accepted_tokens": hashlib.sha256(path.read_bytes()).hexdigest()}
 
 
 async def test_a_file_that_is_missing_changes_nothing_and_is_logged_once(

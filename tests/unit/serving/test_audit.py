@@ -9,22 +9,31 @@ from typing import Any
 
 import pytest
 
-from tao.model.errors import AuditFull, Overloaded, TaoError, Unauthorized, Unavailable
+from tao.access.decisions import TypeKind
+from tao.model.errors import AuditFull, Overloaded, PermissionDenied, TaoError, Unauthorized, Unavailable
+from tao.model.ids import SHARD_SHIFT
 from tao.observability.audit_records import verify
 from tao.observability.logs import logger
-from tao.serving.audit import AuditTrail, recorded_caller, recorded_name
+from tao.observability.metrics import Metrics
+from tao.runtime.credentials import AcceptedCredentialFiles, CredentialSources
+from tao.runtime.token_file import TokenRole, dump_tokens, entry_for
+from tao.serving.audit import AuditTrail, Denial, recorded_caller, recorded_name
 from tao.serving.configuration import Configuration
+from tao.serving.metrics import register_audit
+from tao.serving.request_scope import NamedType, Scope
 from tao.topology.document import dump_topology
+from tao.wire.doorstep import name_of
 from tao.wire.identity import PeerIdentity
 from tao.wire.session import Reply, failure
 from tao.wire.v1 import session_pb2 as pb
-from tests.rigs.audit_rig import UNIX_MS, AuditRig, audit_rig
-from tests.rigs.leader_rig import SCHEMA, make_topology
+from tests.rigs.audit_rig import UNIX_MS, AuditRig, audit_rig, read_records
+from tests.rigs.leader_rig import FRIEND, SCHEMA, USER, make_topology
 from tests.rigs.links_rig import MemoryReply
 from tests.rigs.region_rig import FollowerRig
 
-STRANGER = PeerIdentity("web-1", "client", "ipv4:10.0.0.7:40001")
+STRANGER = PeerIdentity("web-1", "client", name_of(("10.0.0.7", 40001)))
 WRONG = Unauthorized("the token is missing or wrong")
+CALLERS: tuple[tuple[str, TokenRole], ...] = (("web", "client"), ("ann", "operator"))
 SCHEMA_TEXT = (Path(__file__).parents[3] / "config/schema.yaml").read_text()
 
 
@@ -46,14 +55,14 @@ INVALIDATE = request(invalidate=pb.Invalidate(shards=[1, 2], otypes=[1], atypes=
 
 async def test_equal_denials_of_a_second_are_one_record_with_a_count(rig: AuditRig) -> None:
     for port in (40001, 40002, 40003):
-        rig.trail.connection_refused(PeerIdentity("web-1", "client", f"ipv4:10.0.0.7:{port}"), WRONG)
+        rig.trail.connection_refused(PeerIdentity("web-1", "client", name_of(("10.0.0.7", port))), WRONG)
         rig.now += 100
-    rig.trail.connection_refused(PeerIdentity("web-1", "client", "('10.0.0.8', 40001)"), WRONG)
+        rig.trail.connection_refused(PeerIdentity("web-1", "client", name_of(("2001:db8::8", port, 0, 0))), WRONG)
     first, other = await rig.records()
     assert (first["count"], first["start_time"], first["end_time"]) == (3, UNIX_MS, UNIX_MS + 200)
+    assert other["count"] == 3
     assert (first["api"]["operation"], first["status_id"], first["status_code"]) == ("connect", 2, "UNAUTHORIZED")
-    assert [each["src_endpoint"]["name"] for each in (first, other)] == ["10.0.0.7", "10.0.0.8"]
-    assert "count" not in other
+    assert [each["src_endpoint"]["name"] for each in (first, other)] == ["10.0.0.7", "2001:db8::8"]
     rig.trail.connection_refused(STRANGER, WRONG)
     assert len(await rig.records()) == 3
 
@@ -101,7 +110,67 @@ async def test_a_request_that_a_role_may_not_make_is_recorded_and_refused_as_bef
         follower.service.handle(request(subscribe=pb.Subscribe()), MemoryReply(lambda _: None, peer="client"))
     (record,) = await rig.records()
     assert (record["api"]["operation"], record["count"]) == ("invalidate", 2)
+    assert record["unmapped"]["types"] == ["association 4", "object 1"]
+    assert record["unmapped"]["shards"] == [1, 2]
     await follower.tasks.close()
+
+
+# ---- what was denied -------------------------------------------------------------------------------------------------
+
+
+def denied(*types: int, shard: int = 0, caller: str = "web", action: str = "read", unread: int = 0) -> Denial:
+    scope = Scope(frozenset(NamedType(TypeKind.ASSOCIATION, each) for each in types), frozenset({shard}), unread)
+    peer = PeerIdentity("web-1", "client", name_of(("10.0.0.7", 40001)), caller)
+    return Denial(caller, action, PermissionDenied(f"no right on {types}"), peer, scope)
+
+
+async def test_denials_of_several_types_within_a_second_are_one_record_that_names_each(rig: AuditRig) -> None:
+    rig.trail.started(make_topology(), SCHEMA)
+    rig.trail.denied(denied(FRIEND, shard=7))
+    rig.trail.denied(denied(77, shard=3))
+    rig.trail.denied(denied(FRIEND, shard=3))
+    _, record = await rig.records()
+    assert record["count"] == 3
+    assert (record["unmapped"]["types"], record["unmapped"]["shards"]) == (["association 77", "friend"], [3, 7])
+    assert (record["unmapped"]["type_count"], record["unmapped"]["shard_count"]) == (2, 2)
+    assert (record["unmapped"]["role"], record["src_endpoint"]["name"]) == ("client", "10.0.0.7")
+    assert record["status_detail"] == f"no right on ({FRIEND},)", "the first one"
+
+
+async def test_what_a_record_of_denials_does_not_list_is_counted(rig: AuditRig) -> None:
+    for number in range(1, 251):
+        rig.trail.denied(denied(number, shard=number))
+    for number in (1, 250):
+        rig.trail.denied(denied(number, shard=number))
+    rig.trail.denied(denied(1, shard=1, unread=40))
+    (record,) = await rig.records()
+    unmapped = record["unmapped"]
+    assert unmapped["shards"] == list(range(1, 101))
+    assert len(unmapped["types"]) == 100
+    assert (record["count"], unmapped["type_count"], unmapped["shard_count"]) == (253, 291, 291)
+
+
+async def test_the_record_of_further_denials_has_their_types_and_shards_and_how_many_of_each_kind(
+    rig: AuditRig,
+) -> None:
+    for number in range(3):
+        rig.trail.denied(denied(1, caller=f"app-{number}"))
+    rig.trail.denied(denied(5, shard=9, caller="app-3"))
+    rig.trail.denied(denied(6, shard=8, caller="app-4", action="write"))
+    rig.trail.connection_refused(STRANGER, WRONG)
+    further = (await rig.records())[-1]
+    assert (further["api"]["operation"], further["count"]) == ("denials", 3)
+    assert further["unmapped"]["types"] == ["association 5", "association 6"]
+    assert further["unmapped"]["shards"] == [8, 9]
+    assert further["unmapped"]["denied"] == {"read": 1, "write": 1, "connect": 1}
+
+
+async def test_a_request_of_a_hundred_thousand_keys_is_not_read_to_its_end_to_be_recorded(rig: AuditRig) -> None:
+    ids = [each << SHARD_SHIFT | 1 for each in range(60_000)]
+    rig.trail.request_refused("read", request(read=pb.ReadBatch(obj_ids=ids * 2)), STRANGER, WRONG)
+    (record,) = await rig.records()
+    assert len(record["unmapped"]["shards"]) == 100
+    assert record["unmapped"]["shard_count"] == 120_000
 
 
 # ---- operators -------------------------------------------------------------------------------------------------------
@@ -119,10 +188,19 @@ async def test_an_operators_request_is_recorded_with_what_it_asks_for_and_its_ou
         "policy_version": "12",
         "shards": [1, 2],
         "shard_count": 2,
-        "types": ["object 1", "association 4"],
+        "types": ["association 4", "object 1"],
+        "type_count": 2,
     }
     assert await rig.shown() == [("operator/operator", "invalidate", 1)]
     await follower.tasks.close()
+
+
+async def test_operators_requests_name_types_by_the_schema(rig: AuditRig) -> None:
+    rig.trail.started(make_topology(), SCHEMA)
+    recorded = rig.trail.of_operators("invalidate", lambda _, reply: reply.send(pb.Answer()))
+    asked = request(invalidate=pb.Invalidate(otypes=[USER], atypes=[FRIEND]))
+    recorded(asked, MemoryReply(lambda _: None, peer="operator"))
+    assert (await rig.records())[-1]["unmapped"]["types"] == ["friend", "user"]
 
 
 async def test_the_outcome_is_that_of_the_last_answer_or_of_the_error_raised(rig: AuditRig) -> None:
@@ -188,6 +266,45 @@ async def test_a_newer_topology_and_schema_are_recorded_with_the_digests_of_thei
     assert verify(rig.path.read_bytes().splitlines(keepends=True), newest=rig.log.published.hash).fault is None
 
 
+async def test_a_change_of_what_is_accepted_is_recorded_and_starts_name_the_digests_of_the_files(
+    rig: AuditRig, tmp_path: Path
+) -> None:
+    path = tmp_path / "tokens.yaml"
+    web, ann = (entry_for(f"{name}'s", name, role, None, []) for name, role in CALLERS)
+    path.write_text(dump_tokens((web,)))
+    files = AcceptedCredentialFiles(CredentialSources(accepted_tokens_file=path), logger("test"))
+    await files.load(lambda *_: False)
+    rig.trail.started(make_topology(), accepted=files)
+    path.write_text(dump_tokens((ann,)))
+    await files.look()
+    started, changed = await rig.records()
+    assert (changed["api"]["operation"], changed["activity_id"]) == ("accepted_tokens_changed", 3)
+    found = changed["unmapped"]
+    assert (found["added"], found["removed"], found["added_count"]) == (["ann-1 operator ann"], ["web-1 client web"], 1)
+    assert found["removed_count"] == 1
+    assert found["former_version"] == started["unmapped"]["accepted_tokens_sha256"]
+    assert found["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert web.sha256 not in rig.path.read_text(), "digests of tokens are nobody's business"
+
+
+# ---- metrics ---------------------------------------------------------------------------------------------------------
+
+
+async def test_the_published_hash_is_the_only_label_of_its_metric_and_its_value_the_number(rig: AuditRig) -> None:
+    metrics = Metrics(role="leader", server="leader-1")
+    register_audit(metrics, rig.log)
+    rig.trail.started(make_topology())
+    for number in (1, 2):
+        await rig.records()
+        rig.log.publish()
+        (shown,) = metrics.snapshot()["tao_audit_hash_info"]
+        assert (shown["labels"], shown["value"]) == ({"hash": rig.log.published.hash}, number)
+        lines = [each for each in metrics.render().decode().splitlines() if each.startswith("tao_audit_hash_info{")]
+        assert len(lines) == 1
+        assert f'hash="{read_records(rig.path)[-1]["hash"]}"' in lines[0]
+        rig.trail.denied(denied(1))
+
+
 # ---- without a log ---------------------------------------------------------------------------------------------------
 
 
@@ -200,7 +317,8 @@ async def test_without_an_audit_log_paths_are_left_as_they_are_and_nothing_is_re
     assert trail.of_operators("invalidate", path) is path
     assert trail.begin("operator/ann", "invalidate") is None
     trail.connection_refused(STRANGER, WRONG)
-    trail.denied("app/web", "read", WRONG)
+    trail.denied(denied(1))
+    trail.request_refused("read", request(read=pb.ReadBatch()), STRANGER, WRONG)
     trail.started(make_topology(), SCHEMA)
     trail.changed("rights", "1", "2", "digest")
     await trail.close()

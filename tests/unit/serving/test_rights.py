@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import NamedTuple
 
 import pytest
@@ -15,6 +16,7 @@ from tao.model.errors import BudgetExceeded, PermissionDenied, TaoError, TooLarg
 from tao.model.graph import EXISTS, decode_object, version_of
 from tao.model.ids import SHARD_SHIFT
 from tao.model.writes import AssocAdd, AssocMerge, ObjAdd, ObjDelete, ObjUpdate, ReadState, Write
+from tao.serving.audit import Denial
 from tao.serving.configuration import Configuration
 from tao.wire.client_session import Waiter
 from tao.wire.convert import error_from_pb, reached_versions, shard_messages_from_pb, write_to_pb
@@ -126,9 +128,9 @@ async def errors_of(server: RequestHandler, caller: str, *writes: Write, peer: s
 
 
 async def test_a_caller_that_has_spent_its_budget_is_refused_and_still_has_its_hits(region: RegionRig) -> None:
-    server, recorded = region.near.service, list[tuple[str, str, str]]()
+    server = region.near.service
     use_rules(region.near.configuration)
-    region.near.configuration.access.on_denied = lambda *denied: recorded.append((*denied[:2], denied[2].reason))
+    denials = record_denials(region.near.configuration)
     cached = batch(obj_ids=[USER_ID])
     assert not (await read(server, cached, "batch")).reasons
     flood = batch(obj_ids=[make_id(1000 + number) for number in range(40)])
@@ -142,7 +144,9 @@ async def test_a_caller_that_has_spent_its_budget_is_refused_and_still_has_its_h
     assert not (await read(server, cached, "batch")).reasons
     assert not (await read(server, missed, "root")).reasons
     assert region.near.configuration.access.denied == {"budget": 3}
-    assert recorded == [("batch", "budget", "BUDGET_EXCEEDED")] * 3
+    assert [(each.caller, each.action, each.error.reason) for each in denials] == [
+        ("batch", "budget", "BUDGET_EXCEEDED")
+    ] * 3
     assert BudgetExceeded.retryable
 
 
@@ -344,6 +348,21 @@ async def test_the_fills_of_servers_are_not_checked(region: RegionRig) -> None:
     assert len(answer.read.values) == 1
 
 
+async def test_all_that_a_follower_reads_at_a_leader_is_a_fill_which_the_leader_does_not_check(
+    region: RegionRig,
+) -> None:
+    """So one caller's denial is never the answer to another one who waits for the same fetch, nor cached."""
+    use_rules(region.leader.configuration)
+    server, link = region.near.service, region.near.links["leader-1"]
+    for request in (counts_of(NOTE), counts_of(NOTE, critical=True), batch(obj_ids=[CHECKIN_ID], critical=True)):
+        found = await read(server, request, "reader")
+        assert (set(found.values), found.reasons) == ({0}, {})
+    reads = [each for each in link.sent if each.HasField("read") and each.read.ByteSize()]
+    assert [each.read.for_fill for each in reads] == [True] * len(reads)
+    assert sum(each.read.critical and each.caller == "reader" for each in reads) == 2
+    assert not region.leader.configuration.access.denied
+
+
 # ---- writes --------------------------------------------------------------------------------------------------------
 
 
@@ -519,6 +538,131 @@ async def test_who_has_pairs_settled_learns_the_versions_of_lists_that_it_may_re
         (settled,) = (await ask(region.near.service, request, "reader")).settled_pairs.changes
         assert reached_versions([shard_messages_from_pb(settled)]) == {(OTHER, atype): 2 for atype in atypes}
         assert {message.WhichOneof("kind") for message in settled.messages} == {"list_invalidation"}
+
+
+# ---- what the audit log hears --------------------------------------------------------------------------------------
+
+
+def record_denials(*configurations: Configuration) -> list[Denial]:
+    denials: list[Denial] = []
+    for configuration in configurations:
+        configuration.access.on_denied = denials.append
+    return denials
+
+
+def heard(denials: list[Denial]) -> list[tuple[str, str, set[str], set[int], int]]:
+    """Return caller, operation, types, shards and number of each, and forget them."""
+    found = [
+        (each.caller, each.action, set(map(str, each.scope.types)), set(each.scope.shards), each.times)
+        for each in denials
+    ]
+    assert all(each.peer.role for each in denials)
+    denials.clear()
+    return found
+
+
+def object_type(otype: int) -> set[str]:
+    return {f"object {otype}"}
+
+
+def list_type(*atypes: int) -> set[str]:
+    return {f"association {each}" for each in atypes}
+
+
+@pytest.mark.parametrize("cached", [False, True])
+async def test_denied_reads_are_reported_with_their_types_and_shards(region: RegionRig, cached: bool) -> None:
+    server = region.near.service
+    far = make_id(1, shard=3)
+    request = batch(obj_ids=[CHECKIN_ID, USER_ID], count_id1s=[USER_ID, far], count_atypes=[FOLLOWS, NOTE])
+    if cached:
+        await read(server, request, "root")
+    use_rules(region.near.configuration)
+    denials = record_denials(region.near.configuration)
+    await read(server, request, "reader")
+    found = heard(denials)
+    assert sorted(found, key=str) == sorted(
+        [
+            ("reader", "read", object_type(CHECKIN), {0}, 1),
+            ("reader", "read", list_type(FOLLOWS), {0}, 1),
+            ("reader", "read", list_type(NOTE), {3}, 1),
+        ],
+        key=str,
+    )
+    await read(server, batch(obj_ids=[USER_ID], count_id1s=[USER_ID], count_atypes=[COMMENT], critical=True), "reader")
+    assert heard(denials) == [("reader", "critical", list_type(COMMENT), {0}, 1)]
+    await read(server, batch(obj_ids=[USER_ID], critical=True), "subscriber")
+    assert heard(denials) == [("subscriber", "critical", set(), {0}, 1)]
+    stale = counts_of(FRIEND)
+    stale.read.max_staleness_ms = 1
+    with pytest.raises(PermissionDenied):
+        await ask(server, stale, "reader")
+    assert heard(denials) == [("reader", "read", list_type(FRIEND), {0}, 1)]
+
+
+async def test_denied_writes_are_reported_with_their_types_and_shards_by_whom_they_are_denied(
+    region: RegionRig,
+) -> None:
+    use_rules(region.near.configuration, region.leader.configuration)
+    server = region.near.service
+    denials = record_denials(region.near.configuration, region.leader.configuration)
+    far = make_id(1, shard=3)
+    await errors_of(server, "writer", AssocAdd(USER_ID, LIKES, far, 1, b""), ObjAdd(far, CHECKIN, b"\x80", False))
+    assert heard(denials) == [
+        ("writer", "write", list_type(LIKES), {0, 3}, 1),
+        ("writer", "write", object_type(CHECKIN), {3}, 1),
+    ]
+    assert await errors_of(server, "writer", ObjDelete(CHECKIN_ID)) == [""], "it finds nothing"
+    assert denials[0].peer.name == "near-1"
+    assert heard(denials) == [("writer", "write", object_type(CHECKIN), {0}, 1)]
+
+
+async def test_denied_requests_are_reported_with_all_that_they_name(region: RegionRig) -> None:
+    use_rules(region.near.configuration)
+    server = region.near.service
+    denials = record_denials(region.near.configuration)
+    for request, caller, peer in (
+        (settling(LIKES, FOLLOWS), "reader", "client"),
+        (INVALIDATE_NOTES, "operator/ann", "operator"),
+        (pb.Request(reserve_ids=pb.ReserveIds(shard=2, count=1)), "reader", "client"),
+    ):
+        copied = pb.Request()
+        copied.CopyFrom(request)
+        with suppress(PermissionDenied):
+            await ask(server, copied, caller, peer=peer)
+    assert heard(denials) == [
+        ("reader", "read", list_type(LIKES, FOLLOWS), {0}, 1),
+        ("operator/ann", "administer", object_type(USER) | list_type(NOTE), {0}, 1),
+        ("reader", "write", set(), {2}, 1),
+    ]
+
+
+async def test_a_refusal_for_a_spent_budget_is_reported_with_what_was_asked_for(region: RegionRig) -> None:
+    use_rules(region.near.configuration)
+    server = region.near.service
+    denials = record_denials(region.near.configuration)
+    await read(server, batch(obj_ids=[make_id(1000 + number) for number in range(40)]), "batch")
+    far = make_id(1, shard=3)
+    with pytest.raises(BudgetExceeded):
+        await errors_of(server, "batch", AssocAdd(USER_ID, NOTE, far, 1, b""))
+    assert heard(denials) == [("batch", "budget", list_type(NOTE), {0, 3}, 1)]
+
+
+async def test_hidden_objects_of_one_batch_are_one_report(region: RegionRig) -> None:
+    server = region.near.service
+    request = batch(obj_ids=[CHECKIN_ID] * 40)
+    await read(server, request, "root")
+    use_rules(region.near.configuration)
+    denials = record_denials(region.near.configuration)
+    await read(server, request, "reader")
+    assert heard(denials) == [("reader", "read", object_type(CHECKIN), {0}, 40)]
+
+
+async def test_what_is_only_counted_is_not_reported_as_denied(region: RegionRig) -> None:
+    use_rules(region.near.configuration, mode="count")
+    denials = record_denials(region.near.configuration)
+    await read(region.near.service, batch(obj_ids=[CHECKIN_ID], count_id1s=[USER_ID], count_atypes=[NOTE]), "reader")
+    assert region.near.configuration.access.would_deny == {"read": 2}
+    assert denials == []
 
 
 # ---- the mode, and changes of the document and the schema ----------------------------------------------------------

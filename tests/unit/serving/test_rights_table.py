@@ -13,6 +13,7 @@ import pytest
 from tao.access.document import load_access
 from tao.follower.service import UnaryPath, UnarySettings
 from tao.model.errors import InvalidArgument, PermissionDenied, TaoError, Unauthorized
+from tao.serving.audit import AuditTrail
 from tao.serving.requests import FOLLOWER_RULES, LEADER_RULES
 from tao.serving.status_port import StatusService
 from tao.wire.session import RequestHandler
@@ -26,6 +27,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "reference" / "access.md"
 USER_ID = make_id(64)
 REQUESTS = {
     "read": pb.Request(read=pb.ReadBatch(count_id1s=[USER_ID], count_atypes=[FRIEND])),
+    "fill": pb.Request(read=pb.ReadBatch(count_id1s=[USER_ID], count_atypes=[FRIEND], for_fill=True)),
     "probe": pb.Request(read=pb.ReadBatch()),
     "write": pb.Request(write=pb.WriteBatch(writes=[pb.Write(obj_delete=pb.ObjDelete(id=USER_ID, otype=USER))])),
     "settle_edge": pb.Request(
@@ -187,10 +189,10 @@ async def test_a_cell_says_what_happens_to_a_unary_call_for_which_another_follow
 async def test_a_cell_says_what_happens_at_a_port_that_watchers_ask(heading: str, kind: str) -> None:
     cells = table(heading)
     assert {each for each, _ in cells} == {kind}
-    server = StatusService(kind, pb.Answer)
+    server = StatusService(kind, pb.Answer, AuditTrail())
     for peer in PEERS:
         assert await refusal(server, kind, peer) == ("" if cells[kind, peer] == "yes" else "UNAUTHORIZED"), peer
-        for other in REQUESTS.keys() - {kind, "read"}:
+        for other in REQUESTS.keys() - {kind, "read", "fill"}:
             with pytest.raises(InvalidArgument):
                 server.handle(REQUESTS[other], MemoryReply(lambda _: None, peer=PEERS[peer][0]))
 

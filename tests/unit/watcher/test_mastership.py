@@ -227,6 +227,7 @@ def mastership_of(
         name="watcher",
         region="east",
         topology_file=folder / "t",
+        administrator_user="tao_admin",
         administrator_password="a",
         replicator_password="b",
         leases=leases,

@@ -47,7 +47,7 @@ ACCEPTED = AcceptedCredentials(
 
 
 def report_service(audit: AuditTrail | None = None) -> StatusService:
-    return StatusService("get_watcher_report", lambda: pb.Answer(watcher_report=REPORT), audit)
+    return StatusService("get_watcher_report", lambda: pb.Answer(watcher_report=REPORT), audit or AuditTrail())
 
 
 @pytest.fixture
@@ -176,6 +176,7 @@ async def test_a_watcher_that_others_reach_needs_tls_and_credentials_unless_it_i
         name="watcher-1",
         region=watched.name,
         topology_file=path,
+        administrator_user="tao_admin",
         administrator_password="a",
         replicator_password="b",
         accepted_tokens_file=accepted if tokens else None,

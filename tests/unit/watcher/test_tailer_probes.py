@@ -14,6 +14,7 @@ from tao.model.errors import InvalidArgument, TopologyError, Unauthorized
 from tao.model.topology import Region, TailerProcess, Tier, Topology
 from tao.observability.logs import logger
 from tao.routing.failure_detector import DetectorSettings
+from tao.serving.audit import AuditTrail
 from tao.serving.status_port import StatusPort, StatusService
 from tao.tailer.settings import TailerSettings
 from tao.topology.document import dump_topology, parse_topology
@@ -32,7 +33,7 @@ from tests.rigs.ports import free_ports
 
 CLUSTER = "spiffe://example.org/tao/main"
 PROBE = pb.Request(read=pb.ReadBatch())
-SERVICE = StatusService("probe", lambda: pb.Answer(read=pb.ReadAnswer()))
+SERVICE = StatusService("probe", lambda: pb.Answer(read=pb.ReadAnswer()), AuditTrail())
 # Failures are as quick as a refusal; what no tailer answers must not be waited for.
 DETECTOR = DetectorSettings(failures_until_down=2, first_probe_seconds=0.01, max_probe_seconds=0.01)
 
@@ -64,7 +65,7 @@ async def listening(tls: TlsFiles) -> AsyncIterator[str]:
     (server,) = servers_at_frames(topology.regions[0].tailers)
     port = StatusPort(settings, logger("test"))
     await port.load(server, lambda *_: True)
-    await port.start(SERVICE, lambda: 1)
+    await port.start(SERVICE, lambda: 1, lambda *_: None)
     try:
         yield server.frames
     finally:

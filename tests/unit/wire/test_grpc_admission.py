@@ -15,6 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc  # type: ignore[import-untyped]
 
+from tao.wire import grpc_proxy
 from tao.wire.doorstep import AddressPool, Place
 from tao.wire.grpc_admission import _HeldPlace
 from tao.wire.grpc_client import greeting_metadata
@@ -26,7 +27,7 @@ from tao.wire.settings import DoorstepSettings, ServingSettings
 from tao.wire.v1 import graph_pb2
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.garbage import garbage_types
-from tests.rigs.pacing import until
+from tests.rigs.pacing import ManualClock, until
 
 SECONDS = 20.0
 OBJECT = graph_pb2.ObjGetRequest(id=1 << 47 | 1).SerializeToString()
@@ -369,3 +370,111 @@ async def test_calls_that_end_leave_nothing_of_the_server_to_the_garbage_collect
             assert await port.get() is grpc.StatusCode.OK
         await until(lambda: len(port.server.doorstep.pending) == 0)
     assert not found.keys() & {"_HeldPlace", "Timeout", "Place"}
+
+
+# ---- the time of a stranger ----------------------------------------------------------------------------------------
+
+PATIENT = replace(
+    DOORSTEP,
+    greeting_timeout_seconds=5.0,
+    idle_connection_seconds=3_600,  # gRPC itself would wait an hour for a call
+    max_pending_per_address=16,
+    max_open_calls_per_address=16,
+)
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # the preface, and empty settings
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    """The clock by which connections are late."""
+    clock = ManualClock()
+    monkeypatch.setattr(grpc_proxy, "monotonic", clock.monotonic)
+    return clock
+
+
+async def connected(port: Port, sent: bytes = HTTP2) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection(*port.address.rsplit(":", 1))
+    writer.write(sent)
+    return reader, writer
+
+
+@pytest.mark.parametrize("sent", [HTTP2, b""])
+async def test_a_stranger_that_makes_no_call_is_turned_away_however_long_grpc_would_wait(
+    clock: ManualClock, sent: bytes
+) -> None:
+    async with serving(replace(PATIENT, greeting_timeout_seconds=3_600)) as port:
+        reader, writer = await connected(port, sent)
+        await until(lambda: len(vars(port.server.proxy)["_expected"]) == 1)
+        clock.now += 3_601
+        await reader.read()  # to its end
+        writer.close()
+        assert port.server.doorstep.turned_away == {"late": 1}
+        assert len(port.server.proxy.strangers) == 0
+
+
+async def test_a_stranger_gains_no_time_by_calls_that_are_refused(clock: ManualClock) -> None:
+    async with serving(PATIENT) as port:
+        for seconds, late in ((4.0, 0), (4.0, 1)):
+            assert await port.open("ObjGet", WRONG).code() is grpc.StatusCode.UNAUTHENTICATED
+            clock.now += seconds
+            port.server.proxy.turn_late_away()
+            assert port.server.doorstep.turned_away["late"] == late
+
+
+async def test_a_connection_is_not_late_once_a_call_was_admitted(clock: ManualClock) -> None:
+    async with serving(PATIENT) as port:
+        async with port.connection() as web, port.connection() as balancer:
+            health = health_pb2_grpc.HealthStub(balancer.channel)
+            await health.Check(health_pb2.HealthCheckRequest())
+            assert await web.get() is grpc.StatusCode.OK
+            _, stranger = await connected(port)
+            await until(lambda: len(vars(port.server.proxy)["_expected"]) == 1)
+            clock.now += 60.0
+            port.server.proxy.turn_late_away()
+            await until(lambda: len(vars(port.server.proxy)["_connections"]) == 2)
+            stranger.close()
+            await health.Check(health_pb2.HealthCheckRequest())
+            assert await web.get() is grpc.StatusCode.OK
+        assert port.server.doorstep.turned_away == {"late": 1}
+
+
+async def test_a_call_that_waits_for_its_turn_is_not_late(clock: ManualClock) -> None:
+    slow = replace(PATIENT, stranger_calls_per_second=0.001)
+    async with serving(slow) as port, AsyncExitStack() as stack:
+        proxy = port.server.proxy
+        for _ in range(SAVED_CALLS):
+            other = await stack.enter_async_context(port.connection())
+            assert await other.open("ObjGet", WRONG).code() is grpc.StatusCode.UNAUTHENTICATED
+        before = set(vars(proxy)["_expected"])
+        waits = await stack.enter_async_context(port.connection())
+        call = waits.open("ObjGet", WRONG)
+        await until(lambda: len(proxy.calls) == 1)
+        clock.now += 60.0
+        proxy.turn_late_away()
+        assert port.server.doorstep.turned_away["late"] == len(before)
+        (connection,) = vars(proxy)["_expected"]
+        proxy.calls.withdraw(vars(connection)["_call"])
+        connection._pass_call()
+        proxy.turn_late_away()
+        assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
+        clock.now += 60.0
+        proxy.turn_late_away()
+        assert not vars(proxy)["_expected"]
+
+
+async def test_nobody_is_turned_away_right_after_a_pause_of_the_process(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(PATIENT) as port:
+        sweeps: list[None] = []
+        monkeypatch.setattr(port.server.doorstep, "has_run", lambda: sweeps.append(None))  # False, as after a pause
+        reader, writer = await connected(port)
+        assert await reader.read(9), "gRPC's settings"
+        clock.now += 60.0
+        seen = len(sweeps)
+        await until(lambda: len(sweeps) > seen + 1)
+        assert port.server.doorstep.turned_away == {}
+        monkeypatch.setattr(port.server.doorstep, "has_run", lambda: True)
+        await reader.read()
+        writer.close()
+        assert port.server.doorstep.turned_away == {"late": 1}

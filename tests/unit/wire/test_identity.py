@@ -30,7 +30,7 @@ LEADER = "spiffe://example.org/tao/main/east/leader/east-leader-1"
 
 
 def is_listed(role: str, name: str, region: str) -> bool:
-    return (role, name) == ("leader", "east-leader-1") and region in ("", "east")
+    return (role, name) in (("leader", "east-leader-1"), ("tailer", "east-tailer-1")) and region in ("", "east")
 
 
 def listed_token(role: str, secret: str, caller: str = "", expires_at: float = math.inf) -> AcceptedToken:
@@ -90,8 +90,40 @@ CASES = {
     "the leaders' token as a client": Case(
         TOKENS, "client", "east-leader-1", "of leaders", (), ("east-leader-1", "leader", "leader/east-leader-1")
     ),
-    "a tailer need not be listed, but has no name then": Case(
-        TOKENS, "tailer", "t-1", "of tailers", (), ("t-1", "tailer", "tailer")
+    "a tailer of the topology": Case(
+        TOKENS, "tailer", "east-tailer-1", "of tailers", (), ("east-tailer-1", "tailer", "tailer/east-tailer-1")
+    ),
+    "a tailer that the topology does not list": Case(
+        TOKENS, "tailer", "t-1", "of tailers", (), Unavailable, "lists no tailer 't-1'; add it there"
+    ),
+    "a tailer's certificate": Case(
+        CERTIFICATES,
+        "tailer",
+        "east-tailer-1",
+        "",
+        (spiffe("tailer", "east-tailer-1"),),
+        ("east-tailer-1", "tailer", "tailer/east-tailer-1"),
+    ),
+    "a certificate of a tailer that the topology does not list": Case(
+        CERTIFICATES,
+        "tailer",
+        "t-1",
+        "",
+        (spiffe("tailer", "t-1"),),
+        Unavailable,
+        "lists no tailer 't-1' of region east",
+    ),
+    "a certificate of a tailer of another region": Case(
+        CERTIFICATES,
+        "tailer",
+        "east-tailer-1",
+        "",
+        (spiffe("tailer", "east-tailer-1", region="west"),),
+        Unavailable,
+        "of region west",
+    ),
+    "a watcher need not be listed, but has no name then": Case(
+        TOKENS, "watcher", "w-1", "of two roles", (), ("w-1", "watcher", "watcher")
     ),
     "an operator, whatever it calls itself": Case(
         TOKENS, "operator", "operator", "of alice", (), ("alice", "operator", "operator/alice")
