@@ -86,7 +86,7 @@ async def test_a_database_is_split_and_databases_are_balanced_by_writes_and_by_b
     assert [rig.holder(shard) for shard in range(SHARDS)] == [SOURCE, TARGET, SOURCE, TARGET, TARGET]
 
     async with leaders_of(rig, (0, 2)):
-        moves = await tao(rig, "balance", "--by", "writes", "--sample-seconds", 1)
+        moves = await tao(rig, "balance", "--by", "writes", "--sample-seconds", "1")
     assert [move["target"] for move in moves] == [TARGET], "one of the two that are written"
     assert moves[0]["shard"] in (0, 2)
 

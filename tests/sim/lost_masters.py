@@ -137,8 +137,8 @@ class _Watcher:
         self.tasks: Final = BackgroundTasks(name, log)
         context = WatcherContext(self.tasks, LoopClock(), log)
         self.topology = hour.topology
-        self.store: Final[TopologyStore]
-        self.locks: Final[Locks]
+        self.store: TopologyStore
+        self.locks: Locks
         if hour.etcd is None:
             self.store = hour.store
             self.locks = FileLocks(Path("simulated"), clock=hour.loop.time)

@@ -10,7 +10,6 @@ from typing import cast
 import msgspec
 import pytest
 
-from tao.admin import shard_mover
 from tao.admin.shard_mover import MoverAccounts, ShardMover
 from tao.model.topology import Database, DatabaseServer
 from tao.observability.logs import logger
@@ -127,7 +126,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
         count += 1
         await sleep(0)
 
-    monkeypatch.setattr(shard_mover.asyncio, "sleep", pause)
+    monkeypatch.setattr(asyncio, "sleep", pause)
     return lambda: count
 
 
