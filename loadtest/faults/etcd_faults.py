@@ -1,8 +1,9 @@
-"""Scenario `etcd_faults`: etcd is killed, silent, cut off from a region, compacted and restored from a snapshot, under
-the load of `chaos` and with its judgement.
+"""Scenario `etcd_faults`: etcd is killed, silent, cut off from a region, with and without the rest of the other region,
+compacted and restored from a snapshot, under the load of `chaos` and with its judgement.
 
 Two regions keep their topology and locks in an etcd in the first one. No read may fail, no database may ever have two
-masters, no server may go back to an older document, and masters stay open, because their commits wait for a replica.
+masters, no server may go back to an older document, and masters stay open, because their commits wait for a replica:
+also one in the region that is cut off from etcd alone, for longer than a lease.
 """
 
 from __future__ import annotations
@@ -55,8 +56,21 @@ _SEEN_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 0.2
 _CHANGES: Final = 3
 """Changes of the topology that a cut region or a restored etcd does not have."""
-_AWAY: Final = frozenset({"etcd_kill", "etcd_stop"})
-"""Faults while which etcd answers nobody."""
+_ETCD_CUT: Final = "etcd_cut"
+_AWAY: Final = frozenset({"etcd_kill", "etcd_stop", _ETCD_CUT})
+"""Faults while which etcd does not answer all, and every master can be reached: it stays open."""
+
+
+@asynccontextmanager
+async def _cut_off(injector: Injector) -> AsyncIterator[str]:
+    """Cut the other region off from etcd, and from nothing else."""
+    line, between = injector.cluster.line_control, (MASTER, REMOTE)
+    port = injector.cluster.record.ports[_ETCD]["client"]
+    try:
+        await ask_line(line, Cut(between, to_port=port))
+        yield _ETCD
+    finally:
+        await ask_line(line, Heal(between))
 
 
 @asynccontextmanager
@@ -143,13 +157,14 @@ async def _versions(regions: RegionCluster) -> dict[str, int]:
 _KINDS: Final[dict[str, Action]] = {
     "etcd_kill": partial(stopped, victim=lambda _: _ETCD),
     "etcd_stop": partial(stopped, victim=lambda _: _ETCD, pause=True),
+    _ETCD_CUT: _cut_off,
     "link_cut": FAULTS["link_cut"],
     "etcd_compacted": _compacted,
     "etcd_restored": _restored,
     "master_kill": FAULTS["master_kill"],
 }
 """Faults in their order; the last one shows that a lost master is replaced afterwards."""
-_TOY_KINDS: Final = ("etcd_kill", "etcd_restored")
+_TOY_KINDS: Final = ("etcd_kill", _ETCD_CUT, "etcd_restored")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +183,9 @@ class Watch:
     open_at_once: Counter[str] = field(default_factory=Counter)
     """Looks that found two servers of a database open, by database."""
     closed: Counter[str] = field(default_factory=Counter)
-    """Looks that found none of a database open while etcd answered nobody, by database."""
+    """Looks that found none of a database open while etcd did not answer all, by database."""
+    held_without_etcd: Counter[str] = field(default_factory=Counter)
+    """Looks that found a master open in the region that is cut off from etcd, by database."""
     steps_back: Counter[str] = field(default_factory=Counter)
     """Times that a server used an older document than before, by server."""
 
@@ -183,6 +200,8 @@ class Watch:
                 away = bool(record.active) and all(fault.kind in _AWAY for fault in record.active)
                 self.open_at_once[each.name] += is_open.count(True) > 1
                 self.closed[each.name] += away and True not in is_open
+                is_cut = any(fault.kind == _ETCD_CUT for fault in record.active) and each.master_region == REMOTE
+                self.held_without_etcd[each.name] += is_cut and True in is_open
             for name, version in (await _versions(regions)).items():
                 if version:
                     self.steps_back[name] += version < used.get(name, 0)
@@ -216,7 +235,7 @@ async def run(settings: BenchSettings, progress: Progress, wanted: EtcdFaultsOpt
         settings, progress, wanted, partial(_plan, wanted, away_seconds), _WELL_SECONDS, etcd=True, beside=watch.run
     )
     measured = measured_of(outcome, wanted.seed)
-    demands = [*outcome.demands(measured, ZEROS), *_aims(outcome, watch)]
+    demands = [*outcome.demands(measured, ZEROS), *_aims(outcome, watch, toy=settings.toy)]
     conditions: Conditions = {
         "seed": wanted.seed,
         "seconds": wanted.seconds,
@@ -228,15 +247,18 @@ async def run(settings: BenchSettings, progress: Progress, wanted: EtcdFaultsOpt
     return result_of(conditions, measured, demands, examples=[*unexplained, *outcome.record.examples], aims=[])
 
 
-def _aims(outcome: Outcome, watch: Watch) -> list[Aim]:
+def _aims(outcome: Outcome, watch: Watch, *, toy: bool = False) -> list[Aim]:
+    """Return what has to hold. At toy size there is one database, with its master beside etcd."""
     shape = ", ".join(f"{kind} {count}" for kind, count in _counts(outcome).items())
     looks = f"{watch.looks} looks"
+    cut = [at_least("open masters that are cut off from etcd are seen", watch.held_without_etcd.total(), 1, looks)]
     return [
         at_most("no read fails", outcome.record.unexplained.total(), 0, shape),
         at_most("no database has two masters", watch.open_at_once.total(), 0, looks),
-        at_most("masters stay open while etcd answers nobody", watch.closed.total(), 0, looks),
+        at_most("masters stay open while etcd does not answer all", watch.closed.total(), 0, looks),
         at_most("no server goes back to an older document", watch.steps_back.total(), 0, looks),
         at_least("databases are looked at", watch.looks, 1, looks),
+        *(cut if _ETCD_CUT in _counts(outcome) and not toy else []),
     ]
 
 

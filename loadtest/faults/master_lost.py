@@ -1,9 +1,10 @@
 """Scenario `master_lost`: a master database is killed under writes, again and again, and the watcher replaces it.
 
-Between two regions with semi-synchronous replication and without, and in one region whose database has a standby. The
-figures are the times (until the watcher is sure, until the new master is open, until the first write and until every
-writer is served), and how many acknowledged writes are lost: none may be under semi-synchronous replication; without it
-they are the loss window. The kinds take turns.
+Between two regions with semi-synchronous replication and without, and in one region whose database has a standby; with
+semi-synchronous replication the master also hangs (`SIGSTOP`), so that it refuses nothing. The figures are the times
+(until the watcher is sure, until the new master is open, until the first write and until every writer is served), and
+how many acknowledged writes are lost: none may be under semi-synchronous replication; without it they are the loss
+window. The kinds take turns.
 """
 
 from __future__ import annotations
@@ -12,13 +13,18 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from itertools import count
+from random import Random
 from typing import Any, Final
 
 import msgspec
 
+from loadtest import options
 from loadtest.conditions import within
+from loadtest.faults.injection import Injector
 from loadtest.faults.recovery import last_promotion
+from loadtest.options import Options
 from loadtest.region_cluster import MASTER, REMOTE, RegionCluster, region_cluster
 from loadtest.results import Conditions, ScenarioResult, at_most, result_of
 from loadtest.scenario import BenchSettings, Progress, Scenario
@@ -37,7 +43,6 @@ _TIMEOUT_SECONDS: Final = 20.0
 _PATIENCE_SECONDS: Final = 90.0
 _PAUSE_SECONDS: Final = 0.02
 _WRITES_FIRST: Final = 20
-_ROUNDS: Final = 3
 _FIRST_WRITE_SECONDS: Final = 4.0
 """The aim under semi-synchronous replication, for a standby in the region as for a replica in another one."""
 
@@ -48,11 +53,26 @@ class _Kind(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     shape: Shape
     semi_sync: bool
+    hangs: bool = False
+    """It is stopped, not killed, and its link is not cut."""
 
 
 _NEAR: Final = _Kind(name="standby in the region", shape=_STANDBY, semi_sync=True)
 _FAR: Final = _Kind(name="two regions", shape=_TWO_REGIONS, semi_sync=True)
 _FAR_ASYNCHRONOUS: Final = _Kind(name="two regions, asynchronous", shape=_TWO_REGIONS, semi_sync=False)
+_NEAR_HANGS: Final = _Kind(name="standby in the region, hanging", shape=_STANDBY, semi_sync=True, hangs=True)
+_FAR_HANGS: Final = _Kind(name="two regions, hanging", shape=_TWO_REGIONS, semi_sync=True, hangs=True)
+_KINDS: Final = {each.name: each for each in (_FAR, _FAR_ASYNCHRONOUS, _NEAR, _FAR_HANGS, _NEAR_HANGS)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MasterLostOptions(Options):
+    """The options of `master_lost`."""
+
+    kinds: tuple[str, ...] = options.SHAPE.default(
+        (), toy=(_FAR.name, _NEAR.name), choices=tuple(_KINDS), help="Lose a master only in this way; may be repeated."
+    )
+    rounds: int = options.REPETITIONS.default(3, toy=1, help="Losses of each kind.")
 
 
 class _Writers:
@@ -73,12 +93,12 @@ class _Writers:
                     return
 
 
-async def run(settings: BenchSettings, progress: Progress, _options: object) -> ScenarioResult:
-    """Run some rounds of each kind, at toy size one of each with semi-synchronous replication. Raises `OperatorError`.
+async def run(settings: BenchSettings, progress: Progress, wanted: MasterLostOptions) -> ScenarioResult:
+    """Run some rounds of each kind, at toy size one of each with a killed master and semi-synchronous replication.
+    Raises `OperatorError`.
 
     An acknowledged write that is lost under semi-synchronous replication is a fault."""
-    each = 1 if settings.toy else _ROUNDS
-    kinds = [_FAR, _NEAR] if settings.toy else [_FAR, _FAR_ASYNCHRONOUS, _NEAR] * _ROUNDS
+    kinds = [_KINDS[name] for name in wanted.kinds or _KINDS] * wanted.rounds
     rtt_ms = 10.0 if settings.toy else DEFAULT_RTT_MS
     rounds: list[dict[str, Any]] = []  # Any: the JSON's values
     for number, kind in enumerate(kinds):
@@ -93,7 +113,7 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
         )
         async with region_cluster(cluster_settings, lambda _: None) as regions:
             rounds.append(
-                {"shape": kind.name, "semi_sync": kind.semi_sync, **await _lose_master(regions)},
+                {"shape": kind.name, "semi_sync": kind.semi_sync, **await _lose_master(regions, kind)},
             )
     lost = sum(each["lost"] for each in rounds if each["semi_sync"])
     aims = [
@@ -103,12 +123,13 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
             _FIRST_WRITE_SECONDS,
             kind.name,
         )
-        for kind in (_FAR, _NEAR)
+        for kind in dict.fromkeys(kinds)
+        if kind.semi_sync
     ]
     conditions: Conditions = {
         "writers": _WRITERS,
         "rtt_ms": rtt_ms,
-        "rounds_of_each_kind": each,
+        "rounds_of_each_kind": wanted.rounds,
         "durability": "relaxed",
     }
     return result_of(
@@ -124,10 +145,14 @@ SCENARIO: Final = Scenario(
     name="master_lost",
     summary="a master is killed under writes and replaced: how long it takes, and what is lost",
     run=run,
+    options=MasterLostOptions,
+    help="""Lose a master under writes, and measure the time until writes succeed again.
+
+    The exit status is 1 when an acknowledged write is lost with semi-synchronous replication.""",
 )
 
 
-async def _lose_master(regions: RegionCluster) -> dict[str, Any]:
+async def _lose_master(regions: RegionCluster, kind: _Kind) -> dict[str, Any]:
     """Return the figures of one round; the times of the loss and of the promotion are the watcher's.
 
     ``first_write_seconds`` and ``writes_again_seconds`` are the times from the kill until one writer, and every writer,
@@ -152,9 +177,7 @@ async def _lose_master(regions: RegionCluster) -> dict[str, Any]:
         try:
             await within(_PATIENCE_SECONDS, watched, _PAUSE_SECONDS, "the master's lease was not renewed")
             await within(_PATIENCE_SECONDS, are_writing, _PAUSE_SECONDS, "the writers did not begin")
-            async with _machine_lost(regions):
-                killed_at = time.monotonic()
-                await cluster.kill(masters(regions.topology)[0].name)
+            killed_at = await _lose(regions, kind, stack)
         finally:
             # So that no later write hides a lost one.
             for task in tasks:
@@ -177,6 +200,18 @@ async def _lose_master(regions: RegionCluster) -> dict[str, Any]:
         "first_write_seconds": round(first, 3),
         "writes_again_seconds": round(again, 3),
     }
+
+
+async def _lose(regions: RegionCluster, kind: _Kind, stack: AsyncExitStack) -> float:
+    """Kill the master with its machine, or stop it until the stack is closed. Return the time of the loss."""
+    master = masters(regions.topology)[0].name
+    if kind.hangs:
+        stack.push_async_callback(await Injector(regions, Random(0)).stop_process(master, pause=True))
+        return time.monotonic()
+    async with _machine_lost(regions):
+        lost_at = time.monotonic()
+        await regions.cluster.kill(master)
+    return lost_at
 
 
 @asynccontextmanager

@@ -60,12 +60,18 @@ class _Span:
             self.delivers.clear()
             return
         self.delivers.set()
+        if state == "cut":
+            self.reset()
+            return
+        for connection in self.connections:
+            connection.near.arm()
+            connection.far.arm()
+
+    def reset(self, to_port: int = 0) -> None:
+        """Reset the connections to a port, or with 0 all."""
         for connection in [*self.connections]:
-            if state == "cut":
+            if to_port in (0, connection.port):
                 connection.abort()
-            else:
-                connection.near.arm()
-                connection.far.arm()
 
 
 class _Connection:
@@ -76,6 +82,7 @@ class _Connection:
 
     def __init__(self, span: _Span, route: Route, max_direction_bytes: int) -> None:
         self.span: Final = span
+        self.port: Final = route.port
         self.near = _Side(self, max_direction_bytes)
         self.far = _Side(self, max_direction_bytes)
         self.near.other, self.far.other = self.far, self.near
@@ -240,6 +247,8 @@ class DelayLine:
                 self._rtt_ms = rtt_ms
                 for span in self._spans.values():
                     span.one_way_seconds = rtt_ms / 2000
+            case Cut(between, silent, to_port) if to_port:
+                self._cut_ways(self._span(between), to_port, silent=silent)
             case Cut(between, silent):
                 await self._enter(self._span(between), "silent" if silent else "cut")
             case Heal(between):
@@ -274,6 +283,18 @@ class DelayLine:
                 server = await asyncio.get_running_loop().create_server(accept, LOOPBACK, route.listen)
                 self._listeners[route] = server
         span.enter(state)
+
+    def _cut_ways(self, span: _Span, to_port: int, *, silent: bool) -> None:
+        """Refuse connections to one port, and reset those that there are."""
+        if silent:
+            raise OperatorError("a silent cut is one of all ways")
+        routes = [route for route in span.routes if route.port == to_port]
+        if not routes:
+            raise OperatorError(f"no way between {' and '.join(span.regions)} leads to port {to_port}")
+        for route in routes:
+            if route in self._listeners:
+                self._listeners.pop(route).close()
+        span.reset(to_port)
 
     def _accept(self, span: _Span, route: Route) -> asyncio.Protocol:
         if sum(len(each.connections) for each in self._spans.values()) >= self._settings.max_connections:

@@ -56,10 +56,12 @@ class Cut(msgspec.Struct, frozen=True, tag="cut"):
     """Cuts the line between two regions: connections are reset and new ones refused.
 
     ``silent``: nothing is closed and nothing arrives, as when a router drops every packet. What was sent arrives after
-    healing, as TCP resends it."""
+    healing, as TCP resends it. ``to_port``: cut only the ways to this port, of one server; 0: all. Such a cut is not
+    silent, and the state of the line stays open."""
 
     between: tuple[str, str]
     silent: bool = False
+    to_port: int = 0
 
 
 class Heal(msgspec.Struct, frozen=True, tag="heal"):

@@ -11,7 +11,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from tao.etcd.client import EtcdClient, EtcdRefused, EtcdUnavailable, WatchBroken, put
+from tao.etcd.client import (
+    MAX_TRANSACTION_BYTES,
+    MAX_TRANSACTION_OPERATIONS,
+    EtcdClient,
+    EtcdRefused,
+    EtcdUnavailable,
+    WatchBroken,
+    put,
+)
 from tao.etcd.location import EtcdLocation, EtcdSettings
 from tao.etcd.v3 import auth_pb2
 from tao.etcd.v3 import rpc_pb2 as pb
@@ -162,6 +170,21 @@ async def test_a_change_of_more_than_a_transaction_is_refused_and_an_import_of_a
     assert await rig.store().load() == large
     assert await store.replace(1, changed) == await rig.store().load() == changed
     await rig.close()
+
+
+async def test_etcd_takes_a_transaction_of_as_many_operations_and_bytes_as_one_may_have(etcd: EtcdRig) -> None:
+    client = etcd.client()
+    room = MAX_TRANSACTION_BYTES // MAX_TRANSACTION_OPERATIONS
+    keys = [f"/tao/{number:03}".encode() for number in range(MAX_TRANSACTION_OPERATIONS)]
+    around = put(keys[0], bytes(room)).ByteSize() - room
+    full = [put(key, bytes(room - around)) for key in keys]
+    assert MAX_TRANSACTION_BYTES - 2 * len(full) < sum(each.ByteSize() for each in full) <= MAX_TRANSACTION_BYTES
+    assert (await client.transact((), full)).succeeded
+    with pytest.raises(EtcdRefused, match="too many operations"):
+        await client.transact((), [*full, put(b"/tao/more", b"")])
+    with pytest.raises(EtcdRefused, match="too large"):
+        await client.transact((), [put(keys[0], bytes(1_600_000))])
+    await client.close()
 
 
 async def test_an_import_that_was_interrupted_is_not_seen(etcd: EtcdRig) -> None:

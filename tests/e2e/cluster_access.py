@@ -40,9 +40,12 @@ async def patient_stats(admin: str) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def running_cluster(folder: Path, shape: Shape) -> AsyncIterator[DevCluster]:
-    """Yield a cluster without syncs at commit, and end it."""
-    settings = ClusterSettings(state_dir=folder, shape=shape, durability=Durability.RELAXED, log_level="info")
+async def running_cluster(folder: Path, shape: Shape, *, step_seconds: float = 5.0) -> AsyncIterator[DevCluster]:
+    """Yield a cluster without syncs at commit, and end it. ``step_seconds``: between two steps of the weight of a
+    follower that registers itself."""
+    settings = ClusterSettings(
+        state_dir=folder, shape=shape, durability=Durability.RELAXED, log_level="info", step_seconds=step_seconds
+    )
     async with DevCluster(settings) as cluster, killed_at_the_end(cluster):
         yield cluster
 

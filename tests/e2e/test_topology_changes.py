@@ -1,4 +1,5 @@
-"""Shards move between servers under running traffic: no client gets an error, and nothing is stale afterwards."""
+"""Shards move between servers, and a server joins and leaves, under running traffic: no client gets an error, and
+nothing is stale afterwards."""
 
 from __future__ import annotations
 
@@ -16,11 +17,14 @@ from tao.client import Graph, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import ONLY_REGION, Shape
 from tao.model.errors import TopologyError
-from tao.model.topology import CacheServer, Topology
+from tao.model.ids import SHARD_SHIFT
+from tao.model.topology import CacheServer, Registration, Topology
 from tao.routing.routes import Routes
 from tao.topology import edits
 from tao.topology.file_store import TopologyFile
+from tao.topology.registration import placed
 from tests.e2e.cluster_access import (
+    LOOK_SECONDS,
     PATIENT,
     Bystander,
     assert_converges,
@@ -43,7 +47,7 @@ SHARDS = 8
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[DevCluster]:
     shape = Shape(tiers=2, followers=2, leaders=2, databases=2, shards=SHARDS)
-    async with running_cluster(tmp_path_factory.mktemp("cluster"), shape) as cluster:
+    async with running_cluster(tmp_path_factory.mktemp("cluster"), shape, step_seconds=0.1) as cluster:
         yield cluster
 
 
@@ -97,6 +101,55 @@ async def test_shards_move_between_followers_under_traffic(cluster: DevCluster) 
 
 async def test_shards_move_between_leaders_under_traffic(cluster: DevCluster) -> None:
     await shards_moved_under_traffic(cluster, "leaders", ("leader-1", "leader-2"))
+
+
+async def test_a_follower_registers_itself_takes_its_part_of_the_ring_and_leaves_under_traffic(
+    cluster: DevCluster,
+) -> None:
+    async with bystander_of(cluster) as bystander:
+        name = await cluster.add_follower()
+        joined = await until_entry(cluster, lambda topology: weight_of(topology, name) == 1.0)
+        entry = placed(joined, name)
+        assert entry is not None
+        assert entry.server.registration == Registration(), "it has registered itself"
+        shards = Routes(joined).shards_of(name)
+        assert shards, "the ring gives it some"
+        await until_routed_by(bystander.graph, joined.version)
+        asked = await requests_at(cluster, name)
+        for shard in shards:
+            assert await bystander.graph.obj_get(shard << SHARD_SHIFT | 1) is None
+        assert await requests_at(cluster, name) >= asked + len(shards)
+        await bystander.more_rounds(10)
+
+        await cluster.kill(name)
+        await cluster.restart(name)
+        assert weight_of(await cluster.topology(), name) == 1.0, "it keeps its place"
+
+        assert await cluster.remove_follower(PATIENT_SECONDS) == name
+        assert placed(await cluster.topology(), name) is None
+        await bystander.more_rounds(10)
+        assert bystander.errors == []
+    await until_all_ready(cluster)
+    await assert_converges(cluster)
+
+
+async def until_entry(cluster: DevCluster, holds: Callable[[Topology], bool]) -> Topology:
+    """Return the first topology that is found to be so."""
+    async with asyncio.timeout(PATIENT_SECONDS):
+        while not holds(found := await cluster.topology()):  # noqa: ASYNC110 - other processes change it
+            await asyncio.sleep(LOOK_SECONDS)
+        return found
+
+
+def weight_of(topology: Topology, name: str) -> float:
+    found = placed(topology, name)
+    return found.server.weight if found is not None else 0.0
+
+
+async def requests_at(cluster: DevCluster, name: str) -> int:
+    """Return how many reads a server has answered."""
+    stats = await server_stats(cluster.admin(name))
+    return int(stats["hits"] + stats["misses"])
 
 
 async def test_an_unusable_document_is_ignored_and_the_next_valid_one_is_applied(

@@ -74,14 +74,14 @@ def test_the_same_operations_in_order_shuffled_and_doubled_end_in_the_same_rows(
 @scenario("etcd_faults", *LOGS)
 def test_while_etcd_fails_no_read_fails_and_no_database_has_two_masters(ran: ToyRun) -> None:
     found = msgspec.json.decode(ran.json)
-    assert list(found["faults"]) == ["etcd_kill", "etcd_restored"]
+    assert sorted(found["faults"]) == ["etcd_cut", "etcd_kill", "etcd_restored"]
     assert found["acked_writes"] > 0
     assert found["reads"] > 0
     aims = {aim["aim"]: aim for aim in found["aims"]}
     for aim in (
         "no read fails",
         "no database has two masters",
-        "masters stay open while etcd answers nobody",
+        "masters stay open while etcd does not answer all",
         "no server goes back to an older document",
         "no acked writes lost",
         "no wrong answers",

@@ -1,4 +1,4 @@
-"""Servers that register themselves, among others who change the same document.
+"""Servers that register themselves, among others who change the same document, in a file and in etcd.
 
 Each change is a compare-and-set, so that of two at once one is repeated on what the other has made of the document:
 
@@ -15,6 +15,10 @@ near-3                                         watcher
 gone, then starts      →                       finds it registered by version 4, and says nothing
                                                removes it by version 4: version 5
 takes a step by version 4 → conflict; registers again in version 6, with weight 0
+
+near-3                                         etcd
+registers              →                       version 2: near-3; the answer is lost
+starts again, registers →                      finds it registered, and stores nothing
 """
 
 from __future__ import annotations
@@ -28,8 +32,10 @@ import msgspec
 import pytest
 
 from tao.cache import CacheSettings, GraphCache
+from tao.etcd.client import EtcdUnavailable
 from tao.follower.subscriptions import Subscriptions, SubscriptionSettings
 from tao.model.errors import NameTaken, TopologyConflict, TopologyError
+from tao.model.ports import TopologyStore
 from tao.model.topology import Registration, Role, Topology
 from tao.observability.logs import logger
 from tao.runtime.clock import LoopClock
@@ -39,11 +45,13 @@ from tao.serving.registration import RegistrationKeeper, RegistrationSettings
 from tao.serving.server import SchemaArenas
 from tao.topology import edits
 from tao.topology.document import dump_topology
+from tao.topology.etcd_store import EtcdTopology
 from tao.topology.file_store import TopologyFile
 from tao.topology.registration import follow_absences, leave, placed
 from tao.wire.identity import Credentials
 from tao.wire.links import Links, LinkSettings
 from tests.rigs.leader_rig import ARENAS, SCHEMA, make_topology
+from tests.rigs.memory_etcd import PLACE, MemoryEtcd
 from tests.rigs.server_context import make_context
 
 NAME: Final = "near-3"
@@ -54,26 +62,47 @@ def fail(error: TopologyError) -> None:
     raise error
 
 
-class Store(TopologyFile):
-    """A file in which something else may change the document between a server's look and its change."""
+Document = Path | MemoryEtcd
+"""Where the document is."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, on_error=fail)
+
+class Store:
+    """The store of one process. Something else may change the document between a server's look and its change."""
+
+    def __init__(self, document: Document) -> None:
+        self._store: Final[TopologyStore] = (
+            TopologyFile(document, on_error=fail)
+            if isinstance(document, Path)
+            else EtcdTopology(document, PLACE, on_error=fail)
+        )
+        self.load: Final = self._store.load
+        self.replace: Final = self._store.replace
+        self.watch: Final = self._store.watch
         self.before_change: Callable[[Topology], Topology] | None = None
 
     async def change(self, expected_version: int, changed: Topology) -> Topology:
         meanwhile, self.before_change = self.before_change, None
         if meanwhile is not None:
             await self.edit(meanwhile)
-        return await super().change(expected_version, changed)
+        return await self._store.change(expected_version, changed)
 
     async def edit(self, edit: Callable[[Topology], Topology]) -> Topology:
         before = await self.load()
-        return await super().change(before.version, edit(before))
+        return await self._store.change(before.version, edit(before))
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+async def etcd() -> MemoryEtcd:
+    etcd = MemoryEtcd()
+    await EtcdTopology(etcd, PLACE, on_error=fail).change(0, make_topology(1))
+    return etcd
+
+
+@pytest.fixture(params=["file", "etcd"])
+def document(request: pytest.FixtureRequest, tmp_path: Path) -> Document:
+    if request.param == "etcd":
+        etcd: MemoryEtcd = request.getfixturevalue("etcd")
+        return etcd
     path = tmp_path / "topology.json"
     path.write_text(dump_topology(make_topology(1)))
     return path
@@ -94,18 +123,18 @@ def entry(topology: Topology) -> tuple[float, Registration | msgspec.UnsetType]:
     return found.server.weight, found.server.registration
 
 
-async def test_of_two_servers_that_register_one_name_at_once_one_is_refused(path: Path) -> None:
-    keepers = [await starting(Store(path), port=port) for port in (1, 2)]
+async def test_of_two_servers_that_register_one_name_at_once_one_is_refused(document: Document) -> None:
+    keepers = [await starting(Store(document), port=port) for port in (1, 2)]
     results = await asyncio.gather(*(each.register() for each in keepers), return_exceptions=True)
     assert sorted(map(repr, map(type, results))) == sorted(map(repr, (type(None), NameTaken)))
     winner = keepers[results.index(None)]
-    found = placed(await Store(path).load(), NAME)
+    found = placed(await Store(document).load(), NAME)
     assert found is not None
     assert found.server == winner.wanted.server
 
 
-async def test_servers_of_different_names_that_register_at_once_are_all_registered(path: Path) -> None:
-    store = Store(path)
+async def test_servers_of_different_names_that_register_at_once_are_all_registered(document: Document) -> None:
+    store = Store(document)
     names = [f"near-{number}" for number in range(3, 9)]
     configuration = Configuration(await store.load(), SCHEMA, logger("test"), store.load)
     keepers = [
@@ -114,7 +143,7 @@ async def test_servers_of_different_names_that_register_at_once_are_all_register
             "follower",
             RegistrationSettings(join=True, region="east", tier="near", grpc=f"10.0.0.1:{port}"),
             configuration,
-            Store(path),
+            Store(document),
             LoopClock(),
             logger("test"),
         )
@@ -124,8 +153,8 @@ async def test_servers_of_different_names_that_register_at_once_are_all_register
     assert set(names) <= (await store.load()).server_places.keys()
 
 
-async def test_a_server_that_registers_during_a_promotion_leaves_the_new_master_as_it_is(path: Path) -> None:
-    store = Store(path)
+async def test_a_server_that_registers_during_a_promotion_leaves_the_new_master_as_it_is(document: Document) -> None:
+    store = Store(document)
     store.before_change = lambda found: edits.promote(found, "db", "east", 2)
     keeper = await starting(store)
     await keeper.register()
@@ -134,8 +163,8 @@ async def test_a_server_that_registers_during_a_promotion_leaves_the_new_master_
     assert entry(found) == (0.0, Registration())
 
 
-async def test_a_server_that_is_removed_as_it_comes_back_registers_again_with_weight_0(path: Path) -> None:
-    store = Store(path)
+async def test_a_server_that_is_removed_as_it_comes_back_registers_again_with_weight_0(document: Document) -> None:
+    store = Store(document)
     keeper = await starting(store)
     await keeper.register()
     await keeper.look(lambda: True)
@@ -154,8 +183,8 @@ async def test_a_server_that_is_removed_as_it_comes_back_registers_again_with_we
     assert entry(await store.load()) == (0.0, Registration())
 
 
-async def test_a_watcher_does_not_remove_by_an_old_document_a_server_that_has_come_back(path: Path) -> None:
-    store = Store(path)
+async def test_a_watcher_does_not_remove_by_an_old_document_a_server_that_has_come_back(document: Document) -> None:
+    store = Store(document)
     await (await starting(store)).register()
     gone = await store.edit(lambda found: follow_absences(edits.mark_by_watcher(found, NAME, down=True), 1, 3600))
     taken_over = await starting(store, port=2)
@@ -165,8 +194,8 @@ async def test_a_watcher_does_not_remove_by_an_old_document_a_server_that_has_co
     assert entry(await store.load()) == (0.0, Registration())
 
 
-async def test_a_server_whose_name_another_has_taken_over_gets_no_more_shards_and_says_so(path: Path) -> None:
-    store = Store(path)
+async def test_a_server_whose_name_another_has_taken_over_gets_no_more_shards_and_says_so(document: Document) -> None:
+    store = Store(document)
     first = await starting(store)
     await first.register()
     await store.edit(lambda found: follow_absences(edits.mark_by_watcher(found, NAME, down=True), 1, 3600))
@@ -178,8 +207,8 @@ async def test_a_server_whose_name_another_has_taken_over_gets_no_more_shards_an
     assert entry(await store.load()) == (0.0, Registration())
 
 
-async def test_a_server_whose_name_another_has_taken_over_gives_up_the_shards_that_it_has(path: Path) -> None:
-    store = Store(path)
+async def test_a_server_whose_name_another_has_taken_over_gives_up_the_shards_that_it_has(document: Document) -> None:
+    store = Store(document)
     first = await starting(store)
     await first.register()
     await store.edit(lambda found: edits.move_shard(found, "east", "near", 1, NAME))
@@ -212,8 +241,8 @@ def subscribed(topology: Topology, grpc: str) -> tuple[Configuration, Subscripti
     return configuration, subscriptions
 
 
-async def test_a_server_that_was_asked_to_leave_does_not_register_again_while_it_runs(path: Path) -> None:
-    store = Store(path)
+async def test_a_server_that_was_asked_to_leave_does_not_register_again_while_it_runs(document: Document) -> None:
+    store = Store(document)
     keeper = await starting(store)
     await keeper.register()
     for edit in (lambda found: leave(found, NAME), lambda found: edits.remove_server(found, NAME)):
@@ -222,8 +251,8 @@ async def test_a_server_that_was_asked_to_leave_does_not_register_again_while_it
     assert placed(await store.load(), NAME) is None
 
 
-async def test_steps_are_taken_one_at_a_time_and_only_when_the_server_is_ready(path: Path) -> None:
-    store = Store(path)
+async def test_steps_are_taken_one_at_a_time_and_only_when_the_server_is_ready(document: Document) -> None:
+    store = Store(document)
     keeper = await starting(store, step_seconds=1_000.0)
     await keeper.register()
     await keeper.look(lambda: False)
@@ -233,9 +262,35 @@ async def test_steps_are_taken_one_at_a_time_and_only_when_the_server_is_ready(p
     assert entry(await store.load())[0] == 0.125
 
 
-async def test_a_leader_takes_all_at_once(path: Path) -> None:
-    store = Store(path)
+async def test_a_leader_takes_all_at_once(document: Document) -> None:
+    store = Store(document)
     keeper = await starting(store, tier="leaders")
     await keeper.register()
     await keeper.look(lambda: True)
     assert entry(await store.load())[0] == 1.0
+
+
+async def test_a_server_whose_registration_was_stored_although_etcd_did_not_answer_is_registered_once(
+    etcd: MemoryEtcd,
+) -> None:
+    etcd.lost_answer = EtcdUnavailable("no answer")
+    with pytest.raises(TopologyError, match="it is not known whether topology 2 was stored"):
+        await (await starting(Store(etcd))).register()
+    again = await starting(Store(etcd))
+    await again.register()
+    assert (await Store(etcd).load()).version == 2
+    await again.look(lambda: True)
+    assert entry(await Store(etcd).load()) == (0.125, Registration())
+
+
+async def test_a_registration_that_etcd_carries_out_again_late_does_not_undo_what_came_after_it(
+    etcd: MemoryEtcd,
+) -> None:
+    store = Store(etcd)
+    keeper = await starting(store)
+    await keeper.register()
+    registered = etcd.transactions[-1]
+    await keeper.look(lambda: True)
+    before = await store.load()
+    etcd.carry_out(registered)
+    assert await Store(etcd).load() == before

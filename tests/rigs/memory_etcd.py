@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable, Sequence
+from itertools import count
 
 from tao.etcd.client import EtcdClient, EtcdRefused
 from tao.etcd.location import EtcdLocation, EtcdSettings
@@ -21,6 +21,7 @@ class MemoryEtcd(EtcdClient):
     def __init__(self, clock: Callable[[], float] = lambda: 0.0) -> None:
         super().__init__(PLACE, EtcdSettings())
         self._now = clock
+        self._numbers = count(1)
         self.revision = 1
         self.keys: dict[bytes, kv_pb2.KeyValue] = {}
         self.leases: dict[int, tuple[int, float]] = {}
@@ -51,7 +52,7 @@ class MemoryEtcd(EtcdClient):
 
     async def grant_lease(self, seconds: int) -> int:
         await self._begin()
-        number = secrets.randbits(62) + 1
+        number = next(self._numbers)
         self.leases[number] = (seconds, self._now() + seconds)
         return number
 

@@ -188,7 +188,7 @@ def soon() -> float:
     return asyncio.get_running_loop().time() + PATIENT_SECONDS
 
 
-def _topology(ports: dict[str, int], regions: tuple[str, ...]) -> Topology:
+def _topology(ports: dict[str, int], regions: tuple[str, ...], shards: int, at_source: int) -> Topology:
     def region(name: str) -> Region:
         leader, follower = (CacheServer(name=f"{name}-{kind}", grpc="127.0.0.1:1") for kind in ("l", "f"))
         return Region(
@@ -201,17 +201,22 @@ def _topology(ports: dict[str, int], regions: tuple[str, ...]) -> Topology:
         servers = {each: DatabaseServer(name=f"{each}-{name}", port=ports[f"{each}-{name}"]) for each in regions}
         return Database(name=name, master_region="east", servers=servers, shards=(shards,))
 
-    half = SHARDS // 2
-    databases = (database(SOURCE, (0, half - 1)), database(TARGET, (half, SHARDS - 1)))
-    return Topology(version=1, shards=SHARDS, regions=tuple(map(region, regions)), databases=databases)
+    databases = (database(SOURCE, (0, at_source - 1)), database(TARGET, (at_source, shards - 1)))
+    return Topology(version=1, shards=shards, regions=tuple(map(region, regions)), databases=databases)
 
 
 @asynccontextmanager
 async def move_rig(
-    folder: Path, accounts: ServiceAccounts, *, regions: tuple[str, ...] = ("east",), tls: TlsFiles | None = None
+    folder: Path,
+    accounts: ServiceAccounts,
+    *,
+    regions: tuple[str, ...] = ("east",),
+    tls: TlsFiles | None = None,
+    shards: int = SHARDS,
+    at_source: int = SHARDS // 2,
 ) -> AsyncIterator[MoveRig]:
     """Start the masters, which are in east, and a replica of each in every other region. ``tls``: the certificate that
-    all show, and then demand of everybody."""
+    all show, and then demand of everybody. ``at_source``: how many of the shards, the first ones, are at `SOURCE`."""
     names = [f"{region}-{database}" for database in (SOURCE, TARGET) for region in regions]
     servers = {
         name: DatabaseInstance(
@@ -236,7 +241,7 @@ async def move_rig(
     await asyncio.gather(*(server.start() for server in servers.values()))
     rig = MoveRig(servers, accounts, folder / "topology.json")
     try:
-        topology = _topology({name: server.port for name, server in servers.items()}, regions)
+        topology = _topology({name: server.port for name, server in servers.items()}, regions, shards, at_source)
         rig.topology_path.write_text(dump_topology(topology))
         administrator = accounts.administrator
         for database in topology.databases:

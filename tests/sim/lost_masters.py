@@ -10,6 +10,10 @@ semi-synchronous database is missing at a later master; no critical read, by a c
 acknowledged before it began; and writes go on within `REPLACED_SECONDS` of the death of a master that nothing else
 befell. In some hours a step of a promotion fails, and links are perhaps mended before the next attempt, so that the old
 master goes on. Then everything is mended at the end, and writes have to go on.
+
+In some hours the topology and the locks are in etcd (`tests.sim.etcd`), which is away, restored from a snapshot, or out
+of reach of some watchers, alone or beside another incident. While nothing else happens, a semi-synchronous master has
+to stay open, and to answer critical reads.
 """
 
 from __future__ import annotations
@@ -32,7 +36,8 @@ from tao.model.ports import TopologyStore
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology, WatcherProcess
 from tao.observability.logs import logger
 from tao.replication.accounts import Account
-from tao.replication.locks import ACTIVITY, FileLocks, LockFiles, keep_alive
+from tao.replication.etcd_locks import EtcdLocks
+from tao.replication.locks import ACTIVITY, FileLocks, LockFiles, Locks, keep_alive
 from tao.replication.promotion import Promoter, PromotionSettings, PromotionStep
 from tao.replication.promotion_plan import SetMember
 from tao.replication.replication_set import ReplicationSet, SetAccounts
@@ -40,12 +45,16 @@ from tao.runtime.clock import LoopClock
 from tao.runtime.tasks import BackgroundTasks
 from tao.storage.failures import ConnectionLost
 from tao.topology import edits
+from tao.topology.etcd_document import Snapshot
+from tao.topology.etcd_store import EtcdTopology
 from tao.watcher.mastership import Mastership
 from tao.watcher.probes import DatabaseProbes, PeerReports, WatcherContext
 from tao.watcher.server import ACTIVE_LOCK
 from tao.watcher.settings import LeaseSettings, WatcherSettings
 from tao.wire.links import Links
 from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.memory_etcd import PLACE
+from tests.sim.etcd import ETCD, EtcdSnapshot, SimEtcd, SimEtcdClient
 from tests.sim.locks import LockTable, SimLockFiles
 from tests.sim.loop import CURRENT, Process, SimLoop
 from tests.sim.replicated import Machines, Server, critical_read, statements, write
@@ -61,6 +70,15 @@ _RESUMED_SECONDS: Final = 25.0
 """Until writes go on when everything is mended after a promotion that failed: it is perhaps repeated."""
 _CLIENT_SECONDS: Final = 0.1
 _ANSWER_SECONDS: Final = 1.0
+_OPEN_SECONDS: Final = 2.0
+"""Longest time without a write or a critical read while nothing but etcd fails."""
+_STOPPED_SECONDS: Final = 10.0
+"""How long etcd stands still before a snapshot is restored: longer than any lease in it."""
+_ETCD_SECONDS: Final = 18.0
+"""What an hour is longer in which something befalls etcd: the locks of a watcher that is cut off last for seconds, a
+promotion may have to outlast two leases, and a snapshot is restored when all locks have ended."""
+_OPERATOR_SECONDS: Final = 0.5
+_HEAD_KEY: Final = PLACE.key("topology/head")
 _WELL_SECONDS: Final = 2.0
 """Longer than it takes to find out, a last time, that a master does not answer."""
 
@@ -75,6 +93,7 @@ class Findings:
     lost_writes: list[str] = field(default_factory=list)
     stale_reads: list[str] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)
     stuck: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     incidents: Counter[str] = field(default_factory=Counter)
@@ -88,6 +107,7 @@ class Findings:
         self.lost_writes += other.lost_writes
         self.stale_reads += other.stale_reads
         self.late += other.late
+        self.closed += other.closed
         self.stuck += other.stuck
         self.errors += other.errors
         self.incidents += other.incidents
@@ -95,7 +115,7 @@ class Findings:
 
     @property
     def violations(self) -> list[str]:
-        return [*self.false, *self.lost_writes, *self.stale_reads, *self.late, *self.stuck, *self.errors]
+        return [*self.false, *self.lost_writes, *self.stale_reads, *self.late, *self.closed, *self.stuck, *self.errors]
 
 
 class _Watcher:
@@ -117,15 +137,24 @@ class _Watcher:
         log = logger("watcher")
         self.tasks: Final = BackgroundTasks(name, log)
         context = WatcherContext(self.tasks, LoopClock(), log)
-        self.locks: Final = FileLocks(Path("simulated"), clock=hour.loop.time)
+        self.topology = hour.topology
+        self.store: TopologyStore
+        self.locks: Locks
+        if hour.etcd is None:
+            self.store = hour.store
+            self.locks = FileLocks(Path("simulated"), clock=hour.loop.time)
+        else:
+            client = SimEtcdClient(hour.etcd)
+            self.store = EtcdTopology(client, PLACE, on_error=_ignore)
+            self.locks = EtcdLocks(client, PLACE, clock=hour.loop.time)
         promoter = Promoter(
-            hour.store, self.locks, accounts, PromotionSettings(), seen_from=region, on_step=partial(hour.on_step, self)
+            self.store, self.locks, accounts, PromotionSettings(), seen_from=region, on_step=partial(hour.on_step, self)
         )
         self.databases: Final = DatabaseProbes(
-            lambda: hour.topology, accounts, region, settings.probes, context, self._observe
+            lambda: self.topology, accounts, region, settings.probes, context, self._observe
         )
         links = cast("Links", _Links(hour))
-        self.peers: Final = PeerReports(links, lambda: hour.topology, region, settings.probes, name)
+        self.peers: Final = PeerReports(links, lambda: self.topology, region, settings.probes, name)
         self.mastership: Final = Mastership(
             settings,
             promoter,
@@ -138,6 +167,7 @@ class _Watcher:
         self.promoter: Final = promoter
 
     def start(self) -> None:
+        self.store.watch(self._use_topology)
         for job in (self.databases.run, self.peers.run, self.mastership.keep_leases, self._act):
             self.tasks.keep(job, job.__name__)
 
@@ -147,6 +177,9 @@ class _Watcher:
             verdicts={name: verdict.value for name, verdict in self.databases.verdicts.items()},
             renewed_seconds_ago=self.mastership.renewed_seconds_ago(),
         )
+
+    def _use_topology(self, topology: Topology) -> None:
+        self.topology = topology
 
     def _observe(self, replicas: ReplicationSet, members: list[SetMember], began: float) -> None:
         self.mastership.observe(replicas, members, began)
@@ -168,6 +201,10 @@ class _Watcher:
                     finally:
                         self.mastership.activity = None
             await asyncio.sleep(0.5)
+
+
+def _ignore(_: TaoError) -> None:
+    """Report nothing."""
 
 
 class _Links:
@@ -194,10 +231,11 @@ def _tier(server: str) -> Tier:
 
 
 class _Store:
-    """Replaces the store of the topology document, which everybody can reach."""
+    """Replaces the store of the topology document in a file, which everybody can reach."""
 
     def __init__(self, hour: Hour) -> None:
         self._hour: Final = hour
+        self._watchers: Final[list[Callable[[Topology], None]]] = []
 
     async def load(self) -> Topology:
         await asyncio.sleep(0.001)
@@ -208,14 +246,20 @@ class _Store:
         if self._hour.topology.version != expected_version:
             raise TopologyConflict("the document has changed")
         self._hour.topology = edits.as_version(changed, expected_version + 1)
+        for on_change in self._watchers:
+            on_change(self._hour.topology)
         return self._hour.topology
+
+    def watch(self, on_change: Callable[[Topology], None]) -> None:
+        self._watchers.append(on_change)
 
 
 class Hour:
     """One hour of one database, with one incident."""
 
     def __init__(self, seed: int, loop: SimLoop, kinds: Sequence[str] = (), regions: int = 0) -> None:
-        """``kinds`` of incidents, and number of ``regions``: none and 0 leave them to the seed."""
+        """``kinds`` of incidents, and number of ``regions``: none and 0 leave them to the seed. Where one of the kinds
+        befalls an etcd there is one."""
         rng = self.random = random.Random(seed)
         self.seed: Final = seed
         self.loop: Final = loop
@@ -237,8 +281,13 @@ class Hour:
         self._heals_after = ways.choice((None, 2.5 * ways.random()))
         """Seconds after the failure of that step at which all links are mended, or None."""
         self._broke = False
-        self._written_at = 0.0
+        self._head = b""
+        self._operator: Final = Process("operator", "east")
+        self._served_at: Final = {"write": 0.0, "critical read": 0.0}
+        self._longest_wait: Final = dict.fromkeys(self._served_at, 0.0)
+        """Longest time without one that was answered, since the incident."""
         self.master: Final = servers[0]
+        self._etcd_kinds, self.etcd = self._draw_etcd()
         self.topology = self._document(servers)
         self.store: Final = cast("TopologyStore", _Store(self))
         self.locks: Final = LockTable(loop)
@@ -271,6 +320,49 @@ class Hour:
             standbys={} if standby is None else {"east": standby},
         )
         return Topology(version=1, shards=1, regions=regions, databases=(database,))
+
+    # etcd
+
+    def _draw_etcd(self) -> tuple[list[str], SimEtcd | None]:
+        """Return what befalls the etcd of this hour, and the etcd, or None for files."""
+        rng = random.Random(f"etcd of {self.seed}")
+        kinds = [kind for kind in self._kinds if kind in _OF_ETCD]
+        if not self._kinds and rng.random() < 0.5:
+            kinds = [rng.choice(sorted(_OF_ETCD))] if rng.random() < 0.8 else []
+        elif not kinds:
+            return [], None
+        at = rng.choice(("elsewhere", *self.machines.regions.values()))
+        self.machines.regions[ETCD] = at
+        return kinds, SimEtcd(self.machines, self._read_document)
+
+    def _read_document(self, etcd: SimEtcd) -> None:
+        """Note a newer topology that etcd has."""
+        head = etcd.keys.get(_HEAD_KEY)
+        if head is None or head.value == self._head:
+            return
+        self._head = head.value
+        values = {key: each.value for key, each in etcd.keys.items()}
+        found = EtcdTopology(etcd, PLACE, on_error=_ignore)._parse(Snapshot(0, 0, values))
+        if found.version > self.topology.version:
+            self.topology = found
+
+    async def import_newest(self) -> None:
+        """Store the newest topology as an operator does when etcd was restored."""
+        assert self.etcd is not None, "this befalls an etcd"
+        store = EtcdTopology(SimEtcdClient(self.etcd), PLACE, on_error=_ignore)
+        while True:
+            with suppress(TaoError):
+                found = await store.load()
+                await store.replace(found.version, edits.as_version(self.topology, self.topology.version + 1))
+                return
+            await asyncio.sleep(_OPERATOR_SECONDS)
+
+    def restore_etcd(self, snapshot: EtcdSnapshot) -> None:
+        """Start etcd with a snapshot, and have an operator mend the topology."""
+        assert self.etcd is not None, "this befalls an etcd"
+        self.etcd.restore(snapshot)
+        self.etcd.start()
+        self.later(_OPERATOR_SECONDS, lambda: self._run(self._operator, self.import_newest()))
 
     # the watchers
 
@@ -351,7 +443,7 @@ class Hour:
             began = self.loop.now
             with suppress(TaoError):
                 number = await write(self.machines, server, _ANSWER_SECONDS)
-                self._written_at = self.loop.now
+                self._note_served("write")
                 self.acknowledged[server.number] = max(number, self.acknowledged.get(server.number, 0))
                 if 0 <= self._died_at < began:
                     self.findings.replaced_seconds.append(self.loop.now - self._died_at)
@@ -365,15 +457,23 @@ class Hour:
             acknowledged = dict(self.acknowledged)
             with suppress(TaoError):
                 found = await critical_read(self.machines, server, _ANSWER_SECONDS)
+                self._note_served("critical read")
                 lacks = [number for of, number in acknowledged.items() if found.get(of, 0) < number]
                 if lacks and self.semi_sync:
                     self.findings.stale_reads.append(f"seed {self.seed}: {server.name} without {lacks}")
+
+    def _note_served(self, what: str) -> None:
+        self._longest_wait[what] = max(self._longest_wait[what], self.loop.now - self._served_at[what])
+        self._served_at[what] = self.loop.now
 
     # the course of an hour
 
     async def play(self) -> None:
         """Play the seconds around the incident."""
         self._open_master()
+        if self.etcd is not None:
+            await EtcdTopology(self.etcd, PLACE, on_error=_ignore).change(0, self.topology)
+            self.machines.regions[self._operator.name] = self._operator.region
         for region in self.region_names():
             for name in self._named(region):
                 self.watchers[name] = _Watcher(self, name, region)
@@ -390,22 +490,33 @@ class Hour:
                 self._run(client, self._read(server))
         self.loop.call_later(self.random.random(), self.machines.close_without_lease)
         await asyncio.sleep(_BEFORE_SECONDS + self.random.random())
-        names = sorted(_INCIDENTS)
-        kinds = self._kinds or [self.random.choice(names) for _ in range(1 if self.random.random() < 0.7 else 2)]
+        kinds = self._draw_kinds()
         self.findings.incidents[" and ".join(sorted(kinds))] += 1
+        for what in self._longest_wait:
+            self._longest_wait[what] = 0.0
         for kind in kinds:
-            _INCIDENTS[kind](self)
+            (_INCIDENTS | _OF_ETCD)[kind](self)
             await asyncio.sleep(self.random.choice((0.0, 3.0)) * self.random.random())
         if [*kinds] == ["master killed"] and self.semi_sync and self._breaks_at is None:
             self._died_at = self.loop.now
-        await asyncio.sleep(_AFTER_SECONDS)
+        await asyncio.sleep(_AFTER_SECONDS + (0.0 if set(kinds).isdisjoint(_OF_ETCD) else _ETCD_SECONDS))
         if self._broke:
             await self._see_writes_resume()
         self._end(kinds)
 
+    def _draw_kinds(self) -> list[str]:
+        names = sorted(_INCIDENTS)
+        kinds = [*self._kinds] or [self.random.choice(names) for _ in range(1 if self.random.random() < 0.7 else 2)]
+        if self._etcd_kinds and not self._kinds:
+            kinds = [*self._etcd_kinds, *(kinds if self.random.random() < 0.7 else [])]
+            self.random.shuffle(kinds)
+        return kinds
+
     async def _see_writes_resume(self) -> None:
         """Mend everything after a promotion that failed, and expect that writes go on."""
         self.machines.heal()
+        if self.etcd is not None and self.etcd.is_away:
+            self.etcd.start()
         for server in self.machines.servers.values():
             if not server.runs:
                 self._back(server)
@@ -413,8 +524,8 @@ class Hour:
             self.loop.resume(watcher.process)
         await asyncio.sleep(_RESUMED_SECONDS)
         # A slow way there and back lets a single write fail.
-        if self.loop.now - self._written_at > 3 * _ANSWER_SECONDS:
-            self.findings.stuck.append(f"seed {self.seed}: no write since {self._written_at:.2f}")
+        if self.loop.now - self._served_at["write"] > 3 * _ANSWER_SECONDS:
+            self.findings.stuck.append(f"seed {self.seed}: no write since {self._served_at['write']:.2f}")
 
     def _open_master(self) -> None:
         for server in self.machines.servers.values():
@@ -441,6 +552,11 @@ class Hour:
         if lost and self.semi_sync:
             self.findings.lost_writes.append(f"seed {self.seed}: {kinds}: {master.name} lacks {lost}")
         self.findings.lost_writes += [f"seed {self.seed}: {each}" for each in self.machines.two_masters]
+        if self.semi_sync and _OF_ETCD.keys() >= set(kinds):
+            for what, since in self._served_at.items():
+                wait = max(self._longest_wait[what], self.loop.now - since)
+                if wait > _OPEN_SECONDS:
+                    self.findings.closed.append(f"seed {self.seed}: {kinds}: no {what} for {wait:.2f} s")
         late = self._died_at >= 0 or any(each > REPLACED_SECONDS for each in self.findings.replaced_seconds)
         if late and len(self.region_names()) == 1:
             self.findings.late.append(f"seed {self.seed}: {self.findings.replaced_seconds}")
@@ -564,6 +680,37 @@ _INCIDENTS: Final[dict[str, Callable[[Hour], None]]] = {
     "replica restarted": _restart_replica,
     "replica stands still": lambda hour: hour.stand_still(hour.random.choice(_replicas(hour)), _any_seconds(hour, 10)),
     "watchers paused": _pause_watchers,
+}
+
+
+def _stop_etcd(hour: Hour) -> None:
+    assert hour.etcd is not None, "this befalls an etcd"
+    hour.etcd.stop()
+    hour.later(_any_seconds(hour, 12), hour.etcd.start)
+
+
+def _cut_etcd(hour: Hour) -> None:
+    """Cut etcd off from the watchers of some regions, or from some watchers of all."""
+    watchers = [*hour.watchers]
+    if hour.random.random() < 0.5:
+        watchers = hour.of_region(hour.random.choice(hour.region_names()))
+    elif hour.random.random() < 0.7:
+        watchers = [name for name in watchers if hour.random.random() < 0.5]
+    hour.cut_off([ETCD], watchers, _any_seconds(hour, 12))
+
+
+def _restore_etcd(hour: Hour) -> None:
+    """Restore a snapshot of now, a little later."""
+    assert hour.etcd is not None, "this befalls an etcd"
+    stops_after = 6.0 * hour.random.random()
+    hour.later(stops_after, hour.etcd.stop)
+    hour.later(stops_after + _STOPPED_SECONDS, partial(hour.restore_etcd, hour.etcd.snapshot()))
+
+
+_OF_ETCD: Final[dict[str, Callable[[Hour], None]]] = {
+    "etcd away": _stop_etcd,
+    "etcd cut off": _cut_etcd,
+    "etcd restored": _restore_etcd,
 }
 
 

@@ -10,6 +10,7 @@ from tao.replication.promotion import Promoter
 from tao.replication.promotion_plan import PromotionRequest, SetMember
 from tao.replication.replication_set import ReplicationSet
 from tao.watcher import mastership
+from tao.watcher.mastership import Mastership
 from tao.watcher.settings import LeaseSettings
 from tests.sim.lost_masters import Findings, play_hour, play_hours
 from tests.sim.replicated import Machines
@@ -24,9 +25,9 @@ def test_no_master_is_replaced_that_is_well_and_nothing_acknowledged_is_lost() -
     assert found.promotions
 
 
-def _first(kind: str, *, regions: int, seed: int) -> Findings:
-    """Return what the first hour from ``seed`` on with an incident of this kind and a violation brought."""
-    hours = (play_hour(each, [kind], regions) for each in range(seed, seed + _MOST_HOURS))
+def _first(*kinds: str, regions: int, seed: int) -> Findings:
+    """Return what the first hour from ``seed`` on with incidents of these kinds and a violation brought."""
+    hours = (play_hour(each, kinds, regions) for each in range(seed, seed + _MOST_HOURS))
     return next((found for found in hours if found.violations), Findings())
 
 
@@ -70,3 +71,19 @@ def test_a_master_that_waits_for_ever_for_replicas_that_a_failed_promotion_has_s
 ) -> None:
     monkeypatch.setattr(mastership, "_has_stopped_receiving", _follows_nobody)
     assert _first("region cut off", regions=2, seed=265).stuck
+
+
+async def _is_not_renewed(*_: object) -> bool:
+    return False
+
+
+def test_a_master_whose_lease_nobody_renews_while_etcd_is_away_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Mastership, "_renew_without_lock", _is_not_renewed)
+    assert _first("etcd away", regions=2, seed=0).closed
+
+
+def test_a_lease_that_is_renewed_without_its_lock_although_a_replica_has_stopped_following_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ReplicationSet, "is_followed_by_all", lambda *_: True)
+    assert _first("etcd cut off", "region cut off", regions=2, seed=15).stale_reads

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from typing import cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tao.admin.shard_balance import plan_balance, plan_split
-from tao.model.errors import TopologyError
+from tao.admin import shard_balance
+from tao.admin.shard_balance import PlannedMove, plan_balance, plan_split, run_moves
+from tao.admin.shard_mover import MoveResult, ShardMover
+from tao.model.errors import TaoError, TopologyError, Unavailable
 from tao.model.topology import Database, DatabaseServer, Topology
+from tao.replication.locks import LockTaken
+from tao.replication.shard_move_plan import MoveRefused
 
 
 def topology(**shards: tuple[int, int]) -> Topology:
@@ -59,3 +66,48 @@ def test_balancing_moves_each_shard_once_and_narrows_the_gap(sizes: list[list[in
         totals[move.target] += move.load
     assert len({move.shard for move in moves}) == len(moves)
     assert max(totals.values()) - min(totals.values()) <= before
+
+
+class Mover:
+    """Moves shards, each after the errors that it is to meet."""
+
+    def __init__(self, **errors: list[TaoError]) -> None:
+        """``errors``: of ``shard_1`` and so on."""
+        self._errors = errors
+        self.attempts: list[int] = []
+
+    async def move(self, shard: int, target: str) -> MoveResult:
+        self.attempts.append(shard)
+        left = self._errors.get(f"shard_{shard}", [])
+        if left:
+            raise left.pop(0)
+        return MoveResult(shard=shard, source="one", target=target, topology_version=1)
+
+
+async def done(mover: Mover) -> list[int]:
+    """Move shards 1 and 2, and return those of whose move there was a result, even if a later one has failed."""
+    moves = [PlannedMove(shard, "one", "two", 1.0) for shard in (1, 2)]
+    moved: list[int] = []
+    with suppress(TaoError):
+        async for result in run_moves(cast("ShardMover", mover), moves):
+            moved += [result.shard]
+    return moved
+
+
+async def test_a_move_of_a_sequence_is_tried_again_after_an_error_that_may_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shard_balance, "_PAUSE_SECONDS", 0.0)
+    passing = Mover(shard_1=[Unavailable("no answer")] * 4)
+    assert await done(passing) == [1, 2]
+    assert passing.attempts == [1] * 5 + [2]
+    lasting = Mover(shard_2=[Unavailable("no answer")] * 9)
+    assert await done(lasting) == [1]
+    assert lasting.attempts == [1] + [2] * 5
+
+
+@pytest.mark.parametrize("error", [LockTaken("another process moves it"), MoveRefused("one and the same")])
+async def test_a_sequence_ends_at_a_move_that_is_refused_or_that_another_process_makes(error: TaoError) -> None:
+    mover = Mover(shard_1=[error])
+    assert await done(mover) == []
+    assert mover.attempts == [1]

@@ -31,15 +31,15 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Line:
-    """A running line from east to an echo server in west."""
+    """A running line from east to two echo servers in west."""
 
-    def __init__(self, control: Path, port: int) -> None:
+    def __init__(self, control: Path, routes: list[Route]) -> None:
         self.control = control
-        self.port = port
+        self.routes = routes
         self.writers: list[asyncio.StreamWriter] = []
 
-    async def connect(self) -> Streams:
-        streams = await asyncio.open_connection(LOOPBACK, self.port)
+    async def connect(self, server: int = 0) -> Streams:
+        streams = await asyncio.open_connection(LOOPBACK, self.routes[server].listen)
         self.writers.append(streams[1])
         return streams
 
@@ -77,18 +77,22 @@ class Echo(asyncio.Protocol):
 
 @asynccontextmanager
 async def running_line(folder: Path, **changes: float) -> AsyncIterator[Line]:
-    """A line with an echo server behind it, both stopped at the end."""
+    """A line with two echo servers behind it, all stopped at the end."""
     gone: list[asyncio.Event] = []
-    server = await asyncio.get_running_loop().create_server(lambda: Echo(gone), LOOPBACK, 0)
-    with reserve_port() as reservation:
-        listen = reservation.port
+    loop = asyncio.get_running_loop()
+    servers = [await loop.create_server(lambda: Echo(gone), LOOPBACK, 0) for _ in range(2)]
+    with reserve_port() as one, reserve_port() as other:
+        listen = (one.port, other.port)
     control = folder / "line.sock"
-    route = Route(source="east", target="west", listen=listen, host=LOOPBACK, port=server.sockets[0].getsockname()[1])
-    settings = LineSettings(**{"control": str(control), "routes": [route], "rtt_ms": RTT_MS, **changes})  # type: ignore[arg-type]
+    routes = [
+        Route(source="east", target="west", listen=port, host=LOOPBACK, port=server.sockets[0].getsockname()[1])
+        for port, server in zip(listen, servers, strict=True)
+    ]
+    settings = LineSettings(**{"control": str(control), "routes": routes, "rtt_ms": RTT_MS, **changes})  # type: ignore[arg-type]
     stopped = asyncio.Event()
     serving = asyncio.create_task(DelayLine(settings).run(stopped))
     await wait_until_line_answers(control, 10.0)
-    line = Line(control, listen)
+    line = Line(control, routes)
     yield line
     stopped.set()
     await serving
@@ -98,8 +102,9 @@ async def running_line(folder: Path, **changes: float) -> AsyncIterator[Line]:
             await writer.wait_closed()
     for each in gone:
         await each.wait()
-    server.close()
-    await server.wait_closed()
+    for server in servers:
+        server.close()
+        await server.wait_closed()
 
 
 @pytest.fixture
@@ -173,6 +178,21 @@ async def test_a_cut_resets_what_is_open_and_refuses_what_is_new_until_it_is_hea
     await round_trip(await line.connect())
 
 
+async def test_a_cut_of_the_ways_to_one_server_leaves_the_others_open(line: Line) -> None:
+    streams, others = await line.connect(), await line.connect(1)
+    for each in (streams, others):
+        await round_trip(each)
+    (pair,) = (await line.do(Cut(TO_WEST, to_port=line.routes[0].port))).pairs
+    assert (pair.state, pair.connections) == ("open", 1)
+    assert await closed(streams) == b""
+    with pytest.raises(ConnectionRefusedError):
+        await line.connect()
+    await round_trip(others)
+    await line.do(Heal(TO_WEST))
+    for each in (others, await line.connect()):
+        await round_trip(each)
+
+
 async def test_a_silent_line_closes_nothing_and_delivers_after_healing(line: Line) -> None:
     streams = await line.connect()
     await round_trip(streams)
@@ -215,6 +235,10 @@ async def test_one_connection_too_many_is_reset(tmp_path: Path) -> None:
 async def test_a_wrong_command_is_refused_and_changes_nothing(line: Line, tmp_path: Path) -> None:
     with pytest.raises(OperatorError, match="no line between east and north; there is one between east and west"):
         await line.do(Cut(("east", "north")))
+    with pytest.raises(OperatorError, match="no way between east and west leads to port 1"):
+        await line.do(Cut(TO_WEST, to_port=1))
+    with pytest.raises(OperatorError, match="a silent cut is one of all ways"):
+        await line.do(Cut(TO_WEST, silent=True, to_port=line.routes[0].port))
     with pytest.raises(OperatorError, match="-1 ms is out of bounds"):
         await line.do(SetRoundTrip(-1.0))
     reader, writer = await asyncio.open_unix_connection(str(line.control))

@@ -7,10 +7,11 @@ import pytest
 
 from tao.admin import documents
 from tao.admin.documents import ClusterTexts, import_documents
-from tao.etcd.client import EtcdRefused
+from tao.etcd.client import MAX_TRANSACTION_BYTES, MAX_TRANSACTION_OPERATIONS, EtcdRefused
 from tao.etcd.v3 import kv_pb2
 from tao.etcd.v3 import rpc_pb2 as pb
-from tao.model.errors import TopologyConflict, TopologyError
+from tao.model.errors import TopologyConflict, TopologyError, TopologyTooLarge
+from tao.model.topology import CacheServer, Topology
 from tao.topology.document import dump_topology
 from tao.topology.edits import mark_server
 from tao.topology.etcd_store import EtcdTopology
@@ -76,6 +77,56 @@ async def test_a_whole_document_is_stored_no_further_once_another_process_has_ch
     with pytest.raises(TopologyConflict):
         await store_in(etcd).replace(1, large)
     assert len(sent) == 3, "the third transaction clears away what the first one stored"
+    assert set(etcd.keys) == before
+
+
+def mapped(shards: int) -> Topology:
+    """A document in which every shard is mapped by hand to a server with a long name: 17 KB for each 256 of them."""
+    found = topology(shards=shards)
+    long = CacheServer(name="w" * 63, grpc="127.0.0.1:9")
+    tier = msgspec.structs.replace(
+        found.regions[0].followers[0],
+        servers=(*found.regions[0].followers[0].servers, long),
+        moved=dict.fromkeys(range(shards), (long.name,)),
+    )
+    return msgspec.structs.replace(found, regions=(msgspec.structs.replace(found.regions[0], followers=(tier,)),))
+
+
+def sizes(etcd: MemoryEtcd) -> list[tuple[int, int]]:
+    """The operations of each transaction, and their bytes."""
+    return [(len(each.success), sum(one.ByteSize() for one in each.success)) for each in etcd.transactions]
+
+
+async def test_a_change_of_few_keys_and_many_bytes_is_refused_and_an_import_stores_it_in_several_transactions() -> None:
+    etcd = MemoryEtcd()
+    blocks = 100
+    first = await store_in(etcd).change(0, topology(shards=256 * blocks))
+    etcd.transactions.clear()
+    with pytest.raises(TopologyTooLarge, match=r"the change has 10\d keys of 1,[5-9]\d\d,\d\d\d bytes"):
+        await store_in(etcd).change(1, mapped(256 * blocks))
+    assert etcd.transactions == [], "nothing was sent"
+    assert await store_in(etcd).load() == first
+
+    wanted = msgspec.structs.replace(mapped(256 * blocks), version=2)
+    assert await store_in(etcd).replace(1, wanted) == await store_in(etcd).load() == wanted
+    assert len(sizes(etcd)) == 3, "two with sections, and the head"
+    assert all(count <= MAX_TRANSACTION_OPERATIONS and size <= MAX_TRANSACTION_BYTES for count, size in sizes(etcd))
+    assert max(size for _, size in sizes(etcd)) > MAX_TRANSACTION_BYTES - 20_000, "as much as there is room for"
+
+
+async def test_a_section_that_no_transaction_holds_is_refused_before_anything_is_stored_under_its_key() -> None:
+    etcd = MemoryEtcd()
+    first = await store_in(etcd).change(0, topology(shards=256))
+    tier = first.regions[0].followers[0]
+    clones = tuple(CacheServer(name=f"{number:063}", grpc=f"127.0.0.1:{number}") for number in range(1, 101))
+    moved = dict.fromkeys(range(256), tuple(each.name for each in clones))
+    tier = msgspec.structs.replace(tier, servers=(*tier.servers, *clones), moved=moved)
+    region = msgspec.structs.replace(first.regions[0], followers=(tier,))
+    wanted = msgspec.structs.replace(first, version=2, regions=(region,))
+    before = set(etcd.keys)
+    with pytest.raises(TopologyTooLarge, match="the change has 1 keys of 1,6"):
+        await store_in(etcd).replace(1, wanted)
+    assert await store_in(etcd).load() == first
     assert set(etcd.keys) == before
 
 
