@@ -11,9 +11,10 @@ import pytest
 from tao.admin.documents import example_schema_file
 from tao.schema.registry import load_schema
 from tao.wire.v1 import session_pb2 as pb
-from tests.e2e.cluster_access import PACE_SECONDS, PATIENT_SECONDS
+from tests.e2e.cluster_access import PACE_SECONDS
 from tests.e2e.doorstep_rig import running_follower
 from tests.rigs.audit_rig import read_records
+from tests.rigs.pacing import PATIENT_SECONDS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio]
 

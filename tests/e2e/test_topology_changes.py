@@ -148,7 +148,7 @@ def weight_of(topology: Topology, name: str) -> float:
 
 async def requests_at(cluster: DevCluster, name: str) -> int:
     """Return how many reads a server has answered."""
-    stats = await server_stats(cluster.admin(name))
+    stats = await patient_stats(cluster.admin(name))
     return int(stats["hits"] + stats["misses"])
 
 
