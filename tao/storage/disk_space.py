@@ -29,12 +29,9 @@ _WAITING_STATES: Final = ("waiting for someone to free space", "waiting for disk
 _COMMITTING: Final = "waiting for handler commit"
 """What MySQL calls the state of a thread that commits. MariaDB has no such state."""
 
-_WAITING_FOR_REPLICA: Final = "waiting for semi-sync ack"
-"""The state of the one thread that waits for a replica on behalf of all commits of its group."""
-
-_STUCK_SECONDS: Final = 2
-"""Time after which a commit that waits for no replica hangs: a sync takes milliseconds, and the server counts whole
-seconds."""
+_STUCK_SECONDS: Final = 3
+"""Time after which a commit that waits for no replica hangs, as the server counts it: the difference of two whole
+seconds, so that two of them have passed at least. A sync takes milliseconds, on a disk that stalls a second."""
 
 _log = logger("tao.storage")
 
@@ -62,13 +59,14 @@ class ServerThread(NamedTuple):
     seconds: int | None
 
 
-def waits_for_space(threads: Sequence[ServerThread]) -> bool:
+def waits_for_space(threads: Sequence[ServerThread], *, waits_for_replica: bool) -> bool:
     """Return whether one of these threads waits for space on the disk, or hangs in a commit that nothing else holds
-    up."""
+    up. ``waits_for_replica``: a commit of the server, perhaps of a thread that this account does not see, waits for
+    a replica."""
     states = [(thread.state or "").lower() for thread in threads]
     if any(state.startswith(_WAITING_STATES) for state in states):
         return True
-    if any(state.startswith(_WAITING_FOR_REPLICA) for state in states):
+    if waits_for_replica:  # and all others behind it
         return False
     return any(
         state == _COMMITTING and (thread.seconds or 0) >= _STUCK_SECONDS

@@ -16,7 +16,7 @@ from typing import Final
 
 from tao.model.errors import DeadlineExceeded, OutcomeUnknown, Overloaded, SettingsError, TaoError, Unavailable
 from tao.routing.failure_detector import DetectorState
-from tao.storage.dialect import SessionSetup
+from tao.storage.dialect import SEMI_SYNC_STATUS, SessionSetup, semi_sync_state
 from tao.storage.disk_space import DiskSpace, DiskSpaceSettings, ServerThread, waits_for_space
 from tao.storage.failures import ConnectionLost
 from tao.storage.semaphore import Semaphore
@@ -208,8 +208,13 @@ class Pool:
         """Connect separately, and return whether a thread of this account waits for space on the disk."""
         session = await open_session(self._account, self._server, self._setup, deadline=deadline)
         try:
-            threads = await session.named("SHOW PROCESSLIST", deadline=deadline)
-            return waits_for_space([ServerThread(thread["State"], thread["Time"]) for thread in threads])
+            threads = [
+                ServerThread(thread["State"], thread["Time"])
+                for thread in await session.named("SHOW PROCESSLIST", deadline=deadline)
+            ]
+            (rows,) = await session.run(SEMI_SYNC_STATUS, deadline=deadline)
+            waiting = semi_sync_state(session.dialect, rows).waiting
+            return waits_for_space(threads, waits_for_replica=waiting > 0)
         finally:
             session.quit()
 

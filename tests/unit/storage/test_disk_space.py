@@ -47,16 +47,18 @@ async def rig() -> AsyncIterator[Rig]:
 
 @pytest.mark.parametrize("state", ["Waiting for someone to free space", "Waiting for disk space"])
 def test_the_states_of_threads_that_wait_for_space_are_known(state: str) -> None:
-    assert waits_for_space([ServerThread("Commit", 9), ServerThread(state, 0)])
-    assert not waits_for_space([ServerThread("Commit", 9), ServerThread(None, None)])
+    for waits_for_replica in (False, True):
+        threads = [ServerThread("Commit", 9), ServerThread(state, 0)]
+        assert waits_for_space(threads, waits_for_replica=waits_for_replica)
+        threads = [ServerThread("Commit", 9), ServerThread(None, None)]
+        assert not waits_for_space(threads, waits_for_replica=waits_for_replica)
 
 
 def test_a_commit_of_mysql_that_hangs_and_waits_for_no_replica_waits_for_the_disk() -> None:
-    commits = [ServerThread("waiting for handler commit", 0), ServerThread("waiting for handler commit", 2)]
-    assert waits_for_space(commits)
-    assert not waits_for_space(commits[:1]), "it may be a commit like any other"
-    for_replica = ServerThread("Waiting for semi-sync ACK from replica", 3)
-    assert not waits_for_space([*commits, for_replica]), "the commits of its group wait for the replica"
+    commits = [ServerThread("waiting for handler commit", seconds) for seconds in (0, 2, 3)]
+    assert waits_for_space(commits, waits_for_replica=False)
+    assert not waits_for_space(commits[:2], waits_for_replica=False), "of two whole seconds one may hardly have passed"
+    assert not waits_for_space(commits, waits_for_replica=True), "others, perhaps unseen, hold the commits up"
 
 
 async def test_a_slow_write_finds_the_full_disk_and_further_writes_fail_at_once_until_there_is_room(rig: Rig) -> None:
