@@ -93,23 +93,25 @@ def _pieces(block: bytes, n: int, complete: bool, change: ListChange) -> list[_P
     # (place, 0, edge) inserts before the edge at the place; (place, 1, edge or None) replaces it.
     edits: list[tuple[int, int, Edge | None]] = []
     removed: set[int] = set()
+    removed_ids: set[int] = set()
     for gone in change.gone:
         at, found = _locate(columns, n, gone.time, gone.id2)
         if found:
             removed.add(at)
+            removed_ids.add(gone.id2)
             edits.append((at, 1, None))
         elif complete or at < n:
             return None
     ids = frozenset([edge.id2 for edge in change.put])
     # A job moves a page of edges at a time, each of which would be searched for in the whole block.
-    held = ids.intersection(columns[:n]) if len(ids) > _FEW_EDGES else ids
+    are_many = len(ids) > _FEW_EDGES
+    held = (ids.intersection(columns[:n]) if are_many else ids) - removed_ids
     for edge in change.put if len(change.put) < 2 else sort_edges(change.put):
         at, found = _locate(columns, n, edge.time, edge.id2)
         if found and at not in removed:
             edits.append((at, 1, edge))
             continue
-        other_place = position_of(block, edge.id2) if edge.id2 in held else -1
-        if other_place >= 0 and other_place not in removed:
+        if edge.id2 in held and (are_many or position_of(block, edge.id2) >= 0):
             return None
         if complete or at < n:
             edits.append((at, 0, edge))

@@ -152,7 +152,8 @@ class Transaction(Protocol):
         that does."""
 
     async def lock_lists(self, lists: AbstractSet[ListKey]) -> dict[ListKey, ListRow]:
-        """Lock and read the rows of more lists, after `lock_and_read` has locked their edges. Raises as that does."""
+        """Lock and read the rows of more lists, after `lock_and_read` has locked their edges. Raises as that does.
+        Two transactions that do so at a time must have no list in common, in any state: see `lane_keys`."""
 
     async def lock_page(self, page: EdgePage) -> StateRows:
         """Lock and read the rows of a page of edges with states, after `lock_and_read` has locked their lists. Raises

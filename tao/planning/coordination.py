@@ -212,7 +212,8 @@ def lane_keys(planned: PlannedWrite, schema: Schema) -> frozenset[Hashable]:
     """Return the keys that no other open transaction may hold meanwhile. Raises `UnknownType`.
 
     They are object ids, `ListKey`s and the `IntentKey` of the pair, so that only one write of a pair runs at a time.
-    The lists of all states of a type have one key, because every write of an edge names them all."""
+    The lists of all states of a type have one key: a write of an edge may turn out to change any of them, and locks
+    those it did not expect after the others, which keeps no order that two writes would share."""
     write = planned.write
     match write:
         case AssocAdd() | AssocDelete():  # first, because most writes are one of these

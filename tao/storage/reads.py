@@ -229,6 +229,7 @@ class MySqlReadStore(ReadStore):
         if len(queries) > 1 and sum(map(_rows_of, queries)) > self._settings.max_rows_at_once:
             return False
         reading = _ReadAtOnce(self, queries, now + timeout_seconds, on_read, on_end)
+        has_begun = False
         try:
             for query in queries:
                 shard = shard_of_query(query)
@@ -240,12 +241,13 @@ class MySqlReadStore(ReadStore):
                 reading.server = local
                 reading.entered[shard] = now
             else:
-                if reading.begin(self._pools.of(reading.server)):
-                    return True
+                has_begun = reading.begin(self._pools.of(reading.server))
         except TaoError:  # `read_each` reports it where it belongs
             pass
-        self.leave(reading.entered, tuple(reading.entered))
-        return False
+        finally:
+            if not has_begun:
+                self.leave(reading.entered, tuple(reading.entered))
+        return has_begun
 
     async def read_intents(self, shard: int, far_shard: int, *, limit: int, timeout_seconds: float) -> list[IntentRow]:
         """See `tao.model.ports.IntentReads`. Raises what `read_each` answers critical reads with."""
