@@ -239,12 +239,12 @@ class AuditTrail:
 
     def described(self, request: pb.Request) -> Mapping[str, object]:
         """Return the fields of an event that say what a request asks for."""
-        types, shards, unread = scope_of(request)
+        scope = scope_of(request)
         return {
-            "types": self._names(types),
-            "shards": tuple(sorted(shards)),
-            "more_types": unread,
-            "more_shards": unread,
+            "types": self._names(scope.types),
+            "shards": tuple(sorted(scope.shards)),
+            "more_types": scope.unread_types,
+            "more_shards": scope.unread_shards,
             "details": _details(request),
         }
 
@@ -322,8 +322,8 @@ class _Denials:
             event,
             count=event.count + denial.times,
             end_time_ms=unix_ms,
-            more_types=event.more_types + _list_some(self._types, scope.types) + scope.unread,
-            more_shards=event.more_shards + _list_some(self._shards, scope.shards) + scope.unread,
+            more_types=event.more_types + _list_some(self._types, scope.types) + scope.unread_types,
+            more_shards=event.more_shards + _list_some(self._shards, scope.shards) + scope.unread_shards,
         )
 
     def event(self, names: Callable[[Iterable[NamedType]], tuple[str, ...]]) -> AuditEvent:

@@ -1,12 +1,13 @@
 """The types and shards that a request names, for the audit log's records of what operators ask for and of denials.
 
 They are read from requests that may be refused, so their sender need not mean well: at most `MAX_KEYS` keys of a
-request are looked at, and the others are counted. A number that is no type of the schema stays a number.
+request are looked at, and as many types, and the others are counted. A number that is no type of the schema stays a
+number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
@@ -32,6 +33,8 @@ _KEYS: Final = {
     "touch_keys": ("touches",),
 }
 """The repeated fields of a request whose messages name ids, shards and types, by its kind."""
+_NAME_TYPES: Final = frozenset({"pairs", "touches"})
+"""Those whose messages name types."""
 _Item = TypeVar("_Item")
 
 
@@ -46,11 +49,13 @@ class NamedType(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """The types and shards of a request, or of a part of one. ``unread``: keys that were not looked at."""
+    """The types and shards of a request, or of a part of one. ``unread_types`` and ``unread_shards``: those that were
+    not looked at, each counted as often as it stands there."""
 
     types: frozenset[NamedType] = frozenset()
     shards: frozenset[int] = frozenset()
-    unread: int = 0
+    unread_types: int = 0
+    unread_shards: int = 0
 
 
 def scope_of(request: pb.Request) -> Scope:
@@ -63,7 +68,7 @@ def scope_of(request: pb.Request) -> Scope:
     if kind == "read":
         reader.read(body)
     elif kind == "write":
-        for write in reader.some_of(body.writes):
+        for write in reader.some_messages(body.writes, name_types=True):
             reader.take_operation(write)
     elif kind == "inspect":
         reader.take_lists(body.list_id1s, body.list_atypes)
@@ -71,17 +76,17 @@ def scope_of(request: pb.Request) -> Scope:
         if body.sample_limit:
             reader.shards.add(body.sample_shard)
     elif kind == "select":
-        for term in reader.some_of(body.terms):
+        for term in reader.some_messages(body.terms, name_types=True):
             reader.take(term.list)
             reader.take_lists(term.union.id1s, (term.union.atype,))
     elif kind in _KEYS:
         for field in _KEYS[kind]:
-            for each in reader.some_of(getattr(body, field)):
+            for each in reader.some_messages(getattr(body, field), name_types=field in _NAME_TYPES):
                 reader.take(each)
         if kind.startswith("relay"):
-            reader.shards.update(reader.some_of(body.bulk_shards))
+            reader.take_shards(body.bulk_shards)
     elif kind == "invalidate":
-        reader.shards.update(reader.some_of(body.shards))
+        reader.take_shards(body.shards)
         reader.take(body)
     else:
         reader.take(body)
@@ -96,22 +101,29 @@ def scope_of_write(write: pb.Write) -> Scope:
 
 
 class _ScopeReader:
-    """Collects types and shards, of at most `MAX_KEYS` keys."""
+    """Collects types and shards, of at most `MAX_KEYS` keys and as many types. Neither takes the room of the other."""
 
     def __init__(self) -> None:
         self._types: Final[set[NamedType]] = set()
         self.shards: Final[set[int]] = set()
-        self._left = MAX_KEYS
-        self._unread = 0
+        self._types_left = self._keys_left = MAX_KEYS
+        self._unread_types = self._unread_shards = 0
 
     def scope(self) -> Scope:
-        return Scope(frozenset(self._types), frozenset(self.shards), self._unread)
+        return Scope(frozenset(self._types), frozenset(self.shards), self._unread_types, self._unread_shards)
 
-    def some_of(self, column: Sequence[_Item]) -> Sequence[_Item]:
-        """Return as many items as may still be looked at."""
-        some = column[: self._left]
-        self._left -= len(some)
-        self._unread += len(column) - len(some)
+    def some_messages(self, column: Sequence[_Item], *, name_types: bool) -> Sequence[_Item]:
+        """Return as many messages as may still be looked at. Each other one counts as a shard, and as a type if they
+        name types."""
+        some = self._some_keys(column)
+        if name_types:
+            self._unread_types += len(column) - len(some)
+        return some
+
+    def _some_keys(self, column: Sequence[_Item]) -> Sequence[_Item]:
+        some = column[: self._keys_left]
+        self._keys_left -= len(some)
+        self._unread_shards += len(column) - len(some)
         return some
 
     def read(self, batch: pb.ReadBatch) -> None:
@@ -123,12 +135,14 @@ class _ScopeReader:
         self.take_lists(batch.exist_id1s, batch.exist_atypes)
 
     def take_ids(self, ids: Sequence[int]) -> None:
-        self.shards.update(each >> SHARD_SHIFT for each in self.some_of(ids))
+        self.shards.update(each >> SHARD_SHIFT for each in self._some_keys(ids))
+
+    def take_shards(self, shards: Sequence[int]) -> None:
+        self.shards.update(self._some_keys(shards))
 
     def take_lists(self, id1s: Sequence[int], atypes: Sequence[int]) -> None:
-        some = self.some_of(id1s)
-        self.shards.update(id1 >> SHARD_SHIFT for id1 in some)
-        self._add_types(TypeKind.ASSOCIATION, atypes[: len(some)])
+        self.take_ids(id1s)
+        self._take_types(TypeKind.ASSOCIATION, atypes)
 
     def take_operation(self, write: pb.Write) -> None:
         operation = write.WhichOneof("operation")
@@ -153,7 +167,10 @@ class _ScopeReader:
                 self._take_types(TypeKind.ASSOCIATION, getattr(message, name))
 
     def _take_types(self, kind: TypeKind, found: int | Sequence[int]) -> None:
-        self._add_types(kind, (found,) if isinstance(found, int) else self.some_of(found))
-
-    def _add_types(self, kind: TypeKind, numbers: Iterable[int]) -> None:
-        self._types.update(NamedType(kind, each) for each in set(numbers) if each)
+        """Take a type, or a column of types."""
+        if isinstance(found, int):
+            found = (found,)
+        some = found[: self._types_left]
+        self._types_left -= len(some)
+        self._unread_types += len(found) - len(some)
+        self._types.update(NamedType(kind, each) for each in set(some) if each)

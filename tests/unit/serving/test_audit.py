@@ -119,7 +119,8 @@ async def test_a_request_that_a_role_may_not_make_is_recorded_and_refused_as_bef
 
 
 def denied(*types: int, shard: int = 0, caller: str = "web", action: str = "read", unread: int = 0) -> Denial:
-    scope = Scope(frozenset(NamedType(TypeKind.ASSOCIATION, each) for each in types), frozenset({shard}), unread)
+    named = frozenset(NamedType(TypeKind.ASSOCIATION, each) for each in types)
+    scope = Scope(named, frozenset({shard}), unread, unread)
     peer = PeerIdentity("web-1", "client", name_of(("10.0.0.7", 40001)), caller)
     return Denial(caller, action, PermissionDenied(f"no right on {types}"), peer, scope)
 
@@ -236,6 +237,17 @@ async def test_an_operators_request_that_cannot_be_recorded_is_refused_before_it
     assert answers == []
     rig.log.trouble = ""
     await follower.tasks.close()
+
+
+async def test_a_repair_of_ten_thousand_pairs_of_one_type_has_a_type_count_of_one(rig: AuditRig) -> None:
+    recorded = rig.trail.of_operators("settle_pairs", lambda _, reply: reply.send(pb.Answer()))
+    pair = pb.Pair(low_id=1 << SHARD_SHIFT, high_id=3 << SHARD_SHIFT, atypes=[FRIEND])
+    settle = request(settle_pairs=pb.SettlePairs(pairs=[pair] * 10_000))
+    recorded(settle, MemoryReply(lambda _: None, peer="operator"))
+    (record,) = await rig.records()
+    unmapped = record["unmapped"]
+    assert (unmapped["types"], unmapped["type_count"]) == ([f"association {FRIEND}"], 1)
+    assert (unmapped["shards"], unmapped["shard_count"]) == ([1, 3], 2)
 
 
 # ---- documents -------------------------------------------------------------------------------------------------------

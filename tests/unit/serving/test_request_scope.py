@@ -142,5 +142,25 @@ def test_every_write_of_an_id_names_its_shard_and_its_types() -> None:
 
 def test_keys_beyond_the_bound_are_counted_and_not_looked_at() -> None:
     batch = pb.ReadBatch(obj_ids=[A] * (MAX_KEYS - 1), count_id1s=[B, C], count_atypes=[1, 2])
-    expected = Scope(named(set(), (), (1,)).types, frozenset({3, 5}), unread=1)
-    assert scope_of(pb.Request(read=batch)) == expected
+    assert scope_of(pb.Request(read=batch)) == named({3, 5}, (), (1, 2))._replace(unread_shards=1)
+
+
+def test_types_beyond_the_bound_are_counted_apart_from_keys() -> None:
+    pairs = [pb.Pair(low_id=A, high_id=B, atypes=[1] * MAX_KEYS), pb.Pair(low_id=A, high_id=C, atypes=[2])]
+    expected = named(SHARDS, (), (1,))._replace(unread_types=1)
+    assert scope_of(pb.Request(settle_pairs=pb.SettlePairs(pairs=pairs))) == expected
+
+
+def test_as_many_pairs_as_may_be_looked_at_have_their_types_read() -> None:
+    pair = pb.Pair(low_id=A, high_id=C, atypes=[1])
+    full = pb.Request(settle_pairs=pb.SettlePairs(pairs=[pair] * MAX_KEYS))
+    assert scope_of(full) == named({3, 70}, (), (1,))
+    full.settle_pairs.pairs.append(pair)
+    full.settle_pairs.shards.add(low_shard=0, high_shard=9)
+    assert scope_of(full) == named({3, 70}, (), (1,))._replace(unread_types=1, unread_shards=2)
+
+
+def test_the_types_of_an_invalidation_are_named_however_many_shards_it_has() -> None:
+    shards = range(MAX_KEYS + 5)
+    found = scope_of(pb.Request(invalidate=pb.Invalidate(shards=shards, otypes=[3], atypes=[4])))
+    assert found == named({*range(MAX_KEYS)}, (3,), (4,))._replace(unread_shards=5)
