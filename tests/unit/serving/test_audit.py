@@ -174,6 +174,26 @@ async def test_a_request_of_a_hundred_thousand_keys_is_not_read_to_its_end_to_be
     assert record["unmapped"]["shard_count"] == 120_000
 
 
+async def test_four_hundred_keys_of_a_denied_request_are_looked_at_and_the_others_counted(rig: AuditRig) -> None:
+    lists = pb.ReadBatch(count_id1s=[3 << SHARD_SHIFT | 1] * 10_000, count_atypes=[FRIEND] * 10_000)
+    rig.trail.request_refused("read", request(read=lists), STRANGER, WRONG)
+    writes = [pb.Write(assoc_add=pb.AssocAdd(id1=3 << SHARD_SHIFT | 1, atype=FRIEND))] * 6_000
+    rig.trail.request_refused("write", request(write=pb.WriteBatch(writes=writes)), STRANGER, WRONG)
+    for record, shard_count, type_count in zip(await rig.records(), (9_601, 5_601), (1, 5_601), strict=True):
+        assert record["unmapped"]["shards"] == [3]
+        assert record["unmapped"]["types"] == [f"association {FRIEND}"]
+        assert (record["unmapped"]["shard_count"], record["unmapped"]["type_count"]) == (shard_count, type_count)
+
+
+async def test_a_denied_request_is_only_counted_when_its_record_lists_all_that_it_may(rig: AuditRig) -> None:
+    ids = [each << SHARD_SHIFT | 1 for each in range(100)]
+    lists = pb.ReadBatch(count_id1s=ids, count_atypes=range(1, 101))
+    for _ in range(3):
+        rig.trail.request_refused("read", request(read=lists), STRANGER, WRONG)
+    (record,) = await rig.records()
+    assert (record["unmapped"]["shard_count"], record["unmapped"]["type_count"]) == (300, 300)
+
+
 # ---- operators -------------------------------------------------------------------------------------------------------
 
 
