@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from tao.cli.options import given
-from tao.model.errors import OperatorError, TaoError
+from tao.model.errors import InvalidField, OperatorError, TaoError
 from tao.observability.audit_log import AuditFile
 from tao.observability.audit_records import AuditEvent, Outcome
 
@@ -84,6 +84,9 @@ def _outcome(result: object) -> tuple[Outcome, str, str]:
             return Outcome.SUCCESS, "", ""
         case int():
             return Outcome.FAILURE, f"EXIT_{result}", f"exit status {result}"
+        case InvalidField():
+            # Its message may quote the value.
+            return Outcome.FAILURE, result.reason, ""
         case TaoError():
             return Outcome.FAILURE, result.reason, result.message
         case _:

@@ -30,7 +30,7 @@ from tao.observability.logs import Logger
 from tao.observability.metrics import Metrics
 from tao.schema.registry import Schema
 from tao.serving.audit import Denial, recorded_name
-from tao.serving.request_scope import NamedType, Scope, scope_of, scope_of_write
+from tao.serving.request_scope import NamedType, Scope, Scoped
 from tao.wire.identity import PASSING_ON, PeerIdentity
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
@@ -104,11 +104,7 @@ class Asked(NamedTuple):
 
     caller: str
     peer: PeerIdentity
-    what: pb.Request | Scope
-
-    def scope(self) -> Scope:
-        """Return the types and shards of what is asked for. A request is read only when its refusal is recorded."""
-        return self.what if isinstance(self.what, Scope) else scope_of(self.what)
+    what: Scoped
 
 
 def _denied_type(rights: Rights, write: pb.Write) -> tuple[TypeKind, int] | None:
@@ -238,8 +234,7 @@ class AccessControl:
         if not policy.enforced:
             return {}
         return {
-            slot: self.refuse(Asked(caller, peer, scope_of_write(writes[slot])), needed[slot], *which)
-            for slot, which in denied.items()
+            slot: self.refuse(Asked(caller, peer, writes[slot]), needed[slot], *which) for slot, which in denied.items()
         }
 
     def writer(self, request: pb.Request, peer: PeerIdentity) -> WriteCheck | None:
@@ -330,7 +325,7 @@ class AccessControl:
             f"several): send less, or again in {seconds:.1f} s"
         )
         if self.on_denied is not None:
-            self.on_denied(Denial(asked.caller, "budget", error, asked.peer, asked.scope()))
+            self.on_denied(Denial(asked.caller, "budget", error, asked.peer, asked.what))
         return error
 
     def readable_lists(self, caller: str) -> int:
@@ -372,7 +367,7 @@ class AccessControl:
         """Return the error of a refusal, which is reported."""
         error = PermissionDenied(text)
         if self.on_denied is not None:
-            self.on_denied(Denial(asked.caller, operation.value, error, asked.peer, asked.scope(), times))
+            self.on_denied(Denial(asked.caller, operation.value, error, asked.peer, asked.what, times))
         return error
 
     def count(self, operation: Operation | Literal["budget"], *, enforced: bool) -> bool:

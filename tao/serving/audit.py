@@ -25,7 +25,7 @@ from tao.observability.audit_records import MAX_LISTED, Activity, AuditEvent, Ou
 from tao.observability.logs import Logger
 from tao.runtime.credentials import AcceptedCredentialFiles, CredentialChange
 from tao.schema.registry import Schema
-from tao.serving.request_scope import NamedType, Scope, scope_of
+from tao.serving.request_scope import NamedType, Scope, Scoped, scope_of
 from tao.topology.document import dump_topology
 from tao.wire.identity import PASSING_ON, PeerIdentity
 from tao.wire.session import Reply
@@ -33,6 +33,8 @@ from tao.wire.v1 import session_pb2 as pb
 
 _DENIAL_SECONDS: Final = 1.0
 _DENIAL_SHARE: Final = 0.5
+_MAX_DENIED_KEYS: Final = 400
+"""Keys of a denied request that are looked at, which nobody's share of the work and no budget pays for."""
 _MAX_NAME: Final = 200
 """Characters that are kept of what a stranger says of itself."""
 _ANONYMOUS: Final = "anonymous"
@@ -46,13 +48,14 @@ RequestPath = Callable[[pb.Request, Reply], None]
 
 class Denial(NamedTuple):
     """Something that a caller was denied. ``action``: the kind of the request, or the operation that the rules deny.
-    ``peer``: who has sent the request. ``times``: so many equal ones."""
+    ``peer``: who has sent the request. ``what`` was denied; it is read when the denial is recorded. ``times``: so many
+    equal ones."""
 
     caller: str
     action: str
     error: TaoError
     peer: PeerIdentity
-    scope: Scope = Scope()
+    what: Scoped = Scope()
     times: int = 1
 
 
@@ -166,7 +169,7 @@ class AuditTrail:
     def request_refused(self, kind: str, request: pb.Request, peer: PeerIdentity, error: TaoError) -> None:
         """Record that a peer may not make a request of this kind."""
         if self.log is not None:
-            self.denied(Denial(recorded_caller(request, peer), kind, error, peer, scope_of(request)))
+            self.denied(Denial(recorded_caller(request, peer), kind, error, peer, request))
 
     def started(
         self,
@@ -239,12 +242,12 @@ class AuditTrail:
 
     def described(self, request: pb.Request) -> Mapping[str, object]:
         """Return the fields of an event that say what a request asks for."""
-        types, shards, unread = scope_of(request)
+        scope = scope_of(request)
         return {
-            "types": self._names(types),
-            "shards": tuple(sorted(shards)),
-            "more_types": unread,
-            "more_shards": unread,
+            "types": self._names(scope.types),
+            "shards": tuple(sorted(scope.shards)),
+            "more_types": scope.unread_types,
+            "more_shards": scope.unread_shards,
             "details": _details(request),
         }
 
@@ -315,15 +318,17 @@ class _Denials:
         self.actions: Final = Counter[str]()
 
     def add(self, denial: Denial, unix_ms: int) -> None:
-        """Add one. A type or shard that the record does not list counts each time."""
-        event, scope = self._event, denial.scope
+        """Add one. A type or shard that the record does not list counts each time; of a request every one does once the
+        record has no room to list more."""
+        is_full = len(self._types) == len(self._shards) == MAX_LISTED
+        event, scope = self._event, scope_of(denial.what, 0 if is_full else _MAX_DENIED_KEYS)
         self.actions[denial.action] += denial.times
         self._event = msgspec.structs.replace(
             event,
             count=event.count + denial.times,
             end_time_ms=unix_ms,
-            more_types=event.more_types + _list_some(self._types, scope.types) + scope.unread,
-            more_shards=event.more_shards + _list_some(self._shards, scope.shards) + scope.unread,
+            more_types=event.more_types + _list_some(self._types, scope.types) + scope.unread_types,
+            more_shards=event.more_shards + _list_some(self._shards, scope.shards) + scope.unread_shards,
         )
 
     def event(self, names: Callable[[Iterable[NamedType]], tuple[str, ...]]) -> AuditEvent:

@@ -1,14 +1,16 @@
 """The types and shards that a request names, for the audit log's records of what operators ask for and of denials.
 
-They are read from requests that may be refused, so their sender need not mean well: at most `MAX_KEYS` keys of a
-request are looked at, and the others are counted. A number that is no type of the schema stays a number.
+They are read from requests that may be refused, so their sender need not mean well: so many keys and types of a request
+are looked at, and the others are counted. A number that is no type of the schema stays a number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import islice
 from typing import Final, NamedTuple, TypeVar
 
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from tao.access.decisions import TypeKind
@@ -17,11 +19,15 @@ from tao.wire.v1 import session_pb2 as pb
 
 MAX_KEYS: Final = 10_000
 """As many as a batch of reads may have (`tao.serving.misses.BatchSettings`)."""
+_NUMBERS_OF_A_KEY: Final = 25
+"""Numbers of types that are looked at for each key: whether they repeat is found out by building a set of them."""
 
 _IDS: Final = frozenset({"id", "id1", "id2", "low_id", "high_id"})
 _SHARDS: Final = frozenset({"shard", "low_shard", "high_shard"})
-_OBJECT_TYPES: Final = frozenset({"otype", "otypes"})
-_ASSOCIATION_TYPES: Final = frozenset({"atype", "new_atype", "atypes"})
+_TYPES: Final = {
+    **dict.fromkeys(("otype", "otypes"), TypeKind.OBJECT),
+    **dict.fromkeys(("atype", "new_atype", "atypes"), TypeKind.ASSOCIATION),
+}
 _KEYS: Final = {
     "apply": ("changes",),
     "keep_copies": ("copies",),
@@ -32,7 +38,29 @@ _KEYS: Final = {
     "touch_keys": ("touches",),
 }
 """The repeated fields of a request whose messages name ids, shards and types, by its kind."""
+_NAME_TYPES: Final = frozenset({"pairs", "touches"})
+"""Those whose messages name types."""
 _Item = TypeVar("_Item")
+
+
+class _Fields(NamedTuple):
+    """The fields of a message that name ids, shards, and types with their kind."""
+
+    ids: tuple[str, ...]
+    shards: tuple[str, ...]
+    types: tuple[tuple[str, TypeKind], ...]
+
+    @classmethod
+    def of(cls, message: Descriptor) -> _Fields:
+        names = [field.name for field in message.fields]
+        return cls(
+            tuple(each for each in names if each in _IDS),
+            tuple(each for each in names if each in _SHARDS),
+            tuple((each, _TYPES[each]) for each in names if each in _TYPES),
+        )
+
+
+_FIELDS: Final = {name: _Fields.of(message) for name, message in pb.DESCRIPTOR.message_types_by_name.items()}
 
 
 class NamedType(NamedTuple):
@@ -46,114 +74,132 @@ class NamedType(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """The types and shards of a request, or of a part of one. ``unread``: keys that were not looked at."""
+    """The types and shards of a request, or of a part of one. ``unread_types`` and ``unread_shards``: those that were
+    not looked at, each counted as often as it stands there."""
 
     types: frozenset[NamedType] = frozenset()
     shards: frozenset[int] = frozenset()
-    unread: int = 0
+    unread_types: int = 0
+    unread_shards: int = 0
 
 
-def scope_of(request: pb.Request) -> Scope:
-    """Return what a request names."""
-    reader = _ScopeReader()
-    kind = request.WhichOneof("body")
-    if kind is None:
-        return Scope()
-    body = getattr(request, kind)
-    if kind == "read":
-        reader.read(body)
-    elif kind == "write":
-        for write in reader.some_of(body.writes):
-            reader.take_operation(write)
-    elif kind == "inspect":
-        reader.take_lists(body.list_id1s, body.list_atypes)
-        reader.take_ids(body.obj_ids)
-        if body.sample_limit:
-            reader.shards.add(body.sample_shard)
-    elif kind == "select":
-        for term in reader.some_of(body.terms):
-            reader.take(term.list)
-            reader.take_lists(term.union.id1s, (term.union.atype,))
-    elif kind in _KEYS:
-        for field in _KEYS[kind]:
-            for each in reader.some_of(getattr(body, field)):
-                reader.take(each)
-        if kind.startswith("relay"):
-            reader.shards.update(reader.some_of(body.bulk_shards))
-    elif kind == "invalidate":
-        reader.shards.update(reader.some_of(body.shards))
-        reader.take(body)
+Scoped = pb.Request | pb.Write | Scope
+"""What has a scope: a request or a write, of which it is not read yet, or the scope itself."""
+
+
+def scope_of(what: Scoped, max_keys: int = MAX_KEYS) -> Scope:
+    """Return what a request or write names. ``max_keys``: so many keys are looked at, and so many types are named; with
+    0, what may stand there more than once is only counted."""
+    if isinstance(what, Scope):
+        return what
+    reader = _ScopeReader(max_keys)
+    if isinstance(what, pb.Write):
+        reader.take_writes((what,))
     else:
-        reader.take(body)
-    return reader.scope()
-
-
-def scope_of_write(write: pb.Write) -> Scope:
-    """Return what a write names."""
-    reader = _ScopeReader()
-    reader.take_operation(write)
+        reader.take_request(what)
     return reader.scope()
 
 
 class _ScopeReader:
-    """Collects types and shards, of at most `MAX_KEYS` keys."""
+    """Collects types and shards, of so many keys, and so many types. Neither takes the room of the other."""
 
-    def __init__(self) -> None:
-        self._types: Final[set[NamedType]] = set()
-        self.shards: Final[set[int]] = set()
-        self._left = MAX_KEYS
-        self._unread = 0
+    def __init__(self, max_keys: int) -> None:
+        self._numbers: Final[dict[TypeKind, set[int]]] = {kind: set() for kind in TypeKind}
+        self._shards: Final[set[int]] = set()
+        self._keys_left = self._types_left = max_keys
+        self._numbers_left = max_keys * _NUMBERS_OF_A_KEY
+        self._unread_types = self._unread_shards = 0
 
     def scope(self) -> Scope:
-        return Scope(frozenset(self._types), frozenset(self.shards), self._unread)
+        types = frozenset(NamedType(kind, each) for kind, numbers in self._numbers.items() for each in numbers)
+        return Scope(types, frozenset(self._shards), self._unread_types, self._unread_shards)
 
-    def some_of(self, column: Sequence[_Item]) -> Sequence[_Item]:
-        """Return as many items as may still be looked at."""
-        some = column[: self._left]
-        self._left -= len(some)
-        self._unread += len(column) - len(some)
+    def take_request(self, request: pb.Request) -> None:
+        kind = request.WhichOneof("body")
+        if kind is None:
+            return
+        body = getattr(request, kind)
+        if kind == "read":
+            self._take_reads(body)
+        elif kind == "write":
+            self.take_writes(body.writes)
+        elif kind == "inspect":
+            self._take_lists(body.list_id1s, body.list_atypes)
+            self._take_ids(body.obj_ids)
+            if body.sample_limit:
+                self._shards.add(body.sample_shard)
+        elif kind == "select":
+            for term in self._some_messages(body.terms, name_types=True):
+                self._take(term.list)
+                self._take_lists(term.union.id1s, (term.union.atype,))
+        elif kind in _KEYS:
+            for field in _KEYS[kind]:
+                for each in self._some_messages(getattr(body, field), name_types=field in _NAME_TYPES):
+                    self._take(each)
+            if kind.startswith("relay"):
+                self._take_shards(body.bulk_shards)
+        elif kind == "invalidate":
+            self._take_shards(body.shards)
+            self._take(body)
+        else:
+            self._take(body)
+
+    def take_writes(self, writes: Sequence[pb.Write]) -> None:
+        for write in self._some_messages(writes, name_types=True):
+            operation = write.WhichOneof("operation")
+            if operation is not None:
+                self._take(getattr(write, operation))
+
+    def _some_messages(self, column: Sequence[_Item], *, name_types: bool) -> Sequence[_Item]:
+        """Return as many messages as may still be looked at. Each other one counts as a shard, and as a type if they
+        name types."""
+        some = self._some_keys(column)
+        if name_types:
+            self._unread_types += len(column) - len(some)
         return some
 
-    def read(self, batch: pb.ReadBatch) -> None:
-        self.take_ids(batch.obj_ids)
-        self.take_lists(batch.count_id1s, batch.count_atypes)
-        self.take_lists(batch.range_id1s, batch.range_atypes)
-        self.take_lists(batch.time_range_id1s, batch.time_range_atypes)
-        self.take_lists(batch.get_id1s, batch.get_atypes)
-        self.take_lists(batch.exist_id1s, batch.exist_atypes)
+    def _some_keys(self, column: Sequence[_Item]) -> Sequence[_Item]:
+        some = column[: self._keys_left]
+        self._keys_left -= len(some)
+        self._unread_shards += len(column) - len(some)
+        return some
 
-    def take_ids(self, ids: Sequence[int]) -> None:
-        self.shards.update(each >> SHARD_SHIFT for each in self.some_of(ids))
+    def _take_reads(self, batch: pb.ReadBatch) -> None:
+        self._take_ids(batch.obj_ids)
+        self._take_lists(batch.count_id1s, batch.count_atypes)
+        self._take_lists(batch.range_id1s, batch.range_atypes)
+        self._take_lists(batch.time_range_id1s, batch.time_range_atypes)
+        self._take_lists(batch.get_id1s, batch.get_atypes)
+        self._take_lists(batch.exist_id1s, batch.exist_atypes)
 
-    def take_lists(self, id1s: Sequence[int], atypes: Sequence[int]) -> None:
-        some = self.some_of(id1s)
-        self.shards.update(id1 >> SHARD_SHIFT for id1 in some)
-        self._add_types(TypeKind.ASSOCIATION, atypes[: len(some)])
+    def _take_ids(self, ids: Sequence[int]) -> None:
+        self._shards.update(each >> SHARD_SHIFT for each in self._some_keys(ids))
 
-    def take_operation(self, write: pb.Write) -> None:
-        operation = write.WhichOneof("operation")
-        if operation is not None:
-            self.take(getattr(write, operation))
+    def _take_shards(self, shards: Sequence[int]) -> None:
+        self._shards.update(self._some_keys(shards))
 
-    def take(self, message: Message) -> None:
+    def _take_lists(self, id1s: Sequence[int], atypes: Sequence[int]) -> None:
+        self._take_ids(id1s)
+        self._take_types(TypeKind.ASSOCIATION, atypes)
+
+    def _take(self, message: Message) -> None:
         """Take the fields of one message. 0 is no id and no type. A shard stands beside an id only in place of it."""
-        has_id = False
-        for field in message.DESCRIPTOR.fields:
-            name = field.name
-            if name in _IDS:
-                if key := getattr(message, name):
-                    has_id = True
-                    self.shards.add(key >> SHARD_SHIFT)
-            elif name in _SHARDS:
-                if not has_id:
-                    self.shards.add(getattr(message, name))
-            elif name in _OBJECT_TYPES:
-                self._take_types(TypeKind.OBJECT, getattr(message, name))
-            elif name in _ASSOCIATION_TYPES:
-                self._take_types(TypeKind.ASSOCIATION, getattr(message, name))
+        fields = _FIELDS[message.DESCRIPTOR.name]
+        ids = [key for name in fields.ids if (key := getattr(message, name))]
+        self._shards.update([key >> SHARD_SHIFT for key in ids])
+        if not ids:
+            self._shards.update([getattr(message, name) for name in fields.shards])
+        for name, kind in fields.types:
+            found = getattr(message, name)
+            self._take_types(kind, (found,) if isinstance(found, int) else found)
 
-    def _take_types(self, kind: TypeKind, found: int | Sequence[int]) -> None:
-        self._add_types(kind, (found,) if isinstance(found, int) else self.some_of(found))
-
-    def _add_types(self, kind: TypeKind, numbers: Iterable[int]) -> None:
-        self._types.update(NamedType(kind, each) for each in set(numbers) if each)
+    def _take_types(self, kind: TypeKind, column: Sequence[int]) -> None:
+        some = column[: self._numbers_left]
+        self._numbers_left -= len(some)
+        known = self._numbers[kind]
+        new = {*some} - known
+        new.discard(0)
+        taken = [*islice(new, self._types_left)]
+        known.update(taken)
+        self._types_left -= len(taken)
+        self._unread_types += len(column) - len(some) + len(new) - len(taken)

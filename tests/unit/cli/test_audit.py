@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
+from tao.admin.documents import read_schema
 from tao.cli import frame
 from tao.cli.commands import tao
 from tao.observability.audit_log import AuditFile
@@ -176,6 +179,18 @@ def test_values_of_fields_are_not_recorded(path: Path, tmp_path: Path) -> None:
     assert call("--audit-log", path, *add).exit_code != 0
     assert [each["api"]["operation"] for each in read_records(path)] == ["add object"] * 2
     assert "Smith" not in path.read_text()
+
+
+@pytest.mark.parametrize("assignment", ["external_id=S3cret", "S3cret"])
+def test_a_value_that_does_not_fit_its_field_is_in_no_record(
+    path: Path, assignment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = SimpleNamespace(schema=read_schema(EXAMPLE.with_name("schema.yaml"))[0], obj_add=None)
+    monkeypatch.setattr("tao.cli.graph.on_graph", lambda work: asyncio.run(work(graph)))
+    failed = call("--audit-log", path, "add", "object", "page", assignment)
+    assert "S3cret" in failed.stderr, "the person who typed it sees what is wrong"
+    assert [each.get("status_code") for each in read_records(path)] == [None, "INVALID_FIELD"]
+    assert "S3cret" not in path.read_text()
 
 
 CHANGES_NOTHING = {

@@ -119,7 +119,8 @@ async def test_a_request_that_a_role_may_not_make_is_recorded_and_refused_as_bef
 
 
 def denied(*types: int, shard: int = 0, caller: str = "web", action: str = "read", unread: int = 0) -> Denial:
-    scope = Scope(frozenset(NamedType(TypeKind.ASSOCIATION, each) for each in types), frozenset({shard}), unread)
+    named = frozenset(NamedType(TypeKind.ASSOCIATION, each) for each in types)
+    scope = Scope(named, frozenset({shard}), unread, unread)
     peer = PeerIdentity("web-1", "client", name_of(("10.0.0.7", 40001)), caller)
     return Denial(caller, action, PermissionDenied(f"no right on {types}"), peer, scope)
 
@@ -171,6 +172,26 @@ async def test_a_request_of_a_hundred_thousand_keys_is_not_read_to_its_end_to_be
     (record,) = await rig.records()
     assert len(record["unmapped"]["shards"]) == 100
     assert record["unmapped"]["shard_count"] == 120_000
+
+
+async def test_four_hundred_keys_of_a_denied_request_are_looked_at_and_the_others_counted(rig: AuditRig) -> None:
+    lists = pb.ReadBatch(count_id1s=[3 << SHARD_SHIFT | 1] * 10_000, count_atypes=[FRIEND] * 10_000)
+    rig.trail.request_refused("read", request(read=lists), STRANGER, WRONG)
+    writes = [pb.Write(assoc_add=pb.AssocAdd(id1=3 << SHARD_SHIFT | 1, atype=FRIEND))] * 6_000
+    rig.trail.request_refused("write", request(write=pb.WriteBatch(writes=writes)), STRANGER, WRONG)
+    for record, shard_count, type_count in zip(await rig.records(), (9_601, 5_601), (1, 5_601), strict=True):
+        assert record["unmapped"]["shards"] == [3]
+        assert record["unmapped"]["types"] == [f"association {FRIEND}"]
+        assert (record["unmapped"]["shard_count"], record["unmapped"]["type_count"]) == (shard_count, type_count)
+
+
+async def test_a_denied_request_is_only_counted_when_its_record_lists_all_that_it_may(rig: AuditRig) -> None:
+    ids = [each << SHARD_SHIFT | 1 for each in range(100)]
+    lists = pb.ReadBatch(count_id1s=ids, count_atypes=range(1, 101))
+    for _ in range(3):
+        rig.trail.request_refused("read", request(read=lists), STRANGER, WRONG)
+    (record,) = await rig.records()
+    assert (record["unmapped"]["shard_count"], record["unmapped"]["type_count"]) == (300, 300)
 
 
 # ---- operators -------------------------------------------------------------------------------------------------------
@@ -236,6 +257,17 @@ async def test_an_operators_request_that_cannot_be_recorded_is_refused_before_it
     assert answers == []
     rig.log.trouble = ""
     await follower.tasks.close()
+
+
+async def test_a_repair_of_ten_thousand_pairs_of_one_type_has_a_type_count_of_one(rig: AuditRig) -> None:
+    recorded = rig.trail.of_operators("settle_pairs", lambda _, reply: reply.send(pb.Answer()))
+    pair = pb.Pair(low_id=1 << SHARD_SHIFT, high_id=3 << SHARD_SHIFT, atypes=[FRIEND])
+    settle = request(settle_pairs=pb.SettlePairs(pairs=[pair] * 10_000))
+    recorded(settle, MemoryReply(lambda _: None, peer="operator"))
+    (record,) = await rig.records()
+    unmapped = record["unmapped"]
+    assert (unmapped["types"], unmapped["type_count"]) == ([f"association {FRIEND}"], 1)
+    assert (unmapped["shards"], unmapped["shard_count"]) == ([1, 3], 2)
 
 
 # ---- documents -------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tao.access.decisions import TypeKind
-from tao.serving.request_scope import MAX_KEYS, NamedType, Scope, scope_of, scope_of_write
+from tao.serving.request_scope import MAX_KEYS, NamedType, Scope, scope_of
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import make_id
 
@@ -135,12 +135,47 @@ def test_every_write_of_an_id_names_its_shard_and_its_types() -> None:
             setattr(operation, name, A)
         for name in fields & {"otype", "atype"}:
             setattr(operation, name, 6)
-        found = scope_of_write(write)
+        found = scope_of(write)
         assert found.shards == {3}, field.name
         assert len(found.types) == len(fields & {"otype", "atype"}), field.name
 
 
 def test_keys_beyond_the_bound_are_counted_and_not_looked_at() -> None:
     batch = pb.ReadBatch(obj_ids=[A] * (MAX_KEYS - 1), count_id1s=[B, C], count_atypes=[1, 2])
-    expected = Scope(named(set(), (), (1,)).types, frozenset({3, 5}), unread=1)
-    assert scope_of(pb.Request(read=batch)) == expected
+    assert scope_of(pb.Request(read=batch)) == named({3, 5}, (), (1, 2))._replace(unread_shards=1)
+
+
+def test_types_beyond_the_bound_are_counted_apart_from_keys() -> None:
+    pairs = [pb.Pair(low_id=A, high_id=B, atypes=[2, 1, 2] * 8), pb.Pair(low_id=A, high_id=C, atypes=[1])]
+    request = pb.Request(settle_pairs=pb.SettlePairs(pairs=pairs))
+    assert scope_of(request, 2) == named(SHARDS, (), (1, 2))
+    pairs[0].atypes.append(3)
+    request = pb.Request(settle_pairs=pb.SettlePairs(pairs=pairs))
+    assert scope_of(request, 2) == named(SHARDS, (), (1, 2))._replace(unread_types=1)
+
+
+def test_numbers_of_types_beyond_the_bound_are_not_compared() -> None:
+    pair = pb.Pair(low_id=A, high_id=B, atypes=[1] * 30)
+    found = scope_of(pb.Request(settle_pairs=pb.SettlePairs(pairs=[pair])), 1)
+    assert found == named({3, 5}, (), (1,))._replace(unread_types=5)
+
+
+def test_with_a_bound_of_none_everything_that_repeats_is_counted() -> None:
+    assert scope_of(pb.Request(read=READ), 0) == Scope(unread_types=5, unread_shards=6)
+    assert scope_of(CASES["write"][0], 0) == Scope(unread_types=3, unread_shards=3)
+    assert scope_of(pb.Write(obj_delete=pb.ObjDelete(id=A, otype=6)), 0) == Scope(unread_types=1, unread_shards=1)
+
+
+def test_as_many_pairs_as_may_be_looked_at_have_their_types_read() -> None:
+    pair = pb.Pair(low_id=A, high_id=C, atypes=[1])
+    full = pb.Request(settle_pairs=pb.SettlePairs(pairs=[pair] * MAX_KEYS))
+    assert scope_of(full) == named({3, 70}, (), (1,))
+    full.settle_pairs.pairs.append(pair)
+    full.settle_pairs.shards.add(low_shard=0, high_shard=9)
+    assert scope_of(full) == named({3, 70}, (), (1,))._replace(unread_types=1, unread_shards=2)
+
+
+def test_the_types_of_an_invalidation_are_named_however_many_shards_it_has() -> None:
+    shards = range(MAX_KEYS + 5)
+    found = scope_of(pb.Request(invalidate=pb.Invalidate(shards=shards, otypes=[3], atypes=[4])))
+    assert found == named({*range(MAX_KEYS)}, (3,), (4,))._replace(unread_shards=5)

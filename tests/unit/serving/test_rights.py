@@ -18,6 +18,7 @@ from tao.model.ids import SHARD_SHIFT
 from tao.model.writes import AssocAdd, AssocMerge, ObjAdd, ObjDelete, ObjUpdate, ReadState, Write
 from tao.serving.audit import Denial
 from tao.serving.configuration import Configuration
+from tao.serving.request_scope import scope_of
 from tao.wire.client_session import Waiter
 from tao.wire.convert import error_from_pb, reached_versions, shard_messages_from_pb, write_to_pb
 from tao.wire.session import Reply, RequestHandler, failure
@@ -553,8 +554,9 @@ def record_denials(*configurations: Configuration) -> list[Denial]:
 def heard(denials: list[Denial]) -> list[tuple[str, str, set[str], set[int], int]]:
     """Return caller, operation, types, shards and number of each, and forget them."""
     found = [
-        (each.caller, each.action, set(map(str, each.scope.types)), set(each.scope.shards), each.times)
+        (each.caller, each.action, set(map(str, scope.types)), set(scope.shards), each.times)
         for each in denials
+        for scope in [scope_of(each.what)]
     ]
     assert all(each.peer.role for each in denials)
     denials.clear()
@@ -614,6 +616,15 @@ async def test_denied_writes_are_reported_with_their_types_and_shards_by_whom_th
     assert await errors_of(server, "writer", ObjDelete(CHECKIN_ID)) == [""], "it finds nothing"
     assert denials[0].peer.name == "near-1"
     assert heard(denials) == [("writer", "write", object_type(CHECKIN), {0}, 1)]
+
+
+async def test_nothing_of_what_is_denied_is_read_when_nobody_records_it(
+    region: RegionRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_rules(region.near.configuration)
+    monkeypatch.setattr("tao.serving.request_scope._ScopeReader", None)
+    (error,) = await errors_of(region.near.service, "writer", AssocAdd(USER_ID, LIKES, OTHER, 1, b""))
+    assert error
 
 
 async def test_denied_requests_are_reported_with_all_that_they_name(region: RegionRig) -> None:
