@@ -497,14 +497,14 @@ async def test_nobody_is_turned_away_right_after_a_pause_of_the_process(
 ) -> None:
     async with serving(PATIENT) as port:
         sweeps: list[None] = []
-        monkeypatch.setattr(port.server.doorstep, "has_run", lambda: sweeps.append(None))  # False, as after a pause
+        monkeypatch.setattr(port.server.doorstep, "begin_sweep", lambda: sweeps.append(None))  # False, as after a pause
         reader, writer = await connected(port)
         assert await reader.read(9), "gRPC's settings"
         clock.now += 60.0
         seen = len(sweeps)
         await until(lambda: len(sweeps) > seen + 1)
         assert port.server.doorstep.turned_away == {}
-        monkeypatch.setattr(port.server.doorstep, "has_run", lambda: True)
+        monkeypatch.setattr(port.server.doorstep, "begin_sweep", lambda: True)
         await reader.read()
         writer.close()
         assert port.server.doorstep.turned_away == {"late": 1}
