@@ -48,9 +48,10 @@ class OtherFormat(Unreadable):
 
     def __init__(self, path: Path, found: int, known: int, writer: str) -> None:
         super().__init__(
-            f"{path} has format {found}, this version ({__version__}) reads formats up to {known}. The file is left as "
-            f"it is: start {writer}, which wrote it"
+            f"{path} has format {found}, which {writer} wrote; this version ({__version__}) reads formats up to {known}"
         )
+        self.writer: Final = writer
+        """The version that wrote the file, as text for people."""
 
 
 class GatheringThread(Generic[Job]):

@@ -2,15 +2,17 @@
 
 A call that an endpoint does not answer is repeated at the next one. So a transaction may be carried out twice, and what
 is sent has to bear that: its comparison fails the second time, and the caller recognises its own work. A token that has
-expired is renewed once for a call. Calls that follow a change of the certificate files use what they say then.
+expired is renewed once for a call. Calls that follow a change of the certificate files use what they say then, and what
+they said before while they cannot be used.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
+import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -20,6 +22,8 @@ from tao.etcd.location import EtcdLocation, EtcdSettings
 from tao.etcd.v3 import rpc_pb2 as pb
 from tao.etcd.v3.rpc_pb2_grpc import AuthStub, KVStub, LeaseStub, WatchStub
 from tao.model.errors import OperatorError, RetryableError, SettingsError, unreadable
+
+_logger = logging.getLogger(__name__)
 
 MAX_TRANSACTION_OPERATIONS: Final = 128
 """etcd's own bound on the operations of a transaction (``--max-txn-ops``)."""
@@ -48,6 +52,7 @@ _ELSEWHERE: Final = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED}
 )
 _STALE_TOKEN: Final = ("invalid auth token", "revision of auth store is old", "user name is empty")
+_Version = tuple[int, int, int]
 _Request = TypeVar("_Request")
 _Answer = TypeVar("_Answer")
 _WITH_LEADER: Final = ("hasleader", "true")
@@ -71,19 +76,64 @@ class WatchBroken(RetryableError):
     reason = "WATCH_BROKEN"
 
 
+class _CertificateFiles:
+    """The certificate files, as they were last when they could be used."""
+
+    def __init__(self, settings: EtcdSettings) -> None:
+        self._settings: Final = settings
+        self._files: Final = (settings.authorities, settings.private_key, settings.certificate)
+        self._versions: tuple[_Version, ...] = ()
+        self._credentials: grpc.ChannelCredentials | None = None
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Return the credentials for channels: another object whenever the files were changed and can be used. Changed
+        files that cannot be used are logged once. Raises `SettingsError` when none could be used so far."""
+        # Look at the versions before the contents, so that a change meanwhile is noticed by the next call.
+        versions = tuple(_version_of(file) for file in self._files if file is not None)
+        if self._credentials is None:
+            self._credentials = self._read()
+        elif versions != self._versions:
+            try:
+                self._credentials = self._read()
+            except SettingsError as error:
+                _logger.warning("the changed certificate files are not used: %s", error.message)
+        self._versions = versions
+        return self._credentials
+
+    def _read(self) -> grpc.ChannelCredentials:
+        """Read and check the files. Raises `SettingsError`.
+
+        gRPC ends the process when a key is empty, as one is while it is rewritten. With other files that it cannot use,
+        it opens channels that never connect."""
+        contents = self._contents()
+        settings, context = self._settings, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        try:
+            if settings.certificate is not None:
+                # With a password, OpenSSL does not ask the terminal for that of an encrypted key.
+                context.load_cert_chain(settings.certificate, settings.private_key, password="")
+            if settings.authorities is not None:
+                context.load_verify_locations(settings.authorities)
+        except (OSError, ValueError) as error:  # those of `ssl` are such errors
+            named = ", ".join(str(file) for file in self._files if file is not None)
+            raise SettingsError(f"etcd: a certificate file cannot be used ({named}): {error}") from error
+        if self._contents() != contents:
+            raise SettingsError("etcd: the certificate files were changed while they were read")
+        return grpc.ssl_channel_credentials(*contents)
+
+    def _contents(self) -> tuple[bytes | None, bytes | None, bytes | None]:
+        """Return the contents of the authorities, the private key and the certificate. Raises `SettingsError`."""
+        authorities, key, certificate = (None if file is None else _read(file) for file in self._files)
+        return authorities, key, certificate
+
+
 class _Endpoint:
     """The channel to one member, opened when it is first used."""
 
-    def __init__(self, address: str, location: EtcdLocation, settings: EtcdSettings) -> None:
-        """Raises `SettingsError` when a file cannot be read."""
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None) -> None:
+        """``credentials``: None without TLS."""
         self.address: Final = address
-        files = (settings.authorities, settings.private_key, settings.certificate) if location.tls else ()
-        self._files: Final = tuple(file for file in files if file is not None)
-        self._versions: Final = tuple(
-            map(_version_of, self._files)
-        )  # before they are read, so that no change is missed
-        if location.tls:
-            credentials = grpc.ssl_channel_credentials(*(None if file is None else _read(file) for file in files))
+        self.credentials: Final = credentials
+        if credentials is not None:
             self.channel = grpc.aio.secure_channel(address, credentials, _OPTIONS)
         else:
             self.channel = grpc.aio.insecure_channel(address, _OPTIONS)
@@ -91,10 +141,6 @@ class _Endpoint:
         self.lease: Final = LeaseStub(self.channel)
         self.watch: Final = WatchStub(self.channel)
         self.auth: Final = AuthStub(self.channel)
-
-    def is_outdated(self) -> bool:
-        """Return whether the certificate files were changed since they were read."""
-        return tuple(map(_version_of, self._files)) != self._versions
 
 
 _Method = Callable[[_Endpoint], grpc.aio.UnaryUnaryMultiCallable[_Request, _Answer]]
@@ -106,6 +152,7 @@ class EtcdClient:
     def __init__(self, location: EtcdLocation, settings: EtcdSettings) -> None:
         self._location: Final = location
         self._settings: Final = settings
+        self._files: Final = _CertificateFiles(settings)
         self._endpoints: Final[dict[str, _Endpoint]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._order: Final = list(location.endpoints)
@@ -255,14 +302,12 @@ class EtcdClient:
         if self._loop is not loop:  # a command may run several loops, and a channel belongs to one of them
             self._loop = loop
             self._endpoints.clear()
+        credentials = self._files.credentials() if self._location.tls else None
         found = self._endpoints.get(address)
-        if found is None:
+        if found is None or found.credentials is not credentials:
             self._settings.check(self._location)
-            found = self._endpoints[address] = _Endpoint(address, self._location, self._settings)
-        elif found.is_outdated():
-            # A file is missing for a moment while it is replaced. The former channel closes when its last call ends.
-            with suppress(SettingsError):
-                found = self._endpoints[address] = _Endpoint(address, self._location, self._settings)
+            # A former channel closes when its last call ends.
+            found = self._endpoints[address] = _Endpoint(address, credentials)
         return found
 
     def _try_later(self, address: str) -> None:
@@ -313,7 +358,7 @@ def is_unchanged_since(key: bytes, range_end: bytes, revision: int) -> pb.Compar
     )
 
 
-def _version_of(file: Path) -> tuple[int, int, int]:
+def _version_of(file: Path) -> _Version:
     """Return what is different when a file was written or replaced; nothing where it cannot be looked at."""
     try:
         found = file.stat()

@@ -331,8 +331,10 @@ class JournalStore:
                 self._set_aside(error)
                 self._connect()
             self.trouble = ""
-        except (sqlite3.Error, OSError, OtherFormat) as error:
-            self._failed(error)
+        except OtherFormat as error:
+            self._failed(f"{error}. The file is left as it is: start {error.writer}")
+        except (sqlite3.Error, OSError) as error:
+            self._failed(str(error))
 
     def _connect(self) -> None:
         settings = self._settings
@@ -359,7 +361,7 @@ class JournalStore:
         try:
             aside = set_file_aside(self._path, f"unreadable-{time.time_ns()}")
         except OSError as error:
-            self._failed(error)
+            self._failed(str(error))
             return
         self.set_aside += 1
         self.bytes = 0
@@ -382,9 +384,9 @@ class JournalStore:
         self.bytes = held
         self.torn_rows = connection.execute("SELECT count(*) FROM torn_rows").fetchone()[0]
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, reason: str) -> None:
         self.failures += 1
-        self.trouble = str(error)
+        self.trouble = reason
         self._log.error("journal_failed", reason=self.trouble, path=str(self._path))
         self._close_file()
         self._retry_at = time.monotonic() + self._settings.retry_seconds
@@ -435,7 +437,7 @@ class JournalStore:
             for job in jobs:
                 if isinstance(job, _Work):
                     job.result = None
-            self._failed(failure)
+            self._failed(str(failure))
             if _is_damage(failure):
                 self._set_aside(failure)
             if committing:

@@ -178,12 +178,13 @@ class Doorstep:
 
         After a pause of the process nobody is turned away before the next sweep: what peers have sent meanwhile may not
         have been read yet."""
-        if self.has_run():
+        if self.begin_sweep():
             self.pending.displace_older_than(self.settings.greeting_timeout_seconds)
         self.report_left_out()
 
-    def has_run(self) -> bool:
-        """Return whether this process has run since the last call, which was due a moment ago."""
+    def begin_sweep(self) -> bool:
+        """Note that a sweep begins. Returns whether it may turn late peers away: not right after a pause of the
+        process."""
         before, self._swept_at = self._swept_at, self._now()
         return self._swept_at - before < _PAUSE_SECONDS
 

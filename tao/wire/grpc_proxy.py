@@ -27,6 +27,7 @@ from tao.model.errors import ProtocolError, Unavailable
 from tao.wire.address import TcpAddress, UnixAddress
 from tao.wire.doorstep import LATE, AddressPool, CallerPlaces, Doorstep, address_of, name_of
 from tao.wire.http2_calls import TurnSplitter
+from tao.wire.http2_refusal import GO_AWAY_BEFORE_CALLS
 from tao.wire.identity import PeerIdentity
 from tao.wire.listener import Listener
 from tao.wire.settings import ServingSettings
@@ -213,8 +214,17 @@ class ProxiedConnection(asyncio.Protocol):
         self._proxy.stop_expecting(self)
 
     def turn_away_unless_waiting(self) -> None:
-        """Turn the peer away, because it is late, unless its call waits for a turn."""
-        if not self._splitter.needs_turn:
+        """Turn the peer away, because it is late, unless its call waits for a turn. A client that connects ahead of its
+        calls may be about to make one, and learns that it can make it on another connection."""
+        if self._splitter.needs_turn:
+            return
+        if self._client is not None and self._upstream is not None and self._splitter.is_before_calls:
+            # What gRPC has sent so far is whole frames: its settings, acknowledgements and pings are small.
+            self._client.write(GO_AWAY_BEFORE_CALLS)
+            self._count_turned_away(LATE)
+            self.upstream_lost()
+            self._upstream.abort()
+        else:
             self._turn_away(LATE)
 
     def end(self) -> None:
@@ -284,6 +294,8 @@ class ProxiedConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.is_proven:
             self._write(data)
+            return
+        if self._has_ended:  # and what was sent to the client is still on its way
             return
         self._splitter.feed(data)
         if self._upstream is None:
@@ -362,6 +374,8 @@ class ProxiedConnection(asyncio.Protocol):
 
     def upstream_lost(self) -> None:
         """End the connection as gRPC has, when the client has what gRPC sent, or does not read it."""
+        if self._has_ended:
+            return
         self._forget()
         if self._client is not None:
             self._client.close()
@@ -381,11 +395,13 @@ class ProxiedConnection(asyncio.Protocol):
             self._counted = None
 
     def _turn_away(self, reason: str, why: str = "") -> None:
-        if self._has_ended:
-            return
+        if not self._has_ended:
+            self._count_turned_away(reason, why)
+            self.end()
+
+    def _count_turned_away(self, reason: str, why: str = "") -> None:
         if self._proxy.doorstep.turn_away(reason):
             _logger.warning("%s is turned away at the gRPC port: %s", self.address, why or reason)
-        self.end()
 
 
 class _Upstream(asyncio.Protocol):

@@ -118,7 +118,7 @@ class GrpcServer:
     def _sweep(self) -> None:
         outdated = [each for each in (*self._streams, *self._watches) if not each.admission_is_current]
         readmit(outdated, lambda stream: stream.check_admission())
-        if self.doorstep.has_run():
+        if self.doorstep.begin_sweep():
             self.proxy.turn_late_away()
         self.doorstep.report_left_out()
         seconds = self._settings.sweep_interval_seconds

@@ -33,12 +33,18 @@ class TurnSplitter:
     def __init__(self) -> None:
         self.needs_turn = False
         """Whether the next frame waits for `grant`."""
+        self._has_passed_call = False
         self._buffer = b""
         self._preface_left = PREFACE
         self._payload_left = 0
         self._granted = False
         self._frames = 0
         self._bytes = 0
+
+    @property
+    def is_before_calls(self) -> bool:
+        """Whether the client speaks HTTP/2, and no call of it has passed."""
+        return not self._preface_left and not self._has_passed_call
 
     def feed(self, data: bytes) -> None:
         """Add bytes of the client. While it waits for a turn, read no more from it."""
@@ -68,6 +74,7 @@ class TurnSplitter:
                 self.needs_turn = True
                 break
             self._granted = False
+            self._has_passed_call = self._has_passed_call or kind == _HEADERS
             self._frames += 1
             self._payload_left = high << 8 | low
             self._bytes += self._payload_left

@@ -29,6 +29,14 @@ _STATUS_200: Final = b"\x88"
 _UNESCAPED: Final = string.punctuation.replace("%", "") + " "
 
 
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return _FRAME_HEADER.pack(len(payload) >> 8, len(payload) & 0xFF, kind, flags, stream) + payload
+
+
+GO_AWAY_BEFORE_CALLS: Final = _frame(_GO_AWAY, 0, 0, bytes(8))
+"""Ends a connection on which no call was handled: the last stream is 0, and the code NO_ERROR (RFC 9113, 6.8)."""
+
+
 class Http2Refusal:
     """Answers a client that has sent `PREFACE`: pass in what it sends after that, and send it what is returned."""
 
@@ -75,10 +83,6 @@ class Http2Refusal:
         block = _STATUS_200 + b"".join(_literal(name, value) for name, value in trailers.items())
         go_away = struct.pack(">II", stream, 0) + self._message.encode()
         return _frame(_HEADERS, _END_STREAM | _END_HEADERS, stream, block) + _frame(_GO_AWAY, 0, 0, go_away)
-
-
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    return _FRAME_HEADER.pack(len(payload) >> 8, len(payload) & 0xFF, kind, flags, stream) + payload
 
 
 def _literal(name: str, value: str) -> bytes:

@@ -171,10 +171,14 @@ class ClientTls:
 
     def _read(self) -> None:
         self._stamp = self._files.stamp()
-        self.context = self._files.client_context()
-        self._contents = self._files.contents()
-        self._http2_context = self._files.client_context()
-        self._http2_context.set_alpn_protocols(["h2"])
+        context, http2_context = self._files.client_context(), self._files.client_context()
+        contents = self._files.contents()
+        # gRPC has to get what the contexts have checked: it ends the process when a key is empty, as one is while it is
+        # rewritten.
+        if self._files.stamp() != self._stamp:
+            raise SettingsError(f"the TLS files were changed while they were read ({self._files})")
+        http2_context.set_alpn_protocols(["h2"])
+        self.context, self._http2_context, self._contents = context, http2_context, contents
 
     async def look(self, address: str, expected: ExpectedServer) -> bytes:
         """Return the certificate (PEM) of the expected server at a gRPC port; empty without a cluster.

@@ -8,7 +8,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
+from tao import __version__
+from tao.delivery import spool, synced_file
 from tao.delivery.settings import SpoolSettings
 from tao.delivery.spool import SqliteSpool
 from tao.model.changes import ObjectChange, ShardMessages
@@ -157,6 +160,27 @@ async def test_a_file_that_cannot_be_read_is_set_aside(open_spool: Opener, damag
         assert await again.numbers() == [3]
     assert again.spool.set_aside == 1
     assert (open_spool.folder / "spool.sqlite.unreadable").exists()
+
+
+async def test_a_file_of_a_later_format_is_set_aside_and_the_log_says_who_wrote_it(
+    open_spool: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as later:
+        later.setattr("tao.delivery.spool._FORMATS", (*spool._FORMATS, "CREATE TABLE notes (note TEXT NOT NULL);"))
+        later.setattr(synced_file, "_WRITTEN_BY", synced_file._WRITTEN_BY.replace(__version__, "7.1.0"))
+        await (await open_spool()).spool.close()
+    with capture_logs() as lines:
+        opened = await open_spool()
+    path = open_spool.folder / "spool.sqlite"
+    assert [(each["event"], each["reason"], each["set_aside"]) for each in lines] == [
+        (
+            "spool_unreadable",
+            f"{path} has format 2, which version 7.1.0 wrote; this version ({__version__}) reads formats up to 1",
+            f"{path}.unreadable",
+        )
+    ]
+    await opened.append(1)
+    assert await opened.numbers() == [1]
 
 
 async def test_a_damaged_file_that_cannot_be_set_aside_is_a_failed_disk_and_jobs_still_end(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import ssl
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from tao.etcd.client import EtcdClient, EtcdUnavailable
 from tao.etcd.location import EtcdLocation, EtcdSettings
 from tao.etcd.v3 import rpc_pb2 as pb
+from tao.model.errors import SettingsError
 from tao.wire.tls import TlsFiles
 from tests.rigs.certificates import TestAuthority
 
@@ -20,13 +24,18 @@ CLUSTER = "spiffe://example.org/tao/main"
 
 
 class Keys:
-    """Has no keys, and notes which ids the certificates of its callers have."""
+    """Has no keys, and notes which names the certificates of its callers have."""
 
     def __init__(self) -> None:
         self.shown: list[bytes] = []
+        self.failures_left = 0
 
     async def range(self, _: pb.RangeRequest, context: Context) -> pb.RangeResponse:
-        self.shown += (each for each in context.auth_context()["x509_subject_alternative_name"] if b":" in each)
+        if self.failures_left:
+            self.failures_left -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "no leader")
+        ids = (each for each in context.auth_context()["x509_subject_alternative_name"] if b":" in each)
+        self.shown += (each.rpartition(b"/")[2] for each in ids)
         return pb.RangeResponse()
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -72,7 +81,7 @@ async def test_calls_after_a_change_of_the_files_show_the_new_certificate(tmp_pa
         authority.issue("tao", f"{CLUSTER}/east/leader/second")
         await client.read(b"/tao/x")
         await client.close()
-    assert [each.rpartition(b"/")[2] for each in keys.shown] == [b"first", b"first", b"second"]
+    assert keys.shown == [b"first", b"first", b"second"]
 
 
 async def test_a_file_that_is_missing_while_it_is_replaced_fails_no_call(tmp_path: Path) -> None:
@@ -87,7 +96,7 @@ async def test_a_file_that_is_missing_while_it_is_replaced_fails_no_call(tmp_pat
         authority.issue("tao", f"{CLUSTER}/east/leader/second")
         await client.read(b"/tao/x")
         await client.close()
-    assert [each.rpartition(b"/")[2] for each in keys.shown] == [b"first", b"first", b"second"]
+    assert keys.shown == [b"first", b"first", b"second"]
 
 
 async def test_an_authority_that_is_trusted_no_longer_is_not_believed_from_the_next_call_on(tmp_path: Path) -> None:
@@ -102,3 +111,109 @@ async def test_an_authority_that_is_trusted_no_longer_is_not_believed_from_the_n
         with pytest.raises(EtcdUnavailable):
             await client.read(b"/tao/x")
         await client.close()
+
+
+Spoil = Callable[[TestAuthority, TlsFiles], None]
+
+
+def empty_key(_: TestAuthority, files: TlsFiles) -> None:
+    assert files.private_key is not None
+    files.private_key.write_bytes(b"")
+
+
+def cut_key(_: TestAuthority, files: TlsFiles) -> None:
+    assert files.private_key is not None
+    files.private_key.write_bytes(files.private_key.read_bytes()[:100])
+
+
+def key_of_another_pair(authority: TestAuthority, files: TlsFiles) -> None:
+    other = authority.issue("other").private_key
+    assert other is not None
+    assert files.private_key is not None
+    files.private_key.write_bytes(other.read_bytes())
+
+
+def encrypted_key(_: TestAuthority, files: TlsFiles) -> None:
+    assert files.private_key is not None
+    key = serialization.load_pem_private_key(files.private_key.read_bytes(), None)
+    encryption = serialization.BestAvailableEncryption(b"secret")
+    files.private_key.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
+    )
+
+
+def cut_certificate(_: TestAuthority, files: TlsFiles) -> None:
+    assert files.certificate is not None
+    files.certificate.write_bytes(files.certificate.read_bytes()[:100])
+
+
+def empty_authorities(_: TestAuthority, files: TlsFiles) -> None:
+    assert files.authorities is not None
+    files.authorities.write_bytes(b"")
+
+
+SPOILS = [empty_key, cut_key, key_of_another_pair, encrypted_key, cut_certificate, empty_authorities]
+
+
+@pytest.mark.parametrize("spoil", SPOILS)
+async def test_changed_files_that_cannot_be_used_are_logged_once_and_those_before_stay_in_use(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, spoil: Spoil
+) -> None:
+    authority, keys = TestAuthority(tmp_path), Keys()
+    own = authority.issue("tao", f"{CLUSTER}/east/leader/first")
+    trusted = authority.file.read_bytes()
+    async with etcd(authority.issue("etcd"), keys) as location:
+        client = EtcdClient(location, settings_of(own))
+        await client.read(b"/tao/x")
+        spoil(authority, own)
+        await client.read(b"/tao/x")
+        keys.failures_left = 1  # so that the endpoint is connected anew
+        await client.read(b"/tao/x")
+        (logged,) = [each.message for each in caplog.records if each.name == "tao.etcd.client"]
+        assert logged.startswith("the changed certificate files are not used: etcd: a certificate file cannot be used")
+        authority.file.write_bytes(trusted)
+        authority.issue("tao", f"{CLUSTER}/east/leader/second")
+        await client.read(b"/tao/x")
+        await client.close()
+    assert keys.shown == [b"first", b"first", b"first", b"second"]
+
+
+@pytest.mark.parametrize("spoil", SPOILS)
+async def test_files_that_cannot_be_used_at_first_are_an_error_until_they_can(tmp_path: Path, spoil: Spoil) -> None:
+    authority, keys = TestAuthority(tmp_path), Keys()
+    own = authority.issue("tao", f"{CLUSTER}/east/leader/first")
+    trusted = authority.file.read_bytes()
+    async with etcd(authority.issue("etcd"), keys) as location:
+        spoil(authority, own)
+        client = EtcdClient(location, settings_of(own))
+        for _ in range(2):
+            with pytest.raises(SettingsError, match="a certificate file cannot be used"):
+                await client.read(b"/tao/x")
+        authority.file.write_bytes(trusted)
+        authority.issue("tao", f"{CLUSTER}/east/leader/second")
+        await client.read(b"/tao/x")
+        await client.close()
+    assert keys.shown == [b"second"]
+
+
+async def test_files_that_become_whole_between_reading_and_checking_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority, keys = TestAuthority(tmp_path), Keys()
+    own = authority.issue("tao", f"{CLUSTER}/east/leader/first")
+
+    class LateContext(ssl.SSLContext):
+        def load_cert_chain(self, *files: Any, **options: Any) -> None:
+            if keys.shown == [b"first"]:
+                authority.issue("tao", f"{CLUSTER}/east/leader/second")
+            super().load_cert_chain(*files, **options)
+
+    async with etcd(authority.issue("etcd"), keys) as location:
+        client = EtcdClient(location, settings_of(own))
+        await client.read(b"/tao/x")
+        monkeypatch.setattr("tao.etcd.client.ssl.SSLContext", LateContext)
+        cut_key(authority, own)
+        for _ in range(2):
+            await client.read(b"/tao/x")
+        await client.close()
+    assert keys.shown == [b"first", b"first", b"second"]

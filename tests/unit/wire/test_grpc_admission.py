@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from hashlib import sha256
+from pathlib import Path
 
 import grpc
 import pytest
@@ -26,6 +28,7 @@ from tao.wire.session import Reply
 from tao.wire.settings import DoorstepSettings, ServingSettings
 from tao.wire.v1 import graph_pb2
 from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.certificates import TestAuthority
 from tests.rigs.garbage import garbage_types
 from tests.rigs.pacing import ManualClock, until
 
@@ -74,13 +77,13 @@ class Port:
 
 
 @asynccontextmanager
-async def serving(doorstep: DoorstepSettings) -> AsyncIterator[Port]:
+async def serving(doorstep: DoorstepSettings, tls: ssl.SSLContext | None = None) -> AsyncIterator[Port]:
     tokens = tuple(
         AcceptedToken(token, CLIENT, sha256(token.encode()).digest(), caller)
         for token, caller in (("secret", "web"), ("other", "batch"))
     )
     settings = ServingSettings(authenticator=PeerAuthenticator(AcceptedCredentials(tokens)), doorstep=doorstep)
-    server = GrpcServer(Objects(), settings, name="srv", topology_version=lambda: 1, choose_shard=lambda: 0)
+    server = GrpcServer(Objects(), settings, name="srv", topology_version=lambda: 1, choose_shard=lambda: 0, tls=tls)
     address = await server.start("127.0.0.1:0")
     try:
         async with grpc.aio.insecure_channel(address, options=[("grpc.max_send_message_length", -1)]) as channel:
@@ -381,6 +384,7 @@ PATIENT = replace(
     max_pending_per_address=16,
     max_open_calls_per_address=16,
 )
+GO_AWAY = bytes((0, 0, 8, 7, 0, 0, 0, 0, 0)) + bytes(8)  # last stream 0, no error
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # the preface, and empty settings
 
 
@@ -392,24 +396,50 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     return clock
 
 
-async def connected(port: Port, sent: bytes = HTTP2) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    reader, writer = await asyncio.open_connection(*port.address.rsplit(":", 1))
+async def connected(
+    port: Port, sent: bytes = HTTP2, tls: ssl.SSLContext | None = None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection(*port.address.rsplit(":", 1), ssl=tls)
     writer.write(sent)
     return reader, writer
 
 
-@pytest.mark.parametrize("sent", [HTTP2, b""])
+@pytest.mark.parametrize(("sent", "is_http2"), [(HTTP2, True), (HTTP2[:10], False), (b"", False)])
 async def test_a_stranger_that_makes_no_call_is_turned_away_however_long_grpc_would_wait(
-    clock: ManualClock, sent: bytes
+    clock: ManualClock, sent: bytes, is_http2: bool
 ) -> None:
     async with serving(replace(PATIENT, greeting_timeout_seconds=3_600)) as port:
         reader, writer = await connected(port, sent)
         await until(lambda: len(vars(port.server.proxy)["_expected"]) == 1)
+        head = await reader.read(9)  # of gRPC's settings
+        (connection,) = vars(port.server.proxy)["_expected"]
+        await until(lambda: vars(connection)["_splitter"].is_before_calls is is_http2)
         clock.now += 3_601
-        await reader.read()  # to its end
+        received = head + await reader.read()  # to its end
         writer.close()
+        assert received.endswith(GO_AWAY) is is_http2, "a client that connected ahead may make its call elsewhere"
         assert port.server.doorstep.turned_away == {"late": 1}
         assert len(port.server.proxy.strangers) == 0
+
+
+async def test_a_client_that_connected_ahead_with_tls_may_make_its_call_elsewhere(
+    clock: ManualClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = TestAuthority(tmp_path).issue("srv")
+    async with serving(replace(PATIENT, greeting_timeout_seconds=3_600), files.server_context()) as port:
+        reader, writer = await connected(port, HTTP2, files.client_context())
+        received = await reader.read(9)  # of gRPC's settings
+        (connection,) = vars(port.server.proxy)["_expected"]
+        await until(lambda: vars(connection)["_splitter"].is_before_calls)
+        clock.now += 3_601
+        received += await reader.read()  # to its end
+        writer.close()
+        assert received.endswith(GO_AWAY)
+        await until(connection.closed.done)
+        connection.data_received(bytes((0, 0, 0, 1, 4, 0, 0, 0, 1)))  # a call that was on its way
+        assert vars(connection)["_splitter"].is_before_calls
+        assert len(port.server.proxy.strangers) == 0
+    assert not [each.message for each in caplog.records if each.name == "asyncio"]
 
 
 async def test_a_stranger_gains_no_time_by_calls_that_are_refused(clock: ManualClock) -> None:
@@ -467,14 +497,14 @@ async def test_nobody_is_turned_away_right_after_a_pause_of_the_process(
 ) -> None:
     async with serving(PATIENT) as port:
         sweeps: list[None] = []
-        monkeypatch.setattr(port.server.doorstep, "has_run", lambda: sweeps.append(None))  # False, as after a pause
+        monkeypatch.setattr(port.server.doorstep, "begin_sweep", lambda: sweeps.append(None))  # False, as after a pause
         reader, writer = await connected(port)
         assert await reader.read(9), "gRPC's settings"
         clock.now += 60.0
         seen = len(sweeps)
         await until(lambda: len(sweeps) > seen + 1)
         assert port.server.doorstep.turned_away == {}
-        monkeypatch.setattr(port.server.doorstep, "has_run", lambda: True)
+        monkeypatch.setattr(port.server.doorstep, "begin_sweep", lambda: True)
         await reader.read()
         writer.close()
         assert port.server.doorstep.turned_away == {"late": 1}

@@ -39,10 +39,14 @@ def passed_in(splitter: TurnSplitter, data: bytes, turns: int) -> bytes:
 def test_what_is_no_call_passes_and_each_call_waits() -> None:
     splitter = TurnSplitter()
     before = PREFACE + frame(SETTINGS, b"123456")
+    before_calls = [splitter.is_before_calls]
     assert passed_in(splitter, before + frame(HEADERS, b"first") + frame(HEADERS), 0) == before
     assert splitter.needs_turn
+    before_calls.append(splitter.is_before_calls)
     splitter.grant()
     assert splitter.take() == frame(HEADERS, b"first")
+    before_calls.append(splitter.is_before_calls)
+    assert before_calls == [False, True, False]
     assert splitter.needs_turn
     assert splitter.rest() == frame(HEADERS)
     assert not splitter.needs_turn
