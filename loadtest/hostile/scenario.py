@@ -4,8 +4,8 @@ The honest client's requests take turns with its pauses: a hit, a miss and a new
 call. Each attack is measured in rounds of three turns: undisturbed; beside the attack, which a process of its own makes
 again and again; and beside a process that burns as much CPU as the attacker did at the same times, on as many cores,
 and attacks nobody. Attacker, client and servers share the machine's cores, so the ratio to the undisturbed turns
-contains the attacker's own CPU, and the ratio to the burnt ones does not. Connections cost the system CPU, too, whoever
-accepts them. So the attack that only opens them has a fourth turn, in which it is made on a listener of a few lines.
+contains the attacker's own CPU, and the ratio to the burnt ones does not. Connections cost the system CPU, too, at any
+listener. So the attack that only opens them has a fourth turn, in which it is made on a listener of a few lines.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ async def test_an_old_answer_of_the_far_end_is_a_violation_and_a_refusal_is_not(
 
 
 class Lists:
-    """One list of three edges. Readers are told that the ``denied`` one does not exist, or that all others do
+    """One list of three edges. Answers say that the ``denied`` one does not exist, or that all others do
     (``invents``), and sets lack the one that is ``lost``."""
 
     ends = (101, 102, 103)
