@@ -160,6 +160,14 @@ class SimDatabase:
         self.purged_before = _number(self._purged)
         self.binlog.clear()
 
+    def restore(self, rows: Rows) -> None:
+        """Begin anew with these rows, as the server of another cluster."""
+        self.purge()
+        self._relay_log.clear()
+        for own in (self.rows, self.truth):
+            own.take_over(rows)
+        self._shown = self.position
+
     # leases
 
     @property

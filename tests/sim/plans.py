@@ -225,7 +225,7 @@ OF_WATCHERS: Final = ("kill watcher", "watcher hangs", "watcher cut off")
 """Failures of watchers, which do nothing but keep leases and replace what is gone."""
 UNNOTICED: Final = ("clone", "depose")
 """Faults that take no server away, or not at once."""
-COMPOUND: Final = ("spool needed", "rush", "binlog lost", "restart between writes", "topology late")
+COMPOUND: Final = ("spool needed", "rush", "binlog lost", "restart between writes", "topology late", "restore")
 """Faults that consist of several failures."""
 UNSEEN_SECONDS: Final = 8.0
 """Duration of "replaced unseen": others receive what is written meanwhile, and give the shards back in time."""
@@ -238,6 +238,9 @@ OF_DATABASES: Final = ("move to database", "move dies")
 MOVE_SECONDS: Final = 11.0
 """About how long a move to another database takes."""
 _OPS_OF_MOVE: Final = 24
+RESTORE: Final = "restore"
+"""A loss of everything, and a restore of a backup. Only plans that ask for it have it."""
+_EDGES_OF_BACKUP: Final = 12
 _MASTERS: Final = ("promotion", "topology late", "master lost")
 _OF_SHARDS: Final = ("move shard", "there and back", "binlog lost", "clone", "move to database", "move dies")
 
@@ -466,9 +469,12 @@ def _members_ops(rng: random.Random, ops: list[Op], shape: Shape, share: float) 
 
 
 def _move_ops(rng: random.Random, faults: list[Fault], shape: Shape) -> list[Op]:
-    """Yield operations on the objects of shards that move between databases, from the copy to after the switch."""
+    """Yield operations on the objects of shards that move between databases, from the copy to after the switch, and on
+    any from a backup to after its restore."""
     found: list[Op] = []
     for fault in faults:
+        if fault.kind == RESTORE:
+            found += _restore_ops(rng, fault, shape)
         keys = [key for key in range(KEYS) if key % shape.shards == fault.pick % shape.shards]
         for _ in range(_OPS_OF_MOVE if fault.kind in OF_DATABASES and keys else 0):
             others = rng.sample(range(KEYS), 2)
@@ -476,6 +482,20 @@ def _move_ops(rng: random.Random, faults: list[Fault], shape: Shape) -> list[Op]
             some = list(dict.fromkeys((rng.choice(keys), *others)))
             found.append(_op(rng, at, client, some, rng.choice(EDGE_TYPES)))
     return found
+
+
+def _restore_ops(rng: random.Random, fault: Fault, shape: Shape) -> list[Op]:
+    """Yield edges that are added while the databases are backed up one after the other, reservations of ids until after
+    the restore, and reads with tokens of what is lost."""
+    found = _reservations(rng, fault.at + 2.0, fault.pick, shape) + _reservations(
+        rng, fault.at + 12.0, fault.pick, shape
+    )
+    for _ in range(_EDGES_OF_BACKUP):
+        one, two = rng.sample(range(KEYS), 2)
+        at, client = fault.at + rng.random() * 1.5, rng.randrange(shape.all_clients)
+        found.append(Op(at, client, "assoc_add", one, two, rng.choice(EDGE_TYPES), rng.randrange(1, 40)))
+    found += _burst(rng, fault.at + 2.0, shape) + _burst(rng, fault.at + 4.0, shape)
+    return found + _token_reads(rng, fault.at + 12.0, shape)
 
 
 def _reservations(rng: random.Random, at: float, one: int, shape: Shape) -> list[Op]:

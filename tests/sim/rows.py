@@ -236,6 +236,8 @@ class Past:
         """Jobs in lost transactions."""
         self.lost_pairs: Final[set[IntentKey]] = set()
         """Pairs of the edges in lost transactions: what other databases had written about them was not lost."""
+        self.repaired_pairs: Final[set[IntentKey]] = set()
+        """Those of them that were repaired since."""
 
     def lose(self, left: Rows, gone: Iterable[Logged]) -> None:
         """Record that a promotion has left these rows, without these transactions."""
@@ -250,6 +252,7 @@ class Past:
             self.lost_pairs.update(IntentKey(*sorted((edge.id1, edge.id2))) for edge in edges)
             self.lost_pairs.update(IntentKey(row.low_id, row.high_id) for row in changes.put_intents)
             self.lost_pairs.update(changes.delete_intents)
+            self.repaired_pairs.clear()
             self.lost_jobs.update(changes.put_jobs)
 
     def _lose(self, key: tuple[int, int], versions: Iterable[int], left: int) -> None:

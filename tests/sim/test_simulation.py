@@ -40,6 +40,7 @@ from tests.sim.plans import (
     MEMBERS,
     PLANNED,
     READS,
+    RESTORE,
     SET_READ,
     STATE_KINDS,
     TEMPOS,
@@ -240,6 +241,19 @@ def test_added_shards_are_used_at_once_also_after_a_run_that_died() -> None:
     added = [event for event in outcome.recent if event[1] == "added anywhere"]
     assert len(added) == 2 * Shape().all_clients
     assert {event[3] for event in added} == {"done"}
+
+
+@pytest.mark.timeout(900)
+def test_a_restored_cluster_gives_nothing_out_again_and_has_whole_pairs() -> None:
+    restores = pairs = 0
+    for seed in range(examples(3)):
+        plan = make_plan(seed, 1, Shape(leaders=2), {RESTORE: 1}, single_share=0.0, with_journals=False)
+        outcome = run(plan)
+        assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
+        restores += outcome.looked_at["restores"]
+        pairs += outcome.looked_at["repaired_pairs"]
+    assert restores
+    assert pairs, "no backup has cut a pair in two"
 
 
 def test_a_watcher_counts_the_registered_servers_that_it_removes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,7 @@ from tao.worker.runner import JobRunner
 from tests.sim import broken_caches, broken_intents, broken_journals, broken_questions, promotion, stores
 from tests.sim.broken import Variant
 from tests.sim.broken_moves import MOVE_VARIANTS
+from tests.sim.broken_restores import RESTORE_VARIANTS
 from tests.sim.database import SimDatabase
 from tests.sim.disks import SimSpool
 from tests.sim.locks import SimLockFiles
@@ -739,6 +740,7 @@ VARIANTS: Final[Sequence[Variant]] = (
         two_hop_share=0.5,
     ),
     *MOVE_VARIANTS,
+    *RESTORE_VARIANTS,
     Variant("own writes never make room", _own_writes_never_make_room, frozenset({"8"}), {"rush": 1}, acts=1, first=6),
 )
 
