@@ -42,7 +42,6 @@ ChangedRows = dict[str, set[PrimaryKey]]
 """By table, the primary keys of rows that have changed."""
 
 _KEYS_PER_CHECK: Final = 2_000
-_LEAST_ROWS_PER_RANGE: Final = 50
 _IDLE_SECONDS: Final = 1.0
 """Sessions that were idle for so long are opened anew, because servers close them after some seconds."""
 
@@ -185,10 +184,10 @@ def rows_of_next_range(rows: int, seconds: float, settings: MoveSettings) -> int
     """Return how many rows to compare with the next statement, by how long it took with so many."""
     limit = settings.paced_range_seconds if settings.is_paced else settings.range_seconds
     if seconds > limit:
-        return max(_LEAST_ROWS_PER_RANGE, rows // 2)
+        return max(settings.least_rows_per_range, rows // 2)
     if seconds > limit / 4:
         return rows
-    return max(_LEAST_ROWS_PER_RANGE, min(settings.rows_per_range, 2 * rows))
+    return max(settings.least_rows_per_range, min(settings.rows_per_range, 2 * rows))
 
 
 class CopyComparison:
@@ -210,7 +209,7 @@ class CopyComparison:
         self._tables: Final = {name: each for name, each in tables.items() if each.is_compared}
         self._follower: Final = follower
         self._settings: Final = settings
-        self._rows = max(_LEAST_ROWS_PER_RANGE, settings.rows_per_range // 8)
+        self._rows = max(settings.least_rows_per_range, settings.rows_per_range // 8)
         self._range_seconds = 0.0  # that the servers worked for the last range
         self.compared_rows = 0
 

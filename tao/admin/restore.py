@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -329,17 +329,13 @@ async def _fill(
             await session.run(f"DROP DATABASE {schema}", deadline=soon(_LONG_SECONDS))
         if missing := set(shards) - set(found.shards):
             raise OperatorError(f"{master.name} lacks {len(missing)} of {len(shards)} shards after the restore")
-        # Rows above the epoch of the documents come from promotions that the binlog has.
-        known = max(plan.known_epoch, await highest_epoch(session, shards, deadline=soon(_LONG_SECONDS)))
-        epoch = known + plan.unknown_epochs + 1
-        if epoch > MAX_EPOCH:
-            raise OperatorError(f"the version epoch {epoch} would be above {MAX_EPOCH}: name --former-topology")
+        numbers = numbers_after(plan, await highest_epoch(session, shards, deadline=soon(_LONG_SECONDS)), unix_ms())
         await raise_epoch(
             session,
             shards,
             master.name,
-            epoch,
-            lacks_ids_until_unix_ms=unix_ms() + PROMOTION_AHEAD_MS,
+            numbers.version_epoch,
+            lacks_ids_until_unix_ms=numbers.lacks_ids_until_unix_ms,
             deadline=soon(_LONG_SECONDS),
         )
     return RestoredDatabase(
@@ -348,8 +344,25 @@ async def _fill(
         shards=len(shards),
         statement_bytes=plan.dump.statement_bytes,
         binlogs=len(plan.binlogs),
-        version_epoch=epoch,
+        version_epoch=numbers.version_epoch,
     )
+
+
+class FirstNumbers(NamedTuple):
+    """What a restored database begins with, so that it gives nothing out that the lost one may have given out: its
+    version epoch, and the time up to which ids are taken."""
+
+    version_epoch: int
+    lacks_ids_until_unix_ms: int
+
+
+def numbers_after(plan: DatabaseRestore, found_epoch: int, now_unix_ms: int) -> FirstNumbers:
+    """Return what a restored database begins with. ``found_epoch``: the highest in the rows of its shards, which come
+    from promotions that the binlog has where they are above the documents. Raises `OperatorError`."""
+    epoch = max(plan.known_epoch, found_epoch) + plan.unknown_epochs + 1
+    if epoch > MAX_EPOCH:
+        raise OperatorError(f"the version epoch {epoch} would be above {MAX_EPOCH}: name --former-topology")
+    return FirstNumbers(epoch, now_unix_ms + PROMOTION_AHEAD_MS)
 
 
 async def _load(

@@ -119,7 +119,7 @@ async def create_shards(
         paused: set[bytes] = set()
         for database in before.databases:
             async with moves.servers(database).session(database.master_region) as session:
-                paused |= await _paused_kinds(session, sorted(shards_of(database)))
+                paused |= await paused_kinds(session, sorted(shards_of(database)))
         for database in after.databases:
             await _create(moves, database, added[database.name], tables, administrator, sorted(paused))
         for hold in holds:
@@ -133,7 +133,7 @@ async def _unnamed_shards(moves: ShardMoves, database: Database, named: int) -> 
     async with moves.servers(database).session(database.master_region) as session:
         found = {shard for shard in (await shards_held(session, deadline=_soon()))[0] if shard >= named}
         for shard in sorted(found):
-            if await _is_written(session, shard):
+            if await is_written(session, shard):
                 raise OperatorError(
                     f"{_master(database).name} has rows of shard {shard}, and the topology names {named:,} shards: was "
                     "an older topology restored? Store the newest one with `tao topology import`"
@@ -141,7 +141,8 @@ async def _unnamed_shards(moves: ShardMoves, database: Database, named: int) -> 
     return found
 
 
-async def _is_written(session: DatabaseSession, shard: int) -> bool:
+async def is_written(session: DatabaseSession, shard: int) -> bool:
+    """Return whether a leader has written anything into a shard, or may do so now."""
     schema = schema_name(shard)
     tables = (await copied_tables(session, schema, deadline=_soon())).keys()
     looks = [f"(SELECT 1 FROM {schema}.{table} LIMIT 1)" for table in sorted(tables - _WRITTEN_AT_CREATION)]
@@ -179,14 +180,20 @@ async def _create(
         # An earlier run may have created them at a master that was replaced since.
         await raise_epoch(session, shards, master.name, database.version_epoch, deadline=_soon())
         for shard in shards:
-            table = f"{schema_name(shard)}.paused_jobs"
-            kinds = ", ".join(["(%s)"] * len(paused))
-            insert = f"INSERT INTO {table} (kind) VALUES {kinds}; " if paused else ""
-            # What was paused at an earlier run may have been resumed since.
-            await session.run(f"DELETE FROM {table}; {insert}COMMIT", paused, deadline=_soon())
+            await pause_kinds(session, shard, paused)
 
 
-async def _paused_kinds(session: DatabaseSession, shards: Sequence[int]) -> set[bytes]:
+async def pause_kinds(session: DatabaseSession, shard: int, paused: Sequence[bytes]) -> None:
+    """Pause these kinds of jobs on a shard, and no others: what was paused at an earlier run may have been resumed
+    since."""
+    table = f"{schema_name(shard)}.paused_jobs"
+    kinds = ", ".join(["(%s)"] * len(paused))
+    insert = f"INSERT INTO {table} (kind) VALUES {kinds}; " if paused else ""
+    await session.run(f"DELETE FROM {table}; {insert}COMMIT", paused, deadline=_soon())
+
+
+async def paused_kinds(session: DatabaseSession, shards: Sequence[int]) -> set[bytes]:
+    """Return the kinds of jobs that are paused on any of these shards."""
     found: set[bytes] = set()
     for at in range(0, len(shards), _SHARDS_PER_STATEMENT):
         some = shards[at : at + _SHARDS_PER_STATEMENT]

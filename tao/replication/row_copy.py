@@ -107,11 +107,11 @@ async def copy_rows(
         source = await stack.enter_async_context(copy.session(ends.source, ends.source_name, _FROM_SOURCE))
         for _ in range(_WRITERS):
             target = await stack.enter_async_context(copy.session(ends.target, ends.target_name, _INTO_TARGET))
-            await target.run(f"SET SESSION autocommit = 1, {_UTC}", deadline=copy.deadline())
+            await prepare_to_insert(target, copy.deadline())
             copy.writers.append(_Writer(target))
         stack.push_async_callback(copy.stop)
-        await _check_columns(source, schema_name(ends.shard), copy.deadline())
-        position = await _begin_snapshot(source, copy.deadline())
+        await check_columns(source, schema_name(ends.shard), copy.deadline())
+        position = await begin_snapshot(source, copy.deadline())
         if not position:
             raise CopyFailed(f"{ends.source_name} names no position: is its binlog on, with GTIDs?")
         for table in tables.values():
@@ -119,7 +119,7 @@ async def copy_rows(
     return copy.copied_bytes, position
 
 
-async def _begin_snapshot(session: DatabaseSession, deadline: float) -> str:
+async def begin_snapshot(session: DatabaseSession, deadline: float) -> str:
     """Begin a snapshot. Returns a position whose transactions are all visible in it."""
     await session.run(f"SET SESSION net_write_timeout = {_PAUSE_SECONDS:d}, {_UTC}", deadline=deadline)
     if session.dialect is Dialect.MYSQL:
@@ -144,7 +144,19 @@ async def _begin_snapshot(session: DatabaseSession, deadline: float) -> str:
     return position.decode() if isinstance(position, bytes) else str(position or "")
 
 
-async def _check_columns(session: DatabaseSession, schema: str, deadline: float) -> None:
+async def prepare_to_insert(session: DatabaseSession, deadline: float) -> None:
+    """Have a session of the target commit each statement, and take times as the source sends them."""
+    await session.run(f"SET SESSION autocommit = 1, {_UTC}", deadline=deadline)
+
+
+async def select_rows(session: DatabaseSession, shard: int, table: CopiedTable, deadline: float) -> None:
+    """Begin to read a table of a shard in the order of its primary key; `DatabaseSession.take_packed` has the rows."""
+    columns, key = ", ".join(table.columns), ", ".join(table.key)
+    name = f"{schema_name(shard)}.{table.name}"
+    await session.select_packed(f"SELECT {columns} FROM {name} FORCE INDEX (PRIMARY) ORDER BY {key}", deadline=deadline)
+
+
+async def check_columns(session: DatabaseSession, schema: str, deadline: float) -> None:
     """Raise `MoveRefused` for columns that may be NULL, which is packed in another way in a statement's values."""
     (found,) = await session.run(
         "SELECT table_name, column_name FROM information_schema.columns "
@@ -204,11 +216,7 @@ class _RowCopy:
 
     async def copy_table(self, source: DatabaseSession, table: CopiedTable) -> None:
         """Copy the rows of one table."""
-        columns, key = ", ".join(table.columns), ", ".join(table.key)
-        name = f"{schema_name(self.ends.shard)}.{table.name}"
-        await source.select_packed(
-            f"SELECT {columns} FROM {name} FORCE INDEX (PRIMARY) ORDER BY {key}", deadline=self.deadline()
-        )
+        await select_rows(source, self.ends.shard, table, self.deadline())
         most_rows = min(_MAX_ROWS, MAX_PARAMETERS // len(table.columns))
         rows: list[bytes] = []
         size = 0  # of these rows

@@ -97,6 +97,9 @@ class MoveSettings:
     rows_per_range: int = 5_000
     """The most rows that are compared with one statement: some ten milliseconds at the source, if they are small."""
 
+    least_rows_per_range: int = 50
+    """The fewest rows that are compared with one statement, however long it takes."""
+
     range_seconds: float = 0.5
     """Rows that take longer to compare are followed by half as many: what reads much at once holds up others, and large
     rows would take a minute."""

@@ -133,7 +133,7 @@ class Checks:
             (
                 *("entries", "answers", "existences", "sets", "writes", "commits", "losses", "pending"),
                 *("replaced_writes", "ids", "joins", "left_out", "filtered", "feeds", "full_lists", "nodes"),
-                "two_hops",
+                *("two_hops", "restores", "repaired_pairs"),
             ),
             0,
         )
@@ -539,7 +539,7 @@ class Checks:
 
     def _half_pair(self, pair: IntentKey) -> str:
         masters = [self._master_of(each >> SHARD_SHIFT) for each in (pair.low_id, pair.high_id)]
-        if any(pair in master.past.lost_pairs for master in masters):
+        if any(pair in master.past.lost_pairs - master.past.repaired_pairs for master in masters):
             return ""  # the transaction of one side is lost; what others had received of it is left to `tao repair`
         low, high = (master.truth for master in masters)
         for atype in self._schema.assocs:

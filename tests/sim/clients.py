@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import reduce
@@ -45,6 +45,7 @@ from tests.sim.single_failures import SingleFailures, Watched
 
 TIMEOUT_SECONDS: Final = SDK.timeout_seconds
 """Deadline of one operation, in seconds."""
+_ADDED_ANYWHERE: Final = 3
 _KEPT_TOKENS: Final = 40
 _STALENESS_MS: Final = (2_000, 15_000, 40_000)
 """Bounds on staleness at a pace of 1. Given the heartbeats of `tests.sim.roles`, one is hardly ever met, one now and
@@ -378,16 +379,30 @@ class Client:
         ids = [key_id(number, self._shards) for number in range(KEYS)]
         await asyncio.gather(*map(self.graph.obj_get, ids), return_exceptions=True)
 
-    async def write_all_at_once(self) -> None:
-        """Perform it and ignore the result."""
+    async def write_all_at_once(self, numbers: Iterable[int] = range(KEYS)) -> None:
+        """Write the objects of all keys, or of these, and ignore the results."""
         assert self.graph is not None
         self._writes += 1
-        names = {number: f"{self.process.name} {self._writes} all {number}" for number in range(KEYS)}
+        names = {number: f"{self.process.name} {self._writes} all {number}" for number in numbers}
         writes = [
             self.graph.obj_add("user", {"name": name}, id=key_id(number, self._shards))
             for number, name in names.items()
         ]
         await asyncio.gather(*writes, return_exceptions=True)
+
+    async def add_anywhere(self) -> str:
+        """Add objects on any shards, and read them; return the first error, or `DONE`."""
+        assert self.graph is not None
+        self._writes += 1
+        try:
+            for number in range(_ADDED_ANYWHERE):
+                name = f"{self.process.name} {self._writes} anywhere {number}"
+                added = await self.graph.obj_add("user", {"name": name})
+                self.graph.checks.given_out(added, 1)
+                await self.graph.obj_get(added)
+        except TaoError as error:
+            return error.reason
+        return DONE
 
     async def rush(self) -> None:
         """Write everything at once, some edges several times, and read it; ignore the results."""

@@ -12,7 +12,6 @@ import asyncio
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Final
 
 from tao.model.graph import Edge, EdgeKey, ListKey
@@ -23,7 +22,7 @@ from tao.replication.lease import EVENT_SECONDS
 from tao.schema.registry import Schema
 from tao.schema.types import STATES_TABLE
 from tests.sim.loop import Process, SimLoop
-from tests.sim.rows import Logged, Past, Rows
+from tests.sim.rows import Logged, Past, Rows, Statement
 
 
 class ShardLocks:
@@ -124,6 +123,9 @@ class SimDatabase:
         self._relay_log: Final[deque[Logged]] = deque()
         self._visible_until = 0.0
         self._purged = ""
+        self._shown = ""
+        self.restarts = 0
+        """How often it was stopped or lost: sessions end with the process."""
 
     @property
     def down(self) -> bool:
@@ -133,6 +135,15 @@ class SimDatabase:
     def position(self) -> str:
         """The position at which the binlog ends."""
         return self.binlog[-1].gtid if self.binlog else self._purged
+
+    @property
+    def visible_position(self) -> str:
+        """The position up to which a replica shows everything, and nothing later."""
+        return self._shown
+
+    def shows(self, position: str) -> bool:
+        """Return whether a replica shows everything up to a position of its master."""
+        return _number(self._shown) >= _number(position)
 
     def after(self, position: str) -> list[Logged] | None:
         """Return the transactions after a position, or None if it is unknown here or already purged."""
@@ -148,6 +159,14 @@ class SimDatabase:
         self._purged = self.position
         self.purged_before = _number(self._purged)
         self.binlog.clear()
+
+    def restore(self, rows: Rows) -> None:
+        """Begin anew with these rows, as the server of another cluster."""
+        self.purge()
+        self._relay_log.clear()
+        for own in (self.rows, self.truth):
+            own.take_over(rows)
+        self._shown = self.position
 
     # leases
 
@@ -215,6 +234,7 @@ class SimDatabase:
             self.purged_before, self._purged = master.purged_before, master._purged
             self._relay_log.clear()
         self.read_only = True
+        self._shown = self.position
         master.replicas.append(self)
 
     def host(self, shards: Iterable[int], master: str) -> None:
@@ -227,40 +247,42 @@ class SimDatabase:
         schema: Schema,
         shards: dict[int, ShardRow] | None = None,
         heartbeat: tuple[int, str, int] | None = None,
-        arrived: int | None = None,
     ) -> float:
-        """Commit on a master: write to the binlog now. Return when the commit becomes visible; call `show` then.
-
-        ``arrived``: a shard that another database has held, of which ``changes`` is everything."""
+        """Commit on a master: write to the binlog now. Return when the commit becomes visible; call `show` then."""
         logged = Logged(
-            f"0-{self._server_id}-{self.purged_before + len(self.binlog) + 1}",
+            self._next_gtid(),
             [_beat(*heartbeat)] if heartbeat else row_events(self.truth, changes, schema),
             changes,
             shards or {},
             unix_ms(self._loop.now),
-            arrived,
         )
-        if arrived is None:
-            self.before_commit(self, changes)
-            self.truth.write(changes)
-            edges = (*changes.put_edges, *changes.delete_edges)
-            lists = {**changes.put_lists, **{ListKey(edge.id1, edge.atype): None for edge in edges}}
-            self.past.keep(self.truth, [row.id for row in changes.put_objects], lists, self._loop.now)
-            self.on_commit(self, changes)
-        else:
-            logged.events.clear()  # its tables are renamed, which is a statement
-            self.truth.forget(arrived)
-            self.truth.write(changes)
+        self.before_commit(self, changes)
+        self.truth.write(changes)
+        edges = (*changes.put_edges, *changes.delete_edges)
+        lists = {**changes.put_lists, **{ListKey(edge.id1, edge.atype): None for edge in edges}}
+        self.past.keep(self.truth, [row.id for row in changes.put_objects], lists, self._loop.now)
+        self.on_commit(self, changes)
         self.truth.shards.update(logged.shards)
+        return self._send(logged)
+
+    async def execute(self, statement: Statement, *invalid: int) -> None:
+        """Carry out a statement on a master, and return when it is visible. ``invalid``: see `Logged`."""
+        statement(self.truth)
+        logged = Logged(self._next_gtid(), [], RowChanges(), {}, unix_ms(self._loop.now), statement, frozenset(invalid))
+        await asyncio.sleep(self._send(logged))
+        statement(self.rows)
+
+    def _next_gtid(self) -> str:
+        return f"0-{self._server_id}-{self.purged_before + len(self.binlog) + 1}"
+
+    def _send(self, logged: Logged) -> float:
         self._append(logged)
         for replica in self.replicas:
             replica._receive(logged)
         return self._until_visible()
 
-    def show(self, changes: RowChanges, shards: dict[int, ShardRow] | None = None, arrived: int | None = None) -> None:
+    def show(self, changes: RowChanges, shards: dict[int, ShardRow] | None = None) -> None:
         """Make a logged transaction visible."""
-        if arrived is not None:
-            self.rows.forget(arrived)
         self.rows.write(changes)
         self.rows.shards.update(shards or {})
 
@@ -286,8 +308,13 @@ class SimDatabase:
         self._append(logged)
         self._visible_until = max(self._visible_until, self._loop.now + self._until_visible())
         context = self.process.context.copy()
-        shown = partial(self.show, logged.changes, logged.shards, logged.arrived)
-        self._loop.call_at(self._visible_until, shown, context=context)
+        self._loop.call_at(self._visible_until, self._show_received, logged, context=context)
+
+    def _show_received(self, logged: Logged) -> None:
+        self.show(logged.changes, logged.shards)
+        if logged.statement is not None:
+            logged.statement(self.rows)
+        self._shown = logged.gtid
 
     def _until_visible(self) -> float:
         return self._random.random() * 0.01 if self._random.random() < 0.1 else 0.0

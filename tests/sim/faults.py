@@ -20,6 +20,7 @@ from tests.sim.moves import Moves
 from tests.sim.operators import Operator
 from tests.sim.plans import OF_WATCHERS, PLANNED, UNSEEN_SECONDS, Fault
 from tests.sim.promotion import Promotions
+from tests.sim.restores import Restores
 from tests.sim.rush import rush
 from tests.sim.single_failures import LASTS_SECONDS
 from tests.sim.topologies import DATABASES, REGIONS, TIERS, servers_of, tiers_of, with_homes, with_mark
@@ -37,6 +38,7 @@ class Faults:
         self._promotions: Final = Promotions(world)
         self._operator: Final = Operator(world)
         self._moves: Final = Moves(world)
+        self._restores: Final = Restores(world)
         self._kinds: Final[dict[str, Callable[[Fault], Callable[[], None] | None]]] = {
             "kill": self._kill,
             "kill tailer": self._kill_tailer,
@@ -71,6 +73,7 @@ class Faults:
             "move dies": self._moves.die,
             "move between followers": self._move_between_followers,
             "restart between writes": self._restart_between_writes,
+            "restore": self._restores.begin,
             "rush": partial(rush, world, self._invalidate_everything),
             "kill watcher": self._kill_watcher,
             "watcher hangs": self._pause_watcher,

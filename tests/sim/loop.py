@@ -111,7 +111,7 @@ class SimLoop(asyncio.BaseEventLoop):
     """Debug mode is off. Every future asks for it: a function in C is four times as fast as one in Python."""
 
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> SimHandle:  # type: ignore[override]
-        handle = SimHandle(0.0, callback, args, context or copy_context())
+        handle = SimHandle(0.0, callback, args, copy_context() if context is None else context)
         self._queue.append(handle)
         return handle
 
@@ -123,7 +123,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> SimHandle:
-        handle = SimHandle(when, callback, args, context or copy_context())
+        handle = SimHandle(when, callback, args, copy_context() if context is None else context)
         # Numbered, so that timers of one moment fire in the order in which they were set.
         self._timers_set += 1
         heapq.heappush(self._timers, (when, self._timers_set, handle))
@@ -137,7 +137,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def create_task(  # type: ignore[override]
         self, coro: Coroutine[Any, Any, Result], *, name: str | None = None, context: Context | None = None
     ) -> asyncio.Task[Result]:
-        context = context or copy_context()
+        context = copy_context() if context is None else context
         task: asyncio.Task[Result] = asyncio.Task(coro, loop=self, name=name, context=context)
         process = context.get(CURRENT)
         if process is not None:

@@ -1,60 +1,118 @@
-"""Moves of shards between databases in the simulation, in the steps of `tao.replication.shard_move` and in their order.
+"""Moves of shards between databases in the simulation: an operator runs `tao database move`, and the mover has trouble.
 
-The rows of the shard are the product's own (`tao.replication.shard_move_plan`), and so is the change of the topology.
-The copy takes no time: it is what the source has at the position that is read behind the fence. An operator moves
-shards. Some of the runs die between two steps, and leave a shard that nobody may write. A watcher lets leaders write
-again, or, where none does, the operator's next run.
+The mover is the product's own, above the statements of `tests.sim.shard_copies`: it copies the shard, follows its
+changes in the binlog while clients write, compares, fences, renames and switches. Each run is a process of its own. It
+dies at a step or at any moment, hangs, or has its change of the topology made late or answered late. The operator runs
+the command again until the shard has moved, or undoes the move. Meanwhile a watcher lets leaders write again.
+
+Two rules are checked. When the topology gives a shard to another database, that has all that was committed
+(`World.change_topology`). And a copy is found wrong only where a row was lost on the way into it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Final, TypeVar
+from collections.abc import Awaitable, Callable
+from contextvars import Context
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Final, cast
 
-from tao.model.errors import TaoError, Unavailable
-from tao.model.rows import RowChanges, ShardRow
-from tao.model.topology import Database
-from tao.replication.locks import FileLocks, LockHold, Locks, hold_exclusively, mastership_lock
-from tao.replication.shard_move import ShardMoves, move_lock
-from tao.replication.shard_move_plan import arrived_row, fenced_row, master_of, unfenced_row
-from tao.topology import edits
-from tests.sim.database import SimDatabase
-from tests.sim.plans import Fault
-from tests.sim.stores import check_writable, run_at
-from tests.sim.substitutes import Substitution
-from tests.sim.watchers import SimReplicationSet
-from tests.sim.world import World
+from tao.admin.shard_contents import ShardContents
+from tao.admin.shard_mover import MoverAccounts, ShardMover
+from tao.observability.logs import Logger
+from tao.replication.shard_move import MoveSettings, ShardMoves
+from tao.replication.shard_move_plan import CopySpoiled, MoveRefused, MoveStep, holder_of, master_of
+from tests.sim.checks import Violation
+from tests.sim.clients import Client
+from tests.sim.commands import CommandRun, Late
+from tests.sim.loop import Process
+from tests.sim.plans import KEYS, Fault
+from tests.sim.topologies import REGIONS
+from tests.sim.watchers import ACCOUNT
+from tests.sim.world import ProcessLog, World
 
-_STATEMENT_SECONDS: Final = 1.0
-_LOCK_SECONDS: Final = 10.0
-_SWITCH_SECONDS: Final = 3.0
+_SETTINGS: Final = MoveSettings(
+    switch_seconds=3.0,
+    takeover_seconds=1.0,
+    drop_seconds=5.0,
+    stall_seconds=5.0,
+    compare_seconds=5.0,
+    rows_per_range=16,
+    least_rows_per_range=4,
+    steady_seconds=1.0,
+    catch_up_seconds=20.0,
+)
+"""Those of the product where writers wait, and shorter ones where a real shard takes long. A range has few rows, and
+the copy takes seconds."""
+_PACED: Final = replace(_SETTINGS, megabytes_per_second=1.0)
+"""Those of every second run, which also rests while it compares."""
+STEPS: Final = tuple(
+    step
+    for step in MoveStep
+    if step not in (MoveStep.UNFENCE, MoveStep.RENAME_BACK, MoveStep.DROP_COPY, MoveStep.NOTHING)
+)
+_ABOUT_SECONDS: Final = 10.0
+"""About how long a run takes."""
 _AGAIN_SECONDS: Final = 4.0
-"""From the end of a run until the operator looks whether the shard has to be released."""
-_STEPS: Final = ("fence", "apply", "rename", "switch")
-_Result = TypeVar("_Result")
-
-
-class _Died(BaseException):
-    """The mover's process ends here, and cleans nothing up."""
+"""From the end of a run until the operator runs the next command."""
+_MOST_RUNS: Final = 3
+"""Runs after which an operator undoes the move."""
+_WRITE_SECONDS: Final = 0.06
+"""From the writes of one client to those of the next, when a copy or a fence begins."""
+_LATE_SECONDS: Final = (1.0, 2.9, 3.1, 4.0)
+"""Delays of a change of the topology: some are longer than the time that a switch may take, or its undoing."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    """One run of a move, and the step that it does not come to, if there is one."""
+class _Trouble:
+    """The trouble of one run. ``dies_at``, ``hangs_at``: the step that it does not begin, or begins after
+    ``seconds``. ``dies_after``: seconds until it dies wherever it is. ``late``: seconds until its change of the
+    topology is made, and until it is answered. ``loses_row``: a row gets lost on the way into the copy."""
 
-    shard: int
-    source: Database
-    target: Database
-    dies_at: str
+    dies_at: MoveStep | None = None
+    hangs_at: MoveStep | None = None
+    seconds: float = 0.0
+    dies_after: float = 0.0
+    late: Late = (0.0, 0.0)
+    loses_row: bool = False
 
-    def begin(self, step: str) -> None:
-        if self.dies_at == step:
-            raise _Died
+
+Attempt = Callable[[int, str, _Trouble], Awaitable[bool]]
+"""A run of a command about a shard and a target, which returns whether nothing is left to do."""
+
+
+class _Run(CommandRun):
+    """A run of `tao database move`, which may be interrupted at a step."""
+
+    def __init__(self, world: World, number: int, shard: int, trouble: _Trouble) -> None:
+        process = Process(f"mover-{number}", REGIONS[number // 2 % world.shape.regions])
+        super().__init__(world, process, (_SETTINGS, _PACED)[number % 2], trouble.late)
+        self._shard: Final = shard
+        self._trouble: Final = trouble
+        self._has_hung = False
+
+    async def on_step(self, step: MoveStep) -> None:
+        """See `ShardMover`."""
+        world, trouble = self.world, self._trouble
+        world.trace.note("step", self.process.name, step.name)
+        if step in (MoveStep.COPY, MoveStep.FENCE):
+            for index, client in enumerate(world.clients):
+                world.loop.call_later(index * _WRITE_SECONDS, self._write, client, context=Context())
+        if step is trouble.dies_at:
+            self.kill()
+            await asyncio.Event().wait()
+        if step is trouble.hangs_at and not self._has_hung:
+            self._has_hung = True
+            world.loop.pause(self.process)
+            world.loop.call_later(trouble.seconds, world.loop.resume, self.process, context=Context())
+            await asyncio.sleep(0.0)
+
+    def _write(self, client: Client) -> None:
+        """Have a client write objects of the shard."""
+        keys = range(self._shard, KEYS, self.world.shape.shards)
+        if client.graph is not None:
+            self.world.spawn(client.write_all_at_once(keys), client.process)
 
 
 class Moves:
@@ -62,175 +120,87 @@ class Moves:
 
     def __init__(self, world: World) -> None:
         self._world: Final = world
+        self._numbers: Final = count(1)
+        self._wrong: Final[set[int]] = set()
+        """Shards of whose copy a row may be lost."""
 
     def move(self, fault: Fault) -> None:
-        """Move a shard to the other database."""
-        self._world.spawn(self._move_or_release(fault.pick % self._world.shape.shards, ""), self._world.operator)
+        """Move a shard to the other database. The mover may hang, the topology be slow, and a row get lost."""
+        seconds = _LATE_SECONDS[fault.other // 8 % len(_LATE_SECONDS)]
+        trouble = _Trouble(
+            hangs_at=STEPS[fault.pick % len(STEPS)] if fault.other % 4 == 3 else None,
+            seconds=3.0 * seconds,
+            late=((seconds, 0.0), (0.0, seconds))[fault.other // 4 % 2] if fault.other % 4 == 2 else (0.0, 0.0),
+            loses_row=fault.pick // self._world.shape.shards % 4 == 0,
+        )
+        self._begin(fault, trouble, self._move)
 
     def die(self, fault: Fault) -> None:
-        """Begin a move that ends before one of its steps."""
-        step = _STEPS[fault.other % len(_STEPS)]
-        self._world.spawn(self._move_or_release(fault.pick % self._world.shape.shards, step), self._world.operator)
+        """Begin a move whose first run dies. The operator repeats or undoes it."""
+        if fault.other % 2:
+            trouble = _Trouble(dies_at=STEPS[fault.other // 2 % len(STEPS)])
+        else:
+            trouble = _Trouble(dies_after=0.1 + fault.other / 1000 * _ABOUT_SECONDS)
+        self._begin(fault, trouble, self._undo if fault.pick // self._world.shape.shards % 3 == 0 else self._move)
 
-    async def _move_or_release(self, shard: int, dies_at: str) -> None:
-        world, locks = self._world, _locks(self._world)
-        source, target = databases_of(world, shard)
-        try:
-            async with locks.held(move_lock(shard), exclusive=True):
-                await self._move(_Run(shard, source, target, dies_at), locks)
-            result = "done"
-        except _Died:
-            result = f"died before {dies_at}"
-        except TaoError as error:
-            result = f"{error.reason}: {error.message}"
-        world.trace.note("move", shard, target.name, result)
-        await asyncio.sleep(_AGAIN_SECONDS)
-        while True:
-            try:
-                await release(world, locks, shard)
-            except TaoError:
-                await asyncio.sleep(1.0)
-            else:
-                break
-        world.checks.calmer()
-
-    async def _move(self, run: _Run, locks: Locks) -> None:
+    def _begin(self, fault: Fault, trouble: _Trouble, then: Attempt) -> None:
         world = self._world
-        async with both_locked(locks, run.source, run.target) as hold:
-            if databases_of(world, run.shard) != (run.source, run.target):
-                return  # a promotion, or another change, has come first
-            try:
-                async with asyncio.timeout(_SWITCH_SECONDS):
-                    await self._switch(run, hold)
-            except (TaoError, TimeoutError) as error:
-                await _unfence(world, hold, run.shard)
-                raise Unavailable(f"undone: {error!r}") from error
+        shard = fault.pick % world.topology.shards
+        source = holder_of(world.topology, shard).name
+        target = next(each.name for each in world.topology.databases if each.name != source)
+        world.spawn(self._operate(shard, target, trouble, then), world.operator)
 
-    async def _switch(self, run: _Run, hold: LockHold) -> None:
-        world, shard = self._world, run.shard
-        source, target = (world.databases[master_of(each)] for each in (run.source, run.target))
-        run.begin("fence")
-        fenced, copy = await _at(world, source, partial(_fence, world, source, shard, target.name))
-        run.begin("apply")
-        await asyncio.sleep(world.random.choice((0.02, 0.2, 0.6)))
-        run.begin("rename")
-        row = arrived_row(fenced, run.target.version_epoch)
-        await _at(world, target, partial(_receive, world, target, row, copy))
-        while any(not each.down and each.rows.shards.get(shard) != row for each in target.replicas):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-        run.begin("switch")
-        hold.check()
-        source.past.hand_over(target.past, shard)
-        world.change_topology(edits.move_to_database(world.topology, shard, run.target.name))
+    async def _operate(self, shard: int, target: str, trouble: _Trouble, then: Attempt) -> None:
+        """Move a shard, with trouble at first, and repeat or undo that until nothing is left to do."""
+        if trouble.loses_row:
+            self._wrong.add(shard)
+            self._world.rows_to_lose.add(shard)
+        is_done, attempts = await self._move(shard, target, trouble), 0
+        while not is_done:
+            await asyncio.sleep(_AGAIN_SECONDS)
+            attempts += 1
+            is_done = await (then if attempts < _MOST_RUNS else self._undo)(shard, target, _Trouble())
+        self._world.rows_to_lose.discard(shard)
+        self._wrong.discard(shard)
+        self._world.checks.calmer()
 
+    async def _move(self, shard: int, target: str, trouble: _Trouble) -> bool:
+        """Run `tao database move`, and `tao database drop-moved` where the shard has been before. Return whether
+        nothing is left to do."""
+        world = self._world
+        before, run = _masters(world), self._new_run(shard, trouble)
 
-async def release(world: World, locks: Locks, shard: int) -> bool:
-    """Let leaders write a shard again that a run has fenced and left. Returns whether it was so."""
-    source, _ = databases_of(world, shard)
-    if not _is_fenced(world, source, shard):
-        return False
-    async with hold_exclusively(locks, mastership_lock(source.name), _LOCK_SECONDS) as hold:
-        return databases_of(world, shard)[0].name == source.name and await _unfence(world, hold, shard)
+        async def move(moves: ShardMoves) -> str:
+            log = cast(Logger, ProcessLog("mover", world.trace.note, lambda _: None))
+            contents = ShardContents(moves, run.settings, ACCOUNT, log)
+            await contents.drop(each for each in (await contents.find_moved([shard], 0))[0] if each.database == target)
+            mover = ShardMover(moves, run.settings, MoverAccounts(ACCOUNT, ACCOUNT), log, on_step=run.on_step)
+            return str(await mover.move(shard, target))
 
+        await run.do(move, dies_after=trouble.dies_after)
+        if isinstance(run.error, CopySpoiled) and shard not in self._wrong and _masters(world) == before:
+            world.found(Violation("copy", f"the copy of shard {shard} is wrong: {run.error.message}"))
+        if isinstance(run.error, MoveRefused):
+            return holder_of(world.topology, shard).name == target
+        return run.is_done
 
-@asynccontextmanager
-async def both_locked(locks: Locks, one: Database, other: Database) -> AsyncIterator[LockHold]:
-    """Lock the masterships of both databases, as `ShardMoves.exclusively` does; the first lock stands for both."""
-    names = [mastership_lock(name) for name in sorted((one.name, other.name))]
-    for name in names:
-        async with hold_exclusively(locks, name, _LOCK_SECONDS):
-            pass
-    async with AsyncExitStack() as stack:
-        holds = [await stack.enter_async_context(hold_exclusively(locks, name, 1.0)) for name in names]
-        yield holds[0]
+    async def _undo(self, shard: int, target: str, trouble: _Trouble) -> bool:
+        """Run `tao database move --undo`. Return whether nothing is left to do."""
 
+        run = self._new_run(shard, trouble)
 
-def databases_of(world: World, shard: int) -> tuple[Database, Database]:
-    """Return the database that holds a shard, and the other one."""
-    one, other = world.topology.databases
-    return (one, other) if any(first <= shard <= last for first, last in one.shards) else (other, one)
+        async def undo(moves: ShardMoves) -> str:
+            return "; ".join(await moves.undo(shard, target))
 
+        await run.do(undo)
+        if isinstance(run.error, MoveRefused):
+            return await self._move(shard, target, trouble)  # it was switched
+        return run.is_done
 
-def _is_fenced(world: World, source: Database, shard: int) -> bool:
-    return world.databases[master_of(source)].truth.shards[shard].master_server != master_of(source)
+    def _new_run(self, shard: int, trouble: _Trouble) -> _Run:
+        self._world.trace.note("move", shard, str(trouble))
+        return _Run(self._world, next(self._numbers), shard, trouble)
 
 
-async def _fence(world: World, server: SimDatabase, shard: int, target_master: str) -> tuple[ShardRow, RowChanges]:
-    """Fence the shard, and return its row and everything that was ever written here."""
-    async with asyncio.timeout(_STATEMENT_SECONDS):
-        await server.locks.exclude(shard)
-    try:
-        check_writable(server)
-        row = server.truth.shards[shard]
-        if row.master_server != server.name:
-            raise Unavailable("another run has fenced it")
-        fenced = fenced_row(row, target_master)
-        await asyncio.sleep(server.log(RowChanges(), world.schema, {shard: fenced}))
-        server.show(RowChanges(), {shard: fenced})
-        return fenced, server.truth.of_shard(shard)
-    finally:
-        server.locks.free_exclusive(shard)
-
-
-async def _receive(world: World, server: SimDatabase, row: ShardRow, copy: RowChanges) -> None:
-    check_writable(server)
-    await asyncio.sleep(server.log(copy, world.schema, {row.shard: row}, arrived=row.shard))
-    server.show(copy, {row.shard: row}, arrived=row.shard)
-
-
-async def _unfence(world: World, hold: LockHold, shard: int) -> bool:
-    source, _ = databases_of(world, shard)
-    if not _is_fenced(world, source, shard):
-        return False
-    hold.check()
-    world.change_topology(world.topology)
-    server = world.databases[master_of(source)]
-
-    async def unfence() -> None:
-        check_writable(server)
-        row = {shard: unfenced_row(server.truth.shards[shard], server.name, source.version_epoch)}
-        await asyncio.sleep(server.log(RowChanges(), world.schema, row))
-        server.show(RowChanges(), row)
-
-    await _at(world, server, unfence)
-    world.trace.note("released", shard)
-    return True
-
-
-async def _at(world: World, server: SimDatabase, work: Callable[[], Awaitable[_Result]]) -> _Result:
-    return await run_at(world, server, work, 2 * _STATEMENT_SECONDS)
-
-
-def _locks(world: World) -> FileLocks:
-    return FileLocks(Path("simulated"), clock=world.loop.time)
-
-
-class SimShardMoves:
-    """Replaces `tao.replication.shard_move.ShardMoves` for watchers."""
-
-    def __init__(self, world: World, _: object, locks: Locks, *__: object, **___: object) -> None:
-        self._world: Final = world
-        self._locks: Final = locks
-
-    async def fenced(self, database: Database) -> list[int]:
-        """See `ShardMoves.fenced`."""
-        other_servers = {
-            each.server.name for each in self._world.topology.database_servers if each.database.name != database.name
-        }
-        shards = sorted(edits.shards_of(database))
-
-        def look(server: SimDatabase) -> list[int]:
-            return [shard for shard in shards if server.truth.shards[shard].master_server in other_servers]
-
-        async with SimReplicationSet(self._world, database).session(database.master_region) as session:
-            found: list[int] = await session.run(look)
-            return found
-
-    async def release(self, shard: int) -> bool:
-        """See `ShardMoves.release`."""
-        return await release(self._world, self._locks, shard)
-
-
-def move_substitutes(world: World) -> list[Substitution]:
-    """Return the substitutes beneath what watchers do about moves."""
-    return [Substitution(ShardMoves, partial(SimShardMoves, world))]
+def _masters(world: World) -> list[tuple[str, int]]:
+    return [(master_of(each), each.version_epoch) for each in world.topology.databases]

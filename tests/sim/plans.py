@@ -53,7 +53,10 @@ TWO_HOP: Final = "two_hop"
 MEMBERS: Final = "members"
 """The question which of all keys a list has, always in the same words. These are drawn apart, too."""
 ADD_JOB: Final = "add_job"
+MOST_ADDED: Final = 2
+"""The most shards that are added at once, at most twice in a plan."""
 KILL_WORKER: Final = "kill worker"
+ADD_SHARDS: Final = "add shards"
 EDGE_TYPES: Final = ("friend", "likes", "liked_by", "follows", "comment", "note")
 
 
@@ -222,7 +225,7 @@ OF_WATCHERS: Final = ("kill watcher", "watcher hangs", "watcher cut off")
 """Failures of watchers, which do nothing but keep leases and replace what is gone."""
 UNNOTICED: Final = ("clone", "depose")
 """Faults that take no server away, or not at once."""
-COMPOUND: Final = ("spool needed", "rush", "binlog lost", "restart between writes", "topology late")
+COMPOUND: Final = ("spool needed", "rush", "binlog lost", "restart between writes", "topology late", "restore")
 """Faults that consist of several failures."""
 UNSEEN_SECONDS: Final = 8.0
 """Duration of "replaced unseen": others receive what is written meanwhile, and give the shards back in time."""
@@ -231,6 +234,13 @@ _WHILE_WRITING: Final = (
     *("move to database", "move dies"),
 )
 """Faults that have no effect without writes."""
+OF_DATABASES: Final = ("move to database", "move dies")
+MOVE_SECONDS: Final = 11.0
+"""About how long a move to another database takes."""
+_OPS_OF_MOVE: Final = 24
+RESTORE: Final = "restore"
+"""A loss of everything, and a restore of a backup. Only plans that ask for it have it."""
+_EDGES_OF_BACKUP: Final = 12
 _MASTERS: Final = ("promotion", "topology late", "master lost")
 _OF_SHARDS: Final = ("move shard", "there and back", "binlog lost", "clone", "move to database", "move dies")
 
@@ -263,6 +273,7 @@ def make_plan(
     with_states: bool = True,
     with_jobs: bool = True,
     with_journals: bool = True,
+    with_growth: bool = True,
     two_hop_share: float = 0.05,
     members_share: float = 0.05,
 ) -> Plan:
@@ -271,7 +282,8 @@ def make_plan(
     ``kinds`` are the faults and their weights (default: all faults). ``single_share`` is the share of acts in which one
     fault at a time is under way. ``with_states``: clients set states of edges, too. ``with_jobs``: every other seed has
     workers, and clients add jobs. ``with_journals``: every third seed has journals, and clients use them.
-    ``two_hop_share`` and ``members_share``: such questions by clients, for each other operation.
+    ``with_growth``: in every fifth seed an operator adds shards. ``two_hop_share`` and ``members_share``: such
+    questions by clients, for each other operation.
     """
     rng = random.Random(seed)
     shape = shape or rng.choice(_SHAPES)
@@ -304,6 +316,7 @@ def make_plan(
                     ops += _token_reads(rng, at, shape)
                 if kind == "move shard":
                     ops += _reservations(rng, at, pick % shape.shards, shape)
+    ops += _move_ops(random.Random(f"moves {seed}"), faults, shape)
     if with_states:
         ops += _state_ops(random.Random(f"states {seed}"), ops, shape)
     if with_jobs and seed % 2 == 0:
@@ -311,13 +324,14 @@ def make_plan(
         ops += _job_ops(random.Random(f"jobs {seed}"), ops, shape)
     if with_journals and seed % 3 == 0:
         ops += _journal_ops(random.Random(f"journals {seed}"), ops, shape)
+    if with_growth and seed % 5 == 1:
+        ops += _growth_ops(random.Random(f"growth {seed}"), ops)
     if two_hop_share:
         ops += _two_hop_ops(random.Random(f"two hops {seed}"), ops, shape, two_hop_share)
     if members_share:
         ops += _members_ops(random.Random(f"members {seed}"), ops, shape, members_share)
     ops.sort(key=lambda op: op.at)
-    faults.sort(key=lambda fault: fault.at)
-    return Plan(seed, acts, shape, tuple(ops), tuple(faults), tempo)
+    return Plan(seed, acts, shape, tuple(ops), tuple(sorted(faults, key=lambda fault: fault.at)), tempo)
 
 
 def _single_faults(rng: random.Random, begin: float, weights: Mapping[str, int], tempo: Tempo) -> list[Fault]:
@@ -422,6 +436,15 @@ def _journal_ops(rng: random.Random, ops: list[Op], shape: Shape) -> list[Op]:
     return found
 
 
+def _growth_ops(rng: random.Random, ops: list[Op]) -> list[Op]:
+    """Yield one or two additions of shards in the middle of other operations."""
+    found: list[Op] = []
+    for near in rng.sample(ops, rng.randint(1, 2)):
+        dies, count = rng.randrange(1000), rng.randint(1, MOST_ADDED)
+        found.append(Op(near.at, 0, ADD_SHARDS, dies, count, near.atype, rng.randrange(1, 40)))
+    return found
+
+
 def _two_hop_ops(rng: random.Random, ops: list[Op], shape: Shape, share: float) -> list[Op]:
     """Yield questions for two hops soon after a share of the others, from what these have written."""
     found: list[Op] = []
@@ -443,6 +466,36 @@ def _members_ops(rng: random.Random, ops: list[Op], shape: Shape, share: float) 
             at = near.at + delay + rng.random() * 0.3
             found.append(Op(at, client, MEMBERS, near.one % KEYS, near.two % KEYS, near.atype, near.value, how))
     return found
+
+
+def _move_ops(rng: random.Random, faults: list[Fault], shape: Shape) -> list[Op]:
+    """Yield operations on the objects of shards that move between databases, from the copy to after the switch, and on
+    any from a backup to after its restore."""
+    found: list[Op] = []
+    for fault in faults:
+        if fault.kind == RESTORE:
+            found += _restore_ops(rng, fault, shape)
+        keys = [key for key in range(KEYS) if key % shape.shards == fault.pick % shape.shards]
+        for _ in range(_OPS_OF_MOVE if fault.kind in OF_DATABASES and keys else 0):
+            others = rng.sample(range(KEYS), 2)
+            at, client = fault.at + rng.random() * MOVE_SECONDS, rng.randrange(shape.all_clients)
+            some = list(dict.fromkeys((rng.choice(keys), *others)))
+            found.append(_op(rng, at, client, some, rng.choice(EDGE_TYPES)))
+    return found
+
+
+def _restore_ops(rng: random.Random, fault: Fault, shape: Shape) -> list[Op]:
+    """Yield edges that are added while the databases are backed up one after the other, reservations of ids until after
+    the restore, and reads with tokens of what is lost."""
+    found = _reservations(rng, fault.at + 2.0, fault.pick, shape) + _reservations(
+        rng, fault.at + 12.0, fault.pick, shape
+    )
+    for _ in range(_EDGES_OF_BACKUP):
+        one, two = rng.sample(range(KEYS), 2)
+        at, client = fault.at + rng.random() * 1.5, rng.randrange(shape.all_clients)
+        found.append(Op(at, client, "assoc_add", one, two, rng.choice(EDGE_TYPES), rng.randrange(1, 40)))
+    found += _burst(rng, fault.at + 2.0, shape) + _burst(rng, fault.at + 4.0, shape)
+    return found + _token_reads(rng, fault.at + 12.0, shape)
 
 
 def _reservations(rng: random.Random, at: float, one: int, shape: Shape) -> list[Op]:

@@ -159,6 +159,7 @@ class Promotions:
         new.stopped_until = max(new.stopped_until, world.loop.now + after + _POLL_SECONDS)
         await asyncio.sleep(after)
         old.lost = True
+        old.restarts += 1
         roll_back_all_of(old, None)
         world.trace.note("lost", old.name)
         world.single_failures.look()

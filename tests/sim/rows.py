@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 
@@ -18,6 +18,7 @@ from tao.model.jobs import JobRow, PausedKind
 from tao.model.queries import CountQuery, ObjectQuery, Query, RangeQuery, TimeRangeQuery
 from tao.model.rows import EdgePage, IntentKey, IntentRow, ListRow, ObjectRow, RowChanges, ShardRow, StateRows
 from tao.planning.row_events import RowEvent
+from tao.replication.shard_move_plan import CopyState
 
 ListContent = tuple[int, tuple[Edge, ...]]
 """Count, and edges with the newest first."""
@@ -31,6 +32,22 @@ def join(registers: Sequence[EdgeRegisters]) -> EdgeRegisters:
     payload = max(((each.payload_us, each.time, each.data) for each in registers), default=(0, 0, b""))
     node_us, node = max(((each.id2_state_us, each.id2_state) for each in registers), default=(0, 0))
     return EdgeRegisters(own_state, state_us, *payload, node, node_us)
+
+
+CopiedRows = dict[str, dict[tuple[object, ...], object]]
+"""By table and primary key, the rows of a shard (`tests.sim.shard_copies`)."""
+
+
+@dataclass(slots=True)
+class IncomingCopy:
+    """A copy of a shard that a move makes: its state, and its tables."""
+
+    state: CopyState
+    tables: CopiedRows = field(default_factory=dict)
+
+    def copied(self) -> IncomingCopy:
+        """Return the same in tables of its own."""
+        return IncomingCopy(self.state, {name: dict(rows) for name, rows in self.tables.items()})
 
 
 @dataclass(slots=True)
@@ -47,6 +64,10 @@ class Rows:
     nodes: dict[ListKey, NodeState] = field(default_factory=dict)
     jobs: dict[int, JobRow] = field(default_factory=dict)
     paused_jobs: dict[PausedKind, bool] = field(default_factory=dict)
+    incoming: dict[int, IncomingCopy] = field(default_factory=dict)
+    """By shard, the copy that a move makes here."""
+    moved_away: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """By shard that has left, the database that it moved to, and when, in seconds since 1970."""
 
     def write(self, changes: RowChanges) -> None:
         self.objects.update({row.id: row for row in changes.put_objects})
@@ -86,6 +107,8 @@ class Rows:
         self.nodes = dict(other.nodes)
         self.jobs = dict(other.jobs)
         self.paused_jobs = dict(other.paused_jobs)
+        self.incoming = {shard: copy.copied() for shard, copy in other.incoming.items()}
+        self.moved_away = dict(other.moved_away)
 
     def of_shard(self, shard: int) -> RowChanges:
         """Return everything of a shard, as the changes that write it."""
@@ -111,12 +134,23 @@ class Rows:
         )
 
     def forget(self, shard: int) -> None:
-        """Drop what an earlier move of a shard has left here."""
-        kept = Rows()
-        for other in {*self.shards, *(key >> SHARD_SHIFT for key in self.objects)} - {shard}:
-            kept.write(self.of_shard(other))
-        kept.shards = self.shards
-        self.take_over(kept)
+        """Drop a shard."""
+        gone = self.of_shard(shard)
+        for table, keys in (
+            (self.objects, [row.id for row in gone.put_objects]),
+            (self.lists, gone.put_lists),
+            (self.edges, {ListKey(key.id1, key.atype) for key in gone.put_edges}),
+            (self.intents, [IntentKey(row.low_id, row.high_id) for row in gone.put_intents]),
+            (self.reserved_times, gone.put_reserved_times),
+            (self.registers, gone.put_registers),
+            (self.nodes, gone.put_nodes),
+            (self.jobs, gone.put_jobs),
+            (self.paused_jobs, gone.put_paused_jobs),
+        ):
+            for key in keys:
+                del cast(dict[object, object], table)[key]
+        self.shards.pop(shard, None)
+        self.moved_away.pop(shard, None)
 
     def edge(self, key: EdgeKey) -> Edge | None:
         return self.edges.get(ListKey(key.id1, key.atype), {}).get(key.id2)
@@ -168,15 +202,21 @@ def part_of(query: Query, count: int, edges: list[Edge]) -> tuple[list[Edge], in
             return [each for each in edges if each.id2 in query.id2s and query.high >= each.time >= query.low], 0
 
 
+Statement = Callable[[Rows], None]
+"""A statement that changes tables, or rows that servers do not read."""
+
+
 class Logged(msgspec.Struct):
-    """One transaction of a binlog."""
+    """One transaction of a binlog. ``statement``: what it does beside its changes of rows. ``invalid``: shards that it
+    changes in a way that no row events describe."""
 
     gtid: str
     events: list[RowEvent]
     changes: RowChanges
     shards: dict[int, ShardRow]
     unix_ms: int
-    arrived: int | None = None
+    statement: Statement | None = None
+    invalid: frozenset[int] = frozenset()
 
 
 class Past:
@@ -196,6 +236,8 @@ class Past:
         """Jobs in lost transactions."""
         self.lost_pairs: Final[set[IntentKey]] = set()
         """Pairs of the edges in lost transactions: what other databases had written about them was not lost."""
+        self.repaired_pairs: Final[set[IntentKey]] = set()
+        """Those of them that were repaired since."""
 
     def lose(self, left: Rows, gone: Iterable[Logged]) -> None:
         """Record that a promotion has left these rows, without these transactions."""
@@ -210,6 +252,7 @@ class Past:
             self.lost_pairs.update(IntentKey(*sorted((edge.id1, edge.id2))) for edge in edges)
             self.lost_pairs.update(IntentKey(row.low_id, row.high_id) for row in changes.put_intents)
             self.lost_pairs.update(changes.delete_intents)
+            self.repaired_pairs.clear()
             self.lost_jobs.update(changes.put_jobs)
 
     def _lose(self, key: tuple[int, int], versions: Iterable[int], left: int) -> None:

@@ -23,11 +23,12 @@ from tao.worker.server import known_kinds
 from tests.sim.checks import DONE, Violation
 from tests.sim.clients import Client, key_id
 from tests.sim.faults import Faults
+from tests.sim.growth import Growth, growth_substitutes
 from tests.sim.jobs import KIND, Walk, WalkBody
 from tests.sim.journals import check_journals_calm, journal_substitutes
 from tests.sim.loop import CURRENT, SimLoop
-from tests.sim.moves import move_substitutes
-from tests.sim.plans import ADD_JOB, KILL_WORKER, WRITES, Op, Plan
+from tests.sim.plans import ADD_JOB, ADD_SHARDS, KILL_WORKER, WRITES, Op, Plan
+from tests.sim.shard_copies import copy_substitutes
 from tests.sim.substitutes import Substitution, substituted
 from tests.sim.watchers import failed_too_late, watcher_substitutes
 from tests.sim.world import World
@@ -67,7 +68,8 @@ def run(plan: Plan, broken: Callable[[], AbstractContextManager[object]] = nullc
                     player.world,
                     [
                         *watcher_substitutes(player.world),
-                        *move_substitutes(player.world),
+                        *copy_substitutes(player.world),
+                        *growth_substitutes(player.world),
                         *journal_substitutes(player.world),
                         Substitution(known_kinds, lambda _: kinds_by_name([Walk(player.world.jobs), NodeStates()])),
                     ],
@@ -110,6 +112,7 @@ class _Player:
         self.ended_at = 0.0
         self.results: dict[str, int] = {}
         self._stopped = asyncio.Event()
+        self._growth: Final = Growth(self.world)
         self._tokens: list[WriteToken] = []
         self._doing: list[asyncio.Task[None]] = []
 
@@ -160,6 +163,9 @@ class _Player:
     def _start(self, op: Op) -> None:
         if op.kind == KILL_WORKER:
             self._kill_worker(op)
+            return
+        if op.kind == ADD_SHARDS:
+            self._growth.begin(op)
             return
         client = self.world.clients[op.client]
         self.world.spawn(self._do(op), client.process)

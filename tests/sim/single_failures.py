@@ -53,6 +53,7 @@ LASTS_SECONDS: Final = {
     "topology late": 6.0,
     "move to database": 20.0,
     "move dies": 30.0,
+    "restore": 60.0,
     "replaced unseen": UNSEEN_SECONDS,
 }
 """Longest duration in seconds of the faults that no end is scheduled for; all others are over when they end."""

@@ -32,6 +32,7 @@ from tao.model.rows import (
     WriteKeys,
 )
 from tao.schema.registry import Schema
+from tao.storage.failures import TablesMissing
 from tao.storage.master_check import MasterState, master_refusal
 from tests.rigs.job_rows import count_jobs, select_jobs
 from tests.rigs.pair_pages import page_of_rows
@@ -149,7 +150,7 @@ class SimReadStore(ReadStore):
 
             async def look() -> FillRead:
                 epochs = {
-                    shard: 0 if critical and _moves(server, shard) else server.rows.shards[shard].version_epoch
+                    shard: 0 if critical and _moves(server, shard) else _row(server, shard).version_epoch
                     for shard in shards
                 }
                 found = FillRead([server.rows.value(query) for query in asked], epochs)
@@ -206,7 +207,7 @@ class SimReadStore(ReadStore):
         server, ends = self._world.databases[self._master_of(shard)], (shard, far_shard)
 
         async def look() -> list[IntentRow]:
-            read_epoch = server.rows.shards[shard].version_epoch
+            read_epoch = _row(server, shard).version_epoch
             intents = server.rows.intents.values()
             found = [row for row in intents if (row.low_id >> SHARD_SHIFT, row.high_id >> SHARD_SHIFT) == ends]
             await self._be_late(server)
@@ -252,15 +253,23 @@ class SimMemberScans:
             rows = server.rows
             versions = {key: row.version for key, row in rows.lists.items()}
             edges = [EdgeKey(key.id1, key.atype, id2) for key, held in rows.edges.items() for id2 in held]
-            return page_of_rows(rows.shards[query.shard].version_epoch, query, versions, edges)
+            return page_of_rows(_row(server, query.shard).version_epoch, query, versions, edges)
 
         left = deadline - asyncio.get_running_loop().time()
         return await run_at(self._world, server, look, left)
 
 
+def _row(server: SimDatabase, shard: int) -> ShardRow:
+    """Return the row of a shard that a reader sees. Raises `TablesMissing`."""
+    row = server.rows.shards.get(shard)
+    if row is None:
+        raise TablesMissing(f"{server.name} has no tables of shard {shard}")
+    return row
+
+
 def _moves(server: SimDatabase, shard: int) -> bool:
     """Return whether the row of a shard names another master than the server."""
-    return server.rows.shards[shard].master_server != server.name
+    return _row(server, shard).master_server != server.name
 
 
 def _lease_ended(server: SimDatabase) -> bool:
@@ -269,7 +278,7 @@ def _lease_ended(server: SimDatabase) -> bool:
 
 def _state(server: SimDatabase, shard: int) -> MasterState:
     """Return what the server says of itself and of a shard."""
-    row = server.rows.shards[shard]
+    row = _row(server, shard)
     return MasterState(server.read_only, _lease_ended(server), row.master_server, row.version_epoch, row.generation)
 
 
@@ -314,7 +323,7 @@ class SimWriteStore:
                     raise ShardBlocked(f"the lock of shard {shards[0]} was not had", shards[0]) from None
             try:
                 check_writable(server)
-                found = [server.truth.shards[shard] for shard in locked]
+                found = [_row(server, shard) for shard in locked]
                 rows = {row.shard: row.taken_by(owner) for row in found if row.master_server == server.name}
                 if len(shards) == 1 and not rows:
                     raise MasterReadOnly(f"shard {shards[0]} moves to another database")
@@ -337,7 +346,7 @@ class SimWriteStore:
             server = self._world.databases[name]
 
             async def look(server: SimDatabase = server, of_server: list[int] = of_server) -> dict[int, ShardRow]:
-                return {shard: server.rows.shards[shard] for shard in of_server}
+                return {shard: _row(server, shard) for shard in of_server}
 
             found |= await run_at(self._world, server, look, timeout_seconds)
         return found
@@ -463,7 +472,7 @@ class SimTransaction:
             lists = sorted(keys.lists | keys.recounts)
             recounts = sorted(keys.recounts)
             edges = [(key, rows.edge(key)) for key in sorted(keys.rows_of_edges())]
-            return {shard: rows.shards[shard] for shard in shards}, ExistingRows(
+            return {shard: _row(server, shard) for shard in shards}, ExistingRows(
                 {key: rows.objects[key] for key in sorted(keys.objects) if key in rows.objects},
                 {key: rows.lists[key] for key in lists if key in rows.lists},
                 {key: edge for key, edge in edges if edge is not None},

@@ -36,6 +36,7 @@ from tao.schema.registry import Schema
 from tao.serving.configuration import SchemaFile
 from tao.serving.requests import Listeners, PauseDetector
 from tao.serving.server import SchemaArenas, maintain_cache
+from tao.storage.names import schema_name
 from tao.storage.pools import Pools
 from tao.storage.reads import MySqlReadStore
 from tao.storage.scans import MySqlMemberScans
@@ -53,6 +54,7 @@ from tao.wire.links import LinkSettings
 from tao.wire.session import RequestHandler
 from tao.wire.settings import DoorstepSettings, ServingSettings
 from tests.sim import roles
+from tests.sim.copied_tables import events_of
 from tests.sim.database import unix_ms
 from tests.sim.disks import Machine, SimSpool
 from tests.sim.loop import CURRENT, Process
@@ -71,6 +73,8 @@ _PACKAGES: Final = (
 ever."""
 ROW_BYTES: Final = 150
 """Estimated size of a row that is not decoded."""
+_FOLLOWED_AFTER_SECONDS: Final = 0.6
+"""The longest delay of what a move reads in a binlog: as on busy machines, and within what a move allows."""
 HOUSE_SECONDS: Final = 15.0
 """Seconds between two rounds of cache maintenance, times the pace; at the product's tenth of a second they would be
 most of what happens."""
@@ -294,8 +298,12 @@ class SimCheckpoint:
 class SimBinlogReader:
     """Replaces `tao.tailer.reader.BinlogReader`."""
 
-    def __init__(self, world: Outside, account: ServerAccount, *_: object) -> None:
+    def __init__(
+        self, world: Outside, account: ServerAccount, *_: object, schemas: frozenset[str] = frozenset()
+    ) -> None:
+        """``schemas``: of shards that are followed in all their tables; without them, what tailers read is read."""
         self._world: Final = world
+        self._schemas: Final = schemas
         self._server = world.databases[account.host]
         self._more: Final = asyncio.Event()
         self.connected = False
@@ -334,6 +342,8 @@ class SimBinlogReader:
                     self._more.clear()
                     await self._more.wait()
                     continue
+                if self._schemas:
+                    await asyncio.sleep(self._world.random.random() * _FOLLOWED_AFTER_SECONDS)
                 position = logged[-1].gtid
                 yield [self._transaction(each) for each in logged]
         finally:
@@ -343,8 +353,12 @@ class SimBinlogReader:
     def _transaction(self, logged: Logged) -> BinlogTransaction:
         is_heartbeat = any(event.table == HEARTBEAT_TABLE for event in logged.events)
         committed = BinlogTransaction(gtid=logged.gtid, committed_unix_ms=logged.unix_ms // 1000 * 1000)
-        if logged.arrived is not None:
-            return msgspec.structs.replace(committed, invalid_shards=frozenset({logged.arrived}))
+        if self._schemas:
+            rows = events_of(logged.changes)
+            events = [event for event in rows if schema_name(event.shard) in self._schemas]
+            return msgspec.structs.replace(committed, events=events, invalid_shards=logged.invalid)
+        if logged.invalid:
+            return msgspec.structs.replace(committed, invalid_shards=logged.invalid)
         if is_heartbeat or not self._leaves_undecoded:
             return msgspec.structs.replace(committed, events=logged.events)
         by_shard: dict[int, list[RowEvent]] = {}

@@ -18,14 +18,17 @@ import msgspec
 import pytest
 
 from tao.model.topology import Topology
+from tao.replication.shard_move_plan import MoveStep
 from tao.watcher.server import WatcherServer
 from tests.rigs.effort import examples
 from tests.sim import __main__ as command
 from tests.sim.bounds import EXPECTED
 from tests.sim.checks import Violation
 from tests.sim.loop import Process, SimLoop, SimulationStuck
+from tests.sim.moves import STEPS
 from tests.sim.plans import (
     ADD_JOB,
+    ADD_SHARDS,
     COMPOUND,
     EPISODE_SECONDS,
     EPISODES,
@@ -37,6 +40,7 @@ from tests.sim.plans import (
     MEMBERS,
     PLANNED,
     READS,
+    RESTORE,
     SET_READ,
     STATE_KINDS,
     TEMPOS,
@@ -207,6 +211,51 @@ def test_an_operator_clones_and_restarts_to_the_end() -> None:
     assert not any("ERROR" in each or "waiting" in each for each in results), results
 
 
+@pytest.mark.parametrize("place", range(len(STEPS)), ids=lambda place: STEPS[place].name)
+def test_a_move_that_died_at_a_step_is_repeated_to_its_end(place: int) -> None:
+    plan = make_plan(1, 1, Shape(leaders=2), kinds={})
+    dies = Fault(20.0, "move dies", 1 + 4, 2 * place + 1, 0.0)
+    outcome = run(msgspec.structs.replace(plan, ops=plan.ops[:20], faults=(dies,)))
+    assert outcome.violation is None
+    commands = [str(event[3]) for event in outcome.recent if event[1] == "command"]
+    assert commands[0] == "died"
+    assert commands[-1].startswith("MoveResult(shard=1, source='db1', target='db2'"), commands
+
+
+def test_a_move_that_died_is_undone() -> None:
+    plan = make_plan(1, 1, Shape(leaders=2), kinds={})
+    dies = Fault(20.0, "move dies", 1, 2 * STEPS.index(MoveStep.SWITCH) + 1, 0.0)
+    outcome = run(msgspec.structs.replace(plan, ops=plan.ops[:20], faults=(dies,)))
+    assert outcome.violation is None
+    commands = [str(event[3]) for event in outcome.recent if event[1] == "command"]
+    assert commands == ["died", f"{MoveStep.UNFENCE}; {MoveStep.RENAME_BACK}; {MoveStep.DROP_COPY}"]
+
+
+def test_added_shards_are_used_at_once_also_after_a_run_that_died() -> None:
+    plan = make_plan(1, 1, Shape(leaders=2), kinds={})
+    adds = [Op(20.0 + 30.0 * dies, 0, ADD_SHARDS, 201 * dies, 2, "friend", 1) for dies in (0, 1)]
+    outcome = run(msgspec.structs.replace(plan, ops=adds))
+    assert outcome.violation is None
+    commands = [str(event[3]) for event in outcome.recent if event[1] == "command"]
+    assert commands == ["6 shards", "died", "7 shards"]
+    added = [event for event in outcome.recent if event[1] == "added anywhere"]
+    assert len(added) == 2 * Shape().all_clients
+    assert {event[3] for event in added} == {"done"}
+
+
+@pytest.mark.timeout(900)
+def test_a_restored_cluster_gives_nothing_out_again_and_has_whole_pairs() -> None:
+    restores = pairs = 0
+    for seed in range(examples(3)):
+        plan = make_plan(seed, 1, Shape(leaders=2), {RESTORE: 1}, single_share=0.0, with_journals=False)
+        outcome = run(plan)
+        assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
+        restores += outcome.looked_at["restores"]
+        pairs += outcome.looked_at["repaired_pairs"]
+    assert restores
+    assert pairs, "no backup has cut a pair in two"
+
+
 def test_a_watcher_counts_the_registered_servers_that_it_removes(monkeypatch: pytest.MonkeyPatch) -> None:
     logged: list[tuple[WatcherServer, str]] = []
     log_removed = WatcherServer._log_removed
@@ -239,7 +288,7 @@ def test_plans_bring_every_operation_every_option_and_every_fault() -> None:
     plans = [make_plan(seed, 2) for seed in range(150)]
     ops = [op for plan in plans for op in plan.ops]
     of_clients = {*READS, *WRITES, *MANY_READS, *MANY_WRITES, SET_READ, TWO_HOP, MEMBERS, *STATE_KINDS}
-    assert {op.kind for op in ops} == {*of_clients, ADD_JOB, KILL_WORKER, LATER_SET_STATE}
+    assert {op.kind for op in ops} == {*of_clients, ADD_JOB, ADD_SHARDS, KILL_WORKER, LATER_SET_STATE}
     assert {op.how for op in ops} == {"", "critical", "stale", "token", "tokens"}
     assert {fault.kind for plan in plans for fault in plan.faults} == set(FAULT_WEIGHTS)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.sim.broken import Variant
 from tests.sim.plans import first_acts
 from tests.sim.runs import run
-from tests.sim.variants import VARIANTS, Variant, find
+from tests.sim.variants import VARIANTS, find
 
 
 @pytest.mark.timeout(900)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
 from functools import partial, partialmethod
 from itertools import islice
 from typing import Any, Final
@@ -56,7 +55,10 @@ from tao.tailer.leader_outbox import LeaderOutbox, Part
 from tao.watcher import server
 from tao.wire.read_batch import QueryRow
 from tao.worker.runner import JobRunner
-from tests.sim import broken_caches, broken_intents, broken_journals, broken_questions, moves, promotion, stores
+from tests.sim import broken_caches, broken_intents, broken_journals, broken_questions, promotion, stores
+from tests.sim.broken import Variant
+from tests.sim.broken_moves import MOVE_VARIANTS
+from tests.sim.broken_restores import RESTORE_VARIANTS
 from tests.sim.database import SimDatabase
 from tests.sim.disks import SimSpool
 from tests.sim.locks import SimLockFiles
@@ -81,33 +83,6 @@ ONE_TIER: Final = Shape(regions=1, leaders=2, tiers=1, followers=3, shards=8)
 """A shape in which no other tier answers what one follower refuses."""
 MOVES: Final = {"move between followers": 1}
 """Changes that leave clients and followers with different topologies for a moment."""
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """One broken rule, the plans that reveal it, and the checks that must notice.
-
-    ``broken`` breaks the product while a block runs; ``faults`` and ``shape`` bring out the consequence, which is one
-    of ``violates`` (invariants of docs/explanation/invariants.md or words of `Violation`) and nothing else. It must be
-    found within ``seeds`` runs of ``acts``, from seed ``first`` on: far more than it takes, since every change of the
-    product changes what a seed brings about. Seed ``first`` has brought it about before. ``single_share``: see
-    `make_plan`.
-    """
-
-    name: str
-    broken: Callable[[], AbstractContextManager[object]]
-    violates: frozenset[str]
-    faults: Mapping[str, int]
-    shape: Shape = field(default_factory=lambda: Shape(leaders=2))
-    seeds: int = 200
-    acts: int = 2
-    first: int = 0
-    single_share: float = 0.0
-    with_states: bool = False
-    with_jobs: bool = False
-    with_journals: bool = False
-    two_hop_share: float = 0.0
-    members_share: float = 0.0
 
 
 @contextmanager
@@ -490,11 +465,6 @@ def _former_master_read() -> AbstractContextManager[None]:
     return _replaced(stores, master_refusal=lambda *_: None)
 
 
-def _fence_left_out() -> AbstractContextManager[None]:
-    """Let leaders write to the source of a move while its copy becomes the shard."""
-    return _replaced(moves, fenced_row=lambda row, _: row)
-
-
 def _unapplied_change_skipped() -> AbstractContextManager[None]:
     """Take each change in the answer to a write for one that the leader has delivered before."""
     return _replaced(GraphCache, has_applied=lambda *_: True)
@@ -651,7 +621,6 @@ VARIANTS: Final[Sequence[Variant]] = (
         Shape(regions=1, leaders=2, watchers=2),
         single_share=1.0,
     ),
-    Variant("fence left out", _fence_left_out, frozenset({"1", "3", "5", "6"}), {"move to database": 1}),
     Variant("former master read", _former_master_read, frozenset({"critical"}), {"topology late": 1}),
     Variant("unapplied change skipped", _unapplied_change_skipped, frozenset({"3"}), {"slow": 1}),
     Variant("request passed on again", _request_passed_on_again, frozenset({"hops"}), {"topology late": 1}, first=1),
@@ -770,6 +739,8 @@ VARIANTS: Final[Sequence[Variant]] = (
         _ONE_LEADER,
         two_hop_share=0.5,
     ),
+    *MOVE_VARIANTS,
+    *RESTORE_VARIANTS,
     Variant("own writes never make room", _own_writes_never_make_room, frozenset({"8"}), {"rush": 1}, acts=1, first=6),
 )
 
@@ -786,6 +757,7 @@ def find(variant: Variant) -> tuple[Outcome | None, int]:
             with_states=variant.with_states,
             with_jobs=variant.with_jobs,
             with_journals=variant.with_journals,
+            with_growth=variant.with_growth,
             two_hop_share=variant.two_hop_share,
             members_share=variant.members_share,
         )

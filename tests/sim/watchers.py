@@ -15,10 +15,11 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from math import inf
-from typing import Any, Final
+from typing import Final
 
 from tao.model.errors import OperatorError, TaoError
 from tao.model.topology import Database
+from tao.replication.accounts import Account
 from tao.replication.gtid import GtidSet
 from tao.replication.lease import (
     LeaseTerms,
@@ -28,32 +29,51 @@ from tao.replication.lease import (
     renew_lease,
     server_unix_ms,
 )
-from tao.replication.locks import LockFiles, LockHold, Locks, hold_exclusively, mastership_lock
+from tao.replication.locks import (
+    SESSION_IDLE_SECONDS,
+    LockFiles,
+    LockHold,
+    Locks,
+    hold_exclusively,
+    mastership_lock,
+)
 from tao.replication.promotion import LastRenewal, Promoter, PromotionResult
 from tao.replication.promotion_plan import MasterAnswers, PromotionRefused, PromotionRequest, SetMember
 from tao.replication.replication_set import ReplicationSet
 from tao.replication.server_statements import MemberState, ReplicationStatus
 from tao.storage.dialect import Dialect
+from tao.storage.session import ServerAccount
 from tao.topology import edits
 from tests.sim.database import SimDatabase
 from tests.sim.locks import SimLockFiles
 from tests.sim.loop import CURRENT
 from tests.sim.plans import REPLACED_SECONDS
 from tests.sim.promotion import SETTLE_SECONDS, applied, enthrone
-from tests.sim.stores import run_at
+from tests.sim.sessions import SimSession
 from tests.sim.substitutes import Substitution
 from tests.sim.world import World
 
 _STATEMENT_SECONDS: Final = 1.0
+ACCOUNT: Final = Account("tao", "simulated")
 _NOTHING: Final = GtidSet(Dialect.MARIADB, "")
 
 
 class SimReplicationSet:
     """Replaces `tao.replication.replication_set.ReplicationSet` for watchers."""
 
-    def __init__(self, world: World, database: Database, *_: object, **__: object) -> None:
+    def __init__(
+        self, world: World, database: Database, *_: object, hold: LockHold | None = None, **__: object
+    ) -> None:
         self._world: Final = world
+        self._hold: Final = hold
         self.database: Final = database
+
+    @property
+    def shards(self) -> list[int]:
+        return sorted(edits.shards_of(self.database))
+
+    def login(self, region: str, account: Account | None = None) -> ServerAccount:
+        return (account or ACCOUNT).at(self.database.servers[region])
 
     @property
     def master(self) -> SimDatabase:
@@ -68,8 +88,12 @@ class SimReplicationSet:
 
     @asynccontextmanager
     async def session(self, region: str) -> AsyncIterator[SimSession]:
-        session = SimSession(self._world, self.server(region))
+        session = SimSession(
+            self._world, self.server(region), 0.0 if self._hold is None else float(SESSION_IDLE_SECONDS)
+        )
         await session.run(lambda server: None)
+        if self._hold is not None:
+            self._hold.check()
         yield session
 
     async def members(self) -> list[SetMember]:
@@ -113,22 +137,6 @@ class SimReplicationSet:
 
     def has_lost_acknowledgements(self, _: Iterable[SetMember]) -> bool:
         return False
-
-
-class SimSession:
-    """An administrator's session at a simulated database server."""
-
-    def __init__(self, world: World, server: SimDatabase) -> None:
-        self._world: Final = world
-        self._server: Final = server
-
-    async def run(self, statement: Any) -> Any:
-        """Run a function of the server there, and return its result. Raises `TaoError`."""
-
-        async def work() -> Any:
-            return statement(self._server)
-
-        return await run_at(self._world, self._server, work, _STATEMENT_SECONDS)
 
 
 async def sim_lease_terms(session: SimSession, *, deadline: float) -> LeaseTerms:

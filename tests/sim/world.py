@@ -29,12 +29,14 @@ from tao.model.edge_states import State
 from tao.model.rows import RowChanges
 from tao.model.topology import Database, Topology
 from tao.observability.logs import Logger
+from tao.replication.shard_move_plan import holder_of, master_of
 from tao.routing.topology_changes import record_change
 from tao.runtime.admin import AdminPages
 from tao.schema.registry import Schema, load_schema
 from tests.sim.bounds import Bounds
 from tests.sim.checks import Checks, Violation
 from tests.sim.clients import Client
+from tests.sim.copied_tables import tables_of
 from tests.sim.database import SimDatabase
 from tests.sim.disks import SpoolFile
 from tests.sim.jobs import LEASE_SECONDS, JobChecks
@@ -42,7 +44,7 @@ from tests.sim.journals import Journals, journal_settings
 from tests.sim.locks import LockTable
 from tests.sim.loop import CURRENT, Process, SimLoop
 from tests.sim.network import Network
-from tests.sim.plans import LATER_SET_STATE, Plan
+from tests.sim.plans import LATER_SET_STATE, MOST_ADDED, Plan
 from tests.sim.reachability import Reachability
 from tests.sim.roles import follower_settings, leader_settings, tailer_settings, watcher_settings, worker_settings
 from tests.sim.rows import Past
@@ -158,11 +160,13 @@ class World:
         self.operator: Final = Process("operator", REGIONS[0])
         self.at_pair_commit: Final[dict[str, Callable[[Process], None]]] = {}
         """Leader → what happens when one side of its next pair is committed."""
+        self.rows_to_lose: Final[set[int]] = set()
+        """Shards of which the next row that is copied gets lost on the way into the copy."""
         self.found: Final = found
         self.network.twice_passed_on = lambda text: found(Violation("hops", text))
         self.checks: Final = Checks(self.master_of, self.schema, loop.time, found)
         self.jobs: Final = JobChecks(self.master_of, self.schema, loop.time, found)
-        self.bounds: Final = Bounds(shape.shards, shape.arena_bytes, found)
+        self.bounds: Final = Bounds(shape.shards + 2 * MOST_ADDED, shape.arena_bytes, found)
         self.single_failures: Final = SingleFailures(Reachability(self), loop.time, self.checks.looked_at)
         self._under_way: Final[dict[asyncio.Task[None], None]] = {}
         self._roles: Final[dict[str, tuple[str, str]]] = {}  # name → role and region
@@ -304,6 +308,7 @@ class World:
         """Stop a database: connections are refused, open transactions are rolled back, and the disk keeps what was
         committed."""
         database.stopped = True
+        database.restarts += 1
         roll_back_all_of(database, None)
 
     def check_masters(self, database: Database) -> None:
@@ -328,9 +333,25 @@ class World:
         if process is not None and self._roles.get(process.name, ("", ""))[0] == "watcher":
             self._check_watchers()
         changed = msgspec.structs.replace(changed, version=self.topology.version + 1)
+        former = {shard: self.master_of(shard) for shard in range(self.topology.shards)}
         self.topology = record_change(self.topology, changed)
+        for shard, master in former.items():
+            if self.master_of(shard).past is not master.past:
+                self._check_arrived(shard, master)
+                master.past.hand_over(self.master_of(shard).past, shard)
         self.trace.note("topology", self.topology.version)
         self.look_at_topology()
+
+    def _check_arrived(self, shard: int, former: SimDatabase) -> None:
+        """Check, when the topology gives a shard to another database, that its servers have all that was committed at
+        the former one."""
+        database = holder_of(self.topology, shard)
+        expected = tables_of(former.truth.of_shard(shard))
+        for server in (each for each in database.servers.values() if not each.down):
+            there = self.databases[server.name]
+            rows = there.truth if server.name == master_of(database) else there.rows
+            if shard not in rows.shards or tables_of(rows.of_shard(shard)) != expected:
+                self.found(Violation("1", f"{server.name} gets shard {shard}, and lacks what {former.name} has of it"))
 
     def look_at_topology(self) -> None:
         """Let every process notice within half a second that there is another document."""
