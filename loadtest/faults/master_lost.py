@@ -70,7 +70,10 @@ class MasterLostOptions(Options):
     """The options of `master_lost`."""
 
     kinds: tuple[str, ...] = options.SHAPE.default(
-        (), toy=(_FAR.name, _NEAR.name), choices=tuple(_KINDS), help="Lose a master only in this way; may be repeated."
+        (),
+        toy=(_FAR.name, _NEAR_HANGS.name),
+        choices=tuple(_KINDS),
+        help="Lose a master only in this way; may be repeated.",
     )
     rounds: int = options.REPETITIONS.default(3, toy=1, help="Losses of each kind.")
 
@@ -94,7 +97,7 @@ class _Writers:
 
 
 async def run(settings: BenchSettings, progress: Progress, wanted: MasterLostOptions) -> ScenarioResult:
-    """Run some rounds of each kind, at toy size one of each with a killed master and semi-synchronous replication.
+    """Run some rounds of each kind, at toy size one with a master that is killed and one with a master that hangs.
     Raises `OperatorError`.
 
     An acknowledged write that is lost under semi-synchronous replication is a fault."""

@@ -94,7 +94,7 @@ class Ownership:
         self._spawn: Final = context.spawn_as("takeover")
         self._owned: dict[int, ShardRow] = {}
         self._wanted: frozenset[int] = frozenset()
-        self._being_taken: set[int] = set()
+        self._being_taken: dict[int, str] = {}  # shard → the server where it is
         self._full: dict[int, DatabaseFull] = {}  # why a wanted shard could not be taken: its database's disk is full
         self._awaited: dict[int, asyncio.Future[None]] = {}
         """For each wanted shard whose writers wait: done when it was taken, cannot be, or is not wanted any more."""
@@ -161,8 +161,12 @@ class Ownership:
         """Own exactly these shards from now on. `take` takes the missing ones."""
         self._wanted = frozenset(shards)
         self._full = {shard: error for shard, error in self._full.items() if shard in self._wanted}
-        for shard in [shard for shard in self._owned if shard not in self._wanted]:
-            self._give_up(shard, "the topology assigns it to another leader")
+        for shard, row in list(self._owned.items()):
+            if shard not in self._wanted:
+                self._give_up(shard, "the topology assigns it to another leader")
+            elif row.master_server != self._store.server_of(shard):
+                # The former master may hang, and would not say so: a check of its row waits for an answer.
+                self._give_up(shard, "the topology names another master of it")
         for shard in self._awaited.keys() - self._wanted:
             self._end_wait(shard)
         self._changed.set()
@@ -217,12 +221,15 @@ class Ownership:
         while True:
             self._changed.clear()
             by_server: dict[str, list[int]] = {}
-            for shard in sorted(self._wanted - self._owned.keys() - self._being_taken):
-                by_server.setdefault(self._store.server_of(shard), []).append(shard)
+            for shard in sorted(self._wanted - self._owned.keys()):
+                server = self._store.server_of(shard)
+                # A former master that hangs must not keep a shard from being taken at its successor.
+                if self._being_taken.get(shard) != server:
+                    by_server.setdefault(server, []).append(shard)
             for server, shards in by_server.items():
                 # Databases are handled concurrently: one that hangs must not delay the shards of the others.
                 self._spawn(self._take_of_server(server, shards))
-                self._being_taken.update(shards)
+                self._being_taken.update(dict.fromkeys(shards, server))
             try:
                 async with asyncio.timeout(self._settings.retry_seconds):
                     await self._changed.wait()
@@ -236,18 +243,25 @@ class Ownership:
         size = self._settings.shards_per_takeover
         try:
             several = [shards[start : start + size] for start in range(0, len(shards), size)]
-            alone = chain.from_iterable(await asyncio.gather(*(self._take(each, limit) for each in several)))
-            await asyncio.gather(*(self._take([shard], limit) for shard in alone))
+            alone = chain.from_iterable(await asyncio.gather(*(self._take(server, each, limit) for each in several)))
+            await asyncio.gather(*(self._take(server, [shard], limit) for shard in alone))
             taken = sum(shard in self._owned for shard in shards)
             self._log.info("shards_taken", database_server=server, taken=taken, failed=len(shards) - taken)
         finally:
-            self._being_taken.difference_update(shards)
+            self._release(server, shards)
 
-    async def _take(self, shards: list[int], limit: asyncio.Semaphore) -> list[int]:
+    def _release(self, server: str, shards: Iterable[int]) -> None:
+        """Let these shards be taken again at a server."""
+        for shard in [shard for shard in shards if self._being_taken.get(shard) == server]:
+            del self._being_taken[shard]
+
+    async def _take(self, server: str, shards: list[int], limit: asyncio.Semaphore) -> list[int]:
         """Take these shards in one transaction. Return the shards that are to be taken alone."""
         alone: list[int] = []
         try:
             async with limit:
+                # Another takeover has begun at the new master of any other shard.
+                shards = [shard for shard in shards if self._store.server_of(shard) == server]
                 pauses = self._pauses
                 rows = await self._store.take_ownership(
                     shards, self._name, timeout_seconds=self._settings.take_timeout_seconds
@@ -265,11 +279,11 @@ class Ownership:
             return alone
         finally:
             # Released as they end: a takeover that hangs must not keep another shard from being taken again.
-            self._being_taken.difference_update(set(shards).difference(alone))
+            self._release(server, set(shards).difference(alone))
         for shard, row in rows.items():
             self._full.pop(shard, None)
             # A takeover before a pause whose answer came after it may be outdated: then the shard is taken once more.
-            if shard in self._wanted and pauses == self._pauses:
+            if shard in self._wanted and pauses == self._pauses and server == self._store.server_of(shard):
                 self._owned[shard] = row
                 self._on_taken(row)
                 self._end_wait(shard)

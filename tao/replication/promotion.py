@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple, TypeVar
@@ -26,6 +26,7 @@ from tao.model.topology import Database, Topology
 from tao.replication.kept_sessions import KeptSessions
 from tao.replication.lease import LeaseTerms, grant_lease, lease_terms, server_unix_ms
 from tao.replication.locks import LockHold, Locks, hold_exclusively, mastership_lock
+from tao.replication.lost_master import LostMaster
 from tao.replication.promotion_plan import (
     PromotionRefused,
     PromotionRequest,
@@ -141,6 +142,18 @@ class _Run:
     """When the lock was held, on the loop's clock."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """What is known of a master that is lost."""
+
+    master: LostMaster
+    last_renewal: LastRenewal | None
+    locked_at: float
+    """As in `_Run`."""
+    is_fenced: bool
+    """It acknowledges nothing once all replicas have stopped receiving (`is_fenced_by_replicas`)."""
+
+
 class _Prepared(NamedTuple):
     """Values read from the chosen server once it follows no master: they do not change any more, so they can be read
     while the old master's lease ends."""
@@ -215,37 +228,30 @@ class Promoter:
         finishes or undoes what was done. Raises `LockTaken` when another run is under way, and `LockLost` when this
         process was paused and another one may have taken over.
         """
-        async with self._exclusively(database) as run:
+        async with self._exclusively(database) as run, AsyncExitStack() as asking:
             replicas = await self._set(database)
             if request.region == replicas.database.master_region:
                 return await self._restore(replicas, last_renewal)
+            loss: _Loss | None = None
             if request.master_lost:
                 self._silent.add(replicas.master.name)  # the caller has waited for an answer already
-            members = await replicas.members()
+                master = LostMaster(replicas)
+                await asking.enter_async_context(master.asked())
+                members, is_fenced = await self._members_of_lost(replicas, request, master)
+                loss = _Loss(master, last_renewal, run.locked_at, is_fenced)
+            else:
+                members = await replicas.members()
             check_before(members, request)
-            marked = {server.name for server in replicas.database.places.values() if server.down}
-            semi_sync = replicas.database.semi_sync
-            fenced = is_fenced_by_replicas(members, request, semi_sync=semi_sync, marked=marked)
             try:
-                chosen = await self._choose(replicas, members, request, last_renewal, run.locked_at, fenced=fenced)
-                if fenced:
-                    others = [member for member in members if not member.is_master]
-                    # Wait until all have stopped receiving: until then a watcher that is cut off from the locks may
-                    # renew (`ReplicationSet.is_followed_by_all`), and install other terms before it does.
-                    over = self._reads_over_at(replicas, others, last_renewal)
-                    _, over_at = await _both(self._apply_and_detach(replicas, chosen), over)
-                    outlast = self._outlast(replicas, chosen, others, over_at)
-                    prepared, _ = await _both(self._prepare(replicas, chosen), outlast)
-                    lost = await self._lost_master(replicas, request)
-                else:
-                    await self._apply_and_detach(replicas, chosen)
-                    lost_master = self._lost_master(replicas, request)
-                    prepared, lost = await _both(self._prepare(replicas, chosen), lost_master)
+                chosen = await self._choose(replicas, members, request, loss)
+                prepared, lost = await self._make_ready(replicas, chosen, members, request, loss)
             except TaoError:
+                await asking.aclose()
                 # Nothing irrevocable has happened: reopen the old master if it can be reached by now.
                 with suppress(PromotionRefused):
                     await self._restore(replicas, last_renewal)
                 raise
+            await asking.aclose()
             return await self._install(replicas, chosen, prepared, lost, lacks_commits=bool(lost))
 
     async def restore(self, database: str) -> PromotionResult:
@@ -253,6 +259,20 @@ class Promoter:
         open a master that restarted. Raises as `promote`."""
         async with self._exclusively(database):
             return await self._restore(await self._set(database), None)
+
+    async def finish(self, database: str) -> PromotionResult:
+        """Finish a promotion that was interrupted when it could not be undone any more. Raises as `promote`, and
+        `PromotionRefused` when there is none."""
+        async with self._exclusively(database):
+            replicas = await self._set(database)
+            members = await replicas.members()
+            epochs, _ = await replicas.epochs_as_masters(members)
+            if unfinished(members, epochs, replicas.database.version_epoch) is None:
+                raise PromotionRefused(
+                    f"{replicas.master.name} waits for a replica, and no server can follow it: they have transactions "
+                    "that it lacks. Seed one anew (tao reseed)"
+                )
+            return await self._restore(replicas, None)
 
     async def wait_for_replicas(self, database: str) -> None:
         """Make commits of the master wait for a replica again, as the topology says. Raises `OperatorError` when no
@@ -321,38 +341,67 @@ class Promoter:
 
     # ---- until a server is chosen, everything can be undone ----------------------------------------------------------
 
+    async def _members_of_lost(
+        self, replicas: ReplicationSet, request: PromotionRequest, master: LostMaster
+    ) -> tuple[list[SetMember], bool]:
+        """Return the states of all servers, and whether the master acknowledges nothing once the others have stopped
+        receiving. Then all can be undone within round trips, so its silence is waited for only before the decision."""
+        places, master_region = replicas.database.places, replicas.database.master_region
+        others = list(await asyncio.gather(*(replicas.member(place) for place in places if place != master_region)))
+        marked = {server.name for server in places.values() if server.down}
+        fenced = is_fenced_by_replicas(others, request, semi_sync=replicas.database.semi_sync, marked=marked)
+        return [*others, master.found if fenced else await master.until_certain()], fenced
+
     async def _choose(
-        self,
-        replicas: ReplicationSet,
-        members: list[SetMember],
-        request: PromotionRequest,
-        last_renewal: LastRenewal | None,
-        locked_at: float,
-        *,
-        fenced: bool,
+        self, replicas: ReplicationSet, members: list[SetMember], request: PromotionRequest, loss: _Loss | None
     ) -> SetMember:
-        """Have all replicas stop receiving, and choose one. ``fenced``: the old master acknowledges nothing from then
-        on (`is_fenced_by_replicas`)."""
+        """Have all replicas stop receiving, and choose one. ``loss``: None in a planned switch."""
         master = next(member for member in members if member.is_master)
         others = [member for member in members if not member.is_master and member.is_complete]
-        if not fenced:
+        if loss is None or not loss.is_fenced:
             await self._begin(replicas, PromotionStep.FENCE)
-        if not request.master_lost:
+        if loss is None:
             await replicas.close(master.region)
             await self._begin(replicas, PromotionStep.CATCH_UP)
             await replicas.catch_up(choose_catch_up_target(others, request), self._settings.catch_up_seconds)
-        elif not fenced:
-            await self._wait_for_lease(replicas, others, last_renewal, locked_at)
+        elif not loss.is_fenced:
+            await self._wait_for_lease(replicas, others, loss.last_renewal, loss.locked_at, loss.master.answered)
+            check_lost(loss.master.found, request)
         await self._begin(replicas, PromotionStep.STOP_RECEIVING)
         stopped = await self._stop_receiving(replicas, others)
-        if request.master_lost and not fenced and self._locks.can_be_away and replicas.database.semi_sync:
-            stopped = await self._outlast_renewals_without_lock(replicas, others, last_renewal)
+        if loss is not None and not loss.is_fenced and self._locks.can_be_away and replicas.database.semi_sync:
+            stopped = await self._outlast_renewals_without_lock(replicas, others, loss)
         await self._begin(replicas, PromotionStep.COMPARE)
-        if not request.master_lost:
+        if loss is None:
             stopped[master.region] = await replicas.member(master.region)
-        # A lost master is asked once more when nothing but the decision is left (`_lost_master`): here each answer that
-        # does not come costs its writers a second, and until then all can be undone.
         return choose([stopped.get(member.region, member) for member in members], request)
+
+    async def _make_ready(
+        self,
+        replicas: ReplicationSet,
+        chosen: SetMember,
+        members: list[SetMember],
+        request: PromotionRequest,
+        loss: _Loss | None,
+    ) -> tuple[_Prepared, str]:
+        """Do everything else that can be undone. Returns what `_install` needs, and the name of the old master when it
+        does not answer, or an empty string. Raises `MasterAnswers` when a lost one does."""
+        if loss is not None and loss.is_fenced:
+            others = [member for member in members if not member.is_master]
+            # Wait until all have stopped receiving: until then a watcher that is cut off from the locks may renew
+            # (`ReplicationSet.is_followed_by_all`), and install other terms before it does.
+            over = self._reads_over_at(replicas, others, loss.last_renewal)
+            _, over_at = await _both(self._apply_and_detach(replicas, chosen), over)
+            outlast = self._outlast(replicas, chosen, others, over_at, loss.master.answered)
+            prepared, _ = await _both(self._prepare(replicas, chosen), outlast)
+            master = await loss.master.until_certain()
+        else:
+            await self._apply_and_detach(replicas, chosen)
+            asked = replicas.member(replicas.database.master_region) if loss is None else loss.master.until_certain()
+            prepared, master = await _both(self._prepare(replicas, chosen), asked)
+        # From here on reads may find no server with the versions they require until the topology is changed.
+        check_lost(master, request)
+        return prepared, "" if master.state is not None else master.name
 
     async def _stop_receiving(self, replicas: ReplicationSet, others: list[SetMember]) -> dict[str, SetMember]:
         """Have the replicas stop receiving, and return by region what each has then."""
@@ -360,13 +409,14 @@ class Promoter:
         return {member.region: member for member in stopped}
 
     async def _outlast_renewals_without_lock(
-        self, replicas: ReplicationSet, others: list[SetMember], last_renewal: LastRenewal | None
+        self, replicas: ReplicationSet, others: list[SetMember], loss: _Loss
     ) -> dict[str, SetMember]:
         """Wait for a lease that a watcher that is cut off from the locks may have renewed (`is_followed_by_all`) until
         the replicas had stopped. Returns as `_stop_receiving`, and raises `PromotionRefused` when they do not stay so.
         """
         for _ in range(_MAX_WAITS):
-            await self._wait_for_lease(replicas, others, last_renewal, asyncio.get_running_loop().time())
+            now = asyncio.get_running_loop().time()
+            await self._wait_for_lease(replicas, others, loss.last_renewal, now, loss.master.answered)
             # When it restarts, a replica receives by itself, and the lease may have been renewed since.
             stopped = await _all_of(*(replicas.stop_receiving_again(member.region) for member in others))
             if not any(has_begun for _, has_begun in stopped):
@@ -374,12 +424,18 @@ class Promoter:
         raise PromotionRefused(f"replicas of {replicas.master.name} began to receive again {_MAX_WAITS} times")
 
     async def _wait_for_lease(
-        self, replicas: ReplicationSet, others: list[SetMember], last_renewal: LastRenewal | None, latest: float
+        self,
+        replicas: ReplicationSet,
+        others: list[SetMember],
+        last_renewal: LastRenewal | None,
+        latest: float,
+        unless: asyncio.Event,
     ) -> None:
-        """Wait until a master that cannot be reached has closed itself. ``latest``: as in `_over_at`."""
+        """Wait until a master that cannot be reached has closed itself, or ``unless`` is set. ``latest``: as in
+        `_over_at`."""
         terms = await self._lease_terms(replicas, others)
         over_at = await _over_at(max(each.over_after_seconds for each in terms), last_renewal, latest)
-        await replicas.wait(over_at - asyncio.get_running_loop().time())
+        await replicas.wait(over_at - asyncio.get_running_loop().time(), unless)
 
     async def _reads_over_at(
         self, replicas: ReplicationSet, others: list[SetMember], last_renewal: LastRenewal | None
@@ -390,9 +446,15 @@ class Promoter:
         return await _over_at(max(each.reads_over_after_seconds for each in terms), last_renewal, latest)
 
     async def _outlast(
-        self, replicas: ReplicationSet, chosen: SetMember, others: list[SetMember], over_at: float
+        self,
+        replicas: ReplicationSet,
+        chosen: SetMember,
+        others: list[SetMember],
+        over_at: float,
+        unless: asyncio.Event,
     ) -> None:
-        """Wait until a master that can acknowledge no write answers no critical read either, at ``over_at``.
+        """Wait until a master that can acknowledge no write answers no critical read either, at ``over_at``, or
+        ``unless`` is set.
 
         It may be open for longer, so the other servers forget it first: one that restarts would receive from it again.
         They do so only now that the chosen one has applied everything: until then its relay log is lost when it
@@ -401,7 +463,7 @@ class Promoter:
         rest = [each for each in others if each.name != chosen.name]
         await _all_of(*(replicas.forget_master(each.region, chosen) for each in rest))
         await self._begin(replicas, PromotionStep.OUTLAST)
-        await replicas.wait(over_at - asyncio.get_running_loop().time())
+        await replicas.wait(over_at - asyncio.get_running_loop().time(), unless)
 
     async def _lease_terms(self, replicas: ReplicationSet, members: list[SetMember]) -> list[LeaseTerms]:
         """Return the terms of the servers' leases. All servers of a set keep leases, or none does."""
@@ -412,22 +474,14 @@ class Promoter:
         async with replicas.session(chosen.region) as session:
             await self._begin(replicas, PromotionStep.APPLY)
             # Again: when it restarts, a replica receives by itself.
-            await stop_receiving(session, deadline=replicas.statement_deadline())
-            deadline = asyncio.get_running_loop().time() + self._settings.catch_up_seconds
-            await apply_received(session, deadline=deadline)
-            check_kept(chosen, await member_state(session, deadline=replicas.statement_deadline()))
+            state = await stop_receiving(session, deadline=replicas.statement_deadline())
+            if not state.has_applied_all:
+                deadline = asyncio.get_running_loop().time() + self._settings.catch_up_seconds
+                await apply_received(session, deadline=deadline)
+                state = await member_state(session, deadline=replicas.statement_deadline())
+            check_kept(chosen, state)
             await self._begin(replicas, PromotionStep.DETACH)
             await detach(session, deadline=replicas.statement_deadline())
-
-    async def _lost_master(self, replicas: ReplicationSet, request: PromotionRequest) -> str:
-        """Return the name of a lost master, or an empty string when the master answers.
-
-        This runs before the epoch is raised. From then until the topology is changed, reads may find no server with the
-        versions they require, and a master that hangs delays each query to it by seconds. Raises `MasterAnswers`.
-        """
-        master = await replicas.member(replicas.database.master_region)
-        check_lost(master, request)
-        return "" if master.state is not None else master.name
 
     async def _prepare(self, replicas: ReplicationSet, chosen: SetMember) -> _Prepared:
         """Read what `_install` needs of a server that follows nobody any more."""
@@ -518,7 +572,8 @@ class Promoter:
             if master.state is None:
                 # It may answer critical reads: its lease may have been renewed since the interrupted run.
                 await self._begin(replicas, PromotionStep.OUTLAST)
-                await self._wait_for_lease(replicas, others, last_renewal, asyncio.get_running_loop().time())
+                now = asyncio.get_running_loop().time()
+                await self._wait_for_lease(replicas, others, last_renewal, now, asyncio.Event())
                 _, master = await replicas.beside_master(region)
             if master.state is not None:
                 await replicas.close(master.region)
@@ -630,7 +685,10 @@ class Promoter:
         marked = {server.name for server in replicas.database.places.values() if server.down}
         if marked.issuperset(following) or not await self._acknowledged(replicas, True):
             return False
-        return not marked or bool(replicas.acknowledging(await replicas.members()))
+        # Others are not asked: a lost master, which is marked, would be waited for.
+        places = replicas.database.places
+        asked = [place for place, server in places.items() if server.name in following]
+        return not marked or bool(replicas.acknowledging(await asyncio.gather(*map(replicas.member, asked))))
 
     async def _acknowledged(self, replicas: ReplicationSet, expected: bool) -> bool:
         """Return whether a replica acknowledges to the master, now or within ``acknowledging_seconds``."""

@@ -7,11 +7,15 @@ reachable server has. And every server that may have received more is reachable,
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 from tao.model.errors import OperatorError
 from tao.model.topology import region_of_place
-from tao.replication.server_statements import MemberState
+from tao.replication.server_statements import HEARTBEAT_SECONDS, MemberState
+
+SILENT_SECONDS: Final = 1.3 * HEARTBEAT_SECONDS
+"""A replica that has heard nothing from its master for so long has missed a heartbeat."""
 
 
 class PromotionRefused(OperatorError):
@@ -52,6 +56,8 @@ class SetMember:
     """True for the master region's server in the topology."""
     is_refused: bool = False
     """True when nothing listens at its address: its machine answers, and no process of it runs."""
+    seen_at: float = 0.0
+    """When its answer had come, on the loop's clock."""
 
     @property
     def is_complete(self) -> bool:
@@ -70,19 +76,29 @@ class SetMember:
 
 
 @dataclass(frozen=True, slots=True)
+class Heard:
+    """What a replica had heard from its master (`ReplicationStatus.heard`) at a time on the loop's clock."""
+
+    mark: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class PromotionRequest:
     """The promotion that was asked for.
 
     ``region``: the region (or other place) whose server becomes master, or None for the most advanced server.
     ``master_lost``: proceed without the old master. ``without``: servers that may be unreachable, because the
     operator vouches that they have nothing that the others lack. ``waited_for_replica``: the commits of the lost
-    master waited for a replica when it answered last, a moment ago.
+    master waited for a replica when it answered last, a moment ago. ``heard``: replica → what it had heard from that
+    master when somebody looked earlier; without it a replica counts as one that hears while it is connected.
     """
 
     region: str | None = None
     master_lost: bool = False
     without: frozenset[str] = frozenset()
     waited_for_replica: bool = False
+    heard: Mapping[str, Heard] = field(default_factory=dict)
 
 
 def check_before(members: Sequence[SetMember], request: PromotionRequest) -> None:
@@ -113,11 +129,24 @@ def check_before(members: Sequence[SetMember], request: PromotionRequest) -> Non
             "--master-lost"
         )
     for member in others:
-        if member.receives:
+        if member.receives and not _hears_nothing(member, request.heard.get(member.name)):
             raise PromotionRefused(
                 f"{member.name} still receives from {master.name}: it is not lost, it is out of reach from here. "
                 "Promote from where it can be reached, or end it first"
             )
+
+
+def _hears_nothing(member: SetMember, before: Heard | None) -> bool:
+    """Return whether a replica has heard nothing from its master since ``before``, for longer than a heartbeat takes.
+
+    A replica takes itself for connected until its server's ``slave_net_timeout``, whatever has befallen the master."""
+    following = None if member.state is None else member.state.following
+    return (
+        before is not None
+        and following is not None
+        and following.heard == before.mark
+        and member.seen_at - before.at >= SILENT_SECONDS
+    )
 
 
 def choose(members: Sequence[SetMember], request: PromotionRequest) -> SetMember:

@@ -130,15 +130,16 @@ class ReplicationSet:
             else:
                 session.quit()
 
-    async def wait(self, seconds: float) -> None:
-        """Wait, and keep the sessions open meanwhile. Raises `LockLost`."""
+    async def wait(self, seconds: float, unless: asyncio.Event) -> None:
+        """Wait for some time, or until ``unless`` is set, and keep the sessions open meanwhile. Raises `LockLost`."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
-        while (left := end - loop.time()) > KEEP_ALIVE_SECONDS and self._sessions is not None:
-            await asyncio.sleep(KEEP_ALIVE_SECONDS)
-            self.check_hold()
-            await self._sessions.keep_alive(deadline=end)
-        await asyncio.sleep(max(0.0, left))
+        while (left := end - loop.time()) > 0 and not unless.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(unless.wait(), min(left, KEEP_ALIVE_SECONDS))
+            if left > KEEP_ALIVE_SECONDS and self._sessions is not None:
+                self.check_hold()
+                await self._sessions.keep_alive(deadline=end)
 
     def check_hold(self) -> None:
         """Raise `LockLost` when another process may be changing the mastership by now. Call this before each step."""
@@ -173,7 +174,7 @@ class ReplicationSet:
             refused = isinstance(error, NotListening)
             return SetMember(name, region, None, error.message, is_master=is_master, is_refused=refused)
         self._silent.discard(name)
-        return SetMember(name, region, state, is_master=is_master)
+        return SetMember(name, region, state, is_master=is_master, seen_at=asyncio.get_running_loop().time())
 
     async def _state(self, region: str, deadline: float) -> MemberState:
         sessions, name = self._sessions, self.database.places[region].name
@@ -272,13 +273,9 @@ class ReplicationSet:
             await fence(session, other, deadline=self.statement_deadline())
 
     async def stop_receiving(self, region: str) -> SetMember:
-        """Stop a server from receiving more from its master. Returns its state then. Raises `TaoError`.
-
-        Both steps share a session, which would end with the server: one that restarts receives again.
-        """
+        """Stop a server from receiving more from its master. Returns its state then. Raises `TaoError`."""
         async with self.session(region) as session:
-            await stop_receiving(session, deadline=self.statement_deadline())
-            state = await member_state(session, deadline=self.statement_deadline())
+            state = await stop_receiving(session, deadline=self.statement_deadline())
         return SetMember(self.database.places[region].name, region, state)
 
     async def stop_receiving_again(self, region: str) -> tuple[SetMember, bool]:
@@ -289,8 +286,7 @@ class ReplicationSet:
         """
         async with self.session(region) as session:
             before = (await member_state(session, deadline=self.statement_deadline())).following
-            await stop_receiving(session, deadline=self.statement_deadline())
-            state = await member_state(session, deadline=self.statement_deadline())
+            state = await stop_receiving(session, deadline=self.statement_deadline())
         has_begun = before is not None and not before.receiving_stopped
         return SetMember(self.database.places[region].name, region, state), has_begun
 
@@ -338,12 +334,11 @@ class ReplicationSet:
         """Make a server that has stopped receiving follow no master, so that it receives from none when it restarts.
 
         Raises `PromotionRefused` when it has received meanwhile what the server that was chosen to be master lacks, or
-        another `TaoError`. The three steps share a session: it would end with the server.
+        another `TaoError`. Both steps share a session: it would end with the server.
         """
         name = self.database.places[region].name
         async with self.session(region) as session:
-            await stop_receiving(session, deadline=self.statement_deadline())
-            state = await member_state(session, deadline=self.statement_deadline())
+            state = await stop_receiving(session, deadline=self.statement_deadline())
             check_has_all(chosen, SetMember(name, region, state))
             await detach(session, deadline=self.statement_deadline())
 

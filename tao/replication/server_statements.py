@@ -102,6 +102,9 @@ class ReplicationStatus:
     receiving_failed: bool = False
     """The last error of receiving is not one of the connection, so it would come again: the master has purged what the
     replica lacks, for example. An error of the connection is still reported when receiving is stopped by a command."""
+    heard: str | None = None
+    """A text that changes with everything that comes from the master, heartbeats too. None on MySQL, which shows
+    heartbeats in the performance schema only, where a watcher may not look."""
 
 
 async def attach(session: DatabaseSession, source: ReplicationSource, *, deadline: float) -> None:
@@ -184,6 +187,9 @@ async def replication_status(session: DatabaseSession, *, deadline: float) -> Re
     return _status_of(session.dialect, found, executed)
 
 
+_HEARTBEATS: Final = "Slave_received_heartbeats"
+
+
 def _show_status(dialect: Dialect) -> str:
     return "SHOW SLAVE STATUS" if dialect is Dialect.MARIADB else "SHOW REPLICA STATUS"
 
@@ -192,8 +198,10 @@ def _select_executed(dialect: Dialect) -> str:
     return f"SELECT @@GLOBAL.{'gtid_current_pos' if dialect is Dialect.MARIADB else 'gtid_executed'} AS position"
 
 
-def _status_of(dialect: Dialect, found: _Named, executed: _Named) -> ReplicationStatus | None:
-    """Parse the results of `_show_status` and `_select_executed`."""
+def _status_of(
+    dialect: Dialect, found: _Named, executed: _Named, heartbeats: str | None = None
+) -> ReplicationStatus | None:
+    """Parse the results of `_show_status` and `_select_executed`. ``heartbeats``: how many were received."""
     if not found:
         return None
     row = found[0]
@@ -212,6 +220,7 @@ def _status_of(dialect: Dialect, found: _Named, executed: _Named) -> Replication
         error="; ".join(_one_line(text) for text in complaints if text),
         receiving_stopped=halves[0] == _STOPPED,
         receiving_failed=bool(errno := int(row["Last_IO_Errno"])) and errno not in _CONNECTION_ERRORS,
+        heard=None if heartbeats is None else f"{heartbeats} {row['Master_Log_File']}:{row['Read_Master_Log_Pos']}",
     )
 
 
@@ -346,6 +355,9 @@ _SEMI_SYNC_WAIT_SECONDS: Final = 0.5
 """Time that commits may still wait for a replica when their server is being closed: several round trips between
 regions."""
 
+_END_CONNECTION_SECONDS: Final = 1
+"""How long a replica tries to end its connection at its master: the shortest time that MariaDB takes."""
+
 _CLOSING_SECONDS: Final = 60
 """How long the server itself waits for locks while it closes: longer than any deadline here."""
 
@@ -373,16 +385,30 @@ class MemberState:
     acknowledging_clients: int = 0
     """As a master, the connected replicas that acknowledge to it, those outside the topology too."""
 
+    @property
+    def has_applied_all(self) -> bool:
+        """Return whether a replica certainly has executed everything that is in its relay log. On MySQL that is not
+        seen once the relay log does not go back to the first transaction."""
+        return self.following is not None and self.following.executed == self.following.received
+
 
 async def member_state(session: DatabaseSession, *, deadline: float) -> MemberState:
     """Read which transactions the server has and which master it follows, in one round trip."""
+    return await _state_after(session, "", deadline)
+
+
+async def _state_after(session: DatabaseSession, statements: str, deadline: float) -> MemberState:
+    """Run statements, and return the state of the server then, in one round trip."""
     dialect = session.dialect
-    found, executed_here, (values,), figures, _ = await session.named_results(
-        f"{_show_status(dialect)}; {_select_executed(dialect)}; {_select_state(dialect)}; {SEMI_SYNC_STATUS}; ROLLBACK",
+    *_, found, executed_here, (values,), figures, _ = await session.named_results(
+        f"{statements}{_show_status(dialect)}; {_select_executed(dialect)}; {_select_state(dialect)}; "
+        f"{SEMI_SYNC_STATUS} OR Variable_name = '{_HEARTBEATS}'; ROLLBACK",
         deadline=deadline,
     )
-    status = _status_of(dialect, found, executed_here)
-    semi_sync = semi_sync_state(dialect, [tuple(each.values()) for each in figures])
+    by_name = [tuple(each.values()) for each in figures]
+    heartbeats = next((str(value) for name, value in by_name if str(name) == _HEARTBEATS), None)
+    status = _status_of(dialect, found, executed_here, heartbeats)
+    semi_sync = semi_sync_state(dialect, by_name)
     executed = _one_line(values["executed"])
     received = [executed] if status is None else [executed, status.received]
     return MemberState(
@@ -467,11 +493,16 @@ async def roll_back(session: DatabaseSession, *, deadline: float) -> None:
     await session.run("ROLLBACK", deadline=deadline)
 
 
-async def stop_receiving(session: DatabaseSession, *, deadline: float) -> None:
-    """Stop receiving from the master; what was received is still applied. Idempotent."""
-    await session.run(
-        "STOP SLAVE IO_THREAD" if session.dialect is Dialect.MARIADB else "STOP REPLICA IO_THREAD", deadline=deadline
-    )
+async def stop_receiving(session: DatabaseSession, *, deadline: float) -> MemberState:
+    """Stop receiving from the master; what was received is still applied. Returns the state then. Idempotent.
+
+    A semi-synchronous replica of MariaDB then connects to its master to end its connection there. With the server's own
+    limit it would wait for two seconds for a master that hangs, and the promotion with it."""
+    statement = "STOP REPLICA IO_THREAD"
+    if session.dialect is Dialect.MARIADB:
+        limit = f"SET GLOBAL rpl_semi_sync_slave_kill_conn_timeout = {_END_CONNECTION_SECONDS}"
+        statement = f"{limit}; STOP SLAVE IO_THREAD"
+    return await _state_after(session, f"{statement}; ", deadline)
 
 
 async def receive_again(session: DatabaseSession, *, deadline: float) -> None:

@@ -24,11 +24,11 @@ from tao.replication.lease import (
 )
 from tao.replication.locks import LockHold, Locks, LocksAway, LockTaken, mastership_lock
 from tao.replication.promotion import Promoter, PromotionResult
-from tao.replication.promotion_plan import PromotionRequest, SetMember, discarded_transactions
+from tao.replication.promotion_plan import Heard, PromotionRequest, SetMember, discarded_transactions
 from tao.replication.replication_set import ReplicationSet
 from tao.storage.session import DatabaseSession
 from tao.watcher.probes import PeerReports, WatcherContext
-from tao.watcher.settings import WatcherSettings
+from tao.watcher.settings import ProbeSettings, WatcherSettings
 
 
 class Action(StrEnum):
@@ -38,6 +38,8 @@ class Action(StrEnum):
     RESTORE = "restore"
     """The master of the topology answers and is closed, or nobody receives from it although it waits for a replica: it
     restarted, or a promotion was interrupted."""
+    FINISH = "finish"
+    """A promotion was interrupted when it could only be finished, and its old master answers again and waits."""
     PROMOTE = "promote"
     """The master has been silent for too long."""
     REJOIN = "rejoin"
@@ -74,6 +76,8 @@ class Observation:
     """Nothing listens at the master's address, as seen from here or by the watcher of its region."""
     marked: Collection[str] = ()
     """Servers with a ``down`` mark, as an operator sets on one that is taken out of use."""
+    silent_in_its_region: bool = False
+    """A watcher of the master's own region, this one or another, gets no answer from it either."""
 
 
 CLOSED_OBSERVATIONS: Final = 2
@@ -83,30 +87,33 @@ LOST_ACKNOWLEDGEMENTS: Final = 2
 
 
 def next_action(
-    observation: Observation, *, gone_seconds: float, auto_promote: bool, auto_rejoin: bool, leases: bool = True
+    observation: Observation,
+    *,
+    probes: ProbeSettings,
+    auto_promote: bool,
+    auto_rejoin: bool,
+    leases: bool = True,
 ) -> tuple[Action, str]:
     """Return the action to take now, and the server to rejoin if that is the action.
-
-    A master whose process is dead is replaced sooner than one that is silent, if nothing is lost with it.
 
     ``leases``: a master that is out of reach has closed itself. Without them it is replaced only if it cannot
     acknowledge a write by itself, because its commits wait for a replica, and no replica receives from it."""
     master = next(member for member in observation.members if member.is_master)
     if master.state is None:
-        keeps_writes = observation.semi_sync and observation.waited_for_replica
-        if (
-            auto_promote
-            and not observation.seen_by_its_region
-            and (observation.silent_seconds >= gone_seconds or (keeps_writes and observation.is_dead))
-            and len(observation.members) > 1
-            and (leases or keeps_writes)
-        ):
+        is_lost = not observation.seen_by_its_region and _is_lost(observation, probes)
+        if auto_promote and is_lost and len(observation.members) > 1 and (leases or _keeps_writes(observation)):
             return Action.PROMOTE, ""
         return Action.NOTHING, ""
     if observation.closed_observations >= CLOSED_OBSERVATIONS:
         return Action.RESTORE, ""
-    if observation.semi_sync and _waits_for_nobody(master, observation.members, observation.marked):
-        return Action.RESTORE, ""
+    others = [member for member in observation.members if not member.is_master and member.state is not None]
+    if observation.semi_sync and _waits_for_nobody(master, others):
+        if any(
+            _could_receive(each, observation.marked) and not discarded_transactions(each, master) for each in others
+        ):
+            return Action.RESTORE, ""
+        if any(_was_chosen(each) and discarded_transactions(each, master) for each in others):
+            return Action.FINISH, ""
     if observation.semi_sync and not master.state.waits_for_replica and observation.acknowledging:
         return Action.WAIT, ""
     if observation.lost_acknowledgements >= LOST_ACKNOWLEDGEMENTS:
@@ -118,20 +125,47 @@ def next_action(
     return Action.NOTHING, ""
 
 
-def _waits_for_nobody(master: SetMember, members: Sequence[SetMember], marked: Collection[str]) -> bool:
-    """Return whether an open master waits for a replica, nobody is going to receive from it, and a server could.
+def _keeps_writes(observation: Observation) -> bool:
+    """Return whether nothing that was acknowledged is lost with the master."""
+    return observation.semi_sync and observation.waited_for_replica
+
+
+def _is_lost(observation: Observation, probes: ProbeSettings) -> bool:
+    """Return whether a master that does not answer is lost.
+
+    One with which nothing is lost is given up sooner: when its process is dead; and when it hangs, if a watcher beside
+    it finds so too, which tells it from a region that is cut off, and if the promotion need not wait for the whole
+    lease, during which nobody could renew it (`is_fenced_by_replicas`).
+    """
+    if observation.silent_seconds >= probes.master_gone_seconds:
+        return True
+    if not _keeps_writes(observation):
+        return False
+    others = [member for member in observation.members if not member.is_master]
+    return observation.is_dead or (
+        observation.silent_seconds >= probes.hangs_after_seconds
+        and observation.silent_in_its_region
+        and all(member.is_complete and member.name not in observation.marked for member in others)
+    )
+
+
+def _waits_for_nobody(master: SetMember, others: Sequence[SetMember]) -> bool:
+    """Return whether an open master waits for a replica, and nobody is going to receive from it.
 
     A promotion that failed after it had stopped or detached the others leaves such a master. A planned
     removal of the last replica first makes the master wait for none. An operator who stops one by hand marks it before.
     """
-    others = [member for member in members if not member.is_master and member.state is not None]
     return (
         master.state is not None
         and not master.state.read_only
         and master.state.waits_for_replica
         and all(map(_has_stopped_receiving, others))
-        and any(_could_receive(member, marked) and not discarded_transactions(member, master) for member in others)
     )
+
+
+def _was_chosen(member: SetMember) -> bool:
+    """Return whether a server may be one whose promotion was interrupted: it follows nobody."""
+    return member.is_complete and member.state is not None and member.state.following is None
 
 
 def _has_stopped_receiving(member: SetMember) -> bool:
@@ -187,6 +221,11 @@ class Mastership:
         self._acting: Final = set[str]()
         self._acted_at: Final[dict[str, float]] = {}
         self._renewing: Final = set[str]()
+        self._unanswered: Final = set[str]()
+        """Databases whose master did not answer when it was asked last, for a probe or a renewal. A renewal would hold
+        the lock, which a promotion needs, for as long as it waits."""
+        self._heard: Final[dict[str, Heard]] = {}
+        """Replica → what it has heard from its master, and since when nothing more."""
         self._refusals: Final[dict[str, str]] = {}
         self._lost: Final = set[str]()
         self._waited_for_replica: Final[dict[str, str]] = {}
@@ -220,6 +259,12 @@ class Mastership:
         for member in members:
             if member.state is None:
                 self._prepared.pop(member.name, None)
+                if member.is_master:
+                    self._unanswered.add(name)
+            elif member.is_master:
+                self._unanswered.discard(name)
+            else:
+                self._note_heard(member)
         if began < self._acted_at.get(name, began):
             return
         former = self._sets.get(name)
@@ -249,11 +294,12 @@ class Mastership:
             self._waited_for_replica.get(name) == master.name,
             self._is_dead(master.name) or self._peers.says_dead(master.region, master.name),
             {server.name for server in replicas.database.places.values() if server.down},
+            master.region == self._settings.region or self._peers.says_silent(master.region, master.name),
         )
         self._note_withheld(name, master, observation)
         action, server = next_action(
             observation,
-            gone_seconds=settings.probes.master_gone_seconds,
+            probes=settings.probes,
             auto_promote=settings.auto_promote,
             auto_rejoin=settings.auto_rejoin,
             leases=settings.leases,
@@ -264,6 +310,14 @@ class Mastership:
                 return
             self._acting.add(name)
             self._tasks.start(self._do(name, action, server, observation), f"{action} {name}")
+
+    def _note_heard(self, replica: SetMember) -> None:
+        """Note what a replica has heard from its master, if that is more than before."""
+        following = None if replica.state is None else replica.state.following
+        if following is None or following.heard is None:
+            self._heard.pop(replica.name, None)
+        elif replica.name not in self._heard or self._heard[replica.name].mark != following.heard:
+            self._heard[replica.name] = Heard(following.heard, replica.seen_at)
 
     def _note_acknowledgements(
         self, replicas: ReplicationSet, master: str, clients: int, members: Sequence[SetMember], now: float
@@ -341,7 +395,7 @@ class Mastership:
         while True:
             if self._settings.leases and not self._settings.dry_run:
                 for name, replicas in self._sets.items():
-                    if self._renews_lease_of(replicas) and name not in self._renewing:
+                    if self._renews_lease_of(replicas) and not {name} & (self._renewing | self._unanswered):
                         self._renewing.add(name)
                         self._tasks.start(self._renew_lease(replicas), f"lease of {name}")
             await asyncio.sleep(self._settings.lease.renew_seconds)
@@ -354,16 +408,13 @@ class Mastership:
                 self._log.warning("master_lost", database=name, silent_seconds=round(observation.silent_seconds, 2))
                 region, master = next((each.region, each.name) for each in observation.members if each.is_master)
                 renewed = partial(self._last_renewal, name, region)
-                # While a lease lasted, others may have changed what a silent master does. And a replica outside the
-                # set, which the promotion would not stop, could acknowledge all along.
-                known_for = self._settings.lease.terms(semi_sync=True).over_after_seconds
-                acknowledged_by, seen_at = self._acknowledged_by_set.get(name, ("", began))
-                is_known = acknowledged_by == master and max(observation.silent_seconds, began - seen_at) < known_for
-                waited = observation.waited_for_replica and is_known
-                request = PromotionRequest(master_lost=True, waited_for_replica=waited)
+                waited = observation.waited_for_replica and self._knows_acknowledgements(name, master, observation)
+                request = PromotionRequest(master_lost=True, waited_for_replica=waited, heard=dict(self._heard))
                 done = await self._promoter.promote(name, request, last_renewal=renewed)
             elif action is Action.RESTORE:
                 done = await self._promoter.restore(name)
+            elif action is Action.FINISH:
+                done = await self._promoter.finish(name)
             elif action is Action.WAIT:
                 await self._promoter.wait_for_replicas(name)
             elif action is Action.END_WAITS:
@@ -415,6 +466,16 @@ class Mastership:
             without_tables=done.without_tables if done else {},
             waits_for_replica=done.waits_for_replica if done else None,
         )
+
+    def _knows_acknowledgements(self, database: str, master: str, observation: Observation) -> bool:
+        """Return whether a lost master was seen lately, and nobody but servers of its set acknowledged to it.
+
+        While a lease lasted, others may have changed what a silent master does. And a replica outside the set, which
+        the promotion would not stop, could acknowledge all along."""
+        now = self._clock.monotonic()
+        known_for = self._settings.lease.terms(semi_sync=True).over_after_seconds
+        acknowledged_by, seen_at = self._acknowledged_by_set.get(database, ("", now))
+        return acknowledged_by == master and max(observation.silent_seconds, now - seen_at) < known_for
 
     def _is_new_failure(self, database: str, reason: str) -> bool:
         """Return whether the last action on a database has not failed for the same reason: each is reported once."""
@@ -481,6 +542,7 @@ class Mastership:
         except LocksAway as error:
             renewed = await self._renew_without_lock(replicas, terms, error)
         except TaoError as error:
+            self._unanswered.add(database.name)
             self._log.warning("lease_not_renewed", database=database.name, reason=error.message)
             renewed = False
         if renewed:

@@ -32,6 +32,11 @@ _SECOND_LOOK_SECONDS: Final = 0.2
 """Time until a database is looked at again whose commits may wait for acknowledgements that were lost. All its writes
 wait then. Longer than an acknowledgement needs that is only on its way: a look itself takes some round trips."""
 
+_AFTER_SECONDS: Final = 0.01
+"""A probe ends so long after the moment for which it is to be known whether the master has answered."""
+_SHORTEST_SHARE: Final = 0.3
+"""The least share of its time limit that a probe of a silent master gets: three round trips between distant regions."""
+
 
 @dataclass(frozen=True, slots=True)
 class WatcherContext:
@@ -69,6 +74,7 @@ class DatabaseProbes:
         self._following_at: Final[dict[str, float]] = {}
         self._good_probes: Final[dict[str, int]] = {}
         self._refusals: Final[dict[str, int]] = {}
+        self._unanswered: Final = set[str]()
         self._sessions: Final[dict[str, tuple[Database, KeptSessions]]] = {}
         """Database → its sessions, and the database as the topology had it when they were opened. Between distant
         regions a new session a probe would make a probe last for as long as the pause between two."""
@@ -108,8 +114,30 @@ class DatabaseProbes:
             if await self._ask(database):
                 await asyncio.sleep(_SECOND_LOOK_SECONDS)
                 await self._ask(database)
+            while self._may_hang(database):
+                await self._ask(database)
         finally:
             self._looking.discard(database.name)
+
+    def _may_hang(self, database: Database) -> bool:
+        """Return whether the master leaves probes unanswered, and it is to be known soon for how long, and whether the
+        watchers of its region find so too."""
+        master = database.servers[database.master_region].name
+        is_silent = master in self._unanswered and not self._refusals[master]
+        until = self._settings.hangs_after_seconds + self._settings.timeout_seconds
+        return database.semi_sync and is_silent and self.silent_seconds(master) < until
+
+    def _answer_seconds(self, database: Database) -> float:
+        """Return the time limit of a probe. It ends when the master would have been silent for long enough to be lost,
+        and is short for some time from then on."""
+        settings = self._settings
+        master = database.servers[database.master_region].name
+        if not database.semi_sync or master not in self._answered_at:
+            return settings.timeout_seconds
+        left = settings.hangs_after_seconds - self.silent_seconds(master) + _AFTER_SECONDS
+        if left < -settings.timeout_seconds:
+            return settings.timeout_seconds
+        return min(settings.timeout_seconds, max(_SHORTEST_SHARE * settings.timeout_seconds, left))
 
     async def _ask(self, database: Database) -> bool:
         """Observe a database. Returns whether commits of its master may wait for lost acknowledgements."""
@@ -117,7 +145,7 @@ class DatabaseProbes:
             database,
             self._accounts,
             seen_from=self._region,
-            statement_seconds=self._settings.timeout_seconds,
+            statement_seconds=self._answer_seconds(database),
             sessions=self._sessions_of(database),
         )
         began = self._clock.monotonic()
@@ -125,7 +153,9 @@ class DatabaseProbes:
         for member in members:
             if member.state is not None:
                 self._answered_at[member.name] = began
+                self._unanswered.discard(member.name)
             else:
+                self._unanswered.add(member.name)
                 self._answered_at.setdefault(member.name, began)
             self._refusals[member.name] = self._refusals.get(member.name, 0) + 1 if member.is_refused else 0
             verdict = self._verdict(replicas, member, began)
@@ -271,6 +301,11 @@ class PeerReports:
     def says_up(self, region: str, server: str) -> bool:
         """Return whether another watcher of the region, which may be the own one, judges the server to be up."""
         return any(report.verdicts.get(server) is ServerVerdict.UP for report in self._heard.get(region, ()))
+
+    def says_silent(self, region: str, server: str) -> bool:
+        """Return whether another watcher of the region got no answer from the server last time."""
+        found = (report.verdicts.get(server, ServerVerdict.UP) for report in self._heard.get(region, ()))
+        return any(verdict is not ServerVerdict.UP for verdict in found)
 
     def says_dead(self, region: str, server: str) -> bool:
         """Return whether the watcher of a master's region finds that nothing listens at its address."""

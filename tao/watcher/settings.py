@@ -11,6 +11,7 @@ from tao.model.errors import SettingsError
 from tao.observability.audit_log import AuditSettings
 from tao.replication.lease import LeaseTerms
 from tao.replication.promotion import PromotionSettings
+from tao.replication.promotion_plan import SILENT_SECONDS
 from tao.routing.cloning_policy import CloningPolicy
 from tao.storage.tls import DatabaseTlsFiles
 from tao.wire.tls import TlsFiles
@@ -65,6 +66,12 @@ class ProbeSettings:
     """How long a master must be silent before another one is promoted. Restarts of the server or of a switch take less,
     and a promotion costs every cache of the database."""
 
+    master_hangs_seconds: float = 1.8
+    """How long the master of a semi-synchronous database must be silent before another one is promoted, if nothing is
+    lost with it, a watcher of its own region gets no answer either, and its replicas hear nothing from it. One that
+    answers before its lease is over, 2.3 s later than its last answer at least, keeps its place. A longer pause costs
+    every cache of the database. Values below ``interval_seconds`` and 1.3 count as that: a heartbeat must be missed."""
+
     master_refusals: int = 3
     """How many probes of the master of a semi-synchronous database must be refused in a row before another one is
     promoted: nothing listens at its address, so its process is dead. With the defaults this takes up to a second and a
@@ -75,6 +82,11 @@ class ProbeSettings:
 
     lag_up_seconds: float = 5.0
     """The lag must fall to this value before the mark is taken away."""
+
+    @property
+    def hangs_after_seconds(self) -> float:
+        """``master_hangs_seconds``, and at least the time in which a replica is seen to miss a heartbeat."""
+        return max(self.master_hangs_seconds, self.interval_seconds + SILENT_SECONDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

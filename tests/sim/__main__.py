@@ -161,10 +161,12 @@ def _play_lost_masters(start: int, hours: int, jobs: int) -> int:
                 _say(f"{found.hours} hours, {found.promotions} promotions, {len(found.violations)} violations")
     _say(f"{found.hours} hours, {found.promotions} promotions, {len(found.false)} of them false")
     _say(f"lost writes: {len(found.lost_writes)}, stale critical reads: {len(found.stale_reads)}")
-    again = sorted(found.replaced_seconds)
-    if again:
-        middle, last = again[len(again) // 2], again[-1]
-        _say(f"from the death of a process to a write: {middle:.2f} s (median of {len(again)}), {last:.2f} s at most")
+    for what, seconds in (("death", found.replaced_seconds), ("last sign of life", found.hung_seconds)):
+        if again := sorted(seconds):
+            middle, last = again[len(again) // 2], again[-1]
+            _say(
+                f"from the {what} of a master to a write: {middle:.2f} s (median of {len(again)}), {last:.2f} s at most"
+            )
     _say(f"incidents: {_counted(found.incidents)}")
     return 1 if found.violations else 0
 

@@ -4,12 +4,15 @@ The watchers are the product's own: probes, reports, locks, renewals, decisions,
 Replaced are the statements that they send to database servers (`tests.sim.replicated`). Each hour has one incident, and
 only the seconds around it are played: in between nothing happens that could be misjudged.
 
-A promotion is *false* when its master was well: its process ran, and the watcher that promoted or that of the master's
-own region could have reached it throughout the two seconds before. Also checked: no acknowledged write of a
-semi-synchronous database is missing at a later master; no critical read, by a client with any topology, lacks what was
-acknowledged before it began; and writes go on within `REPLACED_SECONDS` of the death of a master that nothing else
-befell. In some hours a step of a promotion fails, and links are perhaps mended before the next attempt, so that the old
-master goes on. Then everything is mended at the end, and writes have to go on.
+A promotion is *false* when its master was well: its process ran, and the watcher that promoted, one of the master's own
+region that could say so, or a replica could have reached it throughout the two seconds before. One that answers, and
+sends heartbeats, later than a probe waits is not well. Also checked: no acknowledged write of a semi-synchronous
+database is missing at a later master; no critical read, by a client with any topology, lacks what was acknowledged
+before it began; and writes go on within `REPLACED_SECONDS` of the loss of a master that died or stood still for good,
+if nothing else befell it. One that pauses again and again, each time for less than
+`ProbeSettings.master_hangs_seconds`, keeps its place. In some hours a step of a promotion fails, and links are perhaps
+mended before the next attempt, so that the old master goes on. Then everything is mended at the end, and writes have to
+go on.
 
 In some hours the topology and the locks are in etcd (`tests.sim.etcd`), which is away, restored from a snapshot, or out
 of reach of some watchers, alone or beside another incident. While nothing else happens, a semi-synchronous master has
@@ -50,7 +53,7 @@ from tao.topology.etcd_store import EtcdTopology
 from tao.watcher.mastership import Mastership
 from tao.watcher.probes import DatabaseProbes, PeerReports, WatcherContext
 from tao.watcher.server import ACTIVE_LOCK
-from tao.watcher.settings import LeaseSettings, WatcherSettings
+from tao.watcher.settings import LeaseSettings, ProbeSettings, WatcherSettings
 from tao.wire.links import Links
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.memory_etcd import PLACE
@@ -61,7 +64,7 @@ from tests.sim.replicated import Machines, Server, critical_read, statements, wr
 from tests.sim.substitutes import Substitution, replaced
 
 REPLACED_SECONDS: Final = 4.0
-"""From the death of a semi-synchronous master's process until a write is acknowledged again, in one region."""
+"""From the loss of a semi-synchronous master until a write is acknowledged again, in one region."""
 _REGIONS: Final = ("east", "west", "north")
 _BEFORE_SECONDS: Final = 3.0
 """Until watchers have begun, and have seen the master wait for its replicas."""
@@ -81,6 +84,9 @@ _OPERATOR_SECONDS: Final = 0.5
 _HEAD_KEY: Final = PLACE.key("topology/head")
 _WELL_SECONDS: Final = 2.0
 """Longer than it takes to find out, a last time, that a master does not answer."""
+_LIVELY_SECONDS: Final = 0.5
+"""A master that has run for so long between two pauses has answered a question that was under way."""
+_FOR_GOOD_SECONDS: Final = 50.0
 
 
 @dataclass(slots=True)
@@ -99,6 +105,8 @@ class Findings:
     incidents: Counter[str] = field(default_factory=Counter)
     replaced_seconds: list[float] = field(default_factory=list)
     """Time until a write was acknowledged again, of masters whose process died and that had no other fault."""
+    hung_seconds: list[float] = field(default_factory=list)
+    """The same of masters that stood still for good."""
 
     def add(self, other: Findings) -> None:
         self.hours += other.hours
@@ -112,6 +120,7 @@ class Findings:
         self.errors += other.errors
         self.incidents += other.incidents
         self.replaced_seconds += other.replaced_seconds
+        self.hung_seconds += other.hung_seconds
 
     @property
     def violations(self) -> list[str]:
@@ -296,6 +305,11 @@ class Hour:
         """Server number → the last of its transactions that was acknowledged."""
         self._well_since: Final[dict[tuple[str, str], float]] = {}
         self._died_at = -1.0
+        self._hangs = False
+        """The master did not die: it stands still for good."""
+        self._lively_until: Final[dict[str, float]] = {}
+        """Server → when it last had run for `_LIVELY_SECONDS` without a pause."""
+        self._kinds_drawn: list[str] = []
         self._processes: Final[list[Process]] = []
 
     def _document(self, servers: list[Server]) -> Topology:
@@ -400,14 +414,21 @@ class Hour:
         if any(each.epoch > database.version_epoch for each in self.machines.servers.values()):
             return  # it was interrupted, and can only be finished
         self.findings.promotions += 1
+        may_report = self.loop.now - self.machines.healed_at >= _WELL_SECONDS
         reporting = [
             own
             for own in self._named(old.region)
-            if not self.machines.is_cut(own, watcher.process.name) and self.watchers[own].process.state == "runs"
+            if may_report
+            and not self.machines.is_cut(own, watcher.process.name)
+            and self.watchers[own].process.state == "runs"
         ]
-        since = [self._well_since.get((name, old.name)) for name in (watcher.process.name, *reporting)]
+        replicas = [name for name in self.machines.servers if name != old.name]
+        since = [self._well_since.get((name, old.name)) for name in (watcher.process.name, *reporting, *replicas)]
         if any(each is not None and self.loop.now - each >= _WELL_SECONDS for each in since):
             self.findings.false.append(f"seed {self.seed}: {watcher.process.name} replaced {old.name}")
+        pauses = {"master pauses", "master stands still"}.issuperset(self._kinds_drawn)
+        if pauses and self.loop.now - self._lively_until[old.name] < ProbeSettings().master_hangs_seconds:
+            self.findings.false.append(f"seed {self.seed}: {watcher.process.name} replaced {old.name} in a pause")
         if not self.semi_sync:
             self._forget_lost()
 
@@ -426,8 +447,11 @@ class Hour:
         while True:
             for server in self.machines.servers.values():
                 runs = server.runs and server.stands_still_until <= self.loop.now
-                for name in self.watchers:
-                    if runs and not self.machines.is_cut(name, server.name):
+                in_time = self.machines.slow.get(server.name, 0.0) < ProbeSettings().timeout_seconds
+                if runs and self.loop.now - server.stands_still_until >= _LIVELY_SECONDS:
+                    self._lively_until[server.name] = self.loop.now
+                for name in (*self.watchers, *self.machines.servers):
+                    if runs and in_time and not self.machines.is_cut(name, server.name):
                         self._well_since.setdefault((name, server.name), self.loop.now)
                     else:
                         self._well_since.pop((name, server.name), None)
@@ -446,7 +470,8 @@ class Hour:
                 self._note_served("write")
                 self.acknowledged[server.number] = max(number, self.acknowledged.get(server.number, 0))
                 if 0 <= self._died_at < began:
-                    self.findings.replaced_seconds.append(self.loop.now - self._died_at)
+                    took = self.findings.hung_seconds if self._hangs else self.findings.replaced_seconds
+                    took.append(self.loop.now - self._died_at)
                     self._died_at = -1.0
 
     async def _read(self, server: Server) -> None:
@@ -490,19 +515,25 @@ class Hour:
                 self._run(client, self._read(server))
         self.loop.call_later(self.random.random(), self.machines.close_without_lease)
         await asyncio.sleep(_BEFORE_SECONDS + self.random.random())
-        kinds = self._draw_kinds()
+        kinds = self._kinds_drawn = self._draw_kinds()
         self.findings.incidents[" and ".join(sorted(kinds))] += 1
         for what in self._longest_wait:
             self._longest_wait[what] = 0.0
         for kind in kinds:
             (_INCIDENTS | _OF_ETCD)[kind](self)
+            self._note_loss(kinds)
             await asyncio.sleep(self.random.choice((0.0, 3.0)) * self.random.random())
-        if [*kinds] == ["master killed"] and self.semi_sync and self._breaks_at is None:
-            self._died_at = self.loop.now
         await asyncio.sleep(_AFTER_SECONDS + (0.0 if set(kinds).isdisjoint(_OF_ETCD) else _ETCD_SECONDS))
         if self._broke:
             await self._see_writes_resume()
         self._end(kinds)
+
+    def _note_loss(self, kinds: Sequence[str]) -> None:
+        """Note when a master was lost for good, if nothing else befalls it."""
+        self._hangs = self.master.stands_still_until - self.loop.now > _FOR_GOOD_SECONDS
+        is_lost = self._hangs if [*kinds] == ["master stands still"] else [*kinds] == ["master killed"]
+        if is_lost and self.semi_sync and self._breaks_at is None:
+            self._died_at = self.loop.now
 
     def _draw_kinds(self) -> list[str]:
         names = sorted(_INCIDENTS)
@@ -518,6 +549,7 @@ class Hour:
         if self.etcd is not None and self.etcd.is_away:
             self.etcd.start()
         for server in self.machines.servers.values():
+            server.disk_stands_still_until = 0.0
             if not server.runs:
                 self._back(server)
         for watcher in self.watchers.values():
@@ -557,9 +589,10 @@ class Hour:
                 wait = max(self._longest_wait[what], self.loop.now - since)
                 if wait > _OPEN_SECONDS:
                     self.findings.closed.append(f"seed {self.seed}: {kinds}: no {what} for {wait:.2f} s")
-        late = self._died_at >= 0 or any(each > REPLACED_SECONDS for each in self.findings.replaced_seconds)
+        took = self.findings.replaced_seconds + self.findings.hung_seconds
+        late = self._died_at >= 0 or any(each > REPLACED_SECONDS for each in took)
         if late and len(self.region_names()) == 1:
-            self.findings.late.append(f"seed {self.seed}: {self.findings.replaced_seconds}")
+            self.findings.late.append(f"seed {self.seed}: {took}")
         self.findings.errors += [f"seed {self.seed}: {each}" for each in self.loop.errors]
 
     def sweep(self) -> None:
@@ -659,6 +692,19 @@ def _slow_master(hour: Hour) -> None:
     hour.later(_any_seconds(hour, 12), hour.machines.heal)
 
 
+def _pause_master(hour: Hour, until: float = 0.0) -> None:
+    """Let the master pause again and again for ten seconds, each time for less than makes it a lost one."""
+    until = until or hour.loop.now + 10.0
+    seconds = 0.95 * hour.random.random() * ProbeSettings().master_hangs_seconds
+    hour.stand_still(hour.master, seconds)
+    if hour.loop.now < until:
+        hour.later(seconds + _LIVELY_SECONDS + hour.random.random(), partial(_pause_master, hour, until))
+
+
+def _stop_disk(hour: Hour) -> None:
+    hour.master.disk_stands_still_until = hour.loop.now + _any_seconds(hour, 10)
+
+
 def _pause_watchers(hour: Hour) -> None:
     for watcher in hour.watchers.values():
         if hour.random.random() < 0.6:
@@ -670,6 +716,8 @@ _INCIDENTS: Final[dict[str, Callable[[Hour], None]]] = {
     "master killed": lambda hour: hour.kill(hour.master, None),
     "master restarted": lambda hour: hour.kill(hour.master, _any_seconds(hour, 6)),
     "master stands still": lambda hour: hour.stand_still(hour.master, _any_seconds(hour, 10)),
+    "master pauses": _pause_master,
+    "master's disk stands still": _stop_disk,
     "master slow": _slow_master,
     "master cut off from watchers": _cut_some_watchers,
     "other watchers cut off": _cut_other_watchers,

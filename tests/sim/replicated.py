@@ -19,7 +19,7 @@ from tao.model.errors import OperatorError
 from tao.replication import lease, server_statements
 from tao.replication.gtid import GtidSet
 from tao.replication.lease import EVENT_SECONDS, LeaseTerms
-from tao.replication.server_statements import MemberState, ReplicationSource, ReplicationStatus
+from tao.replication.server_statements import HEARTBEAT_SECONDS, MemberState, ReplicationSource, ReplicationStatus
 from tao.storage import session as sessions
 from tao.storage.dialect import Dialect, SessionSetup
 from tao.storage.failures import ConnectionLost, NotListening
@@ -30,6 +30,8 @@ from tests.sim.substitutes import Substitution
 NET_TIMEOUT_SECONDS: Final = 5.0
 """``slave_net_timeout`` of the option files in config/: how long a replica takes a silent master for connected."""
 _START_RETRY_SECONDS: Final = 1.0
+_END_CONNECTION_SECONDS: Final = 1.0
+"""How long a semi-synchronous replica that stops receiving tries to end its connection at its master."""
 _Result = TypeVar("_Result")
 
 
@@ -44,6 +46,8 @@ class Server:
     """The process runs; otherwise connections are refused, if the machine can be reached."""
     stands_still_since: float = 0.0
     stands_still_until: float = 0.0
+    disk_stands_still_until: float = 0.0
+    """Until then what writes to its disk waits, and everything else goes on."""
     read_only: bool = True
     master_row: str = ""
     epoch: int = 1
@@ -88,6 +92,8 @@ class Machines:
         self.regions: Final = {server.name: server.region for server in servers}
         self.cuts: Final[dict[frozenset[str], float]] = {}
         """Pair of machines → since when nothing gets from one to the other."""
+        self.healed_at = -inf
+        """When the links were mended last."""
         self.refuses: Final = refuses
         """Refuse connections through a cut at once, as the rule of a firewall does."""
         self.slow: Final[dict[str, float]] = {}
@@ -106,6 +112,7 @@ class Machines:
         """Mend all links, and let replicas connect again."""
         self.cuts.clear()
         self.slow.clear()
+        self.healed_at = self.loop.now
         self.send_all()
 
     def send_all(self) -> None:
@@ -119,8 +126,11 @@ class Machines:
             seconds += self.random.random() * 0.8
         return seconds
 
-    async def trip(self, server: Server, statement: Callable[[Server], _Result], deadline: float) -> _Result:
-        """Carry out a statement of the present process at a server. Raises `ConnectionLost`."""
+    async def trip(
+        self, server: Server, statement: Callable[[Server], _Result], deadline: float, *, writes: bool = False
+    ) -> _Result:
+        """Carry out a statement of the present process at a server. ``writes``: its disk has to answer. Raises
+        `ConnectionLost`."""
         process = CURRENT.get()
         assert process is not None
         here = process.name
@@ -131,7 +141,7 @@ class Machines:
         if not server.runs:
             raise NotListening(f"{server.name}: connection refused")
         late = self.random.random() * self.slow.get(server.name, 0.0)
-        ready = max(self.loop.now + late, server.stands_still_until)
+        ready = max(self.loop.now + late, server.stands_still_until, server.disk_stands_still_until if writes else 0.0)
         if ready > self.loop.now:
             await self._sleep(ready - self.loop.now, here, server, deadline)
         if not server.runs:
@@ -161,12 +171,31 @@ class Machines:
         master = replica.following
         if master is None or not replica.io_runs:
             return False
-        since = self.cuts.get(frozenset((replica.name, master.name)), inf)
-        if not master.runs and since == inf:
+        if not master.runs and frozenset((replica.name, master.name)) not in self.cuts:
             return False
-        if master.stands_still_until > self.loop.now:
-            since = min(since, master.stands_still_since)
-        return self.loop.now - since < NET_TIMEOUT_SECONDS
+        return self.loop.now - self._silent_since(replica, master) < NET_TIMEOUT_SECONDS
+
+    def _silent_since(self, replica: Server, master: Server) -> float:
+        """Return since when nothing comes from a master to its replica; infinity while something could."""
+        since = self.cuts.get(frozenset((replica.name, master.name)), inf)
+        return min(since, master.stands_still_since) if master.stands_still_until > self.loop.now else since
+
+    def is_silent_to(self, replica: Server) -> bool:
+        """Return whether a replica's master leaves questions unanswered."""
+        master = replica.following
+        if master is None or (self.refuses and self.is_cut(replica.name, master.name)):
+            return False
+        return self._silent_since(replica, master) < inf
+
+    def heard(self, replica: Server, master: Server) -> str:
+        """Return what changes with everything that a replica hears from its master (`ReplicationStatus.heard`). A slow
+        one also sends its heartbeats late."""
+        until = min(self.loop.now, self._silent_since(replica, master))
+        slow, number = self.slow.get(master.name, 0.0), int(until // HEARTBEAT_SECONDS)
+        lateness = random.Random(f"{master.name} {number}").random() * slow
+        if number * HEARTBEAT_SECONDS + lateness > until:
+            number -= 1
+        return f"{number} {replica.gtids()}"
 
     def acknowledging(self, master: Server) -> int:
         """Return how many replicas acknowledge to a master."""
@@ -216,7 +245,10 @@ class Machines:
             receives = self.receives(server)
             source = f"127.0.0.1:{following.number}"
             stopped = not server.io_runs
-            status = ReplicationStatus(source, receives, True, stopped, 0, "", "", "", receiving_stopped=stopped)
+            heard = self.heard(server, following)
+            status = ReplicationStatus(
+                source, receives, True, stopped, 0, "", "", "", receiving_stopped=stopped, heard=heard
+            )
         return MemberState(
             server.read_only,
             status,
@@ -244,7 +276,7 @@ class Session:
         self.idle_since = 0.0
         self.is_open = True
 
-    async def run(self, statement: Callable[[Server], _Result], deadline: float) -> _Result:
+    async def run(self, statement: Callable[[Server], _Result], deadline: float, *, writes: bool = False) -> _Result:
         def at_server(server: Server) -> _Result:
             idle = self._machines.loop.now - self._used_at
             if server.starts != self._starts or 0 < self._idle_seconds < idle:
@@ -255,7 +287,7 @@ class Session:
         try:
             if not self.is_open:
                 raise ConnectionLost(f"{self.server.name}: the connection is closed")
-            return await self._machines.trip(self.server, at_server, deadline)
+            return await self._machines.trip(self.server, at_server, deadline, writes=writes)
         except ConnectionLost:
             self.is_open = False
             raise
@@ -284,9 +316,6 @@ def statements(machines: Machines) -> list[Substitution]:
     def detach(server: Server) -> None:
         server.following, server.io_runs = None, False
 
-    def stop_receiving(server: Server) -> None:
-        server.io_runs = False
-
     def receive_again(server: Server) -> None:
         server.io_runs = server.following is not None
         machines.send_all()
@@ -314,7 +343,6 @@ def statements(machines: Machines) -> list[Substitution]:
         server_statements.attach: attach,
         server_statements.detach: detach,
         server_statements.roll_back: lambda server: None,
-        server_statements.stop_receiving: stop_receiving,
         server_statements.receive_again: receive_again,
         server_statements.set_semi_sync: set_semi_sync,
         server_statements.open_to_writes: open_to_writes,
@@ -331,9 +359,27 @@ def statements(machines: Machines) -> list[Substitution]:
     }
     return [
         Substitution(sessions.open_session, open_session),
+        Substitution(server_statements.stop_receiving, _stop_receiving_at(machines)),
         *(Substitution(original, _travelling(instead)) for original, instead in by_original.items()),
         *_lease_statements(loop),
     ]
+
+
+def _stop_receiving_at(machines: Machines) -> Statement:
+    async def stop_receiving(session: Session, *, deadline: float) -> MemberState:
+        """Stop at once, and return the state when the connection is ended at the master or cannot be."""
+
+        def stop(server: Server) -> tuple[bool, MemberState]:
+            hangs = server.io_runs and machines.is_silent_to(server)
+            server.io_runs = False
+            return hangs, machines.state(server)
+
+        hangs, state = await session.run(stop, deadline)
+        if hangs:
+            await asyncio.sleep(_END_CONNECTION_SECONDS)
+        return state
+
+    return stop_receiving
 
 
 def _lease_statements(loop: SimLoop) -> list[Substitution]:
@@ -364,9 +410,15 @@ def _lease_statements(loop: SimLoop) -> list[Substitution]:
     return [Substitution(original, _travelling(instead)) for original, instead in by_original.items()]
 
 
+_WRITING: Final = ("raise_epoch", "grant_lease", "renew_lease", "revoke_lease", "install_lease")
+"""Statements that wait for the disk."""
+
+
 def _travelling(statement: Statement) -> Statement:
+    writes = statement.__name__ in _WRITING
+
     async def travel(session: Session, *arguments: Any, deadline: float, **named: Any) -> Any:
-        return await session.run(lambda server: statement(server, *arguments, **named), deadline)
+        return await session.run(lambda server: statement(server, *arguments, **named), deadline, writes=writes)
 
     return travel
 
@@ -399,7 +451,7 @@ async def write(machines: Machines, server: Server, timeout_seconds: float) -> i
         machines.send(at)
         return number, waiting
 
-    number, waiting = await machines.trip(server, commit, deadline)
+    number, waiting = await machines.trip(server, commit, deadline, writes=True)
     if waiting is not None:
         done, _ = await asyncio.wait((waiting,), timeout=max(0.0, deadline - machines.loop.now))
         if not done or waiting.cancelled():

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import pytest
 
-from tao.replication import replication_set
+from tao.replication import promotion_plan, replication_set
 from tao.replication.lease import LeaseTerms
-from tao.replication.promotion import Promoter
-from tao.replication.promotion_plan import PromotionRequest, SetMember
+from tao.replication.lost_master import LostMaster
+from tao.replication.promotion import Promoter, PromotionResult
+from tao.replication.promotion_plan import PromotionRefused, SetMember
 from tao.replication.replication_set import ReplicationSet
+from tao.replication.server_statements import member_state
 from tao.watcher import mastership
 from tao.watcher.mastership import Mastership
 from tao.watcher.settings import LeaseSettings
@@ -39,7 +44,7 @@ def test_a_promotion_that_does_not_wait_for_the_lease_although_a_replica_still_r
 ) -> None:
     monkeypatch.setattr(SetMember, "receives", property(lambda _: False))
     monkeypatch.setattr(Machines, "acknowledging", lambda *_: 0)  # as many as then seem to
-    monkeypatch.setattr(replication_set, "stop_receiving", _nothing)
+    monkeypatch.setattr(replication_set, "stop_receiving", member_state)
     monkeypatch.setattr(ReplicationSet, "forget_master", _nothing)
     assert _first("other watchers cut off", regions=3, seed=35).lost_writes
 
@@ -53,13 +58,38 @@ def test_a_master_that_is_opened_while_the_former_one_still_answers_critical_rea
     assert _first("region cut off", regions=2, seed=56).stale_reads
 
 
-async def _lost(_: Promoter, replicas: ReplicationSet, __: PromotionRequest) -> str:
-    return replicas.master.name
+async def _lost(master: LostMaster) -> SetMember:
+    return SetMember(master.found.name, master.found.region, None, is_master=True)
 
 
-def test_a_promotion_that_does_not_ask_a_lost_master_again_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Promoter, "_lost_master", _lost)
-    assert _first("rack cut off", regions=2, seed=30).false
+@asynccontextmanager
+async def _not_asked(_: LostMaster) -> AsyncIterator[None]:
+    yield
+
+
+@pytest.mark.parametrize(("kind", "regions", "seed"), [("rack cut off", 2, 70), ("master pauses", 1, 7)])
+def test_a_promotion_that_does_not_ask_a_lost_master_again_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, kind: str, regions: int, seed: int
+) -> None:
+    monkeypatch.setattr(LostMaster, "asked", _not_asked)
+    monkeypatch.setattr(LostMaster, "until_certain", _lost)
+    assert _first(kind, regions=regions, seed=seed).false
+
+
+def test_a_promotion_although_the_replicas_hear_from_the_master_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(promotion_plan, "_hears_nothing", lambda *_: True)
+    assert _first("master cut off from watchers", regions=1, seed=0).false
+
+
+async def _not_finished(_: Promoter, database: str) -> PromotionResult:
+    raise PromotionRefused(f"nobody finishes a promotion of {database}")
+
+
+def test_a_promotion_that_nobody_finishes_because_its_old_master_answers_again_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Promoter, "finish", _not_finished)
+    assert _first("rack cut off", regions=1, seed=21).stuck
 
 
 def _follows_nobody(member: SetMember) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
+import msgspec
 import pytest
 
 from tao.leader.ownership import OwnershipSettings
@@ -18,6 +19,7 @@ from tao.model.errors import (
     TaoError,
     Unavailable,
 )
+from tao.model.rows import ShardRow
 from tao.model.writes import AssocAdd
 from tao.wire.convert import write_to_pb
 from tao.wire.v1 import session_pb2 as pb
@@ -74,6 +76,32 @@ async def test_a_shard_that_a_full_disk_keeps_from_being_taken_says_so_until_it_
     rig.ownership.lost(0)
     with pytest.raises(NotMine):
         rig.ownership.row(0)
+
+
+async def test_a_former_master_that_hangs_keeps_no_shard_from_being_taken_at_its_successor(
+    store: MemoryStore, rig: LeaderRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, resumed, take = asyncio.Event(), asyncio.Event(), store.take_ownership
+
+    async def take_ownership(shards: Sequence[int], owner: str, *, timeout_seconds: float) -> dict[int, ShardRow]:
+        if store.server_of(0) == "db-1":
+            asked.set()
+            await resumed.wait()
+        return await take(shards, owner, timeout_seconds=timeout_seconds)
+
+    rig.ownership.want((0, 1))
+    await until(lambda: rig.ownership.complete)
+    monkeypatch.setattr(store, "take_ownership", take_ownership)
+    rig.ownership.retake(0)
+    await asked.wait()
+    monkeypatch.setattr(store, "server_of", lambda _: "db-1b")
+    for shard in (0, 1):
+        store.shards[shard] = msgspec.structs.replace(store.shards[shard], master_server="db-1b", version_epoch=2)
+    rig.ownership.want((0, 1))
+    assert rig.ownership.owned == {}, "its former master does not say that it has a successor"
+    await until(lambda: rig.ownership.complete)
+    assert {row.master_server for row in rig.ownership.owned.values()} == {"db-1b"}
+    resumed.set()
 
 
 async def test_a_shard_taken_by_another_is_noticed_without_a_write(store: MemoryStore, rig: LeaderRig) -> None:

@@ -13,7 +13,12 @@ def gtids(text: str) -> GtidSet:
 
 
 def following(
-    *, receiving: bool = False, lag: int | None = 0, stopped: bool = False, failed: bool = False
+    *,
+    receiving: bool = False,
+    lag: int | None = 0,
+    stopped: bool = False,
+    failed: bool = False,
+    heard: str | None = None,
 ) -> ReplicationStatus:
     """``stopped``: receiving was; ``failed``: by an error that would come again."""
     return ReplicationStatus(
@@ -27,6 +32,7 @@ def following(
         error="",
         receiving_stopped=stopped or failed,
         receiving_failed=failed,
+        heard=heard,
     )
 
 
@@ -66,15 +72,18 @@ def replica(
     acknowledges: bool = False,
     stopped: bool = False,
     failed: bool = False,
+    heard: str | None = None,
+    seen_at: float = 0.0,
 ) -> SetMember:
     """``has``: what it has executed; ``received``: what waits in its relay log besides; ``alone``: follows nobody;
-    ``seeding``: it has a part of the data; ``stopped`` and ``failed``: as in `following`."""
+    ``seeding``: it has a part of the data; ``stopped``, ``failed`` and ``heard``: as in `following`."""
     if has is None:
         return SetMember(f"{region}-db", region, None, "refused")
-    status = None if alone else following(receiving=receiving, stopped=stopped, failed=failed)
+    status = None if alone else following(receiving=receiving, stopped=stopped, failed=failed, heard=heard)
     received_too = GtidSet(Dialect.MARIADB, has, received)
     return SetMember(
         f"{region}-db",
         region,
         MemberState(True, status, gtids(has), received_too, seeding, acknowledges=acknowledges),
+        seen_at=seen_at,
     )

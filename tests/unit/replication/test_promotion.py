@@ -18,6 +18,7 @@ from tao.replication import promotion
 from tao.replication.accounts import Account
 from tao.replication.lease import LeaseTerms
 from tao.replication.locks import FileLocks, mastership_lock
+from tao.replication.lost_master import LostMaster
 from tao.replication.promotion import (
     OnStep,
     Promoter,
@@ -25,6 +26,7 @@ from tao.replication.promotion import (
     PromotionStep,
     _both,
     _Installed,
+    _Loss,
     _over_at,
 )
 from tao.replication.promotion_plan import MasterAnswers, PromotionRefused, PromotionRequest, SetMember
@@ -80,9 +82,8 @@ async def test_it_asks_for_renewals_again_when_the_others_have_stopped_receiving
     promoter = promoter_of(tmp_path, on_step)
     monkeypatch.setattr(promoter._locks, "can_be_away", can_be_away)
     replicas = replication_set_of("east", "west", semi_sync=semi_sync)
-    chosen = await promoter._choose(
-        replicas, members, PromotionRequest(master_lost=True), last_renewal, 0.0, fenced=False
-    )
+    loss = _Loss(LostMaster(replicas), last_renewal, 0.0, is_fenced=False)
+    chosen = await promoter._choose(replicas, members, PromotionRequest(master_lost=True), loss)
     assert chosen.region == "west"
     assert when == asked
     assert stopped == ["west"] * len(asked), "a replica that restarts meanwhile receives by itself"
@@ -189,7 +190,8 @@ async def test_a_promotion_fails_only_when_no_server_is_being_detached_any_more(
     monkeypatch.setattr(ReplicationSet, "forget_master", forget_master)
     others = [replica(region, "1-1-1") for region in ("west", "north", "south")]
     replicas = replication_set_of("east", "west", "north", "south", semi_sync=True)
-    failing = asyncio.ensure_future(promoter_of(tmp_path)._outlast(replicas, others[0], others, 0.0))
+    outlast = promoter_of(tmp_path)._outlast(replicas, others[0], others, 0.0, asyncio.Event())
+    failing = asyncio.ensure_future(outlast)
     for _ in range(5):
         await asyncio.sleep(0)
     assert not failing.done()
@@ -304,25 +306,31 @@ async def test_a_promotion_goes_on_only_when_both_of_two_concurrent_steps_have_e
 
 
 @pytest.mark.parametrize("waited", [True, False])
-async def test_a_lost_master_that_answers_when_its_lease_is_over_keeps_its_place(
+async def test_a_lost_master_that_answers_before_its_lease_is_over_keeps_its_place(
     topology_file: Path, monkeypatch: pytest.MonkeyPatch, waited: bool
 ) -> None:
-    """Nobody asks it while the others are stopped, so this is the last moment to find out."""
+    """It is asked all the time, and its answer ends the wait."""
     done = list[str]()
-    regions = ("west", "north")
-
-    async def members(_: ReplicationSet) -> object:
-        return [master(None), *map(replica, regions, ["1-1-1"] * 2)]
+    resumed = asyncio.Event()
 
     async def stop_receiving(_: ReplicationSet, region: str) -> SetMember:
         return replica(region, "1-1-1")
 
     async def member(_: ReplicationSet, region: str) -> SetMember:
-        done.append(f"{region} is asked")
-        return master("1-1-1")
+        if region != "east":
+            return replica(region, "1-1-1")
+        if waited or done:
+            await resumed.wait()
+            return master("1-1-1")
+        done.append("it does not answer")
+        return master(None)
 
-    async def over(*_: object) -> None:
-        done.append("its lease is over")
+    async def over(*parameters: object) -> None:
+        unless = parameters[-1]
+        assert isinstance(unless, asyncio.Event)
+        resumed.set()
+        await unless.wait()
+        done.append("the wait for its lease has ended")
 
     async def restore(*_: object) -> None:
         done.append("it is restored")
@@ -330,7 +338,7 @@ async def test_a_lost_master_that_answers_when_its_lease_is_over_keeps_its_place
     async def nothing(*_: object) -> float:
         return 0.0
 
-    for name, instead in (("members", members), ("stop_receiving", stop_receiving), ("member", member)):
+    for name, instead in (("stop_receiving", stop_receiving), ("member", member)):
         monkeypatch.setattr(ReplicationSet, name, instead)
 
     promoter = promoter_at(topology_file)
@@ -344,7 +352,53 @@ async def test_a_lost_master_that_answers_when_its_lease_is_over_keeps_its_place
     monkeypatch.setattr(promotion, "is_fenced_by_replicas", lambda *_, **__: waited)
     with pytest.raises(MasterAnswers):
         await promoter.promote("db", PromotionRequest(master_lost=True))
-    assert done == ["its lease is over", "east is asked", "it is restored"]
+    assert done[-2:] == ["the wait for its lease has ended", "it is restored"]
+
+
+async def test_a_new_master_asks_no_lost_one_whether_it_acknowledges(
+    topology_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writes would wait for the silence of one that hangs."""
+    asked = list[str]()
+
+    async def member(replicas: ReplicationSet, region: str) -> SetMember:
+        asked.append(region)
+        return replica(region, "1-1-1", receiving=True, acknowledges=True)
+
+    async def acknowledged(*_: object) -> bool:
+        return True
+
+    monkeypatch.setattr(ReplicationSet, "member", member)
+    monkeypatch.setattr(ReplicationSet, "follows", lambda *_: True)
+    promoter = promoter_at(topology_file)
+    monkeypatch.setattr(promoter, "_acknowledged", acknowledged)
+    replicas = replication_set_of("north", "west", "east", semi_sync=True, marked="east")
+    assert await promoter._acknowledged_in_use(replicas, ["west-db"])
+    assert asked == ["west"]
+
+
+@pytest.mark.parametrize("epoch", [0, 9])
+async def test_only_a_promotion_whose_epoch_was_raised_is_finished(
+    topology_file: Path, monkeypatch: pytest.MonkeyPatch, epoch: int
+) -> None:
+    done = list[str]()
+
+    async def members(_: ReplicationSet) -> object:
+        return [master("1-1-1"), replica("west", "1-1-1,2-2-9", alone=True), replica("north", "1-1-1", stopped=True)]
+
+    async def epochs_as_masters(*_: object) -> object:
+        return {"west-db": epoch}, {}
+
+    async def restore(*_: object) -> None:
+        done.append("it is finished")
+
+    monkeypatch.setattr(ReplicationSet, "members", members)
+    monkeypatch.setattr(ReplicationSet, "epochs_as_masters", epochs_as_masters)
+    promoter = promoter_at(topology_file)
+    monkeypatch.setattr(promoter, "_restore", restore)
+    with nullcontext() if epoch else pytest.raises(PromotionRefused, match="tao reseed"):
+        await promoter.finish("db")
+    assert done == (["it is finished"] if epoch else [])
 
 
 @pytest.fixture
@@ -412,7 +466,7 @@ async def test_an_unknown_last_renewal_may_have_been_when_the_replicas_were_stop
     async def stop_receiving_again(replicas: ReplicationSet, region: str) -> tuple[SetMember, bool]:
         return await stop_receiving(replicas, region), len(stopped_at) <= 1 + restarts
 
-    async def wait(_: ReplicationSet, seconds: float) -> None:
+    async def wait(_: ReplicationSet, seconds: float, unless: asyncio.Event) -> None:
         clock.now += seconds
         waited_until.append(clock.now)
 
@@ -427,7 +481,7 @@ async def test_an_unknown_last_renewal_may_have_been_when_the_replicas_were_stop
     replicas = replication_set_of("east", "west", semi_sync=True)
     locked_at = clock.now
     with pytest.raises(PromotionRefused, match="again 3 times") if restarts == 3 else nullcontext():
-        await promoter._choose(replicas, members, request, last_renewal, locked_at, fenced=fenced)
+        await promoter._choose(replicas, members, request, _Loss(LostMaster(replicas), last_renewal, locked_at, fenced))
     if fenced:
         over_at = await promoter._reads_over_at(replicas, members[1:], last_renewal)
         assert (waited_until, over_at) == ([], stopped_at[0] + terms.reads_over_after_seconds)

@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tao.replication.promotion_plan import (
+    SILENT_SECONDS,
+    Heard,
     MasterAnswers,
     PromotionRefused,
     PromotionRequest,
@@ -30,6 +32,25 @@ def test_a_lost_master_is_replaced_by_the_replica_that_has_received_most() -> No
     members = [master(None), replica("north", "1-1-7"), replica("west", "1-1-5", received="1-1-9")]
     check_before(members, LOST)
     assert choose(members, LOST).region == "west"
+
+
+def test_a_replica_that_takes_itself_for_connected_hears_nothing_from_a_master_that_hangs() -> None:
+    def connected(heard: str | None, seen_at: float) -> list[SetMember]:
+        return [master(None), replica("west", "1-1-1", receiving=True, heard=heard, seen_at=seen_at)]
+
+    request = PromotionRequest(master_lost=True, heard={"west-db": Heard("7 b.1:500", 100.0)})
+    check_before(connected("7 b.1:500", 100.1 + SILENT_SECONDS), request)
+    still = (
+        connected("7 b.1:500", 99.9 + SILENT_SECONDS),
+        connected("8 b.1:500", 200.0),
+        connected("7 b.1:501", 200.0),
+        connected(None, 200.0),
+    )
+    for members in still:
+        with pytest.raises(PromotionRefused, match="still receives from"):
+            check_before(members, request)
+    with pytest.raises(PromotionRefused, match="still receives from"):
+        check_before(connected("7 b.1:500", 200.0), LOST)
 
 
 def test_among_equals_the_wish_decides_and_else_the_name() -> None:

@@ -53,9 +53,10 @@ async def test_a_replica_that_restarted_has_begun_to_receive_again(
     async def member_state(_: str, *, deadline: float) -> MemberState:
         return MemberState(True, following(stopped=stopped), gtids("1-1-1"), gtids("1-1-1"))
 
-    async def stop_receiving(_: str, *, deadline: float) -> None:
+    async def stop_receiving(region: str, *, deadline: float) -> MemberState:
         nonlocal stopped
         stopped = True
+        return await member_state(region, deadline=deadline)
 
     monkeypatch.setattr(ReplicationSet, "session", session)
     for each in (member_state, stop_receiving):

@@ -31,7 +31,10 @@ def test_a_replica_that_was_stopped_while_its_master_was_out_of_reach_has_not_fa
         "Last_SQL_Error": "",
         "Seconds_Behind_Master": None,
         "Gtid_IO_Pos": "0-1-7",
+        "Master_Log_File": "binlog.000001",
+        "Read_Master_Log_Pos": 500,
     }
-    status = _status_of(Dialect.MARIADB, [row], [{"position": "0-1-7"}])
+    status = _status_of(Dialect.MARIADB, [row], [{"position": "0-1-7"}], "12")
     assert status is not None
     assert (status.receiving_stopped, status.receiving_failed) == (stopped, failed)
+    assert status.heard == "12 binlog.000001:500"

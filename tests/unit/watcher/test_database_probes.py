@@ -1,18 +1,35 @@
-"""How often a watcher looks at a database."""
+"""How often a watcher looks at a database, and for how long."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import msgspec
 import pytest
 
+from tao.model.ports import Clock
 from tao.model.topology import Database, DatabaseServer, Topology
 from tao.observability.logs import logger
 from tao.replication.accounts import Account
-from tao.replication.replication_set import SetAccounts
+from tao.replication.promotion_plan import SetMember
+from tao.replication.replication_set import ReplicationSet, SetAccounts
 from tao.runtime.clock import LoopClock
 from tao.runtime.tasks import BackgroundTasks
 from tao.watcher import probes
 from tao.watcher.probes import DatabaseProbes, WatcherContext
 from tao.watcher.settings import ProbeSettings
+from tests.rigs.pacing import ManualClock
+from tests.unit.replication.members import master
+
+DATABASE: Final = Database(
+    name="db",
+    master_region="east",
+    servers={"east": DatabaseServer(name="east-db", host="127.0.0.1", port=1)},
+    shards=((0, 0),),
+)
+_Probes = TypeVar("_Probes", bound=DatabaseProbes)
 
 
 class Probes(DatabaseProbes):
@@ -32,16 +49,48 @@ async def test_commits_that_wait_for_lost_acknowledgements_are_looked_at_once_mo
 ) -> None:
     """All writes of the database wait until a second look has found the same."""
     monkeypatch.setattr(probes, "_SECOND_LOOK_SECONDS", 0.0)
+    looking = probes_of(Probes, LoopClock(), lambda *_: None)
+    looking.are_waiting = are_waiting
+    await looking._look(DATABASE)
+    assert looking.looks == (2 if are_waiting else 1)
+
+
+def probes_of(kind: type[_Probes], clock: Clock, observe: Callable[..., None]) -> _Probes:
     log, account = logger("watcher"), Account("tao_admin", "secret")
-    looking = Probes(
+    return kind(
         lambda: Topology(version=1, shards=1, regions=(), databases=()),
         SetAccounts(account, account),
         "east",
         ProbeSettings(),
-        WatcherContext(BackgroundTasks("watcher", log), LoopClock(), log),
-        lambda *_: None,
+        WatcherContext(BackgroundTasks("watcher", log), clock, log),
+        observe,
     )
-    looking.are_waiting = are_waiting
-    server = DatabaseServer(name="east-db", host="127.0.0.1", port=1)
-    await looking._look(Database(name="db", master_region="east", servers={"east": server}, shards=((0, 0),)))
-    assert looking.looks == (2 if are_waiting else 1)
+
+
+@pytest.mark.parametrize(
+    ("semi_sync", "refused", "ends"),
+    [(True, False, [1.5, 1.81, 2.11, 2.41, 2.71, 3.01]), (True, True, [0.5]), (False, False, [1.5])],
+)
+async def test_a_master_that_leaves_a_probe_unanswered_is_asked_until_it_has_been_silent_for_long_enough(
+    monkeypatch: pytest.MonkeyPatch, semi_sync: bool, refused: bool, ends: list[float]
+) -> None:
+    """Ends of the probes, since the master answered last."""
+    clock, found = ManualClock(), list[float]()
+    is_well = True
+    began = clock.now
+
+    async def members(replicas: ReplicationSet) -> list[SetMember]:
+        if is_well:
+            return [master("1-1-1")]
+        if not refused:
+            clock.now += replicas._statement_seconds
+        return [dataclasses.replace(master(None), is_refused=refused)]
+
+    monkeypatch.setattr(ReplicationSet, "members", members)
+    looking = probes_of(DatabaseProbes, clock, lambda *_: found.append(round(clock.now - began, 2)))
+    database = msgspec.structs.replace(DATABASE, semi_sync=semi_sync)
+    await looking._look(database)
+    is_well = False
+    clock.now += 0.5
+    await looking._look(database)
+    assert found == [0.0, *ends]

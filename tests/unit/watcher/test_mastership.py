@@ -20,14 +20,14 @@ from tao.replication.accounts import Account
 from tao.replication.lease import EVENT_SECONDS, LeaseTerms
 from tao.replication.locks import FileLocks, LockHold, Locks, LocksAway, LockTerms
 from tao.replication.promotion import Promoter, PromotionResult
-from tao.replication.promotion_plan import PromotionRequest, SetMember
+from tao.replication.promotion_plan import Heard, PromotionRequest, SetMember
 from tao.replication.replication_set import ReplicationSet, SetAccounts
 from tao.runtime.clock import LoopClock
 from tao.runtime.tasks import BackgroundTasks
 from tao.serving.audit import AuditTrail
 from tao.watcher.mastership import Action, Mastership, Observation, next_action
 from tao.watcher.probes import PeerReports, WatcherContext
-from tao.watcher.settings import LeaseSettings, WatcherSettings
+from tao.watcher.settings import LeaseSettings, ProbeSettings, WatcherSettings
 from tao.wire.identity import Credentials
 from tao.wire.links import Links, LinkSettings
 from tests.rigs.audit_rig import audit_rig
@@ -49,6 +49,7 @@ def action(
     leases: bool = True,
     dead: bool = False,
     marked: Collection[str] = (),
+    silent_in_its_region: bool = False,
 ) -> tuple[Action, str]:
     return next_action(
         Observation(
@@ -62,8 +63,9 @@ def action(
             waited,
             dead,
             marked,
+            silent_in_its_region,
         ),
-        gone_seconds=5.0,
+        probes=ProbeSettings(),
         auto_promote=promote,
         auto_rejoin=rejoin,
         leases=leases,
@@ -90,6 +92,22 @@ def test_a_master_whose_process_is_dead_is_replaced_at_once_if_nothing_is_lost_w
     assert action(*gone, silent=1.2, semi_sync=True, waited=True)[0] is Action.NOTHING, "it may only be slow"
     seen = action(*gone, silent=1.2, dead=True, semi_sync=True, waited=True, seen_by_its_region=True)
     assert seen[0] is Action.NOTHING
+
+
+def test_a_master_that_hangs_is_replaced_sooner_than_one_that_may_be_cut_off_if_nothing_is_lost_with_it() -> None:
+    gone = (master(None), replica("west", "1-1-1", receiving=True))
+
+    def hangs(*members: SetMember, silent: float = 1.8, waited: bool = True, beside: bool = True) -> Action:
+        return action(*members, silent=silent, semi_sync=True, waited=waited, silent_in_its_region=beside)[0]
+
+    assert hangs(*gone) is Action.PROMOTE
+    assert hangs(*gone, silent=1.7) is Action.NOTHING, "it pauses"
+    assert hangs(*gone, beside=False) is Action.NOTHING, "its region may be cut off for a moment"
+    assert hangs(*gone, waited=False) is Action.NOTHING, "it may be back with more"
+    assert action(*gone, silent=2.0, waited=True, silent_in_its_region=True)[0] is Action.NOTHING, "asynchronous"
+    marked = action(*gone, silent=2.0, semi_sync=True, waited=True, silent_in_its_region=True, marked=["west-db"])[0]
+    assert marked is Action.NOTHING, "it would not be renewed during the whole lease"
+    assert hangs(*gone, replica("north", None)) is Action.NOTHING
 
 
 def test_a_master_that_its_own_region_sees_well_is_cut_off_and_not_lost() -> None:
@@ -121,7 +139,8 @@ def test_a_master_that_waits_for_a_replica_while_nobody_follows_it_gets_its_repl
     assert action(waiting, west, north, semi_sync=True)[0] is Action.NOTHING
     assert action(master("1-1-7"), west, semi_sync=True)[0] is Action.NOTHING, "its last replica was taken away"
     astray = replica("west", "1-1-7,2-2-9", alone=True)
-    assert action(waiting, astray, semi_sync=True)[0] is Action.NOTHING, "it cannot follow"
+    assert action(waiting, astray, semi_sync=True)[0] is Action.FINISH, "it cannot follow, and was perhaps promoted"
+    assert action(waiting, astray, north, semi_sync=True)[0] is Action.NOTHING
     seeding = replica("west", "1-1-7", alone=True, seeding=True)
     assert action(waiting, seeding, semi_sync=True)[0] is Action.NOTHING, "somebody is at it"
 
@@ -378,6 +397,27 @@ async def test_what_a_lost_master_was_last_seen_to_do_decides_and_not_what_the_t
     assert promoted == ["db"] * (2 if waits else 0)
     withheld = [each for each in logs if each["event"] == "promotion_withheld"]
     assert [each["target"] for each in withheld] == ([] if waits else ["east-db"]), "said once"
+    await tasks.close()
+
+
+async def test_a_promotion_is_given_what_each_replica_had_heard_when_it_heard_something_last(tmp_path: Path) -> None:
+    heard = list[dict[str, Heard]]()
+
+    class Promoting(Broken):
+        async def promote(self, database: str, request: PromotionRequest, **_: object) -> PromotionResult:
+            heard.append(dict(request.heard))
+            raise Unavailable("not in this test")
+
+    tasks, clock, silent = BackgroundTasks("watcher", logger("watcher")), ManualClock(), {"east-db": 0.0}
+    mastership = mastership_of(tmp_path, Promoting(), tasks, clock, silent.__getitem__)
+    replicas = east_and_west(semi_sync=True)
+    for number, (mark, seen_at) in enumerate((("6", 1.0), ("7", 2.0), ("7", 3.0), ("7", 4.0))):
+        west = replica("west", "1-1-1", receiving=True, heard=mark, seen_at=seen_at)
+        silent["east-db"] = 2.0 if number == 3 else 0.0
+        east = master("1-1-1" if number < 2 else None, waits=True)
+        mastership.observe(replicas, [east, west], clock.monotonic())
+        await turns()
+    assert heard == [{"west-db": Heard("7", 2.0)}]
     await tasks.close()
 
 

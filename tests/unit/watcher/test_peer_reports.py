@@ -95,6 +95,17 @@ async def test_a_watcher_s_report_is_that_of_its_region(watcher: str) -> None:
     assert ago == 2.5
 
 
+async def test_a_server_is_silent_in_its_region_only_if_a_watcher_there_says_so(watcher: str) -> None:
+    topology = topology_of(west=(watcher,), north=("127.0.0.1:1",))
+    links = Links(LinkSettings(), Credentials("x", "watcher", "watcher"))
+    peers = PeerReports(links, lambda: topology, "east", PROBES)
+    await peers.look()
+    found = [peers.says_silent("west", f"west-leader-{number}") for number in (1, 2, 9)]
+    assert found == [False, True, False], "the last one has not been asked yet"
+    assert not peers.says_silent("north", "north-db"), "the region is cut off"
+    await links.close()
+
+
 @pytest.mark.parametrize("addresses", [("",), ("127.0.0.1:1",)])
 async def test_a_watcher_that_cannot_be_asked_is_silent_and_may_have_renewed_just_now(
     addresses: tuple[str, ...],

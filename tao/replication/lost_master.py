@@ -1,0 +1,79 @@
+"""Questions to a master that is being replaced because it is lost: is it back?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+from tao.replication.locks import LockLost
+from tao.replication.promotion_plan import SetMember
+from tao.replication.replication_set import ReplicationSet
+
+_PAUSE_SECONDS: Final = 0.05
+SILENT_SECONDS: Final = 0.5
+"""A master that has not answered a question for so long hangs. A session between distant regions is opened in 0.3 s,
+and a question has mostly been under way for as long as the other steps of the promotion take."""
+
+
+class LostMaster:
+    """Asks a lost master all the time, from the beginning of its replacement until the last moment at which that can be
+    undone.
+
+    A dead process refuses each question at once. One that hangs leaves it unanswered until it resumes. So nothing waits
+    for an answer that does not come, and one that comes is known at once.
+    """
+
+    def __init__(self, replicas: ReplicationSet) -> None:
+        self._replicas: Final = replicas
+        self.answered: Final = asyncio.Event()
+        name, region = replicas.master.name, replicas.database.master_region
+        self._found = SetMember(name, region, None, "it has not answered", is_master=True)
+        self._silent_since: float | None = None
+        """When the first question was sent of those since when none has been answered or refused."""
+        self._refused_since = float("-inf")
+        """When the last question was sent that was refused, or whose connection broke."""
+
+    @property
+    def found(self) -> SetMember:
+        """What the last question has brought."""
+        return self._found
+
+    @asynccontextmanager
+    async def asked(self) -> AsyncIterator[None]:
+        """Ask within the context."""
+        asking = asyncio.create_task(self._ask(), name=f"is {self._found.name} back")
+        try:
+            yield
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    async def until_certain(self) -> SetMember:
+        """Return the state of the master as it is now: at once if a question has been unanswered for a while."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while not (
+            self.answered.is_set()
+            or (self._silent_since is not None and loop.time() - self._silent_since >= SILENT_SECONDS)
+            or self._refused_since >= began
+        ):
+            self._replicas.check_hold()
+            await asyncio.sleep(_PAUSE_SECONDS)
+        return self._found
+
+    async def _ask(self) -> None:
+        loop = asyncio.get_running_loop()
+        with suppress(LockLost):  # the promotion finds out before its next step
+            while True:
+                began = loop.time()
+                if self._silent_since is None:
+                    self._silent_since = began
+                self._found = await self._replicas.member(self._replicas.database.master_region)
+                if self._found.state is not None:
+                    self.answered.set()
+                    return
+                if loop.time() - began < SILENT_SECONDS:
+                    self._silent_since, self._refused_since = None, began
+                    await asyncio.sleep(_PAUSE_SECONDS)

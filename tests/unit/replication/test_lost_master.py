@@ -1,0 +1,86 @@
+"""A master that is being replaced is asked all the time, and nobody waits for an answer that does not come."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tao.replication import lost_master
+from tao.replication.lost_master import SILENT_SECONDS, LostMaster
+from tao.replication.promotion_plan import SetMember
+from tao.replication.replication_set import ReplicationSet
+from tests.rigs.pacing import ManualClock, loop_clock
+from tests.unit.replication.members import master
+from tests.unit.replication.test_replication_set import replication_set_of
+
+
+class Answers:
+    """What a master answers: the questions wait until there is something."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked = 0
+        self.given: asyncio.Queue[SetMember] = asyncio.Queue()
+        monkeypatch.setattr(ReplicationSet, "member", self._member)
+        monkeypatch.setattr(lost_master, "_PAUSE_SECONDS", 0.0)
+
+    async def _member(self, region: str) -> SetMember:
+        assert region == "east"
+        self.asked += 1
+        return await self.given.get()
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
+    return Answers(monkeypatch)
+
+
+@pytest.fixture
+async def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    return loop_clock(monkeypatch)
+
+
+async def _turns() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_a_question_that_is_unanswered_for_a_while_is_not_waited_for(
+    answers: Answers, clock: ManualClock
+) -> None:
+    lost = LostMaster(replication_set_of("east", "west"))
+    async with lost.asked():
+        await _turns()
+        certain = asyncio.ensure_future(lost.until_certain())
+        await _turns()
+        assert not certain.done()
+        clock.now += SILENT_SECONDS
+        assert (await certain).state is None
+        assert (await lost.until_certain()).state is None
+    assert answers.asked == 1
+
+
+async def test_a_master_that_refused_an_earlier_question_is_asked_again(answers: Answers, clock: ManualClock) -> None:
+    lost = LostMaster(replication_set_of("east", "west"))
+    async with lost.asked():
+        answers.given.put_nowait(master(None))
+        await _turns()
+        clock.now += 0.1
+        certain = asyncio.ensure_future(lost.until_certain())
+        await _turns()
+        assert not certain.done(), "it may have been started meanwhile"
+        answers.given.put_nowait(master(None))
+        await _turns()
+        assert not certain.done(), "this question was sent before"
+        answers.given.put_nowait(master(None))
+        assert (await certain).state is None
+
+
+async def test_an_answer_is_known_at_once(answers: Answers, clock: ManualClock) -> None:
+    lost = LostMaster(replication_set_of("east", "west"))
+    async with lost.asked():
+        await _turns()
+        clock.now += 0.1
+        answers.given.put_nowait(master("1-1-1"))
+        await lost.answered.wait()
+        assert (await lost.until_certain()).state is not None
