@@ -224,18 +224,22 @@ class AccessControl:
         if rights.write.covers_all and rights.critical.covers_all:
             return {}
         writes = request.write.writes
-        denied = {slot: which for slot, write in enumerate(writes) if (which := _denied_type(rights, write))}
-        # The state of an edge is read from the master, and changes nothing.
-        needed = {
-            slot: Operation.CRITICAL if writes[slot].HasField("read_state") else Operation.WRITE for slot in denied
-        }
-        for operation in needed.values():
-            self.count(operation, enforced=policy.enforced)
+        denied: dict[tuple[Operation, TypeKind, int], list[int]] = {}
+        for slot, write in enumerate(writes):
+            which = _denied_type(rights, write)
+            if which is not None:
+                # The state of an edge is read from the master, and changes nothing.
+                operation = Operation.CRITICAL if write.HasField("read_state") else Operation.WRITE
+                self.count(operation, enforced=policy.enforced)
+                denied.setdefault((operation, *which), []).append(slot)
         if not policy.enforced:
             return {}
-        return {
-            slot: self.refuse(Asked(caller, peer, writes[slot]), needed[slot], *which) for slot, which in denied.items()
-        }
+        # One report of all that lack the same right: thousands of writes cost hardly more than one.
+        refused: dict[int, PermissionDenied] = {}
+        for lacking, slots in denied.items():
+            asked = Asked(caller, peer, [writes[slot] for slot in slots])
+            refused |= dict.fromkeys(slots, self.refuse(asked, *lacking, times=len(slots)))
+        return refused
 
     def writer(self, request: pb.Request, peer: PeerIdentity) -> WriteCheck | None:
         """Return the check of writes by the types of stored objects, None when their caller may write objects of every

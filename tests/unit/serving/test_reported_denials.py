@@ -10,6 +10,7 @@ import pytest
 from tao.model.errors import BudgetExceeded, PermissionDenied
 from tao.model.writes import AssocAdd, ObjAdd, ObjDelete
 from tao.serving.audit import Denial
+from tao.serving.forward_path import MAX_WRITES_PER_BATCH
 from tao.serving.request_scope import scope_of
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import COMMENT, FOLLOWS, FRIEND, LIKES, NOTE, USER, make_id
@@ -102,6 +103,21 @@ async def test_denied_writes_are_reported_with_their_types_and_shards_by_whom_th
     assert await errors_of(server, "writer", ObjDelete(CHECKIN_ID)) == [""], "it finds nothing"
     assert denials[0].peer.name == "near-1"
     assert heard(denials) == [("writer", "write", object_type(CHECKIN), {0}, 1)]
+
+
+async def test_writes_of_a_batch_that_lack_the_same_right_are_one_report(region: RegionRig) -> None:
+    use_rules(region.near.configuration)
+    denials = record_denials(region.near.configuration)
+    edges = [AssocAdd(USER_ID, LIKES, make_id(1, shard=number % 4), 1, b"") for number in range(MAX_WRITES_PER_BATCH)]
+    edges[5] = AssocAdd(USER_ID, FOLLOWS, OTHER, 1, b"")
+    errors = await errors_of(region.near.service, "writer", *edges)
+    assert len(set(errors)) == 2
+    assert all(errors)
+    assert region.near.configuration.access.denied == {"write": len(edges)}
+    assert heard(denials) == [
+        ("writer", "write", list_type(LIKES), {0, 1, 2, 3}, len(edges) - 1),
+        ("writer", "write", list_type(FOLLOWS), {0}, 1),
+    ]
 
 
 async def test_nothing_of_what_is_denied_is_read_when_nobody_records_it(
