@@ -10,10 +10,11 @@ import pytest
 from tao.access.document import load_access
 from tao.model.edge_block import decode_block
 from tao.model.edge_states import State
-from tao.model.errors import BudgetExceeded, PermissionDenied
+from tao.model.errors import BudgetExceeded, PermissionDenied, TooLarge
 from tao.model.graph import EXISTS, decode_object, version_of
 from tao.model.ids import SHARD_SHIFT
 from tao.model.writes import AssocAdd, AssocMerge, ObjAdd, ObjDelete, ObjUpdate, ReadState, Write
+from tao.serving.forward_path import MAX_WRITES_PER_BATCH
 from tao.wire.convert import write_to_pb
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import COMMENT, FOLLOWS, FRIEND, LIKES, NOTE, SCHEMA, USER, make_id
@@ -77,6 +78,14 @@ async def test_the_rest_of_a_batch_is_refused_when_its_caller_has_spent_its_budg
     reasons = (await read(server, large, "batch")).reasons
     assert reasons == dict.fromkeys(range(512, 600), "BUDGET_EXCEEDED")
     assert region.near.configuration.access.denied == {"budget": 1}
+
+
+async def test_a_batch_with_more_writes_than_one_may_have_spends_no_budget(region: RegionRig) -> None:
+    server = region.near.service
+    use_rules(region.near.configuration)
+    with pytest.raises(TooLarge):
+        await errors_of(server, "batch", *[ObjUpdate(USER_ID, USER, b"\x80")] * (MAX_WRITES_PER_BATCH + 1))
+    assert not (await read(server, batch(obj_ids=[NOBODY]), "batch")).reasons
 
 
 async def test_budgets_that_are_only_counted_refuse_nothing(region: RegionRig) -> None:
