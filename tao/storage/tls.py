@@ -17,7 +17,7 @@ import pymysql.connections
 import pymysql.err
 from pymysql.constants import CLIENT, CR
 
-from tao.model.errors import SettingsError, unreadable
+from tao.model.errors import SettingsError, is_tls_refusal, refuse_passphrase, unreadable
 
 _logger = logging.getLogger(__name__)
 
@@ -88,7 +88,8 @@ class DatabaseTls:
         try:
             context.load_verify_locations(files.authorities)
             if files.certificate is not None:
-                context.load_cert_chain(files.certificate, files.private_key)
+                key = files.private_key
+                context.load_cert_chain(files.certificate, key, password=refuse_passphrase(key))
         except (OSError, ssl.SSLError) as error:
             raise SettingsError(f"a TLS file for databases cannot be used ({files}): {error}") from error
         return context
