@@ -1,10 +1,10 @@
 """What callers may do at this server: the rules in force, the checks of requests, and counts of what they refuse.
 
 A request is checked by the caller on whose behalf it is made. An application is the caller of its own requests. A
-follower or leader passes the caller of a request on with it, and is believed, because only a server's credentials prove
-that role; what it asks for itself, such as the fill of its cache, is checked nowhere. Tailers and watchers ask for
-nothing that rights are for (`tao.serving.requests`). An operator is bound by its role alone, unless the document names
-it: then it needs the right to administer.
+follower or leader passes the caller of a write or critical read on with it, and is believed, because only a server's
+credentials prove that role; what it asks for itself, such as the fill of its cache, is checked nowhere. Tailers and
+watchers ask for nothing that rights are for (`tao.serving.requests`). An operator is bound by its role alone, unless
+the document names it: then it needs the right to administer.
 
 Without rules every check is a test of `AccessControl.policy` for None. With rules, a batch is checked once for each
 type that it names, and only for a caller who may not read everything. The type of an object is known when it has been
@@ -206,8 +206,8 @@ class AccessControl:
         `PermissionDenied`."""
         assert self.readers is not None, "asked only with rules"
         self.check_operator(request, peer)
-        if request.read.for_fill and peer.role in PASSING_ON:
-            return None  # for a cache, which checks what it answers; the caller is named for the share alone
+        if request.read.for_fill and not request.read.critical and peer.role in PASSING_ON:
+            return None  # it fills a cache, for everybody who misses the key
         caller = caller_of(request, peer)
         return None if caller is None else self.readers[caller]
 

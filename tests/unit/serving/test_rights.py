@@ -246,7 +246,8 @@ async def test_critical_reads_need_a_right_of_their_own(region: RegionRig) -> No
     objects = await read(server, batch(obj_ids=[USER_ID, CHECKIN_ID], critical=True), "reader")
     assert [decode_object(objects.values[slot])[1] for slot in (0, 1)] == [USER, 0]
     assert (await read(server, batch(obj_ids=[USER_ID], critical=True), "")).reasons == {0: "PERMISSION_DENIED"}
-    assert region.near.configuration.access.denied == {"critical": 2, "read": 2}
+    assert region.near.configuration.access.denied == {"critical": 2, "read": 1}
+    assert region.leader.configuration.access.denied == {"read": 1}, "of the object that it hides, before the follower"
 
 
 async def test_a_bound_on_staleness_below_that_of_the_roles_is_refused(region: RegionRig) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 
 from tao.model.errors import PermissionDenied, TooLarge
+from tao.model.graph import decode_object, version_of
 from tao.model.writes import AssocAdd
 from tao.wire.convert import error_from_pb, reached_versions, shard_messages_from_pb, write_to_pb
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
-from tests.rigs.leader_rig import FOLLOWS, LIKES, NOTE
+from tests.rigs.leader_rig import COMMENT, FOLLOWS, FRIEND, LIKES, NOTE, USER
 from tests.rigs.region_rig import RegionRig
 from tests.rigs.rights_rig import (
+    CHECKIN,
     CHECKIN_ID,
     OTHER,
     USER_ID,
@@ -34,37 +37,65 @@ async def region() -> AsyncIterator[RegionRig]:
         yield rig
 
 
-async def test_a_leader_gives_a_follower_what_it_asks_for_in_the_share_of_a_caller(region: RegionRig) -> None:
-    """The follower checks what it answers: here the caller may not read critically."""
-    leader = region.leader
-    use_rules(leader.configuration)
-    for_fill = pb.ReadBatch(obj_ids=[USER_ID], critical=True, for_fill=True)
-    answer = await ask(leader.service, pb.Request(read=for_fill, caller="writer-of-nothing"), peer="follower")
-    assert [len(value) > 0 for value in answer.read.values] == [True]
-
-
-async def test_the_fills_of_servers_are_not_checked(region: RegionRig) -> None:
-    use_rules(region.leader.configuration)
-    answer = await ask(region.leader.service, counts_of(NOTE), peer="near-1")
-    assert len(answer.read.values) == 1
-
-
-async def test_all_that_a_follower_reads_at_a_leader_is_a_fill_which_the_leader_does_not_check(
-    region: RegionRig,
-) -> None:
+async def test_fills_are_shared_and_checked_by_the_follower_alone(region: RegionRig) -> None:
     """So one caller's denial is never the answer to another one who waits for the same fetch, nor cached."""
     use_rules(region.leader.configuration)
     server, link = region.near.service, region.near.links["leader-1"]
-    for request in (counts_of(NOTE), counts_of(NOTE, critical=True), batch(obj_ids=[CHECKIN_ID], critical=True)):
-        found = await read(server, request, "reader")
-        assert (set(found.values), found.reasons) == ({0}, {})
-    reads = [each for each in link.sent if each.HasField("read") and each.read.ByteSize()]
-    assert [each.read.for_fill for each in reads] == [True] * len(reads)
-    assert sum(each.read.critical and each.caller == "reader" for each in reads) == 2
+    for request in (counts_of(NOTE), batch(obj_ids=[CHECKIN_ID])):
+        both = await asyncio.gather(*(read(server, request, caller) for caller in ("reader", "root")))
+        assert [(set(each.values), each.reasons) for each in both] == [({0}, {})] * 2
+    fills = [each for each in link.sent if each.HasField("read") and each.read.ByteSize()]
+    assert [(each.read.for_fill, each.read.critical, each.HasField("caller")) for each in fills] == [
+        (True, False, False)
+    ] * 2, "one each"
     assert not region.leader.configuration.access.denied
 
 
-async def test_a_leader_checks_again_by_the_caller_that_a_follower_passes_on(region: RegionRig) -> None:
+async def test_a_leader_checks_critical_reads_again_by_the_caller_that_a_follower_passes_on(region: RegionRig) -> None:
+    """The follower has no rules yet, or older ones. What one caller is denied, another one gets who asks meanwhile."""
+    use_rules(region.leader.configuration)
+    server = region.near.service
+    lists = counts_of(FRIEND, COMMENT, NOTE, critical=True)
+    objects = batch(obj_ids=[USER_ID, CHECKIN_ID], critical=True)
+    asked = [(request, caller) for request in (lists, objects) for caller in ("reader", "root", "")]
+    found = await asyncio.gather(*(read(server, *each) for each in asked))
+    denied, types = PermissionDenied.reason, {0: USER, 1: CHECKIN}
+    assert [each.reasons for each in found[:3]] == [{1: denied, 2: denied}, {}, dict.fromkeys(range(3), denied)]
+    assert [each.reasons for each in found[3:]] == [{}, {}, dict.fromkeys(range(2), denied)]
+    seen = [{slot: decode_object(value)[1] for slot, value in each.values.items()} for each in found[3:]]
+    assert seen == [types | {1: 0}, types, {}]
+    assert region.leader.configuration.access.denied == {"critical": 3, "read": 5}
+    assert not region.near.configuration.access.denied
+    kept = await read(server, batch(obj_ids=[CHECKIN_ID]), "reader")
+    assert decode_object(kept.values[0])[1] == CHECKIN, "nothing of what was hidden is cached"
+
+
+async def test_a_stale_shard_is_not_read_from_the_master_for_those_whom_its_leader_denies_it(region: RegionRig) -> None:
+    use_rules(region.leader.configuration)
+    request = batch(obj_ids=[USER_ID], count_id1s=[USER_ID] * 2, count_atypes=[FRIEND, COMMENT], max_staleness_ms=3_000)
+    found = await read(region.near.service, request, "reader")
+    assert (set(found.values), found.reasons) == ({0, 1}, {2: "STALE_READ"})
+
+
+async def test_what_is_read_at_the_master_because_no_copy_is_new_enough_needs_no_right_to_read_critically(
+    region: RegionRig,
+) -> None:
+    use_rules(region.near.configuration, region.leader.configuration)
+    near, committed = region.near, await read(region.near.service, counts_of(COMMENT), "reader")
+    near.cache.raise_list_floor(USER_ID, COMMENT, version_of(committed.values[0]) + 1, 1e6)
+    assert await read(near.service, counts_of(COMMENT), "reader") == committed
+    assert near.reads.misses.read_past_floors == 1
+
+
+async def test_a_server_is_answered_what_it_asks_for_itself(region: RegionRig) -> None:
+    use_rules(region.leader.configuration)
+    for critical in (False, True):
+        fill = counts_of(NOTE, critical=critical)
+        fill.read.for_fill = True
+        assert len((await ask(region.leader.service, fill, peer="near-1")).read.values) == 1
+
+
+async def test_a_leader_checks_writes_again_by_the_caller_that_a_follower_passes_on(region: RegionRig) -> None:
     use_rules(region.leader.configuration)
     server, edge = region.near.service, AssocAdd(USER_ID, NOTE, OTHER, 1, b"")
     assert await errors_of(server, "writer", edge) == [""]

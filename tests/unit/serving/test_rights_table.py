@@ -28,6 +28,9 @@ USER_ID = make_id(64)
 REQUESTS = {
     "read": pb.Request(read=pb.ReadBatch(count_id1s=[USER_ID], count_atypes=[FRIEND])),
     "fill": pb.Request(read=pb.ReadBatch(count_id1s=[USER_ID], count_atypes=[FRIEND], for_fill=True)),
+    "critical_fill": pb.Request(
+        read=pb.ReadBatch(count_id1s=[USER_ID], count_atypes=[FRIEND], for_fill=True, critical=True)
+    ),
     "probe": pb.Request(read=pb.ReadBatch()),
     "write": pb.Request(write=pb.WriteBatch(writes=[pb.Write(obj_delete=pb.ObjDelete(id=USER_ID, otype=USER))])),
     "settle_edge": pb.Request(
@@ -192,7 +195,7 @@ async def test_a_cell_says_what_happens_at_a_port_that_watchers_ask(heading: str
     server = StatusService(kind, pb.Answer, AuditTrail())
     for peer in PEERS:
         assert await refusal(server, kind, peer) == ("" if cells[kind, peer] == "yes" else "UNAUTHORIZED"), peer
-        for other in REQUESTS.keys() - {kind, "read", "fill"}:
+        for other in REQUESTS.keys() - {kind, "read", "fill", "critical_fill"}:
             with pytest.raises(InvalidArgument):
                 server.handle(REQUESTS[other], MemoryReply(lambda _: None, peer=PEERS[peer][0]))
 
