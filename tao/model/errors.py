@@ -62,6 +62,10 @@ class TaoError(Exception):
     reason: ClassVar[str] = "TAO_ERROR"
     retryable: ClassVar[bool] = False
 
+    is_refusal: bool = False
+    """One of two processes has refused the other for what it is or shows. That says nothing of the other's health, and
+    least of all that it is down."""
+
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message

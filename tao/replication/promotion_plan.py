@@ -52,6 +52,9 @@ class SetMember:
     """True for the master region's server in the topology."""
     is_refused: bool = False
     """True when nothing listens at its address: its machine answers, and no process of it runs."""
+    refuses: bool = False
+    """True when it answers, and refuses this process' account or certificate, or is refused for its own certificate. So
+    it is there, and nothing else is known of it."""
 
     @property
     def is_complete(self) -> bool:

@@ -116,7 +116,9 @@ class SessionConnection(aiomysql.Connection):  # type: ignore[misc]  # aiomysql 
         try:
             await super()._request_authentication()
         except ssl.SSLError as error:  # aiomysql would say that it cannot connect, and not why
-            raise _failed(str(error)) from error
+            if is_tls_refusal(error):
+                raise _failed(str(error)) from error
+            raise pymysql.err.OperationalError(CR.CR_SERVER_LOST, f"lost during the TLS handshake: {error}") from error
 
 
 def _require_tls(capabilities: int) -> None:

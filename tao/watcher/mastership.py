@@ -74,6 +74,9 @@ class Observation:
     """Nothing listens at the master's address, as seen from here or by the watcher of its region."""
     marked: Collection[str] = ()
     """Servers with a ``down`` mark, as an operator sets on one that is taken out of use."""
+    is_unheard: bool = False
+    """A watcher of the master's region is there and refuses this one, so it is not known whether that sees the
+    master."""
 
 
 CLOSED_OBSERVATIONS: Final = 2
@@ -87,7 +90,8 @@ def next_action(
 ) -> tuple[Action, str]:
     """Return the action to take now, and the server to rejoin if that is the action.
 
-    A master whose process is dead is replaced sooner than one that is silent, if nothing is lost with it.
+    A master whose process is dead is replaced sooner than one that is silent, if nothing is lost with it. One that
+    refuses this watcher is there, and one whose region's watchers refuse it may be: neither is replaced.
 
     ``leases``: a master that is out of reach has closed itself. Without them it is replaced only if it cannot
     acknowledge a write by itself, because its commits wait for a replica, and no replica receives from it."""
@@ -96,7 +100,7 @@ def next_action(
         keeps_writes = observation.semi_sync and observation.waited_for_replica
         if (
             auto_promote
-            and not observation.seen_by_its_region
+            and not (observation.seen_by_its_region or observation.is_unheard or master.refuses)
             and (observation.silent_seconds >= gone_seconds or (keeps_writes and observation.is_dead))
             and len(observation.members) > 1
             and (leases or keeps_writes)
@@ -116,6 +120,21 @@ def next_action(
             if not member.is_master and member.is_complete and member.state and member.state.following is None:
                 return Action.REJOIN, member.name
     return Action.NOTHING, ""
+
+
+def _reason_to_wait(master: str, observation: Observation, *, leases: bool) -> str:
+    """Return why a master is not replaced that has been silent for long; "" when it is."""
+    if observation.is_unheard:
+        return (
+            f"watchers of {master}'s region refuse this one, so it is not known whether they see {master}: mend what "
+            "they refuse it for, which the log says (watcher_refused)"
+        )
+    if observation.semi_sync and not leases and not observation.waited_for_replica:
+        return (
+            f"without leases a lost master is replaced only if its commits waited for a replica, and {master} was not "
+            "seen to do so: it may still acknowledge writes, which would be lost"
+        )
+    return ""
 
 
 def _waits_for_nobody(master: SetMember, members: Sequence[SetMember], marked: Collection[str]) -> bool:
@@ -193,7 +212,8 @@ class Mastership:
         """Database → its master, if that waited for a replica when it answered last."""
         self._acknowledged_by_set: Final[dict[str, tuple[str, float]]] = {}
         """Database → its master, and when it was seen last that nobody but servers of its set acknowledge to it."""
-        self._withheld: Final = set[str]()
+        self._withheld: Final[dict[str, str]] = {}
+        """Database → why its lost master is not replaced."""
         self.activity: LockHold | None = None
         """The hold of the lock of the active watcher."""
         self.active_since = context.clock.monotonic()
@@ -249,6 +269,7 @@ class Mastership:
             self._waited_for_replica.get(name) == master.name,
             self._is_dead(master.name) or self._peers.says_dead(master.region, master.name),
             {server.name for server in replicas.database.places.values() if server.down},
+            self._peers.refuse(master.region),
         )
         self._note_withheld(name, master, observation)
         action, server = next_action(
@@ -295,26 +316,27 @@ class Mastership:
         return sorted(self._lost)
 
     def _note_withheld(self, name: str, master: SetMember, observation: Observation) -> None:
-        """Report once that a lost master is not replaced because it may acknowledge writes by itself."""
+        """Report once why a lost master is not replaced."""
         settings = self._settings
+        why = ""
         if (
-            master.state is not None
-            or observation.silent_seconds < settings.probes.master_gone_seconds
-            or not (settings.auto_promote and observation.semi_sync)
-            or settings.leases
-            or observation.waited_for_replica
+            master.state is None
+            and not master.refuses
+            and settings.auto_promote
+            and observation.silent_seconds >= settings.probes.master_gone_seconds
+            and len(observation.members) > 1
         ):
-            self._withheld.discard(name)
-        elif name not in self._withheld:
-            self._withheld.add(name)
+            why = _reason_to_wait(master.name, observation, leases=settings.leases)
+        if not why:
+            self._withheld.pop(name, None)
+        elif self._withheld.get(name) != why:
+            self._withheld[name] = why
             self._log.error(
                 "promotion_withheld",
                 database=name,
                 target=master.name,
                 silent_seconds=round(observation.silent_seconds, 2),
-                reason=f"without leases a lost master is replaced only if its commits waited for a replica, and "
-                f"{master.name} was not seen to do so: it may still acknowledge writes, which would be lost. If it is "
-                "lost for good: tao promote --master-lost",
+                reason=f"{why}. If it is lost for good: tao promote --master-lost",
             )
 
     def _note_loss(self, name: str, master: SetMember, servers: int) -> None:

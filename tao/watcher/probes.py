@@ -73,6 +73,8 @@ class DatabaseProbes:
         """Database → its sessions, and the database as the topology had it when they were opened. Between distant
         regions a new session a probe would make a probe last for as long as the pause between two."""
         self.verdicts: dict[str, ServerVerdict] = {}
+        self.refusals: dict[str, str] = {}
+        """Why servers cannot be judged, by server."""
         self.lags: dict[str, float | None] = {}
         self.waits_for_replica: dict[str, bool] = {}
         """Per semi-synchronous database whose master is open: whether its commits wait for a replica."""
@@ -123,10 +125,13 @@ class DatabaseProbes:
         began = self._clock.monotonic()
         members = await replicas.members()
         for member in members:
-            if member.state is not None:
+            if member.state is not None or member.refuses:
                 self._answered_at[member.name] = began
             else:
                 self._answered_at.setdefault(member.name, began)
+            self.refusals.pop(member.name, None)
+            if member.refuses:
+                self.refusals[member.name] = member.error
             self._refusals[member.name] = self._refusals.get(member.name, 0) + 1 if member.is_refused else 0
             verdict = self._verdict(replicas, member, began)
             self._good_probes[member.name] = (
@@ -164,6 +169,8 @@ class DatabaseProbes:
         is_marked = replicas.database.places[member.region].down
         if member.is_master and self._refusals[member.name] >= settings.master_refusals:
             return ServerVerdict.DEAD
+        if member.refuses:
+            return ServerVerdict.REFUSED
         if member.state is None:
             gone = self.silent_seconds(member.name) >= settings.interval_seconds * settings.cache_failures
             return ServerVerdict.DOWN if gone else ServerVerdict.UNSURE
@@ -200,8 +207,17 @@ class ServerProbes:
     @property
     def verdicts(self) -> dict[str, ServerVerdict]:
         """The present verdicts by server. A link finds out between two rounds that its server is dead."""
-        dead = dict.fromkeys(filter(self._links.is_down_at, self._found), ServerVerdict.DOWN)
+        links = self._links
+        dead = {
+            name: ServerVerdict.REFUSED if links.refusal_at(name) else ServerVerdict.DOWN
+            for name in filter(links.is_down_at, self._found)
+        }
         return self._found | dead
+
+    @property
+    def refusals(self) -> dict[str, str]:
+        """Why a watcher cannot judge servers, by server."""
+        return {name: refusal for name in self._found if (refusal := self._links.refusal_at(name))}
 
     async def run(self) -> None:
         """Probe all servers concurrently until cancelled. The slowest answer decides the length of a round."""
@@ -219,7 +235,7 @@ class ServerProbes:
     async def _ask(self, server: CacheServer) -> ServerVerdict:
         link = self._links.to(server)
         if link.is_down:
-            return ServerVerdict.DOWN  # the link probes by itself meanwhile
+            return self._judged(link)  # the link probes by itself meanwhile
         try:
             await link.ask(pb.Request(read=pb.ReadBatch()), self._settings.timeout_seconds)
         except TaoError:
@@ -228,6 +244,8 @@ class ServerProbes:
         return ServerVerdict.UP
 
     def _judged(self, link: Link) -> ServerVerdict:
+        if link.refusal:
+            return ServerVerdict.REFUSED
         if link.is_down:
             return ServerVerdict.DOWN
         return ServerVerdict.UP if link.is_up else ServerVerdict.UNSURE
@@ -271,6 +289,17 @@ class PeerReports:
     def says_up(self, region: str, server: str) -> bool:
         """Return whether another watcher of the region, which may be the own one, judges the server to be up."""
         return any(report.verdicts.get(server) is ServerVerdict.UP for report in self._heard.get(region, ()))
+
+    def refuse(self, region: str) -> bool:
+        """Return whether watchers of another region are there, refuse this one, and so keep from it what they see."""
+        is_silent = region in self.reports and self.reports[region] is None
+        return is_silent and any(self._links.refusal_at(each.name) for each in self._others_of(region))
+
+    @property
+    def refusals(self) -> dict[str, str]:
+        """Why other watchers do not report, by their names."""
+        watchers = [each.name for region in self._topology().regions for each in region.watchers]
+        return {name: refusal for name in watchers if (refusal := self._links.refusal_at(name))}
 
     def says_dead(self, region: str, server: str) -> bool:
         """Return whether the watcher of a master's region finds that nothing listens at its address."""

@@ -102,6 +102,19 @@ async def test_a_watcher_that_cannot_be_asked_is_silent_and_may_have_renewed_jus
     assert await reports(topology_of(west=addresses)) == ({"west": None}, 0.0)
 
 
+async def test_a_watcher_that_refuses_this_one_is_there_and_one_that_is_silent_may_be_lost(watcher: str) -> None:
+    topology = topology_of(east=(watcher,), west=("127.0.0.1:1", watcher), north=("127.0.0.1:1",))
+    for token, refuses in (("wrong", True), ("watcher", False)):
+        links = Links(LinkSettings(), Credentials("x", "watcher", token))
+        peers = PeerReports(links, lambda: topology, "east", PROBES)
+        await peers.look()
+        assert [peers.refuse(region) for region in ("west", "north", "east")] == [refuses, False, False]
+        refusals = {"east-watcher-0", "west-watcher-1"} if refuses else set()
+        assert peers.refusals.keys() == refusals
+        assert all("token is missing or wrong" in each for each in peers.refusals.values())
+        await links.close()
+
+
 async def test_one_of_two_watchers_is_enough_for_a_report_but_the_other_may_have_renewed(watcher: str) -> None:
     found, ago = await reports(topology_of(west=("127.0.0.1:1", watcher)))
     assert found["west"] is not None
