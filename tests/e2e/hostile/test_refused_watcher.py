@@ -87,7 +87,7 @@ async def test_a_watcher_that_is_refused_everywhere_marks_no_server_and_promotes
 
         async def is_refused_everywhere() -> bool:
             stats = await watcher.stats()
-            return stats["active"] and stats["refusals"].keys() == addresses.keys()
+            return bool(stats["active"]) and stats["refusals"].keys() == addresses.keys()
 
         await until(is_refused_everywhere, "the watcher does not say by whom it is refused")
         before = databases.connections
