@@ -68,7 +68,7 @@ class DatabaseProbes:
         self._answered_at: Final[dict[str, float]] = {}
         self._following_at: Final[dict[str, float]] = {}
         self._good_probes: Final[dict[str, int]] = {}
-        self._refusals: Final[dict[str, int]] = {}
+        self._refused_connections: Final[dict[str, int]] = {}
         self._sessions: Final[dict[str, tuple[Database, KeptSessions]]] = {}
         """Database → its sessions, and the database as the topology had it when they were opened. Between distant
         regions a new session a probe would make a probe last for as long as the pause between two."""
@@ -132,7 +132,9 @@ class DatabaseProbes:
             self.refusals.pop(member.name, None)
             if member.refuses:
                 self.refusals[member.name] = member.error
-            self._refusals[member.name] = self._refusals.get(member.name, 0) + 1 if member.is_refused else 0
+            self._refused_connections[member.name] = (
+                self._refused_connections.get(member.name, 0) + 1 if member.is_refused else 0
+            )
             verdict = self._verdict(replicas, member, began)
             self._good_probes[member.name] = (
                 self._good_probes.get(member.name, 0) + 1 if verdict is ServerVerdict.UP else 0
@@ -167,7 +169,7 @@ class DatabaseProbes:
     def _verdict(self, replicas: ReplicationSet, member: SetMember, now: float) -> ServerVerdict:
         settings = self._settings
         is_marked = replicas.database.places[member.region].down
-        if member.is_master and self._refusals[member.name] >= settings.master_refusals:
+        if member.is_master and self._refused_connections[member.name] >= settings.master_refusals:
             return ServerVerdict.DEAD
         if member.refuses:
             return ServerVerdict.REFUSED
@@ -206,13 +208,9 @@ class ServerProbes:
 
     @property
     def verdicts(self) -> dict[str, ServerVerdict]:
-        """The present verdicts by server. A link finds out between two rounds that its server is dead."""
-        links = self._links
-        dead = {
-            name: ServerVerdict.REFUSED if links.refusal_at(name) else ServerVerdict.DOWN
-            for name in filter(links.is_down_at, self._found)
-        }
-        return self._found | dead
+        """The present verdicts by server. A link finds out between two rounds that its server is dead, or refuses."""
+        dead = dict.fromkeys(filter(self._links.is_down_at, self._found), ServerVerdict.DOWN)
+        return self._found | dead | dict.fromkeys(self.refusals, ServerVerdict.REFUSED)
 
     @property
     def refusals(self) -> dict[str, str]:
@@ -235,7 +233,7 @@ class ServerProbes:
     async def _ask(self, server: CacheServer) -> ServerVerdict:
         link = self._links.to(server)
         if link.is_down:
-            return self._judged(link)  # the link probes by itself meanwhile
+            return ServerVerdict.DOWN  # the link probes by itself meanwhile
         try:
             await link.ask(pb.Request(read=pb.ReadBatch()), self._settings.timeout_seconds)
         except TaoError:
@@ -244,8 +242,6 @@ class ServerProbes:
         return ServerVerdict.UP
 
     def _judged(self, link: Link) -> ServerVerdict:
-        if link.refusal:
-            return ServerVerdict.REFUSED
         if link.is_down:
             return ServerVerdict.DOWN
         return ServerVerdict.UP if link.is_up else ServerVerdict.UNSURE
