@@ -108,6 +108,7 @@ async def run(settings: BenchSettings, progress: Progress, asked: HostileOptions
         some = [name for name in attacks if (name in OVER_TLS) is tls]
         if some:
             measured |= await _attack(settings, progress, some, asked.seconds / rounds, faults, tls=tls)
+    measured = {(key := f"{name}: {turn}"): measured[key] for name in attacks for turn in turns_of(name)}
     return ScenarioResult(
         conditions={
             "rounds": rounds,
