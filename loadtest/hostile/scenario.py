@@ -143,7 +143,10 @@ async def _attack(
         cluster = await stack.enter_async_context(DevCluster(cluster_settings, progress.step))
         ports, of_watcher = cluster.record.ports[_FOLLOWER], cluster.record.ports[_WATCHER]
         target = Ports(
-            *(f"{LOOPBACK}:{ports[name]}" for name in ("grpc", "frames", "admin")), f"{LOOPBACK}:{of_watcher['frames']}"
+            grpc=f"{LOOPBACK}:{ports['grpc']}",
+            frames=f"{LOOPBACK}:{ports['frames']}",
+            admin=f"{LOOPBACK}:{ports['admin']}",
+            watcher=f"{LOOPBACK}:{of_watcher['frames']}",
         )
         pids = {process.name: process.pid for process in (await cluster.status()).processes}
         servers = AttackedServers([pids[name] for name in (_FOLLOWER, "leader-1", _WATCHER)], settings.work_dir)
