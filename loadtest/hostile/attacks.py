@@ -23,6 +23,8 @@ from tao.wire.http2_refusal import PREFACE
 from tao.wire.identity import Credentials
 from tao.wire.session import Session
 from tao.wire.settings import SessionSettings
+from tao.wire.tls import ServerCheck, TlsFiles
+from tao.wire.v1 import frames_pb2
 from tao.wire.v1 import session_pb2 as pb
 
 MEGABYTE: Final = 1 << 20
@@ -31,6 +33,7 @@ FLOOD_REQUESTS: Final = 126
 FLOOD_READS: Final = 1_000
 _FLOOD_SECONDS: Final = 200.0
 """The requests of the flood take turns, so all of them end late."""
+_GUESS: Final = "guessed"
 _CLIENT_HELLO: Final = b"\x16\x03\x01\x02\x00\x01"
 """The head of a TLS ClientHello."""
 
@@ -42,6 +45,8 @@ class Ports:
     grpc: str
     frames: str
     admin: str
+    watcher: str = ""
+    """The frames port of a watcher beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +165,24 @@ async def wrong_greetings(ports: Ports, _: Grip, connections: int = 600) -> None
         connection.writer.close()
 
 
+async def half_open_handshakes(ports: Ports, grip: Grip, connections: int = 600) -> None:
+    """Open connections to a port with TLS, of which every other one begins a handshake, and none ends it."""
+    await ungreeted_connections(ports, grip, connections, tls=True)
+
+
+async def forged_reports(ports: Ports, _: Grip, connections: int = 600) -> None:
+    """Connect to a watcher as one of another region with a guessed token, and report that its servers are down, one
+    connection after the other."""
+    hello = frames_pb2.Hello(protocol_version=framing.PROTOCOL_VERSION, name="watcher-2", role="watcher", token=_GUESS)
+    report = pb.Answer(watcher_report=pb.WatcherReport(region="local", verdicts={"follower-1a": "down"}))
+    for _number in range(connections):
+        connection = await Connection.open(ports.watcher)
+        connection.writer.write(framing.frame(framing.HELLO, hello.SerializeToString()))
+        connection.writer.write(framing.frame(framing.ANSWER, report.SerializeToString()))
+        await connection.closed()
+        connection.writer.close()
+
+
 StrangersAttack = Callable[[Ports, Grip], Awaitable[None]]
 
 STRANGERS: Final[dict[str, StrangersAttack]] = {
@@ -169,14 +192,19 @@ STRANGERS: Final[dict[str, StrangersAttack]] = {
     "10 messages of 90 MB, compressed": compressed_messages,
     "400 silent admin connections": silent_admin_connections,
     "600 ungreeted connections": ungreeted_connections,
+    "600 half-open TLS connections": half_open_handshakes,
     "600 wrong greetings": wrong_greetings,
+    "600 forged watcher reports": forged_reports,
 }
 """The attacks without a credential, by name."""
+OVER_TLS: Final = frozenset({"600 half-open TLS connections"})
+"""Those on servers with TLS, which the others are made without."""
 
 
-async def open_client(address: str, credentials: Credentials) -> Session:
+async def open_client(address: str, credentials: Credentials, tls: TlsFiles | None = None) -> Session:
     """Open a session of frames. Raises `TaoError`."""
-    return await connect_frames(address, SessionSettings(connect_timeout_seconds=SECONDS), credentials)
+    check = None if tls is None else ServerCheck(tls.client_context())
+    return await connect_frames(address, SessionSettings(connect_timeout_seconds=SECONDS), credentials, check)
 
 
 async def flood(session: Session, object_id: int) -> list[str]:

@@ -14,35 +14,32 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
-from itertools import count
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
-import grpc
 import msgspec
 
 from loadtest import options
 from loadtest.client_process import StepReport, run_job
-from loadtest.hostile.attacks import SECONDS, STRANGERS, Grip, Ports, flood, open_client
+from loadtest.hostile.attacks import OVER_TLS, STRANGERS, Grip, Ports, flood, open_client
 from loadtest.hostile.bare_listener import bare_listener
+from loadtest.hostile.honest_client import HIT, HONEST, HonestClient
 from loadtest.results import Aim, Listing, ScenarioResult, at_most, listings_of
 from loadtest.rounds import cpu_seconds, percentile
 from loadtest.scenario import SCHEMA, BenchSettings, Progress, ProgressListener, Scenario
 from loadtest.table import listing
+from tao.devcluster.certificates import APPLICATION, tls_files
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Role, Shape
 from tao.devcluster.ports import LOOPBACK
+from tao.devcluster.state_folder import StateFolder
 from tao.runtime.token_file import TokenEntry, TokenRole, dump_tokens, entry_for, new_secret
-from tao.wire.grpc_client import greeting_metadata
 from tao.wire.identity import Credentials
-from tao.wire.session import Session
-from tao.wire.v1 import graph_pb2
-from tao.wire.v1 import session_pb2 as pb
 
 FLOOD: Final = "126,000 critical reads of one client"
 ATTACKS: Final = (*STRANGERS, FLOOD)
@@ -50,19 +47,16 @@ UNDISTURBED, ATTACKED, BURNT, ELSEWHERE = "undisturbed", "attacked", "burnt", "e
 TURNS: Final = (UNDISTURBED, ATTACKED, BURNT)
 _CONNECTIONS_ALONE: Final = "600 ungreeted connections"
 """The attack whose turns include one on a listener that has nothing to do with the servers."""
-HONEST: Final = ("hit", "miss", "new connection", "grpc call")
 BOUND: Final = 1.5
 """The honest client's p99 beside an attack, as a multiple of the one without."""
 _MAX_GROWTH_MB: Final = 100
-_SHAPE: Final = Shape(tiers=1, followers=1, leaders=1, databases=1, shards=4)
-_FOLLOWER: Final = "follower-1a"
-_PAUSE_SECONDS: Final = 0.005
+_SHAPE: Final = Shape(tiers=1, followers=1, leaders=1, databases=1, shards=4, watchers=1)
+_FOLLOWER, _WATCHER = "follower-1a", "watcher-1"
 _HOLD_SECONDS: Final = 0.2
 _SLICE_SECONDS: Final = 0.01
 _WHOLE_CORE: Final = 0.05
 """A remainder of a core that needs no thread of its own."""
 _HASHED: Final = bytes(1 << 19)
-_HIT: Final = 1 << 20
 _LOOK_SECONDS: Final = 0.05
 _ROUNDS: Final = 3
 _FORMERLY: Final = {
@@ -72,7 +66,9 @@ _FORMERLY: Final = {
     "10 messages of 90 MB, compressed": "90 MB for 14 KB sent",
     "400 silent admin connections": "32 were enough to reset /health and /ready",
     "600 ungreeted connections": "each took one of the places of all for 60 s",
+    "600 half-open TLS connections": "each took one of the places of all for 60 s",
     "600 wrong greetings": "a line in the log for each",
+    "600 forged watcher reports": "one page was enough to mark servers down and age a lease",
     FLOOD: "everybody's misses starved",
 }
 """What each attack did before servers had bounds against it."""
@@ -104,28 +100,59 @@ class HostileOptions(options.Options):
 
 async def run(settings: BenchSettings, progress: Progress, asked: HostileOptions) -> ScenarioResult:
     """Measure the honest client beside each attack. Raises `OperatorError`."""
+    rounds = 1 if settings.toy else _ROUNDS
+    attacks = [name for name in ATTACKS if not asked.attack or any(each in name for each in asked.attack)]
+    measured: dict[str, dict[str, float]] = {}
+    faults = set[str]()
+    for tls in (False, True):
+        some = [name for name in attacks if (name in OVER_TLS) is tls]
+        if some:
+            measured |= await _attack(settings, progress, some, asked.seconds / rounds, faults, tls=tls)
+    measured = {(key := f"{name}: {turn}"): measured[key] for name in attacks for turn in turns_of(name)}
+    return ScenarioResult(
+        conditions={
+            "rounds": rounds,
+            "round_seconds": asked.seconds / rounds,
+            "cores": os.cpu_count() or 0,
+        },
+        listings=[_overview(attacks, measured), *listings_of(measured)],
+        notes=[_OVERVIEW_NOTE, _NOTE],
+        aims=[aim for name in attacks for aim in _aims(name, measured)],
+        faults=sorted(faults)[:20],
+        measured=measured,
+    )
+
+
+async def _attack(
+    settings: BenchSettings, progress: Progress, attacks: list[str], seconds: float, faults: set[str], *, tls: bool
+) -> dict[str, dict[str, float]]:
+    """Make attacks on a cluster that is started for them, and return the figures of each kind of turn of each."""
     secrets = {name: new_secret() for name in ("servers", "honest", "hog")}
     tokens_file = settings.work_dir / "tokens.yaml"
     tokens_file.write_text(_accepted(secrets))
     tokens: dict[str, object] = {"token": secrets["servers"], "accepted_tokens_file": str(tokens_file)}
-    rounds = 1 if settings.toy else _ROUNDS
-    seconds = asked.seconds / rounds
-    attacks = [name for name in ATTACKS if not asked.attack or any(each in name for each in asked.attack)]
     cluster_settings = ClusterSettings(
-        state_dir=settings.work_dir / "hostile",
+        state_dir=settings.work_dir / ("hostile_tls" if tls else "hostile"),
         shape=_SHAPE,
         schema_file=SCHEMA,
         durability=Durability.RELAXED,
-        server_settings=dict.fromkeys((Role.LEADER, Role.FOLLOWER, Role.TAILER), tokens),
+        server_settings=dict.fromkeys((Role.LEADER, Role.FOLLOWER, Role.TAILER, Role.WATCHER), tokens),
+        tls=tls,
     )
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(DevCluster(cluster_settings, progress.step))
-        ports = cluster.record.ports[_FOLLOWER]
-        target = Ports(*(f"{LOOPBACK}:{ports[name]}" for name in ("grpc", "frames", "admin")))
+        ports, of_watcher = cluster.record.ports[_FOLLOWER], cluster.record.ports[_WATCHER]
+        target = Ports(
+            grpc=f"{LOOPBACK}:{ports['grpc']}",
+            frames=f"{LOOPBACK}:{ports['frames']}",
+            admin=f"{LOOPBACK}:{ports['admin']}",
+            watcher=f"{LOOPBACK}:{of_watcher['frames']}",
+        )
         pids = {process.name: process.pid for process in (await cluster.status()).processes}
-        servers = AttackedServers([pids[_FOLLOWER], pids["leader-1"]], settings.work_dir)
+        servers = AttackedServers([pids[name] for name in (_FOLLOWER, "leader-1", _WATCHER)], settings.work_dir)
+        files = tls_files(StateFolder(cluster_settings.state_dir), APPLICATION) if tls else None
         honest = await stack.enter_async_context(
-            HonestClient(target, Credentials("honest", "client", secrets["honest"]))
+            HonestClient(target, Credentials("honest", "client", secrets["honest"]), files)
         )
         elsewhere = ""
         if _CONNECTIONS_ALONE in attacks:
@@ -136,29 +163,21 @@ async def run(settings: BenchSettings, progress: Progress, asked: HostileOptions
             ports=target,
             elsewhere=elsewhere,
             token=secrets["hog"],
-            rounds=rounds,
+            rounds=1 if settings.toy else _ROUNDS,
             seconds=seconds,
             is_toy=settings.toy,
         )
         measured = await _measure(servers, job, honest, progress)
-    return ScenarioResult(
-        conditions={
-            "rounds": rounds,
-            "round_seconds": seconds,
-            "cores": os.cpu_count() or 0,
-        },
-        listings=[_overview(attacks, measured), *listings_of(measured)],
-        notes=[_OVERVIEW_NOTE, _NOTE],
-        aims=[aim for name in attacks for aim in _aims(name, measured)],
-        faults=sorted(set(honest.failures))[:20],
-        measured=measured,
-    )
+        faults.update(honest.failures)
+        if down := (await cluster.topology()).marked_by_watcher:
+            faults.add(f"servers that run were marked down: {', '.join(down)}")
+    return measured
 
 
 def _accepted(secrets: dict[str, str]) -> str:
     entries: list[TokenEntry] = []
     roles: list[tuple[TokenRole, str, str]] = [
-        *((role, "", "servers") for role in ("leader", "follower", "tailer")),
+        *((role, "", "servers") for role in ("leader", "follower", "tailer", "watcher")),
         *(("client", name, name) for name in ("honest", "hog")),
     ]
     for role, caller, secret in roles:
@@ -246,7 +265,7 @@ class AttackJob(msgspec.Struct, frozen=True, kw_only=True):
         session = await open_client(self.ports.frames, Credentials("hog", "client", self.token))
         try:
             while True:
-                await flood(session, _HIT)
+                await flood(session, HIT)
         finally:
             await session.close()
 
@@ -287,69 +306,6 @@ def _hash(share: float, cpu_seconds: float, ends: float) -> None:
         while time.thread_time() < slice_ends:
             sha256(_HASHED)
         time.sleep((1 - share) * _SLICE_SECONDS)
-
-
-class HonestClient:
-    """A client with a token that does one thing after the other, with a pause, in each of its ways at once."""
-
-    def __init__(self, ports: Ports, credentials: Credentials) -> None:
-        self._ports: Final = ports
-        self._credentials: Final = credentials
-        self._ids: Final = count(_HIT + 1)
-        self._seconds: dict[str, list[float]] = {}
-        self._stack: Final = AsyncExitStack()
-        self._session: Session
-        self._channel: grpc.aio.Channel
-        self.failures: list[str] = []
-
-    async def __aenter__(self) -> Self:
-        self._session = await open_client(self._ports.frames, self._credentials)
-        self._stack.push_async_callback(self._session.close)
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        channel = grpc.aio.insecure_channel(self._ports.grpc, options)
-        self._channel = await self._stack.enter_async_context(channel)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
-
-    async def measure(self, seconds: float) -> dict[str, list[float]]:
-        """Return the times in seconds that requests of each kind have taken, for so long."""
-        self._seconds = {kind: [] for kind in HONEST}
-        asks: dict[str, Callable[[], Awaitable[object]]] = dict(
-            zip(HONEST, (self._hit, self._miss, self._connect, self._call), strict=True)
-        )
-        until = time.perf_counter() + seconds
-        await asyncio.gather(*(self._repeat(kind, ask, until) for kind, ask in asks.items()))
-        return self._seconds
-
-    async def _repeat(self, kind: str, ask: Callable[[], Awaitable[object]], until: float) -> None:
-        while (began := time.perf_counter()) < until:
-            try:
-                await ask()
-            except Exception as error:  # noqa: BLE001 - any failure of an honest client is a fault of the run
-                self.failures.append(f"{kind}: {type(error).__name__}: {error}")
-            self._seconds[kind].append(time.perf_counter() - began)
-            await asyncio.sleep(_PAUSE_SECONDS)
-
-    async def _read(self, object_id: int) -> None:
-        answer = await self._session.ask(pb.Request(read=pb.ReadBatch(obj_ids=[object_id])), SECONDS)
-        if answer.read.errors:
-            raise RuntimeError(answer.read.errors[0].message)
-
-    async def _hit(self) -> None:
-        await self._read(_HIT)
-
-    async def _miss(self) -> None:
-        await self._read(next(self._ids))
-
-    async def _connect(self) -> None:
-        await (await open_client(self._ports.frames, self._credentials)).close()
-
-    async def _call(self) -> None:
-        get: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary("/tao.v1.Graph/ObjGet")
-        asked = graph_pb2.ObjGetRequest(id=_HIT).SerializeToString()
-        await get(asked, metadata=greeting_metadata(self._credentials), timeout=SECONDS)
 
 
 @dataclass(frozen=True, slots=True)

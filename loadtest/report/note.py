@@ -29,7 +29,7 @@ _TITLES: Final = {
     "whale": "A very long list",
     "recovery": "After a crash",
 }
-_OTHER_TITLES: Final = {"hostile": "Attacks, before and after", "rights": "What rights cost"}
+_OTHER_TITLES: Final = {"hostile": "Beside attacks", "rights": "What rights cost"}
 EXPECTED: Final = ("run", "peers", "geo", "herd", "storm", "capacity", "locality", "whale", "recovery")
 """The scenarios that the note expects; others are added to it when their files exist."""
 _AIMED: Final = ("run", "peers", "geo")
@@ -103,6 +103,7 @@ def note(found: Found, remark: str = "") -> list[str]:
     for name, title in (_TITLES | others).items():
         lines += [f"## {title}", "", *_section(name, found)]
     lines += ["## Edges with states, and journals", "", *_file_lines(_PROSE / "states_and_journal.md")]
+    lines += ["## Attacks, before and after", "", *_file_lines(_PROSE / "attacks.md")]
     lines += ["## What was not reproduced, and why", "", *_file_lines(_PROSE / "not_reproduced.md")[:-1]]
     lines += [f"- **`{name}`**: not measured; its JSON file was not there." for name in missing_of(found)]
     lines += [f"- **`{name}`**: its largest costs; nobody has profiled it." for name in PROFILED if not _profile(name)]

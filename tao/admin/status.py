@@ -446,6 +446,8 @@ def _watcher_problems(topology: Topology, answers: Mapping[str, Answer]) -> Iter
         answer = answers[name]
         if answer.reason:
             yield f"{region}: watcher {name} does not answer: {answer.reason}"
+        for other, reason in sorted(answer.stats.get("refusals", {}).items()):
+            yield f"{region}: watcher {name} cannot judge {other}: one of them refuses the other: {reason}"
 
 
 def _staleness_problems(

@@ -21,7 +21,7 @@ import grpc
 from tao.etcd.location import EtcdLocation, EtcdSettings
 from tao.etcd.v3 import rpc_pb2 as pb
 from tao.etcd.v3.rpc_pb2_grpc import AuthStub, KVStub, LeaseStub, WatchStub
-from tao.model.errors import OperatorError, RetryableError, SettingsError, unreadable
+from tao.model.errors import OperatorError, RetryableError, SettingsError, refuse_passphrase, unreadable
 
 _logger = logging.getLogger(__name__)
 
@@ -109,8 +109,8 @@ class _CertificateFiles:
         settings, context = self._settings, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:
             if settings.certificate is not None:
-                # With a password, OpenSSL does not ask the terminal for that of an encrypted key.
-                context.load_cert_chain(settings.certificate, settings.private_key, password="")
+                key = settings.private_key
+                context.load_cert_chain(settings.certificate, key, password=refuse_passphrase(key))
             if settings.authorities is not None:
                 context.load_verify_locations(settings.authorities)
         except (OSError, ValueError) as error:  # those of `ssl` are such errors

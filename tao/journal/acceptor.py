@@ -67,7 +67,7 @@ class Acceptor:
 
     def accept(self, request: pb.Request, reply: Reply) -> None:
         """Enter the writes of a batch, each by itself, and answer once they are on disk. Raises `InvalidArgument` for
-        an unknown priority and `TooLarge` for too many writes."""
+        an unknown priority."""
         batch = request.write
         priority = priority_of(batch.priority)
         if not batch.writes:

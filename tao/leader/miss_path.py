@@ -101,7 +101,7 @@ class RegionSource:
             return
         until = self._now() + timeout_seconds
         if critical:
-            deliver_from_task(self._spawn, self._fetch_critical(query, minimum, until, on_pause), take)
+            deliver_from_task(self._spawn, self._fetch_critical(query, minimum, until, caller, on_pause), take)
         elif self._replica_is_down(shard):
             deliver_from_task(self._spawn, self._fetch_from_master_region(query, minimum, until, on_pause), take)
         else:
@@ -134,12 +134,20 @@ class RegionSource:
         self._diverted -= 1
         deliver(take, answer)
 
-    async def _fetch_critical(self, query: Query, minimum: int, until: float, on_pause: OnPause) -> Fetched:
+    async def _fetch_critical(
+        self, query: Query, minimum: int, until: float, caller: str | None, on_pause: OnPause
+    ) -> Fetched:
         # A leader that has stopped in the middle, or is starting, must leave time for the database.
         seconds = min(self._settings.fallback_seconds, until - self._now())
         try:
             return await fetch_and_wait(
-                self._master_region, query, minimum, critical=True, timeout_seconds=seconds, on_pause=on_pause
+                self._master_region,
+                query,
+                minimum,
+                critical=True,
+                timeout_seconds=seconds,
+                caller=caller,
+                on_pause=on_pause,
             )
         except DatabaseDown:
             raise

@@ -51,6 +51,8 @@ sending the same request again can help. The message is for people and says what
 
 from __future__ import annotations
 
+import ssl
+from collections.abc import Callable
 from typing import ClassVar
 
 
@@ -59,6 +61,10 @@ class TaoError(Exception):
 
     reason: ClassVar[str] = "TAO_ERROR"
     retryable: ClassVar[bool] = False
+
+    is_refusal: bool = False
+    """One of two processes has refused the other for what it is or shows. That says nothing of the other's health, and
+    least of all that it is down."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -386,6 +392,26 @@ def unreadable(path: object, error: OSError | UnicodeDecodeError) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"{path}: is not UTF-8 text: {error.reason} at byte {error.start}"
     return f"{path}: cannot be read: {error.strerror or error}"
+
+
+def is_tls_refusal(error: BaseException) -> bool:
+    """Return whether TLS has failed because one side does not believe or understand the other. A connection that was
+    lost meanwhile says nothing of that."""
+    lost = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+    return isinstance(error, ssl.SSLError) and not isinstance(error, lost)
+
+
+def refuse_passphrase(private_key: object) -> Callable[[], str]:
+    """Return what a TLS context calls for the passphrase of an encrypted key. It raises `SettingsError`: without it,
+    OpenSSL would ask whoever has the terminal, and a server would wait for an answer."""
+
+    def refuse() -> str:
+        raise SettingsError(
+            f"the private key {private_key} is encrypted, and nobody is asked for its passphrase: write it unencrypted "
+            f"(openssl pkey -in {private_key} -out FILE) to a file that only this process's account may read"
+        )
+
+    return refuse
 
 
 def unwritable(path: object, error: OSError) -> str:

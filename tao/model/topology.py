@@ -6,6 +6,7 @@ changes by compare-and-set on ``version``; `tao.topology` stores and watches it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -267,6 +268,12 @@ class ServerPlace(NamedTuple):
 
     role: str
     region: str
+
+
+def lists(places: Mapping[str, ServerPlace], role: str, name: str, region: str) -> bool:
+    """Return whether there is a process of that role, of that name and in that region if they are named."""
+    found = places.values() if not name else (places[name],) if name in places else ()
+    return any(place.role == role and region in ("", place.region) for place in found)
 
 
 class PlacedServer(NamedTuple):

@@ -58,6 +58,9 @@ class SetMember:
     """True when nothing listens at its address: its machine answers, and no process of it runs."""
     seen_at: float = 0.0
     """When its answer had come, on the loop's clock."""
+    refuses: bool = False
+    """True when it answers, and refuses this process' account or certificate, or is refused for its own certificate. So
+    it is there, and nothing else is known of it."""
 
     @property
     def is_complete(self) -> bool:

@@ -171,8 +171,15 @@ class ReplicationSet:
             raise
         except TaoError as error:
             self._silent.add(name)
-            refused = isinstance(error, NotListening)
-            return SetMember(name, region, None, error.message, is_master=is_master, is_refused=refused)
+            return SetMember(
+                name,
+                region,
+                None,
+                error.message,
+                is_master=is_master,
+                is_refused=isinstance(error, NotListening),
+                refuses=error.is_refusal,
+            )
         self._silent.discard(name)
         return SetMember(name, region, state, is_master=is_master, seen_at=asyncio.get_running_loop().time())
 

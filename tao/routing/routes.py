@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tao.model.errors import InvalidArgument, TopologyError
-from tao.model.topology import CacheServer, Database, DatabaseServer, PlacedTier, Region, Role, Tier, Topology
+from tao.model.topology import CacheServer, Database, DatabaseServer, PlacedTier, Region, Role, Tier, Topology, lists
 from tao.routing.shard_map import Ring, ShardMap
 
 
@@ -127,7 +127,8 @@ class Routes:
     """All look-ups of a client or a server in one topology document, which has been checked."""
 
     __slots__ = (
-        *("_databases", "_former", "_locations", "_regions", "_servers", "_tiers", "shards", "topology", "version"),
+        *("_databases", "_former", "_locations", "_places", "_regions", "_servers", "_tiers", "shards", "topology"),
+        "version",
     )
 
     def __init__(self, topology: Topology, former: Routes | None = None) -> None:
@@ -141,6 +142,7 @@ class Routes:
         for place, server in topology.cache_servers:
             self._servers[server.name] = server
             self._locations[server.name] = ServerLocation(place.region.name, place.tier.name, place.role)
+        self._places: Final = topology.server_places
         self._tiers: Final[dict[tuple[str, str], TierRoutes]] = {}
         self._former: Final = dict(former._tiers) if former is not None else {}
         databases: list[Database | None] = [None] * topology.shards
@@ -189,17 +191,9 @@ class Routes:
         return self._locations[server_name]
 
     def lists(self, role: str, server_name: str, region: str = "") -> bool:
-        """Return whether the document has a server, tailer or watcher of that role and name, in the region if one is
-        named."""
-        location = self._locations.get(server_name)
-        if location is not None:
-            return location.role == role and region in ("", location.region)
-        regions = [each for each in self.topology.regions if region in ("", each.name)]
-        names = {
-            "tailer": [tailer.name for each in regions for tailer in each.tailers],
-            "watcher": [watcher.name for each in regions for watcher in each.watchers],
-        }
-        return server_name in names.get(role, ())
+        """Return whether the document has a server, tailer or watcher of that role, of that name and in that region if
+        they are named."""
+        return lists(self._places, role, server_name, region)
 
     def shards_of(self, server_name: str) -> Sequence[int]:
         """Return the shards that a cache server serves in its tier now, in ascending order. Raises as `server`."""

@@ -1,10 +1,10 @@
 """What callers may do at this server: the rules in force, the checks of requests, and counts of what they refuse.
 
 A request is checked by the caller on whose behalf it is made. An application is the caller of its own requests. A
-follower or leader passes the caller of a request on with it, and is believed, because only a server's credentials prove
-that role; what it asks for itself, such as the fill of its cache, is checked nowhere. Tailers and watchers ask for
-nothing that rights are for (`tao.serving.requests`). An operator is bound by its role alone, unless the document names
-it: then it needs the right to administer.
+follower or leader passes the caller of a write or critical read on with it, and is believed, because only a server's
+credentials prove that role; what it asks for itself, such as the fill of its cache, is checked nowhere. Tailers and
+watchers ask for nothing that rights are for (`tao.serving.requests`). An operator is bound by its role alone, unless
+the document names it: then it needs the right to administer.
 
 Without rules every check is a test of `AccessControl.policy` for None. With rules, a batch is checked once for each
 type that it names, and only for a caller who may not read everything. The type of an object is known when it has been
@@ -206,8 +206,8 @@ class AccessControl:
         `PermissionDenied`."""
         assert self.readers is not None, "asked only with rules"
         self.check_operator(request, peer)
-        if request.read.for_fill and peer.role in PASSING_ON:
-            return None  # for a cache, which checks what it answers; the caller is named for the share alone
+        if request.read.for_fill and not request.read.critical and peer.role in PASSING_ON:
+            return None  # it fills a cache, for everybody who misses the key
         caller = caller_of(request, peer)
         return None if caller is None else self.readers[caller]
 
@@ -224,18 +224,22 @@ class AccessControl:
         if rights.write.covers_all and rights.critical.covers_all:
             return {}
         writes = request.write.writes
-        denied = {slot: which for slot, write in enumerate(writes) if (which := _denied_type(rights, write))}
-        # The state of an edge is read from the master, and changes nothing.
-        needed = {
-            slot: Operation.CRITICAL if writes[slot].HasField("read_state") else Operation.WRITE for slot in denied
-        }
-        for operation in needed.values():
-            self.count(operation, enforced=policy.enforced)
+        denied: dict[tuple[Operation, TypeKind, int], list[int]] = {}
+        for slot, write in enumerate(writes):
+            which = _denied_type(rights, write)
+            if which is not None:
+                # The state of an edge is read from the master, and changes nothing.
+                operation = Operation.CRITICAL if write.HasField("read_state") else Operation.WRITE
+                self.count(operation, enforced=policy.enforced)
+                denied.setdefault((operation, *which), []).append(slot)
         if not policy.enforced:
             return {}
-        return {
-            slot: self.refuse(Asked(caller, peer, writes[slot]), needed[slot], *which) for slot, which in denied.items()
-        }
+        # One report of all that lack the same right: thousands of writes cost hardly more than one.
+        refused: dict[int, PermissionDenied] = {}
+        for lacking, slots in denied.items():
+            asked = Asked(caller, peer, [writes[slot] for slot in slots])
+            refused |= dict.fromkeys(slots, self.refuse(asked, *lacking, times=len(slots)))
+        return refused
 
     def writer(self, request: pb.Request, peer: PeerIdentity) -> WriteCheck | None:
         """Return the check of writes by the types of stored objects, None when their caller may write objects of every

@@ -176,7 +176,7 @@ class Configuration:
         return True
 
     def lists(self, role: str, server: str, region: str) -> bool:
-        """Return whether the topology in use lists that server; an empty region means any."""
+        """Return whether the topology in use lists that server; an empty name or region means any."""
         return self.routes.lists(role, server, region)
 
     def topology_document(self, region: str | None = None) -> pb.TopologyDocument:

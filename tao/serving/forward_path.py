@@ -617,7 +617,21 @@ class SiblingInvalidation:
 MAX_WRITES_PER_BATCH: Final = 6000
 """As many writes as an id2 set may have ids, so that a set that was read can be written. A write may take a task, and
 this is a sixteenth of a server's tasks: a message of the largest size holds hundreds of thousands of writes, and one
-client must not take all tasks. Followers and leaders alike check the bound when they make a `WriteResults`."""
+client must not take all tasks."""
+
+
+def bounded_writes(path: Callable[[pb.Request, Reply], None]) -> Callable[[pb.Request, Reply], None]:
+    """Return a path that handles batches of writes as ``path`` does, and raises `TooLarge` for more writes than a batch
+    may have, before anything is done for them."""
+
+    def handle(request: pb.Request, reply: Reply) -> None:
+        writes = len(request.write.writes)
+        if writes > MAX_WRITES_PER_BATCH:
+            raise TooLarge(f"{writes} writes in one batch; send at most {MAX_WRITES_PER_BATCH} at a time")
+        path(request, reply)
+
+    return handle
+
 
 FLUSH_BYTES: Final = 4 << 20
 """Approximate bytes of changes in one answer; well below the largest message."""
@@ -631,10 +645,7 @@ class WriteResults:
     that carries the last result is marked as the last."""
 
     def __init__(self, reply: Reply, expected: int, *, want_changes: bool) -> None:
-        """``expected`` is the number of writes. Raises `TooLarge`, before any write has begun, for more than
-        `MAX_WRITES_PER_BATCH` of them."""
-        if expected > MAX_WRITES_PER_BATCH:
-            raise TooLarge(f"{expected} writes in one batch; send at most {MAX_WRITES_PER_BATCH} at a time")
+        """``expected`` is the number of writes."""
         self.want_changes: Final = want_changes
         self.reply: Final = reply
         self._open = expected

@@ -29,6 +29,7 @@ from tao.model.errors import (
     DeadlineExceeded,
     InternalError,
     Overloaded,
+    PermissionDenied,
     StaleRead,
     TaoError,
     Unavailable,
@@ -339,7 +340,7 @@ class _MissedBatch:
 
     def _put(self, miss: Miss, answer: Fetched | TaoError) -> None:
         if isinstance(answer, TaoError):
-            if miss.staleness_ms and isinstance(answer, Unavailable | DeadlineExceeded):
+            if miss.staleness_ms and isinstance(answer, Unavailable | DeadlineExceeded | PermissionDenied):
                 answer = self._too_stale(shard_of(miss.query), miss.staleness_ms, answer)
         else:
             try:
@@ -619,7 +620,8 @@ class Miss(FetchWaiter):
         single_flight.waiting += 1
         self._is_reading = True
         seconds = single_flight.settings.timeout_seconds
-        caller = None if self._receiver is None else self._receiver.caller
+        # Without a copy that is new enough, the master is read for this server: the reader needs no right to do that.
+        caller = None if self._receiver is None or self._stale is not None else self._receiver.caller
         try:
             single_flight.source.fetch(
                 self.query,

@@ -83,20 +83,20 @@ class Scope(NamedTuple):
     unread_shards: int = 0
 
 
-Scoped = pb.Request | pb.Write | Scope
-"""What has a scope: a request or a write, of which it is not read yet, or the scope itself."""
+Scoped = pb.Request | Sequence[pb.Write] | Scope
+"""What has a scope: a request or some writes, of which it is not read yet, or the scope itself."""
 
 
 def scope_of(what: Scoped, max_keys: int = MAX_KEYS) -> Scope:
-    """Return what a request or write names. ``max_keys``: so many keys are looked at, and so many types are named; with
-    0, what may stand there more than once is only counted."""
+    """Return what a request or some writes name. ``max_keys``: so many keys are looked at, and so many types are named;
+    with 0, what may stand there more than once is only counted."""
     if isinstance(what, Scope):
         return what
     reader = _ScopeReader(max_keys)
-    if isinstance(what, pb.Write):
-        reader.take_writes((what,))
-    else:
+    if isinstance(what, pb.Request):
         reader.take_request(what)
+    else:
+        reader.take_writes(what)
     return reader.scope()
 
 

@@ -32,6 +32,7 @@ from tao.observability.logs import Logger
 from tao.observability.metrics import Metrics
 from tao.serving.access import GUARDED, OBSERVERS
 from tao.serving.configuration import ServerContext, region_asked
+from tao.serving.forward_path import bounded_writes
 from tao.serving.inspection import inspect
 from tao.serving.read_service import ReadService
 from tao.wire.address import is_loopback, parse_address
@@ -365,7 +366,9 @@ class CacheService:
         }
         for kind in _COSTLY & self._paths.keys():
             self._paths[kind] = reads.shares.sharing(self._paths[kind])
-        # Outside of the shares: what is denied waits for nothing.
+        # Outside of the shares: what is refused waits for nothing, and spends no budget.
+        if "write" in self._paths:
+            self._paths["write"] = bounded_writes(self._paths["write"])
         for kind in GUARDED & self._paths.keys():
             self._paths[kind] = configuration.access.guarded(kind, self._paths[kind])
         for kind in OPERATORS_CHANGES & self._paths.keys():

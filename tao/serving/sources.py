@@ -82,9 +82,9 @@ class FetchSource(Protocol):
         """Fetch one query at version ``minimum`` or later; queries of one tick of the loop travel together.
 
         ``critical``: read the master database, by a read that begins after this call. ``take`` is called within about
-        ``timeout_seconds``, and perhaps before this method returns. ``caller``: in whose share another server should
-        do it; None: in this server's. ``on_pause`` is called before each pause, except for the milliseconds in which a
-        row becomes visible. Nothing is raised.
+        ``timeout_seconds``, and perhaps before this method returns. ``caller``: on whose behalf another server should
+        do it, by its rights and in its share; None: on this server's. ``on_pause`` is called before each pause, except
+        for the milliseconds in which a row becomes visible. Nothing is raised.
         """
 
 

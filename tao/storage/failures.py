@@ -28,6 +28,11 @@ _SERVER_SHUTDOWN: Final = 1053
 _CONNECTION_KILLED: Final = 1927
 _IDLE_TOO_LONG_MYSQL: Final = 4031
 _TLS_REQUIRED: Final = 3159
+_NO_PASSWORD: Final = 1698
+_MUST_CHANGE_PASSWORD: Final = 1820
+_PASSWORD_EXPIRED_MYSQL: Final = 1862
+_ACCOUNT_LOCKED_MYSQL: Final = 3118
+_ACCOUNT_LOCKED_MARIADB: Final = 4151
 
 _LOST: Final = frozenset(
     {
@@ -45,6 +50,14 @@ _REFUSED: Final = frozenset(
         ER.BAD_FIELD_ERROR, _TLS_REQUIRED,
     }
 )  # fmt: skip
+_LOGIN_REFUSED: Final = frozenset(
+    {
+        ER.ACCESS_DENIED_ERROR, ER.DBACCESS_DENIED_ERROR, ER.TABLEACCESS_DENIED_ERROR, ER.SPECIFIC_ACCESS_DENIED_ERROR,
+        ER.HOST_NOT_PRIVILEGED, ER.HOST_IS_BLOCKED, _NO_PASSWORD, _MUST_CHANGE_PASSWORD, _PASSWORD_EXPIRED_MYSQL,
+        _ACCOUNT_LOCKED_MYSQL, _ACCOUNT_LOCKED_MARIADB, _TLS_REQUIRED, CR.CR_SSL_CONNECTION_ERROR,
+    }
+)  # fmt: skip
+"""The server answers, and does not let this process in, or not as far as it needs to see; or TLS has failed."""
 _MISSING: Final = frozenset({ER.BAD_DB_ERROR, ER.NO_SUCH_TABLE})
 _DISK_FULL: Final = frozenset({ER.DISK_FULL, ER.ERROR_ON_WRITE, ER.RECORD_FILE_FULL})
 _TOO_LARGE: Final = frozenset({ER.DATA_TOO_LONG, ER.NET_PACKET_TOO_LARGE})
@@ -71,7 +84,12 @@ def number_of(error: Exception) -> int:
 def translate(error: Exception, server: str, *, locking: bool) -> TaoError:
     """Translate a driver's error. ``locking``: the statement belongs to a write transaction, so a statement that ran
     out of time was waiting for a lock."""
-    number = number_of(error)
+    found = _translate(error, number_of(error), server, locking=locking)
+    found.is_refusal = isinstance(error, pymysql.err.MySQLError) and number_of(error) in _LOGIN_REFUSED
+    return found
+
+
+def _translate(error: Exception, number: int, server: str, *, locking: bool) -> TaoError:
     if not isinstance(error, (pymysql.err.MySQLError, OSError)):
         return ConnectionLost(f"database server {server}: the connection failed in the driver: {error!r}")
     text = f"database server {server}: {error.args[-1] if error.args else error!r} (error {number})"

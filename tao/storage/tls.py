@@ -17,7 +17,7 @@ import pymysql.connections
 import pymysql.err
 from pymysql.constants import CLIENT, CR
 
-from tao.model.errors import SettingsError, unreadable
+from tao.model.errors import SettingsError, is_tls_refusal, refuse_passphrase, unreadable
 
 _logger = logging.getLogger(__name__)
 
@@ -88,7 +88,8 @@ class DatabaseTls:
         try:
             context.load_verify_locations(files.authorities)
             if files.certificate is not None:
-                context.load_cert_chain(files.certificate, files.private_key)
+                key = files.private_key
+                context.load_cert_chain(files.certificate, key, password=refuse_passphrase(key))
         except (OSError, ssl.SSLError) as error:
             raise SettingsError(f"a TLS file for databases cannot be used ({files}): {error}") from error
         return context
@@ -115,7 +116,9 @@ class SessionConnection(aiomysql.Connection):  # type: ignore[misc]  # aiomysql 
         try:
             await super()._request_authentication()
         except ssl.SSLError as error:  # aiomysql would say that it cannot connect, and not why
-            raise _failed(str(error)) from error
+            if is_tls_refusal(error):
+                raise _failed(str(error)) from error
+            raise pymysql.err.OperationalError(CR.CR_SERVER_LOST, f"lost during the TLS handshake: {error}") from error
 
 
 def _require_tls(capabilities: int) -> None:

@@ -27,6 +27,10 @@ class ServerVerdict(StrEnum):
     """Too early to decide, or between the bounds. A mark stays as it is."""
     DEAD = "dead"
     """Nothing listens at the address of a master. Masters are not marked."""
+    REFUSED = "refused"
+    """It answers, and refuses this watcher, or this watcher refuses it, for what the other shows: a certificate, token
+    or password is wrong, or a name is not in the topology. That says nothing of its health, so a mark stays as it is.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,9 @@ class Observation:
     """Servers with a ``down`` mark, as an operator sets on one that is taken out of use."""
     silent_in_its_region: bool = False
     """A watcher of the master's own region, this one or another, gets no answer from it either."""
+    is_unheard: bool = False
+    """A watcher of the master's region is there and refuses this one, so it is not known whether that sees the
+    master."""
 
 
 CLOSED_OBSERVATIONS: Final = 2
@@ -96,11 +99,15 @@ def next_action(
 ) -> tuple[Action, str]:
     """Return the action to take now, and the server to rejoin if that is the action.
 
+    A master that is dead or hangs is replaced sooner than one that is silent, if nothing is lost with it. One that
+    refuses this watcher is there, and one whose region's watchers refuse it may be: neither is replaced.
+
     ``leases``: a master that is out of reach has closed itself. Without them it is replaced only if it cannot
     acknowledge a write by itself, because its commits wait for a replica, and no replica receives from it."""
     master = next(member for member in observation.members if member.is_master)
     if master.state is None:
-        is_lost = not observation.seen_by_its_region and _is_lost(observation, probes)
+        is_hidden = observation.seen_by_its_region or observation.is_unheard or master.refuses
+        is_lost = not is_hidden and _is_lost(observation, probes)
         if auto_promote and is_lost and len(observation.members) > 1 and (leases or _keeps_writes(observation)):
             return Action.PROMOTE, ""
         return Action.NOTHING, ""
@@ -147,6 +154,21 @@ def _is_lost(observation: Observation, probes: ProbeSettings) -> bool:
         and observation.silent_in_its_region
         and all(member.is_complete and member.name not in observation.marked for member in others)
     )
+
+
+def _reason_to_wait(master: str, observation: Observation, *, leases: bool) -> str:
+    """Return why a master is not replaced that has been silent for long; "" when it is."""
+    if observation.is_unheard:
+        return (
+            f"watchers of {master}'s region refuse this one, so it is not known whether they see {master}: mend what "
+            "they refuse it for, which the log says (watcher_refused)"
+        )
+    if observation.semi_sync and not leases and not observation.waited_for_replica:
+        return (
+            f"without leases a lost master is replaced only if its commits waited for a replica, and {master} was not "
+            "seen to do so: it may still acknowledge writes, which would be lost"
+        )
+    return ""
 
 
 def _waits_for_nobody(master: SetMember, others: Sequence[SetMember]) -> bool:
@@ -232,7 +254,8 @@ class Mastership:
         """Database → its master, if that waited for a replica when it answered last."""
         self._acknowledged_by_set: Final[dict[str, tuple[str, float]]] = {}
         """Database → its master, and when it was seen last that nobody but servers of its set acknowledge to it."""
-        self._withheld: Final = set[str]()
+        self._withheld: Final[dict[str, str]] = {}
+        """Database → why its lost master is not replaced."""
         self.activity: LockHold | None = None
         """The hold of the lock of the active watcher."""
         self.active_since = context.clock.monotonic()
@@ -295,6 +318,7 @@ class Mastership:
             self._is_dead(master.name) or self._peers.says_dead(master.region, master.name),
             {server.name for server in replicas.database.places.values() if server.down},
             master.region == self._settings.region or self._peers.says_silent(master.region, master.name),
+            self._peers.refuse(master.region),
         )
         self._note_withheld(name, master, observation)
         action, server = next_action(
@@ -349,26 +373,27 @@ class Mastership:
         return sorted(self._lost)
 
     def _note_withheld(self, name: str, master: SetMember, observation: Observation) -> None:
-        """Report once that a lost master is not replaced because it may acknowledge writes by itself."""
+        """Report once why a lost master is not replaced."""
         settings = self._settings
+        why = ""
         if (
-            master.state is not None
-            or observation.silent_seconds < settings.probes.master_gone_seconds
-            or not (settings.auto_promote and observation.semi_sync)
-            or settings.leases
-            or observation.waited_for_replica
+            master.state is None
+            and not master.refuses
+            and settings.auto_promote
+            and observation.silent_seconds >= settings.probes.master_gone_seconds
+            and len(observation.members) > 1
         ):
-            self._withheld.discard(name)
-        elif name not in self._withheld:
-            self._withheld.add(name)
+            why = _reason_to_wait(master.name, observation, leases=settings.leases)
+        if not why:
+            self._withheld.pop(name, None)
+        elif self._withheld.get(name) != why:
+            self._withheld[name] = why
             self._log.error(
                 "promotion_withheld",
                 database=name,
                 target=master.name,
                 silent_seconds=round(observation.silent_seconds, 2),
-                reason=f"without leases a lost master is replaced only if its commits waited for a replica, and "
-                f"{master.name} was not seen to do so: it may still acknowledge writes, which would be lost. If it is "
-                "lost for good: tao promote --master-lost",
+                reason=f"{why}. If it is lost for good: tao promote --master-lost",
             )
 
     def _note_loss(self, name: str, master: SetMember, servers: int) -> None:

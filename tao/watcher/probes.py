@@ -73,12 +73,14 @@ class DatabaseProbes:
         self._answered_at: Final[dict[str, float]] = {}
         self._following_at: Final[dict[str, float]] = {}
         self._good_probes: Final[dict[str, int]] = {}
-        self._refusals: Final[dict[str, int]] = {}
+        self._refused_connections: Final[dict[str, int]] = {}
         self._unanswered: Final = set[str]()
         self._sessions: Final[dict[str, tuple[Database, KeptSessions]]] = {}
         """Database → its sessions, and the database as the topology had it when they were opened. Between distant
         regions a new session a probe would make a probe last for as long as the pause between two."""
         self.verdicts: dict[str, ServerVerdict] = {}
+        self.refusals: dict[str, str] = {}
+        """Why servers cannot be judged, by server."""
         self.lags: dict[str, float | None] = {}
         self.waits_for_replica: dict[str, bool] = {}
         """Per semi-synchronous database whose master is open: whether its commits wait for a replica."""
@@ -123,7 +125,7 @@ class DatabaseProbes:
         """Return whether the master leaves probes unanswered, and it is to be known soon for how long, and whether the
         watchers of its region find so too."""
         master = database.servers[database.master_region].name
-        is_silent = master in self._unanswered and not self._refusals[master]
+        is_silent = master in self._unanswered and not self._refused_connections[master]
         until = self._settings.hangs_after_seconds + self._settings.timeout_seconds
         return database.semi_sync and is_silent and self.silent_seconds(master) < until
 
@@ -151,13 +153,18 @@ class DatabaseProbes:
         began = self._clock.monotonic()
         members = await replicas.members()
         for member in members:
-            if member.state is not None:
+            if member.state is not None or member.refuses:
                 self._answered_at[member.name] = began
                 self._unanswered.discard(member.name)
             else:
                 self._unanswered.add(member.name)
                 self._answered_at.setdefault(member.name, began)
-            self._refusals[member.name] = self._refusals.get(member.name, 0) + 1 if member.is_refused else 0
+            self.refusals.pop(member.name, None)
+            if member.refuses:
+                self.refusals[member.name] = member.error
+            self._refused_connections[member.name] = (
+                self._refused_connections.get(member.name, 0) + 1 if member.is_refused else 0
+            )
             verdict = self._verdict(replicas, member, began)
             self._good_probes[member.name] = (
                 self._good_probes.get(member.name, 0) + 1 if verdict is ServerVerdict.UP else 0
@@ -192,8 +199,10 @@ class DatabaseProbes:
     def _verdict(self, replicas: ReplicationSet, member: SetMember, now: float) -> ServerVerdict:
         settings = self._settings
         is_marked = replicas.database.places[member.region].down
-        if member.is_master and self._refusals[member.name] >= settings.master_refusals:
+        if member.is_master and self._refused_connections[member.name] >= settings.master_refusals:
             return ServerVerdict.DEAD
+        if member.refuses:
+            return ServerVerdict.REFUSED
         if member.state is None:
             gone = self.silent_seconds(member.name) >= settings.interval_seconds * settings.cache_failures
             return ServerVerdict.DOWN if gone else ServerVerdict.UNSURE
@@ -229,9 +238,14 @@ class ServerProbes:
 
     @property
     def verdicts(self) -> dict[str, ServerVerdict]:
-        """The present verdicts by server. A link finds out between two rounds that its server is dead."""
+        """The present verdicts by server. A link finds out between two rounds that its server is dead, or refuses."""
         dead = dict.fromkeys(filter(self._links.is_down_at, self._found), ServerVerdict.DOWN)
-        return self._found | dead
+        return self._found | dead | dict.fromkeys(self.refusals, ServerVerdict.REFUSED)
+
+    @property
+    def refusals(self) -> dict[str, str]:
+        """Why a watcher cannot judge servers, by server."""
+        return {name: refusal for name in self._found if (refusal := self._links.refusal_at(name))}
 
     async def run(self) -> None:
         """Probe all servers concurrently until cancelled. The slowest answer decides the length of a round."""
@@ -304,8 +318,20 @@ class PeerReports:
 
     def says_silent(self, region: str, server: str) -> bool:
         """Return whether another watcher of the region got no answer from the server last time."""
+        answered = (ServerVerdict.UP, ServerVerdict.REFUSED)
         found = (report.verdicts.get(server, ServerVerdict.UP) for report in self._heard.get(region, ()))
-        return any(verdict is not ServerVerdict.UP for verdict in found)
+        return any(verdict not in answered for verdict in found)
+
+    def refuse(self, region: str) -> bool:
+        """Return whether watchers of another region are there, refuse this one, and so keep from it what they see."""
+        is_silent = region in self.reports and self.reports[region] is None
+        return is_silent and any(self._links.refusal_at(each.name) for each in self._others_of(region))
+
+    @property
+    def refusals(self) -> dict[str, str]:
+        """Why other watchers do not report, by their names."""
+        watchers = [each.name for region in self._topology().regions for each in region.watchers]
+        return {name: refusal for name in watchers if (refusal := self._links.refusal_at(name))}
 
     def says_dead(self, region: str, server: str) -> bool:
         """Return whether the watcher of a master's region finds that nothing listens at its address."""

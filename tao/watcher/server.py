@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from tao.model.errors import TaoError, TopologyConflict
-from tao.model.topology import CacheServer, Topology
+from tao.model.topology import CacheServer, Topology, lists
 from tao.observability.logs import Logger, configure_logs, logger
 from tao.observability.metrics import Metrics
 from tao.replication.accounts import Account
@@ -123,6 +123,7 @@ class WatcherServer:
         self._tasks.keep(self._peers.run, "other watchers")
         self._tasks.keep(mastership.keep_leases, "leases")
         self._tasks.keep(self._run_as_active, "activity")
+        self._tasks.keep(self._report_refusals, "refusals")
         if audit.log is not None:
             self._tasks.keep(audit.log.keep_publishing, "publication of the audit log's hash")
         self._tasks.keep(self._moves.run, "interrupted moves")
@@ -160,8 +161,7 @@ class WatcherServer:
         return next((each for each in listed if each.name == self._settings.name), None)
 
     def _lists(self, role: str, name: str, region: str) -> bool:
-        places = [(each.name, watcher.name) for each in self._topology.regions for watcher in each.watchers]
-        return role == "watcher" and any(name == listed and region in ("", where) for where, listed in places)
+        return lists(self._topology.server_places, role, name, region)
 
     def _report(self) -> pb.Answer:
         report = pb.WatcherReport(
@@ -262,6 +262,20 @@ class WatcherServer:
         finally:
             self._mastership.activity = None
 
+    async def _report_refusals(self) -> None:
+        """Log once what cannot be judged because one side refuses the other, and when that is over."""
+        known: dict[str, str] = {}
+        while True:
+            before, known = known, self._refusals()
+            for name in known.keys() - before.keys():
+                self._log.error("watcher_refused", target=name, reason=known[name])
+            for name in before.keys() - known.keys():
+                self._log.info("watcher_refused_no_longer", target=name)
+            await asyncio.sleep(self._settings.probes.interval_seconds)
+
+    def _refusals(self) -> dict[str, str]:
+        return {**self._servers.refusals, **self._databases.refusals, **self._peers.refusals}
+
     def _verdicts(self) -> dict[str, ServerVerdict]:
         return {**self._servers.verdicts, **self._databases.verdicts}
 
@@ -317,6 +331,7 @@ class WatcherServer:
             "active": mastership.is_active,
             "topology_version": self._topology.version,
             "verdicts": self._verdicts(),
+            "refusals": self._refusals(),
             "peers": {region: report is not None for region, report in self._peers.reports.items()},
             "replication_lag_seconds": self._databases.lags,
             "waits_for_replica": self._databases.waits_for_replica,
@@ -386,6 +401,12 @@ class WatcherServer:
             "be lost with the master.",
             "database",
             lambda: {name: float(waits) for name, waits in self._databases.waits_for_replica.items()},
+        )
+        metrics.gauge(
+            "refusing_servers",
+            "Servers, databases and watchers that refuse this one, or that it refuses, for what the other shows: it "
+            "cannot judge them, and replaces nothing for that.",
+            lambda: float(len(self._refusals())),
         )
         metrics.gauge_family("watched_servers", "Servers by how they do here.", "verdict", self._by_verdict)
 

@@ -13,7 +13,7 @@ from typing import Final, cast
 
 from google.protobuf.message import DecodeError
 
-from tao.model.errors import ProtocolError, TaoError, Unavailable
+from tao.model.errors import ProtocolError, TaoError, Unavailable, is_tls_refusal
 from tao.wire import framing
 from tao.wire.address import TcpAddress, parse_address
 from tao.wire.client_session import NumberedSession
@@ -56,7 +56,9 @@ async def connect_frames(
         session.abort()
         raise Unavailable(f"{address} did not answer within {settings.connect_timeout_seconds} s") from None
     except OSError as error:
-        raise Unavailable(f"cannot connect to {address}: {error}") from error
+        failure = Unavailable(f"cannot connect to {address}: {error}")
+        failure.is_refusal = is_tls_refusal(error)
+        raise failure from error
     except BaseException:  # cancelled, or rejected by the server
         session.abort()
         raise
@@ -143,7 +145,11 @@ class FrameSession(NumberedSession, asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         why = f": {exc}" if exc else ""
-        error = self._failure or Unavailable(f"the connection to {self._address} was lost{why}")
+        error = self._failure
+        if error is None:
+            error = Unavailable(f"the connection to {self._address} was lost{why}")
+            # A server that does not believe a certificate finds out after the handshake of its client, and hangs up.
+            error.is_refusal = self._tls is not None and not self._greeting.done()
         self._end(error)
         if self._last_resort is not None:
             self._last_resort.cancel()
@@ -195,7 +201,9 @@ class FrameSession(NumberedSession, asyncio.Protocol):
             self._greeting.set_result(None)
             self._schedule_keep_alive(self._settings.ping_interval_seconds)
         elif kind == framing.ERROR:
-            self._fail(error_from_pb(session_pb2.Error.FromString(payload)))
+            error = error_from_pb(session_pb2.Error.FromString(payload))
+            error.is_refusal = not self._greeting.done()
+            self._fail(error)
         elif kind == framing.PING and self._connected:
             self._queue(framing.PONG, payload)
         elif kind == framing.GO_AWAY and self._connected:

@@ -17,7 +17,7 @@ from tao.wire.client_session import NumberedSession
 from tao.wire.identity import Credentials
 from tao.wire.session import Session
 from tao.wire.settings import SessionSettings
-from tao.wire.status import error_of
+from tao.wire.status import Trailers, error_of, has_reason
 from tao.wire.v1 import session_pb2 as pb
 
 SESSION_METHOD = "/tao.v1.Graph/Session"
@@ -72,17 +72,23 @@ async def connect_grpc(
             greeting = await call.initial_metadata()
             names = [value for key, value in greeting or () if key == SERVER_NAME_KEY]
             if not names or call.done():  # A server that accepts sends its name first; a rejection may lag behind.
-                raise error_of(await call.code(), await call.details(), await call.trailing_metadata() or ())
+                raise _refusal(await call.code(), await call.details(), await call.trailing_metadata() or ())
     except TimeoutError:
         await channel.close()
         raise Unavailable(f"{address} did not answer within {settings.connect_timeout_seconds} s") from None
     except grpc.aio.AioRpcError as error:
         await channel.close()
-        raise error_of(error.code(), error.details(), error.trailing_metadata() or ()) from error
+        raise _refusal(error.code(), error.details(), error.trailing_metadata() or ()) from error
     except BaseException:
         await channel.close()
         raise
     return GrpcSession(asyncio.get_running_loop(), address, settings, channel, call, str(names[0]))
+
+
+def _refusal(code: grpc.StatusCode, details: str | None, trailers: Trailers) -> TaoError:
+    error = error_of(code, details, trailers)
+    error.is_refusal = has_reason(trailers)
+    return error
 
 
 class GrpcSession(NumberedSession):

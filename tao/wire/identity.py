@@ -32,8 +32,8 @@ a peer may state is taken for `CLIENT`."""
 PASSING_ON: Final = frozenset({"leader", "follower"})
 """Roles of servers that pass requests on, and are believed on whose behalf."""
 LISTED_ROLES: Final = PASSING_ON | {"tailer"}
-"""Roles whose processes the topology always lists: a peer that it does not list is not one of them. All of them change
-caches. A watcher need not be listed: servers let it look, and others ask for its word where the topology has it."""
+"""Roles whose processes the topology always lists: a peer that it does not list is not one of them. Watchers are not
+among them, because a topology may list none; once it lists one, it lists all."""
 SERVING_ROLES: Final = LISTED_ROLES | {"watcher"}
 """Roles of processes that others connect to."""
 MAX_TOKEN_BYTES: Final = 3584
@@ -168,7 +168,7 @@ class AcceptedCredentials:
     """The cluster whose certificates identify their bearers; None: a certificate identifies nobody."""
 
     is_listed: Callable[[str, str, str], bool] = field(default=_lists_nobody, compare=False)
-    """Return whether the topology lists a server, by role, name and region; an empty region means any."""
+    """Return whether the topology lists a server, by role, name and region; an empty name or region means any."""
 
     by_digest: dict[bytes, list[AcceptedToken]] = field(init=False, repr=False, compare=False)
     """The tokens by digest. One secret may be listed for several roles."""
@@ -217,7 +217,8 @@ def identify(shown: ShownCredentials, accepted: AcceptedCredentials, now: float)
     """Return who a peer is at ``now``, in seconds since 1970. A certificate with a SPIFFE id goes before a token.
 
     Raises `Unauthorized` for credentials that are missing, wrong, expired, or for another role or name than the peer
-    states; `Unavailable` for one of `LISTED_ROLES` that the topology does not list here, or not yet."""
+    states; `Unavailable` for one of `LISTED_ROLES` that the topology does not list here, or not yet, and for a watcher
+    where it lists others."""
     stated, address = shown.stated, shown.address
     if not accepted.are_in_use:
         return PeerIdentity(stated.name, stated.role, address)
@@ -233,8 +234,8 @@ def identify(shown: ShownCredentials, accepted: AcceptedCredentials, now: float)
     name = proof.name or stated.name
     if stated_role == role != "operator" and stated.name != name:
         raise Unauthorized(f"this credential is that of {name}; {stated.name!r} must show its own")
-    is_listed = accepted.is_listed(role, name, proof.region)
-    if not is_listed and role in LISTED_ROLES:
+    is_listed = name != "" and accepted.is_listed(role, name, proof.region)
+    if not is_listed and (role in LISTED_ROLES or (role == "watcher" and accepted.is_listed(role, "", ""))):
         where = f" of region {proof.region}" if proof.region else ""
         raise Unavailable(f"the topology in use here lists no {role} {name!r}{where}; add it there, or wait for it")
     # A name that neither the credential nor the topology confirms is a claim.
@@ -259,9 +260,15 @@ class ExpectedServer:
 def check_server(uris: tuple[str, ...], cluster: SpiffeCluster, expected: ExpectedServer) -> None:
     """Raise `Unauthorized` unless the certificate of a server that was connected to is that of the expected one of the
     cluster."""
-    proof = _certificate_proof(uris, cluster)
-    if proof is None:
-        raise Unauthorized(f"the server's certificate has no SPIFFE id; issue one of cluster {cluster.cluster} to it")
+    try:
+        proof = _certificate_proof(uris, cluster)
+        if proof is None:
+            raise Unauthorized(
+                f"the server's certificate has no SPIFFE id; issue one of cluster {cluster.cluster} to it"
+            )
+    except Unauthorized as error:
+        error.is_refusal = True  # it may be this process that has a wrong cluster in its settings
+        raise
     wanted = ((expected.name, proof.name), (expected.role, proof.role), (expected.region, proof.region))
     if proof.role not in SERVING_ROLES or any(one not in ("", shown) for one, shown in wanted):
         found = ExpectedServer(proof.name, proof.role, proof.region) if proof.name else proof.caller

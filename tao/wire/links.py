@@ -17,7 +17,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from tao.model.errors import DeadlineExceeded, InternalError, Overloaded, TaoError, Unavailable
+from tao.model.errors import (
+    DeadlineExceeded,
+    InternalError,
+    OperatorError,
+    Overloaded,
+    TaoError,
+    Unavailable,
+    is_tls_refusal,
+)
 from tao.model.topology import CacheServer, ServerPlace
 from tao.routing.failure_detector import DetectorSettings, DetectorState, FailureDetector, FailureDetectors
 from tao.wire.client_session import Waiter
@@ -121,6 +129,11 @@ class Links:
         """Return whether requests to that server fail fast. A server without a link counts as healthy."""
         return self.is_down_at(server.name)
 
+    def refusal_at(self, name: str) -> str:
+        """Return `Link.refusal` of the server of that name."""
+        link = self._links.get(name)
+        return "" if link is None else link.refusal
+
     def is_down_at(self, name: str) -> bool:
         """Return whether requests to the server of that name fail fast."""
         link = self._links.get(name)
@@ -169,6 +182,8 @@ class Link:
         self._ping = 0  # the number of the request that probes the session; 0 when no probe is under way
         self._probe_began = 0.0
         self._connects_to_probe = False
+        self._refusal_text = ""
+        self._failures_since_refusal = 0
         self._closed = False
         # Requests that wait for the connection: number -> request, handler, deadline in loop time, tick of the deadline
         self._waiting: dict[int, tuple[pb.Request, AnswerHandler, float, int]] = {}
@@ -189,6 +204,12 @@ class Link:
     def is_down(self) -> bool:
         """True while the detector considers the server down: requests then fail fast with `Unavailable`."""
         return self._detector.is_down
+
+    @property
+    def refusal(self) -> str:
+        """Why the server or this process has refused the other at the latest attempts to connect; "" when it has not.
+        Then ``is_down`` says nothing of the server's health: nobody but this process may be concerned."""
+        return self._refusal_text
 
     @property
     def is_impaired(self) -> bool:
@@ -315,6 +336,7 @@ class Link:
             self._session = session
             session.observer = self
             self._connecting = None
+            self._refusal_text = ""
             if self._connects_to_probe:
                 self._probe_answered()
             self._send_waiting(session)
@@ -329,10 +351,21 @@ class Link:
         else:
             self._detector.failed(now, error.message)
         self._connecting = None
+        self._note_refusal(error)
         # A rejected greeting is for the operator to fix and keeps its error; anything else means an unavailable server.
         refused = Unavailable(f"{self.server.name}: {error.message}")
         self._fail_waiting(error if not error.retryable else refused)
         self._follow_detector()
+
+    def _note_refusal(self, error: TaoError) -> None:
+        """Note whether a failed attempt was refused. One that failed otherwise is no more than a lost connection; as
+        many in a row as usual show that the server is down by now."""
+        if error.is_refusal or isinstance(error, OperatorError):
+            self._refusal_text, self._failures_since_refusal = error.message, 0
+        elif self._refusal_text:
+            self._failures_since_refusal += 1
+            if self._failures_since_refusal >= self._settings.detector.failures_until_down:
+                self._refusal_text = ""
 
     def _follow_detector(self) -> None:
         """Schedule the next probe if the detector wants one."""
@@ -455,7 +488,9 @@ class _Connector:
             async with asyncio.timeout(self._settings.session.connect_timeout_seconds):
                 return await tls.look(server.grpc, expected)
         except OSError as error:  # among them TimeoutError
-            raise Unavailable(f"the certificate at {server.grpc} cannot be looked at: {error!r}") from error
+            failure = Unavailable(f"the certificate at {server.grpc} cannot be looked at: {error!r}")
+            failure.is_refusal = is_tls_refusal(error)
+            raise failure from error
 
     def _expected(self, server: CacheServer) -> ExpectedServer:
         # A server that is known by its address alone has that for a name.

@@ -68,7 +68,15 @@ def trailers_of(error: pb.Error) -> tuple[tuple[str, str], ...]:
     return (*reason, (TOPOLOGY_VERSION_KEY, str(error.topology_version)))
 
 
-def error_of(code: grpc.StatusCode, details: str | None, trailers: Iterable[tuple[str, str | bytes]]) -> TaoError:
+Trailers = Iterable[tuple[str, str | bytes]]
+
+
+def has_reason(trailers: Trailers) -> bool:
+    """Return whether a server has ended a call, and not gRPC itself or a proxy."""
+    return any(key == REASON_KEY for key, _ in trailers)
+
+
+def error_of(code: grpc.StatusCode, details: str | None, trailers: Trailers) -> TaoError:
     """Return the error that a call ended with. One without a reason comes from gRPC itself or from a proxy."""
     found = {key: value for key, value in trailers if isinstance(value, str)}
     message = details or code.name

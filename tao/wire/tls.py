@@ -20,7 +20,7 @@ from typing import Final
 
 import grpc
 
-from tao.model.errors import SettingsError, unreadable
+from tao.model.errors import SettingsError, refuse_passphrase, unreadable
 from tao.wire.address import TcpAddress, parse_address
 from tao.wire.identity import ExpectedServer, SpiffeCluster, check_server
 
@@ -114,7 +114,8 @@ class TlsFiles:
     def _load(self, context: ssl.SSLContext, certificate: Path | None, private_key: Path | None) -> None:
         try:
             if certificate is not None:
-                context.load_cert_chain(certificate, private_key)
+                key = private_key or certificate
+                context.load_cert_chain(certificate, private_key, password=refuse_passphrase(key))
             if self.authorities is not None:
                 context.load_verify_locations(self.authorities)
         except (OSError, ssl.SSLError) as error:

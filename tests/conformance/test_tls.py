@@ -14,6 +14,7 @@ import pytest
 from tao.model.errors import SettingsError, Unauthorized, Unavailable
 from tao.model.topology import CacheServer, ServerPlace
 from tao.serving.requests import Listeners
+from tao.storage.tls import DatabaseTlsFiles
 from tao.wire.identity import (
     AcceptedCredentials,
     AcceptedToken,
@@ -27,7 +28,7 @@ from tao.wire.links import Links, LinkSettings
 from tao.wire.settings import ServingSettings, SessionSettings
 from tao.wire.tls import TlsFiles
 from tests.conformance.transport_rig import ME, Handler, read, until
-from tests.rigs.certificates import TestAuthority
+from tests.rigs.certificates import TestAuthority, encrypt_key
 from tests.rigs.pacing import PATIENT_SECONDS
 from tests.rigs.ports import free_ports
 
@@ -296,6 +297,17 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
             use()
     with pytest.raises(SettingsError, match="private key"):
         TlsFiles(authorities=tmp_path / "authority.pem").server_context()
+
+
+def test_an_encrypted_key_is_refused_and_no_terminal_is_asked_for_its_passphrase(authority: TestAuthority) -> None:
+    files = authority.issue("leader-1")
+    encrypt_key(files)
+    database = DatabaseTlsFiles(
+        authorities=files.authorities, certificate=files.certificate, private_key=files.private_key
+    )
+    for use in (files.server_context, files.client_context, lambda: database.if_set):
+        with pytest.raises(SettingsError, match=r"leader-1\.key is encrypted, .*openssl pkey -in"):
+            use()
 
 
 def test_no_file_means_plain_connections() -> None:

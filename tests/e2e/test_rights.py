@@ -180,6 +180,34 @@ async def test_a_wrong_document_is_reported_and_the_last_good_one_stays(cluster:
     assert not await denied(graph.obj_add("page", {"name": "new"}))
 
 
+async def test_a_leader_denies_a_critical_read_that_a_follower_with_an_older_document_allows(
+    cluster: DevCluster, graph: Graph
+) -> None:
+    await use_rules(cluster, ALL)
+    user = await graph.obj_add("user", {"name": "critical"})
+    master = Consistency.master()
+    own = cluster.topology_path.with_name("access-of-leader.yaml")
+    replace_text(own, f"format: 1\nversion: 1000\nroles:\n  it: {SOME}\nanonymous: [it]\n")
+    settings = cluster.topology_path.with_name("servers") / "leader-1.yaml"
+    before = settings.read_text()
+    settings.write_text(f"{before}\naccess_file: {own}\n")
+    _, *followers = [each["denied"] for each in await access_of(cluster)]
+    try:
+        await cluster.restart("leader-1")
+
+        async def leader_is_asked() -> bool:
+            """Until the followers know that it is back, they read the database themselves."""
+            return await denied(graph.assoc_count(user, "likes", consistency=master))
+
+        await until(leader_is_asked)
+        assert await graph.assoc_count(user, "friend", consistency=master) == 0
+        assert await graph.assoc_count(user, "likes") == 0, "a fill, which serves everybody"
+        assert [each["denied"] for each in await access_of(cluster)] == [1, *followers], "the leader has denied it"
+    finally:
+        settings.write_text(before)
+        await cluster.restart("leader-1")
+
+
 async def test_a_document_changes_under_load_without_a_failed_request(cluster: DevCluster) -> None:
     enough = "{read: {objects: [user], associations: [friend]}, write: {objects: [user], associations: [friend]}}"
     await use_rules(cluster, ALL)

@@ -108,19 +108,23 @@ def test_the_cost_of_rights_is_measured_in_pairs_with_an_interval(ran: ToyRun) -
         assert [len(result.measured["pairs"][name][half]) for half in ("before", "after")] == [3, 3]
 
 
-@scenario("hostile", "--attack", "headers", "--attack", "compressed", "--attack", "critical", "--attack", "ungreeted")
+HOSTILE = ("headers", "compressed", "critical", "ungreeted", "half-open", "forged")
+
+
+@scenario("hostile", *(option for attack in HOSTILE for option in ("--attack", attack)))
 def test_honest_clients_are_measured_beside_each_attack_and_without_it(ran: ToyRun) -> None:
     found = msgspec.json.decode(ran.json)
     beside = [name for name in found if name.endswith(": attacked")]
-    assert len(beside) == 4
+    assert len(beside) == len(HOSTILE)
     for name in beside:
         for turns in ("attacked", "undisturbed", "burnt"):
             figures = found[name.replace("attacked", turns)]
             assert figures["miss p99_ms"] >= figures["miss p50_ms"] > 0
+            assert figures["server_cores"] > 0
     elsewhere = [name for name in found if name.endswith(": elsewhere")]
     assert elsewhere == ["600 ungreeted connections: elsewhere"]
     assert found[elsewhere[0]]["new connection p99_ms"] > 0
-    assert len(found["aims"]) == 4 * (2 * 4 + 1)
+    assert len(found["aims"]) == len(HOSTILE) * (2 * 4 + 1)
     overview = found["tables"][0]
     assert overview["columns"][:2] == ["attack", "formerly"]
     assert [row[0] for row in overview["rows"]] == [name.removesuffix(": attacked") for name in beside]

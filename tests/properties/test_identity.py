@@ -23,7 +23,7 @@ from tests.rigs.effort import examples
 DOMAINS = st.sampled_from(["a.org", "b.org"])
 WORDS = st.sampled_from(["x", "y"])
 ROLES = st.sampled_from(["leader", "follower", "tailer", "watcher", "operator"])
-STATED_ROLES = st.sampled_from(["leader", "operator", "tailer", "client", "", "king"])
+STATED_ROLES = st.sampled_from(["leader", "operator", "tailer", "watcher", "client", "", "king"])
 SECRETS = st.sampled_from(["s", "t"])
 
 
@@ -74,6 +74,9 @@ def might_be(
     now: float,
 ) -> set[tuple[str, str, str]]:
     """Return every (name, role, caller) that the peer could be: one for each credential that would do by itself."""
+    bound_to_the_topology = {"leader", "follower", "tailer"}
+    if any(role == "watcher" for role, _, _ in listed):
+        bound_to_the_topology.add("watcher")
     wanted = stated.role if stated.role in ("leader", "follower", "tailer", "watcher", "operator") else "client"
     if tokens is None and cluster is None:
         return {(stated.name, stated.role, "")}
@@ -89,7 +92,7 @@ def might_be(
             return {(stated.name, "client", f"app/{shown.name}")}
         if wanted == shown.role != "operator" and stated.name != shown.name:
             return set()
-        if shown.role in ("leader", "follower", "tailer") and (shown.role, shown.name, shown.region) not in listed:
+        if shown.role in bound_to_the_topology and (shown.role, shown.name, shown.region) not in listed:
             return set()
         return {(shown.name, shown.role, f"{shown.role}/{shown.name}")}
     for token in tokens or ():
@@ -106,7 +109,7 @@ def might_be(
             continue
         name = bound or stated.name
         known = any((role, name, region) in listed for region in ("x", "y"))
-        if role in ("leader", "follower", "tailer") and not known:
+        if role in bound_to_the_topology and not known:
             continue
         found.add((name, role, f"{role}/{name}" if bound or known else role))
     return found
@@ -138,7 +141,7 @@ def test_a_peer_is_what_one_of_its_credentials_proves_or_is_refused(
         ),
         cluster=cluster,
         is_listed=lambda role, name, region: any(
-            (role, name, each) in listed for each in ([region] if region else ["x", "y"])
+            each[0] == role and name in ("", each[1]) and region in ("", each[2]) for each in listed
         ),
     )
     expected = might_be(stated, certificates, tokens, cluster, listed, now)

@@ -77,6 +77,16 @@ class TestAuthority:
         return files
 
 
+def encrypt_key(files: TlsFiles) -> None:
+    """Encrypt a private key where it is."""
+    assert files.private_key is not None
+    key = serialization.load_pem_private_key(files.private_key.read_bytes(), None)
+    encryption = serialization.BestAvailableEncryption(b"secret")
+    files.private_key.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
+    )
+
+
 def _alternative_names(uri: str) -> x509.SubjectAlternativeName:
     return x509.SubjectAlternativeName([*_LOOPBACK, *([x509.UniformResourceIdentifier(uri)] if uri else [])])
 

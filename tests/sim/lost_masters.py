@@ -225,6 +225,9 @@ class _Links:
     def to(self, watcher: CacheServer) -> _Link:
         return _Link(self._hour, watcher.name)
 
+    def refusal_at(self, _: str) -> str:
+        return ""
+
 
 class _Link:
     def __init__(self, hour: Hour, name: str) -> None:

@@ -292,6 +292,14 @@ def test_that_no_watcher_acts_is_a_problem_and_that_one_is_in_reserve_is_none() 
     assert each == [f"{name}: watcher {name}-watcher does not answer: refused" for name in ("east", "west")]
 
 
+def test_a_watcher_says_whom_it_cannot_judge() -> None:
+    topology = watched(region("east"))
+    refused = Answer({"active": True, "refusals": {"east-web": "the token w-1 has expired"}})
+    assert problems(topology, east_watcher=refused) == [
+        "east: watcher east-watcher cannot judge east-web: one of them refuses the other: the token w-1 has expired"
+    ]
+
+
 def test_without_a_second_region_a_dead_watcher_stops_nothing_but_replacement() -> None:
     topology = watched(region("east"))
     nobody, _ = problems(topology, east_watcher=Answer({}, "refused"))

@@ -23,7 +23,7 @@ from tao.model.errors import (
 )
 from tao.model.graph import encode_object
 from tao.model.queries import CountQuery, Fetched, ObjectQuery, Query, RangeQuery
-from tao.serving.sources import DatabaseSource, RemoteSource, fetch_and_wait
+from tao.serving.sources import DatabaseSource, OnPause, RemoteSource, Take, always_pause, fetch_and_wait
 from tests.rigs.asking import WaitingSource
 from tests.rigs.leader_rig import FRIEND, USER, make_id
 from tests.rigs.pacing import Gate, Tasks
@@ -41,6 +41,21 @@ class Source(WaitingSource):
     gate: Gate | None = None
     asked: list[tuple[Query, int, bool]] = field(default_factory=list)
     timeouts: list[float] = field(default_factory=list)
+    callers: list[str | None] = field(default_factory=list)
+
+    def fetch(
+        self,
+        query: Query,
+        minimum: int,
+        take: Take,
+        *,
+        critical: bool,
+        timeout_seconds: float,
+        caller: str | None,
+        on_pause: OnPause = always_pause,
+    ) -> None:
+        self.callers.append(caller)
+        super().fetch(query, minimum, take, critical=critical, timeout_seconds=timeout_seconds, caller=caller)
 
     async def read(self, query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
         self.asked.append((query, minimum, critical))
@@ -67,8 +82,10 @@ class Rig:
             ReplicaSettings(max_fallbacks=1),
         )
 
-    async def fetch(self, query: Query, minimum: int = 0, *, critical: bool = False) -> Fetched:
-        return await fetch_and_wait(self.source, query, minimum, critical=critical, timeout_seconds=1)
+    async def fetch(self, query: Query, minimum: int = 0, *, critical: bool = False, caller: str = "") -> Fetched:
+        return await fetch_and_wait(
+            self.source, query, minimum, critical=critical, timeout_seconds=1, caller=caller or None
+        )
 
 
 QUERIES: Sequence[Query] = (
@@ -123,6 +140,14 @@ async def test_a_critical_read_goes_straight_to_the_master_region(query: Query) 
     assert rig.local.asked == []
     assert rig.master_region.asked == [(query, 1, True)]
     assert rig.source.sent_to_master_region == 0
+
+
+async def test_the_leader_there_learns_the_caller_of_a_critical_read_and_fills_are_nobody_s() -> None:
+    """It checks again what the caller may read critically."""
+    rig = Rig(StaleRead("behind"))
+    for critical in (True, False):
+        await rig.fetch(ObjectQuery(ELSEWHERE), 1, critical=critical, caller="web")
+    assert rig.master_region.callers == ["web", None]
 
 
 @pytest.mark.parametrize("fault", [Unavailable("refused"), NotMine("moving"), DeadlineExceeded("silent")])

@@ -98,6 +98,8 @@ def test_leaders_servers_and_locations_are_found_by_name() -> None:
     assert not routes.lists("leader", "g-1", "east")
     assert not routes.lists("follower", "g-1", "west")
     assert not routes.lists("watcher", "g-1")
+    assert routes.lists("follower", "", "east")
+    assert not routes.lists("watcher", "")
     assert not routes.lists("operator", "zzz")
     assert routes.locate("lead-0") == ServerLocation("east", "lead", "leader")
 

@@ -47,7 +47,8 @@ async def test_a_leader_starts_no_write_of_a_batch_that_is_too_large() -> None:
 async def test_a_follower_forwards_no_write_of_a_batch_that_is_too_large() -> None:
     rig = FollowerRig("near-1", make_topology())
     with pytest.raises(TooLarge, match="6000"):
-        rig.writes.handle(TOO_MANY, MemoryReply(lambda _: None))
+        rig.service.handle(TOO_MANY, MemoryReply(lambda _: None))
+    assert rig.reads.shares.outcomes == {"started": 0, "waited": 0, "refused": 0}
     assert not rig.links["leader-1"].sent
 
 

@@ -135,7 +135,7 @@ def test_every_write_of_an_id_names_its_shard_and_its_types() -> None:
             setattr(operation, name, A)
         for name in fields & {"otype", "atype"}:
             setattr(operation, name, 6)
-        found = scope_of(write)
+        found = scope_of([write])
         assert found.shards == {3}, field.name
         assert len(found.types) == len(fields & {"otype", "atype"}), field.name
 
@@ -163,7 +163,7 @@ def test_numbers_of_types_beyond_the_bound_are_not_compared() -> None:
 def test_with_a_bound_of_none_everything_that_repeats_is_counted() -> None:
     assert scope_of(pb.Request(read=READ), 0) == Scope(unread_types=5, unread_shards=6)
     assert scope_of(CASES["write"][0], 0) == Scope(unread_types=3, unread_shards=3)
-    assert scope_of(pb.Write(obj_delete=pb.ObjDelete(id=A, otype=6)), 0) == Scope(unread_types=1, unread_shards=1)
+    assert scope_of([pb.Write(obj_delete=pb.ObjDelete(id=A, otype=6))], 0) == Scope(unread_types=1, unread_shards=1)
 
 
 def test_as_many_pairs_as_may_be_looked_at_have_their_types_read() -> None:

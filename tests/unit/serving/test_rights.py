@@ -4,125 +4,43 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
-from typing import NamedTuple
 
 import pytest
 
 from tao.access.document import load_access
 from tao.model.edge_block import decode_block
 from tao.model.edge_states import State
-from tao.model.errors import BudgetExceeded, PermissionDenied, TaoError, TooLarge
+from tao.model.errors import BudgetExceeded, PermissionDenied, TooLarge
 from tao.model.graph import EXISTS, decode_object, version_of
 from tao.model.ids import SHARD_SHIFT
 from tao.model.writes import AssocAdd, AssocMerge, ObjAdd, ObjDelete, ObjUpdate, ReadState, Write
-from tao.serving.audit import Denial
-from tao.serving.configuration import Configuration
-from tao.serving.request_scope import scope_of
-from tao.wire.client_session import Waiter
-from tao.wire.convert import error_from_pb, reached_versions, shard_messages_from_pb, write_to_pb
-from tao.wire.session import Reply, RequestHandler, failure
+from tao.serving.forward_path import MAX_WRITES_PER_BATCH
+from tao.wire.convert import write_to_pb
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import COMMENT, FOLLOWS, FRIEND, LIKES, NOTE, SCHEMA, USER, make_id
 from tests.rigs.links_rig import MemoryReply
 from tests.rigs.region_rig import RegionRig
-
-CHECKIN = SCHEMA.otype("checkin").number
-USER_ID, CHECKIN_ID, NOBODY = make_id(64), make_id(65), make_id(66)
-OTHER = make_id(67)
-RULES = """
-format: 1
-version: {version}
-mode: {mode}
-roles:
-  reader:
-    read: {{objects: [user], associations: [friend, likes, liked_by, comment]}}
-    critical: {{objects: [user], associations: [friend]}}
-    min_staleness_ms: 3000
-  writer:
-    write: {{objects: [user], associations: [friend, likes, note]}}
-  subscriber:
-    read: {{associations: [subscribes, subscribers]}}
-    write: {{associations: [subscribes, subscribers]}}
-    critical: {{associations: [subscribes, subscribers]}}
-  watcher: {{watch: all}}
-  everything: {{read: all, write: all, critical: all, watch: all, administer: all}}
-  dropper: {{administer: {{objects: [user]}}}}
-  batch: {{read: all, write: all, critical: all, budget: {{units_per_second: 10, units_under_way: 4}}}}
-callers:
-  reader: [reader]
-  writer: [reader, writer]
-  subscriber: [subscriber]
-  root: [everything, watcher]
-  batch: [batch]
-  operator/ann: [dropper]
-  operator/root: [everything]
-anonymous: [watcher]
-"""
-
-
-def use_rules(*configurations: Configuration, mode: str = "enforce", version: int = 1) -> None:
-    for configuration in configurations:
-        configuration.access.use_document(load_access(RULES.format(mode=mode, version=version), "access.yaml"))
+from tests.rigs.rights_rig import (
+    CHECKIN,
+    CHECKIN_ID,
+    NOBODY,
+    OTHER,
+    USER_ID,
+    ask,
+    batch,
+    counts_of,
+    errors_of,
+    read,
+    record_denials,
+    region_with_edges,
+    use_rules,
+)
 
 
 @pytest.fixture
 async def region() -> AsyncIterator[RegionRig]:
-    """A region with a user, a check-in, and an edge of some types from the user; nothing is cached at the follower."""
-    rig = RegionRig()
-    await rig.start()
-    await rig.near.write(ObjAdd(USER_ID, USER, b"\x80", False), ObjAdd(CHECKIN_ID, CHECKIN, b"\x80", False))
-    for atype in (FRIEND, LIKES, COMMENT, FOLLOWS, NOTE):
-        await rig.near.write(AssocAdd(USER_ID, atype, CHECKIN_ID, 7, b""))
-    for shard in range(4):
-        rig.near.cache.close_shard(shard)
-        rig.near.cache.open_shard(shard, 1)
-    yield rig
-    assert await rig.close() == []
-
-
-async def ask(
-    server: RequestHandler, request: pb.Request, caller: str = "", *, peer: str = "client", deadline_ms: int = 60_000
-) -> pb.Answer:
-    """Return the whole answer to a request of a caller. Raises the error of the whole request."""
-    request.deadline_ms = deadline_ms
-    waiter = Waiter(asyncio.get_running_loop())
-    try:
-        server.handle(request, MemoryReply(waiter.take, peer=peer, caller=caller))
-    except TaoError as error:
-        waiter.take(failure(error))
-    return await waiter.answer()
-
-
-def batch(**columns: object) -> pb.Request:
-    return pb.Request(read=pb.ReadBatch(**columns))  # type: ignore[arg-type]  # columns by name
-
-
-def counts_of(*atypes: int, critical: bool = False) -> pb.Request:
-    return batch(count_id1s=[USER_ID] * len(atypes), count_atypes=atypes, critical=critical)
-
-
-class Read(NamedTuple):
-    """The parts of a read's answer, by slot: values, and reasons of failures."""
-
-    values: dict[int, bytes]
-    reasons: dict[int, str]
-
-
-async def read(server: RequestHandler, request: pb.Request, caller: str) -> Read:
-    answer = (await ask(server, request, caller)).read
-    slots = answer.slots or range(len(answer.values))
-    reasons = {slot: each.reason for slot, each in zip(answer.failed_slots, answer.errors, strict=True)}
-    return Read(dict(zip(slots, answer.values, strict=True)), reasons)
-
-
-async def errors_of(server: RequestHandler, caller: str, *writes: Write, peer: str = "client") -> list[str]:
-    """Return the message of each write's error, "" for one that was done."""
-    request = pb.Request(write=pb.WriteBatch(writes=[write_to_pb(write) for write in writes]))
-    answer = (await ask(server, request, caller, peer=peer)).write
-    slots = answer.slots or range(len(writes))
-    found = {slot: result.error.message for slot, result in zip(slots, answer.results, strict=True)}
-    return [found[slot] for slot in range(len(writes))]
+    async with region_with_edges() as rig:
+        yield rig
 
 
 # ---- budgets -------------------------------------------------------------------------------------------------------
@@ -162,6 +80,14 @@ async def test_the_rest_of_a_batch_is_refused_when_its_caller_has_spent_its_budg
     assert region.near.configuration.access.denied == {"budget": 1}
 
 
+async def test_a_batch_with_more_writes_than_one_may_have_spends_no_budget(region: RegionRig) -> None:
+    server = region.near.service
+    use_rules(region.near.configuration)
+    with pytest.raises(TooLarge):
+        await errors_of(server, "batch", *[ObjUpdate(USER_ID, USER, b"\x80")] * (MAX_WRITES_PER_BATCH + 1))
+    assert not (await read(server, batch(obj_ids=[NOBODY]), "batch")).reasons
+
+
 async def test_budgets_that_are_only_counted_refuse_nothing(region: RegionRig) -> None:
     server, access = region.near.service, region.near.configuration.access
     use_rules(region.near.configuration, mode="count")
@@ -169,15 +95,6 @@ async def test_budgets_that_are_only_counted_refuse_nothing(region: RegionRig) -
         flood = batch(obj_ids=[make_id(first + number) for number in range(40)])
         assert not (await read(server, flood, "batch")).reasons
     assert (access.denied, access.would_deny) == ({}, {"budget": 2})
-
-
-async def test_a_leader_gives_a_follower_what_it_asks_for_in_the_share_of_a_caller(region: RegionRig) -> None:
-    """The follower checks what it answers: here the caller may not read critically."""
-    leader = region.leader
-    use_rules(leader.configuration)
-    for_fill = pb.ReadBatch(obj_ids=[USER_ID], critical=True, for_fill=True)
-    answer = await ask(leader.service, pb.Request(read=for_fill, caller="writer-of-nothing"), peer="follower")
-    assert [len(value) > 0 for value in answer.read.values] == [True]
 
 
 # ---- reads ---------------------------------------------------------------------------------------------------------
@@ -329,7 +246,8 @@ async def test_critical_reads_need_a_right_of_their_own(region: RegionRig) -> No
     objects = await read(server, batch(obj_ids=[USER_ID, CHECKIN_ID], critical=True), "reader")
     assert [decode_object(objects.values[slot])[1] for slot in (0, 1)] == [USER, 0]
     assert (await read(server, batch(obj_ids=[USER_ID], critical=True), "")).reasons == {0: "PERMISSION_DENIED"}
-    assert region.near.configuration.access.denied == {"critical": 2, "read": 2}
+    assert region.near.configuration.access.denied == {"critical": 2, "read": 1}
+    assert region.leader.configuration.access.denied == {"read": 1}, "of the object that it hides, before the follower"
 
 
 async def test_a_bound_on_staleness_below_that_of_the_roles_is_refused(region: RegionRig) -> None:
@@ -341,27 +259,6 @@ async def test_a_bound_on_staleness_below_that_of_the_roles_is_refused(region: R
         await ask(server, request, "reader")
     request.read.max_staleness_ms = 3_000
     assert not (await read(server, request, "reader")).reasons
-
-
-async def test_the_fills_of_servers_are_not_checked(region: RegionRig) -> None:
-    use_rules(region.leader.configuration)
-    answer = await ask(region.leader.service, counts_of(NOTE), peer="near-1")
-    assert len(answer.read.values) == 1
-
-
-async def test_all_that_a_follower_reads_at_a_leader_is_a_fill_which_the_leader_does_not_check(
-    region: RegionRig,
-) -> None:
-    """So one caller's denial is never the answer to another one who waits for the same fetch, nor cached."""
-    use_rules(region.leader.configuration)
-    server, link = region.near.service, region.near.links["leader-1"]
-    for request in (counts_of(NOTE), counts_of(NOTE, critical=True), batch(obj_ids=[CHECKIN_ID], critical=True)):
-        found = await read(server, request, "reader")
-        assert (set(found.values), found.reasons) == ({0}, {})
-    reads = [each for each in link.sent if each.HasField("read") and each.read.ByteSize()]
-    assert [each.read.for_fill for each in reads] == [True] * len(reads)
-    assert sum(each.read.critical and each.caller == "reader" for each in reads) == 2
-    assert not region.leader.configuration.access.denied
 
 
 # ---- writes --------------------------------------------------------------------------------------------------------
@@ -461,219 +358,6 @@ async def test_a_write_that_is_left_alone_returns_no_changes_of_the_writes_commi
     )
     assert other.write.changes
     assert not left_alone.write.changes
-
-
-# ---- the way to the leader -----------------------------------------------------------------------------------------
-
-
-async def test_a_leader_checks_again_by_the_caller_that_a_follower_passes_on(region: RegionRig) -> None:
-    use_rules(region.leader.configuration)
-    server, edge = region.near.service, AssocAdd(USER_ID, NOTE, OTHER, 1, b"")
-    assert await errors_of(server, "writer", edge) == [""]
-    for caller in ("reader", "somebody", ""):
-        (error,) = await errors_of(server, caller, edge)
-        assert "none of its roles grants write" in error
-    assert region.leader.configuration.access.denied == {"write": 3}
-    assert not region.near.configuration.access.denied
-    passed = [each.caller for each in region.near.links["leader-1"].sent if each.HasField("caller")]
-    assert passed[-4:] == ["writer", "reader", "somebody", ""]
-
-
-async def test_ids_are_reserved_for_callers_who_may_write_objects(region: RegionRig) -> None:
-    use_rules(region.leader.configuration)
-    reserve = pb.Request(reserve_ids=pb.ReserveIds(shard=0, count=1))
-    assert (await ask(region.near.service, reserve, "writer")).reserved_ids.count == 1
-    with pytest.raises(PermissionDenied, match="may write no type of object"):
-        await ask(region.near.service, reserve, "reader")
-
-
-async def test_nobody_but_a_server_is_believed_to_pass_on_a_caller(region: RegionRig) -> None:
-    use_rules(region.near.configuration)
-    write = write_to_pb(AssocAdd(USER_ID, NOTE, OTHER, 1, b""))
-    claimed = pb.Request(write=pb.WriteBatch(writes=[write]), caller="root")
-    (result,) = (await ask(region.near.service, claimed, "reader")).write.results
-    assert error_from_pb(result.error).reason == "PERMISSION_DENIED"
-    (result,) = (await ask(region.near.service, claimed, peer="near-2")).write.results
-    assert not result.HasField("error")
-    request = counts_of(NOTE)
-    request.caller = "reader"
-    assert (await ask(region.near.service, request, peer="near-2")).read.failed_slots == [0]
-
-
-def settling(*atypes: int) -> pb.Request:
-    return pb.Request(settle_pairs=pb.SettlePairs(pairs=[pb.Pair(low_id=USER_ID, high_id=CHECKIN_ID, atypes=atypes)]))
-
-
-async def test_pairs_are_settled_for_those_who_may_read_both_ends(region: RegionRig) -> None:
-    use_rules(region.near.configuration)
-    assert (await ask(region.near.service, settling(LIKES), "reader")).settled_pairs.settled
-    for atypes in ((FOLLOWS,), (LIKES, FOLLOWS)):
-        with pytest.raises(PermissionDenied, match="read of the association type 'follow"):
-            await ask(region.near.service, settling(*atypes), "reader")
-    assert region.near.configuration.access.denied == {"read": 2}
-
-
-async def test_an_application_has_no_more_pairs_settled_at_once_than_a_token_names(region: RegionRig) -> None:
-    pair = pb.Pair(low_id=USER_ID, high_id=CHECKIN_ID, atypes=[LIKES])
-    request = pb.Request(settle_pairs=pb.SettlePairs(pairs=[pair] * 305))
-    with pytest.raises(TooLarge, match="send at most 304"):
-        await ask(region.near.service, request, "reader")
-
-
-async def test_who_has_pairs_settled_learns_the_versions_of_lists_that_it_may_read_and_no_edges(
-    region: RegionRig,
-) -> None:
-    change = pb.Message(list_change=pb.ListChange(id1=OTHER, atype=LIKES, before=1, after=2, put_id2s=[1]))
-    hidden = pb.Message(list_change=pb.ListChange(id1=OTHER, atype=NOTE, before=1, after=2, put_id2s=[1]))
-    changes = [pb.ShardMessages(shard=1, messages=[change, hidden])]
-
-    class Leader:
-        def handle(self, _: pb.Request, reply: Reply) -> None:
-            reply.send(pb.Answer(settled_pairs=pb.SettledPairs(settled=1, changes=changes)))
-
-    region.near.links["leader-1"].handler = Leader()
-    request = pb.Request(settle_pairs=pb.SettlePairs(shards=[pb.ShardPair(low_shard=0, high_shard=1)]))
-    for rules, atypes in ((False, {LIKES, NOTE}), (True, {LIKES})):
-        if rules:
-            use_rules(region.near.configuration)
-        (settled,) = (await ask(region.near.service, request, "reader")).settled_pairs.changes
-        assert reached_versions([shard_messages_from_pb(settled)]) == {(OTHER, atype): 2 for atype in atypes}
-        assert {message.WhichOneof("kind") for message in settled.messages} == {"list_invalidation"}
-
-
-# ---- what the audit log hears --------------------------------------------------------------------------------------
-
-
-def record_denials(*configurations: Configuration) -> list[Denial]:
-    denials: list[Denial] = []
-    for configuration in configurations:
-        configuration.access.on_denied = denials.append
-    return denials
-
-
-def heard(denials: list[Denial]) -> list[tuple[str, str, set[str], set[int], int]]:
-    """Return caller, operation, types, shards and number of each, and forget them."""
-    found = [
-        (each.caller, each.action, set(map(str, scope.types)), set(scope.shards), each.times)
-        for each in denials
-        for scope in [scope_of(each.what)]
-    ]
-    assert all(each.peer.role for each in denials)
-    denials.clear()
-    return found
-
-
-def object_type(otype: int) -> set[str]:
-    return {f"object {otype}"}
-
-
-def list_type(*atypes: int) -> set[str]:
-    return {f"association {each}" for each in atypes}
-
-
-@pytest.mark.parametrize("cached", [False, True])
-async def test_denied_reads_are_reported_with_their_types_and_shards(region: RegionRig, cached: bool) -> None:
-    server = region.near.service
-    far = make_id(1, shard=3)
-    request = batch(obj_ids=[CHECKIN_ID, USER_ID], count_id1s=[USER_ID, far], count_atypes=[FOLLOWS, NOTE])
-    if cached:
-        await read(server, request, "root")
-    use_rules(region.near.configuration)
-    denials = record_denials(region.near.configuration)
-    await read(server, request, "reader")
-    found = heard(denials)
-    assert sorted(found, key=str) == sorted(
-        [
-            ("reader", "read", object_type(CHECKIN), {0}, 1),
-            ("reader", "read", list_type(FOLLOWS), {0}, 1),
-            ("reader", "read", list_type(NOTE), {3}, 1),
-        ],
-        key=str,
-    )
-    await read(server, batch(obj_ids=[USER_ID], count_id1s=[USER_ID], count_atypes=[COMMENT], critical=True), "reader")
-    assert heard(denials) == [("reader", "critical", list_type(COMMENT), {0}, 1)]
-    await read(server, batch(obj_ids=[USER_ID], critical=True), "subscriber")
-    assert heard(denials) == [("subscriber", "critical", set(), {0}, 1)]
-    stale = counts_of(FRIEND)
-    stale.read.max_staleness_ms = 1
-    with pytest.raises(PermissionDenied):
-        await ask(server, stale, "reader")
-    assert heard(denials) == [("reader", "read", list_type(FRIEND), {0}, 1)]
-
-
-async def test_denied_writes_are_reported_with_their_types_and_shards_by_whom_they_are_denied(
-    region: RegionRig,
-) -> None:
-    use_rules(region.near.configuration, region.leader.configuration)
-    server = region.near.service
-    denials = record_denials(region.near.configuration, region.leader.configuration)
-    far = make_id(1, shard=3)
-    await errors_of(server, "writer", AssocAdd(USER_ID, LIKES, far, 1, b""), ObjAdd(far, CHECKIN, b"\x80", False))
-    assert heard(denials) == [
-        ("writer", "write", list_type(LIKES), {0, 3}, 1),
-        ("writer", "write", object_type(CHECKIN), {3}, 1),
-    ]
-    assert await errors_of(server, "writer", ObjDelete(CHECKIN_ID)) == [""], "it finds nothing"
-    assert denials[0].peer.name == "near-1"
-    assert heard(denials) == [("writer", "write", object_type(CHECKIN), {0}, 1)]
-
-
-async def test_nothing_of_what_is_denied_is_read_when_nobody_records_it(
-    region: RegionRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_rules(region.near.configuration)
-    monkeypatch.setattr("tao.serving.request_scope._ScopeReader", None)
-    (error,) = await errors_of(region.near.service, "writer", AssocAdd(USER_ID, LIKES, OTHER, 1, b""))
-    assert error
-
-
-async def test_denied_requests_are_reported_with_all_that_they_name(region: RegionRig) -> None:
-    use_rules(region.near.configuration)
-    server = region.near.service
-    denials = record_denials(region.near.configuration)
-    for request, caller, peer in (
-        (settling(LIKES, FOLLOWS), "reader", "client"),
-        (INVALIDATE_NOTES, "operator/ann", "operator"),
-        (pb.Request(reserve_ids=pb.ReserveIds(shard=2, count=1)), "reader", "client"),
-    ):
-        copied = pb.Request()
-        copied.CopyFrom(request)
-        with suppress(PermissionDenied):
-            await ask(server, copied, caller, peer=peer)
-    assert heard(denials) == [
-        ("reader", "read", list_type(LIKES, FOLLOWS), {0}, 1),
-        ("operator/ann", "administer", object_type(USER) | list_type(NOTE), {0}, 1),
-        ("reader", "write", set(), {2}, 1),
-    ]
-
-
-async def test_a_refusal_for_a_spent_budget_is_reported_with_what_was_asked_for(region: RegionRig) -> None:
-    use_rules(region.near.configuration)
-    server = region.near.service
-    denials = record_denials(region.near.configuration)
-    await read(server, batch(obj_ids=[make_id(1000 + number) for number in range(40)]), "batch")
-    far = make_id(1, shard=3)
-    with pytest.raises(BudgetExceeded):
-        await errors_of(server, "batch", AssocAdd(USER_ID, NOTE, far, 1, b""))
-    assert heard(denials) == [("batch", "budget", list_type(NOTE), {0, 3}, 1)]
-
-
-async def test_hidden_objects_of_one_batch_are_one_report(region: RegionRig) -> None:
-    server = region.near.service
-    request = batch(obj_ids=[CHECKIN_ID] * 40)
-    await read(server, request, "root")
-    use_rules(region.near.configuration)
-    denials = record_denials(region.near.configuration)
-    await read(server, request, "reader")
-    assert heard(denials) == [("reader", "read", object_type(CHECKIN), {0}, 40)]
-
-
-async def test_what_is_only_counted_is_not_reported_as_denied(region: RegionRig) -> None:
-    use_rules(region.near.configuration, mode="count")
-    denials = record_denials(region.near.configuration)
-    await read(region.near.service, batch(obj_ids=[CHECKIN_ID], count_id1s=[USER_ID], count_atypes=[NOTE]), "reader")
-    assert region.near.configuration.access.would_deny == {"read": 2}
-    assert denials == []
 
 
 # ---- the mode, and changes of the document and the schema ----------------------------------------------------------

@@ -18,6 +18,7 @@ from tao.replication.replication_set import ReplicationSet, SetAccounts
 from tao.runtime.clock import LoopClock
 from tao.runtime.tasks import BackgroundTasks
 from tao.watcher import probes
+from tao.watcher.marks import ServerVerdict
 from tao.watcher.probes import DatabaseProbes, WatcherContext
 from tao.watcher.settings import ProbeSettings
 from tests.rigs.pacing import ManualClock
@@ -94,3 +95,28 @@ async def test_a_master_that_leaves_a_probe_unanswered_is_asked_until_it_has_bee
     clock.now += 0.5
     await looking._look(database)
     assert found == [0.0, *ends]
+
+
+async def test_a_database_server_that_refuses_the_watcher_is_neither_silent_nor_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = ManualClock()
+    member = dataclasses.replace(master(None), error="access denied", refuses=True)
+    name = member.name
+
+    async def members(_: ReplicationSet) -> list[SetMember]:
+        return [member]
+
+    monkeypatch.setattr(ReplicationSet, "members", members)
+    looking = probes_of(DatabaseProbes, clock, lambda *_: None)
+    for _ in range(5):
+        clock.now += 100.0
+        await looking._ask(DATABASE)
+        assert looking.silent_seconds(name) == 0
+        assert looking.verdicts == {name: ServerVerdict.REFUSED}
+        assert looking.refusals == {name: "access denied"}
+    member = master(None)
+    clock.now += 100.0
+    await looking._ask(DATABASE)
+    assert looking.verdicts == {name: ServerVerdict.DOWN}
+    assert looking.refusals == {}

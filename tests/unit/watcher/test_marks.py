@@ -54,6 +54,16 @@ def test_a_standby_is_marked_on_the_word_of_its_region_and_a_master_never() -> N
     assert wanted_marks(found, own, {"east": WatcherReport("east", {})}) == []
 
 
+def test_a_watcher_that_is_refused_everywhere_changes_no_mark() -> None:
+    for before in (with_tailer(), with_tailer(down=True), topology(["east-l1", "west-f2", "west-db"])):
+        refused = dict.fromkeys([*before.server_places, "east-db", "west-db"], ServerVerdict.REFUSED)
+        for region in ("east", "west"):
+            assert wanted_marks(before, WatcherReport(region, refused), {}) == []
+            other = "west" if region == "east" else "east"
+            for report in (None, WatcherReport(other, refused)):
+                assert wanted_marks(before, WatcherReport(region, refused), {other: report}) == []
+
+
 def with_tailer(*, down: bool = False) -> Topology:
     before = topology(["tailer"] if down else [])
     tailer = TailerProcess(name="tailer", database="db", admin="127.0.0.1:1", down=down)

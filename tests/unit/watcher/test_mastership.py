@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -50,6 +51,7 @@ def action(
     dead: bool = False,
     marked: Collection[str] = (),
     silent_in_its_region: bool = False,
+    unheard: bool = False,
 ) -> tuple[Action, str]:
     return next_action(
         Observation(
@@ -64,6 +66,7 @@ def action(
             dead,
             marked,
             silent_in_its_region,
+            unheard,
         ),
         probes=ProbeSettings(),
         auto_promote=promote,
@@ -112,6 +115,23 @@ def test_a_master_that_hangs_is_replaced_sooner_than_one_that_may_be_cut_off_if_
 
 def test_a_master_that_its_own_region_sees_well_is_cut_off_and_not_lost() -> None:
     assert action(master(None), replica("west", "1-1-1"), silent=60.0, seen_by_its_region=True)[0] is Action.NOTHING
+
+
+@pytest.mark.parametrize("dead", [False, True])
+@pytest.mark.parametrize("waited", [False, True])
+@pytest.mark.parametrize("leases", [False, True])
+def test_a_watcher_that_is_refused_promotes_nobody(dead: bool, waited: bool, leases: bool) -> None:
+    """The master is there that refuses it, and may be there where only the watchers refuse it that see the master."""
+    refusing = dataclasses.replace(master(None), refuses=True)
+    silent = master(None)
+    for lost, unheard in ((refusing, False), (silent, True), (refusing, True)):
+        found = action(
+            lost, replica("west", "1-1-1"), silent=500.0, semi_sync=waited, waited=waited, leases=leases, dead=dead,
+            unheard=unheard,
+        )  # fmt: skip
+        assert found == (Action.NOTHING, "")
+    usual = action(silent, replica("west", "1-1-1"), silent=500.0, semi_sync=waited, waited=waited)
+    assert usual == (Action.PROMOTE, "")
 
 
 def test_without_leases_a_master_is_replaced_only_if_it_was_last_seen_to_wait_for_a_replica() -> None:

@@ -38,7 +38,7 @@ from tests.unit.client.fakes import make_topology
 PROBES = ProbeSettings(timeout_seconds=20.0)
 REPORT = pb.WatcherReport(
     region="west",
-    verdicts={"west-leader-1": "up", "west-leader-2": "down", "west-leader-3": "half dead"},
+    verdicts={"west-leader-1": "up", "west-leader-2": "down", "west-leader-3": "half dead", "west-leader-4": "refused"},
     renewed_seconds_ago={"db": 2.5},
 )
 ACCEPTED = AcceptedCredentials(
@@ -89,9 +89,12 @@ async def reports(topology: Topology, token: str = "watcher") -> tuple[dict[str,
 
 async def test_a_watcher_s_report_is_that_of_its_region(watcher: str) -> None:
     found, ago = await reports(topology_of(east=("127.0.0.1:1",), west=(watcher,), north=()))
-    assert found == {
-        "west": WatcherReport("west", {"west-leader-1": ServerVerdict.UP, "west-leader-2": ServerVerdict.DOWN})
+    verdicts = {
+        "west-leader-1": ServerVerdict.UP,
+        "west-leader-2": ServerVerdict.DOWN,
+        "west-leader-4": ServerVerdict.REFUSED,
     }
+    assert found == {"west": WatcherReport("west", verdicts)}
     assert ago == 2.5
 
 
@@ -100,8 +103,8 @@ async def test_a_server_is_silent_in_its_region_only_if_a_watcher_there_says_so(
     links = Links(LinkSettings(), Credentials("x", "watcher", "watcher"))
     peers = PeerReports(links, lambda: topology, "east", PROBES)
     await peers.look()
-    found = [peers.says_silent("west", f"west-leader-{number}") for number in (1, 2, 9)]
-    assert found == [False, True, False], "the last one has not been asked yet"
+    found = [peers.says_silent("west", f"west-leader-{number}") for number in (1, 2, 4, 9)]
+    assert found == [False, True, False, False], "one refuses the watcher; the last one has not been asked yet"
     assert not peers.says_silent("north", "north-db"), "the region is cut off"
     await links.close()
 
@@ -111,6 +114,19 @@ async def test_a_watcher_that_cannot_be_asked_is_silent_and_may_have_renewed_jus
     addresses: tuple[str, ...],
 ) -> None:
     assert await reports(topology_of(west=addresses)) == ({"west": None}, 0.0)
+
+
+async def test_a_watcher_that_refuses_this_one_is_there_and_one_that_is_silent_may_be_lost(watcher: str) -> None:
+    topology = topology_of(east=(watcher,), west=("127.0.0.1:1", watcher), north=("127.0.0.1:1",))
+    for token, refuses in (("wrong", True), ("watcher", False)):
+        links = Links(LinkSettings(), Credentials("x", "watcher", token))
+        peers = PeerReports(links, lambda: topology, "east", PROBES)
+        await peers.look()
+        assert [peers.refuse(region) for region in ("west", "north", "east")] == [refuses, False, False]
+        refusals = {"east-watcher-0", "west-watcher-1"} if refuses else set()
+        assert peers.refusals.keys() == refusals
+        assert all("token is missing or wrong" in each for each in peers.refusals.values())
+        await links.close()
 
 
 async def test_one_of_two_watchers_is_enough_for_a_report_but_the_other_may_have_renewed(watcher: str) -> None:

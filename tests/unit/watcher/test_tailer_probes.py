@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ def topology_of(address: str) -> Topology:
 
 
 @asynccontextmanager
-async def listening(tls: TlsFiles) -> AsyncIterator[str]:
+async def listening(tls: TlsFiles, topology: Topology | None = None) -> AsyncIterator[str]:
     """The port of a tailer with these certificates."""
     settings = TailerSettings(
         name="tailer-1",
@@ -61,7 +62,7 @@ async def listening(tls: TlsFiles) -> AsyncIterator[str]:
         password="",
         tls=tls,
     )
-    topology = topology_of(f"127.0.0.1:{free_ports(1)[0]}")
+    topology = topology or topology_of(f"127.0.0.1:{free_ports(1)[0]}")
     (server,) = servers_at_frames(topology.regions[0].tailers)
     port = StatusPort(settings, logger("test"))
     await port.load(server, lambda *_: True)
@@ -85,15 +86,11 @@ async def forged_page() -> AsyncIterator[str]:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-async def verdict(authority: TestAuthority, address: str) -> ServerVerdict:
+async def verdict(authority: TestAuthority, address: str, shown: TlsFiles | None = None) -> ServerVerdict:
     """Return what a watcher finds at the address of the tailer, when it is certain."""
     topology = topology_of(address)
-    links = Links(
-        LinkSettings(detector=DETECTOR),
-        Credentials("watcher-1", "watcher"),
-        files(authority, "watcher", "watcher-1"),
-        region="east",
-    )
+    shown = shown or files(authority, "watcher", "watcher-1")
+    links = Links(LinkSettings(detector=DETECTOR), Credentials("watcher-1", "watcher"), shown, region="east")
     links.keep_only(topology.server_places)
     probes = ServerProbes(links, lambda: topology, ProbeSettings(interval_seconds=0.01, timeout_seconds=20.0))
     running = asyncio.create_task(probes.run())
@@ -122,7 +119,42 @@ async def test_another_server_at_its_address_does_not_make_it_up(authority: Test
 
 async def test_a_forged_page_at_its_address_does_not_make_it_up(authority: TestAuthority) -> None:
     async with forged_page() as address:
-        assert await verdict(authority, address) is ServerVerdict.DOWN
+        assert await verdict(authority, address) is ServerVerdict.REFUSED
+
+
+async def test_a_tailer_that_refuses_the_watcher_or_is_refused_is_not_judged(
+    authority: TestAuthority, tmp_path: Path
+) -> None:
+    foreign = TestAuthority(tmp_path / "foreign", "another authority")
+    own = files(authority, "watcher", "watcher-1")
+    refused = {
+        "a certificate of another authority": replace(
+            files(foreign, "watcher", "watcher-1"), authorities=authority.file
+        ),
+        "no certificate": TlsFiles(authorities=authority.file, cluster=CLUSTER),
+        "the id of another name": files(authority, "watcher", "watcher-2"),
+        "other authorities": replace(own, authorities=foreign.file),
+        "another cluster": replace(own, cluster="spiffe://example.org/tao/other"),
+    }
+    async with listening(files(authority, "tailer", "tailer-1")) as address:
+        for why, shown in refused.items():
+            assert await verdict(authority, address, shown) is ServerVerdict.REFUSED, why
+
+
+async def test_a_tailer_that_has_refused_and_does_not_answer_any_more_is_down(authority: TestAuthority) -> None:
+    topology = topology_of(f"127.0.0.1:{free_ports(1)[0]}")
+    shown = files(authority, "watcher", "watcher-2")
+    links = Links(LinkSettings(detector=DETECTOR), Credentials("watcher-1", "watcher"), shown, region="east")
+    links.keep_only(topology.server_places)
+    probes = ServerProbes(links, lambda: topology, ProbeSettings(interval_seconds=0.01, timeout_seconds=20.0))
+    running = asyncio.create_task(probes.run())
+    async with listening(files(authority, "tailer", "tailer-1"), topology):
+        await until(lambda: probes.verdicts.get("tailer-1") is ServerVerdict.REFUSED)
+        assert "watcher-2" in probes.refusals["tailer-1"]
+    await until(lambda: probes.verdicts["tailer-1"] is ServerVerdict.DOWN)
+    assert probes.refusals == {}
+    running.cancel()
+    await links.close()
 
 
 def test_a_tailer_without_an_address_is_not_probed_and_its_document_suits_earlier_programs() -> None:

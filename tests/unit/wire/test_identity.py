@@ -33,6 +33,10 @@ def is_listed(role: str, name: str, region: str) -> bool:
     return (role, name) in (("leader", "east-leader-1"), ("tailer", "east-tailer-1")) and region in ("", "east")
 
 
+def lists_a_watcher(role: str, name: str, region: str) -> bool:
+    return role == "watcher" and name in ("", "w-1") and region in ("", "east")
+
+
 def listed_token(role: str, secret: str, caller: str = "", expires_at: float = math.inf) -> AcceptedToken:
     return AcceptedToken(f"id of {secret}", role, digest_of(secret), caller, expires_at)
 
@@ -51,6 +55,8 @@ TOKENS = AcceptedCredentials(
     is_listed=is_listed,
 )
 CERTIFICATES = AcceptedCredentials(cluster=CLUSTER, is_listed=is_listed)
+WATCHED = AcceptedCredentials(cluster=CLUSTER, is_listed=lists_a_watcher)
+WATCHED_BY_TOKENS = replace(TOKENS, is_listed=lists_a_watcher)
 BOTH = replace(TOKENS, cluster=CLUSTER)
 
 
@@ -157,8 +163,29 @@ CASES = {
         Unavailable,
         "of region west",
     ),
-    "a watcher by its certificate alone": Case(
+    "a watcher by its certificate alone, where the topology lists none": Case(
         CERTIFICATES, "watcher", "w-1", "", (spiffe("watcher", "w-1"),), ("w-1", "watcher", "watcher/w-1")
+    ),
+    "a watcher that the topology lists": Case(
+        WATCHED, "watcher", "w-1", "", (spiffe("watcher", "w-1"),), ("w-1", "watcher", "watcher/w-1")
+    ),
+    "a watcher where the topology lists others": Case(
+        WATCHED, "watcher", "w-2", "", (spiffe("watcher", "w-2"),), Unavailable, "lists no watcher 'w-2' of region east"
+    ),
+    "a watcher of another region": Case(
+        WATCHED, "watcher", "w-1", "", (spiffe("watcher", "w-1", region="west"),), Unavailable, "of region west"
+    ),
+    "a watcher by a token of its role where the topology lists others": Case(
+        replace(TOKENS, is_listed=lists_a_watcher),
+        "watcher",
+        "w-2",
+        "of two roles",
+        (),
+        Unavailable,
+        "no watcher 'w-2'",
+    ),
+    "a watcher without a name": Case(
+        WATCHED_BY_TOKENS, "watcher", "", "of two roles", (), Unavailable, "no watcher ''"
     ),
     "an operator by its certificate alone": Case(
         CERTIFICATES, "operator", "operator", "", (spiffe("operator", "bob"),), ("bob", "operator", "operator/bob")
