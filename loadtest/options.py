@@ -124,6 +124,7 @@ DISK_OPERATIONS: Final = Option(
     "--disk-operations", "Reads, and writes, a second of each limited database.", int, 10, 10_000_000
 )
 EDGES: Final = Option("--edges", "Edges of the list.", int, 25_000, 20_000_000)
+EDGES_FILE: Final = Option("--edges", "Edges for `load`.", _EXISTING_FILE)
 FAULT: Final = Option("--fault", "Inject only this kind of fault; may be repeated.", str, multiple=True)
 FOLLOWERS: Final = Option("--followers", "Followers of the tier that is asked.", int, 1, 16)
 FOLLOWERS_PER_LEADER: Final = Option("--followers-per-leader", "Followers of the model for each leader.", int, 1, 100)
@@ -136,6 +137,7 @@ LOGS: Final = Option("--logs", "Copy the servers' logs to this folder.", click.P
 MODEL_PART: Final = Option("--part", "Measure only this part of the model; may be repeated.", str, multiple=True)
 NODES: Final = Option("--nodes", "Objects of the graph.", int, 100, 5_000_000)
 OBJECTS: Final = Option("--objects", "Objects before the data grows.", int, 100, 1_000_000)
+OBJECTS_FILE: Final = Option("--objects", "Objects for `load`.", _EXISTING_FILE)
 OPERATIONS: Final = Option(
     "--operations", "Operations per second on edges with states, nodes and jobs, of all clients.", float, 0.001, 2_000
 )

@@ -51,6 +51,14 @@ class CompareOptions(options.Options):
     seconds: float = options.SECONDS.default(
         1.0, toy=0.1, help="Measured seconds of one contestant in one shape in one run."
     )
+    objects: Path | None = options.OBJECTS_FILE.default(None)
+    edges: Path | None = options.EDGES_FILE.default(None)
+
+    def words(self) -> list[str]:
+        """Return the options of `bench` that both trees are given."""
+        files = {"--objects": self.objects, "--edges": self.edges}
+        given = [word for flag, file in files.items() if file is not None for word in (flag, str(file.absolute()))]
+        return ["--seconds", str(self.seconds), *given]
 
 
 async def run(settings: BenchSettings, progress: Progress, asked: CompareOptions) -> ScenarioResult:
@@ -139,7 +147,7 @@ class _Turns:
 
     async def _run(self, tree: Tree, name: str, files: Path) -> Measured:
         json_file, log = files.with_suffix(".json"), files.with_suffix(".log")
-        words = [tree.python, "-m", "loadtest", "bench", "--only", name, "--seconds", str(self._asked.seconds)]
+        words = [tree.python, "-m", "loadtest", "bench", "--only", name, *self._asked.words()]
         words += ["--json", str(json_file), *(["--toy"] if self._settings.toy else [])]
         status, tail = await run_program(words, tree.folder, log)
         report: dict[str, Any] = msgspec.json.decode(json_file.read_bytes()) if json_file.exists() else {}

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from loadtest.peers.scenario import PeersOptions, without_absent
+from loadtest.published.workload import workload_names
 from loadtest.results import Report, ScenarioResult
 from tests.rigs.forked_programs import ROOT
 from tests.rigs.pacing import PATIENT_SECONDS
@@ -246,6 +247,24 @@ def test_a_published_workload_is_measured_beside_what_a_user_would_pick_instead(
     # Hits of tao's follower are reported for a sample of requests, in turns that were long enough for one.
     assert any(figure["hit_ms"] for figure in found["figures"] if figure["contestant"] == "tao")
     assert (ran.folder / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+OTHER_WORKLOADS = [
+    pytest.param(
+        marks=scenario("peers", "--workload", name, "--shape", "many", "--no-stale", "--seconds", "0.05"), id=name
+    )
+    for name in workload_names()
+    if name != "linkbench"
+]
+
+
+@needs_peers
+@pytest.mark.parametrize((), OTHER_WORKLOADS)
+def test_every_contestant_is_asked_for_the_other_published_workloads(ran: ToyRun) -> None:
+    found = msgspec.json.decode(ran.json)
+    names = peers_here()
+    assert [(each["contestant"], each["failed"]) for each in found["figures"]] == [(name, {}) for name in names]
+    assert all(each["touched_bytes"] > 0 for each in found["figures"])
 
 
 @scenario("peers", "--only", "mysql_asyncmy", "--only", "mysql", "--only", "tao", "--shape", "one", "--no-stale")

@@ -34,6 +34,8 @@ if sys.argv[1] == "list":
     sys.exit()
 given = dict(zip(sys.argv, sys.argv[1:]))
 name = given["--only"]
+with (notes / "files").open("a") as file:
+    file.write(f"{{given.get('--objects')}} {{given.get('--edges')}}\\n")
 with (notes / "order").open("a") as file:
     file.write(f"{{name}} {{TIME_US}} {{'--toy' in sys.argv}}\\n")
 if name == "endless":
@@ -114,6 +116,17 @@ async def test_both_trees_run_in_turns_and_the_slower_one_is_seen(
     notes = " ".join(found.notes)
     assert "newer: skipped" in notes
     assert "reads: new_us" in notes
+
+
+async def test_both_trees_are_given_the_same_files_by_their_full_paths(
+    repository: Repository, settings: BenchSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(repository.notes)
+    asked = CompareOptions(
+        base=repository.first, only=("toy",), pairs=2, objects=Path("pages.csv"), edges=Path("likes.csv")
+    )
+    await compare_trees(repository.folder, settings, Silent(), asked)
+    assert set(repository.read("files")) == {f"{repository.notes}/pages.csv {repository.notes}/likes.csv"}
 
 
 async def test_a_commit_is_built_once(repository: Repository, settings: BenchSettings) -> None:
