@@ -70,6 +70,7 @@ class FakeCluster:
         self.objects: dict[int, bytes] = {}
         self.lists: dict[tuple[int, int], list[Edge]] = {}
         self.versions: dict[tuple[int, int], int] = {}
+        self.counters: dict[tuple[int, int], int] = {}
         self.links: dict[str, FakeLink] = {}
         self.lists_reserved_ids = False
         """Whether leaders are of the former version, which lists reserved ids."""
@@ -144,6 +145,12 @@ class FakeLink:
                 return pb.Answer(read=pb.ReadAnswer(values=self.values(request.read)))
             case "write":
                 return pb.Answer(write=pb.WriteAnswer(results=[self.result(each) for each in request.write.writes]))
+            case "get_counters":
+                found = pb.CounterValues()
+                for key in zip(request.get_counters.ids, request.get_counters.atypes, strict=True):
+                    found.values.append(self.cluster.counters.get(key, 0))
+                    found.max_behind_ms.append(1100)
+                return pb.Answer(counter_values=found)
             case "await_applied":
                 if isinstance(self.of_receipts, TaoError):
                     raise self.of_receipts
@@ -216,6 +223,11 @@ class FakeLink:
         return result
 
     def done(self, write: pb.Write) -> pb.WriteResult:
+        if write.HasField("counter_add"):
+            counted = write.counter_add
+            key = counted.id, counted.atype
+            self.cluster.counters[key] = self.cluster.counters.get(key, 0) + counted.by
+            return pb.WriteResult(found=True)
         if write.HasField("obj_add"):
             added = write.obj_add
             object_id = added.id or make_id(len(self.cluster.objects) + 1, added.shard)
