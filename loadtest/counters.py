@@ -1,9 +1,10 @@
 """Scenario `counters`: one counter under load through two followers, and what becomes of it.
 
 Each of two followers, in two tiers, gets half of the additions, in batches of which each addition is one: the SDK would
-make one of all additions of a tick. Their CPU and their flushes are counted meanwhile. Then the load ends, and both are
-asked for the value. Other counters are added to at one follower and read at the other until the addition is there. In
-the end the slots are made as old as those of a counter at rest, whose lives can write no more, and folded."""
+make one of all additions of a tick. Their flushes are counted meanwhile, and their CPU, less what idle ones take. Then
+the load ends, and both are asked for the value. Other counters are added to at one follower and read at the other until
+the addition is there. In the end the slots are made as old as those of a counter at rest, whose lives can write no
+more, and folded."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ _BATCH: Final = 250
 _AGED_SECONDS: Final = 2 * LIFE_HORIZON_SECONDS
 _PATIENT_SECONDS: Final = 60.0
 _ASK_SECONDS: Final = 10.0
-_SERVER_SETTINGS: Final = {
+_SERVER_SETTINGS: Final[dict[str, dict[str, object]]] = {
     Role.FOLLOWER: {"counters": {"life_seconds": 5}},
     Role.LEADER: {"jobs": {"care_seconds": 0.5, "fold_every_seconds": 1, "fold_after_seconds": 0.0}},
     Role.WORKER: {"runner": {"poll_seconds": 0.1}},
@@ -58,11 +59,12 @@ _SERVER_SETTINGS: Final = {
 class _Size:
     adds_per_second: int = 50_000
     seconds: float = 20.0
+    idle_seconds: float = 5.0
     samples: int = 200
     samples_at_once: int = 20
 
 
-_TOY: Final = _Size(2_000, 1.5, 4, 2)
+_TOY: Final = _Size(2_000, 1.5, 0.5, 4, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,7 @@ async def _hot(followers: _Followers, size: _Size) -> dict[str, float]:
         while (now := time.perf_counter() - began) < size.seconds:
             request = pb.Request(topology_version=version, write=pb.WriteBatch(writes=[add] * _BATCH))
             answer = await link.ask(request, _ASK_SECONDS)
-            if len(answer.write.results) != _BATCH or any(each.HasField("error") for each in answer.write.results):
+            if not answer.write.all_counted:
                 raise WrongAnswer(f"{server.name} has not counted a batch")
             added += _BATCH
             await asyncio.sleep(max(0.0, added / _BATCH * pause - now))
@@ -161,10 +163,13 @@ async def _hot(followers: _Followers, size: _Size) -> dict[str, float]:
 
     try:
         await asyncio.gather(*(links.to(server).ask(_probe(), _ASK_SECONDS) for server in followers.servers))
+        idle = await followers.cpu()
+        await asyncio.sleep(size.idle_seconds)
+        idle = (await followers.cpu() - idle) / size.idle_seconds
         before, cpu, began = await followers.stats(), await followers.cpu(), time.perf_counter()
         added = sum(await asyncio.gather(*map(load, followers.servers)))
         seconds = time.perf_counter() - began
-        cpu = await followers.cpu() - cpu
+        cpu = await followers.cpu() - cpu - idle * seconds
         after = await followers.stats()
     finally:
         await links.close()

@@ -202,14 +202,10 @@ class CounterTotals:
         """Begin a new life when the current one is old, or has half of the counters that may be held; and forget some
         counters of older lives that are written."""
         life = self._life
-        if life.held and (
-            now - life.begun_at >= self._life_seconds or len(life.held) * 2 >= self._max_counters > self.held
-        ):
+        if now - life.begun_at >= self._life_seconds or len(life.held) * 2 >= self._max_counters:
             self._life = Life(self._new_slot(), now)
             life.unswept = list(life.held)
             self._older.append(life)
-        elif not life.held and now - life.begun_at >= self._life_seconds:
-            self._life = Life(self._new_slot(), now)
         left = _SWEPT_AT_ONCE
         for older in self._older:
             while older.unswept and left:

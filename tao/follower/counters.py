@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from operator import itemgetter
 from typing import Final
 
 from tao.cache import GraphCache
-from tao.follower.counter_totals import CounterTotals, Flush, Held
+from tao.follower.counter_totals import CounterKey, CounterTotals, Flush, Held
 from tao.model.counters import (
     LIFE_HORIZON_SECONDS,
     MAX_BY,
@@ -56,6 +58,9 @@ MAX_READ: Final = MAX_ID2_SET
 """Counters that one request reads, at most."""
 _NO_OPERATOR: Final = OnBehalfOf(None)
 _COUNTED: Final = pb.WriteResult(found=True)
+Addition = tuple[int, int, int]
+"""The id of an object, the number of one of its counters, and what is added to it."""
+_NUMBER: Final = itemgetter(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,7 @@ class CounterSettings:
     """What is counted in memory, and how it is flushed. How often is an option of each counter in the schema."""
 
     max_counters: int = 1_000_000
-    """Counters in memory, of which each takes some 300 bytes. One stays until it is written and its life has ended;
+    """Counters in memory, of which each takes some 250 bytes. One stays until it is written and its life has ended;
     further ones are refused as `Overloaded`."""
 
     life_seconds: int = 21_600
@@ -159,48 +164,57 @@ class Counters:
         deadline = self._clock.monotonic() + work_seconds(request.deadline_ms)
         results = WriteResults(reply, len(writes), want_changes=False)
         admitted = admitted_writes(self._configuration.access, request, reply.peer, results)
-        adds = [slot for slot in admitted if writes[slot].HasField("counter_add")]
-        errors = self._add(writes, adds)
-        if len(adds) == len(writes) and not errors:
-            answer = pb.Answer()
-            answer.write.slots.extend(adds)
-            answer.write.results.extend([_COUNTED] * len(adds))
-            reply.send(answer)
+        # Another write has an empty addition, which names no type.
+        rows = [(asked.id, asked.atype, asked.by) for asked in [write.counter_add for write in writes]]
+        if len(admitted) < len(writes):
+            rows = [rows[slot] for slot in admitted]
+        added: dict[CounterKey, int] = {}
+        wrong: dict[Addition, TaoError] = {}
+        for row, times in Counter(rows).items():
+            counted_id, number, by = row
+            if not -MAX_BY <= by <= MAX_BY:
+                wrong[row] = InvalidArgument(f"by is {by}; it must be -2^62 to 2^62")
+            elif number:
+                key = counted_id, number
+                added[key] = added.get(key, 0) + by * times
+        failed = self._add(added)
+        if len(rows) == len(writes) and not wrong and not failed and all(map(_NUMBER, rows)):
+            self.added += len(rows)
+            reply.send(pb.Answer(write=pb.WriteAnswer(all_counted=True)))
             return
-        for slot in adds:
-            if slot in errors:
-                results.fail(slot, errors[slot])
+        others: list[int] = []
+        for slot, row in zip(admitted, rows, strict=True):
+            error = wrong.get(row) or failed.get((row[0], row[1]))
+            if not row[1]:
+                others.append(slot)
+            elif error is not None:
+                results.fail(slot, error)
             else:
+                self.added += 1
                 results.add(slot, _COUNTED)
-        counted = set(adds)
-        others = [slot for slot in admitted if slot not in counted]
         if others:
             self._path.forward(request, others, results, deadline, reply.peer)
 
-    def _add(self, writes: Sequence[pb.Write], slots: Sequence[int]) -> dict[int, TaoError]:
-        """Count what these slots add. Return the errors of those that are not counted."""
-        errors: dict[int, TaoError] = {}
+    def _add(self, added: Mapping[CounterKey, int]) -> dict[CounterKey, TaoError]:
+        """Count what was added to each counter. Return the errors of those to which nothing is added."""
+        errors: dict[CounterKey, TaoError] = {}
         known, add, now = self._types(), self._totals.add, self._clock.monotonic()
         served: set[int] = set()
-        for slot in slots:
-            asked = writes[slot].counter_add
-            counted_id, number, by = asked.id, asked.atype, asked.by
+        for key, by in added.items():
+            counted_id, number = key
             try:
-                shard = counted_id >> SHARD_SHIFT
-                if shard not in served or not counted_id:
-                    refusal = self._admit(check_id(counted_id) >> SHARD_SHIFT)
+                shard = check_id(counted_id) >> SHARD_SHIFT
+                if shard not in served:
+                    refusal = self._admit(shard)
                     if refusal is not None:
                         raise refusal
                     served.add(shard)
                 if number not in known:
                     raise UnknownType(f"{number} is no counter of the schema")
-                if not -MAX_BY <= by <= MAX_BY:
-                    raise InvalidArgument(f"by is {by}; it must be -2^62 to 2^62")
                 if by:
-                    add((counted_id, number), by, now)
+                    add(key, by, now)
             except TaoError as error:
-                errors[slot] = error
-        self.added += len(slots) - len(errors)
+                errors[key] = error
         return errors
 
     # ---- reads -----------------------------------------------------------------------------------------------------

@@ -33,22 +33,19 @@ MAX_FOLDED_SLOTS: Final = 500
 """Slots that one fold counts: their rows are locked together."""
 
 
-def validate_flush(write: FlushCounter, schema: Schema) -> None:
-    """Check a flush without its rows. Raises `InvalidArgument` or `UnknownType`."""
+def validate_counter(write: FlushCounter | FoldCounter, schema: Schema) -> None:
+    """Check a write of a counter without its rows. Raises `InvalidArgument` or `UnknownType`."""
     check_id(write.id)
     schema.counter(write.counter)
-    for name, low, high in (("slot", 1, MAX_TIME), ("number", 1, MAX_TIME), ("plus", 0, MAX_COUNTED)):
-        _check_number(getattr(write, name), name, low, high)
-    _check_number(write.minus, "minus", 0, MAX_COUNTED)
-
-
-def validate_fold(write: FoldCounter, schema: Schema) -> None:
-    """Check a fold without its rows. Raises `InvalidArgument` or `UnknownType`."""
-    check_id(write.id)
-    schema.counter(write.counter)
-    _check_number(len(write.slots), "the number of slots", 1, MAX_FOLDED_SLOTS)
-    for slot in write.slots:
-        _check_number(slot, "slot", 1, MAX_TIME)
+    if isinstance(write, FoldCounter):
+        _check_number(len(write.slots), "the number of slots", 1, MAX_FOLDED_SLOTS)
+        for slot in write.slots:
+            _check_number(slot, "slot", 1, MAX_TIME)
+        return
+    for name in ("slot", "number"):
+        _check_number(getattr(write, name), name, 1, MAX_TIME)
+    for name in ("plus", "minus"):
+        _check_number(getattr(write, name), name, 0, MAX_COUNTED)
 
 
 def flush_counter(draft: Draft, write: FlushCounter, now_unix_ms: int) -> WriteOutcome:

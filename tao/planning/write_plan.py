@@ -61,7 +61,7 @@ from tao.planning.coordination import (
     keys_of,
     touched_key,
 )
-from tao.planning.counters import flush_counter, fold_counter, validate_flush, validate_fold
+from tao.planning.counters import flush_counter, fold_counter, validate_counter
 from tao.planning.draft import (
     Draft,
     VersionedKey,
@@ -157,10 +157,8 @@ def validate(write: Write, schema: Schema) -> None:
                 _check_time(time)
                 # The edge was accepted at its other side, maybe before a field became required.
                 validate_data(known, data)
-        case FlushCounter():
-            validate_flush(write, schema)
-        case FoldCounter():
-            validate_fold(write, schema)
+        case FlushCounter() | FoldCounter():
+            validate_counter(write, schema)
         case JoinEdges() | AnnounceIntent():
             pass  # a leader makes them of checked writes
         case ForgetIntent(low_id=low, high_id=high, token=token):

@@ -354,7 +354,8 @@ def _counter_reply(answer: pb.Answer) -> graph.CounterGetReply:
 
 
 def _counted_reply(answer: pb.Answer) -> graph.CounterAddReply:
-    _result(answer)
+    if not answer.write.all_counted:
+        _result(answer)
     return graph.CounterAddReply()
 
 

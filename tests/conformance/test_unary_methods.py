@@ -171,6 +171,8 @@ CASES: list[tuple[str, Message, list[pb.Answer], Message, Message]] = [
                   time_range_limits=[4], time_range_starts=[(1 << 63) + 5]), EDGES),
     ("CounterAdd", pb.CounterAdd(id=7, atype=2, by=-3), result(found=True), pb.CounterAdd(id=7, atype=2, by=-3),
      graph.CounterAddReply()),
+    ("CounterAdd", pb.CounterAdd(id=7, atype=2, by=1), [pb.Answer(write=pb.WriteAnswer(all_counted=True))],
+     pb.CounterAdd(id=7, atype=2, by=1), graph.CounterAddReply()),
     ("CounterGet", graph.CounterGetRequest(id=7, atype=2, critical=True, max_staleness_ms=9),
      [pb.Answer(counter_values=pb.CounterValues(values=[-5], max_behind_ms=[1100]))],
      pb.GetCounters(ids=[7], atypes=[2], critical=True, max_staleness_ms=9),

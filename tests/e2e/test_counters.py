@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.asyncio(loop_sc
 
 FOLLOWER = "follower-1a"
 REGIONS = Shape(regions=2, tiers=1, followers=1, leaders=1, databases=2, mixed_mastership=True, shards=4)
-SERVER_SETTINGS = {
+SERVER_SETTINGS: Mapping[str, Mapping[str, object]] = {
     Role.LEADER: {"jobs": {"care_seconds": 0.5, "fold_every_seconds": 1, "fold_after_seconds": 0.0}},
     Role.WORKER: {"runner": {"poll_seconds": 0.1}},
 }

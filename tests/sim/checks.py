@@ -132,7 +132,17 @@ class Checks:
         self.looked_at: dict[str, int] = dict.fromkeys(
             (
                 *("entries", "answers", "existences", "sets", "writes", "commits", "losses", "pending"),
-                *("replaced_writes", "ids", "joins", "left_out", "filtered", "feeds", "full_lists", "nodes"),
+                *(
+                    "replaced_writes",
+                    "ids",
+                    "joins",
+                    "left_out",
+                    "filtered",
+                    "feeds",
+                    "full_lists",
+                    "nodes",
+                    "counters",
+                ),
                 "two_hops",
             ),
             0,

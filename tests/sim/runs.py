@@ -208,8 +208,7 @@ class _Player:
         world.jobs.check_calm()
         if world.has_journals:
             check_journals_calm({name: world.servers[name] for name in world.names("follower")})
-        reading = self._loop.create_task(self._check_counters(), context=world.clients[0].process.context.copy())
-        await reading
+        await self._loop.create_task(self._check_counters(), context=world.clients[0].process.context.copy())
         world.checks.looked_at["nodes"] += world.jobs.check_nodes(world.masters)
         for client in world.clients:
             reading = self._loop.create_task(client.read_all(), context=client.process.context.copy())

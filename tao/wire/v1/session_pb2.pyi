@@ -2671,6 +2671,9 @@ class WriteAnswer(_message.Message):
     SLOTS_FIELD_NUMBER: _builtins.int
     RESULTS_FIELD_NUMBER: _builtins.int
     CHANGES_FIELD_NUMBER: _builtins.int
+    ALL_COUNTED_FIELD_NUMBER: _builtins.int
+    all_counted: _builtins.bool
+    """of a batch of counter_adds alone: all of them are counted, and there are no results"""
     @_builtins.property
     def slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -2685,10 +2688,11 @@ class WriteAnswer(_message.Message):
         slots: _abc.Iterable[_builtins.int] | None = ...,
         results: _abc.Iterable[Global___WriteResult] | None = ...,
         changes: _abc.Iterable[Global___ShardMessages] | None = ...,
+        all_counted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "results", b"results", "slots", b"slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_counted", b"all_counted", "changes", b"changes", "results", b"results", "slots", b"slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -96,9 +96,12 @@ class FakeCluster:
         return Graph(self, configuration, settings, tier_name, unix_seconds=lambda: 1_700_000_000.5)
 
     def batches(self, server: str | None = None) -> list[pb.Request]:
-        """Return the read and write messages that were sent to one server or to all."""
+        """Return the reads, writes and reads of counters that were sent to one server or to all."""
         links = [self.link(server)] if server else list(self.links.values())
-        return [sent for link in links for sent in link.sent if sent.WhichOneof("body") in ("read", "write")]
+        return [sent for link in links for sent in link.sent if sent.WhichOneof("body") in _BATCHES]
+
+
+_BATCHES = ("read", "write", "get_counters")
 
 
 class FakeLink:
@@ -137,12 +140,20 @@ class FakeLink:
         self.sent.append(request)
         if request.HasField("await_applied"):
             self.timeouts.append(timeout_seconds)
+        answers: list[pb.Answer] = []
+        if self.behaviour is not None and request.HasField("get_counters"):
+            self.behaviour(self, request, answers.append)
+            return answers[0]
         return self.answer(request)
 
     def answer(self, request: pb.Request) -> pb.Answer:
         match request.WhichOneof("body"):
             case "read":
                 return pb.Answer(read=pb.ReadAnswer(values=self.values(request.read)))
+            case "write" if all(each.HasField("counter_add") for each in request.write.writes):
+                for each in request.write.writes:
+                    self.done(each)
+                return pb.Answer(write=pb.WriteAnswer(all_counted=True))
             case "write":
                 return pb.Answer(write=pb.WriteAnswer(results=[self.result(each) for each in request.write.writes]))
             case "get_counters":

@@ -73,8 +73,8 @@ async def test_reads_of_a_tick_travel_together(graph: Graph, cluster: FakeCluste
     assert list(asked.ids) == [POST, OTHER, POST]
     await graph.counter_get(POST, "views", critical=True)
     await graph.counter_get(POST, "views", max_staleness_ms=500)
-    asked = [request.get_counters for request in cluster.batches() if request.HasField("get_counters")][-2:]
-    assert [(each.critical, each.max_staleness_ms) for each in asked] == [(True, 0), (False, 500)]
+    fresh = [request.get_counters for request in cluster.batches() if request.HasField("get_counters")][-2:]
+    assert [(each.critical, each.max_staleness_ms) for each in fresh] == [(True, 0), (False, 500)]
     assert await graph.counter_get_many([]) == []
 
 
