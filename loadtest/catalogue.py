@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from loadtest import (
     cached_reads,
+    counters,
     feed,
     follow_check,
     geo,
@@ -37,7 +38,7 @@ from loadtest.scale import scenario as scale
 from loadtest.scenario import Scenario
 
 _MODULES = (
-    *(cached_reads, follow_check, stream, rights, misses, hot_key, memory, writes, states, journal, spool),
+    *(cached_reads, follow_check, stream, rights, misses, hot_key, memory, writes, states, counters, journal, spool),
     *(
         tailer_throughput,
         geo,

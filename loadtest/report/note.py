@@ -103,6 +103,7 @@ def note(found: Found, remark: str = "") -> list[str]:
     for name, title in (_TITLES | others).items():
         lines += [f"## {title}", "", *_section(name, found)]
     lines += ["## Edges with states, and journals", "", *_file_lines(_PROSE / "states_and_journal.md")]
+    lines += ["## Counters", "", *_file_lines(_PROSE / "counters.md")]
     lines += ["## Attacks, before and after", "", *_file_lines(_PROSE / "attacks.md")]
     lines += ["## What was not reproduced, and why", "", *_file_lines(_PROSE / "not_reproduced.md")[:-1]]
     lines += [f"- **`{name}`**: not measured; its JSON file was not there." for name in missing_of(found)]

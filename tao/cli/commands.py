@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "audit": Entry("audit", "Check audit logs."),
     "backup": Entry("backup", "Make, check and restore backups of all databases."),
     "count": Entry("graph", "Show how many edges an association list has."),
+    "counter": Entry("graph", "Show the value of a counter of an object."),
     "database": Entry("database", "Move shards to other databases while they are read and written."),
     "delete": Entry("graph", "Delete an object or an edge."),
     "demo": Entry(

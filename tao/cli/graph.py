@@ -1,4 +1,4 @@
-"""`tao get`, `list`, `count`, `add` and `delete`: read and write single objects and edges, as any client does."""
+"""`tao get`, `list`, `count`, `counter`, `add`, `delete`: read and write objects and edges, as any client does."""
 
 from __future__ import annotations
 
@@ -94,6 +94,17 @@ def count(id1: int, atype: str, state: str | None) -> None:
     """Show how many edges an association list has."""
     length = on_graph(lambda graph: graph.assoc_count(id1, atype, state))
     show({"id1": id1, "atype": atype, "count": length}, lambda: click.echo(length))
+
+
+@click.command()
+@click.argument("object_id", metavar="ID", type=int)
+@click.argument("name", metavar="COUNTER")
+@region_options
+def counter(object_id: int, name: str) -> None:
+    """Show the value of a counter of an object. Its slots are the edges of the list TYPE.COUNTER."""
+    found = on_graph(lambda graph: graph.counter_get(object_id, name))
+    shown = {"id": object_id, "counter": name, "value": found.value, "max_behind_ms": found.max_behind_ms}
+    show(shown, lambda: click.echo(found.value))
 
 
 @click.group(cls=CommandGroup)

@@ -54,8 +54,8 @@ def list_jobs(kind: str, states: tuple[str, ...], with_routine: bool, limit: int
     cancelled.
 
     Below the list are the errors of jobs that failed, the kinds that are paused, and those that no worker has asked for
-    within the last minute. Jobs of the kind purge, which the system adds for itself, are left out while they wait
-    without a failure; --all and --kind purge list them.
+    within the last minute. Jobs of the kinds purge and fold, which the system adds for itself, are left out while
+    they wait without a failure; --all and --kind list them.
 
     Exit status 1 when a leader or a database does not answer. Its shards are left out.
     """

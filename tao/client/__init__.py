@@ -31,7 +31,7 @@ from tao.client.reads import AssocPage
 from tao.client.settings import ClientSettings
 from tao.client.sync_graph import SyncAccepted, SyncEdgeSet, SyncGraph, SyncJob, SyncLater
 from tao.client.two_hops import Candidate, KeptTwoHops, TwoHops
-from tao.client.values import Accepted, AddedObject, Assoc, AssocList, EdgeState, EdgeWrite, Object
+from tao.client.values import Accepted, AddedObject, Assoc, AssocList, Counter, EdgeState, EdgeWrite, Object
 from tao.model.errors import (
     DeadlineExceeded,
     Fenced,
@@ -79,6 +79,7 @@ __all__ = [
     "ClientSettings",
     "ClientStats",
     "Consistency",
+    "Counter",
     "Credentials",
     "DeadlineExceeded",
     "EdgeCount",

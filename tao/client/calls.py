@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import count
-from typing import Generic, NamedTuple
+from typing import Final, Generic, NamedTuple
 
 from tao.client.batches import deliver
 from tao.client.server_queues import (
@@ -152,6 +152,9 @@ class ReadCall(BatchCall[bytes]):
         return []
 
 
+_COUNTED: Final = pb.WriteResult(found=True)
+
+
 class WriteCall(BatchCall[pb.WriteResult]):
     """A batch of writes; each result says what the write has found and changed. With a ``priority`` they are for the
     server's journal, and each result has a receipt."""
@@ -185,6 +188,12 @@ class WriteCall(BatchCall[pb.WriteResult]):
     def resolve(self, answer: pb.Answer) -> list[Failure]:
         part = answer.write
         failures: list[Failure] = []
+        if part.all_counted:
+            for slot in range(len(self.waiters)):
+                waiter = self.take_waiter(slot)
+                if waiter is not None:
+                    resolve(waiter, _COUNTED)
+            return failures
         for slot, result in zip(part.slots or range(len(part.results)), part.results, strict=False):
             if result.HasField("error"):
                 failures.append(Failure(slot, error_from_pb(result.error)))

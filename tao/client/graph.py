@@ -16,8 +16,8 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from tao.client.configuration import ClientConfiguration, LinkPool, read_target
+from tao.client.counters import CounterOperations
 from tao.client.dispatcher import Dispatcher
-from tao.client.jobs import JobOperations
 from tao.client.journaled import JournaledOperations
 from tao.client.settings import ClientSettings
 from tao.wire.identity import Credentials
@@ -29,7 +29,7 @@ _HOW_TO_OPEN = (
 )
 
 
-class Graph(JournaledOperations, JobOperations):
+class Graph(JournaledOperations, CounterOperations):
     """A connection to the graph. Made by `connect`; close it, or use it as a context manager."""
 
     def __init__(
@@ -46,6 +46,9 @@ class Graph(JournaledOperations, JobOperations):
         )
         super().__init__(configuration, dispatcher, settings, unix_seconds)
         self._links = links
+        self._additions = {}
+        self._counters_asked = {}
+        self._counter_tasks = set()
 
     def servers(self) -> dict[str, dict[str, object]]:
         """Return what the failure detector says of each follower that was asked so far, by name: ``health`` (``up``,
@@ -56,6 +59,8 @@ class Graph(JournaledOperations, JobOperations):
         """Close the connections. Operations still in flight fail with `Unavailable`."""
         self._own_writes.close()
         self._hot.close()
+        for task in self._counter_tasks:
+            task.cancel()
         await self._dispatcher.close()
         await self._configuration.close()
         await self._links.close()

@@ -413,6 +413,9 @@ class SyncGraph(GraphThread):
     assoc_change_type = _blocking_write(Graph.assoc_change_type)
     assoc_change_type_many = _blocking_write(Graph.assoc_change_type_many)
     reserve_ids = blocking(Graph.reserve_ids)
+    counter_add = blocking(Graph.counter_add)
+    counter_get = blocking(Graph.counter_get)
+    counter_get_many = blocking(Graph.counter_get_many)
     mutual = blocking(Graph.mutual)
 
     def job(self, id: int) -> SyncJob:  # noqa: A002 - as in `Graph.job`

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, Self, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, cast, overload
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
@@ -172,6 +172,14 @@ class AddedObject(int, Generic[Receipt_co]):
     def is_new(self) -> bool:
         """Return whether this write made the object. A write that was repeated after a lost answer made it before."""
         return not self.existed
+
+
+class Counter(NamedTuple):
+    """The value of a counter. ``max_behind_ms``: an addition that was acknowledged longer ago is in it, while followers
+    reach their leaders; None: not known."""
+
+    value: int
+    max_behind_ms: int | None
 
 
 class EdgeState(Struct, frozen=True):

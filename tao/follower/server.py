@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from math import inf
 
+from tao.follower.counters import Counters
 from tao.follower.miss_path import FollowerSources, MissPath
 from tao.follower.pair_filters import PairFilters
 from tao.follower.select_path import SelectPath
@@ -53,6 +54,7 @@ class FollowerServer(CachingServer[FollowerSettings]):
         self._start_common_tasks(context)
         self._tasks.keep(self._subscriptions.keep_following, "following leaders")
         self._tasks.keep(self._pair_filters.keep, "pair filters")
+        self._tasks.keep(self._counters.keep, "counters")
         if self._journal is not None:
             self._tasks.keep(self._journal.clocks.keep, "clocks of leaders")
             self._tasks.keep(self._journal.keep_purging, "purge of the journal")
@@ -136,13 +138,18 @@ class FollowerServer(CachingServer[FollowerSettings]):
         self._pair_filters = PairFilters(context, self._cache, self._is_subscribed, settings.pair_filters)
         if settings.journal.folder is not None:
             self._journal = Journal(context, settings.journal.folder, settings.journal, self._writes, self._admit)
-        self._service = FollowerService(context, self._cache, self._reads, self._writes, changes, self._journal)
+        self._counters = Counters(
+            context, settings.counters, self._cache, self._reads, self._writes, self._admit, self._staleness_ms
+        )
+        self._service = FollowerService(
+            context, self._cache, self._reads, self._writes, changes, self._counters, self._journal
+        )
 
     def _make_request_handlers(self, context: ServerContext) -> None:
         self._make_listeners(
             context,
             self._service,
-            frozenset({"read"}),
+            frozenset({"read", "get_counters"}),
             lambda: random.randrange(context.configuration.routes.shards),
             lambda own: SelectPath(
                 context,
@@ -156,6 +163,11 @@ class FollowerServer(CachingServer[FollowerSettings]):
                 ),
             ),
         )
+
+    async def drain(self) -> None:
+        """See `tao.runtime.process.RunningServer`: also write what was counted."""
+        await super().drain()
+        await self._counters.drain()
 
     async def close(self) -> None:
         """See `tao.runtime.process.RunningServer`."""
@@ -206,6 +218,7 @@ class FollowerServer(CachingServer[FollowerSettings]):
         return {
             "writes": {"forwarded": writes.acknowledged.total(), "failed": writes.failed.total()},
             **({} if self._journal is None else {"journal": self._journal.control.figures()}),
+            "counters": self._counters.summary(),
             "messages": subscriptions.messages,
             "resets": subscriptions.resets,
             "unsubscribed_shards": subscriptions.unsubscribed,
@@ -227,6 +240,7 @@ class FollowerServer(CachingServer[FollowerSettings]):
             self._journal.control.register(metrics)
         register_held_rows(metrics, self._held_row_bytes)
         self._pair_filters.register(metrics)
+        self._counters.register(metrics)
         metrics.gauge_family(
             "staleness_seconds",
             "Upper bound on how far the stalest shard of a database is behind its master; infinite while unknown.",

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tao.cache import GraphCache
+from tao.follower.counters import Counters
 from tao.journal.journal import Journal
 from tao.model.changes import ShardInvalidation
 from tao.model.errors import (
@@ -64,9 +65,11 @@ class FollowerService(CacheService):
         reads: ReadService,
         writes: ForwardPath,
         changes: WriteThrough,
+        counters: Counters,
         journal: Journal | None = None,
     ) -> None:
         """``changes`` applies to the cache what a write has changed. ``journal`` accepts writes to be made later."""
+        self._counters: Final = counters
         self._cache: Final = cache
         self._reads: Final = reads
         self._changes: Final = changes
@@ -85,6 +88,7 @@ class FollowerService(CacheService):
                 "inspect_journal": self._inspect_journal,
                 "change_journal": self._change_journal,
                 "keep_copies": self._keep_copies,
+                "get_counters": counters.get,
                 "apply": self._apply,
                 "reserve_ids": writes.reserve_ids,
                 "settle_pairs": writes.settle_pairs,
@@ -102,6 +106,8 @@ class FollowerService(CacheService):
     def _write(self, request: pb.Request, reply: Reply) -> None:
         if request.write.accept:
             self._own_journal().acceptor.accept(request, reply)
+        elif self._counters.are_in(request):
+            self._counters.write(request, reply)
         else:
             self._writes.handle(request, reply)
 
@@ -143,7 +149,7 @@ class FollowerService(CacheService):
 
 
 _OPERATIONS_BY_ID: Final = frozenset(
-    {"obj_add", "obj_update", "obj_delete", "node_set_state", "add_job", "read_job", "cancel_job"}
+    {"obj_add", "obj_update", "obj_delete", "node_set_state", "add_job", "read_job", "cancel_job", "counter_add"}
 )
 """Operations that name one id, where others name the two of an edge."""
 
@@ -409,6 +415,8 @@ class UnaryPath:
             relayed = pb.Request(topology_version=version, traceparent=request.traceparent)
             if is_write:
                 relayed.write.CopyFrom(request.write)
+            elif request.HasField("get_counters"):
+                relayed.get_counters.CopyFrom(request.get_counters)
             elif request.HasField("await_applied"):
                 relayed.await_applied.CopyFrom(request.await_applied)
             else:
@@ -436,6 +444,9 @@ def home_shard(request: pb.Request) -> int | None:
         batch = request.read
         for id1 in id1s_of(batch):
             return id1 >> SHARD_SHIFT
+    elif request.HasField("get_counters"):
+        for counted_id in request.get_counters.ids:
+            return counted_id >> SHARD_SHIFT
     elif request.HasField("write"):
         write = request.write.writes[0]
         operation = write.WhichOneof("operation")
@@ -451,8 +462,9 @@ def home_shard(request: pb.Request) -> int | None:
 
 def error_of(answer: pb.Answer) -> TaoError | None:
     """Return the error of the one query or write in the answer, or None."""
-    if answer.read.errors:
-        return error_from_pb(answer.read.errors[0])
+    for errors in (answer.read.errors, answer.counter_values.errors):
+        if errors:
+            return error_from_pb(errors[0])
     for result in answer.write.results:
         if result.HasField("error"):
             return error_from_pb(result.error)

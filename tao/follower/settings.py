@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tao.follower.counters import CounterSettings
 from tao.follower.miss_path import DirectReadSettings
 from tao.follower.pair_filters import PairFilterSettings
 from tao.follower.service import UnarySettings
@@ -39,3 +40,4 @@ class FollowerSettings(CacheServerSettings):
     pair_filters: PairFilterSettings = PairFilterSettings()
     unary: UnarySettings = UnarySettings()
     journal: JournalSettings = JournalSettings()
+    counters: CounterSettings = CounterSettings()

@@ -25,7 +25,6 @@ from tao.model.errors import (
     InvalidArgument,
     ObjectDeleted,
     OperationAhead,
-    OutcomeUnknown,
     Overloaded,
     RequestError,
     TaoError,
@@ -34,13 +33,10 @@ from tao.model.errors import (
 )
 from tao.serving.access import OnBehalfOf
 from tao.serving.configuration import ServerContext
-from tao.serving.forward_path import ForwardPath, WriteResults
-from tao.wire.convert import error_from_pb, error_to_pb
-from tao.wire.identity import PeerIdentity
+from tao.serving.forward_path import ForwardPath
+from tao.serving.own_writes import OwnWrites
+from tao.wire.convert import error_to_pb
 from tao.wire.v1 import session_pb2 as pb
-
-_ANSWER_SECONDS: Final = 2.0
-"""Time beyond an attempt's own in which its write path must have answered."""
 
 _LOOK_SECONDS: Final = 0.05
 """Pause between two looks whether batches are still under way."""
@@ -65,13 +61,12 @@ class Applier:
     ) -> None:
         self._store: Final = store
         self._schedule: Final = schedule
-        self._writes: Final = writes
+        self._writes: Final = OwnWrites(context.name, context.clock, writes, settings.attempt_seconds)
         self._settings: Final = settings
         self._clock: Final = context.clock
         self._log: Final = context.log
         self._spawn: Final = context.spawn_as("journaled batch")
         self._loop: Final = asyncio.get_running_loop()
-        self._self: Final = PeerIdentity(context.name, "follower")
         self._timer: asyncio.TimerHandle | None = None
         self._pumping = False
         self._holds = True  # until the journal is open
@@ -250,21 +245,8 @@ class Applier:
     async def _attempt(
         self, entries: Sequence[tuple[Entry, pb.Write]], behalf: OnBehalfOf
     ) -> dict[int, pb.WriteResult | TaoError]:
-        request = pb.Request()
-        behalf.name_in(request)
-        for _, write in entries:
-            request.write.writes.append(write)
-        collected = _CollectedResults(self._self, len(entries))
-        results = WriteResults(collected, len(entries), want_changes=False)
-        deadline = self._clock.monotonic() + self._settings.attempt_seconds
-        self._writes.forward(request, range(len(entries)), results, deadline, self._self, for_any_shard=True)
-        try:
-            async with asyncio.timeout(self._settings.attempt_seconds + _ANSWER_SECONDS):
-                await collected.complete.wait()
-        except TimeoutError:
-            pass  # those without a result are repeated
-        unknown = OutcomeUnknown("the write path did not answer")
-        return {entry.number: collected.results.get(slot, unknown) for slot, (entry, _) in enumerate(entries)}
+        outcomes = await self._writes.make([write for _, write in entries], behalf)
+        return {entry.number: outcome for (entry, _), outcome in zip(entries, outcomes, strict=True)}
 
     def _finish(self, batch: Batch, outcomes: Mapping[int, pb.WriteResult | TaoError]) -> None:
         """Take the outcomes of an attempt."""
@@ -328,24 +310,3 @@ def _is_rejection(error: TaoError) -> bool:
     server, and a schema that a leader does not have yet, are no faults of the entry. Neither is the clock of a leader
     that is behind the one that stamped it, as after a failover: in time it passes the stamp."""
     return isinstance(error, RequestError) and not isinstance(error, Unauthorized | UnknownType | OperationAhead)
-
-
-class _CollectedResults:
-    """A `Reply` that keeps the results of a batch."""
-
-    def __init__(self, peer: PeerIdentity, expected: int) -> None:
-        self.peer: Final = peer
-        self.closed: Final = False
-        self.results: Final[dict[int, pb.WriteResult | TaoError]] = {}
-        self.complete: Final = asyncio.Event()
-        self._expected: Final = expected
-
-    def send(self, answer: pb.Answer) -> None:
-        """See `Reply.send`."""
-        for slot, result in zip(answer.write.slots, answer.write.results, strict=True):
-            self.results[slot] = error_from_pb(result.error) if result.HasField("error") else result
-        if len(self.results) == self._expected:
-            self.complete.set()
-
-    def on_close(self, callback: Callable[[], None]) -> None:
-        """See `Reply.on_close`: it is never closed."""

@@ -6,18 +6,20 @@ in many small reads and not in a long one, which readers and writers beside it w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
-from tao.leader.jobs import JobPath
+from tao.leader.jobs import JobPath, JobSettings
 from tao.leader.ownership import Ownership
-from tao.leader.write_path import WritePath
+from tao.leader.write_path import WritePath, Written
+from tao.model.counters import FOLDED_SLOT, decode_totals, may_be_dropped
 from tao.model.edge_states import State
 from tao.model.errors import InternalError, InvalidArgument, TaoError
-from tao.model.graph import ABSENT, EdgeKey
+from tao.model.graph import ABSENT, EdgeKey, ListKey
 from tao.model.jobs import JobQuery
 from tao.model.ports import ShardScans, StoredState
-from tao.model.writes import PurgeEdge, ReportJob
+from tao.model.writes import FoldCounter, PurgeEdge, ReportJob
+from tao.planning.counters import MAX_FOLDED_SLOTS
 from tao.planning.edge_states import purge_before_unix_s, removed_by_nodes_us
 from tao.planning.row_events import EDGES_TABLE
 from tao.routing.budgets import work_seconds
@@ -32,15 +34,23 @@ MAX_LISTED_JOBS: Final = 10_000
 MAX_REPORTS: Final = 256
 """Reports in one request."""
 _AT_ONCE: Final = 32
-"""Removed edges that are purged side by side. They share transactions with the writes of callers."""
+"""Removed edges that are purged, or counters that are folded, side by side. They share transactions with the writes of
+callers."""
 
 
 class JobRequests:
     """Handles the requests about jobs that `tao.serving.requests.LEADER_RULES` admits."""
 
     def __init__(
-        self, context: ServerContext, jobs: JobPath, ownership: Ownership, writes: WritePath, scans: ShardScans
+        self,
+        context: ServerContext,
+        settings: JobSettings,
+        jobs: JobPath,
+        ownership: Ownership,
+        writes: WritePath,
+        scans: ShardScans,
     ) -> None:
+        self._fold_after_seconds: Final = settings.fold_after_seconds
         self._jobs: Final = jobs
         self._ownership: Final = ownership
         self._writes: Final = writes
@@ -57,6 +67,7 @@ class JobRequests:
             "report_jobs": self.report_jobs,
             "scan_shard": self.scan_shard,
             "purge_removed": self.purge_removed,
+            "fold_counters": self.fold_counters,
             "list_jobs": self.list_jobs,
             "change_jobs": self.change_jobs,
         }
@@ -175,13 +186,17 @@ class JobRequests:
     async def _purge(self, asked: pb.PurgeRemoved, limit: int, deadline: float) -> pb.Answer:
         rows = await self._scans.scan_states(asked.shard, _edge_key(asked.after), limit)
         writes = [write for row in rows if (write := self._purge_of(row)) is not None]
-        purged = 0
-        for start in range(0, len(writes), _AT_ONCE):
-            some = writes[start : start + _AT_ONCE]
-            written = await asyncio.gather(*(self._writes.commit(write, deadline, both_sides=True) for write in some))
-            purged += sum(each.outcome.found for each in written)
+        purged = sum(each.outcome.found for each in await self._commit_all(writes, deadline))
         last = _row_key(rows[-1].key) if rows else asked.after
         return pb.Answer(purged_edges=pb.PurgedEdges(purged=purged, last=last, done=len(rows) < limit))
+
+    async def _commit_all(self, writes: Sequence[PurgeEdge | FoldCounter], deadline: float) -> list[Written]:
+        """Commit some writes at a time. Raises the first error."""
+        written: list[Written] = []
+        for start in range(0, len(writes), _AT_ONCE):
+            some = writes[start : start + _AT_ONCE]
+            written += await asyncio.gather(*(self._writes.commit(write, deadline, both_sides=True) for write in some))
+        return written
 
     def _purge_of(self, row: StoredState) -> PurgeEdge | None:
         """Return the write that purges an edge, or None if it is not removed, or not for long enough."""
@@ -196,6 +211,40 @@ class JobRequests:
         if max(changed_unix_s, removed_by_nodes_us(registers) // 1_000_000) > horizon:
             return None
         return PurgeEdge(key.id1, group.number, key.id2, registers)
+
+    def fold_counters(self, request: pb.Request, reply: Reply) -> None:
+        """Fold a page of the slots of counters of an owned shard. Raises `NotMine` or `InvalidArgument`."""
+        asked = request.fold_counters
+        self._ownership.row(asked.shard)
+        deadline = self._clock.monotonic() + work_seconds(request.deadline_ms)
+        self._answer(self._fold(asked, _checked_limit(asked.limit), deadline), reply)
+
+    async def _fold(self, asked: pb.FoldCounters, limit: int, deadline: float) -> pb.Answer:
+        rows = await self._scans.scan_states(asked.shard, _edge_key(asked.after), limit)
+        by_counter: dict[ListKey, list[int]] = {}
+        for row in rows:
+            if self._is_to_be_folded(row):
+                by_counter.setdefault(ListKey(row.key.id1, row.key.atype), []).append(row.key.id2)
+        writes = [
+            FoldCounter(key.id1, key.atype, tuple(slots[start : start + MAX_FOLDED_SLOTS]))
+            for key, slots in by_counter.items()
+            for start in range(0, len(slots), MAX_FOLDED_SLOTS)
+        ]
+        written = await self._commit_all(writes, deadline)
+        folded = sum(len(write.slots) for write, each in zip(writes, written, strict=True) if each.outcome.found)
+        last = _row_key(rows[-1].key) if rows else asked.after
+        return pb.Answer(folded_counters=pb.FoldedCounters(folded=folded, last=last, done=len(rows) < limit))
+
+    def _is_to_be_folded(self, row: StoredState) -> bool:
+        """Return whether a row is a slot that counts something although it has not changed for long, or one that is
+        folded and needed no more."""
+        schema, key, now_unix_s = self._configuration.schema, row.key, self._clock.unix_ms() // 1000
+        if not schema.knows_atype(key.atype) or schema.atype(key.atype).counter is None or key.id2 == FOLDED_SLOT:
+            return False
+        if may_be_dropped(key.id2, now_unix_s):
+            return True
+        is_idle = row.changed_unix_s + self._fold_after_seconds <= now_unix_s
+        return is_idle and decode_totals(row.registers.data).value != 0
 
     def _answer(self, work: Coroutine[Any, Any, pb.Answer], reply: Reply) -> None:
         async def run() -> None:

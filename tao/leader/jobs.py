@@ -22,6 +22,7 @@ from tao.leader.write_path import WritePath
 from tao.model.errors import DeadlineExceeded, InvalidArgument, TaoError
 from tao.model.ids import EPOCH_UNIX_MS, SHARD_SHIFT, make_id
 from tao.model.jobs import (
+    FOLD_KIND,
     MAX_JOB_LEASES,
     PURGE_KIND,
     JobPriority,
@@ -59,13 +60,20 @@ class JobSettings:
 
     care_seconds: float = 60.0
     """Interval of the care for jobs: they are counted, those that ended long ago are removed, and shards that lack
-    their `purge` job get one."""
+    their `purge` or `fold` job get one."""
 
     keep_ended_seconds: float = 7 * 86_400.0
     """How long a job that is done or cancelled can still be seen."""
 
     purge_every_seconds: int = 86_400
     """How long after its end the purge of a shard begins anew. It reads all edges of the shard's types with states."""
+
+    fold_every_seconds: int = 21_600
+    """How long after its end the fold of a shard's counters begins anew. It reads the same rows as the purge."""
+
+    fold_after_seconds: float = 600.0
+    """A slot of a counter is folded when no flush has changed it for so long: its life is over, or has a pause. Folding
+    one that is still used costs a write, and no count."""
 
     timeout_seconds: float = 4.0
     """Time limit for one look-up, and for one transaction of jobs."""
@@ -314,7 +322,7 @@ class JobPath:
 
     async def care_once(self) -> None:
         """Do one round of the care. What fails is done in the next one."""
-        for step in (self._count, self._forget_ended, self._add_purges):
+        for step in (self._count, self._forget_ended, self._add_routine_jobs):
             try:
                 await step()
             except TaoError as error:
@@ -352,19 +360,25 @@ class JobPath:
             if not shards:
                 return
 
-    async def _add_purges(self) -> None:
-        """Give every owned shard the job that purges removed edges, if the schema has types that remove edges so."""
-        if not any(atype.states for atype in self._configuration.schema.assocs):
-            return
-        query = JobQuery(1, kinds=(PURGE_KIND,))
+    async def _add_routine_jobs(self) -> None:
+        """Give every owned shard the job that purges removed edges, if the schema has types that remove edges so, and
+        the one that folds counters, if it has counters."""
+        schema = self._configuration.schema
+        if any(atype.states for atype in schema.assocs):
+            await self._add_where_missing(PURGE_KIND, purge_job_id, self._settings.purge_every_seconds)
+        if schema.counters:
+            await self._add_where_missing(FOLD_KIND, fold_job_id, self._settings.fold_every_seconds)
+
+    async def _add_where_missing(self, kind: str, id_of: Callable[[int], int], repeat_seconds: int) -> None:
+        query = JobQuery(1, kinds=(kind,))
         shards = sorted(self._ownership.owned)
         rows, missing = await self._read(shards, query)
         lacking = set(shards) - missing - {row.id >> SHARD_SHIFT for row in rows}
-        await asyncio.gather(*(self._commit(AddJob(self._purge_of(shard))) for shard in sorted(lacking)))
-
-    def _purge_of(self, shard: int) -> NewJob:
-        body = msgspec.msgpack.encode({"shard": shard})
-        return NewJob(purge_job_id(shard), PURGE_KIND, JobPriority.LOW, body, self._settings.purge_every_seconds)
+        jobs = [
+            NewJob(id_of(shard), kind, JobPriority.LOW, msgspec.msgpack.encode({"shard": shard}), repeat_seconds)
+            for shard in sorted(lacking)
+        ]
+        await asyncio.gather(*(self._commit(AddJob(job)) for job in jobs))
 
     async def _commit(
         self, write: AddJob | LeaseJob | ReportJob | ResumeJob | ForgetJob | PauseJobs, until: float = math.inf
@@ -399,3 +413,8 @@ class JobPath:
 def purge_job_id(shard: int) -> int:
     """Return the id of a shard's purge job: below all that are given out, so that there is one at most."""
     return make_id(shard, EPOCH_UNIX_MS, 1)
+
+
+def fold_job_id(shard: int) -> int:
+    """Return the id of the job that folds a shard's counters, likewise."""
+    return make_id(shard, EPOCH_UNIX_MS, 2)

@@ -224,7 +224,7 @@ class LeaderServer(CachingServer[LeaderSettings]):
         )
         spawn = context.spawn_as("scan of edges")
         scans = PairScans(self._member_scans, self._cache, self._admit, context.clock, spawn)
-        jobs = JobRequests(context, self._jobs, self._ownership, self._writes, self._shard_scans)
+        jobs = JobRequests(context, self._settings.jobs, self._jobs, self._ownership, self._writes, self._shard_scans)
         others = {"scan_pairs": scans.handle, **jobs.handlers}
         service = LeaderService(context, self._cache, self._reads, requests, self._relays, self._publisher, others)
         self._make_listeners(context, service, PAUSE_SENSITIVE, lambda: min(self._ownership.owned, default=0))

@@ -13,7 +13,7 @@ from tao.delivery.publisher import Publisher
 from tao.leader.audited_writes import WriteAudit
 from tao.leader.delivery_path import Subscribers
 from tao.leader.inverse_path import InversePath
-from tao.leader.jobs import purge_job_id
+from tao.leader.jobs import fold_job_id, purge_job_id
 from tao.leader.node_pages import NodePages
 from tao.leader.ownership import Ownership
 from tao.leader.relay_path import RelayPath
@@ -60,7 +60,9 @@ from tao.wire.identity import PASSING_ON, PeerIdentity
 from tao.wire.session import AnswerAtOnce, Reply, failure
 from tao.wire.v1 import session_pb2 as pb
 
-_PLAIN_OPERATIONS: Final = frozenset({"assoc_add", "assoc_delete", "obj_update", "obj_delete", "settle_edge"})
+_PLAIN_OPERATIONS: Final = frozenset(
+    {"assoc_add", "assoc_delete", "obj_update", "obj_delete", "settle_edge", "flush_counter"}
+)
 """What mostly needs one transaction of its leader and nothing else: no new id, no look at other rows before."""
 
 
@@ -286,7 +288,8 @@ class WriteRequests:
         """Return the write with the id of its job. Raises `InvalidArgument`, and as `ObjectIds.allocate` and
         `ObjectIds.admit`."""
         if not write.allocated:
-            if write.job.id == purge_job_id(write.job.id >> SHARD_SHIFT):
+            shard = write.job.id >> SHARD_SHIFT
+            if write.job.id in (purge_job_id(shard), fold_job_id(shard)):
                 raise InvalidArgument(f"{write.job.id} is the id of the shard's own job; reserve another one")
             await self._writes.ids.admit(write.job.id, deadline)
             return write

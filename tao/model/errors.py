@@ -150,7 +150,8 @@ class ListFull(TooLarge):
 
 class OperationTooOld(InvalidArgument):
     """The operation on an edge is older than the type's ``keep_removed_days``. A removal that was newer may have been
-    purged since, so the operation is refused, and never applied."""
+    purged since, so the operation is refused, and never applied. Among servers: the first flush of a counter by a
+    follower's life that began more than a day ago."""
 
     reason = "TOO_OLD"
 

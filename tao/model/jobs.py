@@ -146,8 +146,6 @@ def check_kind(kind: str) -> None:
             f"{kind!r} is no kind of jobs: a kind is 1 to 63 of a-z, 0-9, '_', '.' and '-', and begins with a letter or"
             " digit"
         )
-    if kind == FOLD_KIND:
-        raise InvalidArgument(f"the kind {kind!r} is kept for counters, which this version does not have")
 
 
 def retry_delay_ms(attempts: int) -> int:
@@ -174,10 +172,10 @@ NODE_STATE_KIND: Final = "node_state"
 PURGE_KIND: Final = "purge"
 """The kind of the jobs that remove tombstones."""
 FOLD_KIND: Final = "fold"
-"""The kind of the jobs that will fold the slots of counters: an application must not take the name."""
-ROUTINE_KINDS: Final = (PURGE_KIND,)
+"""The kind of the jobs that fold the slots of counters."""
+ROUTINE_KINDS: Final = (PURGE_KIND, FOLD_KIND)
 """The kinds of the jobs that the system adds for itself, one for each shard, and that never end."""
-KINDS_OF_EVERY_WORKER: Final = (EACH_EDGE_KIND, EACH_OBJECT_KIND, NODE_STATE_KIND, PURGE_KIND)
+KINDS_OF_EVERY_WORKER: Final = (EACH_EDGE_KIND, EACH_OBJECT_KIND, FOLD_KIND, NODE_STATE_KIND, PURGE_KIND)
 
 
 class NodeStateBody(msgspec.Struct, frozen=True, array_like=True):

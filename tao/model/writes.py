@@ -106,6 +106,25 @@ class PurgeEdge(msgspec.Struct, frozen=True, tag="purge_edge"):
     registers: EdgeRegisters
 
 
+class FlushCounter(msgspec.Struct, frozen=True, tag="flush_counter"):
+    """Set the totals of a slot of a counter, unless a flush with a higher number has: see `tao.model.counters`."""
+
+    id: int
+    counter: int
+    slot: int
+    number: int
+    plus: int
+    minus: int
+
+
+class FoldCounter(msgspec.Struct, frozen=True, tag="fold_counter"):
+    """Count these slots of a counter in slot 0, and remove those whose lives can write no more."""
+
+    id: int
+    counter: int
+    slots: tuple[int, ...]
+
+
 class SettleEdge(msgspec.Struct, frozen=True, tag="settle_edge"):
     """Make one edge equal to what the coordinator of its pair holds: ``present`` with this time and data, or absent.
 
@@ -295,6 +314,8 @@ Write = (
     | NodeSetState
     | PlaceEdges
     | PurgeEdge
+    | FlushCounter
+    | FoldCounter
     | SettleEdge
     | JoinEdges
     | AnnounceIntent

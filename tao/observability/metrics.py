@@ -25,6 +25,7 @@ from prometheus_client.metrics_core import Metric
 UNITS: Final = (
     "_bytes",
     "_connections",
+    "_counters",
     "_deliveries",
     "_edges",
     "_entries",

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from tao.model.counters import FOLDED_SLOT
 from tao.model.edge_states import State
 from tao.model.errors import UnknownType
 from tao.model.graph import Edge, EdgeKey, ListKey
@@ -28,6 +29,8 @@ from tao.model.writes import (
     AssocDelete,
     AssocMerge,
     CancelJob,
+    FlushCounter,
+    FoldCounter,
     ForgetIntent,
     ForgetJob,
     JoinEdges,
@@ -108,6 +111,8 @@ def _home_shard(write: Write) -> int:
     match write:
         case ObjAdd(id=home) | ObjUpdate(id=home) | ObjDelete(id=home) | NodeSetState(id=home):
             return home >> SHARD_SHIFT
+        case FlushCounter(id=home) | FoldCounter(id=home):
+            return home >> SHARD_SHIFT
         case AnnounceIntent(low_id=home) | ForgetIntent(low_id=home):
             return home >> SHARD_SHIFT
         case AssocAdd(id1=home) | AssocDelete(id1=home) | AssocChangeType(id1=home) | SettleEdge(id1=home):
@@ -178,6 +183,10 @@ def _ends_of(write: Write, schema: Schema) -> Sequence[EdgeKey]:
             return (EdgeKey(id1, atype, id2),)
         case JoinEdges(edges=copies):
             return [EdgeKey(copy.id1, copy.atype, copy.id2) for copy in copies]
+        case FlushCounter(id=home, counter=counter, slot=slot):
+            return (EdgeKey(home, counter, slot),)
+        case FoldCounter(id=home, counter=counter, slots=slots):
+            return [EdgeKey(home, counter, slot) for slot in (FOLDED_SLOT, *slots)]
         case _:
             return ()
 
@@ -301,6 +310,8 @@ def data_bytes_of(write: Write) -> int:
             return PLACED_EDGE_BYTES * limit
         case JoinEdges(edges=edges):
             return JOINED_EDGE_BYTES * len(edges)
+        case FoldCounter(slots=slots):
+            return PLACED_EDGE_BYTES * len(slots)
         case _:
             return 0
 
@@ -372,11 +383,11 @@ def _add_ends(keys: WriteKeys, ends: Iterable[EdgeKey], schema: Schema, states: 
     for end in ends:
         atype = schema.atype(end.atype)
         keys.lists.add(ListKey(end.id1, end.atype))
-        if not atype.states:
+        if not atype.states and atype.counter is None:
             keys.edges.add(end)
             continue
         keys.state_edges[end] = atype.siblings
-        for state in states:
+        for state in states if atype.states else ():
             if number := atype.states[state]:
                 keys.lists.add(ListKey(end.id1, number))
 

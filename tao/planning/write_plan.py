@@ -33,6 +33,8 @@ from tao.model.writes import (
     AssocDelete,
     AssocMerge,
     CancelJob,
+    FlushCounter,
+    FoldCounter,
     ForgetIntent,
     ForgetJob,
     JoinEdges,
@@ -59,6 +61,7 @@ from tao.planning.coordination import (
     keys_of,
     touched_key,
 )
+from tao.planning.counters import flush_counter, fold_counter, validate_counter
 from tao.planning.draft import (
     Draft,
     VersionedKey,
@@ -154,6 +157,8 @@ def validate(write: Write, schema: Schema) -> None:
                 _check_time(time)
                 # The edge was accepted at its other side, maybe before a field became required.
                 validate_data(known, data)
+        case FlushCounter() | FoldCounter():
+            validate_counter(write, schema)
         case JoinEdges() | AnnounceIntent():
             pass  # a leader makes them of checked writes
         case ForgetIntent(low_id=low, high_id=high, token=token):
@@ -182,6 +187,8 @@ def _validate_of_node(write: NodeSetState | PlaceEdges, schema: Schema) -> None:
 
 def _written_type(number: int, schema: Schema) -> AssocType:
     atype = schema.atype(number)
+    if atype.counter is not None:
+        raise InvalidArgument(f"{atype.name!r} is a counter, whose slots followers write: use counter_add")
     if atype.state is not State.NORMAL:
         raise InvalidArgument(
             f"type {number} holds the {atype.state.label} edges of {atype.name!r}: write {atype.states[0]} with a state"
@@ -340,8 +347,12 @@ def _apply(
             return set_node_state(draft, write, schema, now_unix_ms)
         case PlaceEdges() as write:
             return place_edges(draft, write, schema)
+        case FlushCounter() as write:
+            return flush_counter(draft, write, now_unix_ms)
         case PurgeEdge() as write:
             return purge_edge(draft, write, schema, now_unix_ms)
+        case FoldCounter() as write:
+            return fold_counter(draft, write, now_unix_ms)
         case SettleEdge() as write if write.registers is not None:
             return join_settled_edge(draft, write, schema)
         case JoinEdges() as write:

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from tao.model.edge_states import State
 from tao.schema.registry import Schema
-from tao.schema.types import AssocType, Field, ObjectType
+from tao.schema.types import AssocType, CounterOptions, Field, ObjectType
 
 
 class ChangeKind(StrEnum):
@@ -38,6 +38,7 @@ class ChangeKind(StrEnum):
     KEEP_CHANGED = "keep changed"
     EXISTS_FILTER_CHANGED = "exists_filter changed"
     STATES_CHANGED = "states changed"
+    COUNTER_CHANGED = "counter changed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +73,26 @@ def compare(old: Schema, new: Schema) -> list[Change]:
         successor = new_assocs.get(atype.number)
         if successor is None:
             continue
-        if (atype.state, atype.siblings[0]) != (successor.state, successor.siblings[0]):
+        if _use_of(atype) != _use_of(successor):
             why = f"{atype.number} was that of {_path_name(atype)!r}: stored edges would change their meaning"
             changes.append(Change(ChangeKind.REUSED, f"associations.{_path_name(successor)}", False, why))
+        elif atype.counter is not None and successor.counter is not None:
+            changes.extend(_counter_changes(atype.counter, successor.counter, _path_name(atype)))
         elif atype.state is State.NORMAL:
             changes.extend(_inside(f"associations.{atype.name}", atype, successor))
             changes.extend(_assoc_changes(f"associations.{atype.name}", atype, successor))
     return sorted(changes, key=lambda change: (change.path, change.kind))
+
+
+def _use_of(atype: AssocType) -> tuple[State, int, bool]:
+    """Return what decides the meaning of a stored row of a type's number."""
+    return atype.state, atype.siblings[0], atype.counter is not None
+
+
+def _counter_changes(old: CounterOptions, new: CounterOptions, name: str) -> Iterator[Change]:
+    if old != new:
+        why = "followers flush by the new options from now on"
+        yield Change(ChangeKind.COUNTER_CHANGED, f"associations.{name}", True, why)
 
 
 def _is_retired_state(atype: AssocType, new_assocs: Mapping[int, AssocType]) -> bool:

@@ -13,7 +13,7 @@ import base64
 import binascii
 import difflib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Final, Literal
 
 import pydantic
@@ -23,19 +23,24 @@ from tao.model.errors import SchemaError
 from tao.schema.plain_data import STRICT, DocumentKind, Parsed, Path, validate
 from tao.schema.types import (
     DEFAULT_ARENA,
+    DEFAULT_FLUSH_SECONDS,
     DEFAULT_LIST_LIMIT,
     MAX_ASSOC_DATA_BYTES,
     MAX_CUSTOM_ASSOC_DATA_BYTES,
     MAX_FIELD_NUMBER,
+    MAX_FLUSH_SECONDS,
     MAX_TYPE_NUMBER,
+    MIN_FLUSH_SECONDS,
     STATES_TABLE,
     AssocType,
+    CounterOptions,
     Field,
     FieldKind,
     FieldValue,
     ObjectType,
     WrongValue,
     check_of,
+    counter_type,
 )
 
 SCHEMA: Final = DocumentKind("schema", SchemaError)
@@ -72,6 +77,15 @@ class FieldEntry(_Entry):
 Fields = Annotated[dict[Name, FieldEntry], pydantic.Field(max_length=_MAX_FIELDS)]
 
 
+class CounterEntry(_Entry):
+    """One counter of an object type. ``number`` is one of association types."""
+
+    number: TypeNumber
+    flush_seconds: Annotated[float, pydantic.Field(ge=MIN_FLUSH_SECONDS, le=MAX_FLUSH_SECONDS)] = DEFAULT_FLUSH_SECONDS
+    publish_share: Annotated[float, pydantic.Field(gt=0, le=1)] | None = None
+    exact: bool = False
+
+
 class ObjectEntry(_Entry):
     """One object type."""
 
@@ -80,6 +94,7 @@ class ObjectEntry(_Entry):
     arena: Name = DEFAULT_ARENA
     reserved: list[FieldNumber] = []
     audit: bool = False
+    counters: dict[Name, CounterEntry] = {}
 
 
 class StatesEntry(_Entry):
@@ -186,6 +201,10 @@ def types_of(document: SchemaDocument) -> tuple[tuple[ObjectType, ...], tuple[As
         )
         for name, entry in document.associations.items()
     ]
+    for owner in objects:
+        for name, entry in document.objects[owner.name].counters.items():
+            options = CounterOptions(entry.flush_seconds, entry.publish_share)
+            assocs.append(counter_type(entry.number, owner, name, options))
     return tuple(sorted(objects, key=_number)), tuple(sorted(assocs, key=_number))
 
 
@@ -205,20 +224,31 @@ def _keep_removed_days(document: SchemaDocument, entry: AssocEntry) -> int:
 
 def document_of(
     objects: Iterable[ObjectType],
-    assocs: Iterable[AssocType],
+    assocs: Sequence[AssocType],
     reserved_otypes: Iterable[int],
     reserved_atypes: Iterable[int],
 ) -> dict[str, object]:
     """Return the canonical document of the types, as plain data for JSON.
 
     Every default is written out except ``turn_gets`` (the former name of ``reverse_lookup``), ``required``, ``audit``,
-    ``max_edges``, ``keep``, ``exists_filter`` and ``states``, which older programs refuse. Siblings are part of their
-    type."""
-    assocs = [each for each in assocs if each.state is State.NORMAL]
+    ``max_edges``, ``keep``, ``exists_filter``, ``states`` and ``counters``, which older programs refuse. Siblings are
+    part of their type, and counters of that of their objects."""
+    counters: dict[str, dict[str, object]] = {}
+    for each in assocs:
+        if each.counter is not None:
+            owner, name = each.name.split(".")
+            counters.setdefault(owner, {})[name] = _counter_document(each.number, each.counter)
+    assocs = [each for each in assocs if each.state is State.NORMAL and each.counter is None]
     names = {atype.number: atype.name for atype in assocs}
     return {
         "format": 1,
-        "objects": {each.name: _type_document(each) for each in objects},
+        "objects": {
+            each.name: {
+                **_type_document(each),
+                **({"counters": counters[each.name]} if each.name in counters else {}),
+            }
+            for each in objects
+        },
         "associations": {
             each.name: {
                 **_type_document(each),
@@ -235,6 +265,15 @@ def document_of(
             for each in assocs
         },
         "reserved": {"objects": sorted(reserved_otypes), "associations": sorted(reserved_atypes)},
+    }
+
+
+def _counter_document(number: int, options: CounterOptions) -> dict[str, object]:
+    share = options.publish_share
+    return {
+        "number": number,
+        "flush_seconds": options.flush_seconds,
+        **({} if share is None else {"publish_share": share}),
     }
 
 
@@ -299,6 +338,7 @@ def _shared_fields(document: SchemaDocument, name: str) -> Mapping[str, FieldEnt
 def _faults(document: SchemaDocument) -> Iterator[tuple[Path, str]]:
     yield from _number_faults("objects", document.objects, document.reserved.objects)
     yield from _number_faults("associations", document.associations, document.reserved.associations)
+    yield from _counter_faults(document)
     for name, entry in document.objects.items():
         yield from _field_faults(("objects", name), entry.fields, entry.reserved)
     for name, assoc in document.associations.items():
@@ -348,6 +388,21 @@ def _number_faults(
             if number in taken:
                 yield (group, name, "states", state.label), f"{number} is already {taken[number]}"
             taken.setdefault(number, f"that of the {state.label} edges of {name!r}")
+
+
+def _counter_faults(document: SchemaDocument) -> Iterator[tuple[Path, str]]:
+    taken = dict.fromkeys(document.reserved.associations, "reserved")
+    for name, assoc in document.associations.items():
+        numbers = [assoc.number, *(() if assoc.states is None else assoc.states.numbers().values())]
+        taken.update(dict.fromkeys(numbers, f"that of association type {name!r}"))
+    for owner, entry in document.objects.items():
+        for name, counter in entry.counters.items():
+            path: Path = ("objects", owner, "counters", name)
+            if counter.number in taken:
+                yield (*path, "number"), f"{counter.number} is already {taken[counter.number]}"
+            taken.setdefault(counter.number, f"that of counter '{owner}.{name}'")
+            if counter.exact:
+                yield (*path, "exact"), "exact counters are not available; leave it out, or count by edges"
 
 
 def _field_faults(path: Path, fields: Mapping[str, FieldEntry], reserved: Iterable[int]) -> Iterator[tuple[Path, str]]:

@@ -17,7 +17,7 @@ from tao.model.edge_states import State
 from tao.model.errors import InvalidArgument, UnknownType
 from tao.schema.document import SCHEMA, SchemaDocument, document_of, former_keys, read_document, types_of
 from tao.schema.plain_data import parse_json, parse_yaml
-from tao.schema.types import AssocType, GraphType, ObjectType
+from tao.schema.types import STATES_TABLE, AssocType, GraphType, ObjectType
 
 _NAMES_SHOWN: Final = 10  # known types listed in an error message
 
@@ -28,7 +28,7 @@ _Type = TypeVar("_Type", ObjectType, AssocType)
 class Schema:
     """Look-ups of types. Made by `load_schema` from a file's text or by `Schema.from_json`.
 
-    ``objects`` and ``assocs`` ascend by number; the latter has the siblings of types with states, too.
+    ``objects`` and ``assocs`` ascend by number; the latter has the siblings of types with states and the counters, too.
     ``reserved_otypes`` and ``reserved_atypes`` are numbers of former types; ``version_hash`` is the SHA-256 of the
     canonical document in hex, equal for equal schemas. ``has_audited``: writes of some type are recorded in the audit
     log."""
@@ -92,6 +92,26 @@ class Schema:
         known = self._assocs
         return tuple(dict.fromkeys(known[each].siblings[0] if each in known else each for each in numbers))
 
+    @property
+    def counters(self) -> tuple[AssocType, ...]:
+        """Return the types whose edges are the slots of counters, ascending by number."""
+        return tuple(each for each in self.assocs if each.counter is not None)
+
+    def counter(self, key: int | str) -> AssocType:
+        """Return the counter of a number or a name: ``views``, or ``post.views`` where several object types have one of
+        that name. Raises `UnknownType`, with the names of counters."""
+        found = self._assocs.get(key)
+        if found is not None and found.counter is not None:
+            return found
+        named = [each for each in self.counters if isinstance(key, str) and each.name.split(".")[1] == key]
+        if len(named) == 1:
+            return named[0]
+        if named:
+            hint = "several object types have one: write " + " or ".join(repr(each.name) for each in named)
+        else:
+            hint = "the schema has " + (", ".join(each.name for each in self.counters[:_NAMES_SHOWN]) or "none")
+        raise UnknownType(f"unknown counter {key!r}; {hint}")
+
     def sibling(self, atype: AssocType, state: State) -> AssocType:
         """Return the type whose lists hold the edges of ``atype`` in a state. Raises `InvalidArgument` for a state that
         the type does not have."""
@@ -118,7 +138,7 @@ class Schema:
         """Return the custom tables for migrations: name → the largest ``max_data_bytes`` of the types stored in it."""
         widths: dict[str, int] = {}
         for atype in self.assocs:
-            if atype.table is not None and not atype.states:
+            if atype.table not in (None, STATES_TABLE):
                 widths[atype.table] = max(widths.get(atype.table, 0), atype.max_data_bytes)
         return widths
 

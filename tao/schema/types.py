@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from tao.model.counters import FOLDED_FIELD, MINUS_FIELD, PLUS_FIELD
 from tao.model.edge_states import DEFAULT_KEEP_REMOVED_DAYS, State
 
 INT64_MIN: Final = -(2**63)
@@ -143,7 +144,12 @@ MAX_OBJECT_DATA_BYTES: Final = 1 << 20
 MAX_ASSOC_DATA_BYTES: Final = 255  # the width of the column in the default table: edges stay small, as in the paper
 MAX_CUSTOM_ASSOC_DATA_BYTES: Final = 65535
 STATES_TABLE: Final = "assocs_states"
-"""The table of the edges of all types with states."""
+"""The table of the edges of all types with states, and of the slots of counters."""
+MIN_FLUSH_SECONDS: Final = 0.5
+MAX_FLUSH_SECONDS: Final = 60.0
+DEFAULT_FLUSH_SECONDS: Final = 1.0
+MAX_COUNTER_SLOTS: Final = 10_000
+"""Slots of one counter that caches keep and one answer holds: those of a few thousand followers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +212,22 @@ class ObjectType:
 
 
 @dataclass(frozen=True, slots=True)
+class CounterOptions:
+    """How followers flush what they have counted of one counter of an object type.
+
+    ``flush_seconds``: least time between two flushes of one follower. ``publish_share``: a change is flushed once it is
+    this share of the counter's value, or after `MAX_FLUSH_SECONDS`; None: at each flush."""
+
+    flush_seconds: float = DEFAULT_FLUSH_SECONDS
+    publish_share: float | None = None
+
+    @property
+    def max_flush_seconds(self) -> float:
+        """Return for how long a follower may hold a change back."""
+        return self.flush_seconds if self.publish_share is None else MAX_FLUSH_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
 class AssocType:
     """A type of association.
 
@@ -220,7 +242,10 @@ class AssocType:
     A type with states has a *sibling* for each state but normal: a type of the same name, whose lists hold the edges in
     that state. ``states``: the numbers of the siblings by state, 0 for a state that the type lacks, its own number for
     normal; empty for a type without states. ``state``: the state of the edges in this type's lists.
-    ``keep_removed_days``: see `tao.model.edge_states`."""
+    ``keep_removed_days``: see `tao.model.edge_states`.
+
+    A counter of an object type is a type of this kind, too, whose edges are its slots (`tao.model.counters`).
+    ``counter``: its options; None: the type is no counter."""
 
     number: int
     name: str
@@ -240,6 +265,7 @@ class AssocType:
     states: tuple[int, ...] = ()
     state: State = State.NORMAL
     keep_removed_days: int = DEFAULT_KEEP_REMOVED_DAYS
+    counter: CounterOptions | None = None
     layout: FieldLayout = field(init=False, repr=False, compare=False)
     siblings: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """The numbers of the types whose lists hold the edges of this type, that of the type itself first."""
@@ -255,3 +281,22 @@ class AssocType:
 
 
 GraphType = ObjectType | AssocType
+
+_SLOT_FIELDS: Final = (
+    Field(PLUS_FIELD, "plus", FieldKind.UINT),
+    Field(MINUS_FIELD, "minus", FieldKind.UINT),
+    Field(FOLDED_FIELD, "folded", FieldKind.INT),
+)
+
+
+def counter_type(number: int, owner: ObjectType, name: str, options: CounterOptions) -> AssocType:
+    """Return the association type whose edges are the slots of a counter of ``owner``."""
+    return AssocType(
+        number,
+        f"{owner.name}.{name}",
+        _SLOT_FIELDS,
+        limit=MAX_COUNTER_SLOTS,
+        table=STATES_TABLE,
+        arena=owner.arena,
+        counter=options,
+    )

@@ -14,7 +14,7 @@ read: one of another type is answered as if it had never been there.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from typing import Final, Literal, NamedTuple, Self
 
@@ -29,6 +29,7 @@ from tao.model.versions import NEVER_WRITTEN
 from tao.observability.logs import Logger
 from tao.observability.metrics import Metrics
 from tao.schema.registry import Schema
+from tao.schema.types import AssocType
 from tao.serving.audit import Denial, recorded_name
 from tao.serving.request_scope import NamedType, Scope, Scoped
 from tao.wire.identity import PASSING_ON, PeerIdentity
@@ -51,7 +52,7 @@ _MAX_KEPT: Final = 10_000
 GUARDED: Final = frozenset(
     {
         *("watch", "reserve_ids", "settle_pairs", "inspect", "invalidate", "touch_keys", "list_jobs", "change_jobs"),
-        *("inspect_journal", "change_journal", "scan_shard", "purge_removed"),
+        *("inspect_journal", "change_journal", "scan_shard", "purge_removed", "fold_counters"),
     }
 )
 """The kinds of requests that `AccessControl.guarded` checks as a whole. Reads and writes are checked one by one; the
@@ -122,7 +123,7 @@ def _denied_type(rights: Rights, write: pb.Write) -> tuple[TypeKind, int] | None
     if operation == "node_set_state":
         named = write.node_set_state.atypes
         return next(((TypeKind.ASSOCIATION, each) for each in named if not grant.associations >> each & 1), None)
-    if operation in ("assoc_add", "assoc_delete", "assoc_change_type", "assoc_merge", "place_edges"):
+    if operation in ("assoc_add", "assoc_delete", "assoc_change_type", "assoc_merge", "place_edges", "counter_add"):
         edge = getattr(write, operation)
         atypes: tuple[int, ...] = (edge.atype, edge.new_atype) if operation == "assoc_change_type" else (edge.atype,)
         return next(((TypeKind.ASSOCIATION, each) for each in atypes if not grant.associations >> each & 1), None)
@@ -276,7 +277,9 @@ class AccessControl:
         elif kind == "scan_shard":
             self._check_scan(asked, rights.critical, request.scan_shard)
         elif kind == "purge_removed":
-            self._check_purge(asked, rights.write.associations)
+            self._check_all(asked, rights.write.associations, [each for each in self._schema.assocs if each.states])
+        elif kind == "fold_counters":
+            self._check_all(asked, rights.write.associations, self._schema.counters)
 
     def _check_scan(self, asked: Asked, granted: Grant, scan: pb.ScanShard) -> None:
         """Raise `PermissionDenied` unless a caller may read every row that a scan of the master may find."""
@@ -291,10 +294,11 @@ class AccessControl:
         if is_denied and self.count(Operation.CRITICAL, enforced=self._is_enforced):
             raise self.refuse(asked, Operation.CRITICAL, types, number)
 
-    def _check_purge(self, asked: Asked, writable: int) -> None:
-        """Raise `PermissionDenied` unless a caller may write the edges of every type with states: a purge finds all."""
-        for atype in self._schema.assocs:
-            if atype.states and not writable >> atype.number & 1:
+    def _check_all(self, asked: Asked, writable: int, atypes: Iterable[AssocType]) -> None:
+        """Raise `PermissionDenied` unless a caller may write edges of all these types: a purge, or a fold, finds
+        all."""
+        for atype in atypes:
+            if not writable >> atype.number & 1:
                 if self.count(Operation.WRITE, enforced=self._is_enforced):
                     raise self.refuse(asked, Operation.WRITE, TypeKind.ASSOCIATION, atype.number)
                 return

@@ -258,7 +258,8 @@ class ForwardPath:
         by_leader: dict[CacheServer, list[int]] = {}
         for slot in slots:
             try:
-                leader = self._next_hop(self._coordinator(forwarded.writes.writes[slot], forwarded.for_any_shard))
+                write = forwarded.writes.writes[slot]
+                leader = self._next_hop(self._coordinator(write, forwarded.behalf, forwarded.for_any_shard))
             except TaoError as error:
                 self._fail(forwarded, slot, error)
             else:
@@ -276,9 +277,12 @@ class ForwardPath:
 
             self._links.to(leader).send(request, left, take)
 
-    def _coordinator(self, message: pb.Write, for_any_shard: bool) -> int:
+    def _coordinator(self, message: pb.Write, behalf: OnBehalfOf, for_any_shard: bool) -> int:
         """Return the shard whose leader does the write. Raises when this server may not forward it."""
-        if message.HasField("settle_edge"):
+        operation = message.WhichOneof("operation")
+        if operation == "flush_counter" and behalf.caller is not None:
+            raise InvalidArgument("only followers send flush_counter; add to the counter with counter_add")
+        if operation == "settle_edge":
             # It writes one side of a pair: from another sender than the pair's coordinator it would leave the sides
             # different.
             raise InvalidArgument("only leaders send settle_edge; write the edge with assoc_add or assoc_delete")

@@ -128,6 +128,8 @@ class _ScopeReader:
             self._take_ids(body.obj_ids)
             if body.sample_limit:
                 self._shards.add(body.sample_shard)
+        elif kind == "get_counters":
+            self._take_lists(body.ids, body.atypes)
         elif kind == "select":
             for term in self._some_messages(body.terms, name_types=True):
                 self._take(term.list)

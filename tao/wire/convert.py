@@ -38,6 +38,8 @@ from tao.model.writes import (
     AssocDelete,
     AssocMerge,
     CancelJob,
+    FlushCounter,
+    FoldCounter,
     ForgetIntent,
     ForgetJob,
     JoinEdges,
@@ -395,6 +397,8 @@ def write_to_pb(write: Write) -> pb.Write:
             return pb.Write(read_state=pb.ReadState(id1=write.id1, atype=write.atype, id2=write.id2))
         case NodeSetState(id=node, atypes=atypes, state=state, state_us=state_us):
             return pb.Write(node_set_state=pb.NodeSetState(id=node, atypes=atypes, state=state, state_us=state_us))
+        case FlushCounter():
+            return pb.Write(flush_counter=flush_to_pb(write))
         case PlaceEdges():
             return pb.Write(place_edges=pb.PlaceEdges(**msgspec.structs.asdict(write)))
         case SettleEdge():
@@ -424,12 +428,26 @@ def write_to_pb(write: Write) -> pb.Write:
             return pb.Write(read_job=pb.ReadJob(id=write.id))
         case CancelJob():
             return pb.Write(cancel_job=pb.CancelJob(id=write.id))
-        case LeaseJob() | ReportJob() | ResumeJob() | ForgetJob() | PauseJobs() | PurgeEdge() | JoinEdges():
+        case LeaseJob() | ReportJob() | ResumeJob() | ForgetJob() | PauseJobs():
+            raise TypeError(f"{type(write).__name__} is planned by the leader of the shard and is not sent")
+        case PurgeEdge() | JoinEdges() | FoldCounter():
             raise TypeError(f"{type(write).__name__} is planned by the leader of the shard and is not sent")
         case AnnounceIntent() | ForgetIntent():
             raise TypeError(f"{type(write).__name__} is planned by the leader that holds the intent and is not sent")
         case TouchKeys():
             raise TypeError("TouchKeys is planned by the leader of the shard and is not sent")
+
+
+def flush_to_pb(write: FlushCounter) -> pb.FlushCounter:
+    """Convert a flush of a counter."""
+    return pb.FlushCounter(
+        id=write.id,
+        atype=write.counter,
+        slot=write.slot,
+        number=write.number,
+        plus=write.plus,
+        minus=write.minus,
+    )
 
 
 def write_from_pb(write: pb.Write) -> Write:
@@ -480,6 +498,11 @@ def write_from_pb(write: pb.Write) -> Write:
         case "place_edges":
             page = write.place_edges
             return PlaceEdges(page.id1, page.atype, page.after, page.limit, page.asks_nobody, tuple(page.far_groups))
+        case "flush_counter":
+            flush = write.flush_counter
+            return FlushCounter(flush.id, flush.atype, flush.slot, flush.number, flush.plus, flush.minus)
+        case "counter_add":
+            raise InvalidArgument("followers count: send counter_add to one of them")
         case "add_job":
             new = write.add_job
             job = NewJob(new.id or new.shard << SHARD_SHIFT, new.kind, new.priority, new.body, new.repeat_seconds)

@@ -337,6 +337,28 @@ def _job_reply(answer: pb.Answer) -> graph.JobReply:
     )
 
 
+def _counter_get(asked: graph.CounterGetRequest) -> pb.Request:
+    get = pb.GetCounters(ids=[checked_id(asked.id)], atypes=[asked.atype], critical=asked.critical)
+    get.max_staleness_ms = asked.max_staleness_ms
+    return pb.Request(get_counters=get)
+
+
+def _counter_reply(answer: pb.Answer) -> graph.CounterGetReply:
+    found = answer.counter_values
+    if found.errors:
+        raise error_from_pb(found.errors[0])
+    if len(found.values) != 1 or len(found.max_behind_ms) != 1:
+        raise InternalError(f"one counter was answered by {len(found.values)} values")
+    behind_ms = found.max_behind_ms[0]
+    return graph.CounterGetReply(value=found.values[0], max_behind_ms=behind_ms if behind_ms >= 0 else None)
+
+
+def _counted_reply(answer: pb.Answer) -> graph.CounterAddReply:
+    if not answer.write.all_counted:
+        _result(answer)
+    return graph.CounterAddReply()
+
+
 def _token_text(result: pb.WriteResult) -> str:
     token = token_of((result,))
     return token.text() if token else ""
@@ -372,6 +394,7 @@ _READS: Final = (
     _method("AssocCount", graph.AssocCountRequest, _assoc_count, _count_reply),
     _method("AssocRange", graph.AssocRangeRequest, _assoc_range, _edges_reply),
     _method("AssocTimeRange", graph.AssocTimeRangeRequest, _assoc_time_range, _edges_reply),
+    _method("CounterGet", graph.CounterGetRequest, _counter_get, _counter_reply),
     _method("Select", pb.SelectRequest, lambda asked: pb.Request(select=asked), lambda answer: answer.selected),
 )
 _WRITES: Final = (
@@ -383,6 +406,7 @@ _WRITES: Final = (
     _method("AssocMerge", graph.AssocMergeRequest, _assoc_merge, _merge_reply),
     _method("AssocState", pb.ReadState, lambda asked: _write(pb.Write(read_state=asked)), _state_reply),
     _method("NodeSetState", graph.NodeSetStateRequest, _node_set_state, _node_reply),
+    _method("CounterAdd", pb.CounterAdd, lambda asked: _write(pb.Write(counter_add=asked)), _counted_reply),
     _method("AddJob", graph.AddJobRequest, _add_job, _job_reply),
     _method("ReadJob", pb.ReadJob, lambda asked: _write(pb.Write(read_job=asked)), _job_reply),
     _method("CancelJob", pb.CancelJob, lambda asked: _write(pb.Write(cancel_job=asked)), _job_reply),

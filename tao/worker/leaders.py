@@ -49,6 +49,14 @@ class PurgedPage(NamedTuple):
     done: bool
 
 
+class FoldedPage(NamedTuple):
+    """A page of the fold of a shard's counters: how many slots it has folded, and the last row that was examined."""
+
+    folded: int
+    last: EdgeKey
+    done: bool
+
+
 class JobLeaders(Protocol):
     """The leaders of the worker's region. Everything raises `TaoError` when it is not done, or not known to be."""
 
@@ -64,6 +72,9 @@ class JobLeaders(Protocol):
 
     async def purge(self, shard: int, after: EdgeKey, limit: int) -> PurgedPage:
         """Purge a page of the removed edges of a shard."""
+
+    async def fold(self, shard: int, after: EdgeKey, limit: int) -> FoldedPage:
+        """Fold a page of the slots of counters of a shard."""
 
 
 class LinkedLeaders:
@@ -139,6 +150,12 @@ class LinkedLeaders:
         asked = pb.PurgeRemoved(shard=shard, after=_to_pb(after), limit=limit)
         found = (await self._ask(self._leader_of(shard), pb.Request(purge_removed=asked))).purged_edges
         return PurgedPage(found.purged, _from_pb(found.last), found.done)
+
+    async def fold(self, shard: int, after: EdgeKey, limit: int) -> FoldedPage:
+        """See the port."""
+        asked = pb.FoldCounters(shard=shard, after=_to_pb(after), limit=limit)
+        found = (await self._ask(self._leader_of(shard), pb.Request(fold_counters=asked))).folded_counters
+        return FoldedPage(found.folded, _from_pb(found.last), found.done)
 
     def _leader_of(self, shard: int) -> CacheServer:
         return self._routes().leaders(self._region).home(shard)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from tao.client import ClientSettings, Credentials, Unauthorized, Unavailable, connect
+from tao.client import ClientSettings, Counter, Credentials, Unauthorized, Unavailable, connect
 from tao.model.graph import encode_object
 from tao.model.topology import CacheServer, Tier
 from tao.topology.document import dump_topology
@@ -106,6 +106,15 @@ async def test_a_check_is_answered_by_one_byte(region: Region) -> None:
         assert not await graph.assoc_exists(5, "follows", 8)
         checks = [(id1, "follows", id2) for id1 in (5, 6) for id2 in (7, 8)]
         assert await graph.assoc_exists_many(checks) == [True, False, False, False]
+
+
+async def test_counters_are_added_to_and_read(region: Region) -> None:
+    async with connect(region.address, settings=region.settings, credentials=region.credentials) as graph:
+        await graph.counter_add(5, "views", by=4)
+        await graph.counter_add(5, "views", by=-1)
+        assert await graph.counter_get(5, "views") == Counter(3, 1100)
+        found = await graph.counter_get_many([(5, "page.views"), (6, "views")])
+        assert [each.value for each in found] == [3, 0]
 
 
 async def test_a_topology_file_is_enough(region: Region, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ async def test_the_session_in_the_sdk_guide_runs_from_end_to_end(
 @pytest.mark.parametrize(
     "page",
     [
-        *("mutual-friends", "people-you-may-know", "feed", "states", "suspend-an-account"),
+        *("mutual-friends", "people-you-may-know", "feed", "states", "counters", "suspend-an-account"),
         *("survive-a-database-outage", "replay-yesterday"),
     ],
 )

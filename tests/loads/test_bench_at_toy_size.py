@@ -471,6 +471,18 @@ def test_a_lost_master_is_timed_and_nothing_acknowledged_is_lost(ran: ToyRun) ->
         assert round_["acknowledged"] > 0
 
 
+@scenario("bench", "--only", "counters")
+def test_a_counter_under_load_is_written_once_a_flush_and_ends_as_one_row(ran: ToyRun) -> None:
+    result = of_bench(ran, "counters")
+    assert result.faults == []
+    assert [aim.bound for aim in result.aims] == [2, 0, 2, 2_000, 1]
+    hot, seen, rest = (result.measured[name] for name in ("hot", "seen", "rest"))
+    assert hot["value"] > 0
+    assert hot["writes_per_second"] > 0
+    assert (hot["error"], rest["rows"]) == (0, 1)
+    assert 0 < seen["p50_ms"] <= seen["p99_ms"]
+
+
 @scenario("bench", "--only", "states")
 def test_a_node_is_archived_and_restored_by_a_worker_and_reads_go_on(ran: ToyRun) -> None:
     result = of_bench(ran, "states")

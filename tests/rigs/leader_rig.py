@@ -241,7 +241,7 @@ class LeaderRig:
             self.forwarded,
             self.pages,
         )
-        jobs = JobRequests(self.context, self.jobs, self.ownership, self.writes, self.scans)
+        jobs = JobRequests(self.context, JobSettings(), self.jobs, self.ownership, self.writes, self.scans)
         scans = PairScans(self.pairs, self.cache, self._admit, self.clock, self.tasks)
         others = {"scan_pairs": scans.handle, **jobs.handlers}
         self.service = LeaderService(

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from tao.cache import CacheSettings, GraphCache
+from tao.follower.counters import Counters, CounterSettings
 from tao.follower.service import FollowerService
 from tao.follower.subscriptions import Subscriptions, SubscriptionSettings
 from tao.model.edge_block import decode_block
@@ -103,7 +104,23 @@ class FollowerRig:
             changes,
             settings_of_subscriptions,
         )
-        self.service = FollowerService(context, self.cache, self.reads, self.writes, changes)
+        self.counters = Counters(
+            context,
+            CounterSettings(
+                max_counters=8,
+                max_batch_flushes=2,
+                max_batches=2,
+                tick_seconds=0.001,
+                attempt_seconds=0.3,
+                retry_seconds=0.001,
+            ),
+            self.cache,
+            self.reads,
+            self.writes,
+            self._admit,
+            self._staleness_ms,
+        )
+        self.service = FollowerService(context, self.cache, self.reads, self.writes, changes, self.counters)
 
     def _leader(self, shard: int) -> CacheServer:
         return self.configuration.routes.leaders("east").home(shard)

@@ -33,5 +33,6 @@ class Variant:
     with_jobs: bool = False
     with_journals: bool = False
     with_growth: bool = False
+    with_counters: bool = False
     two_hop_share: float = 0.0
     members_share: float = 0.0

@@ -133,7 +133,7 @@ class Checks:
             (
                 *("entries", "answers", "existences", "sets", "writes", "commits", "losses", "pending"),
                 *("replaced_writes", "ids", "joins", "left_out", "filtered", "feeds", "full_lists", "nodes"),
-                *("two_hops", "restores", "repaired_pairs"),
+                *("two_hops", "restores", "repaired_pairs", "counters"),
             ),
             0,
         )
@@ -463,6 +463,8 @@ class Checks:
     def committing(self, server: SimDatabase, changes: RowChanges) -> None:
         """Check that the registers of each edge are joined with what they were: a newer operation is never undone."""
         for key, registers in changes.put_registers.items():
+            if self._schema.atype(key.atype).counter is not None:
+                continue  # a fold writes the last flush of a slot again; see `tests.sim.counters`
             self.looked_at["joins"] += 1
             stored = server.truth.joined(key.id1, self._schema.atype(key.atype).siblings, key.id2)
             unchanged = server.truth.registers.get(key) == registers

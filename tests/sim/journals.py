@@ -134,6 +134,7 @@ def journal_substitutes(world: Machine) -> list[Substitution]:
     drawn = SimpleNamespace(
         token_hex=lambda count: world.random.randbytes(count).hex(),
         token_bytes=world.random.randbytes,
+        randbits=random.Random(0).getrandbits,  # of its own, so that a seed keeps its faults
     )
     return [
         Substitution(GatheringThread, partial(SimGatheringThread, world)),

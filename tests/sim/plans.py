@@ -52,6 +52,8 @@ TWO_HOP: Final = "two_hop"
 """A question for two hops. These are drawn apart, as operations of states are."""
 MEMBERS: Final = "members"
 """The question which of all keys a list has, always in the same words. These are drawn apart, too."""
+COUNTER_KINDS: Final = ("counter_add", "counter_get", "fold_counter")
+"""Additions to counters, reads and folds of them. They are drawn apart, too."""
 ADD_JOB: Final = "add_job"
 MOST_ADDED: Final = 2
 """The most shards that are added at once, at most twice in a plan."""
@@ -274,6 +276,7 @@ def make_plan(
     with_jobs: bool = True,
     with_journals: bool = True,
     with_growth: bool = True,
+    with_counters: bool = True,
     two_hop_share: float = 0.05,
     members_share: float = 0.05,
 ) -> Plan:
@@ -282,8 +285,8 @@ def make_plan(
     ``kinds`` are the faults and their weights (default: all faults). ``single_share`` is the share of acts in which one
     fault at a time is under way. ``with_states``: clients set states of edges, too. ``with_jobs``: every other seed has
     workers, and clients add jobs. ``with_journals``: every third seed has journals, and clients use them.
-    ``with_growth``: in every fifth seed an operator adds shards. ``two_hop_share`` and ``members_share``: such
-    questions by clients, for each other operation.
+    ``with_growth``: in every fifth seed an operator adds shards. ``with_counters``: clients count, too.
+    ``two_hop_share`` and ``members_share``: such questions by clients, for each other operation.
     """
     rng = random.Random(seed)
     shape = shape or rng.choice(_SHAPES)
@@ -326,6 +329,8 @@ def make_plan(
         ops += _journal_ops(random.Random(f"journals {seed}"), ops, shape)
     if with_growth and seed % 5 == 1:
         ops += _growth_ops(random.Random(f"growth {seed}"), ops)
+    if with_counters:
+        ops += _counter_ops(random.Random(f"counters {seed}"), ops, shape)
     if two_hop_share:
         ops += _two_hop_ops(random.Random(f"two hops {seed}"), ops, shape, two_hop_share)
     if members_share:
@@ -442,6 +447,18 @@ def _growth_ops(rng: random.Random, ops: list[Op]) -> list[Op]:
     for near in rng.sample(ops, rng.randint(1, 2)):
         dies, count = rng.randrange(1000), rng.randint(1, MOST_ADDED)
         found.append(Op(near.at, 0, ADD_SHARDS, dies, count, near.atype, rng.randrange(1, 40)))
+    return found
+
+
+def _counter_ops(rng: random.Random, ops: list[Op], shape: Shape) -> list[Op]:
+    """Yield bursts of additions to a few counters at the time of a tenth of the others, among them folds and reads."""
+    found: list[Op] = []
+    for near in rng.sample(ops, len(ops) // 10):
+        one = rng.randrange(KEYS // 3)
+        for _ in range(rng.randint(1, 6)):
+            kind = rng.choices(COUNTER_KINDS, (6, 1, 2))[0]
+            at, client = near.at + rng.random() * 3.0, rng.randrange(shape.all_clients)
+            found.append(Op(at, client, kind, one, one, "friend", rng.randrange(1, 40)))
     return found
 
 

@@ -16,6 +16,7 @@ from typing import Final
 
 from tao.client.settings import ClientSettings
 from tao.delivery.settings import DeliverySettings, SpoolSettings
+from tao.follower.counters import CounterSettings
 from tao.follower.miss_path import DirectReadSettings
 from tao.follower.pair_filters import PairFilterSettings
 from tao.follower.settings import FollowerSettings
@@ -158,6 +159,14 @@ def follower_settings(
             edges_per_second=8,
             check_seconds=4.0 * pace,
             retry_seconds=10.0 * pace,
+        ),
+        counters=CounterSettings(
+            life_seconds=round(40.0 * pace),
+            tick_seconds=1.5 * pace,
+            max_batches=2,
+            max_batch_flushes=3,
+            retry_seconds=2.0 * pace,
+            max_retry_seconds=8.0 * pace,
         ),
         pause_detection=STALLS,
         key_history=STORY,

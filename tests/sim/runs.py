@@ -16,18 +16,20 @@ import msgspec
 
 from tao.cache import GraphCache
 from tao.model.errors import TaoError
+from tao.model.ids import SHARD_SHIFT
 from tao.model.tokens import WriteToken
 from tao.worker.kinds import kinds_by_name
 from tao.worker.node_state import NodeStates
 from tao.worker.server import known_kinds
 from tests.sim.checks import DONE, Violation
 from tests.sim.clients import Client, key_id
+from tests.sim.counters import NAME, fold
 from tests.sim.faults import Faults
 from tests.sim.growth import Growth, growth_substitutes
 from tests.sim.jobs import KIND, Walk, WalkBody
 from tests.sim.journals import check_journals_calm, journal_substitutes
 from tests.sim.loop import CURRENT, SimLoop
-from tests.sim.plans import ADD_JOB, ADD_SHARDS, KILL_WORKER, WRITES, Op, Plan
+from tests.sim.plans import ADD_JOB, ADD_SHARDS, COUNTER_KINDS, KILL_WORKER, WRITES, Op, Plan
 from tests.sim.shard_copies import copy_substitutes
 from tests.sim.substitutes import Substitution, substituted
 from tests.sim.watchers import failed_too_late, watcher_substitutes
@@ -180,7 +182,10 @@ class _Player:
 
     async def _do(self, op: Op) -> None:
         client, began = self.world.clients[op.client], self._loop.now
-        result = await (self._add_job(client, op) if op.kind == ADD_JOB else client.do(op, self._tokens))
+        if op.kind in COUNTER_KINDS:
+            result = await self._count(client, op)
+        else:
+            result = await (self._add_job(client, op) if op.kind == ADD_JOB else client.do(op, self._tokens))
         self.world.trace.note("op", client.process.name, op.kind, op.one, op.two, op.atype, result)
         self.results[result] = self.results.get(result, 0) + 1
         self.world.bounds.look(everywhere=False)
@@ -209,12 +214,44 @@ class _Player:
         world.jobs.check_calm()
         if world.has_journals:
             check_journals_calm({name: world.servers[name] for name in world.names("follower")})
+        await self._loop.create_task(self._check_counters(), context=world.clients[0].process.context.copy())
         world.checks.looked_at["nodes"] += world.jobs.check_nodes(world.masters)
         for client in world.clients:
             reading = self._loop.create_task(client.read_all(), context=client.process.context.copy())
             if error := await reading:
                 raise Violation("7", f"{client.process.name} cannot read long after the last fault: {error}")
         world.checks.calm.undisturbed = True
+
+    async def _check_counters(self) -> None:
+        graph = self.world.clients[0].graph
+        if graph is not None:
+            self.world.checks.looked_at["counters"] += await self.world.counters.check_calm(graph)
+
+    async def _count(self, client: Client, op: Op) -> str:
+        """Add to a counter, read it, or have the leader of its shard fold it."""
+        world, counted_id = self.world, key_id(op.one, self.world.shape.shards)
+        if client.graph is None:
+            return "not open"
+        try:
+            if op.kind == COUNTER_KINDS[0]:
+                await world.counters.add(client.graph, counted_id, op.value)
+            elif op.kind == COUNTER_KINDS[1]:
+                await client.graph.counter_get(counted_id, NAME, critical=op.value % 3 == 0)
+            else:
+                await self._fold(counted_id, op.value)
+        except TaoError as error:
+            return error.reason
+        return DONE
+
+    async def _fold(self, counted_id: int, value: int) -> None:
+        """Fold a third of the slots, or all of them, also those that are in use."""
+        slots = self.world.counters.slots(counted_id)
+        slots = slots[value % 3 :: 3] if value % 2 else slots
+        for name in self.world.names("leader") if slots else ():
+            leader = self.world.servers.get(name)
+            if leader is not None and counted_id >> SHARD_SHIFT in leader._ownership.owned:
+                context = self.world.processes[name].context.copy()
+                await self._loop.create_task(fold(leader, counted_id, slots), context=context)
 
 
 @contextmanager

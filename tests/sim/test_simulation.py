@@ -30,6 +30,7 @@ from tests.sim.plans import (
     ADD_JOB,
     ADD_SHARDS,
     COMPOUND,
+    COUNTER_KINDS,
     EPISODE_SECONDS,
     EPISODES,
     FAULT_WEIGHTS,
@@ -287,7 +288,7 @@ def test_seeds_are_played_side_by_side_with_the_same_result(tmp_path: Path, caps
 def test_plans_bring_every_operation_every_option_and_every_fault() -> None:
     plans = [make_plan(seed, 2) for seed in range(150)]
     ops = [op for plan in plans for op in plan.ops]
-    of_clients = {*READS, *WRITES, *MANY_READS, *MANY_WRITES, SET_READ, TWO_HOP, MEMBERS, *STATE_KINDS}
+    of_clients = {*READS, *WRITES, *MANY_READS, *MANY_WRITES, SET_READ, TWO_HOP, MEMBERS, *STATE_KINDS, *COUNTER_KINDS}
     assert {op.kind for op in ops} == {*of_clients, ADD_JOB, ADD_SHARDS, KILL_WORKER, LATER_SET_STATE}
     assert {op.how for op in ops} == {"", "critical", "stale", "token", "tokens"}
     assert {fault.kind for plan in plans for fault in plan.faults} == set(FAULT_WEIGHTS)

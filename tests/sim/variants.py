@@ -34,15 +34,14 @@ from tao.leader.replica_shards import ForwardedWrites
 from tao.leader.write_path import WritePath
 from tao.model.changes import Change, ListChange, ShardInvalidation, ShardMessages
 from tao.model.delivery import Position, ShardDelivery
-from tao.model.edge_states import EdgeRegisters
 from tao.model.ids import EPOCH_UNIX_MS, IdSequence
 from tao.model.queries import Query
 from tao.model.relay import Relay
 from tao.model.rows import IntentKey
 from tao.model.topology import Database
-from tao.model.writes import PlaceEdges, ReportJob, SettleEdge
+from tao.model.writes import SettleEdge
 from tao.observability.key_history import KeyHistoryRecorder
-from tao.planning import coordination, node_states, write_plan
+from tao.planning import write_plan
 from tao.planning.net_changes import net_changes
 from tao.planning.row_events import Translated
 from tao.routing import topology_changes
@@ -54,8 +53,16 @@ from tao.tailer.delivery_path import DeliveryPath
 from tao.tailer.leader_outbox import LeaderOutbox, Part
 from tao.watcher import server
 from tao.wire.read_batch import QueryRow
-from tao.worker.runner import JobRunner
-from tests.sim import broken_caches, broken_intents, broken_journals, broken_questions, promotion, stores
+from tests.sim import (
+    broken_caches,
+    broken_counters,
+    broken_intents,
+    broken_journals,
+    broken_questions,
+    broken_states,
+    promotion,
+    stores,
+)
 from tests.sim.broken import Variant
 from tests.sim.broken_moves import MOVE_VARIANTS
 from tests.sim.broken_restores import RESTORE_VARIANTS
@@ -238,38 +245,6 @@ def _inverse_replayed() -> Iterator[None]:
 
     with _replaced(InversePath, _settle=replay):
         yield
-
-
-def _older_operation_wins() -> AbstractContextManager[None]:
-    """Let an operation that arrives later win, whenever it was made."""
-    return _replaced(EdgeRegisters, joined=lambda _, later: later)
-
-
-def _new_edge_ignores_its_node() -> AbstractContextManager[None]:
-    """Let edges be placed as if all nodes were normal."""
-    return _replaced(coordination, _nodes_of=lambda *_: ())
-
-
-def _pages_send_no_copies() -> AbstractContextManager[None]:
-    """Let pages of a node's job move the near ends alone, and say that all is done."""
-    real = node_states.place_edges
-
-    def place(draft: Any, write: PlaceEdges, schema: Any) -> Any:
-        outcome = real(draft, write, schema)
-        assert outcome.page is not None, "a page that is placed has a result"
-        return msgspec.structs.replace(outcome, page=msgspec.structs.replace(outcome.page, copies=(), known=()))
-
-    return _replaced(write_plan, place_edges=place)
-
-
-def _failed_page_ends_its_job() -> AbstractContextManager[None]:
-    """Let a worker report a page that failed as the last one of its job."""
-
-    async def report_as_last(runner: JobRunner, held: Any, *_: object) -> None:
-        row = held.row
-        await runner._report(held, ReportJob(row.id, row.kind, row.leases, row.cursor, row.edges, done=True))
-
-    return _replaced(JobRunner, _report_failure=report_as_last)
 
 
 @contextmanager
@@ -631,10 +606,16 @@ VARIANTS: Final[Sequence[Variant]] = (
         {"replaced unseen": 1},
         first=3,
     ),
-    Variant("an older operation wins", _older_operation_wins, frozenset({"join"}), {"kill": 1}, with_states=True),
+    Variant(
+        "an older operation wins",
+        broken_states.older_operation_wins,
+        frozenset({"join"}),
+        {"kill": 1},
+        with_states=True,
+    ),
     Variant(
         "new edge ignores its node's state",
-        _new_edge_ignores_its_node,
+        broken_states.new_edge_ignores_its_node,
         frozenset({"join"}),
         {"kill": 1},
         first=6,
@@ -642,7 +623,7 @@ VARIANTS: Final[Sequence[Variant]] = (
     ),
     Variant(
         "pages of a node send no copies",
-        _pages_send_no_copies,
+        broken_states.pages_send_no_copies,
         frozenset({"node"}),
         {"kill": 1},
         with_states=True,
@@ -650,10 +631,24 @@ VARIANTS: Final[Sequence[Variant]] = (
     ),
     Variant(
         "job done although its last page was not",
-        _failed_page_ends_its_job,
+        broken_states.failed_page_ends_its_job,
         frozenset({"jobs"}),
         {"kill": 1, "database down": 1},
         with_jobs=True,
+    ),
+    Variant(
+        "flush sends deltas",
+        broken_counters.flush_sends_deltas,
+        frozenset({"counters"}),
+        {"kill": 1},
+        with_counters=True,
+    ),
+    Variant(
+        "tombstone forgets what was folded",
+        broken_counters.tombstone_forgets_what_was_folded,
+        frozenset({"counters"}),
+        {"kill": 1},
+        with_counters=True,
     ),
     Variant(
         "accepted before it is synced",
@@ -758,6 +753,7 @@ def find(variant: Variant) -> tuple[Outcome | None, int]:
             with_jobs=variant.with_jobs,
             with_journals=variant.with_journals,
             with_growth=variant.with_growth,
+            with_counters=variant.with_counters,
             two_hop_share=variant.two_hop_share,
             members_share=variant.members_share,
         )

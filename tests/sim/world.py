@@ -37,6 +37,7 @@ from tests.sim.bounds import Bounds
 from tests.sim.checks import Checks, Violation
 from tests.sim.clients import Client
 from tests.sim.copied_tables import tables_of
+from tests.sim.counters import CounterChecks
 from tests.sim.database import SimDatabase
 from tests.sim.disks import SpoolFile
 from tests.sim.jobs import LEASE_SECONDS, JobChecks
@@ -58,7 +59,7 @@ SCHEMA: Final = Schema(
     tuple(
         replace(
             each,
-            exists_filter=each.state is State.NORMAL,
+            exists_filter=each.state is State.NORMAL and each.counter is None,
             # So few that the lists of a plan are trimmed, or full.
             keep=1 if each.name == "comment" else each.keep,
             keep_slack=1,
@@ -166,6 +167,7 @@ class World:
         self.network.twice_passed_on = lambda text: found(Violation("hops", text))
         self.checks: Final = Checks(self.master_of, self.schema, loop.time, found)
         self.jobs: Final = JobChecks(self.master_of, self.schema, loop.time, found)
+        self.counters: Final = CounterChecks(self.master_of, found)
         self.bounds: Final = Bounds(shape.shards + 2 * MOST_ADDED, shape.arena_bytes, found)
         self.single_failures: Final = SingleFailures(Reachability(self), loop.time, self.checks.looked_at)
         self._under_way: Final[dict[asyncio.Task[None], None]] = {}
@@ -262,7 +264,7 @@ class World:
         self.dead.append(process)
         self.network.vanish(process)
         self.locks.release(process)
-        self.servers.pop(name, None)
+        self._follower_ended(self.servers.pop(name, None))
         self.caches.pop(name, None)
         for token, (watcher, _) in list(self.topology_watchers.items()):
             if watcher is process:
@@ -293,7 +295,12 @@ class World:
                 return
 
         await self.loop.create_task(end(), context=process.context.copy())
+        self._follower_ended(server)
         self.kill(name)
+
+    def _follower_ended(self, server: Any) -> None:
+        if isinstance(server, tao.follower.server.FollowerServer):
+            self.counters.follower_ended(server)
 
     def committing(self, writer: Process, changes: RowChanges) -> None:
         """Note that a transaction of that process is being committed."""
@@ -303,6 +310,7 @@ class World:
     def _committed(self, database: SimDatabase, changes: RowChanges) -> None:
         self.checks.committed(database, changes)
         self.jobs.committed(changes)
+        self.counters.committed(database, changes)
 
     def stop_database(self, database: SimDatabase) -> None:
         """Stop a database: connections are refused, open transactions are rolled back, and the disk keeps what was

@@ -635,6 +635,76 @@ class WriteReply(_message.Message):
 Global___WriteReply: _TypeAlias = WriteReply  # noqa: Y015
 
 @_typing.final
+class CounterAddReply(_message.Message):
+    """A counter that was added to is in the memory of one follower, and is written within the counter's flush_seconds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CounterAddReply: _TypeAlias = CounterAddReply  # noqa: Y015
+
+@_typing.final
+class CounterGetRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    ATYPE_FIELD_NUMBER: _builtins.int
+    CRITICAL_FIELD_NUMBER: _builtins.int
+    MAX_STALENESS_MS_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    atype: _builtins.int
+    critical: _builtins.bool
+    max_staleness_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        atype: _builtins.int = ...,
+        critical: _builtins.bool = ...,
+        max_staleness_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atype", b"atype", "critical", b"critical", "id", b"id", "max_staleness_ms", b"max_staleness_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CounterGetRequest: _TypeAlias = CounterGetRequest  # noqa: Y015
+
+@_typing.final
+class CounterGetReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUE_FIELD_NUMBER: _builtins.int
+    MAX_BEHIND_MS_FIELD_NUMBER: _builtins.int
+    value: _builtins.int
+    max_behind_ms: _builtins.int
+    """how far behind it may be; absent: not known"""
+    def __init__(
+        self,
+        *,
+        value: _builtins.int = ...,
+        max_behind_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_behind_ms", b"_max_behind_ms", "max_behind_ms", b"max_behind_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_behind_ms", b"_max_behind_ms", "max_behind_ms", b"max_behind_ms", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_behind_ms: _TypeAlias = _typing.Literal["max_behind_ms"]  # noqa: Y015
+    _WhichOneofArgType__max_behind_ms: _TypeAlias = _typing.Literal["_max_behind_ms", b"_max_behind_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_behind_ms) -> _WhichOneofReturnType__max_behind_ms | None: ...
+
+Global___CounterGetReply: _TypeAlias = CounterGetReply  # noqa: Y015
+
+@_typing.final
 class AssocGetRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

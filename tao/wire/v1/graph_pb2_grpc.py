@@ -130,6 +130,16 @@ class GraphStub:
                 request_serializer=tao_dot_wire_dot_v1_dot_session__pb2.SelectRequest.SerializeToString,
                 response_deserializer=tao_dot_wire_dot_v1_dot_session__pb2.SelectReply.FromString,
                 _registered_method=True)
+        self.CounterAdd = channel.unary_unary(
+                '/tao.v1.Graph/CounterAdd',
+                request_serializer=tao_dot_wire_dot_v1_dot_session__pb2.CounterAdd.SerializeToString,
+                response_deserializer=tao_dot_wire_dot_v1_dot_graph__pb2.CounterAddReply.FromString,
+                _registered_method=True)
+        self.CounterGet = channel.unary_unary(
+                '/tao.v1.Graph/CounterGet',
+                request_serializer=tao_dot_wire_dot_v1_dot_graph__pb2.CounterGetRequest.SerializeToString,
+                response_deserializer=tao_dot_wire_dot_v1_dot_graph__pb2.CounterGetReply.FromString,
+                _registered_method=True)
         self.Applied = channel.unary_unary(
                 '/tao.v1.Graph/Applied',
                 request_serializer=tao_dot_wire_dot_v1_dot_session__pb2.AwaitApplied.SerializeToString,
@@ -279,6 +289,18 @@ class GraphServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CounterAdd(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CounterGet(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Applied(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -412,6 +434,16 @@ def add_GraphServicer_to_server(servicer, server):
                     servicer.Select,
                     request_deserializer=tao_dot_wire_dot_v1_dot_session__pb2.SelectRequest.FromString,
                     response_serializer=tao_dot_wire_dot_v1_dot_session__pb2.SelectReply.SerializeToString,
+            ),
+            'CounterAdd': grpc.unary_unary_rpc_method_handler(
+                    servicer.CounterAdd,
+                    request_deserializer=tao_dot_wire_dot_v1_dot_session__pb2.CounterAdd.FromString,
+                    response_serializer=tao_dot_wire_dot_v1_dot_graph__pb2.CounterAddReply.SerializeToString,
+            ),
+            'CounterGet': grpc.unary_unary_rpc_method_handler(
+                    servicer.CounterGet,
+                    request_deserializer=tao_dot_wire_dot_v1_dot_graph__pb2.CounterGetRequest.FromString,
+                    response_serializer=tao_dot_wire_dot_v1_dot_graph__pb2.CounterGetReply.SerializeToString,
             ),
             'Applied': grpc.unary_unary_rpc_method_handler(
                     servicer.Applied,
@@ -957,6 +989,60 @@ class Graph:
             '/tao.v1.Graph/Select',
             tao_dot_wire_dot_v1_dot_session__pb2.SelectRequest.SerializeToString,
             tao_dot_wire_dot_v1_dot_session__pb2.SelectReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CounterAdd(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tao.v1.Graph/CounterAdd',
+            tao_dot_wire_dot_v1_dot_session__pb2.CounterAdd.SerializeToString,
+            tao_dot_wire_dot_v1_dot_graph__pb2.CounterAddReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CounterGet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tao.v1.Graph/CounterGet',
+            tao_dot_wire_dot_v1_dot_graph__pb2.CounterGetRequest.SerializeToString,
+            tao_dot_wire_dot_v1_dot_graph__pb2.CounterGetReply.FromString,
             options,
             channel_credentials,
             insecure,

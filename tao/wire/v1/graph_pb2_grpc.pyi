@@ -60,6 +60,8 @@ class GraphStub:
     AssocRange: _grpc.UnaryUnaryMultiCallable[_graph_pb2.AssocRangeRequest, _graph_pb2.EdgesReply]
     AssocTimeRange: _grpc.UnaryUnaryMultiCallable[_graph_pb2.AssocTimeRangeRequest, _graph_pb2.EdgesReply]
     Select: _grpc.UnaryUnaryMultiCallable[_session_pb2.SelectRequest, _session_pb2.SelectReply]
+    CounterAdd: _grpc.UnaryUnaryMultiCallable[_session_pb2.CounterAdd, _graph_pb2.CounterAddReply]
+    CounterGet: _grpc.UnaryUnaryMultiCallable[_graph_pb2.CounterGetRequest, _graph_pb2.CounterGetReply]
     Applied: _grpc.UnaryUnaryMultiCallable[_session_pb2.AwaitApplied, _graph_pb2.AssocMergeReply]
     ReserveObjectIds: _grpc.UnaryUnaryMultiCallable[_session_pb2.ReserveIds, _session_pb2.ReservedIds]
     Topology: _grpc.UnaryUnaryMultiCallable[_session_pb2.GetTopology, _session_pb2.TopologyDocument]
@@ -89,6 +91,8 @@ class GraphAsyncStub(GraphStub):
     AssocRange: _aio.UnaryUnaryMultiCallable[_graph_pb2.AssocRangeRequest, _graph_pb2.EdgesReply]  # type: ignore[assignment]
     AssocTimeRange: _aio.UnaryUnaryMultiCallable[_graph_pb2.AssocTimeRangeRequest, _graph_pb2.EdgesReply]  # type: ignore[assignment]
     Select: _aio.UnaryUnaryMultiCallable[_session_pb2.SelectRequest, _session_pb2.SelectReply]  # type: ignore[assignment]
+    CounterAdd: _aio.UnaryUnaryMultiCallable[_session_pb2.CounterAdd, _graph_pb2.CounterAddReply]  # type: ignore[assignment]
+    CounterGet: _aio.UnaryUnaryMultiCallable[_graph_pb2.CounterGetRequest, _graph_pb2.CounterGetReply]  # type: ignore[assignment]
     Applied: _aio.UnaryUnaryMultiCallable[_session_pb2.AwaitApplied, _graph_pb2.AssocMergeReply]  # type: ignore[assignment]
     ReserveObjectIds: _aio.UnaryUnaryMultiCallable[_session_pb2.ReserveIds, _session_pb2.ReservedIds]  # type: ignore[assignment]
     Topology: _aio.UnaryUnaryMultiCallable[_session_pb2.GetTopology, _session_pb2.TopologyDocument]  # type: ignore[assignment]
@@ -229,6 +233,20 @@ class GraphServicer(metaclass=_abc_1.ABCMeta):
         request: _session_pb2.SelectRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_session_pb2.SelectReply, _abc.Awaitable[_session_pb2.SelectReply]]: ...
+
+    @_abc_1.abstractmethod
+    def CounterAdd(
+        self,
+        request: _session_pb2.CounterAdd,
+        context: _ServicerContext,
+    ) -> _typing.Union[_graph_pb2.CounterAddReply, _abc.Awaitable[_graph_pb2.CounterAddReply]]: ...
+
+    @_abc_1.abstractmethod
+    def CounterGet(
+        self,
+        request: _graph_pb2.CounterGetRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_graph_pb2.CounterGetReply, _abc.Awaitable[_graph_pb2.CounterGetReply]]: ...
 
     @_abc_1.abstractmethod
     def Applied(

@@ -71,6 +71,7 @@ class Request(_message.Message):
     WATCH_FIELD_NUMBER: _builtins.int
     FORGET_FIELD_NUMBER: _builtins.int
     SELECT_FIELD_NUMBER: _builtins.int
+    GET_COUNTERS_FIELD_NUMBER: _builtins.int
     APPLY_FIELD_NUMBER: _builtins.int
     SUBSCRIBE_FIELD_NUMBER: _builtins.int
     ACKNOWLEDGE_FIELD_NUMBER: _builtins.int
@@ -84,6 +85,7 @@ class Request(_message.Message):
     REPORT_JOBS_FIELD_NUMBER: _builtins.int
     SCAN_SHARD_FIELD_NUMBER: _builtins.int
     PURGE_REMOVED_FIELD_NUMBER: _builtins.int
+    FOLD_COUNTERS_FIELD_NUMBER: _builtins.int
     LIST_JOBS_FIELD_NUMBER: _builtins.int
     CHANGE_JOBS_FIELD_NUMBER: _builtins.int
     SCAN_PAIRS_FIELD_NUMBER: _builtins.int
@@ -136,6 +138,8 @@ class Request(_message.Message):
         """unary calls only: in a session, the client evaluates sets itself"""
 
     @_builtins.property
+    def get_counters(self) -> Global___GetCounters: ...
+    @_builtins.property
     def apply(self) -> Global___ApplyChanges:
         """Between cache servers only:"""
 
@@ -171,6 +175,8 @@ class Request(_message.Message):
     def scan_shard(self) -> Global___ScanShard: ...
     @_builtins.property
     def purge_removed(self) -> Global___PurgeRemoved: ...
+    @_builtins.property
+    def fold_counters(self) -> Global___FoldCounters: ...
     @_builtins.property
     def list_jobs(self) -> Global___ListJobs:
         """Of operators, to leaders:"""
@@ -220,6 +226,7 @@ class Request(_message.Message):
         watch: Global___Watch | None = ...,
         forget: Global___Forget | None = ...,
         select: Global___SelectRequest | None = ...,
+        get_counters: Global___GetCounters | None = ...,
         apply: Global___ApplyChanges | None = ...,
         subscribe: Global___Subscribe | None = ...,
         acknowledge: Global___Acknowledge | None = ...,
@@ -233,6 +240,7 @@ class Request(_message.Message):
         report_jobs: Global___ReportJobs | None = ...,
         scan_shard: Global___ScanShard | None = ...,
         purge_removed: Global___PurgeRemoved | None = ...,
+        fold_counters: Global___FoldCounters | None = ...,
         list_jobs: Global___ListJobs | None = ...,
         change_jobs: Global___ChangeJobs | None = ...,
         scan_pairs: Global___ScanPairs | None = ...,
@@ -243,13 +251,13 @@ class Request(_message.Message):
         change_journal: Global___ChangeJournal | None = ...,
         keep_copies: Global___KeepCopies | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_caller", b"_caller", "acknowledge", b"acknowledge", "apply", b"apply", "await_applied", b"await_applied", "body", b"body", "caller", b"caller", "change_jobs", b"change_jobs", "change_journal", b"change_journal", "forget", b"forget", "get_clock", b"get_clock", "get_schema", b"get_schema", "get_topology", b"get_topology", "get_watcher_report", b"get_watcher_report", "inspect", b"inspect", "inspect_journal", b"inspect_journal", "invalidate", b"invalidate", "keep_copies", b"keep_copies", "lease_jobs", b"lease_jobs", "list_jobs", b"list_jobs", "purge_removed", b"purge_removed", "read", b"read", "relay", b"relay", "relay_by_reference", b"relay_by_reference", "report_jobs", b"report_jobs", "reserve_ids", b"reserve_ids", "scan_pairs", b"scan_pairs", "scan_shard", b"scan_shard", "select", b"select", "settle_pairs", b"settle_pairs", "subscribe", b"subscribe", "touch_keys", b"touch_keys", "watch", b"watch", "write", b"write"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_caller", b"_caller", "acknowledge", b"acknowledge", "apply", b"apply", "await_applied", b"await_applied", "body", b"body", "caller", b"caller", "change_jobs", b"change_jobs", "change_journal", b"change_journal", "fold_counters", b"fold_counters", "forget", b"forget", "get_clock", b"get_clock", "get_counters", b"get_counters", "get_schema", b"get_schema", "get_topology", b"get_topology", "get_watcher_report", b"get_watcher_report", "inspect", b"inspect", "inspect_journal", b"inspect_journal", "invalidate", b"invalidate", "keep_copies", b"keep_copies", "lease_jobs", b"lease_jobs", "list_jobs", b"list_jobs", "purge_removed", b"purge_removed", "read", b"read", "relay", b"relay", "relay_by_reference", b"relay_by_reference", "report_jobs", b"report_jobs", "reserve_ids", b"reserve_ids", "scan_pairs", b"scan_pairs", "scan_shard", b"scan_shard", "select", b"select", "settle_pairs", b"settle_pairs", "subscribe", b"subscribe", "touch_keys", b"touch_keys", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caller", b"_caller", "acknowledge", b"acknowledge", "apply", b"apply", "await_applied", b"await_applied", "body", b"body", "caller", b"caller", "change_jobs", b"change_jobs", "change_journal", b"change_journal", "deadline_ms", b"deadline_ms", "forget", b"forget", "get_clock", b"get_clock", "get_schema", b"get_schema", "get_topology", b"get_topology", "get_watcher_report", b"get_watcher_report", "inspect", b"inspect", "inspect_journal", b"inspect_journal", "invalidate", b"invalidate", "keep_copies", b"keep_copies", "lease_jobs", b"lease_jobs", "list_jobs", b"list_jobs", "number", b"number", "operator", b"operator", "purge_removed", b"purge_removed", "read", b"read", "relay", b"relay", "relay_by_reference", b"relay_by_reference", "report_jobs", b"report_jobs", "reserve_ids", b"reserve_ids", "scan_pairs", b"scan_pairs", "scan_shard", b"scan_shard", "select", b"select", "settle_first", b"settle_first", "settle_pairs", b"settle_pairs", "settle_shards_first", b"settle_shards_first", "subscribe", b"subscribe", "topology_version", b"topology_version", "touch_keys", b"touch_keys", "traceparent", b"traceparent", "watch", b"watch", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caller", b"_caller", "acknowledge", b"acknowledge", "apply", b"apply", "await_applied", b"await_applied", "body", b"body", "caller", b"caller", "change_jobs", b"change_jobs", "change_journal", b"change_journal", "deadline_ms", b"deadline_ms", "fold_counters", b"fold_counters", "forget", b"forget", "get_clock", b"get_clock", "get_counters", b"get_counters", "get_schema", b"get_schema", "get_topology", b"get_topology", "get_watcher_report", b"get_watcher_report", "inspect", b"inspect", "inspect_journal", b"inspect_journal", "invalidate", b"invalidate", "keep_copies", b"keep_copies", "lease_jobs", b"lease_jobs", "list_jobs", b"list_jobs", "number", b"number", "operator", b"operator", "purge_removed", b"purge_removed", "read", b"read", "relay", b"relay", "relay_by_reference", b"relay_by_reference", "report_jobs", b"report_jobs", "reserve_ids", b"reserve_ids", "scan_pairs", b"scan_pairs", "scan_shard", b"scan_shard", "select", b"select", "settle_first", b"settle_first", "settle_pairs", b"settle_pairs", "settle_shards_first", b"settle_shards_first", "subscribe", b"subscribe", "topology_version", b"topology_version", "touch_keys", b"touch_keys", "traceparent", b"traceparent", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__caller: _TypeAlias = _typing.Literal["caller"]  # noqa: Y015
     _WhichOneofArgType__caller: _TypeAlias = _typing.Literal["_caller", b"_caller"]  # noqa: Y015
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["read", "write", "reserve_ids", "get_topology", "get_schema", "watch", "forget", "select", "apply", "subscribe", "acknowledge", "inspect", "invalidate", "settle_pairs", "relay", "touch_keys", "relay_by_reference", "lease_jobs", "report_jobs", "scan_shard", "purge_removed", "list_jobs", "change_jobs", "scan_pairs", "get_watcher_report", "await_applied", "get_clock", "inspect_journal", "change_journal", "keep_copies"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["read", "write", "reserve_ids", "get_topology", "get_schema", "watch", "forget", "select", "get_counters", "apply", "subscribe", "acknowledge", "inspect", "invalidate", "settle_pairs", "relay", "touch_keys", "relay_by_reference", "lease_jobs", "report_jobs", "scan_shard", "purge_removed", "fold_counters", "list_jobs", "change_jobs", "scan_pairs", "get_watcher_report", "await_applied", "get_clock", "inspect_journal", "change_journal", "keep_copies"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__caller) -> _WhichOneofReturnType__caller | None: ...
@@ -272,6 +280,7 @@ class Answer(_message.Message):
     SCHEMA_FIELD_NUMBER: _builtins.int
     WATCH_FIELD_NUMBER: _builtins.int
     SELECTED_FIELD_NUMBER: _builtins.int
+    COUNTER_VALUES_FIELD_NUMBER: _builtins.int
     APPLIED_FIELD_NUMBER: _builtins.int
     DELIVERY_FIELD_NUMBER: _builtins.int
     INSPECTION_FIELD_NUMBER: _builtins.int
@@ -283,6 +292,7 @@ class Answer(_message.Message):
     REPORTED_JOBS_FIELD_NUMBER: _builtins.int
     SHARD_SCAN_FIELD_NUMBER: _builtins.int
     PURGED_EDGES_FIELD_NUMBER: _builtins.int
+    FOLDED_COUNTERS_FIELD_NUMBER: _builtins.int
     CHANGED_JOBS_FIELD_NUMBER: _builtins.int
     SCANNED_PAIRS_FIELD_NUMBER: _builtins.int
     WATCHER_REPORT_FIELD_NUMBER: _builtins.int
@@ -312,6 +322,8 @@ class Answer(_message.Message):
     @_builtins.property
     def selected(self) -> Global___SelectReply: ...
     @_builtins.property
+    def counter_values(self) -> Global___CounterValues: ...
+    @_builtins.property
     def applied(self) -> Global___Applied: ...
     @_builtins.property
     def delivery(self) -> Global___Delivery: ...
@@ -333,6 +345,8 @@ class Answer(_message.Message):
     def shard_scan(self) -> Global___ShardScan: ...
     @_builtins.property
     def purged_edges(self) -> Global___PurgedEdges: ...
+    @_builtins.property
+    def folded_counters(self) -> Global___FoldedCounters: ...
     @_builtins.property
     def changed_jobs(self) -> Global___ChangedJobs: ...
     @_builtins.property
@@ -358,6 +372,7 @@ class Answer(_message.Message):
         schema: Global___SchemaDocument | None = ...,
         watch: Global___WatchEvent | None = ...,
         selected: Global___SelectReply | None = ...,
+        counter_values: Global___CounterValues | None = ...,
         applied: Global___Applied | None = ...,
         delivery: Global___Delivery | None = ...,
         inspection: Global___Inspection | None = ...,
@@ -369,6 +384,7 @@ class Answer(_message.Message):
         reported_jobs: Global___JobResults | None = ...,
         shard_scan: Global___ShardScan | None = ...,
         purged_edges: Global___PurgedEdges | None = ...,
+        folded_counters: Global___FoldedCounters | None = ...,
         changed_jobs: Global___ChangedJobs | None = ...,
         scanned_pairs: Global___ScannedPairs | None = ...,
         watcher_report: Global___WatcherReport | None = ...,
@@ -376,11 +392,11 @@ class Answer(_message.Message):
         journal: Global___JournalReport | None = ...,
         kept_copies: Global___KeptCopies | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "changed_jobs", b"changed_jobs", "clock", b"clock", "delivery", b"delivery", "error", b"error", "inspection", b"inspection", "invalidated", b"invalidated", "jobs", b"jobs", "journal", b"journal", "kept_copies", b"kept_copies", "purged_edges", b"purged_edges", "read", b"read", "relayed", b"relayed", "reported_jobs", b"reported_jobs", "reserved_ids", b"reserved_ids", "scanned_pairs", b"scanned_pairs", "schema", b"schema", "selected", b"selected", "settled_pairs", b"settled_pairs", "shard_scan", b"shard_scan", "topology", b"topology", "touched_keys", b"touched_keys", "watch", b"watch", "watcher_report", b"watcher_report", "write", b"write"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "changed_jobs", b"changed_jobs", "clock", b"clock", "counter_values", b"counter_values", "delivery", b"delivery", "error", b"error", "folded_counters", b"folded_counters", "inspection", b"inspection", "invalidated", b"invalidated", "jobs", b"jobs", "journal", b"journal", "kept_copies", b"kept_copies", "purged_edges", b"purged_edges", "read", b"read", "relayed", b"relayed", "reported_jobs", b"reported_jobs", "reserved_ids", b"reserved_ids", "scanned_pairs", b"scanned_pairs", "schema", b"schema", "selected", b"selected", "settled_pairs", b"settled_pairs", "shard_scan", b"shard_scan", "topology", b"topology", "touched_keys", b"touched_keys", "watch", b"watch", "watcher_report", b"watcher_report", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "changed_jobs", b"changed_jobs", "clock", b"clock", "delivery", b"delivery", "error", b"error", "inspection", b"inspection", "invalidated", b"invalidated", "jobs", b"jobs", "journal", b"journal", "kept_copies", b"kept_copies", "more", b"more", "number", b"number", "purged_edges", b"purged_edges", "read", b"read", "relayed", b"relayed", "reported_jobs", b"reported_jobs", "reserved_ids", b"reserved_ids", "scanned_pairs", b"scanned_pairs", "schema", b"schema", "selected", b"selected", "settled_pairs", b"settled_pairs", "shard_scan", b"shard_scan", "topology", b"topology", "touched_keys", b"touched_keys", "watch", b"watch", "watcher_report", b"watcher_report", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "changed_jobs", b"changed_jobs", "clock", b"clock", "counter_values", b"counter_values", "delivery", b"delivery", "error", b"error", "folded_counters", b"folded_counters", "inspection", b"inspection", "invalidated", b"invalidated", "jobs", b"jobs", "journal", b"journal", "kept_copies", b"kept_copies", "more", b"more", "number", b"number", "purged_edges", b"purged_edges", "read", b"read", "relayed", b"relayed", "reported_jobs", b"reported_jobs", "reserved_ids", b"reserved_ids", "scanned_pairs", b"scanned_pairs", "schema", b"schema", "selected", b"selected", "settled_pairs", b"settled_pairs", "shard_scan", b"shard_scan", "topology", b"topology", "touched_keys", b"touched_keys", "watch", b"watch", "watcher_report", b"watcher_report", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["read", "write", "reserved_ids", "topology", "schema", "watch", "selected", "applied", "delivery", "inspection", "invalidated", "settled_pairs", "relayed", "touched_keys", "jobs", "reported_jobs", "shard_scan", "purged_edges", "changed_jobs", "scanned_pairs", "watcher_report", "clock", "journal", "kept_copies"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["read", "write", "reserved_ids", "topology", "schema", "watch", "selected", "counter_values", "applied", "delivery", "inspection", "invalidated", "settled_pairs", "relayed", "touched_keys", "jobs", "reported_jobs", "shard_scan", "purged_edges", "folded_counters", "changed_jobs", "scanned_pairs", "watcher_report", "clock", "journal", "kept_copies"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -915,6 +931,8 @@ class Write(_message.Message):
     CANCEL_JOB_FIELD_NUMBER: _builtins.int
     NODE_SET_STATE_FIELD_NUMBER: _builtins.int
     PLACE_EDGES_FIELD_NUMBER: _builtins.int
+    COUNTER_ADD_FIELD_NUMBER: _builtins.int
+    FLUSH_COUNTER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def obj_add(self) -> Global___ObjAdd: ...
     @_builtins.property
@@ -949,6 +967,14 @@ class Write(_message.Message):
     def node_set_state(self) -> Global___NodeSetState: ...
     @_builtins.property
     def place_edges(self) -> Global___PlaceEdges: ...
+    @_builtins.property
+    def counter_add(self) -> Global___CounterAdd:
+        """to a follower, which counts in memory: its result says that it has counted"""
+
+    @_builtins.property
+    def flush_counter(self) -> Global___FlushCounter:
+        """of a follower itself"""
+
     def __init__(
         self,
         *,
@@ -966,12 +992,14 @@ class Write(_message.Message):
         cancel_job: Global___CancelJob | None = ...,
         node_set_state: Global___NodeSetState | None = ...,
         place_edges: Global___PlaceEdges | None = ...,
+        counter_add: Global___CounterAdd | None = ...,
+        flush_counter: Global___FlushCounter | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["add_job", b"add_job", "assoc_add", b"assoc_add", "assoc_change_type", b"assoc_change_type", "assoc_delete", b"assoc_delete", "assoc_merge", b"assoc_merge", "cancel_job", b"cancel_job", "node_set_state", b"node_set_state", "obj_add", b"obj_add", "obj_delete", b"obj_delete", "obj_update", b"obj_update", "operation", b"operation", "place_edges", b"place_edges", "read_job", b"read_job", "read_state", b"read_state", "settle_edge", b"settle_edge"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["add_job", b"add_job", "assoc_add", b"assoc_add", "assoc_change_type", b"assoc_change_type", "assoc_delete", b"assoc_delete", "assoc_merge", b"assoc_merge", "cancel_job", b"cancel_job", "counter_add", b"counter_add", "flush_counter", b"flush_counter", "node_set_state", b"node_set_state", "obj_add", b"obj_add", "obj_delete", b"obj_delete", "obj_update", b"obj_update", "operation", b"operation", "place_edges", b"place_edges", "read_job", b"read_job", "read_state", b"read_state", "settle_edge", b"settle_edge"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_job", b"add_job", "assoc_add", b"assoc_add", "assoc_change_type", b"assoc_change_type", "assoc_delete", b"assoc_delete", "assoc_merge", b"assoc_merge", "cancel_job", b"cancel_job", "node_set_state", b"node_set_state", "obj_add", b"obj_add", "obj_delete", b"obj_delete", "obj_update", b"obj_update", "operation", b"operation", "place_edges", b"place_edges", "read_job", b"read_job", "read_state", b"read_state", "settle_edge", b"settle_edge"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_job", b"add_job", "assoc_add", b"assoc_add", "assoc_change_type", b"assoc_change_type", "assoc_delete", b"assoc_delete", "assoc_merge", b"assoc_merge", "cancel_job", b"cancel_job", "counter_add", b"counter_add", "flush_counter", b"flush_counter", "node_set_state", b"node_set_state", "obj_add", b"obj_add", "obj_delete", b"obj_delete", "obj_update", b"obj_update", "operation", b"operation", "place_edges", b"place_edges", "read_job", b"read_job", "read_state", b"read_state", "settle_edge", b"settle_edge"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_operation: _TypeAlias = _typing.Literal["obj_add", "obj_update", "obj_delete", "assoc_add", "assoc_delete", "assoc_change_type", "settle_edge", "assoc_merge", "read_state", "add_job", "read_job", "cancel_job", "node_set_state", "place_edges"]  # noqa: Y015
+    _WhichOneofReturnType_operation: _TypeAlias = _typing.Literal["obj_add", "obj_update", "obj_delete", "assoc_add", "assoc_delete", "assoc_change_type", "settle_edge", "assoc_merge", "read_state", "add_job", "read_job", "cancel_job", "node_set_state", "place_edges", "counter_add", "flush_counter"]  # noqa: Y015
     _WhichOneofArgType_operation: _TypeAlias = _typing.Literal["operation", b"operation"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_operation) -> _WhichOneofReturnType_operation | None: ...
 
@@ -1380,6 +1408,142 @@ class PlacedPage(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PlacedPage: _TypeAlias = PlacedPage  # noqa: Y015
+
+@_typing.final
+class CounterAdd(_message.Message):
+    """Adds to a counter of an object, or takes away. `atype` is the counter's number in the schema."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    ATYPE_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    atype: _builtins.int
+    by: _builtins.int
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        atype: _builtins.int = ...,
+        by: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atype", b"atype", "by", b"by", "id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CounterAdd: _TypeAlias = CounterAdd  # noqa: Y015
+
+@_typing.final
+class FlushCounter(_message.Message):
+    """The totals of one life of a follower in its slot of a counter; the flush with the highest number stands."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    ATYPE_FIELD_NUMBER: _builtins.int
+    SLOT_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    PLUS_FIELD_NUMBER: _builtins.int
+    MINUS_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    atype: _builtins.int
+    slot: _builtins.int
+    number: _builtins.int
+    plus: _builtins.int
+    minus: _builtins.int
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        atype: _builtins.int = ...,
+        slot: _builtins.int = ...,
+        number: _builtins.int = ...,
+        plus: _builtins.int = ...,
+        minus: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atype", b"atype", "id", b"id", "minus", b"minus", "number", b"number", "plus", b"plus", "slot", b"slot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FlushCounter: _TypeAlias = FlushCounter  # noqa: Y015
+
+@_typing.final
+class GetCounters(_message.Message):
+    """Reads counters, at most 6,000, with what this server has counted and not written yet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDS_FIELD_NUMBER: _builtins.int
+    ATYPES_FIELD_NUMBER: _builtins.int
+    CRITICAL_FIELD_NUMBER: _builtins.int
+    MAX_STALENESS_MS_FIELD_NUMBER: _builtins.int
+    critical: _builtins.bool
+    """as in ReadBatch"""
+    max_staleness_ms: _builtins.int
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def atypes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """one for each id"""
+
+    def __init__(
+        self,
+        *,
+        ids: _abc.Iterable[_builtins.int] | None = ...,
+        atypes: _abc.Iterable[_builtins.int] | None = ...,
+        critical: _builtins.bool = ...,
+        max_staleness_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atypes", b"atypes", "critical", b"critical", "ids", b"ids", "max_staleness_ms", b"max_staleness_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetCounters: _TypeAlias = GetCounters  # noqa: Y015
+
+@_typing.final
+class CounterValues(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: _builtins.int
+    MAX_BEHIND_MS_FIELD_NUMBER: _builtins.int
+    FAILED_SLOTS_FIELD_NUMBER: _builtins.int
+    ERRORS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """one for each counter; 0 for those that failed"""
+
+    @_builtins.property
+    def max_behind_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """likewise: how far behind a value may be; negative: not known"""
+
+    @_builtins.property
+    def failed_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def errors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Error]:
+        """one per failed slot"""
+
+    def __init__(
+        self,
+        *,
+        values: _abc.Iterable[_builtins.int] | None = ...,
+        max_behind_ms: _abc.Iterable[_builtins.int] | None = ...,
+        failed_slots: _abc.Iterable[_builtins.int] | None = ...,
+        errors: _abc.Iterable[Global___Error] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["errors", b"errors", "failed_slots", b"failed_slots", "max_behind_ms", b"max_behind_ms", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CounterValues: _TypeAlias = CounterValues  # noqa: Y015
 
 @_typing.final
 class AddJob(_message.Message):
@@ -1903,6 +2067,67 @@ class PurgedEdges(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PurgedEdges: _TypeAlias = PurgedEdges  # noqa: Y015
+
+@_typing.final
+class FoldCounters(_message.Message):
+    """Counts the slots of counters that have not changed for a while in slot 0."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARD_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    shard: _builtins.int
+    limit: _builtins.int
+    """rows to examine, at most"""
+    @_builtins.property
+    def after(self) -> Global___RowKey:
+        """the row after which the page begins"""
+
+    def __init__(
+        self,
+        *,
+        shard: _builtins.int = ...,
+        after: Global___RowKey | None = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "limit", b"limit", "shard", b"shard"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FoldCounters: _TypeAlias = FoldCounters  # noqa: Y015
+
+@_typing.final
+class FoldedCounters(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FOLDED_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    folded: _builtins.int
+    """slots"""
+    done: _builtins.bool
+    """there are no rows after it"""
+    @_builtins.property
+    def last(self) -> Global___RowKey:
+        """the last row examined"""
+
+    def __init__(
+        self,
+        *,
+        folded: _builtins.int = ...,
+        last: Global___RowKey | None = ...,
+        done: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last", b"last"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "folded", b"folded", "last", b"last"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FoldedCounters: _TypeAlias = FoldedCounters  # noqa: Y015
 
 @_typing.final
 class ListJobs(_message.Message):
@@ -2446,6 +2671,9 @@ class WriteAnswer(_message.Message):
     SLOTS_FIELD_NUMBER: _builtins.int
     RESULTS_FIELD_NUMBER: _builtins.int
     CHANGES_FIELD_NUMBER: _builtins.int
+    ALL_COUNTED_FIELD_NUMBER: _builtins.int
+    all_counted: _builtins.bool
+    """of a batch of counter_adds alone: all of them are counted, and there are no results"""
     @_builtins.property
     def slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -2460,10 +2688,11 @@ class WriteAnswer(_message.Message):
         slots: _abc.Iterable[_builtins.int] | None = ...,
         results: _abc.Iterable[Global___WriteResult] | None = ...,
         changes: _abc.Iterable[Global___ShardMessages] | None = ...,
+        all_counted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "results", b"results", "slots", b"slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_counted", b"all_counted", "changes", b"changes", "results", b"results", "slots", b"slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

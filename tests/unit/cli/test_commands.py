@@ -95,6 +95,7 @@ def test_help_imports_no_server_no_driver_and_no_transport() -> None:
         ("get", "1"),
         ("list", "1", "friend"),
         ("count", "1", "friend"),
+        ("counter", "1", "views"),
         ("sets", "1.friend & 2.friend"),
         ("add", "object", "user"),
         ("delete", "object", "1", "--yes"),

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from tao.admin.jobs import FoundJobs
 from tao.cli.commands import tao
 from tao.client import Graph, InvalidArgument
-from tao.model.jobs import JobPriority, JobRow, JobState
+from tao.model.jobs import ROUTINE_KINDS, JobPriority, JobRow, JobState
 from tao.wire.session import AnswerHandler
 from tao.wire.v1 import session_pb2 as pb
 from tests.unit.client.fakes import FakeCluster, FakeLink
@@ -61,7 +61,7 @@ def test_a_field_without_a_value_is_shown_as_a_dash(cluster: FakeCluster) -> Non
 
 @pytest.mark.parametrize(
     ("options", "left_out"),
-    [((), ("purge",)), (("--all",), ()), (("--kind", "purge"), ()), (("--kind", "walk"), ("purge",))],
+    [((), ROUTINE_KINDS), (("--all",), ()), (("--kind", "fold"), ()), (("--kind", "walk"), ROUTINE_KINDS)],
 )
 def test_the_jobs_of_the_system_itself_are_left_out_unless_they_are_asked_for(
     monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], left_out: tuple[str, ...]

@@ -70,6 +70,7 @@ class FakeCluster:
         self.objects: dict[int, bytes] = {}
         self.lists: dict[tuple[int, int], list[Edge]] = {}
         self.versions: dict[tuple[int, int], int] = {}
+        self.counters: dict[tuple[int, int], int] = {}
         self.links: dict[str, FakeLink] = {}
         self.lists_reserved_ids = False
         """Whether leaders are of the former version, which lists reserved ids."""
@@ -95,9 +96,12 @@ class FakeCluster:
         return Graph(self, configuration, settings, tier_name, unix_seconds=lambda: 1_700_000_000.5)
 
     def batches(self, server: str | None = None) -> list[pb.Request]:
-        """Return the read and write messages that were sent to one server or to all."""
+        """Return the reads, writes and reads of counters that were sent to one server or to all."""
         links = [self.link(server)] if server else list(self.links.values())
-        return [sent for link in links for sent in link.sent if sent.WhichOneof("body") in ("read", "write")]
+        return [sent for link in links for sent in link.sent if sent.WhichOneof("body") in _BATCHES]
+
+
+_BATCHES = ("read", "write", "get_counters")
 
 
 class FakeLink:
@@ -136,14 +140,28 @@ class FakeLink:
         self.sent.append(request)
         if request.HasField("await_applied"):
             self.timeouts.append(timeout_seconds)
+        answers: list[pb.Answer] = []
+        if self.behaviour is not None and request.HasField("get_counters"):
+            self.behaviour(self, request, answers.append)
+            return answers[0]
         return self.answer(request)
 
     def answer(self, request: pb.Request) -> pb.Answer:
         match request.WhichOneof("body"):
             case "read":
                 return pb.Answer(read=pb.ReadAnswer(values=self.values(request.read)))
+            case "write" if all(each.HasField("counter_add") for each in request.write.writes):
+                for each in request.write.writes:
+                    self.done(each)
+                return pb.Answer(write=pb.WriteAnswer(all_counted=True))
             case "write":
                 return pb.Answer(write=pb.WriteAnswer(results=[self.result(each) for each in request.write.writes]))
+            case "get_counters":
+                found = pb.CounterValues()
+                for key in zip(request.get_counters.ids, request.get_counters.atypes, strict=True):
+                    found.values.append(self.cluster.counters.get(key, 0))
+                    found.max_behind_ms.append(1100)
+                return pb.Answer(counter_values=found)
             case "await_applied":
                 if isinstance(self.of_receipts, TaoError):
                     raise self.of_receipts
@@ -216,6 +234,11 @@ class FakeLink:
         return result
 
     def done(self, write: pb.Write) -> pb.WriteResult:
+        if write.HasField("counter_add"):
+            counted = write.counter_add
+            key = counted.id, counted.atype
+            self.cluster.counters[key] = self.cluster.counters.get(key, 0) + counted.by
+            return pb.WriteResult(found=True)
         if write.HasField("obj_add"):
             added = write.obj_add
             object_id = added.id or make_id(len(self.cluster.objects) + 1, added.shard)

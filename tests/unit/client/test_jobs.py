@@ -137,7 +137,6 @@ Call = Callable[[Graph], Awaitable[object]]
     [
         (lambda g: g.add_job("walk", {}, near=1, priority="urgent"), InvalidArgument, "'urgent' is no priority"),
         (lambda g: g.add_job("Walk", {}, near=1), InvalidArgument, "'Walk' is no kind"),
-        (lambda g: g.add_job("fold", {}, near=1), InvalidArgument, "kept for counters"),
         (lambda g: g.add_job("walk", {}, near=0), InvalidArgument, "near is 0"),
         (lambda g: g.add_job("walk", {}, near=1, id=1 << 48), InvalidArgument, "is on another shard"),
         (lambda g: g.add_job("walk", {"x": object()}, near=1), InvalidArgument, "cannot be stored"),

@@ -8,13 +8,21 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import msgspec
 import pytest
 
-from tao.leader.jobs import JobPath, JobSettings, purge_job_id
+from tao.leader.jobs import JobPath, JobSettings, fold_job_id, purge_job_id
+from tao.model.counters import (
+    FOLDED_SLOT,
+    LIFE_HORIZON_SECONDS,
+    LIFE_MARGIN_SECONDS,
+    SlotTotals,
+    decode_totals,
+    slot_of_life,
+)
 from tao.model.edge_states import State
 from tao.model.errors import DeadlineExceeded, InvalidArgument, OutcomeUnknown, Unavailable
 from tao.model.graph import EdgeKey
 from tao.model.ids import SHARD_SHIFT
 from tao.model.jobs import JobCount, JobPriority, JobQuery, JobRow, JobState, NewJob, PausedKind
-from tao.model.writes import AddJob, AssocMerge, CancelJob, ReportJob
+from tao.model.writes import AddJob, AssocMerge, CancelJob, FlushCounter, ReportJob
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import FRIEND, LeaderRig, make_id
 from tests.rigs.links_rig import MemoryReply
@@ -22,7 +30,7 @@ from tests.rigs.memory_store import MemoryStore
 from tests.rigs.pacing import ManualClock, until
 
 LOW, HIGH = make_id(64, 0), make_id(65, 1)
-SUBSCRIBES, SUBSCRIBERS = 15, 16
+SUBSCRIBES, SUBSCRIBERS, VIEWS = 15, 16, 401
 LEASE_MS = 30_000
 ONE_OF_EACH = (1, 1, 1)
 
@@ -35,6 +43,9 @@ async def rig() -> AsyncIterator[LeaderRig]:
     yield found
     await found.close()
     assert found.tasks.errors == []
+
+
+ROUTINE_JOBS = {id_of(shard) for id_of in (purge_job_id, fold_job_id) for shard in (0, 1)}
 
 
 def store_of(rig: LeaderRig) -> MemoryStore:
@@ -128,12 +139,12 @@ async def test_jobs_of_shards_that_another_leader_owns_are_not_handed_out(rig: L
     await other.close()
 
 
-async def test_the_care_adds_a_purge_to_each_shard_once_and_forgets_jobs_that_ended(rig: LeaderRig) -> None:
+async def test_the_care_adds_routine_jobs_to_each_shard_once_and_forgets_jobs_that_ended(rig: LeaderRig) -> None:
     ended = await add(rig, 1)
     await rig.write(CancelJob(ended))
     await rig.jobs.care_once()
     rows = store_of(rig).rows.jobs
-    assert rows.keys() == {ended, purge_job_id(0), purge_job_id(1)}
+    assert rows.keys() == {ended, *ROUTINE_JOBS}
     assert msgspec.msgpack.decode(rows[purge_job_id(1)].body) == {"shard": 1}
     before = dict(rows)
     seconds = JobSettings().keep_ended_seconds
@@ -141,8 +152,8 @@ async def test_the_care_adds_a_purge_to_each_shard_once_and_forgets_jobs_that_en
     await rig.jobs.care_once()
     assert dict(rows) == before, f"{seconds} s have not passed"
     await impatient.care_once()
-    assert rows.keys() == {purge_job_id(0), purge_job_id(1)}
-    assert impatient.counts == {"waiting": 2, "leased": 0, "failing": 0, "parked": 0}
+    assert rows.keys() == ROUTINE_JOBS
+    assert impatient.counts == {"waiting": 4, "leased": 0, "failing": 0, "parked": 0}
 
 
 async def test_one_round_of_the_care_forgets_all_jobs_that_ended_and_counts_the_others(rig: LeaderRig) -> None:
@@ -156,9 +167,9 @@ async def test_one_round_of_the_care_forgets_all_jobs_that_ended_and_counts_the_
     rows[waiting[-2]] = msgspec.structs.replace(rows[waiting[-2]], state=JobState.PARKED)
     impatient = JobPath(rig.context, JobSettings(keep_ended_seconds=-1.0), rig.ownership, rig.store, rig.writes)
     await impatient.care_once()
-    assert rows.keys() == {*waiting, purge_job_id(0), purge_job_id(1)}
+    assert rows.keys() == {*waiting, *ROUTINE_JOBS}
     await impatient.care_once()
-    assert impatient.counts == {"waiting": 2 * limit + 2 - 4, "leased": 3, "failing": 1, "parked": 1}
+    assert impatient.counts == {"waiting": 2 * limit + 4 - 4, "leased": 3, "failing": 1, "parked": 1}
 
 
 async def test_operators_list_pause_and_resume(rig: LeaderRig) -> None:
@@ -284,9 +295,9 @@ async def test_the_care_goes_on_for_the_databases_that_are_up(halves: tuple[Lead
     store.down = {"db-0"}
     impatient = JobPath(rig.context, JobSettings(keep_ended_seconds=-1.0), rig.ownership, rig.store, rig.writes)
     await impatient.care_once()
-    assert store.rows.jobs.keys() == {purge_job_id(1)}
+    assert store.rows.jobs.keys() == {purge_job_id(1), fold_job_id(1)}
     await impatient.care_once()
-    assert impatient.counts["waiting"] == 1
+    assert impatient.counts["waiting"] == len((purge_job_id, fold_job_id))
 
 
 async def test_a_worker_learns_that_no_database_answers(halves: tuple[LeaderRig, HalfStore]) -> None:
@@ -327,3 +338,28 @@ async def test_nothing_is_leased_to_a_worker_that_has_gone_or_no_longer_waits(
     store.before_jobs = lambda: None
     answer = await asked(rig, pb.Request(lease_jobs=lease), "worker")
     assert [each.id for each in answer.jobs.jobs] == [job]
+
+
+async def test_slots_that_have_not_changed_for_long_are_folded_and_forgotten_when_their_lives_are_over(
+    rig: LeaderRig,
+) -> None:
+    store, now_s = store_of(rig), rig.clock.unix_ms() // 1000
+    idle, used, old = (slot_of_life(now_s - age, 1) for age in (0, 1, LIFE_HORIZON_SECONDS - 60))
+    for slot, plus in ((idle, 5), (used, 7), (old, 11)):
+        await rig.write(FlushCounter(LOW, VIEWS, slot, 1, plus, 0))
+    for slot in (idle, old):
+        store.changed_unix_s[EdgeKey(LOW, VIEWS, slot)] = now_s - 601
+    request = pb.Request(fold_counters=pb.FoldCounters(shard=0, limit=100))
+    folded = (await asked(rig, request, "worker")).folded_counters
+    assert (folded.folded, folded.done) == (2, True)
+
+    def totals() -> dict[int, SlotTotals]:
+        return {edge.id2: decode_totals(edge.data) for edge in store.edges(LOW, VIEWS)}
+
+    tombstones = {idle: SlotTotals(5, 0, 5), old: SlotTotals(11, 0, 11)}
+    assert totals() == {FOLDED_SLOT: SlotTotals(16), used: SlotTotals(7), **tombstones}
+    assert (await asked(rig, request, "worker")).folded_counters.folded == 0
+    assert isinstance(rig.clock, ManualClock)
+    rig.clock.now += LIFE_MARGIN_SECONDS + 61
+    assert (await asked(rig, request, "worker")).folded_counters.folded == 2  # `used` is idle now, and `old` is over
+    assert totals() == {FOLDED_SLOT: SlotTotals(23), used: SlotTotals(7, 0, 7), idle: SlotTotals(5, 0, 5)}

@@ -41,6 +41,7 @@ AT_LEADERS = {
     "report_jobs": (pb.Request(report_jobs=pb.ReportJobs()), {"worker"}),
     "scan_shard": (pb.Request(scan_shard=pb.ScanShard(limit=1)), {"worker"}),
     "purge_removed": (pb.Request(purge_removed=pb.PurgeRemoved(limit=1)), {"worker"}),
+    "fold_counters": (pb.Request(fold_counters=pb.FoldCounters(limit=1)), {"worker"}),
     "list_jobs": (pb.Request(list_jobs=pb.ListJobs()), {"operator"}),
     "change_jobs": (pb.Request(change_jobs=pb.ChangeJobs(pause_kind="walk")), {"operator"}),
 }
@@ -52,6 +53,7 @@ AT_FOLLOWERS = {
     "read": (pb.Request(read=pb.ReadBatch(obj_ids=[1])), {"client", "follower", "worker", "operator"}),
     "probe": (pb.Request(read=pb.ReadBatch()), {"client", "follower", "worker", "operator", "watcher"}),
     "write": (pb.Request(write=pb.WriteBatch()), {"client", "follower", "worker", "operator"}),
+    "get_counters": (pb.Request(get_counters=pb.GetCounters()), {"client", "follower", "worker", "operator"}),
     "watch": (pb.Request(watch=pb.Watch()), EVERYONE),
 }
 

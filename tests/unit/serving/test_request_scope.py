@@ -101,6 +101,11 @@ CASES = {
     ),
     "scan_shard": (pb.Request(scan_shard=pb.ScanShard(shard=4, otype=6)), named({4}, (6,))),
     "purge_removed": (pb.Request(purge_removed=pb.PurgeRemoved(shard=4)), named({4})),
+    "fold_counters": (pb.Request(fold_counters=pb.FoldCounters(shard=4)), named({4})),
+    "get_counters": (
+        pb.Request(get_counters=pb.GetCounters(ids=[A, B], atypes=[1, 2])),
+        named({3, 5}, (), (1, 2)),
+    ),
     "scan_pairs": (pb.Request(scan_pairs=pb.ScanPairs(shard=4, atype=6)), named({4}, (), (6,))),
     "keep_copies": (pb.Request(keep_copies=pb.KeepCopies(copies=[pb.WriteCopy(shard=4)])), named({4})),
 }

@@ -59,6 +59,8 @@ REQUESTS = {
     "report_jobs": pb.Request(report_jobs=pb.ReportJobs()),
     "scan_shard": pb.Request(scan_shard=pb.ScanShard(limit=1)),
     "purge_removed": pb.Request(purge_removed=pb.PurgeRemoved(limit=1)),
+    "fold_counters": pb.Request(fold_counters=pb.FoldCounters(limit=1)),
+    "get_counters": pb.Request(get_counters=pb.GetCounters(ids=[USER_ID], atypes=[401])),
     "list_jobs": pb.Request(list_jobs=pb.ListJobs()),
     "change_jobs": pb.Request(change_jobs=pb.ChangeJobs(pause_kind="walk")),
     "await_applied": pb.Request(await_applied=pb.AwaitApplied(accepted=b"receipt")),
@@ -144,7 +146,8 @@ async def refusal(server: RequestHandler, kind: str, peer: str, *, settles: bool
     for answer in answers:
         if answer.error.reason in (PermissionDenied.reason, Unauthorized.reason):
             return answer.error.reason
-        reasons = [*(each.reason for each in answer.read.errors), *(each.error.reason for each in answer.write.results)]
+        reasons = [each.reason for each in (*answer.read.errors, *answer.counter_values.errors)]
+        reasons += [each.error.reason for each in answer.write.results]
         if PermissionDenied.reason in reasons:
             return PermissionDenied.reason
     return ""

@@ -16,8 +16,8 @@ from tao.model.jobs import KINDS_OF_EVERY_WORKER, JobRow
 from tao.model.writes import ReportJob
 from tao.worker.each import EachEdge, EachObject, load_functions
 from tao.worker.kinds import JobKind, Page, kinds_by_name
-from tao.worker.leaders import PurgedPage, ScannedEdge, ShardPage
-from tao.worker.purge import Purge
+from tao.worker.leaders import FoldedPage, PurgedPage, ScannedEdge, ShardPage
+from tao.worker.routines import Fold, Purge
 from tao.worker.server import known_kinds
 from tests.unit.client.fakes import FakeCluster
 
@@ -44,6 +44,10 @@ class ScannedShard:
     async def purge(self, shard: int, after: EdgeKey, limit: int) -> PurgedPage:
         self.asked.append((shard, after.id1, limit))
         return PurgedPage(4, EdgeKey(9, FRIEND, 9), done=True)
+
+    async def fold(self, shard: int, after: EdgeKey, limit: int) -> FoldedPage:
+        self.asked.append((shard, after.id1, limit))
+        return FoldedPage(3, EdgeKey(9, FRIEND, 9), done=True)
 
 
 class Called:
@@ -108,10 +112,11 @@ async def test_the_objects_of_a_shard_are_those_of_a_type_or_all(graph: Graph) -
     assert [asked[1:3] for asked in leaders.asked] == [(0, USER), (0, 0)]
 
 
-async def test_a_purge_asks_the_leader_of_its_shard(graph: Graph) -> None:
+async def test_a_purge_and_a_fold_ask_the_leader_of_their_shard(graph: Graph) -> None:
     leaders = ScannedShard()
-    page = await Purge(leaders).page(graph, body(shard=2), b"", 10)
-    assert (page.edges, page.done, leaders.asked) == (4, True, [(2, 0, 10)])
+    pages = [await kind.page(graph, body(shard=2), b"", 10) for kind in (Purge(leaders), Fold(leaders))]
+    assert [(page.edges, page.done) for page in pages] == [(4, True), (3, True)]
+    assert leaders.asked == [(2, 0, 10)] * 2
 
 
 async def test_a_wrong_body_and_an_unknown_function_or_type_fail_the_page(graph: Graph) -> None:

@@ -17,7 +17,7 @@ from tao.model.writes import AddJob, CancelJob, LeaseJob, PauseJobs, ReportJob
 from tao.observability.logs import logger
 from tao.runtime.clock import LoopClock
 from tao.worker.kinds import Page, PageWaits
-from tao.worker.leaders import PurgedPage, ShardPage
+from tao.worker.leaders import FoldedPage, PurgedPage, ShardPage
 from tao.worker.runner import JobRunner, RunnerSettings
 from tests.rigs.pacing import ManualClock, until
 from tests.unit.planning.stored_rows import NOW, StoredRows, on_shard
@@ -72,6 +72,9 @@ class MemoryLeaders:
         raise NotImplementedError
 
     async def purge(self, shard: int, after: EdgeKey, limit: int) -> PurgedPage:
+        raise NotImplementedError
+
+    async def fold(self, shard: int, after: EdgeKey, limit: int) -> FoldedPage:
         raise NotImplementedError
 
 

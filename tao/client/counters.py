@@ -1,0 +1,206 @@
+"""Counters of objects: add to them, and read them.
+
+What is added to one counter in one tick of the event loop travels as one addition, and the reads of a tick as one
+message per server. Both go to the home follower of the object's shard, so a reader sees what was added in this tier,
+also what that follower has not written yet."""
+
+# ruff: noqa: A002 - `id` is what an object's id is called in the paper, the design and every other client
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple, Unpack
+
+from tao.client.consistency import Consistency, Freshness, from_keywords
+from tao.client.jobs import JobOperations
+from tao.client.operations import all_or_raise
+from tao.client.server_queues import ServerQueue, WriteRow
+from tao.client.validation import check_id, check_items, check_number, shard_in
+from tao.client.values import Counter
+from tao.model.counters import MAX_BY
+from tao.model.errors import (
+    AnswerFull,
+    Fenced,
+    InvalidArgument,
+    NotMine,
+    ProtocolError,
+    StaleRead,
+    TaoError,
+    Unavailable,
+)
+from tao.model.ids import SHARD_SHIFT
+from tao.wire.convert import error_from_pb
+from tao.wire.v1 import session_pb2 as pb
+
+_MAX_ASKED: Final = 6_000
+"""Counters in one request."""
+_ATTEMPTS: Final = 4
+"""How often a counter is asked for whose server has answered others of the same request."""
+_FIRST_PAUSE_SECONDS: Final = 0.02
+_ASKED_AGAIN: Final = (AnswerFull, Fenced, NotMine, StaleRead, Unavailable)
+
+CounterKey = tuple[int, int]
+
+
+class _Addition:
+    """What is added to one counter in this tick, and who waits for that."""
+
+    __slots__ = ("by", "done")
+
+    def __init__(self, done: asyncio.Future[pb.WriteResult]) -> None:
+        self.by = 0
+        self.done: Final = done
+
+
+class _Asked(NamedTuple):
+    """A counter that is read, and who waits for it."""
+
+    key: CounterKey
+    found: asyncio.Future[Counter]
+
+
+class CounterOperations(JobOperations):
+    """The counters of a graph."""
+
+    _additions: dict[CounterKey, _Addition]
+    _counters_asked: dict[tuple[bool, int], list[_Asked]]
+    _counter_tasks: set[asyncio.Task[None]]
+
+    async def counter_add(self, id: int, counter: str, by: int = 1) -> None:
+        """Add to a counter of an object, or take away (``by`` below 0). ``counter`` is the name in the schema:
+        ``views``, or ``post.views`` where several object types have one. The object is not looked up.
+
+        A follower counts it in memory and writes it within the counter's ``flush_seconds``; a crash of the follower
+        loses what it has not written. Raises `Overloaded` when the follower holds too many counters, and
+        `OutcomeUnknown` when it may or may not have counted."""
+        key = self._counter_key(id, counter)
+        if type(by) is not int or not -MAX_BY <= by <= MAX_BY:
+            by = check_number(by, "by", -MAX_BY, MAX_BY)
+        if not by:
+            return
+        addition = self._additions.get(key)
+        if addition is not None and abs(addition.by + by) > MAX_BY:
+            self._send_additions()
+            addition = None
+        if addition is None:
+            if not self._additions:
+                self._loop.call_soon(self._send_additions)
+            addition = self._additions[key] = _Addition(self._create_future())
+        addition.by += by
+        # Others wait for the same addition: a caller that gives up must not cancel it.
+        await asyncio.shield(addition.done)
+
+    async def counter_get(self, id: int, counter: str, **freshness: Unpack[Freshness]) -> Counter:
+        """Return the value of a counter; 0 for one that nobody has added to. See `counter_add` for the name.
+
+        ``max_behind_ms`` of the result is an upper bound on how long ago an addition may have been acknowledged that
+        the value lacks, while followers reach their leaders; None: not known. Tokens of writes do not name additions,
+        so ``after`` is refused."""
+        (found,) = await self._read_counters([self._counter_key(id, counter)], freshness)
+        if isinstance(found, TaoError):
+            raise found
+        return found
+
+    async def counter_get_many(
+        self, counters: Iterable[Sequence[Any]], **freshness: Unpack[Freshness]
+    ) -> list[Counter]:
+        """Do `counter_get` for each ``(id, counter)``. Raises `SomeFailed`."""
+        keys = [self._counter_key(*item) for item in check_items(counters, 2, 2)]
+        return all_or_raise(await self._read_counters(keys, freshness))
+
+    async def _read_counters(self, keys: Sequence[CounterKey], freshness: Freshness) -> list[Counter | TaoError]:
+        demand = (from_keywords(**freshness) if freshness else None) or self._consistency
+        if demand.token is not None:
+            raise InvalidArgument("counters are not read after a token: additions have none")
+        if keys and not self._counters_asked:
+            self._loop.call_soon(self._ask_for_counters)
+        asked = [_Asked(key, self._create_future()) for key in keys]
+        if asked:
+            self._counters_asked.setdefault((demand.critical, demand.max_staleness_ms or 0), []).extend(asked)
+        results: list[Counter | TaoError] = []
+        for each in await asyncio.gather(*(each.found for each in asked), return_exceptions=True):
+            if isinstance(each, BaseException) and not isinstance(each, TaoError):
+                raise each
+            results.append(each)
+        return results
+
+    def _counter_key(self, id: int, counter: str) -> CounterKey:
+        if not isinstance(counter, str):
+            raise InvalidArgument(f"counter must be the name of a counter, not {counter!r}")
+        shard_in(self._builder.shards, check_id(id), "id")
+        return id, self._builder.schema.counter(counter).number
+
+    def _send_additions(self) -> None:
+        additions, self._additions = self._additions, {}
+        for (counted_id, number), addition in additions.items():
+            if addition.by:
+                write = pb.Write(counter_add=pb.CounterAdd(id=counted_id, atype=number, by=addition.by))
+                row = WriteRow(counted_id >> SHARD_SHIFT, write)
+                self._router.writer(row.shard).writes_with(0).add(row, addition.done)
+            else:
+                addition.done.set_result(pb.WriteResult())
+
+    # ---- reads -----------------------------------------------------------------------------------------------------
+
+    def _ask_for_counters(self) -> None:
+        asked, self._counters_asked = self._counters_asked, {}
+        for (critical, max_staleness_ms), entries in asked.items():
+            demand = Consistency(critical=critical, max_staleness_ms=max_staleness_ms or None)
+            task = self._loop.create_task(self._ask_until_answered(demand, entries))
+            self._counter_tasks.add(task)
+            task.add_done_callback(self._counter_tasks.discard)
+
+    async def _ask_until_answered(self, demand: Consistency, entries: list[_Asked]) -> None:
+        """Ask the servers of the counters. What one of them does not serve is asked for again."""
+        pause_seconds = _FIRST_PAUSE_SECONDS
+        for attempt in range(1, _ATTEMPTS + 1):
+            by_server: dict[ServerQueue, list[_Asked]] = {}
+            for each in entries:
+                by_server.setdefault(self._router.writer(each.key[0] >> SHARD_SHIFT), []).append(each)
+            batches = [
+                some[start : start + _MAX_ASKED]
+                for some in by_server.values()
+                for start in range(0, len(some), _MAX_ASKED)
+            ]
+            failed = [
+                each
+                for found in await asyncio.gather(*(self._ask_server(demand, batch) for batch in batches))
+                for each in found
+            ]
+            entries = []
+            for each, error in failed:
+                if attempt < _ATTEMPTS and isinstance(error, _ASKED_AGAIN):
+                    entries.append(each)
+                elif not each.found.done():
+                    each.found.set_exception(error)
+            if not entries:
+                return
+            await asyncio.sleep(pause_seconds)
+            pause_seconds *= 4
+
+    async def _ask_server(self, demand: Consistency, batch: Sequence[_Asked]) -> list[tuple[_Asked, TaoError]]:
+        """Ask for these counters at one server. Return those that failed, with their errors."""
+        asked = pb.GetCounters(critical=demand.critical, max_staleness_ms=demand.max_staleness_ms or 0)
+        for each in batch:
+            asked.ids.append(each.key[0])
+            asked.atypes.append(each.key[1])
+        try:
+            answer = await self._dispatcher.ask(batch[0].key[0] >> SHARD_SHIFT, pb.Request(get_counters=asked))
+            values = answer.counter_values
+            if not len(values.values) == len(values.max_behind_ms) == len(batch):
+                raise ProtocolError(f"{len(batch)} counters were answered by {len(values.values)} values")
+        except TaoError as error:
+            return [(each, error) for each in batch]
+        errors = dict(zip(values.failed_slots, map(error_from_pb, values.errors), strict=False))
+        newest = max((each.topology_version for each in errors.values() if isinstance(each, NotMine)), default=0)
+        if newest > self._router.version:
+            with suppress(TaoError):
+                await self._configuration.refresh(newest, self._router.writer(batch[0].key[0] >> SHARD_SHIFT))
+        failed: list[tuple[_Asked, TaoError]] = []
+        for slot, (each, value, behind_ms) in enumerate(zip(batch, values.values, values.max_behind_ms, strict=True)):
+            if slot in errors:
+                failed.append((each, errors[slot]))
+            elif not each.found.done():
+                each.found.set_result(Counter(value, behind_ms if behind_ms >= 0 else None))
+        return failed

@@ -1,0 +1,143 @@
+"""Counters in the SDK: what a call sends, what of one tick travels together, and which calls are refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from tao.client import (
+    Consistency,
+    Counter,
+    Graph,
+    InvalidArgument,
+    NotMine,
+    PermissionDenied,
+    SomeFailed,
+    TaoError,
+    UnknownType,
+    WriteToken,
+)
+from tao.model.counters import MAX_BY
+from tao.wire.convert import error_to_pb
+from tao.wire.session import AnswerHandler
+from tao.wire.v1 import session_pb2 as pb
+from tests.unit.client.fakes import FakeCluster, FakeLink, make_id
+
+VIEWS = 401
+POST, OTHER, FAR = make_id(1, 0), make_id(2, 0), make_id(1, 1)
+
+
+def additions(cluster: FakeCluster) -> list[list[tuple[int, int]]]:
+    """Return what each batch of writes adds."""
+    batches = [request.write.writes for request in cluster.batches() if request.HasField("write")]
+    return [[(write.counter_add.id, write.counter_add.by) for write in batch] for batch in batches]
+
+
+async def test_additions_of_a_tick_to_one_counter_are_one(graph: Graph, cluster: FakeCluster) -> None:
+    adds = [graph.counter_add(POST, "views") for _ in range(10)]
+    await asyncio.gather(*adds, graph.counter_add(POST, "page.views", by=-3), graph.counter_add(OTHER, "views", 2))
+    assert additions(cluster) == [[(POST, 7), (OTHER, 2)]]
+    await graph.counter_add(POST, "views")
+    assert cluster.counters == {(POST, VIEWS): 8, (OTHER, VIEWS): 2}
+
+
+async def test_additions_that_cancel_out_and_by_zero_send_nothing(graph: Graph, cluster: FakeCluster) -> None:
+    await graph.counter_add(POST, "views", by=0)
+    await asyncio.gather(graph.counter_add(POST, "views"), graph.counter_add(POST, "views", by=-1))
+    assert additions(cluster) == []
+
+
+async def test_additions_beyond_what_one_may_carry_travel_apart(graph: Graph, cluster: FakeCluster) -> None:
+    await asyncio.gather(graph.counter_add(POST, "views", MAX_BY), graph.counter_add(POST, "views", 1))
+    assert sorted(by for batch in additions(cluster) for _, by in batch) == [1, MAX_BY]
+
+
+async def test_a_caller_that_gives_up_takes_nothing_from_the_others(graph: Graph, cluster: FakeCluster) -> None:
+    hasty, patient = (asyncio.ensure_future(graph.counter_add(POST, "views")) for _ in range(2))
+    await asyncio.sleep(0)
+    hasty.cancel()
+    await patient
+    assert cluster.counters == {(POST, VIEWS): 2}
+
+
+async def test_reads_of_a_tick_travel_together(graph: Graph, cluster: FakeCluster) -> None:
+    cluster.counters = {(POST, VIEWS): 5, (OTHER, VIEWS): -2}
+    one, many = await asyncio.gather(
+        graph.counter_get(POST, "views"), graph.counter_get_many([(OTHER, "views"), (POST, "impressions")])
+    )
+    assert one == Counter(5, 1100)
+    assert [each.value for each in many] == [-2, 0]
+    (asked,) = [request.get_counters for request in cluster.batches() if request.HasField("get_counters")]
+    assert list(asked.ids) == [POST, OTHER, POST]
+    await graph.counter_get(POST, "views", critical=True)
+    await graph.counter_get(POST, "views", max_staleness_ms=500)
+    fresh = [request.get_counters for request in cluster.batches() if request.HasField("get_counters")][-2:]
+    assert [(each.critical, each.max_staleness_ms) for each in fresh] == [(True, 0), (False, 500)]
+    assert await graph.counter_get_many([]) == []
+
+
+def failing_once(slot: int, error: TaoError, times: int) -> Callable[[FakeLink, pb.Request, AnswerHandler], None]:
+    left = times
+
+    def answer(link: FakeLink, request: pb.Request, on_answer: AnswerHandler) -> None:
+        nonlocal left
+        found = link.answer(request)
+        if left and request.HasField("get_counters"):
+            left -= 1
+            found.counter_values.failed_slots.append(slot)
+            found.counter_values.errors.append(error_to_pb(error))
+        on_answer(found)
+
+    return answer
+
+
+async def test_a_counter_that_its_server_does_not_serve_is_asked_for_again(graph: Graph, cluster: FakeCluster) -> None:
+    cluster.counters = {(POST, VIEWS): 5, (OTHER, VIEWS): 6}
+    cluster.link("near-1").behaviour = failing_once(1, NotMine("moved", 1), 1)
+    found = await graph.counter_get_many([(POST, "views"), (OTHER, "views")])
+    assert [each.value for each in found] == [5, 6]
+
+
+async def test_the_error_of_one_counter_leaves_the_others(graph: Graph, cluster: FakeCluster) -> None:
+    cluster.counters = {(POST, VIEWS): 5}
+    cluster.link("near-1").behaviour = failing_once(1, PermissionDenied("no"), 2)
+    with pytest.raises(SomeFailed) as failed:
+        await graph.counter_get_many([(POST, "views"), (OTHER, "views")])
+    assert failed.value.results[0] == Counter(5, 1100)
+    assert isinstance(failed.value.errors[1], PermissionDenied)
+    cluster.link("near-1").behaviour = failing_once(0, PermissionDenied("no"), 1)
+    with pytest.raises(PermissionDenied):
+        await graph.counter_get(POST, "views")
+
+
+Call = Callable[[Graph], Awaitable[object]]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "why"),
+    [
+        (lambda g: g.counter_add(POST, "stars"), UnknownType, r"has page\.views, page\.impressions"),
+        (lambda g: g.counter_add(POST, "friend"), UnknownType, "unknown counter 'friend'"),
+        (lambda g: g.counter_add(POST, 401), InvalidArgument, "must be the name of a counter"),
+        (lambda g: g.counter_add(0, "views"), InvalidArgument, "id is 0"),
+        (lambda g: g.counter_add(POST, "views", by=MAX_BY + 1), InvalidArgument, "by is"),
+        (lambda g: g.counter_add(POST, "views", by=-MAX_BY - 1), InvalidArgument, "by is"),
+        (lambda g: g.counter_add(POST, "views", by=True), InvalidArgument, "by must be an int"),
+        (lambda g: g.counter_add(POST, "views", by=1.5), InvalidArgument, "by must be an int"),
+        (lambda g: g.counter_get(1 << 60, "views"), InvalidArgument, "this graph has shards"),
+        (lambda g: g.counter_get_many([(POST,)]), InvalidArgument, "item 0"),
+        (
+            lambda g: g.counter_get(POST, "views", consistency=Consistency(token=WriteToken())),
+            InvalidArgument,
+            "not read after a token",
+        ),
+    ],
+)
+async def test_a_wrong_call_is_refused_and_nothing_is_sent(
+    graph: Graph, cluster: FakeCluster, call: Call, error: type[Exception], why: str
+) -> None:
+    with pytest.raises(error, match=why):
+        await call(graph)
+    assert cluster.batches() == []
