@@ -27,7 +27,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Final, cast
@@ -109,18 +109,8 @@ class Findings:
     """The same of masters that stood still for good."""
 
     def add(self, other: Findings) -> None:
-        self.hours += other.hours
-        self.promotions += other.promotions
-        self.false += other.false
-        self.lost_writes += other.lost_writes
-        self.stale_reads += other.stale_reads
-        self.late += other.late
-        self.closed += other.closed
-        self.stuck += other.stuck
-        self.errors += other.errors
-        self.incidents += other.incidents
-        self.replaced_seconds += other.replaced_seconds
-        self.hung_seconds += other.hung_seconds
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
     @property
     def violations(self) -> list[str]:

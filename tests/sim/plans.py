@@ -312,13 +312,9 @@ def make_plan(
                 at = near.at + rng.uniform(-0.05, 0.3)
                 pick = near.one if kind in _OF_SHARDS else pick
             if begin + LOOK_SECONDS <= at < begin + tempo.busy_seconds:
-                faults.append(Fault(at, kind, pick, rng.randrange(1000), _seconds(rng, tempo.busy_seconds / 3)))
-                if kind in _WHILE_WRITING:
-                    ops += _burst(rng, at, shape)
-                if kind in _MASTERS:
-                    ops += _token_reads(rng, at, shape)
-                if kind == "move shard":
-                    ops += _reservations(rng, at, pick % shape.shards, shape)
+                fault = Fault(at, kind, pick, rng.randrange(1000), _seconds(rng, tempo.busy_seconds / 3))
+                faults.append(fault)
+                ops += _beside(rng, fault, shape)
     ops += _move_ops(random.Random(f"moves {seed}"), faults, shape)
     if with_states:
         ops += _state_ops(random.Random(f"states {seed}"), ops, shape)
@@ -351,6 +347,16 @@ def _single_faults(rng: random.Random, begin: float, weights: Mapping[str, int],
         seconds = _seconds(rng, until - at)
         faults.append(Fault(begin + at, kind, rng.randrange(1000), rng.randrange(1000), seconds))
     return faults
+
+
+def _beside(rng: random.Random, fault: Fault, shape: Shape) -> list[Op]:
+    """Yield operations at the time of a fault that may meet others."""
+    ops = _burst(rng, fault.at, shape) if fault.kind in _WHILE_WRITING else []
+    if fault.kind in _MASTERS:
+        ops += _token_reads(rng, fault.at, shape)
+    if fault.kind == "move shard":
+        ops += _reservations(rng, fault.at, fault.pick % shape.shards, shape)
+    return ops
 
 
 def _around(rng: random.Random, fault: Fault, shape: Shape) -> list[Op]:
