@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Unpack
 
 from tao.client.consistency import Consistency, Freshness, from_keywords
 from tao.client.jobs import JobOperations
-from tao.client.operations import all_or_raise
+from tao.client.operations import PRIORITY, all_or_raise
 from tao.client.server_queues import ServerQueue, WriteRow
 from tao.client.validation import check_id, check_items, check_number, shard_in
 from tao.client.values import Counter
@@ -23,6 +23,7 @@ from tao.model.errors import (
     AnswerFull,
     Fenced,
     InvalidArgument,
+    NotCommutative,
     NotMine,
     ProtocolError,
     StaleRead,
@@ -72,8 +73,14 @@ class CounterOperations(JobOperations):
         ``views``, or ``post.views`` where several object types have one. The object is not looked up.
 
         A follower counts it in memory and writes it within the counter's ``flush_seconds``; a crash of the follower
-        loses what it has not written. Raises `Overloaded` when the follower holds too many counters, and
-        `OutcomeUnknown` when it may or may not have counted."""
+        loses what it has not written. Raises `Overloaded` when the follower holds too many counters,
+        `OutcomeUnknown` when it may or may not have counted, and `NotCommutative` in a block of `Graph.journaled`: a
+        journal accepts no additions."""
+        if PRIORITY.get():
+            raise NotCommutative(
+                "a journal accepts no counter_add: made twice, it would count twice. Add to the counter outside of "
+                "journaled(); a follower counts in memory, also while the database is away"
+            )
         key = self._counter_key(id, counter)
         if type(by) is not int or not -MAX_BY <= by <= MAX_BY:
             by = check_number(by, "by", -MAX_BY, MAX_BY)

@@ -100,7 +100,8 @@ class ObjectDeleted(InvalidArgument):
 class NotCommutative(InvalidArgument):
     """A journal accepts only writes that may be made late, in any order and twice: operations on edges of types with
     states, states of nodes, and `obj_add` and `add_job` with a reserved id. It refuses adds of types with `max_edges`,
-    because a list that is full by then would refuse an edge that was accepted. Make this write without the journal."""
+    because a list that is full by then would refuse an edge that was accepted, and `counter_add`, which would count
+    twice. Make this write without the journal."""
 
     reason = "NOT_COMMUTATIVE"
 

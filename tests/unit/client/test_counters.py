@@ -12,6 +12,7 @@ from tao.client import (
     Counter,
     Graph,
     InvalidArgument,
+    NotCommutative,
     NotMine,
     PermissionDenied,
     SomeFailed,
@@ -60,6 +61,12 @@ async def test_a_caller_that_gives_up_takes_nothing_from_the_others(graph: Graph
     hasty.cancel()
     await patient
     assert cluster.counters == {(POST, VIEWS): 2}
+
+
+async def test_an_addition_in_a_journaled_block_is_refused(graph: Graph, cluster: FakeCluster) -> None:
+    with graph.journaled(), pytest.raises(NotCommutative, match=r"outside of journaled\(\)"):
+        await graph.counter_add(POST, "views")
+    assert additions(cluster) == []
 
 
 async def test_reads_of_a_tick_travel_together(graph: Graph, cluster: FakeCluster) -> None:
