@@ -189,7 +189,7 @@ async def test_operators_pause_resume_list_show_and_cancel_jobs(
         assert (await finished(job)).done
         await graph.add_job("walk_edges", {}, near=user)
         status, output = await command(cluster, "jobs", "list", "--kind", "walk_edges")
-        kinds = "each_edge, each_object, node_state, purge"
+        kinds = "each_edge, each_object, fold, node_state, purge"
         assert output.endswith(f"no worker knows the kind walk_edges, so its jobs wait; workers know {kinds}\n")
         assert (await command(cluster, "jobs", "pause", "walk_edges"))[0] == 0
         assert (await command(cluster, "jobs", "resume", "walk_edges"))[0] == 0
