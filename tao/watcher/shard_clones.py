@@ -83,10 +83,10 @@ class Cloner:
         self._on_step(
             f"version {stored.version}: changes go to {', '.join((*cloning.between, *cloning.extra_receivers))}"
         )
-        await self._wait_until_seen(cloning, stored.version)
+        await self._wait_until_seen(cloning, stored)
         stored = await self._change(cloning.second)
         self._on_step(f"version {stored.version}: served by {', '.join(cloning.after)}")
-        await self._wait_until_seen(cloning, stored.version)
+        await self._wait_until_seen(cloning, stored)
         return stored
 
     @staticmethod
@@ -115,20 +115,19 @@ class Cloner:
                     raise
         raise AssertionError("max_conflicts is at least 1")
 
-    async def _wait_until_seen(self, cloning: Cloning, version: int) -> None:
-        waiting: list[str] = []
+    async def _wait_until_seen(self, cloning: Cloning, stored: Topology) -> None:
+        version, servers = stored.version, _servers_asked(stored, cloning)
+        waiting = [server.name for server in servers]
         try:
             async with asyncio.timeout(self._settings.timeout_seconds):
                 while True:
-                    # servers may have been marked meanwhile
-                    tier = tier_of(await self._store.load(), cloning.region, cloning.tier)
-                    servers = [server for server in tier.servers if not server.down]
                     heard = await asyncio.gather(*(self._has_seen(server, version) for server in servers))
                     waiting = [server.name for server, has in zip(servers, heard, strict=True) if not has]
                     if not waiting:
                         return
                     self._on_step(f"waiting for {', '.join(waiting)} to go by version {version}")
                     await asyncio.sleep(self._settings.poll_seconds)
+                    servers = _servers_asked(await self._store.load(), cloning)  # some may be marked meanwhile
         except TimeoutError:
             raise Unavailable(
                 f"{', '.join(waiting)} did not hear of topology version {version} within "
@@ -140,6 +139,10 @@ class Cloner:
             return await self._version_at(server) >= version
         except TaoError:
             return False
+
+
+def _servers_asked(topology: Topology, cloning: Cloning) -> list[CacheServer]:
+    return [server for server in tier_of(topology, cloning.region, cloning.tier).servers if not server.down]
 
 
 def topology_version_of(links: Links, settings: CloningSettings) -> VersionAt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import cast
 
 import pytest
@@ -130,3 +131,13 @@ async def test_what_cannot_be_done_is_counted_and_tried_again_later(followers: F
     followers.topology = edits.mark_server(loaded, next(iter({"n-1", "n-2"} - {home})), down=True)
     await policy.once()
     assert policy.done["cloned"] == 0, "nobody else is up"
+
+
+async def test_servers_that_do_not_answer_at_all_in_time_are_named(followers: Followers) -> None:
+    async def silent(_: CacheServer) -> int:
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets the event")
+
+    cloner = Cloner(followers, silent, CloningSettings(timeout_seconds=0.01), lambda _: None)
+    with pytest.raises(Unavailable, match=r"^n-1, n-2 did not hear of topology version 2 within"):
+        await cloner.run(await cloner.plan("east", "near", 3, 1))
