@@ -91,7 +91,8 @@ class PromotionRequest:
     """The promotion that was asked for.
 
     ``region``: the region (or other place) whose server becomes master, or None for the most advanced server.
-    ``master_lost``: proceed without the old master. ``without``: servers that may be unreachable, because the
+    ``master_lost``: proceed without the old master, which is ``master``: what follows was seen of that one, and says
+    nothing of a successor. ``without``: servers that may be unreachable, because the
     operator vouches that they have nothing that the others lack. ``waited_for_replica``: the commits of the lost
     master waited for a replica when it answered last, a moment ago. ``heard``: replica → what it had heard from that
     master when somebody looked earlier; without it a replica counts as one that hears while it is connected.
@@ -102,6 +103,16 @@ class PromotionRequest:
     without: frozenset[str] = frozenset()
     waited_for_replica: bool = False
     heard: Mapping[str, Heard] = field(default_factory=dict)
+    master: str = ""
+
+
+def check_reported(request: PromotionRequest, master: str) -> None:
+    """Raise `PromotionRefused` when the set's ``master`` is not the one that was reported lost: somebody replaced it
+    while this run waited for the lock."""
+    if request.master_lost and request.master not in ("", master):
+        raise PromotionRefused(
+            f"{request.master} was reported lost, and {master} is the master by now: somebody has replaced it already"
+        )
 
 
 def check_before(members: Sequence[SetMember], request: PromotionRequest) -> None:

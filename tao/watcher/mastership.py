@@ -433,9 +433,11 @@ class Mastership:
                 self._log.warning("master_lost", database=name, silent_seconds=round(observation.silent_seconds, 2))
                 region, master = next((each.region, each.name) for each in observation.members if each.is_master)
                 renewed = partial(self._last_renewal, name, region)
-                waited = observation.waited_for_replica and self._knows_acknowledgements(name, master, observation)
-                request = PromotionRequest(master_lost=True, waited_for_replica=waited, heard=dict(self._heard))
-                done = await self._promoter.promote(name, request, last_renewal=renewed)
+                waits = partial(self._waited, name, master)
+                request = PromotionRequest(
+                    master_lost=True, waited_for_replica=waits(), heard=dict(self._heard), master=master
+                )
+                done = await self._promoter.promote(name, request, last_renewal=renewed, still_waits=waits)
             elif action is Action.RESTORE:
                 done = await self._promoter.restore(name)
             elif action is Action.FINISH:
@@ -492,15 +494,17 @@ class Mastership:
             waits_for_replica=done.waits_for_replica if done else None,
         )
 
-    def _knows_acknowledgements(self, database: str, master: str, observation: Observation) -> bool:
-        """Return whether a lost master was seen lately, and nobody but servers of its set acknowledged to it.
+    def _waited(self, database: str, master: str) -> bool:
+        """Return whether a lost master was lately seen to wait for a replica, and nobody but servers of its set to
+        acknowledge to it.
 
         While a lease lasted, others may have changed what a silent master does. And a replica outside the set, which
         the promotion would not stop, could acknowledge all along."""
         now = self._clock.monotonic()
         known_for = self._settings.lease.terms(semi_sync=True).over_after_seconds
         acknowledged_by, seen_at = self._acknowledged_by_set.get(database, ("", now))
-        return acknowledged_by == master and max(observation.silent_seconds, now - seen_at) < known_for
+        is_known = max(self._silent_seconds(master), now - seen_at) < known_for
+        return self._waited_for_replica.get(database) == acknowledged_by == master and is_known
 
     def _is_new_failure(self, database: str, reason: str) -> bool:
         """Return whether the last action on a database has not failed for the same reason: each is reported once."""

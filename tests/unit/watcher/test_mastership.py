@@ -519,6 +519,37 @@ async def test_what_was_seen_longer_ago_than_a_lease_lasts_says_nothing_of_who_a
     await tasks.close()
 
 
+async def test_a_promotion_that_has_waited_for_its_lock_asks_again_what_is_known_of_acknowledgements(
+    tmp_path: Path,
+) -> None:
+    said, silent = list[bool](), {"east-db": 0.0}
+
+    class Late(Broken):
+        async def promote(
+            self,
+            database: str,
+            request: PromotionRequest,
+            *,
+            still_waits: Callable[[], bool] = lambda: True,
+            **_: object,
+        ) -> PromotionResult:
+            said.extend((request.waited_for_replica, still_waits()))
+            assert request.master == "east-db"
+            clock.now += LeaseSettings().terms(semi_sync=True).over_after_seconds
+            said.append(still_waits())
+            raise Unavailable("not in this test")
+
+    tasks, clock = BackgroundTasks("watcher", logger("watcher")), ManualClock()
+    mastership = mastership_of(tmp_path, Late(), tasks, clock, silent.__getitem__)
+    replicas, west = east_and_west(semi_sync=True), replica("west", "1-1-1", receiving=True, acknowledges=True)
+    mastership.observe(replicas, [master("1-1-1", waits=True, clients=1), west], clock.monotonic())
+    silent["east-db"] = 5.0
+    mastership.observe(replicas, [master(None), replica("west", "1-1-1")], clock.monotonic())
+    await turns()
+    assert said == [True, True, False]
+    await tasks.close()
+
+
 def asks(asked: list[bool]) -> Promoter:
     """Return a promoter that notes whether the master was seen to wait, and fails."""
 
