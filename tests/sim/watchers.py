@@ -102,7 +102,7 @@ class SimReplicationSet:
             self._hold.check()
         yield session
 
-    async def members(self) -> list[SetMember]:
+    async def members(self, *, master_seconds: float | None = None) -> list[SetMember]:
         return list(await asyncio.gather(*map(self._member, self.database.servers)))
 
     async def _member(self, region: str) -> SetMember:
