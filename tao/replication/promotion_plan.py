@@ -238,7 +238,13 @@ def check_kept(chosen: SetMember, now: MemberState) -> None:
 
 
 def check_lost(master: SetMember, request: PromotionRequest) -> None:
-    """Raise `MasterAnswers` when a master that was reported lost answers: everything it has can still be received."""
+    """Raise `MasterAnswers` when a master that was reported lost answers: everything it has can still be received. One
+    that refuses this process' account or certificate is there, and may take writes."""
+    if request.master_lost and master.refuses:
+        raise MasterAnswers(
+            f"the master {master.name} is not lost, it refuses this process: {master.error}. Mend what it is refused "
+            "for; to do without what the master has, stop it first"
+        )
     if request.master_lost and master.state is not None:
         raise MasterAnswers(
             f"the master {master.name} answers, so it is not lost, and others may lack what it has: repeat without "
