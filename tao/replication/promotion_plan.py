@@ -61,6 +61,8 @@ class SetMember:
     refuses: bool = False
     """True when it answers, and refuses this process' account or certificate, or is refused for its own certificate. So
     it is there, and nothing else is known of it."""
+    is_silent: bool = False
+    """True when it left the question unanswered, or the connection broke: another question may take as long."""
 
     @property
     def is_complete(self) -> bool:

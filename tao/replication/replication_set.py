@@ -181,6 +181,7 @@ class ReplicationSet:
                 is_master=is_master,
                 is_refused=isinstance(error, NotListening),
                 refuses=error.is_refusal,
+                is_silent=is_silence(error),
             )
         self._silent.discard(name)
         return SetMember(name, region, state, is_master=is_master, seen_at=asyncio.get_running_loop().time())
@@ -386,6 +387,12 @@ class ReplicationSet:
                 except TablesMissing as error:
                     without_tables[member.name] = error.message
         return epochs, without_tables
+
+
+def is_silence(error: TaoError) -> bool:
+    """Return whether a server has not answered, so that another question may take as long. Any other failure, as where
+    nothing listens or connections are used up, is known at once."""
+    return isinstance(error, ConnectionLost | DeadlineExceeded) and not isinstance(error, NotListening)
 
 
 def find_database(topology: Topology, name: str) -> Database:
