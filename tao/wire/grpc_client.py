@@ -87,7 +87,7 @@ async def connect_grpc(
 
 def _refusal(code: grpc.StatusCode, details: str | None, trailers: Trailers) -> TaoError:
     error = error_of(code, details, trailers)
-    error.is_refusal = has_reason(trailers)
+    error.is_refusal = has_reason(trailers) and not error.retryable
     return error
 
 
