@@ -335,6 +335,11 @@ class PeerReports:
         return is_silent and any(self._links.refusal_at(each.name) for each in self._others_of(region))
 
     @property
+    def all_refuse(self) -> bool:
+        """Whether no other region reports and watchers of one refuse this one: it is at fault, and not one of them."""
+        return not any(self.reports.values()) and any(map(self.refuse, self.reports))
+
+    @property
     def refusals(self) -> dict[str, str]:
         """Why other watchers do not report, by their names."""
         watchers = [each.name for region in self._topology().regions for each in region.watchers]
