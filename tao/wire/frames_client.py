@@ -14,7 +14,7 @@ from typing import Final, cast
 
 from google.protobuf.message import DecodeError
 
-from tao.model.errors import ProtocolError, TaoError, Unavailable, is_tls_refusal
+from tao.model.errors import Overloaded, ProtocolError, TaoError, Unavailable, is_tls_refusal
 from tao.wire import framing
 from tao.wire.address import TcpAddress, parse_address
 from tao.wire.client_session import NumberedSession
@@ -205,8 +205,8 @@ class FrameSession(NumberedSession, asyncio.Protocol):
             self._schedule_keep_alive(self._settings.ping_interval_seconds)
         elif kind == framing.ERROR:
             error = error_from_pb(session_pb2.Error.FromString(payload))
-            # One that has no room, or drains, refuses whoever comes.
-            error.is_refusal = not (self._greeting.done() or error.retryable)
+            # One that has no room refuses whoever comes.
+            error.is_refusal = not (self._greeting.done() or isinstance(error, Overloaded))
             self._fail(error)
         elif kind == framing.PING and self._connected:
             self._queue(framing.PONG, payload)

@@ -20,7 +20,8 @@ from tao.wire.status import REASON_KEY
 from tao.wire.tls import ServerCheck
 from tests.rigs.certificates import TestAuthority
 
-REFUSALS = [(Unauthorized, True), (Overloaded, False), (TooManyConnections, False), (Unavailable, False)]
+REFUSALS = [(Unauthorized, True), (Overloaded, False), (TooManyConnections, False), (Unavailable, True)]
+"""`Unavailable`: the topology does not list it."""
 
 
 def session_of(tls: ServerCheck | None = None) -> FrameSession:
