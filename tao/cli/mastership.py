@@ -57,7 +57,9 @@ def promote(database: str, region: str | None, master_lost: bool, without: tuple
     path, accounts = mastership_login()
     found = find_database(load_topology(path), database)
     others = sorted(set(found.places) - {found.master_region})
-    request = PromotionRequest(region or (others[0] if len(others) == 1 else None), master_lost, frozenset(without))
+    target_region = region or (others[0] if len(others) == 1 else None)
+    master = found.places[found.master_region].name
+    request = PromotionRequest(target_region, master_lost, frozenset(without), master=master)
     promoter = shown_promoter(path, accounts)
     members = _observe(promoter, database)
     if request.region != found.master_region:

@@ -262,6 +262,8 @@ class Ownership:
             async with limit:
                 # Another takeover has begun at the new master of any other shard.
                 shards = [shard for shard in shards if self._store.server_of(shard) == server]
+                if not shards:
+                    return alone
                 pauses = self._pauses
                 rows = await self._store.take_ownership(
                     shards, self._name, timeout_seconds=self._settings.take_timeout_seconds

@@ -22,7 +22,7 @@ class LostMaster:
     undone.
 
     A dead process refuses each question at once. One that hangs leaves it unanswered until it resumes. So nothing waits
-    for an answer that does not come, and one that comes is known at once.
+    for an answer that does not come, and one that comes is known at once. One that refuses this process is there, too.
     """
 
     def __init__(self, replicas: ReplicationSet) -> None:
@@ -71,7 +71,7 @@ class LostMaster:
                 if self._silent_since is None:
                     self._silent_since = began
                 self._found = await self._replicas.member(self._replicas.database.master_region)
-                if self._found.state is not None:
+                if self._found.state is not None or self._found.refuses:
                     self.answered.set()
                     return
                 if loop.time() - began < SILENT_SECONDS:

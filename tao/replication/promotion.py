@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -23,6 +23,7 @@ from tao.model.errors import OperatorError, TaoError, TopologyConflict
 from tao.model.ids import PROMOTION_AHEAD_MS
 from tao.model.ports import TopologyStore
 from tao.model.topology import Database, Topology
+from tao.replication.concurrent_steps import all_of, both
 from tao.replication.kept_sessions import KeptSessions
 from tao.replication.lease import LeaseTerms, grant_lease, lease_terms, server_unix_ms
 from tao.replication.locks import LockHold, Locks, hold_exclusively, mastership_lock
@@ -35,9 +36,11 @@ from tao.replication.promotion_plan import (
     check_kept,
     check_lost,
     check_rejoin,
+    check_reported,
     check_seeded,
     choose,
     choose_catch_up_target,
+    discarded_transactions,
     is_fenced_by_replicas,
     unfinished,
 )
@@ -128,8 +131,6 @@ class PromotionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 OnStep = Callable[[PromotionStep], Awaitable[None]]
 LastRenewal = Callable[[], Awaitable[float]]
-_One = TypeVar("_One")
-_Other = TypeVar("_Other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,12 +218,18 @@ class Promoter:
         return (await self._set(database)).master.name == server
 
     async def promote(
-        self, database: str, request: PromotionRequest, *, last_renewal: LastRenewal | None = None
+        self,
+        database: str,
+        request: PromotionRequest,
+        *,
+        last_renewal: LastRenewal | None = None,
+        still_waits: Callable[[], bool] = lambda: True,
     ) -> PromotionResult:
         """Make another server master. A master that is reported lost is replaced only while it does not answer.
 
         ``last_renewal`` is called once no further renewal can begin. It returns when, on the loop's clock, the old
-        master's lease was renewed last; None means that it may have been a moment ago.
+        master's lease was renewed last; None means that it may have been a moment ago. ``still_waits`` is asked once
+        the lock is held, for which seconds may have passed: does ``request.waited_for_replica`` hold now?
 
         Raises `PromotionRefused` with nothing changed, or another `TaoError` when a step failed; the next run then
         finishes or undoes what was done. Raises `LockTaken` when another run is under way, and `LockLost` when this
@@ -232,8 +239,10 @@ class Promoter:
             replicas = await self._set(database)
             if request.region == replicas.database.master_region:
                 return await self._restore(replicas, last_renewal)
+            check_reported(request, replicas.master.name)
             loss: _Loss | None = None
             if request.master_lost:
+                request = replace(request, waited_for_replica=request.waited_for_replica and still_waits())
                 self._silent.add(replicas.master.name)  # the caller has waited for an answer already
                 master = LostMaster(replicas)
                 await asking.enter_async_context(master.asked())
@@ -268,11 +277,25 @@ class Promoter:
             members = await replicas.members()
             epochs, _ = await replicas.epochs_as_masters(members)
             if unfinished(members, epochs, replicas.database.version_epoch) is None:
-                raise PromotionRefused(
-                    f"{replicas.master.name} waits for a replica, and no server can follow it: they have transactions "
-                    "that it lacks. Seed one anew (tao reseed)"
-                )
+                await self._close_to_be_followed(replicas)
             return await self._restore(replicas, None)
+
+    async def _close_to_be_followed(self, replicas: ReplicationSet) -> None:
+        """Close a master whose commits wait, so that it has executed them. MySQL counts a transaction only when its
+        wait is over, so replicas may have one that the master seems to lack.
+
+        Raises `PromotionRefused`, and has the master wait again, when no server can follow it even then.
+        """
+        await replicas.close(replicas.database.master_region)
+        members = await replicas.members()
+        master = next(member for member in members if member.is_master)
+        others = [member for member in members if not member.is_master and member.is_complete]
+        if all(discarded_transactions(member, master) for member in others):
+            await self._open_master(replicas, waits=True)
+            raise PromotionRefused(
+                f"{master.name} waits for a replica, and no server can follow it: they have transactions that it "
+                "lacks. Seed one anew (tao reseed)"
+            )
 
     async def wait_for_replicas(self, database: str) -> None:
         """Make commits of the master wait for a replica again, as the topology says. Raises `OperatorError` when no
@@ -391,21 +414,21 @@ class Promoter:
             # Wait until all have stopped receiving: until then a watcher that is cut off from the locks may renew
             # (`ReplicationSet.is_followed_by_all`), and install other terms before it does.
             over = self._reads_over_at(replicas, others, loss.last_renewal)
-            _, over_at = await _both(self._apply_and_detach(replicas, chosen), over)
+            _, over_at = await both(self._apply_and_detach(replicas, chosen), over)
             outlast = self._outlast(replicas, chosen, others, over_at, loss.master.answered)
-            prepared, _ = await _both(self._prepare(replicas, chosen), outlast)
+            prepared, _ = await both(self._prepare(replicas, chosen), outlast)
             master = await loss.master.until_certain()
         else:
             await self._apply_and_detach(replicas, chosen)
             asked = replicas.member(replicas.database.master_region) if loss is None else loss.master.until_certain()
-            prepared, master = await _both(self._prepare(replicas, chosen), asked)
+            prepared, master = await both(self._prepare(replicas, chosen), asked)
         # From here on reads may find no server with the versions they require until the topology is changed.
         check_lost(master, request)
         return prepared, "" if master.state is not None else master.name
 
     async def _stop_receiving(self, replicas: ReplicationSet, others: list[SetMember]) -> dict[str, SetMember]:
         """Have the replicas stop receiving, and return by region what each has then."""
-        stopped = await _all_of(*(replicas.stop_receiving(member.region) for member in others))
+        stopped = await all_of(*(replicas.stop_receiving(member.region) for member in others))
         return {member.region: member for member in stopped}
 
     async def _outlast_renewals_without_lock(
@@ -418,7 +441,7 @@ class Promoter:
             now = asyncio.get_running_loop().time()
             await self._wait_for_lease(replicas, others, loss.last_renewal, now, loss.master.answered)
             # When it restarts, a replica receives by itself, and the lease may have been renewed since.
-            stopped = await _all_of(*(replicas.stop_receiving_again(member.region) for member in others))
+            stopped = await all_of(*(replicas.stop_receiving_again(member.region) for member in others))
             if not any(has_begun for _, has_begun in stopped):
                 return {member.region: member for member, _ in stopped}
         raise PromotionRefused(f"replicas of {replicas.master.name} began to receive again {_MAX_WAITS} times")
@@ -461,7 +484,7 @@ class Promoter:
         restarts, and theirs may have what it had.
         """
         rest = [each for each in others if each.name != chosen.name]
-        await _all_of(*(replicas.forget_master(each.region, chosen) for each in rest))
+        await all_of(*(replicas.forget_master(each.region, chosen) for each in rest))
         await self._begin(replicas, PromotionStep.OUTLAST)
         await replicas.wait(over_at - asyncio.get_running_loop().time(), unless)
 
@@ -498,7 +521,7 @@ class Promoter:
                 reserving = await schemas_with_reserved_ids(session, deadline=replicas.statement_deadline())
                 return reserving, await lease_terms(session, deadline=replicas.statement_deadline())
 
-        (known, unix_ms, read_at), (reserving, terms) = await _both(epoch_and_clock(), tables_and_terms())
+        (known, unix_ms, read_at), (reserving, terms) = await both(epoch_and_clock(), tables_and_terms())
         # The epoch has to be above the document's and above those of shards that were moved here, under which the old
         # master may have assigned versions that no server here has received. After an interrupted run, whose master was
         # never opened, it is one higher than need be.
@@ -534,7 +557,7 @@ class Promoter:
         await self._begin(replicas, PromotionStep.TOPOLOGY)
         read_at = asyncio.get_running_loop().time()
         change = self._change_topology(replicas, region, epoch, lost)
-        topology, unix_ms = await _both(change, replicas.unix_ms(region))
+        topology, unix_ms = await both(change, replicas.unix_ms(region))
         changed = self._set_of(topology, replicas.database.name)
         # The lease of a lost master is over, so it answers no critical read.
         settle = not (lost and prepared.terms.seconds)
@@ -609,17 +632,7 @@ class Promoter:
         if installed is None:
             await self._raise_again(replicas)
         waits = database.semi_sync and await self._acknowledged_in_use(replicas, following)
-        async with replicas.session(database.master_region) as session:
-            deadline = replicas.statement_deadline()
-            terms = installed.terms if installed else await lease_terms(session, deadline=deadline)
-            if terms.seconds:
-                # A lease may count from an earlier time. Others that have to follow, or do not answer, take seconds.
-                if installed and loop.time() - installed.read_at < _RECENT_SECONDS:
-                    now = installed.unix_ms
-                else:
-                    now = await server_unix_ms(session, deadline=deadline)
-                await grant_lease(session, now, deadline=replicas.statement_deadline())
-            await open_to_writes(session, semi_sync=waits, deadline=replicas.statement_deadline())
+        await self._open_master(replicas, waits=waits, installed=installed)
         version = (await self._store.load()).version
         return PromotionResult(
             database=database.name,
@@ -631,6 +644,20 @@ class Promoter:
             left=left,
             waits_for_replica=waits,
         )
+
+    async def _open_master(self, replicas: ReplicationSet, *, waits: bool, installed: _Installed | None = None) -> None:
+        """Open the master of the topology to writes, under a lease if it keeps one. ``installed``: as in `_open`."""
+        async with replicas.session(replicas.database.master_region) as session:
+            deadline = replicas.statement_deadline()
+            terms = installed.terms if installed else await lease_terms(session, deadline=deadline)
+            if terms.seconds:
+                # A lease may count from an earlier time. Others that have to follow, or do not answer, take seconds.
+                if installed and asyncio.get_running_loop().time() - installed.read_at < _RECENT_SECONDS:
+                    now = installed.unix_ms
+                else:
+                    now = await server_unix_ms(session, deadline=deadline)
+                await grant_lease(session, now, deadline=replicas.statement_deadline())
+            await open_to_writes(session, semi_sync=waits, deadline=replicas.statement_deadline())
 
     async def _raise_again(self, replicas: ReplicationSet) -> None:
         """Write the topology's epoch into shard rows of the master that lack it."""
@@ -761,26 +788,3 @@ async def _over_at(after_seconds: float, last_renewal: LastRenewal | None, lates
         return 0.0
     since = latest if last_renewal is None else min(latest, await last_renewal())
     return since + after_seconds
-
-
-async def _all_of(*awaitables: Awaitable[_One]) -> list[_One]:
-    """Return all results, once all have ended. Raises the first error of them.
-
-    Not before: what follows attaches a server again, which one of them could still stop or detach.
-    """
-    results: list[_One] = []
-    for each in await asyncio.gather(*awaitables, return_exceptions=True):
-        if isinstance(each, BaseException):
-            raise each
-        results.append(each)
-    return results
-
-
-async def _both(one: Awaitable[_One], other: Awaitable[_Other]) -> tuple[_One, _Other]:
-    """Return the results of two different steps, as `_all_of` does."""
-    first, second = await asyncio.gather(one, other, return_exceptions=True)
-    if isinstance(first, BaseException):
-        raise first
-    if isinstance(second, BaseException):
-        raise second
-    return first, second

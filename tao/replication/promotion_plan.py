@@ -61,6 +61,8 @@ class SetMember:
     refuses: bool = False
     """True when it answers, and refuses this process' account or certificate, or is refused for its own certificate. So
     it is there, and nothing else is known of it."""
+    is_silent: bool = False
+    """True when it left the question unanswered, or the connection broke: another question may take as long."""
 
     @property
     def is_complete(self) -> bool:
@@ -91,7 +93,8 @@ class PromotionRequest:
     """The promotion that was asked for.
 
     ``region``: the region (or other place) whose server becomes master, or None for the most advanced server.
-    ``master_lost``: proceed without the old master. ``without``: servers that may be unreachable, because the
+    ``master_lost``: proceed without the old master, which is ``master``: what follows was seen of that one, and says
+    nothing of a successor. ``without``: servers that may be unreachable, because the
     operator vouches that they have nothing that the others lack. ``waited_for_replica``: the commits of the lost
     master waited for a replica when it answered last, a moment ago. ``heard``: replica → what it had heard from that
     master when somebody looked earlier; without it a replica counts as one that hears while it is connected.
@@ -102,6 +105,16 @@ class PromotionRequest:
     without: frozenset[str] = frozenset()
     waited_for_replica: bool = False
     heard: Mapping[str, Heard] = field(default_factory=dict)
+    master: str = ""
+
+
+def check_reported(request: PromotionRequest, master: str) -> None:
+    """Raise `PromotionRefused` when the set's ``master`` is not the one that was reported lost: somebody replaced it
+    while this run waited for the lock."""
+    if request.master_lost and request.master not in ("", master):
+        raise PromotionRefused(
+            f"{request.master} was reported lost, and {master} is the master by now: somebody has replaced it already"
+        )
 
 
 def check_before(members: Sequence[SetMember], request: PromotionRequest) -> None:
@@ -227,7 +240,13 @@ def check_kept(chosen: SetMember, now: MemberState) -> None:
 
 
 def check_lost(master: SetMember, request: PromotionRequest) -> None:
-    """Raise `MasterAnswers` when a master that was reported lost answers: everything it has can still be received."""
+    """Raise `MasterAnswers` when a master that was reported lost answers: everything it has can still be received. One
+    that refuses this process' account or certificate is there, and may take writes."""
+    if request.master_lost and master.refuses:
+        raise MasterAnswers(
+            f"the master {master.name} is not lost, it refuses this process: {master.error}. Mend what it is refused "
+            "for; to do without what the master has, stop it first"
+        )
     if request.master_lost and master.state is not None:
         raise MasterAnswers(
             f"the master {master.name} answers, so it is not lost, and others may lack what it has: repeat without "

@@ -146,13 +146,15 @@ class ReplicationSet:
         if self._hold is not None:
             self._hold.check()
 
-    async def members(self) -> list[SetMember]:
-        """Return the current state of all servers, queried concurrently.
+    async def members(self, *, master_seconds: float | None = None) -> list[SetMember]:
+        """Return the current state of all servers, queried concurrently. ``master_seconds``: another time limit for the
+        master's answer.
 
         A server that was silent last time gets less time: a promotion calls this several times, and the writers of the
         whole database wait for each call.
         """
-        return list(await asyncio.gather(*map(self.member, self.database.places)))
+        limits = {self.database.master_region: master_seconds}
+        return list(await asyncio.gather(*(self.member(each, limits.get(each)) for each in self.database.places)))
 
     async def beside_master(self, region: str) -> tuple[SetMember, SetMember]:
         """Return the state of a server and of the master. The master is queried afterwards, so it has everything that a
@@ -160,11 +162,11 @@ class ReplicationSet:
         member = await self.member(region)
         return member, await self.member(self.database.master_region)
 
-    async def member(self, region: str) -> SetMember:
-        """Return the current state of a server."""
+    async def member(self, region: str, seconds: float | None = None) -> SetMember:
+        """Return the current state of a server. ``seconds``: another time limit than that of statements."""
         name, is_master = self.database.places[region].name, region == self.database.master_region
         patience = _RETRY_SHARE if name in self._silent else 1.0
-        deadline = asyncio.get_running_loop().time() + patience * self._statement_seconds
+        deadline = asyncio.get_running_loop().time() + patience * (seconds or self._statement_seconds)
         try:
             state = await self._state(region, deadline)
         except LockLost:
@@ -179,6 +181,7 @@ class ReplicationSet:
                 is_master=is_master,
                 is_refused=isinstance(error, NotListening),
                 refuses=error.is_refusal,
+                is_silent=is_silence(error),
             )
         self._silent.discard(name)
         return SetMember(name, region, state, is_master=is_master, seen_at=asyncio.get_running_loop().time())
@@ -384,6 +387,12 @@ class ReplicationSet:
                 except TablesMissing as error:
                     without_tables[member.name] = error.message
         return epochs, without_tables
+
+
+def is_silence(error: TaoError) -> bool:
+    """Return whether a server has not answered, so that another question may take as long. Any other failure, as where
+    nothing listens or connections are used up, is known at once."""
+    return isinstance(error, ConnectionLost | DeadlineExceeded) and not isinstance(error, NotListening)
 
 
 def find_database(topology: Topology, name: str) -> Database:

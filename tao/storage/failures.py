@@ -53,11 +53,12 @@ _REFUSED: Final = frozenset(
 _LOGIN_REFUSED: Final = frozenset(
     {
         ER.ACCESS_DENIED_ERROR, ER.DBACCESS_DENIED_ERROR, ER.TABLEACCESS_DENIED_ERROR, ER.SPECIFIC_ACCESS_DENIED_ERROR,
-        ER.HOST_NOT_PRIVILEGED, ER.HOST_IS_BLOCKED, _NO_PASSWORD, _MUST_CHANGE_PASSWORD, _PASSWORD_EXPIRED_MYSQL,
+        ER.HOST_NOT_PRIVILEGED, _NO_PASSWORD, _MUST_CHANGE_PASSWORD, _PASSWORD_EXPIRED_MYSQL,
         _ACCOUNT_LOCKED_MYSQL, _ACCOUNT_LOCKED_MARIADB, _TLS_REQUIRED, CR.CR_SSL_CONNECTION_ERROR,
     }
 )  # fmt: skip
-"""The server answers, and does not let this process in, or not as far as it needs to see; or TLS has failed."""
+"""The server answers, and does not let this process in, or not as far as it needs to see; or TLS has failed. A
+blocked host is another thing: its connections broke too often, which says nothing of what it shows."""
 _MISSING: Final = frozenset({ER.BAD_DB_ERROR, ER.NO_SUCH_TABLE})
 _DISK_FULL: Final = frozenset({ER.DISK_FULL, ER.ERROR_ON_WRITE, ER.RECORD_FILE_FULL})
 _TOO_LARGE: Final = frozenset({ER.DATA_TOO_LONG, ER.NET_PACKET_TOO_LARGE})

@@ -25,7 +25,7 @@ from tao.replication.lease import (
 from tao.replication.locks import LockHold, Locks, LocksAway, LockTaken, mastership_lock
 from tao.replication.promotion import Promoter, PromotionResult
 from tao.replication.promotion_plan import Heard, PromotionRequest, SetMember, discarded_transactions
-from tao.replication.replication_set import ReplicationSet
+from tao.replication.replication_set import ReplicationSet, is_silence
 from tao.storage.session import DatabaseSession
 from tao.watcher.probes import PeerReports, WatcherContext
 from tao.watcher.settings import ProbeSettings, WatcherSettings
@@ -243,9 +243,9 @@ class Mastership:
         self._acting: Final = set[str]()
         self._acted_at: Final[dict[str, float]] = {}
         self._renewing: Final = set[str]()
-        self._unanswered: Final = set[str]()
-        """Databases whose master did not answer when it was asked last, for a probe or a renewal. A renewal would hold
-        the lock, which a promotion needs, for as long as it waits."""
+        self._unanswered_until: Final[dict[str, float]] = {}
+        """Database whose master left a probe or a renewal unanswered → until when no renewal of its lease is begun. It
+        would hold the lock, which a promotion may need, for as long as it waits."""
         self._heard: Final[dict[str, Heard]] = {}
         """Replica → what it has heard from its master, and since when nothing more."""
         self._refusals: Final[dict[str, str]] = {}
@@ -282,10 +282,10 @@ class Mastership:
         for member in members:
             if member.state is None:
                 self._prepared.pop(member.name, None)
-                if member.is_master:
-                    self._unanswered.add(name)
+                if member.is_silent and member.is_master:
+                    self._note_silence(replicas)
             elif member.is_master:
-                self._unanswered.discard(name)
+                self._unanswered_until.pop(name, None)
             else:
                 self._note_heard(member)
         if began < self._acted_at.get(name, began):
@@ -334,6 +334,13 @@ class Mastership:
                 return
             self._acting.add(name)
             self._tasks.start(self._do(name, action, server, observation), f"{action} {name}")
+
+    def _note_silence(self, replicas: ReplicationSet) -> None:
+        """Note that a master has left a question unanswered. A single one keeps its lease from being renewed for no
+        longer than until the next probe begins: it may only have been slow. Several do until a probe is answered."""
+        name, probes = replicas.database.name, self._settings.probes
+        seconds = probes.interval_seconds + (probes.timeout_seconds if name in self._unanswered_until else 0.0)
+        self._unanswered_until[name] = self._clock.monotonic() + seconds
 
     def _note_heard(self, replica: SetMember) -> None:
         """Note what a replica has heard from its master, if that is more than before."""
@@ -420,7 +427,8 @@ class Mastership:
         while True:
             if self._settings.leases and not self._settings.dry_run:
                 for name, replicas in self._sets.items():
-                    if self._renews_lease_of(replicas) and not {name} & (self._renewing | self._unanswered):
+                    hangs = self._clock.monotonic() < self._unanswered_until.get(name, 0.0)
+                    if self._renews_lease_of(replicas) and name not in self._renewing and not hangs:
                         self._renewing.add(name)
                         self._tasks.start(self._renew_lease(replicas), f"lease of {name}")
             await asyncio.sleep(self._settings.lease.renew_seconds)
@@ -433,9 +441,11 @@ class Mastership:
                 self._log.warning("master_lost", database=name, silent_seconds=round(observation.silent_seconds, 2))
                 region, master = next((each.region, each.name) for each in observation.members if each.is_master)
                 renewed = partial(self._last_renewal, name, region)
-                waited = observation.waited_for_replica and self._knows_acknowledgements(name, master, observation)
-                request = PromotionRequest(master_lost=True, waited_for_replica=waited, heard=dict(self._heard))
-                done = await self._promoter.promote(name, request, last_renewal=renewed)
+                waits = partial(self._waited, name, master)
+                request = PromotionRequest(
+                    master_lost=True, waited_for_replica=waits(), heard=dict(self._heard), master=master
+                )
+                done = await self._promoter.promote(name, request, last_renewal=renewed, still_waits=waits)
             elif action is Action.RESTORE:
                 done = await self._promoter.restore(name)
             elif action is Action.FINISH:
@@ -492,15 +502,17 @@ class Mastership:
             waits_for_replica=done.waits_for_replica if done else None,
         )
 
-    def _knows_acknowledgements(self, database: str, master: str, observation: Observation) -> bool:
-        """Return whether a lost master was seen lately, and nobody but servers of its set acknowledged to it.
+    def _waited(self, database: str, master: str) -> bool:
+        """Return whether a lost master was lately seen to wait for a replica, and nobody but servers of its set to
+        acknowledge to it.
 
         While a lease lasted, others may have changed what a silent master does. And a replica outside the set, which
         the promotion would not stop, could acknowledge all along."""
         now = self._clock.monotonic()
         known_for = self._settings.lease.terms(semi_sync=True).over_after_seconds
         acknowledged_by, seen_at = self._acknowledged_by_set.get(database, ("", now))
-        return acknowledged_by == master and max(observation.silent_seconds, now - seen_at) < known_for
+        is_known = max(self._silent_seconds(master), now - seen_at) < known_for
+        return self._waited_for_replica.get(database) == acknowledged_by == master and is_known
 
     def _is_new_failure(self, database: str, reason: str) -> bool:
         """Return whether the last action on a database has not failed for the same reason: each is reported once."""
@@ -567,7 +579,8 @@ class Mastership:
         except LocksAway as error:
             renewed = await self._renew_without_lock(replicas, terms, error)
         except TaoError as error:
-            self._unanswered.add(database.name)
+            if is_silence(error):
+                self._note_silence(replicas)
             self._log.warning("lease_not_renewed", database=database.name, reason=error.message)
             renewed = False
         if renewed:

@@ -34,6 +34,8 @@ wait then. Longer than an acknowledgement needs that is only on its way: a look 
 
 _AFTER_SECONDS: Final = 0.01
 """A probe ends so long after the moment for which it is to be known whether the master has answered."""
+_APART_SECONDS: Final = 0.1
+"""Least time between the beginnings of two probes of a master that may hang: some failures come at once."""
 _SHORTEST_SHARE: Final = 0.3
 """The least share of its time limit that a probe of a silent master gets: three round trips between distant regions."""
 
@@ -75,6 +77,8 @@ class DatabaseProbes:
         self._good_probes: Final[dict[str, int]] = {}
         self._refused_connections: Final[dict[str, int]] = {}
         self._unanswered: Final = set[str]()
+        self._asked_at: Final[dict[str, float]] = {}
+        """Database → when its last probe began."""
         self._sessions: Final[dict[str, tuple[Database, KeptSessions]]] = {}
         """Database → its sessions, and the database as the topology had it when they were opened. Between distant
         regions a new session a probe would make a probe last for as long as the pause between two."""
@@ -117,6 +121,9 @@ class DatabaseProbes:
                 await asyncio.sleep(_SECOND_LOOK_SECONDS)
                 await self._ask(database)
             while self._may_hang(database):
+                await asyncio.sleep(max(0.0, self._asked_at[database.name] + _APART_SECONDS - self._clock.monotonic()))
+                if database not in self._topology().databases:
+                    return  # it has another master, perhaps, and is looked at by what the topology says now
                 await self._ask(database)
         finally:
             self._looking.discard(database.name)
@@ -130,8 +137,8 @@ class DatabaseProbes:
         return database.semi_sync and is_silent and self.silent_seconds(master) < until
 
     def _answer_seconds(self, database: Database) -> float:
-        """Return the time limit of a probe. It ends when the master would have been silent for long enough to be lost,
-        and is short for some time from then on."""
+        """Return the time limit of a probe of the master. It ends when that would have been silent for long enough to
+        be lost, and is short for some time from then on."""
         settings = self._settings
         master = database.servers[database.master_region].name
         if not database.semi_sync or master not in self._answered_at:
@@ -147,11 +154,11 @@ class DatabaseProbes:
             database,
             self._accounts,
             seen_from=self._region,
-            statement_seconds=self._answer_seconds(database),
+            statement_seconds=self._settings.timeout_seconds,
             sessions=self._sessions_of(database),
         )
-        began = self._clock.monotonic()
-        members = await replicas.members()
+        began = self._asked_at[database.name] = self._clock.monotonic()
+        members = await replicas.members(master_seconds=self._answer_seconds(database))
         for member in members:
             if member.state is not None or member.refuses:
                 self._answered_at[member.name] = began
@@ -326,6 +333,11 @@ class PeerReports:
         """Return whether watchers of another region are there, refuse this one, and so keep from it what they see."""
         is_silent = region in self.reports and self.reports[region] is None
         return is_silent and any(self._links.refusal_at(each.name) for each in self._others_of(region))
+
+    @property
+    def all_refuse(self) -> bool:
+        """Whether no other region reports and watchers of one refuse this one: it is at fault, and not one of them."""
+        return not any(self.reports.values()) and any(map(self.refuse, self.reports))
 
     @property
     def refusals(self) -> dict[str, str]:

@@ -39,6 +39,7 @@ from tao.watcher.interrupted_moves import InterruptedMoves
 from tao.watcher.marks import ServerVerdict, WatcherReport, marks_by_database, wanted_marks, with_marks
 from tao.watcher.mastership import Mastership
 from tao.watcher.probes import DatabaseProbes, PeerReports, ServerProbes, WatcherContext, servers_at_frames
+from tao.watcher.refused_turns import RefusedTurns
 from tao.watcher.settings import WatcherSettings
 from tao.watcher.shard_clones import Cloner, CloningSettings, HotShards, topology_version_of
 from tao.wire.identity import Credentials
@@ -60,6 +61,8 @@ class WatcherServer:
             settings.topology_file, self._etcd, lambda error: log.error("topology_unusable", reason=error.message)
         )
         self._locks: Final = open_locks(settings.topology_file, self._etcd, LoopClock().monotonic)
+        self._refused_turns: Final = RefusedTurns()
+        self._left_to_others = False
         self._marks_set = 0
         self._servers_removed = 0
 
@@ -234,9 +237,12 @@ class WatcherServer:
             self._port.listing_changed()
 
     async def _run_as_active(self) -> None:
-        """Wait for the lock of the active watcher, and act while this process holds it."""
+        """Wait for the lock of the active watcher, and act while this process holds it and leaves it to nobody."""
         answers = ""
         while True:
+            if self._leaves_to_others():
+                await asyncio.sleep(self._settings.probes.interval_seconds)
+                continue
             try:
                 async with self._locks.held(ACTIVE_LOCK, exclusive=True, terms=ACTIVITY) as hold:
                     answers = ""
@@ -255,12 +261,20 @@ class WatcherServer:
         self._mastership.active_since = LoopClock().monotonic()
         self._mastership.activity = hold
         try:
-            while True:
+            while not self._leaves_to_others():
                 await asyncio.sleep(self._settings.probes.interval_seconds)
                 hold.check()
                 await self._change_marks()
         finally:
             self._mastership.activity = None
+
+    def _leaves_to_others(self) -> bool:
+        """Return whether another watcher is to act: those of all other regions refuse this one."""
+        leaves = self._refused_turns.is_of_others(self._peers.all_refuse, LoopClock().monotonic())
+        if leaves and not self._left_to_others:
+            self._log.error("activity_left_to_others", reason="; ".join(self._peers.refusals.values()))
+        self._left_to_others = leaves
+        return leaves
 
     async def _report_refusals(self) -> None:
         """Log once what cannot be judged because one side refuses the other, and when that is over."""

@@ -9,11 +9,12 @@ exactly like an idle one.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from typing import Final, cast
 
 from google.protobuf.message import DecodeError
 
-from tao.model.errors import ProtocolError, TaoError, Unavailable, is_tls_refusal
+from tao.model.errors import Overloaded, ProtocolError, TaoError, Unavailable, is_tls_refusal
 from tao.wire import framing
 from tao.wire.address import TcpAddress, parse_address
 from tao.wire.client_session import NumberedSession
@@ -149,7 +150,9 @@ class FrameSession(NumberedSession, asyncio.Protocol):
         if error is None:
             error = Unavailable(f"the connection to {self._address} was lost{why}")
             # A server that does not believe a certificate finds out after the handshake of its client, and hangs up.
-            error.is_refusal = self._tls is not None and not self._greeting.done()
+            # Its loop sends no alert, so the connection just ends. One whose greeting nobody has read is reset.
+            is_ended = exc is None or isinstance(exc, ssl.SSLError)
+            error.is_refusal = is_ended and self._tls is not None and not self._greeting.done()
         self._end(error)
         if self._last_resort is not None:
             self._last_resort.cancel()
@@ -202,7 +205,8 @@ class FrameSession(NumberedSession, asyncio.Protocol):
             self._schedule_keep_alive(self._settings.ping_interval_seconds)
         elif kind == framing.ERROR:
             error = error_from_pb(session_pb2.Error.FromString(payload))
-            error.is_refusal = not self._greeting.done()
+            # One that has no room refuses whoever comes.
+            error.is_refusal = not (self._greeting.done() or isinstance(error, Overloaded))
             self._fail(error)
         elif kind == framing.PING and self._connected:
             self._queue(framing.PONG, payload)

@@ -11,7 +11,7 @@ from collections import deque
 
 import grpc
 
-from tao.model.errors import TaoError, Unavailable
+from tao.model.errors import Overloaded, TaoError, Unavailable
 from tao.wire.address import parse_address
 from tao.wire.client_session import NumberedSession
 from tao.wire.identity import Credentials
@@ -87,7 +87,7 @@ async def connect_grpc(
 
 def _refusal(code: grpc.StatusCode, details: str | None, trailers: Trailers) -> TaoError:
     error = error_of(code, details, trailers)
-    error.is_refusal = has_reason(trailers)
+    error.is_refusal = has_reason(trailers) and not isinstance(error, Overloaded)
     return error
 
 

@@ -11,7 +11,7 @@ writes. And while nothing but one server has failed, and watchers run, writes su
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from math import inf
@@ -38,7 +38,13 @@ from tao.replication.locks import (
     mastership_lock,
 )
 from tao.replication.promotion import LastRenewal, Promoter, PromotionResult
-from tao.replication.promotion_plan import MasterAnswers, PromotionRefused, PromotionRequest, SetMember
+from tao.replication.promotion_plan import (
+    MasterAnswers,
+    PromotionRefused,
+    PromotionRequest,
+    SetMember,
+    check_reported,
+)
 from tao.replication.replication_set import ReplicationSet
 from tao.replication.server_statements import MemberState, ReplicationStatus
 from tao.storage.dialect import Dialect
@@ -96,7 +102,7 @@ class SimReplicationSet:
             self._hold.check()
         yield session
 
-    async def members(self) -> list[SetMember]:
+    async def members(self, *, master_seconds: float | None = None) -> list[SetMember]:
         return list(await asyncio.gather(*map(self._member, self.database.servers)))
 
     async def _member(self, region: str) -> SetMember:
@@ -171,11 +177,14 @@ class SimPromoter:
         self._world: Final = world
         self._locks: Final = locks
 
-    async def promote(self, name: str, request: PromotionRequest, *, last_renewal: LastRenewal) -> PromotionResult:
+    async def promote(
+        self, name: str, request: PromotionRequest, *, last_renewal: LastRenewal, still_waits: Callable[[], bool]
+    ) -> PromotionResult:
         """See `Promoter.promote`: of a master that is lost."""
         world = self._world
         async with hold_exclusively(self._locks, mastership_lock(name), 10.0) as hold:
             replicas = self._set(name)
+            check_reported(request, replicas.master.name)
             await self._check_lost(replicas)
             new = next(
                 replicas.server(region)

@@ -104,6 +104,17 @@ async def test_a_former_master_that_hangs_keeps_no_shard_from_being_taken_at_its
     resumed.set()
 
 
+async def test_nothing_is_asked_of_a_former_master_that_has_no_shard_any_more_when_its_takeover_has_its_turn(
+    store: MemoryStore, rig: LeaderRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.ownership.want((0, 1))
+    await until(lambda: rig.ownership.complete)
+    store.takeovers.clear()
+    monkeypatch.setattr(store, "server_of", lambda _: "db-1b")
+    assert await rig.ownership._take("db-1", [0, 1], asyncio.Semaphore()) == []
+    assert store.takeovers == []
+
+
 async def test_a_shard_taken_by_another_is_noticed_without_a_write(store: MemoryStore, rig: LeaderRig) -> None:
     rig.ownership.want((0,))
     await until(lambda: rig.ownership.complete)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 
 from tao.replication import lost_master
 from tao.replication.lost_master import SILENT_SECONDS, LostMaster
-from tao.replication.promotion_plan import SetMember
+from tao.replication.promotion_plan import MasterAnswers, PromotionRequest, SetMember, check_lost
 from tao.replication.replication_set import ReplicationSet
 from tests.rigs.pacing import ManualClock, loop_clock
 from tests.unit.replication.members import master
@@ -74,6 +75,17 @@ async def test_a_master_that_refused_an_earlier_question_is_asked_again(answers:
         assert not certain.done(), "this question was sent before"
         answers.given.put_nowait(master(None))
         assert (await certain).state is None
+
+
+async def test_a_master_that_refuses_the_watcher_is_there(answers: Answers, clock: ManualClock) -> None:
+    """Its account may have been changed since it was reported lost."""
+    lost = LostMaster(replication_set_of("east", "west"))
+    async with lost.asked():
+        answers.given.put_nowait(dataclasses.replace(master(None), refuses=True))
+        await lost.answered.wait()
+        assert (await lost.until_certain()).refuses
+    with pytest.raises(MasterAnswers, match="refuses this process"):
+        check_lost(lost.found, PromotionRequest(master_lost=True))
 
 
 async def test_an_answer_is_known_at_once(answers: Answers, clock: ManualClock) -> None:

@@ -16,6 +16,7 @@ from tao.model.ports import TopologyStore
 from tao.model.topology import CacheServer, Region, Tier, Topology
 from tao.replication import promotion
 from tao.replication.accounts import Account
+from tao.replication.concurrent_steps import both
 from tao.replication.lease import LeaseTerms
 from tao.replication.locks import FileLocks, mastership_lock
 from tao.replication.lost_master import LostMaster
@@ -24,7 +25,6 @@ from tao.replication.promotion import (
     Promoter,
     PromotionSettings,
     PromotionStep,
-    _both,
     _Installed,
     _Loss,
     _over_at,
@@ -296,13 +296,13 @@ async def test_a_promotion_goes_on_only_when_both_of_two_concurrent_steps_have_e
     async def fail() -> None:
         raise Unavailable("its connection broke")
 
-    both = asyncio.ensure_future(_both(fail(), ended.wait()))
+    steps = asyncio.ensure_future(both(fail(), ended.wait()))
     for _ in range(5):
         await asyncio.sleep(0)
-    assert not both.done()
+    assert not steps.done()
     ended.set()
     with pytest.raises(Unavailable):
-        await both
+        await steps
 
 
 @pytest.mark.parametrize("waited", [True, False])
@@ -355,6 +355,48 @@ async def test_a_lost_master_that_answers_before_its_lease_is_over_keeps_its_pla
     assert done[-2:] == ["the wait for its lease has ended", "it is restored"]
 
 
+async def test_a_master_that_was_promoted_while_the_run_waited_for_the_lock_is_not_taken_for_the_lost_one(
+    topology_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was seen of its predecessor says nothing of it."""
+    store = TopologyFile(topology_file, on_error=lambda _: None)
+    found = await store.load()
+    await store.change(found.version, edits.promote(found, "db", "north", 2, "east-db"))
+    asked = list[str]()
+
+    async def member(_: ReplicationSet, region: str) -> SetMember:
+        asked.append(region)
+        raise Unavailable("nobody is to be asked")
+
+    monkeypatch.setattr(ReplicationSet, "member", member)
+    request = PromotionRequest(master_lost=True, waited_for_replica=True, master="east-db")
+    with pytest.raises(PromotionRefused, match="north-db is the master by now"):
+        await promoter_at(topology_file).promote("db", request)
+    assert asked == []
+
+
+@pytest.mark.parametrize("still", [True, False])
+async def test_what_was_seen_of_the_commits_of_a_lost_master_has_to_hold_once_the_lock_is_held(
+    topology_file: Path, monkeypatch: pytest.MonkeyPatch, still: bool
+) -> None:
+    waited = list[bool]()
+
+    async def members_of_lost(_: ReplicationSet, request: PromotionRequest, __: LostMaster) -> None:
+        waited.append(request.waited_for_replica)
+        raise Unavailable("the rest is not of interest")
+
+    async def member(_: ReplicationSet, region: str) -> SetMember:
+        return master(None)
+
+    monkeypatch.setattr(ReplicationSet, "member", member)
+    promoter = promoter_at(topology_file)
+    monkeypatch.setattr(promoter, "_members_of_lost", members_of_lost)
+    request = PromotionRequest(master_lost=True, waited_for_replica=True, master="east-db")
+    with pytest.raises(Unavailable):
+        await promoter.promote("db", request, still_waits=lambda: still)
+    assert waited == [still]
+
+
 async def test_a_new_master_asks_no_lost_one_whether_it_acknowledges(
     topology_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,28 +419,46 @@ async def test_a_new_master_asks_no_lost_one_whether_it_acknowledges(
     assert asked == ["west"]
 
 
-@pytest.mark.parametrize("epoch", [0, 9])
-async def test_only_a_promotion_whose_epoch_was_raised_is_finished(
-    topology_file: Path, monkeypatch: pytest.MonkeyPatch, epoch: int
+@pytest.mark.parametrize(
+    ("epoch", "executes", "done_then"),
+    [
+        (9, "1-1-1", ["it is finished or undone"]),
+        (0, "1-1-1", ["east is closed", "east is opened, and waits"]),
+        (0, "1-1-1,2-2-9", ["east is closed", "it is finished or undone"]),
+    ],
+)
+async def test_only_a_promotion_whose_epoch_was_raised_is_finished_and_others_are_undone_once_no_commit_waits(
+    topology_file: Path, monkeypatch: pytest.MonkeyPatch, epoch: int, executes: str, done_then: list[str]
 ) -> None:
+    """``executes``: what the master has when its commits wait no longer. A replica may have received it before."""
     done = list[str]()
 
     async def members(_: ReplicationSet) -> object:
-        return [master("1-1-1"), replica("west", "1-1-1,2-2-9", alone=True), replica("north", "1-1-1", stopped=True)]
+        has = executes if "east is closed" in done else "1-1-1"
+        return [master(has), replica("west", "1-1-1,2-2-9", alone=True), replica("north", "1-1-1,2-2-9", stopped=True)]
 
     async def epochs_as_masters(*_: object) -> object:
         return {"west-db": epoch}, {}
 
     async def restore(*_: object) -> None:
-        done.append("it is finished")
+        done.append("it is finished or undone")
 
+    async def close(_: ReplicationSet, region: str) -> None:
+        done.append(f"{region} is closed")
+
+    async def open_master(replicas: ReplicationSet, *, waits: bool) -> None:
+        done.append(f"{replicas.database.master_region} is opened{', and waits' if waits else ''}")
+
+    monkeypatch.setattr(ReplicationSet, "close", close)
     monkeypatch.setattr(ReplicationSet, "members", members)
     monkeypatch.setattr(ReplicationSet, "epochs_as_masters", epochs_as_masters)
     promoter = promoter_at(topology_file)
     monkeypatch.setattr(promoter, "_restore", restore)
-    with nullcontext() if epoch else pytest.raises(PromotionRefused, match="tao reseed"):
+    monkeypatch.setattr(promoter, "_open_master", open_master)
+    is_finished = epoch > 0 or executes != "1-1-1"
+    with nullcontext() if is_finished else pytest.raises(PromotionRefused, match="tao reseed"):
         await promoter.finish("db")
-    assert done == (["it is finished"] if epoch else [])
+    assert done == done_then
 
 
 @pytest.fixture

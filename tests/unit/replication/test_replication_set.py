@@ -14,6 +14,7 @@ from tao.replication.accounts import Account
 from tao.replication.promotion_plan import SetMember, check_rejoin
 from tao.replication.replication_set import ReplicationSet, SetAccounts
 from tao.replication.server_statements import MemberState
+from tests.rigs.pacing import loop_clock
 from tests.unit.replication.members import following, gtids, master, replica
 
 
@@ -38,6 +39,23 @@ async def test_a_replica_that_follows_all_along_is_not_taken_for_one_that_has_di
     monkeypatch.setattr(ReplicationSet, "session", session)
     monkeypatch.setattr(replication_set, "member_state", member_state)
     check_rejoin(*await replication_set_of("east", "west").beside_master("west"))
+
+
+async def test_a_time_limit_for_the_master_holds_for_no_other_server_and_no_later_statement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A lease of a distant master could not be renewed within a short one."""
+    clock, deadlines = loop_clock(monkeypatch), dict[str, float]()
+
+    async def state(_: ReplicationSet, region: str, deadline: float) -> MemberState:
+        deadlines[region] = deadline - clock.now
+        return MemberState(False, None, gtids("1-1-1"), gtids("1-1-1"))
+
+    monkeypatch.setattr(ReplicationSet, "_state", state)
+    replicas = replication_set_of("east", "west")
+    await replicas.members(master_seconds=0.25)
+    assert deadlines == {"east": 0.25, "west": 1.0}
+    assert replicas.statement_deadline() - clock.now == 1.0
 
 
 @pytest.mark.parametrize("restarted", [True, False])

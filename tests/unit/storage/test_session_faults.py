@@ -112,6 +112,6 @@ def test_a_full_disk_is_a_server_to_ask_again_later_and_says_what_to_do(number: 
 def test_a_server_that_refuses_an_account_or_certificate_is_there_and_another_failure_may_be_silence(
     refuses: bool,
 ) -> None:
-    for number in (1045, 1130, 1227, 1698, 2026, 4151) if refuses else (1040, 1053, 1146, 2003, 2013):
+    for number in (1045, 1130, 1227, 1698, 2026, 4151) if refuses else (1040, 1053, 1129, 1146, 2003, 2013):
         error = translate(pymysql.err.OperationalError(number, "as the server says"), "east-db", locking=False)
         assert error.is_refusal is refuses, number

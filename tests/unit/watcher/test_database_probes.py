@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Final, TypeVar
 
 import msgspec
@@ -56,10 +58,13 @@ async def test_commits_that_wait_for_lost_acknowledgements_are_looked_at_once_mo
     assert looking.looks == (2 if are_waiting else 1)
 
 
-def probes_of(kind: type[_Probes], clock: Clock, observe: Callable[..., None]) -> _Probes:
+def probes_of(
+    kind: type[_Probes], clock: Clock, observe: Callable[..., None], databases: Sequence[Database] = ()
+) -> _Probes:
+    """``databases``: what the topology has when it is asked."""
     log, account = logger("watcher"), Account("tao_admin", "secret")
     return kind(
-        lambda: Topology(version=1, shards=1, regions=(), databases=()),
+        lambda: Topology(version=1, shards=1, regions=(), databases=tuple(databases)),
         SetAccounts(account, account),
         "east",
         ProbeSettings(),
@@ -80,21 +85,47 @@ async def test_a_master_that_leaves_a_probe_unanswered_is_asked_until_it_has_bee
     is_well = True
     began = clock.now
 
-    async def members(replicas: ReplicationSet) -> list[SetMember]:
+    async def members(replicas: ReplicationSet, *, master_seconds: float) -> list[SetMember]:
+        assert replicas._statement_seconds == ProbeSettings().timeout_seconds, "a renewal takes this set"
         if is_well:
             return [master("1-1-1")]
         if not refused:
-            clock.now += replicas._statement_seconds
+            clock.now += master_seconds
         return [dataclasses.replace(master(None), is_refused=refused)]
 
     monkeypatch.setattr(ReplicationSet, "members", members)
-    looking = probes_of(DatabaseProbes, clock, lambda *_: found.append(round(clock.now - began, 2)))
     database = msgspec.structs.replace(DATABASE, semi_sync=semi_sync)
+    looking = probes_of(DatabaseProbes, clock, lambda *_: found.append(round(clock.now - began, 2)), [database])
     await looking._look(database)
     is_well = False
     clock.now += 0.5
     await looking._look(database)
     assert found == [0.0, *ends]
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_a_master_whose_probes_fail_at_once_is_not_asked_without_a_pause(
+    monkeypatch: pytest.MonkeyPatch, replaced: bool
+) -> None:
+    """As where its connections are used up; and not any more once the topology says another thing of the database."""
+    clock, asked_at = ManualClock(), list[float]()
+    database = msgspec.structs.replace(DATABASE, semi_sync=True)
+    databases = [database]
+
+    async def members(_: ReplicationSet, **__: float) -> list[SetMember]:
+        asked_at.append(clock.now)
+        if replaced:
+            databases[0] = msgspec.structs.replace(database, version_epoch=9)
+        return [master(None)]
+
+    async def sleep(seconds: float) -> None:
+        clock.now += seconds
+
+    monkeypatch.setattr(ReplicationSet, "members", members)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    await probes_of(DatabaseProbes, clock, lambda *_: None, databases)._look(database)
+    assert len(asked_at) == 1 if replaced else len(asked_at) > 2
+    assert all(then - before >= 0.1 - 1e-9 for before, then in pairwise(asked_at))
 
 
 async def test_a_database_server_that_refuses_the_watcher_is_neither_silent_nor_up(
@@ -104,7 +135,7 @@ async def test_a_database_server_that_refuses_the_watcher_is_neither_silent_nor_
     member = dataclasses.replace(master(None), error="access denied", refuses=True)
     name = member.name
 
-    async def members(_: ReplicationSet) -> list[SetMember]:
+    async def members(_: ReplicationSet, **__: float) -> list[SetMember]:
         return [member]
 
     monkeypatch.setattr(ReplicationSet, "members", members)

@@ -519,6 +519,37 @@ async def test_what_was_seen_longer_ago_than_a_lease_lasts_says_nothing_of_who_a
     await tasks.close()
 
 
+async def test_a_promotion_that_has_waited_for_its_lock_asks_again_what_is_known_of_acknowledgements(
+    tmp_path: Path,
+) -> None:
+    said, silent = list[bool](), {"east-db": 0.0}
+
+    class Late(Broken):
+        async def promote(
+            self,
+            database: str,
+            request: PromotionRequest,
+            *,
+            still_waits: Callable[[], bool] = lambda: True,
+            **_: object,
+        ) -> PromotionResult:
+            said.extend((request.waited_for_replica, still_waits()))
+            assert request.master == "east-db"
+            clock.now += LeaseSettings().terms(semi_sync=True).over_after_seconds
+            said.append(still_waits())
+            raise Unavailable("not in this test")
+
+    tasks, clock = BackgroundTasks("watcher", logger("watcher")), ManualClock()
+    mastership = mastership_of(tmp_path, Late(), tasks, clock, silent.__getitem__)
+    replicas, west = east_and_west(semi_sync=True), replica("west", "1-1-1", receiving=True, acknowledges=True)
+    mastership.observe(replicas, [master("1-1-1", waits=True, clients=1), west], clock.monotonic())
+    silent["east-db"] = 5.0
+    mastership.observe(replicas, [master(None), replica("west", "1-1-1")], clock.monotonic())
+    await turns()
+    assert said == [True, True, False]
+    await tasks.close()
+
+
 def asks(asked: list[bool]) -> Promoter:
     """Return a promoter that notes whether the master was seen to wait, and fails."""
 
@@ -626,44 +657,6 @@ async def test_servers_are_prepared_anew_when_their_number_changes_and_the_maste
     await tasks.close()
 
 
-@pytest.mark.parametrize(
-    ("ended", "is_master", "renewed"), [(False, False, True), (True, True, True), (True, False, False)]
-)
-async def test_a_lease_is_renewed_in_its_grace_only_while_the_topology_names_the_master(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: bool, is_master: bool, renewed: bool
-) -> None:
-    """What the watcher knows may be a second old: by then another server may be master, and open."""
-
-    class Replicas(ReplicationSet):
-        @asynccontextmanager
-        async def session(self, region: str) -> AsyncIterator[str]:  # type: ignore[override]
-            yield region
-
-    class Knowing(Broken):
-        async def is_master(self, database: str, server: str) -> bool:
-            assert (database, server) == ("db", "east-db")
-            return is_master
-
-    async def lease_terms(region: str, **_: object) -> LeaseTerms:
-        return LeaseSettings().terms(semi_sync=True)
-
-    async def server_unix_ms(*_: object, **__: object) -> float:
-        return 7.0
-
-    async def renew_lease(server: str, since: float, terms: LeaseTerms, **_: object) -> bool:
-        return terms.grace_seconds > 0 or not ended
-
-    for each in (lease_terms, server_unix_ms, renew_lease):
-        monkeypatch.setattr(mastership_module, each.__name__, each)
-    tasks = BackgroundTasks("watcher", logger("watcher"))
-    mastership = mastership_of(tmp_path, Knowing(), tasks, LoopClock())
-    replicas = Replicas.__new__(Replicas)
-    replicas.__dict__.update(east_and_west(semi_sync=True).__dict__)
-    await mastership._renew(replicas)
-    assert (mastership.renewals, mastership.missed_renewals) == (int(renewed), int(not renewed))
-    await tasks.close()
-
-
 async def test_the_other_watchers_of_the_own_region_are_asked_when_they_renewed_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -711,7 +704,7 @@ async def test_while_the_locks_are_away_the_lease_of_a_master_is_renewed_that_al
         async def session(self, region: str) -> AsyncIterator[str]:  # type: ignore[override]
             yield region
 
-        async def members(self) -> list[SetMember]:
+        async def members(self, *, master_seconds: float | None = None) -> list[SetMember]:
             steps.append("look")
             return []
 

@@ -123,10 +123,23 @@ async def test_a_watcher_that_refuses_this_one_is_there_and_one_that_is_silent_m
         peers = PeerReports(links, lambda: topology, "east", PROBES)
         await peers.look()
         assert [peers.refuse(region) for region in ("west", "north", "east")] == [refuses, False, False]
+        assert peers.all_refuse is refuses
         refusals = {"east-watcher-0", "west-watcher-1"} if refuses else set()
         assert peers.refusals.keys() == refusals
         assert all("token is missing or wrong" in each for each in peers.refusals.values())
         await links.close()
+
+
+async def test_a_watcher_to_which_one_region_reports_is_not_at_fault_where_another_one_refuses_it(
+    watcher: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links = Links(LinkSettings(), Credentials("x", "watcher", "watcher"))
+    peers = PeerReports(links, lambda: topology_of(west=(watcher,), north=("127.0.0.1:1",)), "east", PROBES)
+    monkeypatch.setattr(links, "refusal_at", {"north-watcher-0": "token is missing or wrong"}.get)
+    before_any_report = peers.all_refuse
+    await peers.look()
+    assert (before_any_report, peers.refuse("north"), peers.all_refuse) == (True, True, False)
+    await links.close()
 
 
 async def test_one_of_two_watchers_is_enough_for_a_report_but_the_other_may_have_renewed(watcher: str) -> None:
