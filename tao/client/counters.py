@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any, Final, NamedTuple, Unpack
 
 from tao.client.consistency import Consistency, Freshness, from_keywords
@@ -37,7 +38,7 @@ from tao.wire.v1 import session_pb2 as pb
 _MAX_ASKED: Final = 6_000
 """Counters in one request."""
 _ATTEMPTS: Final = 4
-"""How often a counter is asked for whose server has answered others of the same request."""
+"""How often counters are asked for of which none is answered. An attempt that answers some does not count."""
 _FIRST_PAUSE_SECONDS: Final = 0.02
 _ASKED_AGAIN: Final = (AnswerFull, Fenced, NotMine, StaleRead, Unavailable)
 
@@ -158,42 +159,67 @@ class CounterOperations(JobOperations):
             self._counter_tasks.add(task)
             task.add_done_callback(self._counter_tasks.discard)
 
-    async def _ask_until_answered(self, demand: Consistency, entries: list[_Asked]) -> None:
-        """Ask the servers of the counters. What one of them does not serve is asked for again."""
-        pause_seconds = _FIRST_PAUSE_SECONDS
-        for attempt in range(1, _ATTEMPTS + 1):
-            by_server: dict[ServerQueue, list[_Asked]] = {}
-            for each in entries:
-                by_server.setdefault(self._router.writer(each.key[0] >> SHARD_SHIFT), []).append(each)
-            batches = [
-                some[start : start + _MAX_ASKED]
-                for some in by_server.values()
-                for start in range(0, len(some), _MAX_ASKED)
-            ]
-            failed = [
-                each
-                for found in await asyncio.gather(*(self._ask_server(demand, batch) for batch in batches))
-                for each in found
-            ]
-            entries = []
-            for each, error in failed:
-                if attempt < _ATTEMPTS and isinstance(error, _ASKED_AGAIN):
-                    entries.append(each)
-                elif not each.found.done():
-                    each.found.set_exception(error)
-            if not entries:
-                return
-            await asyncio.sleep(pause_seconds)
-            pause_seconds *= 4
+    def _close_counters(self) -> None:
+        """End the reads of counters: each of them fails with `Unavailable`."""
+        asked, self._counters_asked = self._counters_asked, {}
+        _fail_all(chain.from_iterable(asked.values()), Unavailable("the graph was closed"))
+        for task in self._counter_tasks:
+            task.cancel()
 
-    async def _ask_server(self, demand: Consistency, batch: Sequence[_Asked]) -> list[tuple[_Asked, TaoError]]:
+    async def _ask_until_answered(self, demand: Consistency, entries: list[_Asked]) -> None:
+        """Ask the servers of the counters. What one of them does not serve is asked for again, within the time of one
+        operation."""
+        waiting = entries
+        error: Exception = Unavailable("the graph was closed")
+        try:
+            deadline = self._loop.time() + self._timeout_seconds
+            attempt, pause_seconds = 1, _FIRST_PAUSE_SECONDS
+            while waiting:
+                failed = await self._ask_servers(demand, waiting, deadline)
+                has_progressed = len(failed) < len(waiting)
+                is_last = attempt >= _ATTEMPTS or self._loop.time() + pause_seconds >= deadline
+                waiting = []
+                for each, reason in failed:
+                    if isinstance(reason, _ASKED_AGAIN) and (has_progressed or not is_last):
+                        waiting.append(each)
+                    else:
+                        _fail_all([each], reason)
+                if waiting and not has_progressed:
+                    await asyncio.sleep(pause_seconds)
+                    attempt += 1
+                    pause_seconds *= 4
+        except Exception as fault:
+            error = fault
+            raise
+        finally:
+            _fail_all(entries, error)
+
+    async def _ask_servers(
+        self, demand: Consistency, entries: list[_Asked], deadline: float
+    ) -> list[tuple[_Asked, TaoError]]:
+        """Ask for counters at their servers. Return those that failed, with their errors."""
+        by_server: dict[ServerQueue, list[_Asked]] = {}
+        for each in entries:
+            by_server.setdefault(self._router.writer(each.key[0] >> SHARD_SHIFT), []).append(each)
+        time_share = max(0.0, deadline - self._loop.time()) / self._timeout_seconds
+        asking = [
+            self._ask_server(demand, some[start : start + _MAX_ASKED], time_share)
+            for some in by_server.values()
+            for start in range(0, len(some), _MAX_ASKED)
+        ]
+        return [each for found in await asyncio.gather(*asking) for each in found]
+
+    async def _ask_server(
+        self, demand: Consistency, batch: Sequence[_Asked], time_share: float
+    ) -> list[tuple[_Asked, TaoError]]:
         """Ask for these counters at one server. Return those that failed, with their errors."""
         asked = pb.GetCounters(critical=demand.critical, max_staleness_ms=demand.max_staleness_ms or 0)
         for each in batch:
             asked.ids.append(each.key[0])
             asked.atypes.append(each.key[1])
         try:
-            answer = await self._dispatcher.ask(batch[0].key[0] >> SHARD_SHIFT, pb.Request(get_counters=asked))
+            request = pb.Request(get_counters=asked)
+            answer = await self._dispatcher.ask(batch[0].key[0] >> SHARD_SHIFT, request, time_share=time_share)
             values = answer.counter_values
             if not len(values.values) == len(values.max_behind_ms) == len(batch):
                 raise ProtocolError(f"{len(batch)} counters were answered by {len(values.values)} values")
@@ -211,3 +237,9 @@ class CounterOperations(JobOperations):
             elif not each.found.done():
                 each.found.set_result(Counter(value, behind_ms if behind_ms >= 0 else None))
         return failed
+
+
+def _fail_all(entries: Iterable[_Asked], error: Exception) -> None:
+    for each in entries:
+        if not each.found.done():
+            each.found.set_exception(error)

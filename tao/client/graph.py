@@ -59,8 +59,7 @@ class Graph(JournaledOperations, CounterOperations):
         """Close the connections. Operations still in flight fail with `Unavailable`."""
         self._own_writes.close()
         self._hot.close()
-        for task in self._counter_tasks:
-            task.cancel()
+        self._close_counters()
         await self._dispatcher.close()
         await self._configuration.close()
         await self._links.close()

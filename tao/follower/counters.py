@@ -19,7 +19,7 @@ from operator import itemgetter
 from typing import Final
 
 from tao.cache import GraphCache
-from tao.follower.counter_totals import CounterKey, CounterTotals, Flush, Held
+from tao.follower.counter_totals import CounterKey, CounterTotals, Flush, Held, Looks
 from tao.model.counters import (
     LIFE_HORIZON_SECONDS,
     MAX_BY,
@@ -36,6 +36,7 @@ from tao.model.errors import (
     SettingsError,
     TaoError,
     TooLarge,
+    Unavailable,
     UnknownType,
 )
 from tao.model.graph import MAX_ID2_SET
@@ -56,8 +57,14 @@ from tao.wire.v1 import session_pb2 as pb
 
 MAX_READ: Final = MAX_ID2_SET
 """Counters that one request reads, at most."""
+_MAX_DECODED: Final = 20_000
+"""Slots that one request decodes, which takes some ten milliseconds; what is beyond is answered as `AnswerFull`."""
+_LOOKS_AT_ONCE: Final = 5_000
+"""Counters and slots that one look for what is due looks at: a few milliseconds."""
 _NO_OPERATOR: Final = OnBehalfOf(None)
 _COUNTED: Final = pb.WriteResult(found=True)
+OwnTotals = Mapping[int, tuple[int, int]]
+"""What this follower has added and taken away of a counter, by slot."""
 Addition = tuple[int, int, int]
 """The id of an object, the number of one of its counters, and what is added to it."""
 _NUMBER: Final = itemgetter(1)
@@ -68,12 +75,13 @@ class CounterSettings:
     """What is counted in memory, and how it is flushed. How often is an option of each counter in the schema."""
 
     max_counters: int = 1_000_000
-    """Counters in memory, of which each takes some 250 bytes. One stays until it is written and its life has ended;
-    further ones are refused as `Overloaded`."""
+    """Counters in memory, of which each takes some 250 bytes. One stays until it is written and its life is over; when
+    three quarters are taken, those that are written and had no addition for longest leave earlier. Additions to further
+    ones are refused as `Overloaded`."""
 
     life_seconds: int = 21_600
-    """How long this follower writes to the same slots: each counter that it adds to has one for each life, for a day.
-    A new life begins earlier when half of `max_counters` are in memory. At most half a day."""
+    """How long this follower writes a counter to the same slot. Each slot stays for a day, and a counter that left the
+    memory begins another. At most half a day."""
 
     tick_seconds: float = 0.1
     """Interval between two looks for what is due."""
@@ -85,16 +93,19 @@ class CounterSettings:
     """Counters in one batch."""
 
     max_batches: int = 8
-    """Batches under way at a time."""
+    """Batches under way at a time, if the counters that are due together have one leader. Those of each further leader
+    travel apart from them."""
 
     retry_seconds: float = 1.0
-    """Pause of a shard after a failed flush. It doubles with each further failure."""
+    """Pause of a shard after a failed flush. It doubles with each further one that began after the pause. It does not
+    double while this follower stops."""
 
     max_retry_seconds: float = 60.0
     """Longest such pause."""
 
     drain_seconds: float = 5.0
-    """Longest wait, when this follower stops, until everything is flushed."""
+    """Longest wait, when this follower stops, until everything is flushed. It begins with the stop, beside the wait for
+    requests under way. The process ends its whole drain after 10 s."""
 
     def __post_init__(self) -> None:
         if not 0 < self.life_seconds <= LIFE_HORIZON_SECONDS // 2:
@@ -126,6 +137,7 @@ class Counters:
         self._admit: Final = admit
         self._staleness_ms: Final = staleness_ms
         self._configuration: Final = context.configuration
+        self._region: Final = context.region
         self._clock: Final = context.clock
         self._log: Final = context.log
         self._spawn: Final = context.spawn_as("flush of counters")
@@ -138,6 +150,8 @@ class Counters:
         """Shard → until when its flushes pause, and the length of the next pause, in seconds."""
         self._under_way = 0
         self._drains = False
+        self._told_lost = 0
+        self._why_lost = ""
         self.added = self.flushed = self.failed = 0
 
     def _new_slot(self) -> int:
@@ -197,6 +211,8 @@ class Counters:
 
     def _add(self, added: Mapping[CounterKey, int]) -> dict[CounterKey, TaoError]:
         """Count what was added to each counter. Return the errors of those to which nothing is added."""
+        if self._drains:
+            return dict.fromkeys(added, Unavailable("this follower stops, and counts no more: add at another one"))
         errors: dict[CounterKey, TaoError] = {}
         known, add, now = self._types(), self._totals.add, self._clock.monotonic()
         served: set[int] = set()
@@ -244,17 +260,29 @@ class Counters:
         read.read.range_limits.extend([each.limit for each in types])
         read.read.critical = asked.critical
         read.read.max_staleness_ms = asked.max_staleness_ms
-        self._reads.handle(read, _CounterReply(reply, len(types), lambda parts: self._values(asked, types, parts)))
+        keys = zip(asked.ids, asked.atypes, strict=True)
+        own = {key: totals for key in keys if (totals := self._totals.by_slot(key))}
+        answer = partial(self._values, asked, types, own)
+        self._reads.handle(read, _CounterReply(reply, len(types), answer))
 
     def _values(
-        self, asked: pb.GetCounters, types: Sequence[AssocType], blocks: dict[int, bytes | pb.Error]
+        self,
+        asked: pb.GetCounters,
+        types: Sequence[AssocType],
+        own: Mapping[CounterKey, OwnTotals],
+        blocks: dict[int, bytes | pb.Error],
     ) -> pb.Answer:
+        """Return the values. ``own``: what this follower had counted when the lists were asked for."""
         found = pb.CounterValues()
+        decoded = 0
         for slot, (counted_id, atype) in enumerate(zip(asked.ids, types, strict=True)):
             block = blocks.get(slot)
             value: int | pb.Error = _UNANSWERED
             if isinstance(block, bytes):
-                value = self._value(counted_id, atype, block)
+                slots = header(block)[2]
+                if not decoded or decoded + slots <= _MAX_DECODED:
+                    decoded += slots
+                    value = self._value(counted_id, atype, block, own.get((counted_id, atype.number), {}))
             elif block is not None:
                 value = block
             if isinstance(value, int):
@@ -268,25 +296,31 @@ class Counters:
                 found.errors.append(value)
         return pb.Answer(counter_values=found)
 
-    def _value(self, counted_id: int, atype: AssocType, block: bytes) -> int | pb.Error:
+    def _value(self, counted_id: int, atype: AssocType, block: bytes, before: OwnTotals) -> int | pb.Error:
         """Return the sum of the slots. What this follower has counted itself is taken from its memory: the rows of its
-        slots may be older, and say how much of them is counted in slot 0."""
+        slots may be older, and say how much of them is counted in slot 0. ``before``: what was in memory when the list
+        was asked for. It may have been written and have left the memory since, and the list lack it."""
         _, count, n, _ = header(block)
         if n < count:
             why = f"the counter has {count} slots, and {n} of them are read at most: do workers fold it?"
             return error_to_pb(TooLarge(f"{atype.name!r} of {counted_id} cannot be read: {why}"))
-        own = dict(self._totals.net_by_slot((counted_id, atype.number)))
-        value = sum(own.values())
+        own = {**before, **self._totals.by_slot((counted_id, atype.number))}
+        value = sum(plus - minus for plus, minus in own.values())
         slots, _, data = columns_of(block)
         for slot, encoded in zip(slots, data, strict=False):
             totals = decode_totals(encoded)
-            value += -totals.folded if slot in own else totals.value
+            value += totals.value
+            if slot in own:
+                # Both are in the sum. Totals only grow, so the lower ones are older, and are taken out again.
+                plus, minus = min(own[slot], (totals.plus, totals.minus), key=sum)
+                value -= plus - minus
         return clamped(value)
 
     def _held_back_ms(self, atype: AssocType) -> float:
-        """Return for how long another follower may hold an addition back while it reaches the leader."""
+        """Return for how long another follower may hold an addition back while it reaches the leader: until the round
+        that takes it, and for the attempt."""
         held_back = MAX_FLUSH_SECONDS if atype.counter is None else atype.counter.max_flush_seconds
-        return (held_back + self._settings.tick_seconds) * 1000
+        return (held_back + self._settings.tick_seconds + self._settings.attempt_seconds) * 1000
 
     # ---- flushes ---------------------------------------------------------------------------------------------------
 
@@ -297,19 +331,41 @@ class Counters:
             self.tick()
 
     def tick(self) -> None:
-        """Begin to flush what is due now."""
+        """Begin to flush what is due now. The counters of one leader travel together, so that one that does not answer
+        delays those of no other."""
         now = self._clock.monotonic()
         self._totals.renew(now)
         settings = self._settings
         room = (settings.max_batches - self._under_way) * settings.max_batch_flushes
-        wanted = partial(self._is_wanted, now)
-        flushes = self._totals.take_due(self._options, wanted, now, room)
-        for start in range(0, len(flushes), settings.max_batch_flushes):
-            self._begin(flushes[start : start + settings.max_batch_flushes])
+        looks = Looks(_LOOKS_AT_ONCE)
+        by_leader: dict[str, list[Flush]] = {}
+        for each in self._totals.take_due(self._options, partial(self._is_wanted, now, looks), now, room, looks):
+            by_leader.setdefault(self._leader_of(each.held.key[0] >> SHARD_SHIFT), []).append(each)
+        for flushes in by_leader.values():
+            for start in range(0, len(flushes), settings.max_batch_flushes):
+                self._begin(flushes[start : start + settings.max_batch_flushes])
+        self._tell_lost()
+
+    def _leader_of(self, shard: int) -> str:
+        try:
+            return self._configuration.routes.leaders(self._region).home(shard).name
+        except TaoError:
+            return ""  # the write path says why
+
+    def _tell_lost(self) -> None:
+        """Log what was given up since the last look, in one line."""
+        counters = self._totals.lost_counters - self._told_lost
+        if counters:
+            self._told_lost += counters
+            reason = self._why_lost or "it has left the schema"
+            self._log.error("counter_lost", counters=counters, lost_in_all=self._totals.lost, reason=reason)
+            self._why_lost = ""
 
     async def drain(self) -> None:
-        """Flush everything, within the time for that."""
+        """Flush everything, within the time for that. Additions are refused from now on: one that came after the last
+        flush would be lost."""
         self._drains = True
+        self._paused.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_seconds):
                 while self._totals.queued or self._under_way:
@@ -324,7 +380,7 @@ class Counters:
             return None
         return CounterOptions(0.0) if self._drains else found.counter
 
-    def _is_wanted(self, now: float, held: Held, options: CounterOptions) -> bool:
+    def _is_wanted(self, now: float, looks: Looks, held: Held, options: CounterOptions) -> bool:
         """Return whether a counter is flushed in this round."""
         until, _ = self._paused.get(held.key[0] >> SHARD_SHIFT, (0.0, 0.0))
         if now < until:
@@ -332,9 +388,10 @@ class Counters:
         if options.publish_share is None or now - held.waits_since >= MAX_FLUSH_SECONDS:
             return True
         block = self._cache.peek_list(*held.key)
-        if block is None:
-            return True
-        value = sum(decode_totals(each).value for each in columns_of(block)[2])
+        value = held.flushed  # what is known of it where nobody reads it
+        if block is not None:
+            looks.left -= header(block)[2]
+            value = sum(decode_totals(each).value for each in columns_of(block)[2])
         return abs(held.plus - held.minus - held.flushed) >= options.publish_share * abs(value)
 
     def _begin(self, flushes: Sequence[Flush]) -> None:
@@ -355,7 +412,7 @@ class Counters:
     def _finish(self, flushes: Sequence[Flush], outcomes: Sequence[pb.WriteResult | TaoError]) -> None:
         self._under_way -= 1
         now = self._clock.monotonic()
-        failures: dict[int, TaoError] = {}
+        failures: dict[int, tuple[float, TaoError]] = {}
         for flush, outcome in zip(flushes, outcomes, strict=True):
             shard = flush.held.key[0] >> SHARD_SHIFT
             if not isinstance(outcome, TaoError):
@@ -363,19 +420,24 @@ class Counters:
                 self._paused.pop(shard, None)
                 self._totals.done(flush, now)
             elif isinstance(outcome, OperationTooOld):
-                self._log.error("counter_lost", object=flush.held.key[0], reason=outcome.message)
-                self._totals.refused(flush)
+                self._why_lost = outcome.message
+                self._totals.refused(flush, now)
             else:
                 self.failed += 1
-                failures[shard] = outcome
+                failures[shard] = flush.taken_at, outcome  # those of a batch are taken together
                 self._totals.failed(flush)
-        for shard, error in failures.items():
-            self._pause(shard, error, now)
+        for shard, (taken_at, error) in failures.items():
+            self._pause(shard, error, taken_at, now)
 
-    def _pause(self, shard: int, error: TaoError, now: float) -> None:
+    def _pause(self, shard: int, error: TaoError, taken_at: float, now: float) -> None:
+        """Pause a shard. Flushes that were taken before its last pause ended fail for the same reason as those that
+        made it pause: they are one failure."""
         settings = self._settings
-        _, seconds = self._paused.get(shard, (0.0, settings.retry_seconds))
-        self._paused[shard] = now + seconds, min(2 * seconds, settings.max_retry_seconds)
+        until, seconds = self._paused.get(shard, (0.0, settings.retry_seconds))
+        if taken_at < until:
+            return
+        longest = settings.retry_seconds if self._drains else settings.max_retry_seconds
+        self._paused[shard] = now + seconds, min(2 * seconds, longest)
         self._log.warning("counters_wait", shard=shard, seconds=seconds, reason=error.message)
 
     # ---- metrics and /stats ----------------------------------------------------------------------------------------
@@ -403,7 +465,8 @@ class Counters:
             "counter_events_total",
             "Additions to counters that were counted in memory, flushes of one counter that were written, and that "
             "failed and are repeated. What was lost: the sum of what leaders take no more, because their shard could "
-            "not be written for most of a day, or because this follower's clock is wrong.",
+            "not be written for most of a day, or because this follower's clock is wrong, and of what was counted of "
+            "counters that have left the schema.",
             "event",
             lambda: {
                 "added": self.added,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from math import inf
 
@@ -165,9 +166,9 @@ class FollowerServer(CachingServer[FollowerSettings]):
         )
 
     async def drain(self) -> None:
-        """See `tao.runtime.process.RunningServer`: also write what was counted."""
-        await super().drain()
-        await self._counters.drain()
+        """See `tao.runtime.process.RunningServer`: also write what was counted, beside the wait for requests, since
+        both have to end within the time of the whole."""
+        await asyncio.gather(super().drain(), self._counters.drain())
 
     async def close(self) -> None:
         """See `tao.runtime.process.RunningServer`."""

@@ -31,7 +31,7 @@ class Schema:
     ``objects`` and ``assocs`` ascend by number; the latter has the siblings of types with states and the counters, too.
     ``reserved_otypes`` and ``reserved_atypes`` are numbers of former types; ``version_hash`` is the SHA-256 of the
     canonical document in hex, equal for equal schemas. ``has_audited``: writes of some type are recorded in the audit
-    log."""
+    log. ``counters``: the types whose edges are the slots of counters, ascending by number."""
 
     objects: tuple[ObjectType, ...]
     assocs: tuple[AssocType, ...]
@@ -39,9 +39,11 @@ class Schema:
     reserved_atypes: frozenset[int]
     version_hash: str = field(init=False)
     has_audited: bool = field(init=False)
+    counters: tuple[AssocType, ...] = field(init=False)
     _canonical: str = field(init=False)
     _objects: Mapping[int | str, ObjectType] = field(init=False)
     _assocs: Mapping[int | str, AssocType] = field(init=False)
+    _counters: Mapping[int | str, tuple[AssocType, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "assocs", _with_siblings(self.assocs))
@@ -53,6 +55,9 @@ class Schema:
         object.__setattr__(self, "has_audited", has_audited)
         object.__setattr__(self, "_objects", _by_key(self.objects))
         object.__setattr__(self, "_assocs", _assocs_by_key(self.assocs))
+        counters = tuple(each for each in self.assocs if each.counter is not None)
+        object.__setattr__(self, "counters", counters)
+        object.__setattr__(self, "_counters", _by_short_name(counters))
 
     @staticmethod
     def from_json(text: str | bytes, source: str = "schema document") -> Schema:
@@ -92,18 +97,13 @@ class Schema:
         known = self._assocs
         return tuple(dict.fromkeys(known[each].siblings[0] if each in known else each for each in numbers))
 
-    @property
-    def counters(self) -> tuple[AssocType, ...]:
-        """Return the types whose edges are the slots of counters, ascending by number."""
-        return tuple(each for each in self.assocs if each.counter is not None)
-
     def counter(self, key: int | str) -> AssocType:
         """Return the counter of a number or a name: ``views``, or ``post.views`` where several object types have one of
         that name. Raises `UnknownType`, with the names of counters."""
         found = self._assocs.get(key)
         if found is not None and found.counter is not None:
             return found
-        named = [each for each in self.counters if isinstance(key, str) and each.name.split(".")[1] == key]
+        named = self._counters.get(key, ())
         if len(named) == 1:
             return named[0]
         if named:
@@ -180,6 +180,15 @@ def _assocs_by_key(assocs: Iterable[AssocType]) -> dict[int | str, AssocType]:
     keyed = _by_key(each for each in assocs if each.state is State.NORMAL)
     keyed.update((each.number, each) for each in assocs)
     return keyed
+
+
+def _by_short_name(counters: Iterable[AssocType]) -> dict[int | str, tuple[AssocType, ...]]:
+    """Return the counters by their names without the object type, which several may have."""
+    named: dict[int | str, tuple[AssocType, ...]] = {}
+    for each in counters:
+        _, _, short = each.name.partition(".")
+        named[short] = (*named.get(short, ()), each)
+    return named
 
 
 def _with_siblings(assocs: Iterable[AssocType]) -> tuple[AssocType, ...]:

@@ -224,7 +224,7 @@ class CounterOptions:
     @property
     def max_flush_seconds(self) -> float:
         """Return for how long a follower may hold a change back."""
-        return self.flush_seconds if self.publish_share is None else MAX_FLUSH_SECONDS
+        return self.flush_seconds + (0.0 if self.publish_share is None else MAX_FLUSH_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, Final
 
 from tao.client import Graph
@@ -43,9 +44,8 @@ class CounterChecks:
     def follower_ended(self, server: Any) -> None:
         """Note what a follower held unwritten when it ended."""
         totals = server._counters._totals
-        for life in (totals._life, *totals._older):
-            for (counted_id, _), held in life.held.items():
-                self._lost[counted_id] += held.plus - held.minus - held.flushed
+        for held in (*totals._current.values(), *chain.from_iterable(totals._former.values())):
+            self._lost[held.key[0]] += held.plus - held.minus - held.flushed
 
     def value(self, server: SimDatabase, counted_id: int) -> int:
         """Return the value of a counter by the rows of a database."""

@@ -8,8 +8,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tao.client import (
+    ClientSettings,
     Consistency,
     Counter,
+    DeadlineExceeded,
     Graph,
     InvalidArgument,
     NotCommutative,
@@ -17,14 +19,16 @@ from tao.client import (
     PermissionDenied,
     SomeFailed,
     TaoError,
+    Unavailable,
     UnknownType,
     WriteToken,
 )
 from tao.model.counters import MAX_BY
+from tao.model.errors import AnswerFull
 from tao.wire.convert import error_to_pb
 from tao.wire.session import AnswerHandler
 from tao.wire.v1 import session_pb2 as pb
-from tests.unit.client.fakes import FakeCluster, FakeLink, make_id
+from tests.unit.client.fakes import FakeCluster, FakeLink, make_id, until
 
 VIEWS = 401
 POST, OTHER, FAR = make_id(1, 0), make_id(2, 0), make_id(1, 1)
@@ -116,6 +120,68 @@ async def test_the_error_of_one_counter_leaves_the_others(graph: Graph, cluster:
     assert isinstance(failed.value.errors[1], PermissionDenied)
     cluster.link("near-1").behaviour = failing_once(0, PermissionDenied("no"), 1)
     with pytest.raises(PermissionDenied):
+        await graph.counter_get(POST, "views")
+
+
+async def test_progress_is_no_failed_attempt(graph: Graph, cluster: FakeCluster) -> None:
+    keys = [make_id(number, 0) for number in range(1, 21)]
+    cluster.counters = {(key, VIEWS): number for number, key in enumerate(keys)}
+
+    def two_at_a_time(link: FakeLink, request: pb.Request, on_answer: AnswerHandler) -> None:
+        found = link.answer(request)
+        for slot in range(2, len(request.get_counters.ids)):
+            found.counter_values.failed_slots.append(slot)
+            found.counter_values.errors.append(error_to_pb(AnswerFull("ask for fewer")))
+        on_answer(found)
+
+    cluster.link("near-1").behaviour = two_at_a_time
+    found = await graph.counter_get_many([(key, "views") for key in keys])
+    assert [each.value for each in found] == list(range(20))
+
+
+async def test_attempts_that_answer_nothing_end(graph: Graph, cluster: FakeCluster) -> None:
+    cluster.link("near-1").behaviour = failing_once(0, AnswerFull("ask for fewer"), 1_000)
+    with pytest.raises(AnswerFull):
+        await graph.counter_get(POST, "views")
+    assert len(cluster.batches()) == 4
+
+
+async def test_all_attempts_have_the_time_of_one_operation(cluster: FakeCluster) -> None:
+    async with await cluster.connect(ClientSettings(timeout_seconds=0.03)) as graph:
+        cluster.link("near-1").behaviour = failing_once(0, NotMine("moved", 1), 1_000)
+        with pytest.raises((NotMine, DeadlineExceeded)):
+            await graph.counter_get(POST, "views")
+    assert len(cluster.batches()) < 4, "a pause of 80 ms does not fit"
+
+
+async def test_close_ends_reads_that_nobody_answers(
+    graph: Graph, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
+
+    async def never(*_: object) -> pb.Answer:
+        asked.set()
+        return await asyncio.Future()
+
+    monkeypatch.setattr(cluster.link("near-1"), "ask", never)
+    reading = asyncio.ensure_future(graph.counter_get(POST, "views"))
+    await asked.wait()
+    late = asyncio.ensure_future(graph.counter_get(OTHER, "views"))
+    await until(lambda: graph._counters_asked)
+    await graph.close()
+    for each in (reading, late):
+        with pytest.raises(Unavailable, match="the graph was closed"):
+            await each
+
+
+async def test_a_fault_of_a_read_reaches_its_caller(
+    graph: Graph, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object) -> pb.Answer:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cluster.link("near-1"), "ask", broken)
+    with pytest.raises(ZeroDivisionError):
         await graph.counter_get(POST, "views")
 
 

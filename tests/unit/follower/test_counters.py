@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from tao.access.document import load_access
+from tao.follower import counters as of_follower
 from tao.model.counters import FOLDED_SLOT, MAX_BY, MAX_COUNTED, SlotTotals, decode_totals, slot_of_life
 from tao.model.errors import (
+    AnswerFull,
     InvalidArgument,
     NotMine,
     OperationTooOld,
@@ -15,16 +21,17 @@ from tao.model.errors import (
     PermissionDenied,
     TaoError,
     TooLarge,
+    Unavailable,
     UnknownType,
 )
 from tao.model.writes import AssocAdd, FlushCounter, FoldCounter
 from tao.wire.convert import error_from_pb, write_to_pb
 from tao.wire.v1 import session_pb2 as pb
-from tests.rigs.leader_rig import COMMENT, make_id
+from tests.rigs.leader_rig import COMMENT, make_id, make_topology
 from tests.rigs.pacing import until
 from tests.rigs.region_rig import FollowerRig, RegionRig
 
-A, B, FAR = make_id(64), make_id(128), make_id(64, 1)
+A, B, FAR, THIRD = make_id(64), make_id(128), make_id(64, 1), make_id(64, 2)
 VIEWS, IMPRESSIONS = 401, 402
 OTHERS = [slot_of_life(1_800_000_000, tag) for tag in (1, 2)]
 """Slots of other followers' lives."""
@@ -56,6 +63,19 @@ async def flushed(follower: FollowerRig) -> None:
     before = follower.counters.flushed + follower.counters.failed
     follower.counters.tick()
     await until(lambda: follower.counters.flushed + follower.counters.failed > before)
+
+
+def set_settings(follower: FollowerRig, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    monkeypatch.setattr(follower.counters, "_settings", replace(follower.counters._settings, **changes))
+
+
+class LogLines(list[tuple[str, dict[str, Any]]]):
+    """What is logged, whatever its level."""
+
+    def error(self, event: str, **values: Any) -> None:
+        self.append((event, values))
+
+    warning = error
 
 
 def slots(region: RegionRig, counted_id: int = A, counter: int = VIEWS) -> list[SlotTotals]:
@@ -123,12 +143,69 @@ async def test_totals_wait_while_no_leader_can_be_reached(region: RegionRig) -> 
 async def test_a_follower_with_too_many_counters_is_overloaded_and_serves_those_that_it_holds(
     region: RegionRig,
 ) -> None:
+    region.near.links["leader-1"].down = True
     for number in range(8):  # the bound of the rig
         assert await write(region.near, adding(make_id(64 + number), 1)) == [None]
-    errors = await write(region.near, adding(make_id(99), 1), adding(A, 1))
-    assert [type(each) for each in errors] == [Overloaded, type(None)]
-    await region.near.counters.drain()
+    await flushed(region.near)
+    for _ in range(3):
+        region.near.counters.tick()
+        errors = await write(region.near, adding(make_id(99), 1), *(adding(make_id(64 + each), 1) for each in range(8)))
+        assert [type(each) for each in errors] == [Overloaded] + [type(None)] * 8
+    region.near.links["leader-1"].down = False
+
+    def is_written() -> bool:
+        region.near.counters.tick()
+        return region.near.counters.summary()["held"] < 8
+
+    await until(is_written)
     assert await write(region.near, adding(make_id(99), 1)) == [None]
+
+
+async def test_batches_that_fail_together_make_one_pause(region: RegionRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_settings(region.near, monkeypatch, retry_seconds=50.0)
+    log = LogLines()
+    monkeypatch.setattr(region.near.counters, "_log", log)
+    region.near.links["leader-1"].down = True
+    await write(region.near, *(adding(make_id(64 + number), 1) for number in range(4)))
+    region.near.counters.tick()
+    await until(lambda: region.near.counters.failed == 4)  # two batches
+    assert [(event, values["seconds"]) for event, values in log] == [("counters_wait", 50.0)]
+
+
+async def test_a_stop_writes_what_a_pause_holds_back_and_counts_no_more(
+    region: RegionRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_settings(region.near, monkeypatch, retry_seconds=50.0)
+    region.near.links["leader-1"].down = True
+    await write(region.near, adding(A, 5), adding(A, 1, IMPRESSIONS))
+    await flushed(region.near)
+    await write(region.near, adding(A, 2))
+    region.near.links["leader-1"].down = False
+    await region.near.counters.drain()
+    assert (slots(region), slots(region, A, IMPRESSIONS)) == ([SlotTotals(7)], [SlotTotals(1)])
+    errors = await write(region.near, adding(A, 1), write_to_pb(AssocAdd(A, COMMENT, B, 1, b"")))
+    assert [type(each) for each in errors] == [Unavailable, type(None)]
+    assert await value(region.near) == 7
+
+
+async def test_pauses_stay_short_during_a_stop(region: RegionRig) -> None:
+    region.near.links["leader-1"].down = True
+    await write(region.near, adding(A, 5))
+    drained = asyncio.ensure_future(region.near.counters.drain())
+    await until(lambda: region.near.counters.failed >= 13 or drained.done())  # doubled, it would be 4 s
+    region.near.links["leader-1"].down = False
+    await drained
+    assert slots(region) == [SlotTotals(5)]
+
+
+async def test_a_leader_that_does_not_answer_delays_no_flush_to_another(region: RegionRig) -> None:
+    topology = make_topology(2, near={1: ("near-2",)}, leaders={2: ("leader-2",)})
+    region.near.configuration.use_topology(topology)
+    region.near.links["leader-2"].hold_requests.add("write")
+    await write(region.near, adding(A, 1), adding(THIRD, 1))
+    region.near.counters.tick()
+    await until(lambda: region.near.counters.flushed or region.near.counters.failed)
+    assert (region.near.counters.flushed, region.near.counters.failed) == (1, 0)
 
 
 async def test_a_value_saturates_and_an_addition_beyond_it_is_an_error(region: RegionRig) -> None:
@@ -150,6 +227,58 @@ async def test_a_flush_that_no_leader_takes_is_given_up(region: RegionRig) -> No
     assert slots(region) == [SlotTotals(2)]
 
 
+async def test_what_is_given_up_is_logged_in_one_line(region: RegionRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = LogLines()
+    monkeypatch.setattr(region.near.counters, "_log", log)
+    await write(region.near, adding(A, 5), adding(B, 4))
+    region.near.links["leader-1"].faults["write"] = [OperationTooOld("the life began too long ago")]
+    region.near.counters.tick()
+    await until(lambda: region.near.counters.summary()["lost"] == 9)
+    await write(region.near, adding(A, 2))
+    monkeypatch.setattr(region.near.counters, "_options", lambda _: None)  # the counter has left the schema
+    region.near.counters.tick()
+    region.near.counters.tick()
+    reason = {"reason": "the life began too long ago"}
+    assert log == [("counter_lost", {"counters": 3, "lost_in_all": 11} | reason)]
+
+
+async def test_a_read_does_not_miss_what_leaves_the_memory_meanwhile(
+    region: RegionRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await write(region.near, adding(A, 5))
+    region.near.links["leader-1"].hold_answers.add("read")
+    reading = asyncio.ensure_future(value(region.near, critical=True))
+    await until(lambda: region.near.links["leader-1"].held)
+    monkeypatch.setattr(region.near.counters._totals, "_life_seconds", 0.0)  # the life is over
+    await flushed(region.near)
+    assert region.near.counters.summary()["held"] == 0
+    region.near.links["leader-1"].let_go()
+    assert await reading == 5
+    assert await value(region.near, critical=True) == 5
+
+
+async def test_one_request_decodes_a_bounded_number_of_slots(
+    region: RegionRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = [make_id(64 + number) for number in range(4)]
+    for each in counted:
+        await region.leader.write(FlushCounter(each, VIEWS, OTHERS[0], 1, 10, 0))
+        await region.leader.write(FlushCounter(each, VIEWS, OTHERS[1], 1, 1, 0))
+    monkeypatch.setattr(of_follower, "_MAX_DECODED", 5)
+    asked = pb.GetCounters(ids=counted, atypes=[VIEWS] * 4, critical=True)
+    found = (await region.near.ask(pb.Request(get_counters=asked))).counter_values
+    assert (list(found.values), list(found.failed_slots)) == ([11, 11, 0, 0], [2, 3])
+    assert all(isinstance(error_from_pb(each), AnswerFull) for each in found.errors)
+    monkeypatch.setattr(of_follower, "_MAX_DECODED", 1)
+    assert await value(region.near) == 11, "one counter is always answered"
+
+
+async def test_max_behind_counts_the_round_and_the_attempt(region: RegionRig) -> None:
+    asked = pb.GetCounters(ids=[A, A], atypes=[VIEWS, IMPRESSIONS], critical=True)
+    found = (await region.near.ask(pb.Request(get_counters=asked))).counter_values
+    assert list(found.max_behind_ms) == [1_301, 61_301]
+
+
 async def test_a_change_is_published_when_it_is_a_share_of_the_value(region: RegionRig) -> None:
     await region.leader.write(FlushCounter(A, IMPRESSIONS, OTHERS[0], 1, 100_000, 0))
     assert await value(region.near, counter=IMPRESSIONS) == 100_000
@@ -159,6 +288,25 @@ async def test_a_change_is_published_when_it_is_a_share_of_the_value(region: Reg
     assert await value(region.near, counter=IMPRESSIONS) == 100_099
     await region.near.counters.drain()
     assert SlotTotals(99) in slots(region, A, IMPRESSIONS)
+
+
+async def test_a_share_is_that_of_what_was_flushed_where_nobody_reads(
+    region: RegionRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(region.near.counters, "_cache", type("", (), {"peek_list": lambda *_: None}))
+    set_settings(region.near, monkeypatch, max_batches=1)
+    monkeypatch.setattr(of_follower, "MAX_FLUSH_SECONDS", 1e9)
+    totals = region.near.counters._totals
+    await write(region.near, adding(A, 10_000, IMPRESSIONS))
+    await flushed(region.near)
+    totals._queues[IMPRESSIONS].begun_at = float("-inf")  # the next round is due
+    await write(region.near, adding(A, 9, IMPRESSIONS))
+    region.near.counters.tick()
+    assert totals.queued == 1, "9 are less than a thousandth"
+    totals._queues[IMPRESSIONS].begun_at = float("-inf")
+    await write(region.near, adding(A, 1, IMPRESSIONS))
+    await flushed(region.near)
+    assert slots(region, A, IMPRESSIONS) == [SlotTotals(10_010)]
 
 
 async def test_reads_name_what_cannot_be_read(region: RegionRig) -> None:

@@ -13,6 +13,7 @@ from loadtest.report.note import note, read_folder, write_note
 from loadtest.results import this_machine
 from tao.model.errors import OperatorError
 
+_REPOSITORY = Path(__file__).parents[3]
 LATENCY = {"avg": 1.5, "p50": 1.0, "p99": 9.0, "count": 1000, "p90": 2.0, "p999": 9.5, "max": 10.0}
 COST = {
     "batch": 1, "hit_rate": 0.9, "throughput_qps": 5000.0, "follower_us": 20.0, "leader_us": 5.0, "database_us": 2.0,
@@ -211,3 +212,10 @@ def test_a_scenario_without_a_profile_is_named(tmp_path: Path, monkeypatch: pyte
     assert lines.index("**Largest costs.** Sending.") > lines.index("## All clients miss one key")
     unknown = [line for line in lines if "nobody has profiled it" in line]
     assert [line.split("`")[1] for line in unknown] == ["run", "peers", "geo", "storm", "capacity", "recovery", "whale"]
+
+
+@pytest.mark.parametrize("name", ["states_and_journal", "counters", "attacks"])
+def test_the_page_of_results_has_the_sections_that_are_written_by_hand(name: str) -> None:
+    text = (_REPOSITORY / f"loadtest/report/prose/{name}.md").read_text(encoding="utf-8")
+    page = (_REPOSITORY / "docs/explanation/benchmarks.md").read_text(encoding="utf-8")
+    assert text.strip() in page, f"change loadtest/report/prose/{name}.md, and copy it to the page"

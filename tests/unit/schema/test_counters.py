@@ -35,7 +35,7 @@ def test_a_counter_is_an_association_type_named_after_its_object_type() -> None:
     found = schema().atype("post.plays")
     assert (found.number, found.table, found.arena) == (402, "assocs_states", "hot")
     assert found.counter == CounterOptions(5, 0.001)
-    assert found.counter.max_flush_seconds == 60
+    assert found.counter.max_flush_seconds == 65
     assert schema().atype(401).counter == CounterOptions()
     assert schema().custom_tables() == {}
 
@@ -56,6 +56,14 @@ def test_a_counter_is_found_by_a_short_name_that_one_object_type_has() -> None:
     for wrong in ("likes", "stars", 5, 999):
         with pytest.raises(UnknownType, match=r"the schema has post\.views, post\.plays, photo\.views"):
             found.counter(wrong)
+
+
+def test_a_short_name_is_found_without_a_walk_over_the_types() -> None:
+    found = schema()
+    first, second = found.counter("plays"), found.counter("post.plays")
+    object.__setattr__(found, "assocs", ())
+    object.__setattr__(found, "counters", ())
+    assert found.counter("plays") is found.counter(402) is first is second
 
 
 @pytest.mark.parametrize(
