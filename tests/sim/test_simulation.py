@@ -39,6 +39,7 @@ from tests.sim.plans import (
     MANY_READS,
     MANY_WRITES,
     MEMBERS,
+    OF_ETCD,
     PLANNED,
     READS,
     RESTORE,
@@ -291,7 +292,10 @@ def test_plans_bring_every_operation_every_option_and_every_fault() -> None:
     of_clients = {*READS, *WRITES, *MANY_READS, *MANY_WRITES, SET_READ, TWO_HOP, MEMBERS, *STATE_KINDS, *COUNTER_KINDS}
     assert {op.kind for op in ops} == {*of_clients, ADD_JOB, ADD_SHARDS, KILL_WORKER, LATER_SET_STATE}
     assert {op.how for op in ops} == {"", "critical", "stale", "token", "tokens"}
-    assert {fault.kind for plan in plans for fault in plan.faults} == set(FAULT_WEIGHTS)
+    assert {fault.kind for plan in plans for fault in plan.faults} == {*FAULT_WEIGHTS, *OF_ETCD}
+    befall = [{fault.kind for fault in plan.faults} & {*OF_ETCD} for plan in plans if not plan.shape.etcd]
+    assert len(plans) / 2 < len(befall) < len(plans)
+    assert not any(befall)
 
 
 def test_where_one_fault_comes_at_a_time_the_aftermath_of_the_one_before_is_over() -> None:
@@ -304,6 +308,17 @@ def test_where_one_fault_comes_at_a_time_the_aftermath_of_the_one_before_is_over
                 assert before.at + before.seconds + AFTERMATH_SECONDS < after.at
             for fault in plan.faults:
                 assert (fault.at + fault.seconds) % tempo.act_seconds <= tempo.busy_seconds
+
+
+def test_what_befalls_etcd_alone_makes_no_read_fail_and_needs_no_excuse() -> None:
+    judged = 0
+    for seed in range(2):
+        shape = Shape(leaders=2, followers=2, etcd=True)
+        outcome = run(make_plan(seed, 1, shape, dict.fromkeys(OF_ETCD, 1), single_share=1.0))
+        assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
+        assert not outcome.looked_at["excused_reads"]
+        judged += outcome.looked_at["single_failure_reads"]
+    assert judged
 
 
 def test_only_reads_that_no_server_could_answer_are_excused() -> None:
