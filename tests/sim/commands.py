@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Final, cast
 
 from tao.model.errors import TaoError
 from tao.model.ports import TopologyStore
 from tao.model.topology import Topology
-from tao.replication.locks import FileLocks
 from tao.replication.replication_set import SetAccounts
 from tao.replication.shard_move import MoveSettings, ShardMoves
 from tests.sim.loop import Process
-from tests.sim.substitutes import SimTopologyFile
 from tests.sim.watchers import ACCOUNT
 from tests.sim.world import World
 
-_DOCUMENT: Final = Path("simulated")
 _RUN_SECONDS: Final = 30.0
 """An operator ends a run that takes longer."""
 _DIED: Final = "died"
@@ -28,12 +24,13 @@ Command = Callable[[ShardMoves], Awaitable[str]]
 """What a process does with the databases. It returns what it shows."""
 
 
-class _LateStore(SimTopologyFile):
+class _LateStore:
     """A topology whose first change is made late, or answered late."""
 
     def __init__(self, world: World, late: Late) -> None:
-        super().__init__(world, _DOCUMENT)
+        self._store: Final = world.open_topology()
         self._loop: Final = world.loop
+        self.load: Final = self._store.load
         self._before, self._after = late
 
     async def change(self, expected_version: int, changed: Topology) -> Topology:
@@ -43,7 +40,7 @@ class _LateStore(SimTopologyFile):
     async def _change(self, expected_version: int, changed: Topology) -> Topology:
         before, after, self._before, self._after = self._before, self._after, 0.0, 0.0
         await asyncio.sleep(before)
-        stored = await super().change(expected_version, changed)
+        stored = await self._store.change(expected_version, changed)
         await asyncio.sleep(after)
         return stored
 
@@ -86,8 +83,8 @@ class CommandRun:
             self._ended.set()
 
     async def _do(self, command: Command) -> None:
-        store = _LateStore(self.world, self._late) if any(self._late) else SimTopologyFile(self.world, _DOCUMENT)
-        locks = FileLocks(_DOCUMENT, clock=self.world.loop.time)
+        store = _LateStore(self.world, self._late) if any(self._late) else self.world.open_topology()
+        locks = self.world.open_locks()
         moves = ShardMoves(cast(TopologyStore, store), locks, SetAccounts(ACCOUNT, ACCOUNT), self.settings)
         try:
             self.result = await command(moves)

@@ -8,20 +8,20 @@ back, as after an election. A watch that is cut stays silent, and one whose begi
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from tao.etcd.client import EtcdClient, EtcdRefused, EtcdUnavailable, WatchBroken
 from tao.etcd.location import EtcdSettings
 from tao.etcd.v3 import kv_pb2
 from tao.etcd.v3 import rpc_pb2 as pb
 from tests.rigs.memory_etcd import PLACE, MemoryEtcd
-from tests.sim.loop import CURRENT
-from tests.sim.replicated import Machines
+from tests.sim.loop import CURRENT, SimLoop
 
 ETCD: Final = "etcd"
 """The machine of etcd."""
@@ -32,7 +32,29 @@ _KEPT_CHANGES: Final = 100
 """Changes that a watch may begin with; older ones are compacted."""
 _WATCH_SECONDS: Final = 0.1
 _PAUSE_SECONDS: Final = 0.05
+KeyRange = tuple[bytes, bytes]
+"""The first key, and the one after the last."""
 _Answer = TypeVar("_Answer")
+
+
+class Links(Protocol):
+    """The links between etcd and the processes that use it."""
+
+    @property
+    def loop(self) -> SimLoop: ...
+
+    @property
+    def random(self) -> random.Random: ...
+
+    @property
+    def refuses(self) -> bool:
+        """Whether connections through a cut are refused at once."""
+
+    def is_cut(self, one: str, other: str) -> bool:
+        """Return whether nothing gets from one machine to the other."""
+
+    def one_way_seconds(self, one: str, other: str) -> float:
+        """Return how long a message takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +69,7 @@ class EtcdSnapshot:
 class SimEtcd(MemoryEtcd):
     """What all members have. Each process has its own client of it."""
 
-    def __init__(self, machines: Machines, on_change: Callable[[SimEtcd], None]) -> None:
+    def __init__(self, machines: Links, on_change: Callable[[SimEtcd], None]) -> None:
         """``on_change`` is called after each transaction that was carried out."""
         super().__init__(machines.loop.time)
         self.machines: Final = machines
@@ -57,6 +79,8 @@ class SimEtcd(MemoryEtcd):
         self.changes: list[pb.WatchResponse] = []
         self.compacted = 0
         """Revision of the last change that a watch cannot begin with any more."""
+        self.idle_watches: Final[dict[asyncio.Future[int], KeyRange]] = {}
+        """Watches that wait for the revision of the next change of their keys."""
 
     def carry_out(self, request: pb.TxnRequest) -> pb.TxnResponse:
         before = dict(self.keys)
@@ -65,15 +89,25 @@ class SimEtcd(MemoryEtcd):
         self._on_change(self)
         return answer
 
+    def read_at_once(self, key: bytes, range_end: bytes = b"") -> pb.RangeResponse:
+        """Read without a step of the loop."""
+        return self._range(pb.RangeRequest(key=key, range_end=range_end))
+
     def stop(self) -> None:
         """Answer nothing."""
         self.is_away = True
+        self._end_watches()
 
     def start(self) -> None:
         """Answer again, with all leases renewed."""
         self.is_away = False
         self.restarts += 1
         self.leases = {number: (seconds, self._now() + seconds) for number, (seconds, _) in self.leases.items()}
+        self._end_watches()
+
+    def compact(self) -> None:
+        """Forget the history up to now."""
+        self.changes, self.compacted = [], self.revision
 
     def snapshot(self) -> EtcdSnapshot:
         """Return a copy of all keys and leases."""
@@ -84,14 +118,33 @@ class SimEtcd(MemoryEtcd):
         self.revision, self.keys, self.leases = snapshot.revision, dict(snapshot.keys), dict(snapshot.leases)
         self.changes, self.compacted = [], snapshot.revision
 
-    def changes_from(self, revision: int) -> pb.WatchResponse | None:
-        """Return the first change at or after a revision. Raises `WatchBroken` when it was compacted."""
+    def change_of(self, keys: KeyRange, revision: int) -> pb.WatchResponse | None:
+        """Return the first change of some keys at or after a revision. Raises `WatchBroken` when it may have been
+        compacted."""
         if revision <= self.compacted:
             raise WatchBroken("compacted")
-        return next((each for each in self.changes if each.header.revision >= revision), None)
+        for each in self.changes:
+            if each.header.revision >= revision:
+                events = [event for event in each.events if _is_of(keys, event)]
+                if events:
+                    return pb.WatchResponse(header=each.header, events=events)
+        return None
+
+    def _end_watches(self) -> None:
+        for watch in self.idle_watches:
+            self.wake(watch)
+
+    def wake(self, watch: asyncio.Future[int]) -> None:
+        """Have an idle watch look what has changed now, and go on after that."""
+        if not watch.done():
+            watch.set_result(self.revision + 1)
+
+    def _end_leases(self) -> None:
+        if not self.is_away:
+            super()._end_leases()
 
     def _record(self, before: dict[bytes, kv_pb2.KeyValue]) -> None:
-        put = [kv_pb2.Event(kv=each) for key, each in self.keys.items() if before.get(key) != each]
+        put = [kv_pb2.Event(kv=each) for key, each in self.keys.items() if before.get(key) is not each]
         gone = [
             kv_pb2.Event(type=kv_pb2.Event.DELETE, kv=kv_pb2.KeyValue(key=key, mod_revision=self.revision))
             for key in before
@@ -99,6 +152,9 @@ class SimEtcd(MemoryEtcd):
         ]
         if put or gone:
             self.changes.append(pb.WatchResponse(header=pb.ResponseHeader(revision=self.revision), events=put + gone))
+            for watch, keys in self.idle_watches.items():
+                if not watch.done() and any(_is_of(keys, event) for event in (*put, *gone)):
+                    watch.set_result(self.revision)
         if len(self.changes) > _KEPT_CHANGES:
             self.compacted = self.changes.pop(0).header.revision
 
@@ -136,21 +192,36 @@ class SimEtcdClient(EtcdClient):
     async def watch(
         self, key: bytes, range_end: bytes, start_revision: int, idle_seconds: float
     ) -> AsyncGenerator[pb.WatchResponse | None, None]:
-        loop, etcd, restarts = self._machines.loop, self._etcd, self._etcd.restarts
-        following, heard_at = start_revision, loop.now
+        loop, etcd, restarts, keys = self._machines.loop, self._etcd, self._etcd.restarts, (key, range_end)
+        following, heard_at, look_at = start_revision, loop.now, loop.now
         while True:
-            await asyncio.sleep(_WATCH_SECONDS)
+            while look_at <= loop.now:
+                look_at += _WATCH_SECONDS
+            await asyncio.sleep(look_at - loop.now)
             if etcd.is_away or etcd.restarts != restarts:
                 raise WatchBroken("etcd was stopped")
-            change = None if self._is_cut() else etcd.changes_from(following)
+            is_cut = self._is_cut()
+            change = None if is_cut else etcd.change_of(keys, following)
             if change is not None:
                 following, heard_at = change.header.revision + 1, loop.now
-                events = [each for each in change.events if key <= each.kv.key < range_end]
-                if events:
-                    yield pb.WatchResponse(header=change.header, events=events)
+                yield change
             elif loop.now - heard_at >= idle_seconds:
                 heard_at = loop.now
                 yield None
+            elif not is_cut:
+                following = await self._next_change(keys, heard_at + idle_seconds)
+
+    async def _next_change(self, keys: KeyRange, until: float) -> int:
+        """Return the revision of the next change of some keys. Return also when it is time, or etcd stops."""
+        etcd, loop = self._etcd, self._machines.loop
+        waiting: asyncio.Future[int] = loop.create_future()
+        etcd.idle_watches[waiting] = keys
+        timer = loop.call_at(until, etcd.wake, waiting)
+        try:
+            return await waiting
+        finally:
+            timer.cancel()
+            del etcd.idle_watches[waiting]
 
     def _carry_out_again(self, request: pb.TxnRequest, restarts: int) -> None:
         if not self._etcd.is_away and self._etcd.restarts == restarts:
@@ -180,3 +251,7 @@ class SimEtcdClient(EtcdClient):
             await asyncio.sleep(_PAUSE_SECONDS)
         await asyncio.sleep(max(0.0, deadline - machines.loop.now))
         raise EtcdUnavailable("etcd did not answer in time")
+
+
+def _is_of(keys: KeyRange, event: kv_pb2.Event) -> bool:
+    return keys[0] <= event.kv.key < keys[1]

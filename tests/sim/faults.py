@@ -14,11 +14,12 @@ from typing import Final
 
 from tao.routing.routes import Routes
 from tests.sim.clients import Client
+from tests.sim.etcd import ETCD
 from tests.sim.foreign import write_past_the_product
 from tests.sim.loop import Process
 from tests.sim.moves import Moves
 from tests.sim.operators import Operator
-from tests.sim.plans import OF_WATCHERS, PLANNED, UNSEEN_SECONDS, Fault
+from tests.sim.plans import ETCD_GONE, OF_WATCHERS, PLANNED, UNSEEN_SECONDS, Fault
 from tests.sim.promotion import Promotions
 from tests.sim.restores import Restores
 from tests.sim.rush import rush
@@ -79,6 +80,9 @@ class Faults:
             "watcher hangs": self._pause_watcher,
             "watcher cut off": self._cut_watcher_off,
             "master cut off": self._cut_master_off,
+            "etcd away": self._stop_etcd,
+            "etcd cut off": self._cut_etcd_off,
+            "etcd compacted": self._compact_etcd,
         }
 
     def begin(self, fault: Fault) -> None:
@@ -99,9 +103,11 @@ class Faults:
             world.loop.call_later(seconds, world.single_failures.ends, fault)
 
     def _is_harmless(self, fault: Fault) -> bool:
-        """Return whether no request may fail because of a fault. Without a second region nobody holds a lease, so that
-        watchers can go."""
-        return fault.kind in PLANNED or (fault.kind in OF_WATCHERS and self._world.shape.regions == 1)
+        """Return whether no request may fail because of a fault. Where nobody holds a lease, which needs a second
+        region, watchers can go, and etcd while nothing changes the topology."""
+        shape = self._world.shape
+        has_leases = shape.regions > 1 and shape.watchers > 0
+        return fault.kind in PLANNED or (not has_leases and fault.kind in (*OF_WATCHERS, *ETCD_GONE))
 
     def mend(self) -> None:
         """End all faults."""
@@ -220,7 +226,8 @@ class Faults:
 
     def _everyone(self) -> list[str]:
         world = self._world
-        return [*world.processes, *world.databases, *(client.process.name for client in world.clients)]
+        etcd = [] if world.documents is None else [ETCD]
+        return [*world.processes, *world.databases, *(client.process.name for client in world.clients), *etcd]
 
     def _cut_server(self, fault: Fault) -> Callable[[], None]:
         name = self._server(fault.pick, tailers=True)
@@ -251,8 +258,12 @@ class Faults:
         return self._cut([one], [other], both_ways=False)
 
     def _cut_regions(self, _: Fault) -> Callable[[], None]:
-        east, west = ([name for name in self._everyone() if region in name] for region in REGIONS)
+        east, west = ([name for name in self._everyone() if self._is_in(region, name)] for region in REGIONS)
         return self._cut(east, west)
+
+    def _is_in(self, region: str, name: str) -> bool:
+        documents = self._world.documents
+        return region in name or (documents is not None and name == ETCD and documents.machine.region == region)
 
     def _cut(self, some: list[str], others: list[str], *, both_ways: bool = True) -> Callable[[], None]:
         # One partition at a time: the end of the next one would heal it too.
@@ -272,6 +283,35 @@ class Faults:
 
     def _slow_no_more(self, place: str) -> None:
         self._world.network.slow.pop(place, None)
+
+    # etcd
+
+    def _stop_etcd(self, _: Fault) -> Callable[[], None] | None:
+        documents = self._world.documents
+        if documents is None or documents.etcd.is_away:
+            return None
+        documents.etcd.stop()
+        return documents.etcd.start
+
+    def _cut_etcd_off(self, fault: Fault) -> Callable[[], None] | None:
+        """Cut etcd off from some processes: every second, every third, or all."""
+        if self._world.documents is None:
+            return None
+        return self._cut([ETCD], [*self._world.processes][fault.pick % 2 :: 1 + fault.other % 3])
+
+    def _compact_etcd(self, fault: Fault) -> Callable[[], None] | None:
+        """Change the topology while etcd is cut off from some processes, and compact what they have missed."""
+        documents = self._world.documents
+        heal = self._cut_etcd_off(fault)
+        if documents is None or heal is None:
+            return None
+        self._move_shard(fault)
+
+        def end() -> None:
+            documents.etcd.compact()
+            heal()
+
+        return end
 
     # databases
 
@@ -324,19 +364,27 @@ class Faults:
         region = regions[fault.other % len(regions)]
         if region in world.late_topologies or self._change_master(fault, None) is None:
             return
-        world.late_topologies[region] = world.topology
         former, later, seconds = world.masters[DATABASES.index(name)], world.loop.call_later, LASTS_SECONDS[fault.kind]
         former.stopped_until = world.loop.now + seconds
+        later(seconds, self._keep_topology_from(region))
+        for at in (0.5 * seconds, 0.6 * seconds):
+            later(at, self._write_everything_outside, region)
+        for at in (0.55 * seconds, 0.7 * seconds, 0.8 * seconds):
+            later(at, partial(self._read_everything, region, critical=True))
+
+    def _keep_topology_from(self, region: str) -> Callable[[], None]:
+        """Let the cache servers and tailers of a region hear of no other topology, until the result is called."""
+        world = self._world
+        if world.documents is not None:
+            servers = [*world.names("leader"), *world.names("follower"), *world.names("tailer")]
+            return self._cut([ETCD], [name for name in servers if world.processes[name].region == region])
+        world.late_topologies[region] = world.topology
 
         def end() -> None:
             del world.late_topologies[region]
             world.look_at_topology()
 
-        later(seconds, end)
-        for at in (0.5 * seconds, 0.6 * seconds):
-            later(at, self._write_everything_outside, region)
-        for at in (0.55 * seconds, 0.7 * seconds, 0.8 * seconds):
-            later(at, partial(self._read_everything, region, critical=True))
+        return end
 
     def _lose_master(self, fault: Fault) -> Callable[[], None] | None:
         """Lose a master whose last commits have reached no replica."""
@@ -460,7 +508,8 @@ class Faults:
         self._world.spawn(client.read_objects(), client.process)
 
     def _move(self, place: tuple[str, str], homes: dict[int, str]) -> None:
-        self._world.change_topology(with_homes(self._world.topology, place, homes))
+        world = self._world
+        world.when_documents_change(lambda: world.change_topology(with_homes(world.topology, place, homes)))
 
     def _move_there_and_back(self, fault: Fault) -> Callable[[], None] | None:
         """Take a shard from a leader whose database is slow, and give it back a moment later: after all servers have
@@ -518,7 +567,8 @@ class Faults:
         world.loop.call_later(UNSEEN_SECONDS, resume, context=Context())
 
     def _mark(self, name: str, down: bool) -> None:
-        self._world.change_topology(with_mark(self._world.topology, name, down=down))
+        world = self._world
+        world.when_documents_change(lambda: world.change_topology(with_mark(world.topology, name, down=down)))
 
     def _mark_down(self, fault: Fault) -> Callable[[], None]:
         name = self._server(fault.pick)

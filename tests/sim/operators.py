@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any, Final
 
 from tao.admin.drain import drain_cache_server, undrain_cache_server
@@ -19,13 +18,11 @@ from tao.wire.identity import Credentials
 from tao.wire.links import Links, LinkSettings
 from tests.sim.network import SESSION
 from tests.sim.plans import Fault
-from tests.sim.substitutes import SimTopologyFile
 from tests.sim.topologies import servers_of, tiers_of
 from tests.sim.world import World
 
 _WAIT_SECONDS: Final = 15.0
 """Deadline of one command, in seconds: all commands have ended before an act is over."""
-_DOCUMENT: Final = Path("simulated")
 
 
 class Operator:
@@ -69,7 +66,7 @@ class Operator:
     async def _set_copies(self, place: tuple[str, str], shard: int, copies: int) -> str:
         settings = CloningSettings(timeout_seconds=_WAIT_SECONDS)
         links = Links(LinkSettings(session=SESSION), Credentials(self._world.operator.name, "operator"))
-        store = SimTopologyFile(self._world, _DOCUMENT)
+        store = self._world.open_topology()
         cloner = Cloner(store, topology_version_of(links, settings), settings, self._show)
         try:
             stored = await cloner.run(await cloner.plan(*place, shard, copies))
@@ -79,14 +76,14 @@ class Operator:
 
     async def _restart(self, name: str) -> str:
         world = self._world
-        drained = await drain_cache_server(_DOCUMENT, name, _WAIT_SECONDS, self._show)
+        drained = await drain_cache_server(world.place, name, _WAIT_SECONDS, self._show)
         if drained.safe_to_stop:
             await world.stop(name)
             await asyncio.sleep(0.5)
             world.start_server(name)
         if drained.safe_to_stop and not drained.marked:
             return drained.describe()  # it registers again by itself
-        undrained = await undrain_cache_server(_DOCUMENT, name, 2 * _WAIT_SECONDS, self._show)
+        undrained = await undrain_cache_server(world.place, name, 2 * _WAIT_SECONDS, self._show)
         return f"{drained.describe()}; {undrained.describe()}"
 
     def _show(self, text: str) -> None:

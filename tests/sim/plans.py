@@ -111,6 +111,8 @@ class Shape(msgspec.Struct, frozen=True):
     """Whether followers have accounts at the databases, for when no leader can be asked."""
     watchers: int = 0
     """The watchers of each region."""
+    etcd: bool = False
+    """Whether the topology and the locks are in etcd."""
     workers: int = 0
     """The workers of each region."""
     has_short_prefixes: bool = False
@@ -221,6 +223,12 @@ FAULT_WEIGHTS: Final = {
     "watcher cut off": 1,
     "master cut off": 1,
 }
+ETCD_GONE: Final = ("etcd away", "etcd cut off")
+OF_ETCD: Final = (*ETCD_GONE, "etcd compacted")
+"""Failures of etcd, which servers go on without. They take the place of other faults in plans that have an etcd."""
+_ETCD_SHARE: Final = 0.25
+"""Share of the plans that have one."""
+_OF_ETCD_SHARE: Final = 0.3
 PLANNED: Final = ("clone", "planned restart")
 """Actions of operators on a healthy cluster: no request may fail because of them."""
 OF_WATCHERS: Final = ("kill watcher", "watcher hangs", "watcher cut off")
@@ -289,6 +297,7 @@ def make_plan(
     ``two_hop_share`` and ``members_share``: such questions by clients, for each other operation.
     """
     rng = random.Random(seed)
+    is_drawn = shape is None
     shape = shape or rng.choice(_SHAPES)
     weights = FAULT_WEIGHTS if kinds is None else kinds
     ops: list[Op] = []
@@ -327,12 +336,26 @@ def make_plan(
         ops += _growth_ops(random.Random(f"growth {seed}"), ops)
     if with_counters:
         ops += _counter_ops(random.Random(f"counters {seed}"), ops, shape)
-    if two_hop_share:
-        ops += _two_hop_ops(random.Random(f"two hops {seed}"), ops, shape, two_hop_share)
-    if members_share:
-        ops += _members_ops(random.Random(f"members {seed}"), ops, shape, members_share)
+    ops += _two_hop_ops(random.Random(f"two hops {seed}"), ops, shape, two_hop_share)
+    ops += _members_ops(random.Random(f"members {seed}"), ops, shape, members_share)
+    if is_drawn:
+        shape, faults = _with_etcd(random.Random(f"etcd {seed}"), shape, faults, may_fail=kinds is None)
     ops.sort(key=lambda op: op.at)
     return Plan(seed, acts, shape, tuple(ops), tuple(sorted(faults, key=lambda fault: fault.at)), tempo)
+
+
+def _with_etcd(rng: random.Random, shape: Shape, faults: list[Fault], *, may_fail: bool) -> tuple[Shape, list[Fault]]:
+    """Put the documents of a share of the plans into etcd, and let some of their faults befall that.
+
+    Only plans whose shape is drawn have it by chance.
+    """
+    if rng.random() >= _ETCD_SHARE:
+        return shape, faults
+    befall = [
+        msgspec.structs.replace(each, kind=rng.choice(OF_ETCD)) if may_fail and rng.random() < _OF_ETCD_SHARE else each
+        for each in faults
+    ]
+    return msgspec.structs.replace(shape, etcd=True), befall
 
 
 def _single_faults(rng: random.Random, begin: float, weights: Mapping[str, int], tempo: Tempo) -> list[Fault]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -18,7 +17,7 @@ import msgspec
 from tao.model.ids import PROMOTION_AHEAD_MS, RESERVED_AHEAD_MS
 from tao.model.rows import RowChanges
 from tao.model.topology import Database
-from tao.replication.locks import FileLocks, LockHold, LockTaken, hold_exclusively, mastership_lock
+from tao.replication.locks import LockHold, LockTaken, hold_exclusively, mastership_lock
 from tao.topology.edits import shards_of
 from tests.sim.database import SimDatabase, unix_ms
 from tests.sim.stores import roll_back_all_of
@@ -104,6 +103,7 @@ class Promotions:
                 await self._change(name, old, lost_after)
             if old.lost:
                 await returned.wait()
+                await self._world.until_documents_change()
                 old.lost = False
                 old.follow(self._master(name), anew=True)
                 self._state(name, down=False)
@@ -133,6 +133,7 @@ class Promotions:
         else:
             await self._lose(old, new, lost_after)
         await applied(new)
+        await self._world.until_documents_change()
         epoch = enthrone(self._world, self._database(name), old, new, lacks_commits=old.lost)
         self._state(name, master=new.region, epoch=epoch, down=old.lost)
         self._world.trace.note("promoted", new.name, epoch, old.lost)
@@ -141,7 +142,8 @@ class Promotions:
         self._world.check_masters(self._database(name))
 
     def _exclusively(self, name: str) -> AbstractAsyncContextManager[LockHold]:
-        locks = FileLocks(Path("simulated"), clock=self._world.loop.time)
+        documents = self._world.documents
+        locks = self._world.open_locks() if documents is None else documents.local_locks()
         return hold_exclusively(locks, mastership_lock(name), _LOCK_SECONDS)
 
     def _is_complete(self, name: str) -> bool:

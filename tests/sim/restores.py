@@ -86,6 +86,7 @@ class Restores:
             if world.is_up(name):
                 world.kill(name)
         await asyncio.sleep(1.0)  # what was being committed is committed, or rolled back
+        await world.until_documents_change()
         world.disks.clear()
         world.spools.clear()
         pairs = self._restore(backups)

@@ -73,6 +73,7 @@ def run(plan: Plan, broken: Callable[[], AbstractContextManager[object]] = nullc
                         *copy_substitutes(player.world),
                         *growth_substitutes(player.world),
                         *journal_substitutes(player.world),
+                        *(() if player.world.documents is None else player.world.documents.substitutes()),
                         Substitution(known_kinds, lambda _: kinds_by_name([Walk(player.world.jobs), NodeStates()])),
                     ],
                 )
@@ -209,6 +210,8 @@ class _Player:
         why = world.not_ready()
         if why:
             raise Violation("7", f"long after the last fault: {why}")
+        if why := world.uses_former_topology():
+            raise Violation("topology", f"long after the last fault: {why}")
         world.bounds.look()
         world.checks.converged(world.masters, world.caches, world.shape.regions - 1)
         world.jobs.check_calm()

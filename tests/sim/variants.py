@@ -64,6 +64,7 @@ from tests.sim import (
     stores,
 )
 from tests.sim.broken import Variant
+from tests.sim.broken_etcd import ETCD_VARIANTS
 from tests.sim.broken_moves import MOVE_VARIANTS
 from tests.sim.broken_restores import RESTORE_VARIANTS
 from tests.sim.database import SimDatabase
@@ -736,6 +737,7 @@ VARIANTS: Final[Sequence[Variant]] = (
     ),
     *MOVE_VARIANTS,
     *RESTORE_VARIANTS,
+    *ETCD_VARIANTS,
     Variant("own writes never make room", _own_writes_never_make_room, frozenset({"8"}), {"rush": 1}, acts=1, first=6),
 )
 

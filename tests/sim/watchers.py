@@ -18,6 +18,7 @@ from math import inf
 from typing import Final
 
 from tao.model.errors import OperatorError, TaoError
+from tao.model.ports import TopologyStore
 from tao.model.topology import Database
 from tao.replication.accounts import Account
 from tao.replication.gtid import GtidSet
@@ -173,8 +174,9 @@ async def sim_renew_lease(session: SimSession, from_unix_ms: int, _: LeaseTerms,
 class SimPromoter:
     """Replaces `tao.replication.promotion.Promoter` for watchers: under the same locks, after the same lease."""
 
-    def __init__(self, world: World, _: object, locks: Locks, *__: object, **___: object) -> None:
+    def __init__(self, world: World, store: TopologyStore, locks: Locks, *_: object, **__: object) -> None:
         self._world: Final = world
+        self._store: Final = store
         self._locks: Final = locks
 
     async def promote(
@@ -195,6 +197,8 @@ class SimPromoter:
             await asyncio.sleep(max(0.0, over - world.loop.now))
             await applied(new)
             await self._check_lost(replicas)
+            if world.documents is not None:
+                await self._store.load()  # else the topology cannot be changed
             hold.check()
             old = replicas.master
             epoch = enthrone(world, replicas.database, old, new, lacks_commits=True)

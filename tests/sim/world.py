@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
@@ -24,15 +24,25 @@ import tao.tailer.server
 import tao.watcher.server
 import tao.worker.server
 from tao.cache import GraphCache
+from tao.etcd.location import Location
+from tao.follower.settings import FollowerSettings
 from tao.journal.settings import JournalSettings
+from tao.leader.settings import LeaderSettings
 from tao.model.edge_states import State
+from tao.model.errors import AccessError, TopologyError
+from tao.model.ports import TopologyStore
 from tao.model.rows import RowChanges
 from tao.model.topology import Database, Topology
 from tao.observability.logs import Logger
+from tao.replication.locks import FileLocks, Locks
 from tao.replication.shard_move_plan import holder_of, master_of
 from tao.routing.topology_changes import record_change
 from tao.runtime.admin import AdminPages
 from tao.schema.registry import Schema, load_schema
+from tao.tailer.settings import TailerSettings
+from tao.watcher.settings import WatcherSettings
+from tao.worker.settings import WorkerSettings
+from tests.rigs.memory_etcd import PLACE
 from tests.sim.bounds import Bounds
 from tests.sim.checks import Checks, Violation
 from tests.sim.clients import Client
@@ -40,6 +50,7 @@ from tests.sim.copied_tables import tables_of
 from tests.sim.counters import CounterChecks
 from tests.sim.database import SimDatabase
 from tests.sim.disks import SpoolFile
+from tests.sim.documents import EtcdDocuments
 from tests.sim.jobs import LEASE_SECONDS, JobChecks
 from tests.sim.journals import Journals, journal_settings
 from tests.sim.locks import LockTable
@@ -51,6 +62,7 @@ from tests.sim.roles import follower_settings, leader_settings, tailer_settings,
 from tests.sim.rows import Past
 from tests.sim.single_failures import SingleFailures
 from tests.sim.stores import roll_back_all_of
+from tests.sim.substitutes import SimTopologyFile
 from tests.sim.topologies import DATABASES, REGIONS, make_topology
 
 _LOADED: Final = load_schema((Path(__file__).parents[2] / "config/schema.yaml").read_text(), "schema.yaml")
@@ -71,6 +83,13 @@ SCHEMA: Final = Schema(
     _LOADED.reserved_atypes,
 )
 _KEPT_EVENTS: Final = 3_000
+FILE: Final = Path("simulated")
+"""The file of the topology, where it is in one."""
+_HEARD_SECONDS: Final = 10.0
+"""Until every server that runs has heard of a new topology, also by looking whether its watch is silent."""
+_AGAIN_SECONDS: Final = 1.0
+"""Until a server that could not start is started again."""
+_Settings = TypeVar("_Settings", LeaderSettings, FollowerSettings, TailerSettings, WatcherSettings, WorkerSettings)
 
 
 class Trace:
@@ -127,6 +146,7 @@ class World:
 
     def __init__(self, loop: SimLoop, plan: Plan, found: Callable[[Violation], None]) -> None:
         seed, shape = plan.seed, plan.shape
+        self.seed: Final = seed
         self.loop: Final = loop
         self.shape: Final = shape
         self.pace: Final = plan.tempo.pace
@@ -149,6 +169,11 @@ class World:
         self.clock_skew_ms: Final[dict[str, int]] = {}
         self.locks: Final = LockTable(loop)
         self.topology = make_topology(shape)
+        self.documents: Final = self._store_in_etcd() if shape.etcd else None
+        """The topology and the locks in etcd; None where they are in files."""
+        self._topology_since = 0.0
+        self._changes: Final = deque[Callable[[], None]]()
+        """What waits until the topology can be changed."""
         self.late_topologies: Final[dict[str, Topology]] = {}
         """Region → the document that its cache servers and tailers read while they are cut off from newer ones."""
         self.databases: Final[dict[str, SimDatabase]] = {}
@@ -228,13 +253,22 @@ class World:
         try:
             self.servers[name] = await server.start()
         except Exception as error:  # noqa: BLE001 - a server that cannot start is a finding, whatever the cause
-            self.found(Violation("unforeseen", f"{name} does not start: {error!r}"))
+            if self.documents is None or not isinstance(error, TopologyError | AccessError):
+                self.found(Violation("unforeseen", f"{name} does not start: {error!r}"))
+                return
+            self.trace.note("ends", name, error.message)  # etcd does not answer: an operating system starts it again
+            self.kill(name)
+            self.loop.call_later(_AGAIN_SECONDS, self.start_server, name, context=Context())
+
+    def _placed(self, settings: _Settings) -> _Settings:
+        """Return settings of a server that reads the topology of this world."""
+        return replace(settings, topology_file=self.place)
 
     def _role(self, name: str, role: str, region: str, log: Logger) -> Any:
         match role:
             case "leader":
                 return tao.leader.server.LeaderServer(
-                    leader_settings(name, self.pace, has_workers=self.shape.workers > 0), log
+                    self._placed(leader_settings(name, self.pace, has_workers=self.shape.workers > 0)), log
                 )
             case "follower":
                 settings = follower_settings(
@@ -246,13 +280,15 @@ class World:
                     reads_databases=self.shape.reads_databases,
                     has_filters=self.has_filters,
                 )
-                return tao.follower.server.FollowerServer(settings, log)
+                return tao.follower.server.FollowerServer(self._placed(settings), log)
             case "watcher":
-                return tao.watcher.server.WatcherServer(watcher_settings(name, region), log)
+                return tao.watcher.server.WatcherServer(self._placed(watcher_settings(name, region)), log)
             case "worker":
-                return tao.worker.server.WorkerServer(worker_settings(name, region, self.pace, LEASE_SECONDS), log)
+                return tao.worker.server.WorkerServer(
+                    self._placed(worker_settings(name, region, self.pace, LEASE_SECONDS)), log
+                )
             case _:
-                return tao.tailer.server.TailerServer(tailer_settings(name, region, self.pace), log)
+                return tao.tailer.server.TailerServer(self._placed(tailer_settings(name, region, self.pace)), log)
 
     def kill(self, name: str) -> None:
         """Kill a process as SIGKILL does."""
@@ -336,19 +372,64 @@ class World:
             self.found(Violation("watchers", "two watchers act at the same time"))
 
     def change_topology(self, changed: Topology) -> None:
-        """Publish the next version; its watchers notice within half a second."""
+        """Publish the next version; where it is in a file, its watchers notice within half a second."""
+        if self.documents is not None:
+            self.documents.store(self.topology.version, changed)
+            return
+        changed = msgspec.structs.replace(changed, version=self.topology.version + 1)
+        self._use_topology(record_change(self.topology, changed))
+
+    def _use_topology(self, changed: Topology) -> None:
         process = CURRENT.get()
         if process is not None and self._roles.get(process.name, ("", ""))[0] == "watcher":
             self._check_watchers()
-        changed = msgspec.structs.replace(changed, version=self.topology.version + 1)
         former = {shard: self.master_of(shard) for shard in range(self.topology.shards)}
-        self.topology = record_change(self.topology, changed)
+        self.topology, self._topology_since = changed, self.loop.now
         for shard, master in former.items():
             if self.master_of(shard).past is not master.past:
                 self._check_arrived(shard, master)
                 master.past.hand_over(self.master_of(shard).past, shard)
         self.trace.note("topology", self.topology.version)
         self.look_at_topology()
+
+    async def until_documents_change(self) -> None:
+        """Wait until the topology can be changed."""
+        if self.documents is not None:
+            await self.documents.until_there()
+
+    def when_documents_change(self, change: Callable[[], None]) -> None:
+        """Change the topology now, or as soon as it can be changed, in the order of the calls."""
+        if not self._changes and (self.documents is None or not self.documents.etcd.is_away):
+            change()
+            return
+        self._changes.append(change)
+        if len(self._changes) == 1:
+            self.spawn(self._change_later())
+
+    async def _change_later(self) -> None:
+        while self._changes:
+            await self.until_documents_change()
+            self._changes.popleft()()
+
+    @property
+    def place(self) -> Location:
+        """The place of the topology, as operators name it."""
+        return FILE if self.documents is None else PLACE
+
+    def open_topology(self) -> TopologyStore:
+        """Return the topology as the present process reads and changes it."""
+        file = cast(TopologyStore, SimTopologyFile(self, FILE))
+        return file if self.documents is None else self.documents.topology()
+
+    def open_locks(self) -> Locks:
+        """Return the locks as the present process takes them."""
+        return FileLocks(FILE, clock=self.loop.time) if self.documents is None else self.documents.locks()
+
+    def _store_in_etcd(self) -> EtcdDocuments:
+        documents = EtcdDocuments(self.loop, self.network, self.seed, REGIONS[: self.shape.regions])
+        documents.store(0, self.topology)
+        documents.on_change = self._use_topology
+        return documents
 
     def _check_arrived(self, shard: int, former: SimDatabase) -> None:
         """Check, when the topology gives a shard to another database, that its servers have all that was committed at
@@ -403,6 +484,16 @@ class World:
             why = server._admin.pages.not_ready()
             if why:
                 return f"{name}: {why}"
+        return ""
+
+    def uses_former_topology(self) -> str:
+        """Return the first server that has not heard of the topology in time, and what it uses; or nothing."""
+        if self.loop.now < self._topology_since + _HEARD_SECONDS:
+            return ""
+        for name, server in self.servers.items():
+            version = server._admin.pages.stats()["topology_version"]
+            if version != self.topology.version:
+                return f"{name} uses topology {version}, and {self.topology.version} is the newest"
         return ""
 
     # making

@@ -1,0 +1,84 @@
+"""Variants of `tests.sim.variants`: a topology in etcd without one of the rules for an etcd that is away."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+from unittest.mock import patch
+
+from tao.etcd.client import EtcdClient, WatchBroken
+from tao.follower.miss_path import MissPath
+from tao.model.errors import TaoError, Unavailable
+from tao.model.queries import Query
+from tao.serving.sources import Take
+from tao.topology import etcd_document
+from tao.topology.etcd_document import EtcdDocument, Keys, Snapshot
+from tests.sim.broken import Variant
+from tests.sim.loop import CURRENT, Process
+from tests.sim.plans import Shape
+
+
+@contextmanager
+def _topology_void_while_etcd_is_away() -> Iterator[None]:
+    """Let followers fetch nothing from the time when etcd cannot be read until it can be read again."""
+    void = set[Process | None]()
+    fetch, take_snapshot, report = MissPath.fetch, EtcdDocument._take, EtcdDocument._report_any
+
+    def fetch_by_topology(path: MissPath, query: Query, minimum: int, take: Take, **how: Any) -> None:
+        if CURRENT.get() in void:
+            take(Unavailable("there is no topology"))
+        else:
+            fetch(path, query, minimum, take, **how)
+
+    async def take_up(document: EtcdDocument[Any, Any], snapshot: Snapshot) -> object:
+        void.discard(CURRENT.get())
+        return await take_snapshot(document, snapshot)
+
+    def drop(document: EtcdDocument[Any, Any], error: TaoError) -> None:
+        void.add(CURRENT.get())
+        report(document, error)
+
+    with (
+        patch.object(MissPath, "fetch", fetch_by_topology),
+        patch.multiple(EtcdDocument, _take=take_up, _report_any=drop),
+    ):
+        yield
+
+
+@contextmanager
+def _broken_watch_not_begun_anew() -> Iterator[None]:
+    """Let a server hear of no other topology once its watch is broken, and not look either."""
+    follow_once = etcd_document._follow_once
+
+    async def follow(
+        client: EtcdClient,
+        keys: Keys,
+        use: Callable[[Snapshot], Awaitable[None]],
+        report: Callable[[TaoError], None],
+    ) -> None:
+        with suppress(WatchBroken):
+            await follow_once(client, keys, use, report)
+
+    with patch.object(etcd_document, "follow", follow):
+        yield
+
+
+_ETCD: Final = Shape(leaders=2, reads_databases=True, etcd=True)
+ETCD_VARIANTS: Final = (
+    Variant(
+        "topology void while etcd is away",
+        _topology_void_while_etcd_is_away,
+        frozenset({"7"}),
+        {"etcd away": 1},
+        _ETCD,
+        single_share=1.0,
+    ),
+    Variant(
+        "watch not begun anew after compaction",
+        _broken_watch_not_begun_anew,
+        frozenset({"topology"}),
+        {"etcd compacted": 1},
+        _ETCD,
+    ),
+)
