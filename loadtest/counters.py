@@ -92,7 +92,7 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
     async with _cluster(settings, progress) as followers:
         progress.step("a hot counter", 0.3)
         hot = await _hot(followers, size)
-        progress.step("additions seen elsewhere", 0.6)
+        progress.step("additions seen at another follower", 0.6)
         seen = await _seen(followers, size)
         progress.step("a counter at rest", 0.8)
         rest = await _at_rest(followers, hot["value"])
@@ -109,7 +109,7 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
             at_most("database writes a second of each follower", hot["writes_per_second"], 2),
             at_most("error of the value after quiet", hot["error"], 0),
             at_most("CPU of a follower for an addition in a batch, µs", hot["cpu_us"], 2),
-            at_most("p99 until an addition is seen elsewhere, ms", seen["p99_ms"], 2_000),
+            at_most("p99 until an addition is seen at another follower, ms", seen["p99_ms"], 2_000),
             at_most("rows of a counter at rest", rest["rows"], 1),
         ],
         notes=[

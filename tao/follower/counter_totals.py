@@ -231,7 +231,7 @@ class CounterTotals:
 
     def renew(self, now: float) -> None:
         """Begin a new life when the current one is old, and forget some counters that are written: of lives that are
-        over, and, when more than three quarters of what may be held is, of those that were not added to of late."""
+        over, and, when more than three quarters of what may be held is, those that nobody added to in a whole turn."""
         if now >= self._life.begun_at + self._life_seconds:
             self._begin_life(now)
             self._unswept = len(self._turn)

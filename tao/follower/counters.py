@@ -127,8 +127,8 @@ class Counters:
         admit: Callable[[int], TaoError | None],
         staleness_ms: Callable[[int], float],
     ) -> None:
-        """``reads`` answers reads of lists. ``writes`` makes flushes, and the other writes of batches. ``admit`` tells
-        why this follower does not serve a shard, or returns None. ``staleness_ms``: how far it may be behind."""
+        """``reads`` answers reads of lists. ``writes`` makes flushes, and the other writes of batches. ``admit``: the
+        reason why this follower does not serve a shard, or None. ``staleness_ms``: how far it may be behind."""
         self._settings: Final = settings
         self._cache: Final = cache
         self._reads: Final = reads

@@ -73,7 +73,7 @@ def decode_totals(data: bytes) -> SlotTotals:
 
 
 def slot_of_life(born_unix_s: int, tag: int) -> int:
-    """Return the slot of a life that begins now. ``tag``: random, to tell lives of one second apart."""
+    """Return the slot of a life that begins now. ``tag``: random, so that lives of one second differ."""
     return max(1, born_unix_s - _EPOCH_UNIX_S) << _BORN_SHIFT | tag & _TAG_BITS
 
 

@@ -405,7 +405,7 @@ def is_tls_refusal(error: BaseException) -> bool:
 
 def refuse_passphrase(private_key: object) -> Callable[[], str]:
     """Return what a TLS context calls for the passphrase of an encrypted key. It raises `SettingsError`: without it,
-    OpenSSL would ask whoever has the terminal, and a server would wait for an answer."""
+    OpenSSL would ask at the terminal, and a server would wait for an answer."""
 
     def refuse() -> str:
         raise SettingsError(

@@ -141,8 +141,8 @@ def _is_lost(observation: Observation, probes: ProbeSettings) -> bool:
     """Return whether a master that does not answer is lost.
 
     One with which nothing is lost is given up sooner: when its process is dead; and when it hangs, if a watcher beside
-    it finds so too, which tells it from a region that is cut off, and if the promotion need not wait for the whole
-    lease, during which nobody could renew it (`is_fenced_by_replicas`).
+    it finds so too (a region that is cut off looks the same from here), and if the promotion need not wait for the
+    whole lease, during which nobody could renew it (`is_fenced_by_replicas`).
     """
     if observation.silent_seconds >= probes.master_gone_seconds:
         return True

@@ -205,7 +205,7 @@ class FrameSession(NumberedSession, asyncio.Protocol):
             self._schedule_keep_alive(self._settings.ping_interval_seconds)
         elif kind == framing.ERROR:
             error = error_from_pb(session_pb2.Error.FromString(payload))
-            # One that has no room refuses whoever comes.
+            # One that has no room refuses everybody.
             error.is_refusal = not (self._greeting.done() or isinstance(error, Overloaded))
             self._fail(error)
         elif kind == framing.PING and self._connected:

@@ -22,21 +22,21 @@ from tests.sim.plans import Shape
 @contextmanager
 def _topology_void_while_etcd_is_away() -> Iterator[None]:
     """Let followers fetch nothing from the time when etcd cannot be read until it can be read again."""
-    void = set[Process | None]()
+    emptied = set[Process | None]()
     fetch, take_snapshot, report = MissPath.fetch, EtcdDocument._take, EtcdDocument._report_any
 
     def fetch_by_topology(path: MissPath, query: Query, minimum: int, take: Take, **how: Any) -> None:
-        if CURRENT.get() in void:
+        if CURRENT.get() in emptied:
             take(Unavailable("there is no topology"))
         else:
             fetch(path, query, minimum, take, **how)
 
     async def take_up(document: EtcdDocument[Any, Any], snapshot: Snapshot) -> object:
-        void.discard(CURRENT.get())
+        emptied.discard(CURRENT.get())
         return await take_snapshot(document, snapshot)
 
     def drop(document: EtcdDocument[Any, Any], error: TaoError) -> None:
-        void.add(CURRENT.get())
+        emptied.add(CURRENT.get())
         report(document, error)
 
     with (
@@ -67,7 +67,7 @@ def _broken_watch_not_begun_anew() -> Iterator[None]:
 _ETCD: Final = Shape(leaders=2, reads_databases=True, etcd=True)
 ETCD_VARIANTS: Final = (
     Variant(
-        "topology void while etcd is away",
+        "topology dropped while etcd is away",
         _topology_void_while_etcd_is_away,
         frozenset({"7"}),
         {"etcd away": 1},

@@ -1,4 +1,4 @@
-"""What the audit log is told of the requests, queries and writes that callers are denied."""
+"""What the audit log records of the requests, queries and writes that callers are denied."""
 
 from __future__ import annotations
 
