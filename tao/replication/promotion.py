@@ -40,7 +40,6 @@ from tao.replication.promotion_plan import (
     check_seeded,
     choose,
     choose_catch_up_target,
-    discarded_transactions,
     is_fenced_by_replicas,
     unfinished,
 )
@@ -277,25 +276,11 @@ class Promoter:
             members = await replicas.members()
             epochs, _ = await replicas.epochs_as_masters(members)
             if unfinished(members, epochs, replicas.database.version_epoch) is None:
-                await self._close_to_be_followed(replicas)
+                raise PromotionRefused(
+                    f"{replicas.master.name} waits for a replica, and no server can follow it: they have transactions "
+                    "that it lacks. Seed one anew (tao reseed)"
+                )
             return await self._restore(replicas, None)
-
-    async def _close_to_be_followed(self, replicas: ReplicationSet) -> None:
-        """Close a master whose commits wait, so that it has executed them. MySQL counts a transaction only when its
-        wait is over, so replicas may have one that the master seems to lack.
-
-        Raises `PromotionRefused`, and has the master wait again, when no server can follow it even then.
-        """
-        await replicas.close(replicas.database.master_region)
-        members = await replicas.members()
-        master = next(member for member in members if member.is_master)
-        others = [member for member in members if not member.is_master and member.is_complete]
-        if all(discarded_transactions(member, master) for member in others):
-            await self._open_master(replicas, waits=True)
-            raise PromotionRefused(
-                f"{master.name} waits for a replica, and no server can follow it: they have transactions that it "
-                "lacks. Seed one anew (tao reseed)"
-            )
 
     async def wait_for_replicas(self, database: str) -> None:
         """Make commits of the master wait for a replica again, as the topology says. Raises `OperatorError` when no
@@ -632,7 +617,17 @@ class Promoter:
         if installed is None:
             await self._raise_again(replicas)
         waits = database.semi_sync and await self._acknowledged_in_use(replicas, following)
-        await self._open_master(replicas, waits=waits, installed=installed)
+        async with replicas.session(database.master_region) as session:
+            deadline = replicas.statement_deadline()
+            terms = installed.terms if installed else await lease_terms(session, deadline=deadline)
+            if terms.seconds:
+                # A lease may count from an earlier time. Others that have to follow, or do not answer, take seconds.
+                if installed and loop.time() - installed.read_at < _RECENT_SECONDS:
+                    now = installed.unix_ms
+                else:
+                    now = await server_unix_ms(session, deadline=deadline)
+                await grant_lease(session, now, deadline=replicas.statement_deadline())
+            await open_to_writes(session, semi_sync=waits, deadline=replicas.statement_deadline())
         version = (await self._store.load()).version
         return PromotionResult(
             database=database.name,
@@ -644,20 +639,6 @@ class Promoter:
             left=left,
             waits_for_replica=waits,
         )
-
-    async def _open_master(self, replicas: ReplicationSet, *, waits: bool, installed: _Installed | None = None) -> None:
-        """Open the master of the topology to writes, under a lease if it keeps one. ``installed``: as in `_open`."""
-        async with replicas.session(replicas.database.master_region) as session:
-            deadline = replicas.statement_deadline()
-            terms = installed.terms if installed else await lease_terms(session, deadline=deadline)
-            if terms.seconds:
-                # A lease may count from an earlier time. Others that have to follow, or do not answer, take seconds.
-                if installed and asyncio.get_running_loop().time() - installed.read_at < _RECENT_SECONDS:
-                    now = installed.unix_ms
-                else:
-                    now = await server_unix_ms(session, deadline=deadline)
-                await grant_lease(session, now, deadline=replicas.statement_deadline())
-            await open_to_writes(session, semi_sync=waits, deadline=replicas.statement_deadline())
 
     async def _raise_again(self, replicas: ReplicationSet) -> None:
         """Write the topology's epoch into shard rows of the master that lack it."""
