@@ -148,9 +148,12 @@ class Counters:
         self._known: dict[int, AssocType] = {}
         self._paused: dict[int, tuple[float, float]] = {}
         """Shard → until when its flushes pause, and the length of the next pause, in seconds."""
-        self._under_way = 0
+        self._under_way: Final = Counter[str]()
+        """Batches under way, by leader."""
+        self._failing: Final = set[str]()
+        """Leaders that took nothing of their last batch: they get one at a time, and leave the others to the rest."""
         self._drains = False
-        self._told_lost = 0
+        self._logged_lost = 0
         self._why_lost = ""
         self.added = self.flushed = self.failed = 0
 
@@ -331,20 +334,21 @@ class Counters:
             self.tick()
 
     def tick(self) -> None:
-        """Begin to flush what is due now. The counters of one leader travel together, so that one that does not answer
-        delays those of no other."""
+        """Begin to flush what is due now. The counters of one leader travel together. A leader that stops answering
+        holds up the others for one attempt at most: afterwards it gets one batch at a time."""
         now = self._clock.monotonic()
         self._totals.renew(now)
         settings = self._settings
-        room = (settings.max_batches - self._under_way) * settings.max_batch_flushes
-        looks = Looks(_LOOKS_AT_ONCE)
+        room = (settings.max_batches - self._under_way.total()) * settings.max_batch_flushes
+        looks, retried = Looks(_LOOKS_AT_ONCE), Counter[str]()
         by_leader: dict[str, list[Flush]] = {}
-        for each in self._totals.take_due(self._options, partial(self._is_wanted, now, looks), now, room, looks):
+        is_wanted = partial(self._is_wanted, now, looks, retried)
+        for each in self._totals.take_due(self._options, is_wanted, now, room, looks):
             by_leader.setdefault(self._leader_of(each.held.key[0] >> SHARD_SHIFT), []).append(each)
-        for flushes in by_leader.values():
+        for leader, flushes in by_leader.items():
             for start in range(0, len(flushes), settings.max_batch_flushes):
-                self._begin(flushes[start : start + settings.max_batch_flushes])
-        self._tell_lost()
+                self._begin(leader, flushes[start : start + settings.max_batch_flushes])
+        self._log_lost()
 
     def _leader_of(self, shard: int) -> str:
         try:
@@ -352,11 +356,11 @@ class Counters:
         except TaoError:
             return ""  # the write path says why
 
-    def _tell_lost(self) -> None:
+    def _log_lost(self) -> None:
         """Log what was given up since the last look, in one line."""
-        counters = self._totals.lost_counters - self._told_lost
+        counters = self._totals.lost_counters - self._logged_lost
         if counters:
-            self._told_lost += counters
+            self._logged_lost += counters
             reason = self._why_lost or "it has left the schema"
             self._log.error("counter_lost", counters=counters, lost_in_all=self._totals.lost, reason=reason)
             self._why_lost = ""
@@ -368,10 +372,10 @@ class Counters:
         self._paused.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_seconds):
-                while self._totals.queued or self._under_way:
+                while self._totals.queued or self._under_way.total():
                     self.tick()
                     await asyncio.sleep(self._settings.tick_seconds / 10)
-        if self._totals.queued or self._under_way:
+        if self._totals.queued or self._under_way.total():
             self._log.error("counters_not_flushed", counters=self._totals.queued)
 
     def _options(self, number: int) -> CounterOptions | None:
@@ -380,11 +384,19 @@ class Counters:
             return None
         return CounterOptions(0.0) if self._drains else found.counter
 
-    def _is_wanted(self, now: float, looks: Looks, held: Held, options: CounterOptions) -> bool:
-        """Return whether a counter is flushed in this round."""
-        until, _ = self._paused.get(held.key[0] >> SHARD_SHIFT, (0.0, 0.0))
-        if now < until:
+    def _is_wanted(self, now: float, looks: Looks, retried: Counter[str], held: Held, options: CounterOptions) -> bool:
+        """Return whether a counter is flushed in this round. ``retried``: counters taken for leaders that fail."""
+        shard = held.key[0] >> SHARD_SHIFT
+        until, _ = self._paused.get(shard, (0.0, 0.0))
+        if now < until or not self._is_due(now, looks, held, options):
             return False
+        if self._failing and (leader := self._leader_of(shard)) in self._failing:
+            if self._under_way[leader] or retried[leader] >= self._settings.max_batch_flushes:
+                return False
+            retried[leader] += 1
+        return True
+
+    def _is_due(self, now: float, looks: Looks, held: Held, options: CounterOptions) -> bool:
         if options.publish_share is None or now - held.waits_since >= MAX_FLUSH_SECONDS:
             return True
         block = self._cache.peek_list(*held.key)
@@ -394,23 +406,23 @@ class Counters:
             value = sum(decode_totals(each).value for each in columns_of(block)[2])
         return abs(held.plus - held.minus - held.flushed) >= options.publish_share * abs(value)
 
-    def _begin(self, flushes: Sequence[Flush]) -> None:
-        self._under_way += 1
+    def _begin(self, leader: str, flushes: Sequence[Flush]) -> None:
+        self._under_way[leader] += 1
         try:
-            self._spawn(self._flush(flushes))
+            self._spawn(self._flush(leader, flushes))
         except TaoError as error:  # too many tasks
-            self._finish(flushes, [error] * len(flushes))
+            self._finish(leader, flushes, [error] * len(flushes))
 
-    async def _flush(self, flushes: Sequence[Flush]) -> None:
+    async def _flush(self, leader: str, flushes: Sequence[Flush]) -> None:
         writes = [pb.Write(flush_counter=flush_to_pb(_write_of(each))) for each in flushes]
         outcomes: Sequence[pb.WriteResult | TaoError] = [OutcomeUnknown("the flush was cut off")] * len(flushes)
         try:
             outcomes = await self._writes.make(writes, _NO_OPERATOR)
         finally:
-            self._finish(flushes, outcomes)
+            self._finish(leader, flushes, outcomes)
 
-    def _finish(self, flushes: Sequence[Flush], outcomes: Sequence[pb.WriteResult | TaoError]) -> None:
-        self._under_way -= 1
+    def _finish(self, leader: str, flushes: Sequence[Flush], outcomes: Sequence[pb.WriteResult | TaoError]) -> None:
+        self._under_way[leader] -= 1
         now = self._clock.monotonic()
         failures: dict[int, tuple[float, TaoError]] = {}
         for flush, outcome in zip(flushes, outcomes, strict=True):
@@ -426,6 +438,10 @@ class Counters:
                 self.failed += 1
                 failures[shard] = flush.taken_at, outcome  # those of a batch are taken together
                 self._totals.failed(flush)
+        if all(isinstance(each, TaoError) and not isinstance(each, OperationTooOld) for each in outcomes):
+            self._failing.add(leader)
+        else:
+            self._failing.discard(leader)
         for shard, (taken_at, error) in failures.items():
             self._pause(shard, error, taken_at, now)
 

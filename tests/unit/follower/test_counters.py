@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
@@ -206,6 +207,27 @@ async def test_a_leader_that_does_not_answer_delays_no_flush_to_another(region: 
     region.near.counters.tick()
     await until(lambda: region.near.counters.flushed or region.near.counters.failed)
     assert (region.near.counters.flushed, region.near.counters.failed) == (1, 0)
+
+
+async def test_a_leader_that_fails_gets_one_batch_at_a_time(region: RegionRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    topology = make_topology(2, near={1: ("near-2",)}, leaders={2: ("leader-2",)})
+    region.near.configuration.use_topology(topology)
+    counters, link = region.near.counters, region.near.links["leader-2"]
+    monkeypatch.setattr(counters, "_settings", replace(counters._settings, max_batch_flushes=1))
+    link.faults["write"] = [Unavailable("away")]
+    await write(region.near, adding(THIRD, 1))
+    counters.tick()
+    await until(lambda: counters.failed)
+    link.hold_requests.add("write")
+    monkeypatch.setattr(counters, "_paused", {})  # the pause is over
+    assert await write(region.near, *(adding(make_id(number, 2), 1) for number in (65, 66, 67))) == [None] * 3
+    counters._totals._queues[VIEWS].begun_at = -inf
+    counters.tick()
+    assert counters._under_way["leader-2"] == 1
+    counters._failing.clear()
+    counters._totals._queues[VIEWS].begun_at = -inf
+    counters.tick()
+    assert counters._under_way["leader-2"] == 2, "one that answers gets all"
 
 
 async def test_a_value_saturates_and_an_addition_beyond_it_is_an_error(region: RegionRig) -> None:
