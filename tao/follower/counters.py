@@ -51,8 +51,7 @@ from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import ForwardPath, WriteResults, admitted_writes
 from tao.serving.own_writes import OwnWrites
 from tao.wire.convert import error_to_pb, flush_to_pb
-from tao.wire.identity import PeerIdentity
-from tao.wire.session import Reply, RequestHandler
+from tao.wire.session import PassedReply, Reply, RequestHandler
 from tao.wire.v1 import session_pb2 as pb
 
 MAX_READ: Final = MAX_ID2_SET
@@ -501,28 +500,16 @@ def _write_of(flush: Flush) -> FlushCounter:
     return FlushCounter(counted_id, counter, flush.held.life.slot, flush.number, flush.plus, flush.minus)
 
 
-class _CounterReply:
+class _CounterReply(PassedReply):
     """The `Reply` of the read of the lists: it collects them, and sends the values."""
 
     def __init__(
         self, reply: Reply, queries: int, answer_of: Callable[[dict[int, bytes | pb.Error]], pb.Answer]
     ) -> None:
-        self._reply: Final = reply
+        super().__init__(reply)
         self._queries: Final = queries
         self._answer_of: Final = answer_of
         self._found: Final[dict[int, bytes | pb.Error]] = {}
-
-    @property
-    def peer(self) -> PeerIdentity:
-        return self._reply.peer
-
-    @property
-    def closed(self) -> bool:
-        return self._reply.closed
-
-    def on_close(self, callback: Callable[[], None]) -> None:
-        """See `Reply.on_close`."""
-        self._reply.on_close(callback)
 
     def send(self, answer: pb.Answer) -> None:
         """See `Reply.send`."""

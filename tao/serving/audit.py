@@ -28,7 +28,7 @@ from tao.schema.registry import Schema
 from tao.serving.request_scope import NamedType, Scope, Scoped, scope_of
 from tao.topology.document import dump_topology
 from tao.wire.identity import PASSING_ON, PeerIdentity
-from tao.wire.session import Reply
+from tao.wire.session import PassedReply, Reply
 from tao.wire.v1 import session_pb2 as pb
 
 _DENIAL_SECONDS: Final = 1.0
@@ -368,21 +368,12 @@ class _OperatorPath:
             raise
 
 
-class _RecordedReply:
+class _RecordedReply(PassedReply):
     """A `Reply` whose last answer ends an entry of the audit log."""
 
     def __init__(self, reply: Reply, entry: AuditEntry) -> None:
-        self._reply: Final = reply
+        super().__init__(reply)
         self._entry: Final = entry
-        self.on_close: Final = reply.on_close
-
-    @property
-    def peer(self) -> PeerIdentity:
-        return self._reply.peer
-
-    @property
-    def closed(self) -> bool:
-        return self._reply.closed
 
     def send(self, answer: pb.Answer) -> None:
         """See `Reply.send`."""

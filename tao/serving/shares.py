@@ -27,7 +27,7 @@ from tao.routing.budgets import work_seconds
 from tao.routing.fair_shares import Claim, FairShares, ShareSettings, SpendingRates
 from tao.serving.access import AccessControl, Asked, caller_of
 from tao.wire.identity import PASSING_ON, PeerIdentity
-from tao.wire.session import Reply, failure
+from tao.wire.session import PassedReply, Reply, failure
 from tao.wire.v1 import session_pb2 as pb
 
 _logger = logging.getLogger(__name__)
@@ -354,14 +354,14 @@ def set_aside(reply: Reply) -> bool:
     return reply.put_aside() if isinstance(reply, _SharedRequest) else True
 
 
-class _SharedRequest:
+class _SharedRequest(PassedReply):
     """One request that is an item of work, and the `Reply` that notices its last answer."""
 
     def __init__(self, shares: WorkShares, path: Path, request: pb.Request, reply: Reply) -> None:
+        super().__init__(reply)
         self._shares: Final = shares
         self._path: Final = path
         self._request: Final = request
-        self._reply: Final = reply
         self._loop: Final = asyncio.get_running_loop()
         self._is_granted = False
         self._is_set_aside = False
@@ -369,18 +369,6 @@ class _SharedRequest:
         self._timer: asyncio.TimerHandle | None = None
         self._until = 0.0
         self._work: Final = shares.writes(request, reply.peer, self._start)
-
-    @property
-    def peer(self) -> PeerIdentity:
-        return self._reply.peer
-
-    @property
-    def closed(self) -> bool:
-        return self._reply.closed
-
-    def on_close(self, callback: Callable[[], None]) -> None:
-        """See `Reply.on_close`."""
-        self._reply.on_close(callback)
 
     def send(self, answer: pb.Answer) -> None:
         """See `Reply.send`."""

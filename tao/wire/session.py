@@ -107,6 +107,27 @@ class Reply(Protocol):
         """Call back once when `closed` becomes true before the last answer was sent; at once when it already is."""
 
 
+class PassedReply:
+    """A `Reply` to the peer of another one. A class that extends it decides in `send` what is answered."""
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply: Final = reply
+
+    @property
+    def peer(self) -> PeerIdentity:
+        """Return the identity of the peer that sent the request."""
+        return self._reply.peer
+
+    @property
+    def closed(self) -> bool:
+        """See `Reply.closed`."""
+        return self._reply.closed
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """See `Reply.on_close`."""
+        self._reply.on_close(callback)
+
+
 class RequestHandler(Protocol):
     """The server's side of a role."""
 

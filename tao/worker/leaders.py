@@ -41,18 +41,11 @@ class ShardPage(NamedTuple):
     done: bool
 
 
-class PurgedPage(NamedTuple):
-    """A page of the purge of a shard: how many edges it has purged, and the last row that was examined."""
+class RoutinePage(NamedTuple):
+    """A page of the purge of a shard, or of the fold of its counters: how many edges or slots have changed, and the
+    last row that was examined."""
 
-    purged: int
-    last: EdgeKey
-    done: bool
-
-
-class FoldedPage(NamedTuple):
-    """A page of the fold of a shard's counters: how many slots it has folded, and the last row that was examined."""
-
-    folded: int
+    changed: int
     last: EdgeKey
     done: bool
 
@@ -70,10 +63,10 @@ class JobLeaders(Protocol):
     async def scan(self, shard: int, atype: int, otype: int, after: EdgeKey, limit: int) -> ShardPage:
         """Return a page of the edges of a type, or with ``atype`` 0 of the objects of a type (0: of any)."""
 
-    async def purge(self, shard: int, after: EdgeKey, limit: int) -> PurgedPage:
+    async def purge(self, shard: int, after: EdgeKey, limit: int) -> RoutinePage:
         """Purge a page of the removed edges of a shard."""
 
-    async def fold(self, shard: int, after: EdgeKey, limit: int) -> FoldedPage:
+    async def fold(self, shard: int, after: EdgeKey, limit: int) -> RoutinePage:
         """Fold a page of the slots of counters of a shard."""
 
 
@@ -145,17 +138,17 @@ class LinkedLeaders:
         edges = list(map(ScannedEdge, found.id1s, found.id2s, found.times)) if atype else []
         return ShardPage(edges, () if atype else list(found.id1s), _from_pb(found.last), found.done)
 
-    async def purge(self, shard: int, after: EdgeKey, limit: int) -> PurgedPage:
+    async def purge(self, shard: int, after: EdgeKey, limit: int) -> RoutinePage:
         """See the port."""
         asked = pb.PurgeRemoved(shard=shard, after=_to_pb(after), limit=limit)
         found = (await self._ask(self._leader_of(shard), pb.Request(purge_removed=asked))).purged_edges
-        return PurgedPage(found.purged, _from_pb(found.last), found.done)
+        return RoutinePage(found.purged, _from_pb(found.last), found.done)
 
-    async def fold(self, shard: int, after: EdgeKey, limit: int) -> FoldedPage:
+    async def fold(self, shard: int, after: EdgeKey, limit: int) -> RoutinePage:
         """See the port."""
         asked = pb.FoldCounters(shard=shard, after=_to_pb(after), limit=limit)
         found = (await self._ask(self._leader_of(shard), pb.Request(fold_counters=asked))).folded_counters
-        return FoldedPage(found.folded, _from_pb(found.last), found.done)
+        return RoutinePage(found.folded, _from_pb(found.last), found.done)
 
     def _leader_of(self, shard: int) -> CacheServer:
         return self._routes().leaders(self._region).home(shard)

@@ -6,15 +6,20 @@ edge are purged independently."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import msgspec
 
 from tao.client import Graph
+from tao.model.graph import EdgeKey
 from tao.model.jobs import FOLD_KIND, PURGE_KIND
 from tao.worker.each import cursor_at, decoded, row_of
 from tao.worker.kinds import Page
-from tao.worker.leaders import JobLeaders
+from tao.worker.leaders import JobLeaders, RoutinePage
+
+PageOf = Callable[[int, EdgeKey, int], Awaitable[RoutinePage]]
+"""Does a page of a shard: its number, the row after which the page begins, and the rows to examine at most."""
 
 
 class ShardBody(msgspec.Struct, frozen=True):
@@ -23,31 +28,20 @@ class ShardBody(msgspec.Struct, frozen=True):
     shard: int
 
 
-class Purge:
-    """Purges the removed edges of a shard."""
+class Routine:
+    """Has the leader of a shard do the pages of a routine job: `JobLeaders.purge` or `JobLeaders.fold`."""
 
-    name: Final = PURGE_KIND
-
-    def __init__(self, leaders: JobLeaders) -> None:
-        self._leaders: Final = leaders
-
-    async def page(self, graph: Graph, body: bytes, cursor: bytes, limit: int) -> Page:
-        """See `tao.worker.kinds.JobKind`."""
-        job = decoded(body, ShardBody)
-        page = await self._leaders.purge(job.shard, row_of(cursor), limit)
-        return Page(cursor_at(page.last), page.purged, page.done)
-
-
-class Fold:
-    """Folds the counters of a shard."""
-
-    name: Final = FOLD_KIND
-
-    def __init__(self, leaders: JobLeaders) -> None:
-        self._leaders: Final = leaders
+    def __init__(self, name: str, page_of: PageOf) -> None:
+        self.name: Final = name
+        self._page_of: Final = page_of
 
     async def page(self, graph: Graph, body: bytes, cursor: bytes, limit: int) -> Page:
         """See `tao.worker.kinds.JobKind`."""
         job = decoded(body, ShardBody)
-        page = await self._leaders.fold(job.shard, row_of(cursor), limit)
-        return Page(cursor_at(page.last), page.folded, page.done)
+        page = await self._page_of(job.shard, row_of(cursor), limit)
+        return Page(cursor_at(page.last), page.changed, page.done)
+
+
+def routines(leaders: JobLeaders) -> list[Routine]:
+    """Return the kinds of jobs that every shard has."""
+    return [Routine(PURGE_KIND, leaders.purge), Routine(FOLD_KIND, leaders.fold)]

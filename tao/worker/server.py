@@ -26,7 +26,7 @@ from tao.worker.each import EachEdge, EachObject, load_functions, load_kinds
 from tao.worker.kinds import JobKind, kinds_by_name
 from tao.worker.leaders import JobLeaders, LinkedLeaders
 from tao.worker.node_state import NodeStates
-from tao.worker.routines import Fold, Purge
+from tao.worker.routines import routines
 from tao.worker.runner import JobRunner, RunnerSettings
 from tao.worker.settings import WorkerSettings
 
@@ -39,7 +39,7 @@ def known_kinds(leaders: JobLeaders) -> dict[str, JobKind]:
     `SettingsError` for a function or kind that cannot be loaded, and for two kinds of one name."""
     functions = load_functions()
     calling: list[JobKind] = [EachEdge(functions, leaders), EachObject(functions, leaders)]
-    return kinds_by_name([*calling, Purge(leaders), Fold(leaders), NodeStates(), *load_kinds()])
+    return kinds_by_name([*calling, *routines(leaders), NodeStates(), *load_kinds()])
 
 
 def graph_settings(runner: RunnerSettings) -> ClientSettings:

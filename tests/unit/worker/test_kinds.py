@@ -16,8 +16,8 @@ from tao.model.jobs import KINDS_OF_EVERY_WORKER, JobRow
 from tao.model.writes import ReportJob
 from tao.worker.each import EachEdge, EachObject, load_functions
 from tao.worker.kinds import JobKind, Page, kinds_by_name
-from tao.worker.leaders import FoldedPage, PurgedPage, ScannedEdge, ShardPage
-from tao.worker.routines import Fold, Purge
+from tao.worker.leaders import RoutinePage, ScannedEdge, ShardPage
+from tao.worker.routines import routines
 from tao.worker.server import known_kinds
 from tests.unit.client.fakes import FakeCluster
 
@@ -41,13 +41,13 @@ class ScannedShard:
         self.asked.append((shard, atype, otype, after.id1, limit))
         return self.page
 
-    async def purge(self, shard: int, after: EdgeKey, limit: int) -> PurgedPage:
+    async def purge(self, shard: int, after: EdgeKey, limit: int) -> RoutinePage:
         self.asked.append((shard, after.id1, limit))
-        return PurgedPage(4, EdgeKey(9, FRIEND, 9), done=True)
+        return RoutinePage(4, EdgeKey(9, FRIEND, 9), done=True)
 
-    async def fold(self, shard: int, after: EdgeKey, limit: int) -> FoldedPage:
+    async def fold(self, shard: int, after: EdgeKey, limit: int) -> RoutinePage:
         self.asked.append((shard, after.id1, limit))
-        return FoldedPage(3, EdgeKey(9, FRIEND, 9), done=True)
+        return RoutinePage(3, EdgeKey(9, FRIEND, 9), done=True)
 
 
 class Called:
@@ -114,7 +114,7 @@ async def test_the_objects_of_a_shard_are_those_of_a_type_or_all(graph: Graph) -
 
 async def test_a_purge_and_a_fold_ask_the_leader_of_their_shard(graph: Graph) -> None:
     leaders = ScannedShard()
-    pages = [await kind.page(graph, body(shard=2), b"", 10) for kind in (Purge(leaders), Fold(leaders))]
+    pages = [await kind.page(graph, body(shard=2), b"", 10) for kind in routines(leaders)]
     assert [(page.edges, page.done) for page in pages] == [(4, True), (3, True)]
     assert leaders.asked == [(2, 0, 10)] * 2
 
@@ -176,7 +176,7 @@ def test_two_kinds_of_one_name_are_refused() -> None:
         async def page(self, graph: Graph, body: bytes, cursor: bytes, limit: int) -> Page:
             raise NotImplementedError
 
-    known: JobKind = Purge(ScannedShard())
+    known: JobKind = routines(ScannedShard())[0]
     assert list(kinds_by_name([known])) == ["purge"]
     with pytest.raises(SettingsError, match="two kinds of jobs have the name 'purge'"):
         kinds_by_name([known, Same()])

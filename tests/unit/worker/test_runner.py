@@ -17,7 +17,7 @@ from tao.model.writes import AddJob, CancelJob, LeaseJob, PauseJobs, ReportJob
 from tao.observability.logs import logger
 from tao.runtime.clock import LoopClock
 from tao.worker.kinds import Page, PageWaits
-from tao.worker.leaders import FoldedPage, PurgedPage, ShardPage
+from tao.worker.leaders import RoutinePage, ShardPage
 from tao.worker.runner import JobRunner, RunnerSettings
 from tests.rigs.pacing import ManualClock, until
 from tests.unit.planning.stored_rows import NOW, StoredRows, on_shard
@@ -71,10 +71,10 @@ class MemoryLeaders:
     async def scan(self, shard: int, atype: int, otype: int, after: EdgeKey, limit: int) -> ShardPage:
         raise NotImplementedError
 
-    async def purge(self, shard: int, after: EdgeKey, limit: int) -> PurgedPage:
+    async def purge(self, shard: int, after: EdgeKey, limit: int) -> RoutinePage:
         raise NotImplementedError
 
-    async def fold(self, shard: int, after: EdgeKey, limit: int) -> FoldedPage:
+    async def fold(self, shard: int, after: EdgeKey, limit: int) -> RoutinePage:
         raise NotImplementedError
 
 
