@@ -1,4 +1,4 @@
-"""Scenario `counters`: one counter under load through two followers, and what becomes of it.
+"""Scenario `counters`: one counter that two followers count under load: writes, CPU and the value.
 
 Each of two followers, in two tiers, gets half of the additions, in batches of which each addition is one: the SDK would
 make one of all additions of a tick. Their flushes are counted meanwhile, and their CPU, less what idle ones take. Then
