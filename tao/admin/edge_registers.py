@@ -119,7 +119,7 @@ def _fault(key: EdgeKey, near: _End, far: _End, schema: Schema) -> str:
 async def _ends(keys: Sequence[EdgeKey], schema: Schema, scans: Scans) -> dict[EdgeKey, _End]:
     by_shard: dict[int, list[EdgeKey]] = {}
     for key in keys:
-        rows = [EdgeKey(key.id1, number, key.id2) for number in schema.atype(key.atype).siblings]
+        rows = [EdgeKey(key.id1, number, key.id2) for number in schema.atype(key.atype).state_numbers]
         by_shard.setdefault(key.id1 >> SHARD_SHIFT, []).extend(rows)
     ends = dict.fromkeys(keys, _End(NO_OPERATION, frozenset(), UNSET_NODE))
     for shard, rows in by_shard.items():

@@ -205,7 +205,7 @@ def _check_type(graph: Graph, kind: str, type_name: str, state: str) -> None:
         return
     atype = graph.schema.atype(type_name)
     if state:
-        graph.schema.sibling(atype, check_state(state))
+        graph.schema.state_type(atype, check_state(state))
 
 
 def _shards(graph: Graph, named: Sequence[int]) -> Sequence[int]:

@@ -158,7 +158,7 @@ class RequestBuilder:
     ) -> WriteRow:
         assoc_type = self._edge_type(id1, atype, id2)
         number = check_state(state)
-        self.schema.sibling(assoc_type, number)
+        self.schema.state_type(assoc_type, number)
         write = pb.AssocMerge(id1=id1, atype=assoc_type.number, id2=id2, state=number)
         if at is not None:
             write.state_us = check_number(at, "at", 1, MAX_TIME)
@@ -170,7 +170,7 @@ class RequestBuilder:
 
     def assoc_state(self, id1: int, atype: str, id2: int) -> WriteRow:
         assoc_type = self._edge_type(id1, atype, id2)
-        self.schema.sibling(assoc_type, State.NORMAL)
+        self.schema.state_type(assoc_type, State.NORMAL)
         read = pb.ReadState(id1=id1, atype=assoc_type.number, id2=id2)
         return WriteRow(shard_in(self.shards, id1, "id1"), pb.Write(read_state=read))
 
@@ -199,7 +199,7 @@ class RequestBuilder:
         else:
             found = [check_atype(self.schema, each) for each in types]
             for each in found:
-                self.schema.sibling(each, number)
+                self.schema.state_type(each, number)
         if not found:
             raise InvalidArgument("there is no type with states whose edges could follow the state of the node")
         write = pb.NodeSetState(id=id, atypes=sorted({each.number for each in found}), state=number)
@@ -228,7 +228,7 @@ class RequestBuilder:
         """Return the type whose lists hold the edges of a type in a state. Raises `InvalidArgument` and
         `UnknownType`."""
         assoc_type = check_atype(self.schema, atype)
-        return assoc_type if state is None else self.schema.sibling(assoc_type, check_state(state))
+        return assoc_type if state is None else self.schema.state_type(assoc_type, check_state(state))
 
     def _edge_type(self, id1: int, atype: str, id2: int) -> AssocType:
         assoc_type = self._list_type(id1, atype)

@@ -326,7 +326,7 @@ class WriteRequests:
         schema = self._configuration.schema
         known = [schema.atype(atype) for atype in intent.atypes if schema.knows_atype(atype)]
         # An edge of a type with states is missing in the list of one state, and may be left in that of another.
-        inverses = [number for atype in known if (far := schema.inverse_of(atype)) for number in far.siblings]
+        inverses = [number for atype in known if (far := schema.inverse_of(atype)) for number in far.state_numbers]
         return [PendingInverse(intent.high_id, each, intent.low_id) for each in inverses]
 
     def _check_far_end(self, write: Write) -> None:

@@ -161,7 +161,7 @@ def bounds_length(write: AssocChangeType, schema: Schema) -> bool:
 
 def edges_of(write: Write, schema: Schema) -> Sequence[EdgeKey]:
     """Return the edges of both sides that the write may read or change. Raises `UnknownType`."""
-    return _with_siblings(_ends_of(write, schema), schema)
+    return _with_state_types(_ends_of(write, schema), schema)
 
 
 def _ends_of(write: Write, schema: Schema) -> Sequence[EdgeKey]:
@@ -197,13 +197,13 @@ def _with_inverse(id1: int, atype: int, id2: int, schema: Schema) -> Sequence[Ed
     return (edge,) if inverse is None else (edge, EdgeKey(id2, inverse, id1))
 
 
-def _with_siblings(ends: Sequence[EdgeKey], schema: Schema) -> Sequence[EdgeKey]:
-    """Return the keys of the rows that may hold these edges: one in each sibling of a type with states."""
+def _with_state_types(ends: Sequence[EdgeKey], schema: Schema) -> Sequence[EdgeKey]:
+    """Return the keys of the rows that may hold these edges: one in each state type of a type with states."""
     found: list[EdgeKey] = []
     for end in ends:
         known = schema.atype(end.atype)
         if known.states:
-            found += [EdgeKey(end.id1, number, end.id2) for number in known.siblings]
+            found += [EdgeKey(end.id1, number, end.id2) for number in known.state_numbers]
         else:
             found.append(end)
     return found
@@ -348,7 +348,7 @@ def keys_of(writes: Iterable[PlannedWrite], schema: Schema) -> WriteKeys:
             case PlaceEdges(id1=home, atype=atype):
                 if schema.knows_atype(atype):
                     keys.nodes.add(ListKey(home, atype))
-                    keys.lists.update(ListKey(home, number) for number in schema.atype(atype).siblings)
+                    keys.lists.update(ListKey(home, number) for number in schema.atype(atype).state_numbers)
             case AddJob(job=job):
                 keys.jobs.add(job.id)
             case ReadJob() | CancelJob() | ResumeJob() | ForgetJob():
@@ -386,7 +386,7 @@ def _add_ends(keys: WriteKeys, ends: Iterable[EdgeKey], schema: Schema, states: 
         if not atype.states and atype.counter is None:
             keys.edges.add(end)
             continue
-        keys.state_edges[end] = atype.siblings
+        keys.state_edges[end] = atype.state_numbers
         for state in states if atype.states else ():
             if number := atype.states[state]:
                 keys.lists.add(ListKey(end.id1, number))

@@ -59,7 +59,7 @@ def validate_merge(write: AssocMerge, schema: Schema) -> None:
     atype = schema.atype(write.atype)
     if not 0 <= write.state <= State.REMOVED:
         raise InvalidArgument(f"{write.state} is no state of an edge; states are 0 to {State.REMOVED:d}")
-    schema.sibling(atype, State(write.state))
+    schema.state_type(atype, State(write.state))
     for name in ("state_us", "payload_us"):
         if not 0 <= getattr(write, name) <= MAX_TIME:
             raise InvalidArgument(f"{name} {getattr(write, name)} is outside 0 … 2^63 - 1")
@@ -88,7 +88,7 @@ def end_at(draft: Draft, key: EdgeKey, atype: AssocType) -> End:
         return End(key, atype, written.registers, (written.place,), node)
     joined, places = NO_OPERATION, []
     stored, id1, id2 = draft.existing.edges, key.id1, key.id2
-    for number in atype.siblings if stored else ():
+    for number in atype.state_numbers if stored else ():
         row_key = EdgeKey(id1, number, id2)
         edge = stored.get(row_key)
         if edge is not None:

@@ -46,14 +46,14 @@ def validate_node_state(write: NodeSetState, schema: Schema) -> None:
     if not write.atypes:
         raise InvalidArgument("atypes names no type: name those of the edges whose node is to have the state")
     for number in write.atypes:
-        schema.sibling(schema.atype(number), State(write.state))
+        schema.state_type(schema.atype(number), State(write.state))
     if not 0 <= write.state_us <= MAX_TIME:
         raise InvalidArgument(f"state_us {write.state_us} is outside 0 … 2^63 - 1")
 
 
 def validate_page(write: PlaceEdges, schema: Schema) -> None:
     """Check a page of edges without its rows. Raises `InvalidArgument`."""
-    schema.sibling(schema.atype(write.atype), State.REMOVED)
+    schema.state_type(schema.atype(write.atype), State.REMOVED)
     if not 0 <= write.after <= MAX_TIME:
         raise InvalidArgument(f"after {write.after} is outside 0 … 2^63 - 1")
     if not 1 <= write.limit <= MAX_PAGE_EDGES:
@@ -112,7 +112,7 @@ def pages_wanted(writes: Sequence[PlannedWrite], schema: Schema) -> list[EdgePag
 
 def page_of(write: PlaceEdges, atype: AssocType) -> EdgePage:
     """Return the page of edges that the write names."""
-    return EdgePage(write.id1, atype.siblings, write.after, write.limit)
+    return EdgePage(write.id1, atype.state_numbers, write.after, write.limit)
 
 
 def place_edges(draft: Draft, write: PlaceEdges, schema: Schema) -> WriteOutcome:

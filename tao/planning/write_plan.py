@@ -145,7 +145,7 @@ def validate(write: Write, schema: Schema) -> None:
                 validate_new(merged, data)
         case ReadState(id1=id1, atype=atype, id2=id2) | PurgeEdge(id1=id1, atype=atype, id2=id2):
             _check_ends(id1, id2)
-            schema.sibling(_written_type(atype, schema), State.NORMAL)
+            schema.state_type(_written_type(atype, schema), State.NORMAL)
         case NodeSetState() | PlaceEdges():
             _validate_of_node(write, schema)
         case SettleEdge(id1=id1, atype=atype, id2=id2, present=present, time=time, data=data, registers=registers):

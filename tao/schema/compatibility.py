@@ -86,7 +86,7 @@ def compare(old: Schema, new: Schema) -> list[Change]:
 
 def _use_of(atype: AssocType) -> tuple[State, int, bool]:
     """Return what decides the meaning of a stored row of a type's number."""
-    return atype.state, atype.siblings[0], atype.counter is not None
+    return atype.state, atype.state_numbers[0], atype.counter is not None
 
 
 def _counter_changes(old: CounterOptions, new: CounterOptions, name: str) -> Iterator[Change]:
@@ -97,7 +97,7 @@ def _counter_changes(old: CounterOptions, new: CounterOptions, name: str) -> Ite
 
 def _is_retired_state(atype: AssocType, new_assocs: Mapping[int, AssocType]) -> bool:
     """Return whether the type lives on without the state that this list of it holds."""
-    successor = new_assocs.get(atype.siblings[0])
+    successor = new_assocs.get(atype.state_numbers[0])
     is_left = atype.number not in new_assocs and atype.state is not State.NORMAL
     return is_left and successor is not None and bool(successor.states) and not successor.states[atype.state]
 
@@ -156,7 +156,7 @@ def _numbered_changes(
 
 
 def _path_name(each: _Numbered) -> str:
-    """Return the name of a type or field in paths: that of a sibling says which state it holds."""
+    """Return the name of a type or field in paths: that of a state type says which state its lists hold."""
     if isinstance(each, AssocType) and each.state is not State.NORMAL:
         return f"{each.name}.states.{each.state.label}"
     return each.name

@@ -98,7 +98,7 @@ class ObjectEntry(_Entry):
 
 
 class StatesEntry(_Entry):
-    """The numbers of the siblings of a type with states, one for each state but normal."""
+    """The numbers of the state types of a type with states, one for each state but normal."""
 
     removed: TypeNumber
     archived: TypeNumber | None = None
@@ -278,8 +278,8 @@ def _counter_document(number: int, options: CounterOptions) -> dict[str, object]
 
 
 def _states_document(each: AssocType) -> dict[str, object]:
-    siblings = {state.label: number for state, number in zip(State, each.states, strict=True) if state and number}
-    return {"states": siblings, "keep_removed_days": each.keep_removed_days}
+    numbers = {state.label: number for state, number in zip(State, each.states, strict=True) if state and number}
+    return {"states": numbers, "keep_removed_days": each.keep_removed_days}
 
 
 def _type_document(each: ObjectType | AssocType) -> dict[str, object]:

@@ -28,7 +28,7 @@ _Type = TypeVar("_Type", ObjectType, AssocType)
 class Schema:
     """Look-ups of types. Made by `load_schema` from a file's text or by `Schema.from_json`.
 
-    ``objects`` and ``assocs`` ascend by number; the latter has the siblings of types with states and the counters, too.
+    ``objects`` and ``assocs`` ascend by number; the latter has the state types and the counters, too.
     ``reserved_otypes`` and ``reserved_atypes`` are numbers of former types; ``version_hash`` is the SHA-256 of the
     canonical document in hex, equal for equal schemas. ``has_audited``: writes of some type are recorded in the audit
     log. ``counters``: the types whose edges are the slots of counters, ascending by number."""
@@ -46,7 +46,7 @@ class Schema:
     _counters: Mapping[int | str, tuple[AssocType, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "assocs", _with_siblings(self.assocs))
+        object.__setattr__(self, "assocs", _with_state_types(self.assocs))
         document = document_of(self.objects, self.assocs, self.reserved_otypes, self.reserved_atypes)
         canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         object.__setattr__(self, "_canonical", canonical)
@@ -89,13 +89,13 @@ class Schema:
 
     @property
     def declared_assocs(self) -> tuple[AssocType, ...]:
-        """Return the association types without the siblings of types with states, ascending by number."""
+        """Return the association types without the state types, ascending by number."""
         return tuple(each for each in self.assocs if each.state is State.NORMAL)
 
     def declared(self, numbers: Iterable[int]) -> tuple[int, ...]:
-        """Return the numbers of the types to which these belong: siblings are replaced by their types."""
+        """Return the numbers of the types to which these belong: state types are replaced by their types."""
         known = self._assocs
-        return tuple(dict.fromkeys(known[each].siblings[0] if each in known else each for each in numbers))
+        return tuple(dict.fromkeys(known[each].state_numbers[0] if each in known else each for each in numbers))
 
     def counter(self, key: int | str) -> AssocType:
         """Return the counter of a number or a name: ``views``, or ``post.views`` where several object types have one of
@@ -112,7 +112,7 @@ class Schema:
             hint = "the schema has " + (", ".join(each.name for each in self.counters[:_NAMES_SHOWN]) or "none")
         raise UnknownType(f"unknown counter {key!r}; {hint}")
 
-    def sibling(self, atype: AssocType, state: State) -> AssocType:
+    def state_type(self, atype: AssocType, state: State) -> AssocType:
         """Return the type whose lists hold the edges of ``atype`` in a state. Raises `InvalidArgument` for a state that
         the type does not have."""
         number = atype.states[state] if atype.states else 0
@@ -176,7 +176,7 @@ def _by_key(types: Iterable[_Type]) -> dict[int | str, _Type]:
 
 
 def _assocs_by_key(assocs: Iterable[AssocType]) -> dict[int | str, AssocType]:
-    """Return the types by number and by name; a name is that of the type, and not of its siblings."""
+    """Return the types by number and by name; a name is that of the type, and not of its state types."""
     keyed = _by_key(each for each in assocs if each.state is State.NORMAL)
     keyed.update((each.number, each) for each in assocs)
     return keyed
@@ -191,9 +191,9 @@ def _by_short_name(counters: Iterable[AssocType]) -> dict[int | str, tuple[Assoc
     return named
 
 
-def _with_siblings(assocs: Iterable[AssocType]) -> tuple[AssocType, ...]:
+def _with_state_types(assocs: Iterable[AssocType]) -> tuple[AssocType, ...]:
     declared = {each.number: each for each in assocs if each.state is State.NORMAL}
-    siblings = [
+    state_types = [
         replace(
             each,
             number=number,
@@ -205,7 +205,7 @@ def _with_siblings(assocs: Iterable[AssocType]) -> tuple[AssocType, ...]:
         for state, number in zip(State, each.states, strict=False)
         if number and state
     ]
-    return tuple(sorted([*declared.values(), *siblings], key=lambda each: each.number))
+    return tuple(sorted([*declared.values(), *state_types], key=lambda each: each.number))
 
 
 def _unknown(

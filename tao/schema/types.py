@@ -239,9 +239,9 @@ class AssocType:
     its newest edges, so many at least and ``keep_slack`` more at most; None: all of them. ``exists_filter``: followers
     answer whether an edge exists from pair filters.
 
-    A type with states has a *sibling* for each state but normal: a type of the same name, whose lists hold the edges in
-    that state. ``states``: the numbers of the siblings by state, 0 for a state that the type lacks, its own number for
-    normal; empty for a type without states. ``state``: the state of the edges in this type's lists.
+    A type with states has a *state type* for each state but normal: a type of the same name, whose lists hold the edges
+    in that state. ``states``: their numbers by state, 0 for a state that the type lacks, its own number for normal;
+    empty for a type without states. ``state``: the state of the edges in this type's lists.
     ``keep_removed_days``: see `tao.model.edge_states`.
 
     A counter of an object type is a type of this kind, too, whose edges are its slots (`tao.model.counters`).
@@ -267,12 +267,12 @@ class AssocType:
     keep_removed_days: int = DEFAULT_KEEP_REMOVED_DAYS
     counter: CounterOptions | None = None
     layout: FieldLayout = field(init=False, repr=False, compare=False)
-    siblings: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    state_numbers: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """The numbers of the types whose lists hold the edges of this type, that of the type itself first."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layout", FieldLayout(self.fields))
-        object.__setattr__(self, "siblings", tuple(filter(None, self.states)) or (self.number,))
+        object.__setattr__(self, "state_numbers", tuple(filter(None, self.states)) or (self.number,))
 
     @property
     def label(self) -> str:

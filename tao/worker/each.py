@@ -115,7 +115,7 @@ class EachEdge:
     ) -> Page:
         atype = graph.schema.atype(job.atype)
         if job.state:
-            atype = graph.schema.sibling(atype, check_state(job.state))
+            atype = graph.schema.state_type(atype, check_state(job.state))
         page = await self._leaders.scan(job.shard, atype.number, 0, row_of(cursor), limit)
         if page.edges:
             await function(graph, page.edges)

@@ -466,7 +466,7 @@ class Checks:
             if self._schema.atype(key.atype).counter is not None:
                 continue  # a fold writes the last flush of a slot again; see `tests.sim.counters`
             self.looked_at["joins"] += 1
-            stored = server.truth.joined(key.id1, self._schema.atype(key.atype).siblings, key.id2)
+            stored = server.truth.joined(key.id1, self._schema.atype(key.atype).state_numbers, key.id2)
             unchanged = server.truth.registers.get(key) == registers
             if unchanged and changes.put_edges.get(key) == server.truth.edge(key):
                 edge = f"{_name(key.id1)} {key.atype} {_name(key.id2)}"
@@ -506,8 +506,8 @@ class Checks:
             masters = [self._master_of(each >> SHARD_SHIFT) for each in (key.id1, key.id2)]
             if any(IntentKey(*sorted((key.id1, key.id2))) in master.past.lost_pairs for master in masters):
                 continue
-            near = _shared(masters[0].truth.joined(key.id1, atype.siblings, key.id2))
-            far = _shared(masters[1].truth.joined(key.id2, inverse.siblings, key.id1))
+            near = _shared(masters[0].truth.joined(key.id1, atype.state_numbers, key.id2))
+            far = _shared(masters[1].truth.joined(key.id2, inverse.state_numbers, key.id1))
             if near != far or near != join([near, operation]):
                 edge = f"{_name(key.id1)} {atype.name} {_name(key.id2)}"
                 raise Violation("join", f"{edge}: {near} here, {far} there; {operation} was acknowledged")
@@ -549,8 +549,8 @@ class Checks:
                 continue
             if atype.states:
                 # A node's state moves its edges at one end after the other, without an intent.
-                near_row = _shared(low.joined(pair.low_id, atype.siblings, pair.high_id))
-                far_types = self._schema.atype(atype.inverse).siblings
+                near_row = _shared(low.joined(pair.low_id, atype.state_numbers, pair.high_id))
+                far_types = self._schema.atype(atype.inverse).state_numbers
                 far_row = _shared(high.joined(pair.high_id, far_types, pair.low_id))
                 if near_row != far_row:
                     return f"{_name(pair.low_id)} {atype.name} {_name(pair.high_id)}: {near_row} here, {far_row} there"

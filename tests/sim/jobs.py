@@ -107,13 +107,13 @@ class JobChecks:
         atype = self._schema.atype(key.atype)
         inverse = self._schema.inverse_of(atype)
         assert inverse is not None, "clients set the states of nodes for edges with an inverse"
-        id2s = {id2 for number in atype.siblings for id2 in master.truth.edges.get(ListKey(key.id1, number), ())}
+        id2s = {id2 for number in atype.state_numbers for id2 in master.truth.edges.get(ListKey(key.id1, number), ())}
         for id2 in sorted(id2s):
             far = self._master_of(id2 >> SHARD_SHIFT)
             pair = IntentKey(*sorted((key.id1, id2)))
             if pair in master.past.lost_pairs or pair in far.past.lost_pairs:
                 continue  # what a lost master had of it is left to `tao repair`
-            known = far.truth.joined(id2, inverse.siblings, key.id1).id2_node
+            known = far.truth.joined(id2, inverse.state_numbers, key.id1).id2_node
             if known != node:
                 raise Violation(
                     "node", f"{id2} {inverse.name} {key.id1}: {known} is known of {node}, whose job is done"
@@ -125,10 +125,10 @@ class JobChecks:
     def _check_place(self, master: SimDatabase, key: EdgeKey, atype: AssocType) -> None:
         """Check that the one row of an end is in the list of its effective state."""
         truth = master.truth
-        registers = truth.joined(key.id1, atype.siblings, key.id2)
+        registers = truth.joined(key.id1, atype.state_numbers, key.id2)
         node = truth.nodes.get(ListKey(key.id1, atype.number), UNSET_NODE)
         wanted = atype.states[registers.effective_state(node.state)]
-        places = [number for number in atype.siblings if key.id2 in truth.edges.get(ListKey(key.id1, number), ())]
+        places = [number for number in atype.state_numbers if key.id2 in truth.edges.get(ListKey(key.id1, number), ())]
         if places != [wanted]:
             raise Violation("node", f"{key} with {registers} under {node} is in {places}, and belongs to {wanted}")
 

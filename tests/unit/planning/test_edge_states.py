@@ -1,4 +1,4 @@
-"""Writes of edges of types with states: joins, moves between siblings, and what raises a version."""
+"""Writes of edges of types with states: joins, moves between state types, and what raises a version."""
 
 from __future__ import annotations
 

@@ -322,7 +322,7 @@ def test_writes_of_an_edge_of_its_node_and_touches_of_any_of_its_lists_run_one_a
         JoinEdges((copy,)),
         PlaceEdges(LOW, FOLLOWS, 0, 9),
         NodeSetState(LOW, (FOLLOWS,), ARCHIVED),
-        *(TouchKeys(0, (Touch(LOW, number, 1),)) for number in SCHEMA.atype(FOLLOWS).siblings),
+        *(TouchKeys(0, (Touch(LOW, number, 1),)) for number in SCHEMA.atype(FOLLOWS).state_numbers),
     ]
     for write in writes:
         assert ListKey(LOW, FOLLOWS) in lane_keys(PlannedWrite(write, True), SCHEMA)

@@ -1,4 +1,4 @@
-"""Types with states: what a schema file may say, their siblings, and which changes are safe."""
+"""Types with states: what a schema file may say, their state types, and which changes are safe."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def schema(*changes: tuple[str, str]) -> Schema:
     return load_schema(text, "schema.yaml")
 
 
-def test_each_state_is_a_sibling_type_whose_inverse_is_the_sibling_of_the_inverse() -> None:
+def test_each_state_has_a_type_whose_inverse_is_the_state_type_of_the_inverse() -> None:
     found = schema()
     follows = found.atype("follows")
-    assert (follows.number, follows.siblings, follows.table) == (11, (11, 213, 211, 212), "assocs_states")
+    assert (follows.number, follows.state_numbers, follows.table) == (11, (11, 213, 211, 212), "assocs_states")
     for state, number, inverse in ((State.ARCHIVED, 211, 221), (State.REMOVED, 212, 222)):
-        sibling = found.sibling(follows, state)
-        assert sibling is found.atype(number)
-        assert (sibling.name, sibling.state, sibling.inverse) == ("follows", state, inverse)
-        assert sibling.label == f"follows ({state.label})"
-    assert found.sibling(follows, State.NORMAL) is follows
+        state_type = found.state_type(follows, state)
+        assert state_type is found.atype(number)
+        assert (state_type.name, state_type.state, state_type.inverse) == ("follows", state, inverse)
+        assert state_type.label == f"follows ({state.label})"
+    assert found.state_type(follows, State.NORMAL) is follows
     assert found.atype("followed_by").keep_removed_days == 7
 
 
@@ -61,9 +61,9 @@ def test_a_schema_without_states_keeps_its_hash() -> None:
 def test_a_state_that_the_type_lacks_is_refused_by_name() -> None:
     found = schema((", negative: 213", ""), (", negative: 223", ""))
     with pytest.raises(InvalidArgument, match="no state 'negative'; it has normal, archived, removed"):
-        found.sibling(found.atype("follows"), State.NEGATIVE)
+        found.state_type(found.atype("follows"), State.NEGATIVE)
     with pytest.raises(InvalidArgument, match="has no states"):
-        found.sibling(found.atype("likes"), State.ARCHIVED)
+        found.state_type(found.atype("likes"), State.ARCHIVED)
     with pytest.raises(UnknownType):
         found.atype(213)
 
