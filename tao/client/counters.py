@@ -155,9 +155,18 @@ class CounterOperations(JobOperations):
         asked, self._counters_asked = self._counters_asked, {}
         for (critical, max_staleness_ms), entries in asked.items():
             demand = Consistency(critical=critical, max_staleness_ms=max_staleness_ms or None)
-            task = self._loop.create_task(self._ask_until_answered(demand, entries))
-            self._counter_tasks.add(task)
-            task.add_done_callback(self._counter_tasks.discard)
+            # A task for each server: what one serves late delays nothing that another one has to be asked for again.
+            for some in self._by_server(entries).values():
+                task = self._loop.create_task(self._ask_until_answered(demand, some))
+                self._counter_tasks.add(task)
+                task.add_done_callback(self._counter_tasks.discard)
+
+    def _by_server(self, entries: Iterable[_Asked]) -> dict[ServerQueue, list[_Asked]]:
+        """Return the counters by the server that is asked for them now."""
+        by_server: dict[ServerQueue, list[_Asked]] = {}
+        for each in entries:
+            by_server.setdefault(self._router.writer(each.key[0] >> SHARD_SHIFT), []).append(each)
+        return by_server
 
     def _close_counters(self) -> None:
         """End the reads of counters: each of them fails with `Unavailable`."""
@@ -198,13 +207,10 @@ class CounterOperations(JobOperations):
         self, demand: Consistency, entries: list[_Asked], deadline: float
     ) -> list[tuple[_Asked, TaoError]]:
         """Ask for counters at their servers. Return those that failed, with their errors."""
-        by_server: dict[ServerQueue, list[_Asked]] = {}
-        for each in entries:
-            by_server.setdefault(self._router.writer(each.key[0] >> SHARD_SHIFT), []).append(each)
         time_share = max(0.0, deadline - self._loop.time()) / self._timeout_seconds
         asking = [
             self._ask_server(demand, some[start : start + _MAX_ASKED], time_share)
-            for some in by_server.values()
+            for some in self._by_server(entries).values()
             for start in range(0, len(some), _MAX_ASKED)
         ]
         return [each for found in await asyncio.gather(*asking) for each in found]

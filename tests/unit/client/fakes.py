@@ -140,10 +140,13 @@ class FakeLink:
         self.sent.append(request)
         if request.HasField("await_applied"):
             self.timeouts.append(timeout_seconds)
-        answers: list[pb.Answer] = []
         if self.behaviour is not None and request.HasField("get_counters"):
-            self.behaviour(self, request, answers.append)
-            return answers[0]
+            answered: asyncio.Future[pb.Answer | TaoError] = asyncio.get_running_loop().create_future()
+            self.behaviour(self, request, answered.set_result)
+            answer = await answered
+            if isinstance(answer, TaoError):
+                raise answer
+            return answer
         return self.answer(request)
 
     def answer(self, request: pb.Request) -> pb.Answer:

@@ -28,7 +28,7 @@ from tao.model.errors import AnswerFull
 from tao.wire.convert import error_to_pb
 from tao.wire.session import AnswerHandler
 from tao.wire.v1 import session_pb2 as pb
-from tests.unit.client.fakes import FakeCluster, FakeLink, make_id, until
+from tests.unit.client.fakes import FakeCluster, FakeLink, make_id, make_topology, until
 
 VIEWS = 401
 POST, OTHER, FAR = make_id(1, 0), make_id(2, 0), make_id(1, 1)
@@ -137,6 +137,23 @@ async def test_progress_is_no_failed_attempt(graph: Graph, cluster: FakeCluster)
     cluster.link("near-1").behaviour = two_at_a_time
     found = await graph.counter_get_many([(key, "views") for key in keys])
     assert [each.value for each in found] == list(range(20))
+
+
+async def test_a_server_that_hangs_delays_nothing_that_another_one_is_asked_for_again() -> None:
+    cluster = FakeCluster(make_topology(near=("near-1", "near-2"), moved={0: ("near-1",), 1: ("near-2",)}))
+    cluster.counters = {(POST, VIEWS): 5, (FAR, VIEWS): 6}
+    unanswered: list[Callable[[], None]] = []
+    cluster.link("near-1").behaviour = failing_once(0, NotMine("moved", 1), 1)
+    cluster.link("near-2").behaviour = lambda link, request, on_answer: unanswered.append(
+        lambda: on_answer(link.answer(request))
+    )
+    async with await cluster.connect() as graph:
+        far = asyncio.ensure_future(graph.counter_get(FAR, "views"))
+        assert (await graph.counter_get(POST, "views")).value == 5
+        assert not far.done()
+        for answer in unanswered:
+            answer()
+        assert (await far).value == 6
 
 
 async def test_attempts_that_answer_nothing_end(graph: Graph, cluster: FakeCluster) -> None:
