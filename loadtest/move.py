@@ -2,7 +2,7 @@
 
 First one large shard moves while clients read and write it and the others, at a bounded pace; then it moves back on the
 idle cluster, as fast as it can. After that many small shards move, three at a time, under the recorded load of
-`chaos`, while servers are killed, and the command that moves them is killed before each of its steps in turn.
+`chaos`, while servers are killed or paused, and the command that moves them is killed before each of its steps in turn.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ _P99_TIMES: Final = 1.2
 _LOADED_MB: Final = 8.0
 _IDLE_MB: Final = 20.0
 _MB: Final = 1_000_000
-_KINDS: Final = ("follower_kill", "leader_kill", "tailer_kill", "watcher_kill")
+_ROLES: Final = (Role.FOLLOWER, Role.LEADER, Role.TAILER, Role.WATCHER)
+_KINDS: Final = tuple(f"{role}_{how}" for role in _ROLES for how in ("kill", "stop"))
 _TOY_KINDS: Final = ("follower_kill",)
 _AWAY_SECONDS: Final = 2.0
 _PEACE_SECONDS: Final = 6.0
@@ -437,11 +438,13 @@ class ManyMoves:
 
 
 def _failed_reads_aim(outcome: Outcome) -> Aim:
-    return at_most("no read fails while shards move and servers are killed", outcome.record.unexplained.total(), 0)
+    return at_most(
+        "no read fails while shards move and servers are killed or paused", outcome.record.unexplained.total(), 0
+    )
 
 
 def _kills(injector: Injector, record: RunRecord, kinds: Sequence[str]) -> Iterator[Sequence[PlanStep]]:
-    """Kill one server after the other as long as shards move."""
+    """Kill or pause one server after the other as long as shards move."""
     while record.done < 1:
         kind = injector.chance.choice(kinds)
         pause = injector.chance.uniform(0.3, 1.0) * _PEACE_SECONDS
