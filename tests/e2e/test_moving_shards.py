@@ -125,7 +125,7 @@ async def assert_nothing_left(rig: MoveRig, shard: int, here: str) -> None:
 @pytest.mark.parametrize("step", [MoveStep.FOLLOW, MoveStep.COMPARE, MoveStep.CLEAR], ids=lambda step: step.name)
 async def test_a_move_waits_for_a_server_that_is_paused(rig: MoveRig, shard: int, step: MoveStep) -> None:
     """A server that says nothing fails the attempt. The next one goes on with the same copy."""
-    writer, target = Writer(rig.store(), shard), rig.servers[EAST_TARGET].process
+    writer, target = Writer(rig.store(), shard), rig.servers[EAST_TARGET].process.identity
     steps: list[MoveStep] = []
     failed: list[str] = []
     assert await writer.write_one()
