@@ -537,10 +537,9 @@ async def _ended(words: Sequence[str]) -> str:
     for left in reversed(range(_ATTEMPTS)):
         ended = await run_command(*words, seconds=_COMMAND_SECONDS)
         if not ended.status:
-            break
+            return ended.output
         if ended.status != FAILED_STATUS or not left:
-            raise OperatorError(
-                f"tao {' '.join(words[len(TAO) :])} ended with status {ended.status}: {ended.errors[-500:]}"
-            )
+            said = f"ended with status {ended.status}: {ended.errors[-500:]}"
+            raise OperatorError(f"tao {' '.join(words[len(TAO) :])} {said}")
         await asyncio.sleep(_AGAIN_SECONDS)
-    return ended.output
+    raise AssertionError("the last attempt returns or raises")

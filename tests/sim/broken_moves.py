@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Final
+from typing import Final
 from unittest.mock import patch
 
 from tao.admin import move_sequence
@@ -134,9 +134,16 @@ def copy_of_an_earlier_fence_switched() -> AbstractContextManager[object]:
 def split_planned_anew() -> AbstractContextManager[object]:
     """Halve what an interrupted split has left, as if nothing had left the source."""
 
-    def plan(topology: Topology, source: str, *more: Any) -> list[PlannedMove]:
-        *others, left_behind = more
-        return plan_split(topology, source, *others, {each for each in left_behind if each[1] != source})
+    def plan(
+        topology: Topology,
+        source: str,
+        target: str,
+        loads: Mapping[int, float],
+        begun: Sequence[PlannedMove],
+        left_behind: Collection[tuple[int, str]],
+    ) -> list[PlannedMove]:
+        elsewhere = {each for each in left_behind if each[1] != source}
+        return plan_split(topology, source, target, loads, begun, elsewhere)
 
     return patch.object(move_sequence, "plan_split", plan)
 
