@@ -1,8 +1,8 @@
 """Scenario `move`: shards move to another database while a cluster serves, and while its processes and the mover die.
 
 First one large shard moves while clients read and write it and the others, at a bounded pace; then it moves back on the
-idle cluster, as fast as it can. After that many small shards move one after the other under the recorded load of
-`chaos`, while servers are killed, and the command that moves them is killed before each of its steps in turn.
+idle cluster, as fast as it can. After that many small shards move, three at a time, under the recorded load of
+`chaos`, while servers are killed or paused, and the command that moves them is killed before each of its steps in turn.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import msgspec
 
 from loadtest import options
 from loadtest.commands import TAO, run_command
+from loadtest.conditions import together
 from loadtest.faults.chaos import ZEROS, measured_of
 from loadtest.faults.harness import FaultRun, Outcome, carry_out_in
 from loadtest.faults.injection import FAULTS, Injector
@@ -32,12 +33,13 @@ from loadtest.peers.databases import REDO_MB, enlarge_redo, keep_binlog_open
 from loadtest.region_cluster import RegionCluster, lossless_settings, region_cluster
 from loadtest.results import Aim, Conditions, ScenarioResult, at_least, at_most, result_of
 from loadtest.scenario import BenchSettings, PartOfProgress, Progress, Scenario
+from tao.cli.frame import FAILED_STATUS
 from tao.client import Graph, TaoError
 from tao.devcluster.layout import Role, Shape
 from tao.model.errors import OperatorError
 from tao.model.ids import SEQUENCE_PER_MS, make_id
 from tao.model.topology import Database
-from tao.replication.shard_move_plan import MoveAborted, MoveStep
+from tao.replication.shard_move_plan import MoveStep
 from tao.storage.dialect import SessionSetup
 from tao.storage.names import schema_name
 from tao.storage.session import ServerAccount, open_session
@@ -64,7 +66,8 @@ _P99_TIMES: Final = 1.2
 _LOADED_MB: Final = 8.0
 _IDLE_MB: Final = 20.0
 _MB: Final = 1_000_000
-_KINDS: Final = ("follower_kill", "leader_kill", "tailer_kill", "watcher_kill")
+_ROLES: Final = (Role.FOLLOWER, Role.LEADER, Role.TAILER, Role.WATCHER)
+_KINDS: Final = tuple(f"{role}_{how}" for role in _ROLES for how in ("kill", "stop"))
 _TOY_KINDS: Final = ("follower_kill",)
 _AWAY_SECONDS: Final = 2.0
 _PEACE_SECONDS: Final = 6.0
@@ -75,7 +78,12 @@ _KILLED_AT: Final = (
     *(MoveStep.SWITCH, MoveStep.COPY, MoveStep.FOLLOW, MoveStep.COMPARE, MoveStep.FENCE, MoveStep.CATCH_UP),
     *(MoveStep.RENAME, MoveStep.REPLICAS, MoveStep.CLEAR),
 )
+_MOVERS: Final = 3
+"""Commands that move small shards at the same time. They meet at the locks of both databases."""
 _ATTEMPTS: Final = 20
+_AGAIN_SECONDS: Final = 1.0
+_AGAIN: Final = "trying again in"
+"""What the command says of an attempt that it repeats."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,13 +180,13 @@ class _Latencies:
 
 @dataclass(slots=True)
 class MoveTimes:
-    """What a move took. ``aborted``: runs of the command that undid what they had done, and were repeated, as the
-    command says that they can be; ``stood_seconds`` is of the last one."""
+    """What a move took. ``failed_attempts``: those that undid what they had done, and were repeated; ``stood_seconds``
+    is of the last one."""
 
     copy_seconds: float = 0.0
     stood_seconds: float = 0.0
     whole_seconds: float = 0.0
-    aborted: int = 0
+    failed_attempts: int = 0
 
 
 @dataclass(slots=True)
@@ -390,7 +398,7 @@ class _PacedLoad:
 
 
 class ManyMoves:
-    """The moves of all shards of the first database, one after the other."""
+    """The moves of all shards of the first database, some of them at the same time."""
 
     def __init__(self, count: int) -> None:
         self._count: Final = count
@@ -403,13 +411,18 @@ class ManyMoves:
     async def run(self, regions: RegionCluster, record: RunRecord) -> None:
         """Move them; the command is killed at another step each time, and then repeated until it is done. Raises
         `OperatorError` for a shard that does not move."""
-        for shard in range(self._count):
-            _, there = _databases_of(regions, shard)
-            step = _KILLED_AT[shard % len(_KILLED_AT)]
-            self.killed[step] += await _killed_before(regions, shard, there.name, step)
-            await _finish(regions, shard, there.name)
-            self.done += 1
-            record.done = self.done / (self._count + 1)
+        waiting = iter(range(self._count))
+
+        async def work() -> None:
+            for shard in waiting:
+                _, there = _databases_of(regions, shard)
+                step = _KILLED_AT[shard % len(_KILLED_AT)]
+                self.killed[step] += await _killed_before(regions, shard, there.name, step)
+                await _finish(regions, shard, there.name)
+                self.done += 1
+                record.done = self.done / (self._count + 1)
+
+        await together(work() for _ in range(_MOVERS))
         found = await _tao(regions, "database", "drop-moved", "--keep-hours", "0")
         self.left_behind = sum(each["shard"] < self._count for each in found["dropped"])
         record.done = 1.0  # which ends the plan of faults
@@ -425,11 +438,13 @@ class ManyMoves:
 
 
 def _failed_reads_aim(outcome: Outcome) -> Aim:
-    return at_most("no read fails while shards move and servers are killed", outcome.record.unexplained.total(), 0)
+    return at_most(
+        "no read fails while shards move and servers are killed or paused", outcome.record.unexplained.total(), 0
+    )
 
 
 def _kills(injector: Injector, record: RunRecord, kinds: Sequence[str]) -> Iterator[Sequence[PlanStep]]:
-    """Kill one server after the other as long as shards move."""
+    """Kill or pause one server after the other as long as shards move."""
     while record.done < 1:
         kind = injector.chance.choice(kinds)
         pause = injector.chance.uniform(0.3, 1.0) * _PEACE_SECONDS
@@ -447,14 +462,12 @@ async def _killed_before(regions: RegionCluster, shard: int, target: str, step: 
 
 
 async def _finish(regions: RegionCluster, shard: int, target: str) -> None:
-    """Repeat a move until it is done: servers that are killed meanwhile may stop it."""
-    for left in reversed(range(_ATTEMPTS)):
-        ended = await run_command(*_words(regions, shard, target, "--json"), seconds=_COMMAND_SECONDS)
-        if not ended.status or f"holds shard {shard} already" in ended.errors:
-            return
-        if not left:
-            raise OperatorError(f"shard {shard} does not move: {ended.errors[-500:]}")
-        await asyncio.sleep(1.0)
+    """Move a shard, unless the command that was killed has done it."""
+    try:
+        await _ended(_words(regions, shard, target, "--json"))
+    except OperatorError as error:
+        if f"{target} holds shard {shard} already" not in error.message:
+            raise
 
 
 # ---- commands --------------------------------------------------------------------------------------------------------
@@ -467,8 +480,8 @@ def _words(regions: RegionCluster, shard: int, target: str, *more: str) -> list[
 
 
 async def _move(words: Sequence[str], show: Callable[[str], None]) -> MoveTimes:
-    """Run `tao database move`, and show what it says; repeat it as long as it is aborted. Raises `OperatorError` when
-    it fails otherwise."""
+    """Run `tao database move`, and show what it says; repeat it as long as what it meets may pass. Raises
+    `OperatorError` when it fails otherwise."""
     found, began = MoveTimes(), time.perf_counter()
     while True:
         said, last, copy_began = "", "", 0.0
@@ -478,17 +491,19 @@ async def _move(words: Sequence[str], show: Callable[[str], None]) -> MoveTimes:
             async for line in process.stderr:
                 last, now = line.decode(errors="replace").strip(" …\n"), time.perf_counter()
                 show(last)
+                found.failed_attempts += _AGAIN in last
                 if last == MoveStep.COPY:
                     copy_began = now
                 elif copy_began and last == MoveStep.FOLLOW:
-                    found.copy_seconds = round(now - copy_began, 3)
+                    found.copy_seconds, copy_began = round(now - copy_began, 3), 0.0
             said = (await process.stdout.read()).decode()
             status = await process.wait()
         if not status:
             break
-        if MoveAborted.reason not in last or found.aborted == _ATTEMPTS:
+        if status != FAILED_STATUS or found.failed_attempts >= _ATTEMPTS:
             raise OperatorError(f"tao {' '.join(words[len(TAO) :])} ended with status {status}: {last}")
-        found.aborted += 1
+        found.failed_attempts += 1
+        await asyncio.sleep(_AGAIN_SECONDS)
     stood = re.search(r"stood ([\d.]+) s", said)
     found.stood_seconds = float(stood[1]) if stood else 0.0
     found.whole_seconds = round(time.perf_counter() - began, 3)
@@ -512,7 +527,19 @@ async def _running(words: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Pro
 async def _tao(regions: RegionCluster, *words: str) -> dict[str, Any]:
     """Run a command that changes the cluster, and return what it prints. `Any`: a JSON document."""
     where = ("--state-dir", str(regions.cluster.topology_path.parent))
-    ended = await run_command(*TAO, *words, *where, "--yes", "--json", seconds=_COMMAND_SECONDS)
-    if ended.status:
-        raise OperatorError(f"tao {' '.join(words)} ended with status {ended.status}: {ended.errors[-500:]}")
-    return msgspec.json.decode(ended.output, type=dict[str, Any])
+    output = await _ended([*TAO, *words, *where, "--yes", "--json"])
+    return msgspec.json.decode(output, type=dict[str, Any])
+
+
+async def _ended(words: Sequence[str]) -> str:
+    """Run a command, and return what it prints; repeat it as long as what it meets may pass. Raises `OperatorError`
+    when it fails otherwise."""
+    for left in reversed(range(_ATTEMPTS)):
+        ended = await run_command(*words, seconds=_COMMAND_SECONDS)
+        if not ended.status:
+            return ended.output
+        if ended.status != FAILED_STATUS or not left:
+            said = f"ended with status {ended.status}: {ended.errors[-500:]}"
+            raise OperatorError(f"tao {' '.join(words[len(TAO) :])} {said}")
+        await asyncio.sleep(_AGAIN_SECONDS)
+    raise AssertionError("the last attempt returns or raises")

@@ -38,7 +38,7 @@ MASTER_LOST: Final = frozenset({"master_kill", "master_stop"})
 LEADER_KILL: Final = "leader_kill"
 DISK_FULL: Final = frozenset({"tailer_disk_full", "leader_disk_full"})
 """Kinds of faults that fill a disk of a cache server."""
-LINE_CUT: Final = frozenset({"link_cut", "link_silent", "etcd_compacted"})
+LINE_CUT: Final = frozenset({"link_cut", "link_silent"})
 """Kinds of faults that cut the regions off from each other."""
 
 

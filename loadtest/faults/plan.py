@@ -66,9 +66,10 @@ async def carry_out(
     async def one(step: PlanStep) -> None:
         await step.begin()
         await hooks.before_fault(step.kind)
+        failed_before = len(record.failed)
         async with step.action(injector) as victim:
             database = injector.database_of(victim) if step.kind in MASTER_LOST else ""
-            fault = record.strike(step.kind, victim, database)
+            fault = record.strike(step.kind, victim, database, failed_before)
             if step.kind == LEADER_KILL:
                 record.await_writes(fault, injector.led_by(victim))
             if step.kind in LINE_CUT:

@@ -163,12 +163,18 @@ class RunRecord:
         """The faults that cut the line."""
         return [fault for fault in self.faults if fault.kind in LINE_CUT]
 
-    def strike(self, kind: str, victim: str, database: str = "") -> Fault:
-        """Record that a fault begins. ``database`` is the one whose master it takes away."""
+    def strike(self, kind: str, victim: str, database: str = "", failed_before: int | None = None) -> Fault:
+        """Record that a fault begins. ``database`` is the one whose master it takes away. ``failed_before``: how many
+        reads had failed when its injection began, which takes a moment; later ones have met it."""
         fault = Fault(kind=kind, victim=victim, database=database, struck=self.now())
         self.faults.append(fault)
         self.active.append(fault)
         self.calm_since = None
+        for failed in self.failed[len(self.failed) if failed_before is None else failed_before :]:
+            self._count(failed, -1)
+            failed.fault = "+".join(sorted({*filter(None, failed.fault.split("+")), kind}))
+            failed.explained = failed.explained or excuses(fault, failed)
+            self._count(failed, 1)
         return fault
 
     def await_writes(self, fault: Fault, shards: Collection[int]) -> None:
@@ -195,10 +201,16 @@ class RunRecord:
             failed.since_fault = round(failed.seconds - met[-1].struck, 3)
             self.failed_in_single += not _overlap(met)
         failed.explained = any(excuses(fault, failed) for fault in met)
-        self.unexplained[failed.fault] += not failed.explained
-        self.failures[failed.fault, failed.demand, failed.reason] += 1
+        self._count(failed, 1)
         if len(self.failed) < _KEPT_EVENTS:
             self.failed.append(failed)
+
+    def _count(self, failed: FailedRead, reads: int) -> None:
+        self.unexplained[failed.fault] += 0 if failed.explained else reads
+        kind = (failed.fault, failed.demand, failed.reason)
+        self.failures[kind] += reads
+        if not self.failures[kind]:
+            del self.failures[kind]
 
     def far_end_read(self, *, pending: bool) -> None:
         """Record a read of an edge in the list of its other end. ``pending``: it has to see a write whose inverse was

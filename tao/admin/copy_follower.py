@@ -31,7 +31,7 @@ from tao.replication.move_statements import (
     range_checksum,
 )
 from tao.replication.shard_move import MoveSettings
-from tao.replication.shard_move_plan import CopySpoiled, MoveAborted
+from tao.replication.shard_move_plan import CopyBehind, CopySpoiled, MoveAborted
 from tao.storage.names import incoming_schema_name, schema_name
 from tao.storage.session import DatabaseSession
 from tao.tailer.binlog import BinlogSource, BinlogTransaction
@@ -173,7 +173,7 @@ class CopyFollower:
                 self._changed.setdefault(table, set()).update(rows)
                 self.rows += len(rows)
             if self.changed_rows > self._settings.max_changed_rows:
-                raise MoveAborted(
+                raise CopyBehind(
                     f"more than {self._settings.max_changed_rows} rows of shard {self._shard} have changed while its "
                     "copy was compared: move it when less is written"
                 )

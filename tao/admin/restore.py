@@ -50,7 +50,14 @@ from tao.replication.database_copy import CopyProgress, load_dump
 from tao.replication.database_copy import OnProgress as OnCopied
 from tao.replication.database_tools import CHUNK_BYTES, DatabaseTools, find_binlog_reader, find_tools
 from tao.replication.replica_seed import close_for_seeding, read_contents, reopen_after_seeding
-from tao.replication.server_statements import highest_epoch, member_state, raise_epoch, set_read_only
+from tao.replication.server_statements import (
+    LostIds,
+    highest_epoch,
+    member_state,
+    raise_epoch,
+    schemas_with_reserved_ids,
+    set_read_only,
+)
 from tao.storage.dialect import Dialect
 from tao.storage.names import schema_name
 from tao.topology import edits
@@ -330,12 +337,13 @@ async def _fill(
         if missing := set(shards) - set(found.shards):
             raise OperatorError(f"{master.name} lacks {len(missing)} of {len(shards)} shards after the restore")
         numbers = numbers_after(plan, await highest_epoch(session, shards, deadline=soon(_LONG_SECONDS)), unix_ms())
+        reserving = await schemas_with_reserved_ids(session, deadline=soon(_LONG_SECONDS))
         await raise_epoch(
             session,
             shards,
             master.name,
             numbers.version_epoch,
-            lacks_ids_until_unix_ms=numbers.lacks_ids_until_unix_ms,
+            lost_ids=LostIds(numbers.lacks_ids_until_unix_ms, reserving),
             deadline=soon(_LONG_SECONDS),
         )
     return RestoredDatabase(

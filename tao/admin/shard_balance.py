@@ -1,23 +1,20 @@
-"""Sequences of moves: half of a database's shards to another one, or as many as make all databases equal.
+"""Plans of several moves: half of a database's shards to another one, or as many as make all databases equal.
 
-Both are planned first, and shown before anything moves. A sequence that is interrupted is planned anew: the topology
-says which shards have moved already.
+A plan is shown before anything moves (`tao.admin.move_sequence`). After an interruption the same plan is made anew: the
+topology and the databases say which shards have moved already. What an interrupted run has begun comes first, because
+nothing else would finish it.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from tao.admin.shard_mover import MoveResult, ShardMover
-from tao.model.errors import RetryableError, TopologyError
+from tao.model.errors import TopologyError
 from tao.model.topology import Topology
-from tao.replication.locks import LockTaken
 from tao.replication.replication_set import find_database
+from tao.topology.edits import shards_of
 
-_ATTEMPTS: Final = 5
-_PAUSE_SECONDS: Final = 2.0
 _ENOUGH: Final = 0.05
 """Databases whose loads differ by less than this part of the mean are equal enough."""
 MAX_MOVES: Final = 4_096
@@ -30,29 +27,47 @@ class PlannedMove(NamedTuple):
     shard: int
     source: str
     target: str
-    load: float
+    load: float = 0.0
 
 
-def plan_split(topology: Topology, source: str, target: str, loads: Mapping[int, float]) -> list[PlannedMove]:
+def plan_split(
+    topology: Topology,
+    source: str,
+    target: str,
+    loads: Mapping[int, float],
+    begun: Sequence[PlannedMove] = (),
+    left_behind: Collection[tuple[int, str]] = (),
+) -> list[PlannedMove]:
     """Plan to move half of a database's shards to another: every second one by load, so that both get alike halves.
 
-    ``loads``: of each shard of the source. Raises `TopologyError` for an unknown database or one and the same."""
-    found = find_database(topology, source)
-    find_database(topology, target)
+    ``loads``: of each shard of the source. ``begun``: the moves that were begun and not finished, of which those
+    between the two come first. ``left_behind``: the shards that have left databases which still keep what they were,
+    each with such a database. Those that went from the source to the target count as a part of the half, so that a
+    split that was interrupted is finished, and does not halve again what is left; and no shard moves to a database
+    that keeps what it was. Raises `TopologyError` for an unknown database or one and the same."""
+    present = shards_of(find_database(topology, source))
+    arrived = shards_of(find_database(topology, target))
     if source == target:
         raise TopologyError(f"{source} cannot be split into itself: name another database")
-    shards = sorted(
-        (shard for first, last in found.shards for shard in range(first, last + 1)),
-        key=lambda shard: (-loads.get(shard, 0.0), shard),
-    )
-    return [PlannedMove(shard, source, target, loads.get(shard, 0.0)) for shard in sorted(shards[1::2])][:MAX_MOVES]
+    first = [move for move in begun if (move.source, move.target) == (source, target)]
+    gone = {shard for shard, database in left_behind if database == source} & arrived
+    taken = {move.shard for move in first}
+    free = {shard for shard in present - taken if (shard, target) not in left_behind}
+    left = sorted(free, key=lambda shard: (-loads.get(shard, 0.0), shard))
+    wanted = min(len(left), (len(present) + len(gone)) // 2 - len(gone) - len(taken & present))
+    chosen = sorted(left[(2 * at + 1) * len(left) // (2 * wanted)] for at in range(wanted))
+    moves = [*first, *(PlannedMove(shard, source, target) for shard in chosen)]
+    return [move._replace(load=loads.get(move.shard, 0.0)) for move in moves][:MAX_MOVES]
 
 
 def plan_balance(
-    loads: Mapping[str, Mapping[int, float]], left_behind: Collection[tuple[int, str]] = ()
+    loads: Mapping[str, Mapping[int, float]],
+    left_behind: Collection[tuple[int, str]] = (),
+    begun: Sequence[PlannedMove] = (),
 ) -> list[PlannedMove]:
     """Plan the moves that make the loads of all databases about equal. ``loads``: by database, those of its shards.
     ``left_behind``: the shards that cannot move to a database, each with it, because what they were stands there.
+    ``begun``: the moves that were begun and not finished, which come first.
 
     Each move takes a shard from the database with the most to the one with the least, namely the shard that brings the
     two closest together. No shard moves twice."""
@@ -60,6 +75,16 @@ def plan_balance(
     totals = {name: sum(shards.values()) for name, shards in left.items()}
     enough = _ENOUGH * sum(totals.values()) / max(1, len(totals))
     moves: list[PlannedMove] = []
+
+    def take(shard: int, source: str, target: str) -> None:
+        load = left[source].pop(shard, 0.0)
+        left[target].pop(shard, None)  # it has arrived already, and is not moved on
+        totals[source] -= load
+        totals[target] += load
+        moves.append(PlannedMove(shard, source, target, load))
+
+    for move in begun:
+        take(move.shard, move.source, move.target)
     while len(moves) < MAX_MOVES:
         most = max(sorted(totals), key=totals.__getitem__, default="")
         least = min(sorted(totals), key=totals.__getitem__, default="")
@@ -70,31 +95,6 @@ def plan_balance(
             if 0 < load < gap and (shard, least) not in left_behind
         ]
         if gap <= enough or not fitting:
-            return moves
-        shard = min(fitting)[1]
-        load = left[most].pop(shard)
-        totals[most] -= load
-        totals[least] += load
-        moves.append(PlannedMove(shard, most, least, load))
+            break
+        take(min(fitting)[1], most, least)
     return moves
-
-
-async def run_moves(mover: ShardMover, moves: Sequence[PlannedMove]) -> AsyncIterator[MoveResult]:
-    """Do the moves one after the other, and yield the result of each.
-
-    A move that fails with an error that may pass is tried a few times. Raises the last error; the moves before it are
-    done."""
-    for move in moves:
-        yield await _move_patiently(mover, move)
-
-
-async def _move_patiently(mover: ShardMover, move: PlannedMove) -> MoveResult:
-    left = _ATTEMPTS
-    while True:
-        left -= 1
-        try:
-            return await mover.move(move.shard, move.target)
-        except RetryableError as error:
-            if not left or isinstance(error, LockTaken):  # another process moves the shard
-                raise
-            await asyncio.sleep(_PAUSE_SECONDS)

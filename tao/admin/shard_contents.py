@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from tao.admin.shard_balance import PlannedMove
 from tao.model.topology import Database, Topology
 from tao.observability.logs import Logger
 from tao.replication.accounts import Account
@@ -44,6 +45,10 @@ class ShardContents:
         self._settings: Final = settings
         self._replicator: Final = replicator
         self._log: Final = log
+
+    async def load_topology(self) -> Topology:
+        """Return the present topology."""
+        return await self._moves.store.load()
 
     async def in_bytes(self, topology: Topology) -> dict[str, dict[int, float]]:
         """Return about how many bytes each shard takes, by database."""
@@ -97,6 +102,28 @@ class ShardContents:
                             shard=shard, database=database.name, moved_to=target, hours_ago=round(ago / 3_600, 1)
                         )
                     )
+        return found
+
+    async def find_left_behind(self) -> set[tuple[int, str]]:
+        """Return the shards that have left databases which still keep what they were, each with such a database."""
+        found, _ = await self.find_moved((), 0.0)
+        return {(each.shard, each.database) for each in found}
+
+    async def find_begun(self, topology: Topology) -> list[PlannedMove]:
+        """Return the moves that were begun and not finished: a copy stands at the target, or what was left of it was
+        not cleared away."""
+        found: list[PlannedMove] = []
+        for target in topology.databases:
+            async with self._moves.servers(target).session(target.master_region) as session:
+                _, incoming = await shards_held(session, deadline=self._deadline())
+                for shard in incoming:
+                    copy = (await read_shard(session, shard, deadline=self._deadline())).copy
+                    if shard >= topology.shards or copy is None:
+                        continue
+                    holder = holder_of(topology, shard).name
+                    source = copy.source or holder  # a run that died at once has not noted it
+                    if source != target.name and holder in (source, target.name):
+                        found.append(PlannedMove(shard, source, target.name))
         return found
 
     async def drop(self, found: Iterable[MovedShard]) -> None:

@@ -19,7 +19,7 @@ import msgspec
 
 from tao.admin.copy_follower import CopyComparison, CopyFollower, Sessions
 from tao.model.errors import RetryableError, TaoError
-from tao.model.topology import Database
+from tao.model.topology import Database, Topology
 from tao.observability.logs import Logger
 from tao.replication.accounts import Account
 from tao.replication.locks import LockHold
@@ -37,6 +37,7 @@ from tao.replication.replication_set import ReplicationSet
 from tao.replication.row_copy import CopyEnds, CopyPace, copy_rows
 from tao.replication.shard_move import MoveSettings, ShardMoves, move_lock
 from tao.replication.shard_move_plan import (
+    CopyBehind,
     CopySpoiled,
     CopyState,
     MoveAborted,
@@ -133,6 +134,10 @@ class ShardMover:
         self._on_copied: Final = on_copied
         self._figures = _Figures()
         self._hold: LockHold | None = None
+
+    async def load_topology(self) -> Topology:
+        """Return the present topology."""
+        return await self._moves.store.load()
 
     async def plan(self, shard: int, target: str) -> MovePlan:
         """Return what `move` would do, without changing anything. Raises `MoveRefused`."""
@@ -340,7 +345,7 @@ class ShardMover:
             self._check_hold()
             self._moves.check_unchanged(await self._moves.store.load(), view)
             if loop.time() >= until:
-                raise MoveAborted(
+                raise CopyBehind(
                     f"shard {view.shard} changes faster than its copy is compared: move it when less is written"
                 )
 
@@ -364,7 +369,7 @@ class ShardMover:
                 if now - since >= wanted:
                     return
             if now >= until:
-                raise MoveAborted(
+                raise CopyBehind(
                     f"the copy of shard {view.shard} does not catch up with its writers: move it when less is written"
                 )
             await asyncio.sleep(_PAUSE_SECONDS)

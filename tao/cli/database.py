@@ -11,13 +11,15 @@ import time
 
 import click
 
-from tao.admin.documents import load_topology, topology_file, topology_locks
-from tao.admin.shard_balance import PlannedMove, plan_balance, plan_split, run_moves
+from tao.admin.documents import topology_file, topology_locks
+from tao.admin.move_sequence import move_patiently, plan_balance_of, plan_split_of, run_moves
+from tao.admin.shard_balance import PlannedMove
 from tao.admin.shard_contents import ShardContents
 from tao.admin.shard_mover import MoverAccounts, MoveResult, ShardMover
 from tao.cli.frame import CommandGroup, ask, run, show
 from tao.cli.logins import leader_login, mastership_login
 from tao.cli.options import Decorator, FloatRange, IntRange, changing_options, combined, given
+from tao.model.errors import RetryableError
 from tao.observability.logs import configure_logs, logger
 from tao.replication.shard_move import MoveSettings, ShardMoves
 from tao.replication.shard_move_plan import MoveStep
@@ -84,7 +86,7 @@ def move(shard: int, target: str, undo: bool, megabytes_per_second: float, stead
             }
         )
     ask(f"Move shard {shard} from {plan.source} to {target}?")
-    result = run(mover.move(shard, target))
+    result = run(move_patiently(mover, PlannedMove(shard, plan.source, target), _show_failure))
     show(result, lambda: click.echo(_done(result)))
 
 
@@ -95,12 +97,11 @@ def move(shard: int, target: str, undo: bool, megabytes_per_second: float, stead
 def split(source: str, target: str, megabytes_per_second: float, steady_seconds: float) -> None:
     """Move half of the shards of the database SOURCE to another one, one after the other.
 
-    The moves are shown first. After an interruption, the topology says which shards have moved: move those that are
-    left with `tao database move`, since a second split would halve again what is left."""
+    The moves are shown first. After an interruption, run it again: it finishes what was begun, and moves what is left
+    of the half. Shards count as moved as long as the database SOURCE keeps what they were (`tao database
+    drop-moved`)."""
     _, mover, contents = _tools(megabytes_per_second, steady_seconds)
-    topology = load_topology(mastership_login()[0])
-    sizes = run(contents.in_bytes(topology))
-    _do_all(mover, plan_split(topology, source, target, sizes.get(source, {})), "bytes")
+    _do_all(mover, run(plan_split_of(contents, source, target)), "bytes")
 
 
 @database.command("balance")
@@ -123,13 +124,10 @@ def balance(by: str, sample_seconds: float, megabytes_per_second: float, steady_
     """Move shards until all databases hold about as much, or are written about as much.
 
     The moves are shown first. A shard does not move back to a database where its former copy still stands (`tao
-    database drop-moved`)."""
+    database drop-moved`). After an interruption, run it again: it finishes what was begun."""
     _, mover, contents = _tools(megabytes_per_second, steady_seconds)
-    topology = load_topology(mastership_login()[0])
-    found = run(contents.in_bytes(topology) if by == "bytes" else contents.in_row_changes(topology, sample_seconds))
-    moved, _ = run(contents.find_moved((), 0.0))
-    left_behind = {(each.shard, each.database) for each in moved}
-    _do_all(mover, plan_balance(found, left_behind), "bytes" if by == "bytes" else "row changes a second")
+    planned = run(plan_balance_of(contents, 0.0 if by == "bytes" else sample_seconds))
+    _do_all(mover, planned, "bytes" if by == "bytes" else "row changes a second")
 
 
 @database.command("drop-moved")
@@ -182,13 +180,20 @@ def _do_all(mover: ShardMover, planned: list[PlannedMove], unit: str) -> None:
     results: list[MoveResult] = []
 
     async def work() -> None:
-        async for result in run_moves(mover, planned):
+        async for result in run_moves(mover, planned, _show_failure):
             results.append(result)
             if not given("as_json"):
                 click.echo(f"{len(results)}/{len(planned)}: {_done(result)}", err=True)
 
     run(work())
     show({"moves": results}, lambda: click.echo(f"{counted(len(results), 'shard')} moved"))
+
+
+def _show_failure(error: RetryableError, pause_seconds: float) -> None:
+    """Show why an attempt has failed, unless the output is JSON."""
+    if not given("as_json"):
+        click.echo(f"… {error.reason}: {error.message}; trying again in {pause_seconds:g} s", err=True)
+        sys.stderr.flush()
 
 
 def _done(result: MoveResult) -> str:

@@ -45,6 +45,7 @@ from tao.replication.promotion_plan import (
 )
 from tao.replication.replication_set import ReplicationSet, SetAccounts, find_database
 from tao.replication.server_statements import (
+    LostIds,
     acknowledging_replicas,
     apply_received,
     detach,
@@ -525,9 +526,10 @@ class Promoter:
         region, epoch = chosen.region, prepared.epoch
         async with replicas.session(region) as session:
             await self._begin(replicas, PromotionStep.RAISE_EPOCH)
-            lacks_until, now = 0, asyncio.get_running_loop().time()
+            lost_ids, now = None, asyncio.get_running_loop().time()
             if lacks_commits:
-                lacks_until = prepared.unix_ms + round(1000 * (now - prepared.read_at)) + PROMOTION_AHEAD_MS
+                now_unix_ms = prepared.unix_ms + round(1000 * (now - prepared.read_at))
+                lost_ids = LostIds(now_unix_ms + PROMOTION_AHEAD_MS, prepared.reserving)
             deadline = now + self._settings.catch_up_seconds
             await raise_epoch(
                 session,
@@ -535,8 +537,7 @@ class Promoter:
                 chosen.name,
                 epoch,
                 other_servers=prepared.other_servers,
-                lacks_ids_until_unix_ms=lacks_until,
-                reserving=prepared.reserving,
+                lost_ids=lost_ids,
                 deadline=deadline,
             )
         await self._begin(replicas, PromotionStep.TOPOLOGY)

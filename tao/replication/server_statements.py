@@ -541,6 +541,16 @@ async def highest_epoch(session: DatabaseSession, shards: Sequence[int], *, mast
     return highest
 
 
+class LostIds(NamedTuple):
+    """Times of ids that a lost master may have reserved, unknown to the server that takes its place: all up to
+    ``until_unix_ms``. ``reserving``: the schemas that have the table for them (`schemas_with_reserved_ids`). A shard
+    without it (its master was lost before or during a migration) needs nothing: without a row, it begins a minute above
+    the clock."""
+
+    until_unix_ms: int
+    reserving: Collection[str]
+
+
 async def raise_epoch(
     session: DatabaseSession,
     shards: Sequence[int],
@@ -548,8 +558,7 @@ async def raise_epoch(
     version_epoch: int,
     *,
     other_servers: Collection[str] = (),
-    lacks_ids_until_unix_ms: int = 0,
-    reserving: Collection[str] = (),
+    lost_ids: LostIds | None = None,
     deadline: float,
 ) -> None:
     """Write the master, the version epoch and a new generation into the shards' rows, in batches.
@@ -560,11 +569,8 @@ async def raise_epoch(
     ``other_servers``: the servers of other databases. A row that names one of them is the fence of a move
     (`tao.replication.shard_move`), and is left to those who undo the move.
 
-    ``lacks_ids_until_unix_ms``: the server may lack times of ids, up to this one, that the lost master has reserved.
-    The shards whose rows change then begin above it, and a minute above what is stored here: a promotion before this
-    one may have begun there. ``reserving``: the schemas that have the table for it (`schemas_with_reserved_ids`).
-    A shard without it (its master was lost before or during a migration) needs nothing: without a row, a shard begins a
-    minute above the clock.
+    ``lost_ids``: the times of ids that the server may lack. The shards whose rows change then begin above them, and a
+    minute above what is stored here: a promotion before this one may have begun there.
     """
     if session.dialect is Dialect.MYSQL:
         await session.run("ROLLBACK; SET GLOBAL super_read_only = 0", deadline=deadline)
@@ -577,14 +583,14 @@ async def raise_epoch(
         values: list[object] = []
         for shard in some:
             schema = schema_name(shard)
-            if lacks_ids_until_unix_ms and schema in reserving:
+            if lost_ids is not None and schema in lost_ids.reserving:
                 # Before the row changes, because only rows that are out of date count.
                 statements.append(
                     f"INSERT INTO {schema}.reserved_ids (only_row, reserved_unix_ms) "
                     f"SELECT 1, %s FROM {schema}.shard WHERE {outdated} "
                     "ON DUPLICATE KEY UPDATE reserved_unix_ms = GREATEST(reserved_unix_ms + %s, %s)"
                 )
-                until = lacks_ids_until_unix_ms
+                until = lost_ids.until_unix_ms
                 values += [until, master, version_epoch, *([fences] if fences else ()), RESERVED_AHEAD_MS, until]
             statements.append(
                 f"UPDATE {schema}.shard SET master_server = %s, version_epoch = GREATEST(version_epoch, %s), "

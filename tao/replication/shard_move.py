@@ -38,6 +38,7 @@ from tao.replication.move_statements import (
 from tao.replication.replication_set import ReplicationSet, SetAccounts, find_database
 from tao.replication.server_statements import wait_for_position
 from tao.replication.shard_move_plan import (
+    AlreadyMoved,
     MoveAborted,
     MoveRefused,
     MoveStep,
@@ -167,7 +168,7 @@ class ShardMoves:
         is_switched = source.name == found.name
         if is_switched:
             if there.copy is None or not there.copy.source:
-                raise MoveRefused(f"{target} holds shard {shard} already")
+                raise AlreadyMoved(f"{target} holds shard {shard} already")
             source = find_database(topology, there.copy.source)
         async with self.servers(source).session(source.master_region) as session:
             here = await read_shard(session, shard, deadline=self._deadline())

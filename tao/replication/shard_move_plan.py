@@ -39,10 +39,23 @@ class NoRoom(MoveRefused):
     reason = "NO_ROOM"
 
 
+class AlreadyMoved(MoveRefused):
+    """The database holds the shard, and no move has left anything to do."""
+
+    reason = "ALREADY_MOVED"
+
+
 class MoveAborted(RetryableError):
     """A move has ended before the shard's database was changed, and was undone. It can be repeated."""
 
     reason = "MOVE_ABORTED"
+
+
+class CopyBehind(MoveAborted):
+    """The shard changes faster than it is copied or compared. Another run ends in the same way while so much is
+    written."""
+
+    reason = "COPY_BEHIND"
 
 
 class CopySpoiled(MoveAborted):

@@ -318,6 +318,7 @@ async def connect(account: ServerAccount, **options: Any) -> Any:
 async def open_session(account: ServerAccount, server: str, setup: SessionSetup, *, deadline: float) -> DatabaseSession:
     """Connect and set up. Raises `ConnectionLost` (also when it takes too long), or `OperatorError` when refused."""
     connection: Any = None
+    began = asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout_at(deadline):
             connection = await connect(account, autocommit=None)
@@ -326,7 +327,10 @@ async def open_session(account: ServerAccount, server: str, setup: SessionSetup,
             return session
     except TimeoutError as error:
         _close(connection)
-        raise ConnectionLost(f"database server {server} at {account.address} did not answer in time") from error
+        waited = f"{max(0.0, deadline - began):.1f} s"
+        raise ConnectionLost(
+            f"database server {server} at {account.address} did not answer a new connection within {waited}"
+        ) from error
     except TaoError as error:
         _close(connection)
         if isinstance(error, DeadlineExceeded):

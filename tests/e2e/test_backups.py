@@ -40,7 +40,7 @@ from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Role, Shape
 from tao.devcluster.state_folder import service_accounts
 from tao.model.errors import TaoError
-from tao.model.ids import unix_ms_of
+from tao.model.ids import RESERVED_AHEAD_MS, unix_ms_of
 from tao.model.topology import Topology
 from tao.replication.accounts import ServiceAccounts
 from tao.replication.promotion_plan import PromotionRequest
@@ -227,6 +227,12 @@ async def test_a_backup_under_writes_is_restored_with_every_acknowledged_write_a
         assert status == 4, errors
         assert done["repair"]["error"]
         assert {each["version_epoch"] for each in done["databases"]} == {2003}
+        # Above whatever the lost time can have reserved, in each shard, as its row is above every version of that time.
+        ceilings = await on_masters(cluster, "SELECT reserved_unix_ms FROM {schema}.reserved_ids")
+        assert len(ceilings) == SHAPE.shards
+        assert min(int(each) for (each,) in ceilings) > 1_000 * moment + RESERVED_AHEAD_MS
+        epochs = await on_masters(cluster, "SELECT version_epoch FROM {schema}.shard")
+        assert {int(each) for (each,) in epochs} == {2003}
         # As if the cut between the databases had left pairs half.
         await on_masters(cluster, "DELETE FROM {schema}.assocs WHERE id1 > id2")
 

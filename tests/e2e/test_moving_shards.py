@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import pytest_asyncio
 
+from tao.admin.move_sequence import move_patiently
+from tao.admin.shard_balance import PlannedMove
 from tao.admin.shard_contents import MovedShard, ShardContents
-from tao.model.errors import TaoError
+from tao.model.errors import RetryableError, TaoError
 from tao.model.ids import SHARD_SHIFT
 from tao.observability.logs import logger
 from tao.replication.accounts import ServiceAccounts
@@ -116,6 +120,34 @@ async def assert_nothing_left(rig: MoveRig, shard: int, here: str) -> None:
         assert await rig.rows(server, f"SHOW DATABASES LIKE 'tao_{shard:05d}%%incoming'") == []
     async with rig.session(f"east-{here}") as session:
         await session.run(f"ROLLBACK; DROP DATABASE tao_{shard:05d}", deadline=soon())
+
+
+@pytest.mark.parametrize("step", [MoveStep.FOLLOW, MoveStep.COMPARE, MoveStep.CLEAR], ids=lambda step: step.name)
+async def test_a_move_waits_for_a_server_that_is_paused(rig: MoveRig, shard: int, step: MoveStep) -> None:
+    """A server that says nothing fails the attempt. The next one goes on with the same copy."""
+    writer, target = Writer(rig.store(), shard), rig.servers[EAST_TARGET].process.identity
+    steps: list[MoveStep] = []
+    failed: list[str] = []
+    assert await writer.write_one()
+
+    async def pause(at: MoveStep) -> None:
+        if at is step and at not in steps:
+            target.signal(signal.SIGSTOP)
+        steps.append(at)
+
+    def resume(error: RetryableError, _: float) -> None:
+        target.signal(signal.SIGCONT)
+        failed.append(error.message)
+
+    try:
+        mover = rig.mover(pause, replace(QUICK, statement_seconds=2.0))
+        result = await move_patiently(mover, PlannedMove(shard, SOURCE, TARGET), resume)
+    finally:
+        target.signal(signal.SIGCONT)
+    assert (result.source, result.target) == (SOURCE, TARGET)
+    assert "did not answer a new connection within 2.0 s" in failed[0]
+    assert steps.count(MoveStep.COPY) == 1
+    await assert_moved(rig, writer, TARGET)
 
 
 async def test_a_run_goes_on_behind_the_fence_of_a_killed_one_that_had_renamed(rig: MoveRig, shard: int) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from tao.model.ids import SHARD_SHIFT
 from tao.replication.accounts import ServiceAccounts
+from tao.replication.shard_move_plan import MoveStep
 from tests.rigs.forked_programs import run_tao
 from tests.rigs.move_rig import SOURCE, TARGET, MoveRig, Writer, move_rig, soon, writing
 
@@ -75,14 +76,28 @@ async def leaders_of(rig: MoveRig, shards: Sequence[int]) -> AsyncIterator[list[
         assert {key: found.get(key) for key in known} == known
 
 
+class Killed(BaseException):
+    """The effect of SIGKILL on a mover."""
+
+
+async def die_at_the_comparison(step: MoveStep) -> None:
+    if step is MoveStep.COMPARE:
+        raise Killed
+
+
 async def test_a_database_is_split_and_databases_are_balanced_by_writes_and_by_bytes(rig: MoveRig) -> None:
     for shard, rows in ((0, 100), (1, 100), (4, 50)):
         await fill(rig, shard, rows)
     await analyze(rig)
     async with leaders_of(rig, range(AT_SOURCE)):
+        with pytest.raises(Killed):
+            await rig.mover(die_at_the_comparison).move(3, TARGET)
         moves = await tao(rig, "split", SOURCE, "--into", TARGET)
-    assert [(move["shard"], move["target"]) for move in moves] == [(1, TARGET), (3, TARGET)], "each second one by size"
-    assert all(move["copied_bytes"] > 0 and move["writes_stood_seconds"] is not None for move in moves)
+    assert [move["shard"] for move in moves] == [3, 1], "what was begun, then the second one of the others by size"
+    assert moves[0]["copied_bytes"] == 0, "an interrupted run has copied it"
+    assert moves[1]["copied_bytes"] > 0
+    assert all(move["target"] == TARGET and move["writes_stood_seconds"] is not None for move in moves)
+    assert await tao(rig, "split", SOURCE, "--into", TARGET) == [], "half of the shards have moved"
     assert [rig.holder(shard) for shard in range(SHARDS)] == [SOURCE, TARGET, SOURCE, TARGET, TARGET]
 
     async with leaders_of(rig, (0, 2)):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 from unittest.mock import patch
 
+from tao.admin import move_sequence
 from tao.admin.copy_follower import CopyComparison
+from tao.admin.shard_balance import PlannedMove, plan_balance, plan_split
+from tao.admin.shard_contents import ShardContents
 from tao.admin.shard_mover import ShardMover
 from tao.model.rows import ShardRow
+from tao.model.topology import Topology
 from tao.replication import move_statements
 from tao.replication.locks import LockHold
 from tao.replication.replication_set import find_database
@@ -127,6 +131,38 @@ def copy_of_an_earlier_fence_switched() -> AbstractContextManager[object]:
     return patch.object(MoveView, "may_be_switched", property(lambda view: view.is_renamed))
 
 
+def split_planned_anew() -> AbstractContextManager[object]:
+    """Halve what an interrupted split has left, as if nothing had left the source."""
+
+    def plan(
+        topology: Topology,
+        source: str,
+        target: str,
+        loads: Mapping[int, float],
+        begun: Sequence[PlannedMove],
+        left_behind: Collection[tuple[int, str]],
+    ) -> list[PlannedMove]:
+        elsewhere = {each for each in left_behind if each[1] != source}
+        return plan_split(topology, source, target, loads, begun, elsewhere)
+
+    return patch.object(move_sequence, "plan_split", plan)
+
+
+def balanced_towards_former_copies() -> AbstractContextManager[object]:
+    """Plan moves to databases that still keep what the shard was."""
+    return patch.object(move_sequence, "plan_balance", lambda loads, _, begun: plan_balance(loads, (), begun))
+
+
+def begun_moves_forgotten() -> AbstractContextManager[object]:
+    """Plan without what an interrupted run has begun."""
+
+    async def find_nothing(*_: object) -> list[PlannedMove]:
+        return []
+
+    return patch.object(ShardContents, "find_begun", find_nothing)
+
+
+_MANY_SHARDS: Final = Shape(leaders=2, shards=8)
 _MOVED: Final = {"move to database": 1}
 
 MOVE_VARIANTS: Final[Sequence[Variant]] = (
@@ -155,5 +191,29 @@ MOVE_VARIANTS: Final[Sequence[Variant]] = (
         {"move dies": 1},
         Shape(leaders=2, watchers=1),
         first=1,
+    ),
+    Variant(
+        "interrupted split planned anew",
+        split_planned_anew,
+        frozenset({"sequence"}),
+        {"split database": 1},
+        _MANY_SHARDS,
+        first=4,
+    ),
+    Variant(
+        "balanced towards former copies",
+        balanced_towards_former_copies,
+        frozenset({"sequence"}),
+        {"split database": 1, "balance databases": 2},
+        _MANY_SHARDS,
+        first=4,
+    ),
+    Variant(
+        "begun moves of a sequence forgotten",
+        begun_moves_forgotten,
+        frozenset({"sequence"}),
+        {"split database": 1, "balance databases": 1},
+        _MANY_SHARDS,
+        first=4,
     ),
 )

@@ -16,7 +16,6 @@ from tests.sim.watchers import ACCOUNT
 from tests.sim.world import World
 
 _RUN_SECONDS: Final = 30.0
-"""An operator ends a run that takes longer."""
 _DIED: Final = "died"
 Late = tuple[float, float]
 """Seconds until a change of the topology is made, and until it is answered."""
@@ -63,13 +62,14 @@ class CommandRun:
         """Whether the command has come to its end."""
         return self.error is None and self.result != _DIED
 
-    async def do(self, command: Command, *, dies_after: float = 0.0) -> None:
-        """Run a command to its end, which may be the death of its process. ``dies_after``: in seconds; 0: never."""
+    async def do(self, command: Command, *, dies_after: float = 0.0, most_seconds: float = _RUN_SECONDS) -> None:
+        """Run a command to its end, which may be the death of its process. ``dies_after``: in seconds; 0: never.
+        ``most_seconds``: an operator ends a run that takes longer."""
         self.world.spawn(self._do(command), self.process)
         if dies_after:
             self.world.loop.call_later(dies_after, self.kill)
         try:
-            async with asyncio.timeout(_RUN_SECONDS):
+            async with asyncio.timeout(most_seconds):
                 await self._ended.wait()
         except TimeoutError:
             self.kill()

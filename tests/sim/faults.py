@@ -23,6 +23,7 @@ from tests.sim.plans import ETCD_GONE, OF_WATCHERS, PLANNED, UNSEEN_SECONDS, Fau
 from tests.sim.promotion import Promotions
 from tests.sim.restores import Restores
 from tests.sim.rush import rush
+from tests.sim.sequences import Sequences
 from tests.sim.single_failures import LASTS_SECONDS
 from tests.sim.topologies import DATABASES, REGIONS, TIERS, servers_of, tiers_of, with_homes, with_mark
 from tests.sim.world import World
@@ -39,6 +40,7 @@ class Faults:
         self._promotions: Final = Promotions(world)
         self._operator: Final = Operator(world)
         self._moves: Final = Moves(world)
+        self._sequences: Final = Sequences(world, self._moves)
         self._restores: Final = Restores(world)
         self._kinds: Final[dict[str, Callable[[Fault], Callable[[], None] | None]]] = {
             "kill": self._kill,
@@ -72,6 +74,8 @@ class Faults:
             "planned restart": self._operator.restart,
             "move to database": self._moves.move,
             "move dies": self._moves.die,
+            "split database": self._sequences.split,
+            "balance databases": self._sequences.balance,
             "move between followers": self._move_between_followers,
             "restart between writes": self._restart_between_writes,
             "restore": self._restores.begin,

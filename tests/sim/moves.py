@@ -20,6 +20,7 @@ from typing import Final, cast
 
 from tao.admin.shard_contents import ShardContents
 from tao.admin.shard_mover import MoverAccounts, ShardMover
+from tao.model.errors import TaoError
 from tao.observability.logs import Logger
 from tao.replication.shard_move import MoveSettings, ShardMoves
 from tao.replication.shard_move_plan import CopySpoiled, MoveRefused, MoveStep, holder_of, master_of
@@ -32,7 +33,7 @@ from tests.sim.topologies import REGIONS
 from tests.sim.watchers import ACCOUNT
 from tests.sim.world import ProcessLog, World
 
-_SETTINGS: Final = MoveSettings(
+SETTINGS: Final = MoveSettings(
     switch_seconds=3.0,
     takeover_seconds=1.0,
     drop_seconds=5.0,
@@ -45,7 +46,7 @@ _SETTINGS: Final = MoveSettings(
 )
 """Those of the product where writers wait, and shorter ones where a real shard takes long. A range has few rows, and
 the copy takes seconds."""
-_PACED: Final = replace(_SETTINGS, megabytes_per_second=1.0)
+_PACED: Final = replace(SETTINGS, megabytes_per_second=1.0)
 """Those of every second run, which also rests while it compares."""
 STEPS: Final = tuple(
     step
@@ -78,6 +79,8 @@ class _Trouble:
     loses_row: bool = False
 
 
+Masters = list[tuple[str, int]]
+"""The master of each database, and its version epoch."""
 Attempt = Callable[[int, str, _Trouble], Awaitable[bool]]
 """A run of a command about a shard and a target, which returns whether nothing is left to do."""
 
@@ -87,7 +90,7 @@ class _Run(CommandRun):
 
     def __init__(self, world: World, number: int, shard: int, trouble: _Trouble) -> None:
         process = Process(f"mover-{number}", REGIONS[number // 2 % world.shape.regions])
-        super().__init__(world, process, (_SETTINGS, _PACED)[number % 2], trouble.late)
+        super().__init__(world, process, (SETTINGS, _PACED)[number % 2], trouble.late)
         self._shard: Final = shard
         self._trouble: Final = trouble
         self._has_hung = False
@@ -123,6 +126,8 @@ class Moves:
         self._numbers: Final = count(1)
         self._wrong: Final[set[int]] = set()
         """Shards of whose copy a row may be lost."""
+        self.moved: Final[set[int]] = set()
+        """Shards that were moved, or were to be moved, one by one so far."""
 
     def move(self, fault: Fault) -> None:
         """Move a shard to the other database. The mover may hang, the topology be slow, and a row get lost."""
@@ -152,6 +157,7 @@ class Moves:
 
     async def _operate(self, shard: int, target: str, trouble: _Trouble, then: Attempt) -> None:
         """Move a shard, with trouble at first, and repeat or undo that until nothing is left to do."""
+        self.moved.add(shard)
         if trouble.loses_row:
             self._wrong.add(shard)
             self._world.rows_to_lose.add(shard)
@@ -168,7 +174,7 @@ class Moves:
         """Run `tao database move`, and `tao database drop-moved` where the shard has been before. Return whether
         nothing is left to do."""
         world = self._world
-        before, run = _masters(world), self._new_run(shard, trouble)
+        before, run = masters_of(world), self._new_run(shard, trouble)
 
         async def move(moves: ShardMoves) -> str:
             log = cast(Logger, ProcessLog("mover", world.trace.note, lambda _: None))
@@ -178,7 +184,7 @@ class Moves:
             return str(await mover.move(shard, target))
 
         await run.do(move, dies_after=trouble.dies_after)
-        if isinstance(run.error, CopySpoiled) and shard not in self._wrong and _masters(world) == before:
+        if isinstance(run.error, CopySpoiled) and shard not in self._wrong and masters_of(world) == before:
             world.found(Violation("copy", f"the copy of shard {shard} is wrong: {run.error.message}"))
         if isinstance(run.error, MoveRefused):
             return holder_of(world.topology, shard).name == target
@@ -197,10 +203,15 @@ class Moves:
             return await self._move(shard, target, trouble)  # it was switched
         return run.is_done
 
+    def is_wrong(self, error: TaoError, before: Masters) -> bool:
+        """Return whether an error says that a copy is wrong although no row was lost, and no master replaced since."""
+        return isinstance(error, CopySpoiled) and not self._wrong and masters_of(self._world) == before
+
     def _new_run(self, shard: int, trouble: _Trouble) -> _Run:
         self._world.trace.note("move", shard, str(trouble))
         return _Run(self._world, next(self._numbers), shard, trouble)
 
 
-def _masters(world: World) -> list[tuple[str, int]]:
+def masters_of(world: World) -> Masters:
+    """Return the master of each database, and its version epoch."""
     return [(master_of(each), each.version_epoch) for each in world.topology.databases]

@@ -244,7 +244,10 @@ _WHILE_WRITING: Final = (
     *("move to database", "move dies"),
 )
 """Faults that have no effect without writes."""
-OF_DATABASES: Final = ("move to database", "move dies")
+SEQUENCES: Final = ("split database", "balance databases")
+"""Several moves by one command. In some plans they take the place of single moves."""
+_SEQUENCES_SHARE: Final = 0.2
+OF_DATABASES: Final = ("move to database", "move dies", *SEQUENCES)
 MOVE_SECONDS: Final = 11.0
 """About how long a move to another database takes."""
 _OPS_OF_MOVE: Final = 24
@@ -299,7 +302,33 @@ def make_plan(
     rng = random.Random(seed)
     is_drawn = shape is None
     shape = shape or rng.choice(_SHAPES)
-    weights = FAULT_WEIGHTS if kinds is None else kinds
+    ops, faults = _acts(rng, shape, FAULT_WEIGHTS if kinds is None else kinds, acts, tempo, single_share)
+    if kinds is None:
+        faults = _with_sequences(random.Random(f"sequences {seed}"), faults)
+    ops += _move_ops(random.Random(f"moves {seed}"), faults, shape)
+    if with_states:
+        ops += _state_ops(random.Random(f"states {seed}"), ops, shape)
+    if with_jobs and seed % 2 == 0:
+        shape = msgspec.structs.replace(shape, workers=2)
+        ops += _job_ops(random.Random(f"jobs {seed}"), ops, shape)
+    if with_journals and seed % 3 == 0:
+        ops += _journal_ops(random.Random(f"journals {seed}"), ops, shape)
+    if with_growth and seed % 5 == 1:
+        ops += _growth_ops(random.Random(f"growth {seed}"), ops)
+    if with_counters:
+        ops += _counter_ops(random.Random(f"counters {seed}"), ops, shape)
+    ops += _two_hop_ops(random.Random(f"two hops {seed}"), ops, shape, two_hop_share)
+    ops += _members_ops(random.Random(f"members {seed}"), ops, shape, members_share)
+    if is_drawn:
+        shape, faults = _with_etcd(random.Random(f"etcd {seed}"), shape, faults, may_fail=kinds is None)
+    ops.sort(key=lambda op: op.at)
+    return Plan(seed, acts, shape, tuple(ops), tuple(sorted(faults, key=lambda fault: fault.at)), tempo)
+
+
+def _acts(
+    rng: random.Random, shape: Shape, weights: Mapping[str, int], acts: int, tempo: Tempo, single_share: float
+) -> tuple[list[Op], list[Fault]]:
+    """Draw the faults of all acts, and most operations."""
     ops: list[Op] = []
     faults: list[Fault] = []
     for act in range(acts):
@@ -324,24 +353,7 @@ def make_plan(
                 fault = Fault(at, kind, pick, rng.randrange(1000), _seconds(rng, tempo.busy_seconds / 3))
                 faults.append(fault)
                 ops += _beside(rng, fault, shape)
-    ops += _move_ops(random.Random(f"moves {seed}"), faults, shape)
-    if with_states:
-        ops += _state_ops(random.Random(f"states {seed}"), ops, shape)
-    if with_jobs and seed % 2 == 0:
-        shape = msgspec.structs.replace(shape, workers=2)
-        ops += _job_ops(random.Random(f"jobs {seed}"), ops, shape)
-    if with_journals and seed % 3 == 0:
-        ops += _journal_ops(random.Random(f"journals {seed}"), ops, shape)
-    if with_growth and seed % 5 == 1:
-        ops += _growth_ops(random.Random(f"growth {seed}"), ops)
-    if with_counters:
-        ops += _counter_ops(random.Random(f"counters {seed}"), ops, shape)
-    ops += _two_hop_ops(random.Random(f"two hops {seed}"), ops, shape, two_hop_share)
-    ops += _members_ops(random.Random(f"members {seed}"), ops, shape, members_share)
-    if is_drawn:
-        shape, faults = _with_etcd(random.Random(f"etcd {seed}"), shape, faults, may_fail=kinds is None)
-    ops.sort(key=lambda op: op.at)
-    return Plan(seed, acts, shape, tuple(ops), tuple(sorted(faults, key=lambda fault: fault.at)), tempo)
+    return ops, faults
 
 
 def _with_etcd(rng: random.Random, shape: Shape, faults: list[Fault], *, may_fail: bool) -> tuple[Shape, list[Fault]]:
@@ -356,6 +368,16 @@ def _with_etcd(rng: random.Random, shape: Shape, faults: list[Fault], *, may_fai
         for each in faults
     ]
     return msgspec.structs.replace(shape, etcd=True), befall
+
+
+def _with_sequences(rng: random.Random, faults: list[Fault]) -> list[Fault]:
+    """Let some of the moves be of several shards."""
+    return [
+        msgspec.structs.replace(each, kind=rng.choice(SEQUENCES))
+        if each.kind in OF_DATABASES and rng.random() < _SEQUENCES_SHARE
+        else each
+        for each in faults
+    ]
 
 
 def _single_faults(rng: random.Random, begin: float, weights: Mapping[str, int], tempo: Tempo) -> list[Fault]:

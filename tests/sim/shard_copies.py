@@ -35,6 +35,8 @@ from tests.sim.world import World
 
 _HIGHEST: Final = (1 << 64) - 1
 _POLL_SECONDS: Final = 0.02
+_ROW_BYTES: Final = 100
+"""The size of a row in a server's estimates."""
 _LOCK_WAIT_SECONDS: Final = 1.0
 """How long a server waits for the row of a shard."""
 
@@ -98,7 +100,11 @@ async def binlog_position(session: SimSession, *, deadline: float) -> str:
 
 
 async def data_bytes(session: SimSession, shards: Iterable[int], *, deadline: float) -> dict[int, int]:
-    return await session.run(lambda _: dict.fromkeys(shards, 0), deadline)
+    def estimate(server: SimDatabase) -> dict[int, int]:
+        held = {shard: tables_of(server.rows.of_shard(shard)) for shard in shards if shard in server.rows.shards}
+        return {shard: _ROW_BYTES * sum(map(len, held.get(shard, {}).values())) for shard in shards}
+
+    return await session.run(estimate, deadline)
 
 
 async def free_bytes(session: SimSession, *, deadline: float) -> int | None:

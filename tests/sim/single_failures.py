@@ -53,6 +53,8 @@ LASTS_SECONDS: Final = {
     "topology late": 6.0,
     "move to database": 20.0,
     "move dies": 30.0,
+    "split database": 40.0,
+    "balance databases": 40.0,
     "restore": 60.0,
     "replaced unseen": UNSEEN_SECONDS,
 }

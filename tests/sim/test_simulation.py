@@ -43,6 +43,7 @@ from tests.sim.plans import (
     PLANNED,
     READS,
     RESTORE,
+    SEQUENCES,
     SET_READ,
     STATE_KINDS,
     TEMPOS,
@@ -293,7 +294,7 @@ def test_plans_bring_every_operation_every_option_and_every_fault() -> None:
     of_clients = {*READS, *WRITES, *MANY_READS, *MANY_WRITES, SET_READ, TWO_HOP, MEMBERS, *STATE_KINDS, *COUNTER_KINDS}
     assert {op.kind for op in ops} == {*of_clients, ADD_JOB, ADD_SHARDS, KILL_WORKER, LATER_SET_STATE}
     assert {op.how for op in ops} == {"", "critical", "stale", "token", "tokens"}
-    assert {fault.kind for plan in plans for fault in plan.faults} == {*FAULT_WEIGHTS, *OF_ETCD}
+    assert {fault.kind for plan in plans for fault in plan.faults} == {*FAULT_WEIGHTS, *OF_ETCD, *SEQUENCES}
     befall = [{fault.kind for fault in plan.faults} & {*OF_ETCD} for plan in plans if not plan.shape.etcd]
     assert len(plans) / 2 < len(befall) < len(plans)
     assert not any(befall)

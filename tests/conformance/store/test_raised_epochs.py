@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tao.devcluster.database import DatabaseInstance
-from tao.replication.server_statements import raise_epoch, schemas_with_reserved_ids
+from tao.replication.server_statements import LostIds, raise_epoch, schemas_with_reserved_ids
 from tao.storage.migrations import migrate
 from tao.storage.names import schema_name
 from tao.storage.session import DatabaseSession, ServerAccount, open_session
@@ -41,9 +41,8 @@ async def administrator(database_server: DatabaseInstance) -> AsyncIterator[Data
 async def test_the_epoch_rises_where_a_shard_has_no_table_of_reserved_ids(administrator: DatabaseSession) -> None:
     await administrator.run(f"DROP TABLE {schema_name(OLD)}.reserved_ids", deadline=_deadline())
     reserving = await schemas_with_reserved_ids(administrator, deadline=_deadline())
-    await raise_epoch(
-        administrator, (OLD, NEW), "two", 7, lacks_ids_until_unix_ms=5_000, reserving=reserving, deadline=_deadline()
-    )
+    lost_ids = LostIds(5_000, reserving)
+    await raise_epoch(administrator, (OLD, NEW), "two", 7, lost_ids=lost_ids, deadline=_deadline())
     for shard in (OLD, NEW):
         rows, _ = await administrator.run(
             f"SELECT master_server, version_epoch, generation FROM {schema_name(shard)}.shard; COMMIT",

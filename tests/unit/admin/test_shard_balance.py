@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import cast
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tao.admin import shard_balance
-from tao.admin.shard_balance import PlannedMove, plan_balance, plan_split, run_moves
-from tao.admin.shard_mover import MoveResult, ShardMover
-from tao.model.errors import TaoError, TopologyError, Unavailable
-from tao.model.topology import Database, DatabaseServer, Topology
-from tao.replication.locks import LockTaken
-from tao.replication.shard_move_plan import MoveRefused
+from tao.admin.shard_balance import PlannedMove, plan_balance, plan_split
+from tao.model.errors import TopologyError
+from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
+from tao.topology import edits
+
+_SERVERS = {kind: CacheServer(name=kind, grpc="127.0.0.1:1") for kind in ("leader", "follower")}
+REGION = Region(
+    name="east",
+    leaders=Tier(name="leaders", servers=(_SERVERS["leader"],)),
+    followers=(Tier(name="web", servers=(_SERVERS["follower"],)),),
+)
 
 
 def topology(**shards: tuple[int, int]) -> Topology:
@@ -25,7 +26,8 @@ def topology(**shards: tuple[int, int]) -> Topology:
         )
         for name, found in shards.items()
     )
-    return Topology(version=1, shards=16, regions=(), databases=databases)
+    count = max(last for _, last in shards.values()) + 1
+    return Topology(version=1, shards=count, regions=(REGION,), databases=databases)
 
 
 def test_a_split_moves_half_of_the_shards_with_about_half_of_the_load() -> None:
@@ -37,6 +39,57 @@ def test_a_split_moves_half_of_the_shards_with_about_half_of_the_load() -> None:
     for source, target in (("one", "one"), ("one", "three"), ("three", "one")):
         with pytest.raises(TopologyError):
             plan_split(topology(one=(0, 7), two=(8, 15)), source, target, {})
+
+
+def test_a_split_that_was_interrupted_is_finished_and_not_made_again_with_the_rest() -> None:
+    loads = dict.fromkeys(range(8), 1.0)
+    before = topology(one=(0, 7), two=(8, 15))
+    planned = plan_split(before, "one", "two", loads)
+    assert [move.shard for move in planned] == [1, 3, 5, 7]
+    # The first one has moved, the second one was switched and not cleared away, the third one has a copy at the target.
+    after = edits.move_to_database(edits.move_to_database(before, 1, "two"), 3, "two")
+    left_behind = {(1, "one"), (3, "one")}
+    begun = [PlannedMove(3, "one", "two"), PlannedMove(5, "one", "two"), PlannedMove(9, "two", "one")]
+    moves = plan_split(after, "one", "two", loads, begun, left_behind)
+    assert [move.shard for move in moves[:2]] == [3, 5]
+    assert len(moves) == 3
+    assert moves[2].shard in {0, 2, 4, 6, 7}
+    done = edits.move_to_database(edits.move_to_database(after, 5, "two"), moves[2].shard, "two")
+    gone = {*left_behind, (5, "one"), (moves[2].shard, "one")}
+    assert plan_split(done, "one", "two", loads, (), gone) == []
+
+
+def test_a_split_moves_no_shard_to_where_its_former_copy_stands() -> None:
+    left_behind = {(shard, "two") for shard in (1, 3, 5)}
+    moves = plan_split(topology(one=(0, 3), two=(4, 7)), "one", "two", {}, (), left_behind)
+    assert [move.shard for move in moves] == [0, 2]
+    assert (
+        plan_split(topology(one=(0, 3), two=(4, 7)), "one", "two", {}, (), {(each, "two") for each in range(4)}) == []
+    )
+
+
+@given(st.integers(0, 40), st.data())
+def test_a_split_is_finished_with_half_wherever_it_was_interrupted(count: int, data: st.DataObject) -> None:
+    now = topology(one=(0, count), two=(count + 1, count + 2))
+    shards, gone = count + 1, set[tuple[int, str]]()
+    moves = plan_split(now, "one", "two", {})
+    while moves:
+        done = data.draw(st.integers(1, len(moves)))
+        for move in moves[:done]:
+            now = edits.move_to_database(now, move.shard, "two")
+            gone.add((move.shard, "one"))
+        begun = [moves[done]._replace(load=0.0)] if done < len(moves) and data.draw(st.booleans()) else []
+        moves = plan_split(now, "one", "two", {}, begun, gone)
+        assert not begun or moves[0] == begun[0]
+    assert len(gone) == shards // 2
+
+
+def test_what_was_begun_comes_first_in_a_balance_and_does_not_move_twice() -> None:
+    loads = {"one": {0: 4.0, 1: 4.0, 2: 4.0, 3: 4.0}, "two": {4: 4.0}}
+    assert plan_balance(loads) == [PlannedMove(0, "one", "two", 4.0)]
+    # Shard 4 was switched and not cleared away: it is only that.
+    begun = [PlannedMove(2, "one", "two"), PlannedMove(4, "one", "two")]
+    assert plan_balance(loads, (), begun) == [PlannedMove(2, "one", "two", 4.0), PlannedMove(4, "one", "two", 0.0)]
 
 
 def test_equal_databases_and_single_shards_stay_where_they_are() -> None:
@@ -66,48 +119,3 @@ def test_balancing_moves_each_shard_once_and_narrows_the_gap(sizes: list[list[in
         totals[move.target] += move.load
     assert len({move.shard for move in moves}) == len(moves)
     assert max(totals.values()) - min(totals.values()) <= before
-
-
-class Mover:
-    """Moves shards, each after the errors that it is to meet."""
-
-    def __init__(self, **errors: list[TaoError]) -> None:
-        """``errors``: of ``shard_1`` and so on."""
-        self._errors = errors
-        self.attempts: list[int] = []
-
-    async def move(self, shard: int, target: str) -> MoveResult:
-        self.attempts.append(shard)
-        left = self._errors.get(f"shard_{shard}", [])
-        if left:
-            raise left.pop(0)
-        return MoveResult(shard=shard, source="one", target=target, topology_version=1)
-
-
-async def done(mover: Mover) -> list[int]:
-    """Move shards 1 and 2, and return those of whose move there was a result, even if a later one has failed."""
-    moves = [PlannedMove(shard, "one", "two", 1.0) for shard in (1, 2)]
-    moved: list[int] = []
-    with suppress(TaoError):
-        async for result in run_moves(cast("ShardMover", mover), moves):
-            moved += [result.shard]
-    return moved
-
-
-async def test_a_move_of_a_sequence_is_tried_again_after_an_error_that_may_pass(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(shard_balance, "_PAUSE_SECONDS", 0.0)
-    passing = Mover(shard_1=[Unavailable("no answer")] * 4)
-    assert await done(passing) == [1, 2]
-    assert passing.attempts == [1] * 5 + [2]
-    lasting = Mover(shard_2=[Unavailable("no answer")] * 9)
-    assert await done(lasting) == [1]
-    assert lasting.attempts == [1] + [2] * 5
-
-
-@pytest.mark.parametrize("error", [LockTaken("another process moves it"), MoveRefused("one and the same")])
-async def test_a_sequence_ends_at_a_move_that_is_refused_or_that_another_process_makes(error: TaoError) -> None:
-    mover = Mover(shard_1=[error])
-    assert await done(mover) == []
-    assert mover.attempts == [1]

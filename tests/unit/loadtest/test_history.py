@@ -183,6 +183,23 @@ def test_other_faults_excuse_nothing() -> None:
     assert not explained(gone, failed(2.0, attached=True))
 
 
+def test_a_read_that_fails_while_a_fault_is_injected_has_met_it() -> None:
+    """The kernel takes a moment to end a process."""
+    record = RunRecord()
+    record.failed_read(failed(1.0, "critical"))
+    failed_before = len(record.failed)
+    record.failed_read(failed(1.0, "critical"))
+    record.failed_read(failed(1.0, "plain"))
+    record.strike("master_kill", "east-db-1", HERE.database, failed_before)
+    assert [(each.fault, each.explained) for each in record.failed] == [
+        ("", False),
+        ("master_kill", True),
+        ("master_kill", False),
+    ]
+    assert dict(record.unexplained) == {"": 1, "master_kill": 1}
+    assert sum(record.failures.values()) == record.failed_reads == 3
+
+
 def test_a_read_that_began_before_a_fault_was_healed_met_it() -> None:
     record = RunRecord()
     fault = record.strike("follower_kill", "east-follower-1a")

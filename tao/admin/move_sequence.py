@@ -1,0 +1,78 @@
+"""Makes moves of shards that were planned, one after the other, and repeats each that fails for a reason that may pass.
+
+A server may be paused, be restarted, or get another master while a shard is copied for minutes. A failed run has undone
+what could not stay (`tao.admin.shard_mover`), so the next one goes on with the copy. A command that moves one shard and
+one that moves many are patient in the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Final
+
+from tao.admin.shard_balance import PlannedMove, plan_balance, plan_split
+from tao.admin.shard_contents import ShardContents
+from tao.admin.shard_mover import MoveResult, ShardMover
+from tao.model.errors import RetryableError
+from tao.replication.shard_move_plan import AlreadyMoved, CopyBehind, holder_of
+
+_PAUSES_SECONDS: Final = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+"""Seconds before each further attempt: a minute in all, in which a server restarts and a lost master is replaced. An
+attempt that meets a paused server takes some seconds as well."""
+
+OnFailure = Callable[[RetryableError, float], None]
+"""Called with the error of an attempt, and the seconds until the next one."""
+
+
+async def plan_split_of(contents: ShardContents, source: str, target: str) -> list[PlannedMove]:
+    """Plan to move half of a database's shards to another one, or what an interrupted run has left of that. Raises as
+    `plan_split`."""
+    topology = await contents.load_topology()
+    sizes = await contents.in_bytes(topology)
+    begun, left_behind = await contents.find_begun(topology), await contents.find_left_behind()
+    return plan_split(topology, source, target, sizes.get(source, {}), begun, left_behind)
+
+
+async def plan_balance_of(contents: ShardContents, sample_seconds: float = 0.0) -> list[PlannedMove]:
+    """Plan to make all databases equal in bytes, or with ``sample_seconds`` in the row changes that are counted for so
+    long."""
+    topology = await contents.load_topology()
+    loads = await (contents.in_row_changes(topology, sample_seconds) if sample_seconds else contents.in_bytes(topology))
+    return plan_balance(loads, await contents.find_left_behind(), await contents.find_begun(topology))
+
+
+async def run_moves(
+    mover: ShardMover, moves: Sequence[PlannedMove], on_failure: OnFailure = lambda *_: None
+) -> AsyncIterator[MoveResult]:
+    """Make the moves one after the other, and yield the result of each.
+
+    A shard that has got another database since the plan was made stays there: nobody was shown that move. Raises as
+    `move_patiently`; the moves before are done then."""
+    for move in moves:
+        topology = await mover.load_topology()
+        if holder_of(topology, move.shard).name in (move.source, move.target):
+            yield await move_patiently(mover, move, on_failure)
+
+
+async def move_patiently(mover: ShardMover, move: PlannedMove, on_failure: OnFailure = lambda *_: None) -> MoveResult:
+    """Move a shard, and repeat that while it fails for a reason that may pass. Raises the last error, and at once what
+    no repetition mends, as `ShardMover.move`."""
+    has_failed = False
+    for pause_seconds in (*_PAUSES_SECONDS, None):
+        try:
+            return await mover.move(move.shard, move.target)
+        except CopyBehind:
+            raise  # after an hour: as long as so much is written, the next run would take another
+        except AlreadyMoved:
+            if not has_failed:
+                raise
+            break  # the attempt before has moved it, and then lost a server
+        except RetryableError as error:
+            if pause_seconds is None:
+                raise
+            has_failed = True
+            on_failure(error, pause_seconds)
+            await asyncio.sleep(pause_seconds)
+    version = (await mover.load_topology()).version
+    return MoveResult(shard=move.shard, source=move.source, target=move.target, topology_version=version)
