@@ -100,23 +100,29 @@ class Pace:
         self._one_in_a_turn: Final = one_in_a_turn
         self._is_giving = False
         self._next: asyncio.Handle | None = None
+        self._is_next_soon = False
+        """Whether `_next` is for the next turn of the loop, and not for when the first one is due."""
 
     def give_turns(self) -> None:
         """Start what has its turn now."""
-        if self._is_giving or (self._one_in_a_turn and self._next is not None):
+        if self._is_giving or self._is_next_soon:
             return
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+        loop, started = asyncio.get_running_loop(), 0
         self._is_giving = True
         try:
-            started = 0
             while not (started and self._one_in_a_turn) and (turn := self.turns.next()) is not None:
                 started += 1
                 turn.start()
         finally:
             self._is_giving = False
-        seconds = self.turns.seconds_until_next()
-        if seconds is not None and self._next is None:
-            loop = asyncio.get_running_loop()
-            self._next = loop.call_soon(self._go_on) if seconds == 0 else loop.call_later(seconds, self._go_on)
+        if started and self._one_in_a_turn:
+            self._is_next_soon = True
+            self._next = loop.call_soon(self._go_on)
+        elif (seconds := self.turns.seconds_until_next()) is not None:
+            self._next = loop.call_later(seconds, self._go_on)
 
     def stop(self) -> None:
         """Give no more turns."""
@@ -125,5 +131,5 @@ class Pace:
             self._next.cancel()
 
     def _go_on(self) -> None:
-        self._next = None
+        self._next, self._is_next_soon = None, False
         self.give_turns()
