@@ -31,7 +31,7 @@ class Port:
 
     def __init__(self, saved: int) -> None:
         self.begun = list[str]()
-        settings = DoorstepSettings(stranger_handshakes_per_second=ONE_A_MINUTE, max_pending_per_address=saved)
+        settings = DoorstepSettings(stranger_handshakes_per_second=ONE_A_MINUTE, max_pending_per_address=4 * saved)
         self.turns = HandshakeTurns(settings)
 
     def arrive(self, address: str, name: str = "") -> Handshake:
