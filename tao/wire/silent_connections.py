@@ -37,6 +37,10 @@ _MOST_DISPLACED: Final = 1_024
 _READY_OF_A_TURN: Final = 64
 """The most that have room in that time."""
 _LEFT: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+_PEEK: Final = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
+"""As one number: the names of flags cost more than the system's call."""
+_FIRST_LOOK_BYTES: Final = 2_048
+"""At least as long as the ClientHello of most clients, and no more than may be copied for nothing."""
 
 
 class SilentConnection(NamedTuple):
@@ -90,7 +94,7 @@ class SilentConnections:
     def add(self, accepted: socket.socket, peer: object) -> None:
         """Wait for the first bytes of an accepted connection. What is there already is passed on at once."""
         assert self._epoll is not None
-        is_ready = self._is_ready(accepted)
+        is_ready = self._is_ready(accepted, peer)
         if is_ready is None:
             accepted.close()
             return
@@ -171,9 +175,11 @@ class SilentConnections:
             connection = self._connections.get(number)
             if connection is None:  # displaced by one that was passed on before it
                 continue
-            is_ready = self._is_ready(connection.socket)
+            is_ready = self._is_ready(connection.socket, connection.peer)
             if is_ready:
                 has_spoken = True
+                # Those who take the connection over want to be woken by whatever arrives.
+                connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
                 self._on_data(self._take(number))
             elif is_ready is None or events & _LEFT:
                 self._close(number)
@@ -192,25 +198,22 @@ class SilentConnections:
             loop.remove_reader(self._epoll)
             self._resuming = loop.call_later(TOGETHER_SECONDS, self._resume)
 
-    def _is_ready(self, accepted: socket.socket) -> bool | None:
+    def _is_ready(self, accepted: socket.socket, peer: object) -> bool | None:
         """Return whether enough has arrived to be read, and None when the peer has left."""
         try:
             # The system does not wake at more than a byte of a Unix socket, whose peers are on this machine.
-            if not self._has_tls() or accepted.family == socket.AF_UNIX:
-                return bool(_peek(accepted, 1)) or None
-            head = _peek(accepted, RECORD_HEAD_BYTES)
-            if not head:
+            if not self._has_tls() or not isinstance(peer, tuple):
+                return bool(accepted.recv(1, _PEEK)) or None
+            arrived = accepted.recv(_FIRST_LOOK_BYTES, _PEEK)
+            if not arrived:
                 return None
-            needed = first_record_bytes(head)
-            is_whole = len(head) >= needed or len(_peek(accepted, needed)) >= needed
-            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1 if is_whole else needed)
+            needed = first_record_bytes(arrived[:RECORD_HEAD_BYTES])
+            if needed > len(arrived) == _FIRST_LOOK_BYTES:
+                arrived = accepted.recv(needed, _PEEK)
+            if needed > len(arrived):
+                accepted.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, needed)
         except BlockingIOError:
             return False
         except OSError:
             return None
-        return is_whole
-
-
-def _peek(accepted: socket.socket, most: int) -> bytes:
-    """Return so many bytes of what has arrived, or fewer; none when the peer has left."""
-    return accepted.recv(most, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        return len(arrived) >= needed

@@ -107,9 +107,6 @@ class Pace:
         """Start what has its turn now."""
         if self._is_giving or self._is_next_soon:
             return
-        if self._next is not None:
-            self._next.cancel()
-            self._next = None
         loop, started = asyncio.get_running_loop(), 0
         self._is_giving = True
         try:
@@ -119,9 +116,11 @@ class Pace:
         finally:
             self._is_giving = False
         if started and self._one_in_a_turn:
+            if self._next is not None:
+                self._next.cancel()
             self._is_next_soon = True
             self._next = loop.call_soon(self._go_on)
-        elif (seconds := self.turns.seconds_until_next()) is not None:
+        elif self._next is None and (seconds := self.turns.seconds_until_next()) is not None:
             self._next = loop.call_later(seconds, self._go_on)
 
     def stop(self) -> None:

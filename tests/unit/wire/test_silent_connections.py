@@ -181,6 +181,20 @@ async def test_bytes_before_the_end_are_passed_on(port: Port) -> None:
 
 RECORD = b"\x16\x03\x01\x01\x00" + bytes(256)
 """A TLS record, as long as a ClientHello."""
+LONG_RECORD = b"\x16\x03\x01\x40\x00" + bytes(1 << 14)
+"""The longest one."""
+
+
+async def test_the_longest_record_is_passed_on_when_it_is_whole(port: Port) -> None:
+    port.has_tls = True
+    client = port.connect_over_tcp(sends=LONG_RECORD[:-1])
+    await some_turns()
+    assert port.spoke == []
+    client.send(LONG_RECORD[-1:])
+    await until(lambda: len(port.spoke) == 1)
+    assert port.spoke[0].socket.recv(1 << 15) == LONG_RECORD
+    port.connect_over_tcp(sends=LONG_RECORD)
+    await until(lambda: len(port.spoke) == 2)
 
 
 @pytest.mark.parametrize("is_accepted_after", range(3))
@@ -190,7 +204,12 @@ async def test_with_tls_a_connection_is_passed_on_when_its_first_record_is_whole
     port.has_tls = True
     looks = list[bool | None]()
     is_ready = port.silent._is_ready
-    monkeypatch.setattr(port.silent, "_is_ready", lambda accepted: looks.append(found := is_ready(accepted)) or found)
+
+    def look(accepted: socket.socket, peer: object) -> bool | None:
+        looks.append(is_ready(accepted, peer))
+        return looks[-1]
+
+    monkeypatch.setattr(port.silent, "_is_ready", look)
     pieces = [RECORD[:3], RECORD[3:100], *(bytes([each]) for each in RECORD[100:]), b"more"]
     client = port.connect_over_tcp(sends=b"".join(pieces[:is_accepted_after]))
     other = port.connect_over_tcp()
@@ -236,8 +255,13 @@ async def test_a_peer_whose_first_record_stays_incomplete_is_late(port: Port) ->
 
 async def test_the_first_byte_of_a_unix_socket_is_enough_with_tls(port: Port) -> None:
     port.has_tls = True
-    port.connect(sends=RECORD[:1])
-    assert len(port.spoke) == 1
+    client, accepted = socket.socketpair()
+    accepted.setblocking(False)
+    client.send(RECORD[:1])
+    port.silent.add(accepted, "")
+    assert [each.socket for each in port.spoke] == [accepted]
+    client.close()
+    accepted.close()
 
 
 async def test_one_more_displaces_the_oldest(port: Port) -> None:
