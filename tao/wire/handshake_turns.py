@@ -16,9 +16,9 @@ from typing import Final
 from tao.wire.settings import DoorstepSettings
 from tao.wire.stranger_turns import Pace, StrangerTurns, Turn
 
-_PENDING_OF_A_TURN: Final = 4
-"""Pending connections of one address for each turn that may be saved up, as at the gRPC port with TLS. A crowd that
-begins handshakes and leaves at once costs one turn of the loop 40 µs for each that has begun."""
+_PENDING_OF_A_TURN: Final = 16
+"""Pending connections of one address for each turn that may be saved up. Saved turns are taken one right after the
+other, so those who are still to be accepted wait for them; honest peers give theirs back within milliseconds."""
 
 
 class Handshake:

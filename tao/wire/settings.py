@@ -105,9 +105,9 @@ class DoorstepSettings:
 
     stranger_handshakes_per_second: float = 100
     """TLS handshakes that the frames port begins in each second with peers that turn out to show no credential, and as
-    many with such peers of addresses from which others have shown theirs. Up to a quarter of `max_pending_per_address`
-    of them are saved up. Further ones wait, and addresses take turns. Each costs half a millisecond, at the default 5 %
-    of the event loop."""
+    many with such peers of addresses from which others have shown theirs. Up to a sixteenth of
+    `max_pending_per_address` of them are saved up. Further ones wait, and addresses take turns. Each costs half a
+    millisecond, at the default 5 % of the event loop."""
 
     accepts_per_second: float = 500
     """Connections that the gRPC port and the admin port accept in each second, of everybody: further ones wait in the
