@@ -162,6 +162,7 @@ SCENARIO: Final = Option("--only", "Compare only this scenario of `bench`; may b
 SECONDS: Final = Option("--seconds", "Measured time in seconds.", float, 0.001, 3_600)
 SEED: Final = Option("--seed", "Seed of everything that is drawn at random.", int)
 SESSIONS: Final = Option("--sessions", "SDK clients of each load process.", int, 1, 1_000)
+SHARED_CORES: Final = Option("--shared-cores", "Let the attacker use the cores of servers and clients, too.", bool)
 SHAPE: Final = Option("--shape", "Measure only this shape of load; may be repeated.", str, multiple=True)
 SHARDS: Final = Option("--shards", "Shards of the scenario's own cluster.", int, 1, 1024)
 STALE: Final = Option("--stale", "Look for stale reads after the measurement.", bool)

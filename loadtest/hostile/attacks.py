@@ -7,11 +7,13 @@ attacks.
 from __future__ import annotations
 
 import asyncio
+import gzip
 import ssl
 import struct
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Final, Self
 
 import grpc
@@ -34,8 +36,12 @@ FLOOD_READS: Final = 1_000
 _FLOOD_SECONDS: Final = 200.0
 """The requests of the flood take turns, so all of them end late."""
 _GUESS: Final = "guessed"
-_CLIENT_HELLO: Final = b"\x16\x03\x01\x02\x00\x01"
-"""The head of a TLS ClientHello."""
+_CLIENT_HELLO_HEAD: Final = b"\x16\x03\x01\x02\x00\x01"
+"""The head of a TLS ClientHello, which never comes."""
+_ANOTHER_ADDRESS: Final = "127.0.0.2"
+_END_OF_STREAM: Final = 1
+_HEADERS, _DATA, _SETTINGS, _GO_AWAY = 1, 0, 4, 7
+_MAX_FRAME_BYTES: Final = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +63,11 @@ class Connection:
     writer: asyncio.StreamWriter
 
     @classmethod
-    async def open(cls, address: str, context: ssl.SSLContext | None = None) -> Self:
-        """Connect, by TLS with a context."""
+    async def open(cls, address: str, context: ssl.SSLContext | None = None, source: str | None = None) -> Self:
+        """Connect, by TLS with a context, from the address ``source``."""
         host, _, port = address.rpartition(":")
-        return cls(*await asyncio.open_connection(host, int(port), ssl=context))
+        local = None if source is None else (source, 0)
+        return cls(*await asyncio.open_connection(host, int(port), ssl=context, local_addr=local))
 
     async def closed(self) -> bool:
         """Wait until the server has closed the connection, by a reset or otherwise. Returns True."""
@@ -104,12 +111,12 @@ async def calls_of_headers(
     connections = await grip.open(12, ports.grpc)
     streams = dict.fromkeys(range(len(connections)), -1)
     for connection in connections:
-        connection.writer.write(PREFACE + _http2_frame(4, 0, 0))
+        connection.writer.write(PREFACE + _http2_frame(_SETTINGS, 0, 0))
     for _ in range(calls // (12 * 50)):
         for index, connection in enumerate(connections):
             for _ in range(50):
                 streams[index] += 2
-                connection.writer.write(_http2_frame(1, 4, streams[index], _CALL_HEADERS))
+                connection.writer.write(_http2_frame(_HEADERS, 4, streams[index], _CALL_HEADERS))
         await pause()
 
 
@@ -138,9 +145,27 @@ async def large_messages(
     await asyncio.gather(*(send() for _ in range(calls)))
 
 
-async def compressed_messages(ports: Ports, grip: Grip) -> None:
-    """Send messages of 90 MB without a token, compressed to less than a hundredth."""
-    await large_messages(ports, grip, compression=grpc.Compression.Gzip, megabytes=90)
+async def compressed_messages(ports: Ports, grip: Grip, connections: int = 10) -> None:
+    """Send a message of 60 MB with a wrong token on each connection, and wait until it is refused. It is compressed to
+    what HTTP/2 lets a client send at once, and has been so before the attack, as it would be for a real one."""
+    opened, message = await grip.open(connections, ports.grpc), _compressed_message()
+    data = [message[at : at + _MAX_FRAME_BYTES] for at in range(0, len(message), _MAX_FRAME_BYTES)]
+    for connection in opened:
+        connection.writer.write(PREFACE + _http2_frame(_SETTINGS, 0, 0) + _http2_frame(_HEADERS, 4, 1, _GZIP_HEADERS))
+        connection.writer.write(b"".join(_http2_frame(_DATA, 0, 1, piece) for piece in data))
+    await asyncio.gather(*(_refused(connection) for connection in opened))
+
+
+async def _refused(connection: Connection) -> None:
+    """Wait for the end of the first stream, or of the connection."""
+    with suppress(ConnectionError, asyncio.IncompleteReadError):
+        async with asyncio.timeout(SECONDS):
+            while True:
+                head = await connection.reader.readexactly(9)
+                await connection.reader.readexactly(int.from_bytes(head[:3], "big"))
+                kind, flags = head[3], head[4]
+                if kind == _GO_AWAY or (kind == _HEADERS and flags & _END_OF_STREAM):
+                    return
 
 
 async def silent_admin_connections(ports: Ports, grip: Grip, connections: int = 400) -> None:
@@ -153,7 +178,7 @@ async def ungreeted_connections(ports: Ports, grip: Grip, connections: int = 600
     for connection in (await grip.open(connections, ports.frames))[::2]:
         with suppress(ConnectionError):
             if tls:
-                connection.writer.write(_CLIENT_HELLO)
+                connection.writer.write(_CLIENT_HELLO_HEAD)
 
 
 async def wrong_greetings(ports: Ports, _: Grip, connections: int = 600) -> None:
@@ -168,6 +193,16 @@ async def wrong_greetings(ports: Ports, _: Grip, connections: int = 600) -> None
 async def half_open_handshakes(ports: Ports, grip: Grip, connections: int = 600) -> None:
     """Open connections to a port with TLS, of which every other one begins a handshake, and none ends it."""
     await ungreeted_connections(ports, grip, connections, tls=True)
+
+
+async def replayed_handshakes(ports: Ports, grip: Grip, connections: int = 600) -> None:
+    """Begin a TLS handshake on each connection by the same first message, which costs nothing, and do not end it. The
+    attacker has an address of its own, as strangers have who are not behind the same NAT."""
+    hello = _client_hello()
+    for _ in range(connections):
+        connection = await Connection.open(ports.frames, source=_ANOTHER_ADDRESS)
+        grip.connections.append(connection)
+        connection.writer.write(hello)
 
 
 async def forged_reports(ports: Ports, _: Grip, connections: int = 600) -> None:
@@ -189,15 +224,16 @@ STRANGERS: Final[dict[str, StrangersAttack]] = {
     "12,000 calls of headers": calls_of_headers,
     "40 requests of 16 MB before the greeting": large_requests,
     "10 messages of 15 MB": large_messages,
-    "10 messages of 90 MB, compressed": compressed_messages,
+    "10 messages of 60 MB, compressed": compressed_messages,
     "400 silent admin connections": silent_admin_connections,
     "600 ungreeted connections": ungreeted_connections,
     "600 half-open TLS connections": half_open_handshakes,
+    "600 replayed TLS handshakes": replayed_handshakes,
     "600 wrong greetings": wrong_greetings,
     "600 forged watcher reports": forged_reports,
 }
 """The attacks without a credential, by name."""
-OVER_TLS: Final = frozenset({"600 half-open TLS connections"})
+OVER_TLS: Final = frozenset({"600 half-open TLS connections", "600 replayed TLS handshakes"})
 """Those on servers with TLS, which the others are made without."""
 
 
@@ -231,14 +267,33 @@ def _headers(fields: dict[str, str]) -> bytes:
     return b"".join(b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in pairs)
 
 
-_CALL_HEADERS: Final = _headers(
-    {
-        ":method": "POST",
-        ":scheme": "http",
-        ":path": "/tao.v1.Graph/ObjGet",
-        ":authority": "x",
-        "content-type": "application/grpc",
-        "te": "trailers",
-        "authorization": "Bearer guessed",
-    }
-)
+def prepare() -> None:
+    """Make what attacks send that is made once."""
+    _client_hello()
+    _compressed_message()
+
+
+@cache
+def _client_hello() -> bytes:
+    """Return the first message of a TLS client."""
+    context, sent = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), sent, server_hostname="localhost").do_handshake()
+    return sent.read()
+
+
+@cache
+def _compressed_message() -> bytes:
+    """Return a message of gRPC of 60 MB, compressed to 58 KB."""
+    compressed = gzip.compress(bytes(60 * MEGABYTE), 9)
+    return struct.pack(">BI", 1, len(compressed)) + compressed
+
+
+def _call_headers(path: str, **others: str) -> bytes:
+    fields = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x"}
+    fields |= {"content-type": "application/grpc", "te": "trailers", "authorization": f"Bearer {_GUESS}"}
+    return _headers(fields | others)
+
+
+_CALL_HEADERS: Final = _call_headers("/tao.v1.Graph/ObjGet")
+_GZIP_HEADERS: Final = _call_headers("/tao.v1.Graph/AssocAdd", **{"grpc-encoding": "gzip"})

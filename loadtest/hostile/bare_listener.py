@@ -1,4 +1,4 @@
-"""A listener that accepts connections, holds them until their peers leave, and does nothing else.
+"""A listener that accepts connections, holds them until their peers leave, reads what they send, and does nothing else.
 
 It shows what an attack by connections alone costs other programs on the same machine, whichever server it is made on.
 """
@@ -45,8 +45,16 @@ def _serve() -> None:
                     accepted, _ = listener.accept()
                     held[accepted.fileno()] = accepted
                     epoll.register(accepted, select.EPOLLIN)
-                else:
+                elif not _is_open(held[number]):
                     held.pop(number).close()
+
+
+def _is_open(connection: socket.socket) -> bool:
+    """Read what has arrived, and return whether the peer is still there."""
+    try:
+        return bool(connection.recv(1 << 14))
+    except ConnectionError:
+        return False
 
 
 if __name__ == "__main__":

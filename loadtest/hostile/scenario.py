@@ -3,9 +3,11 @@
 The honest client's requests take turns with its pauses: a hit, a miss and a new connection over frames, and a gRPC
 call. Each attack is measured in rounds of three turns: undisturbed; beside the attack, which a process of its own makes
 again and again; and beside a process that burns as much CPU as the attacker did at the same times, on as many cores,
-and attacks nobody. Attacker, client and servers share the machine's cores, so the ratio to the undisturbed turns
-contains the attacker's own CPU, and the ratio to the burnt ones does not. Connections cost the system CPU, too, at any
-listener. So the attack that only opens them has a fourth turn, in which it is made on a listener of a few lines.
+and attacks nobody. The attacker stands for other machines, so it has a core of its own, in which also the system works
+for it, and servers and client share the others in all turns. On one core, or with `--shared-cores`, all share all, and
+the attacker gets what nobody else wants; then the ratio to the undisturbed turns contains the attacker's own CPU, and
+the ratio to the burnt ones does not. Connections cost the system CPU, too, at any listener. So the attacks that only
+open them have a fourth turn, in which they are made on a listener of a few lines.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import msgspec
 
 from loadtest import options
 from loadtest.client_process import StepReport, run_job
-from loadtest.hostile.attacks import OVER_TLS, STRANGERS, Grip, Ports, flood, open_client
+from loadtest.hostile.attacks import OVER_TLS, STRANGERS, Grip, Ports, flood, open_client, prepare
 from loadtest.hostile.bare_listener import bare_listener
 from loadtest.hostile.honest_client import HIT, HONEST, HonestClient
 from loadtest.results import Aim, Listing, ScenarioResult, at_most, listings_of
@@ -45,8 +47,8 @@ FLOOD: Final = "126,000 critical reads of one client"
 ATTACKS: Final = (*STRANGERS, FLOOD)
 UNDISTURBED, ATTACKED, BURNT, ELSEWHERE = "undisturbed", "attacked", "burnt", "elsewhere"
 TURNS: Final = (UNDISTURBED, ATTACKED, BURNT)
-_CONNECTIONS_ALONE: Final = "600 ungreeted connections"
-"""The attack whose turns include one on a listener that has nothing to do with the servers."""
+_CONNECTIONS_ALONE: Final = frozenset({"600 ungreeted connections", "600 half-open TLS connections"})
+"""The attacks whose turns include one on a listener that has nothing to do with the servers."""
 BOUND: Final = 1.5
 """The honest client's p99 beside an attack, as a multiple of the one without."""
 _MAX_GROWTH_MB: Final = 100
@@ -63,10 +65,11 @@ _FORMERLY: Final = {
     "12,000 calls of headers": "health checks and reads with a token refused",
     "40 requests of 16 MB before the greeting": "84 → 676 MB",
     "10 messages of 15 MB": "500 MB",
-    "10 messages of 90 MB, compressed": "90 MB for 14 KB sent",
+    "10 messages of 60 MB, compressed": "90 MB for 14 KB sent",
     "400 silent admin connections": "32 were enough to reset /health and /ready",
     "600 ungreeted connections": "each took one of the places of all for 60 s",
     "600 half-open TLS connections": "each took one of the places of all for 60 s",
+    "600 replayed TLS handshakes": "each cost a key exchange and a signature",
     "600 wrong greetings": "a line in the log for each",
     "600 forged watcher reports": "one page was enough to mark servers down and age a lease",
     FLOOD: "everybody's misses starved",
@@ -96,6 +99,7 @@ class HostileOptions(options.Options):
 
     seconds: float = options.SECONDS.default(10.0, toy=0.2, help="Measured seconds beside each attack.")
     attack: tuple[str, ...] = options.ATTACK.default(())
+    shared_cores: bool = options.SHARED_CORES.default(False)
 
 
 async def run(settings: BenchSettings, progress: Progress, asked: HostileOptions) -> ScenarioResult:
@@ -104,16 +108,19 @@ async def run(settings: BenchSettings, progress: Progress, asked: HostileOptions
     attacks = [name for name in ATTACKS if not asked.attack or any(each in name for each in asked.attack)]
     measured: dict[str, dict[str, float]] = {}
     faults = set[str]()
-    for tls in (False, True):
-        some = [name for name in attacks if (name in OVER_TLS) is tls]
-        if some:
-            measured |= await _attack(settings, progress, some, asked.seconds / rounds, faults, tls=tls)
+    with _own_core(is_shared=asked.shared_cores or settings.toy) as attackers_core:
+        for tls in (False, True):
+            some = [name for name in attacks if (name in OVER_TLS) is tls]
+            if some:
+                turns = _Plan(some, rounds, asked.seconds / rounds, attackers_core)
+                measured |= await _attack(settings, progress, turns, faults, tls=tls)
     measured = {(key := f"{name}: {turn}"): measured[key] for name in attacks for turn in turns_of(name)}
     return ScenarioResult(
         conditions={
             "rounds": rounds,
             "round_seconds": asked.seconds / rounds,
             "cores": os.cpu_count() or 0,
+            "attacker": "on the cores of all" if attackers_core is None else "on a core of its own",
         },
         listings=[_overview(attacks, measured), *listings_of(measured)],
         notes=[_OVERVIEW_NOTE, _NOTE],
@@ -123,8 +130,34 @@ async def run(settings: BenchSettings, progress: Progress, asked: HostileOptions
     )
 
 
+class _Plan(NamedTuple):
+    """Attacks on one cluster."""
+
+    attacks: list[str]
+    rounds: int
+    seconds: float
+    """The length of a turn."""
+    core: int | None
+    """The attacker's core; None: it shares those of all."""
+
+
+@contextmanager
+def _own_core(*, is_shared: bool) -> Iterator[int | None]:
+    """Give up one core, and yield its number: it is the attacker's. This process and those that it starts use the
+    others meanwhile. None: all use all."""
+    cores = os.sched_getaffinity(0)
+    if is_shared or len(cores) < 2:
+        yield None
+        return
+    os.sched_setaffinity(0, cores - {max(cores)})
+    try:
+        yield max(cores)
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
 async def _attack(
-    settings: BenchSettings, progress: Progress, attacks: list[str], seconds: float, faults: set[str], *, tls: bool
+    settings: BenchSettings, progress: Progress, plan: _Plan, faults: set[str], *, tls: bool
 ) -> dict[str, dict[str, float]]:
     """Make attacks on a cluster that is started for them, and return the figures of each kind of turn of each."""
     secrets = {name: new_secret() for name in ("servers", "honest", "hog")}
@@ -155,16 +188,17 @@ async def _attack(
             HonestClient(target, Credentials("honest", "client", secrets["honest"]), files)
         )
         elsewhere = ""
-        if _CONNECTIONS_ALONE in attacks:
+        if not _CONNECTIONS_ALONE.isdisjoint(plan.attacks):
             log = settings.work_dir / "bare_listener.log"
             elsewhere = await stack.enter_async_context(bare_listener(log))
         job = AttackJob(
-            attacks=attacks,
+            attacks=plan.attacks,
             ports=target,
             elsewhere=elsewhere,
             token=secrets["hog"],
-            rounds=1 if settings.toy else _ROUNDS,
-            seconds=seconds,
+            rounds=plan.rounds,
+            seconds=plan.seconds,
+            core=plan.core,
             is_toy=settings.toy,
         )
         measured = await _measure(servers, job, honest, progress)
@@ -197,7 +231,7 @@ SCENARIO: Final = Scenario(
 
 def turns_of(attack: str) -> tuple[str, ...]:
     """Return the turns of an attack in a round."""
-    return (*TURNS, ELSEWHERE) if attack == _CONNECTIONS_ALONE else TURNS
+    return (*TURNS, ELSEWHERE) if attack in _CONNECTIONS_ALONE else TURNS
 
 
 class AttackJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,18 +246,23 @@ class AttackJob(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     seconds: float
     """The length of one turn."""
+    core: int | None
+    """The core of this process alone; None: it shares those of all."""
     is_toy: bool
 
     async def work(self, report: StepReport) -> list[float]:
         """Return the CPU time that this process has used in each turn.
 
-        The attacker stands for other machines, so it has a core only while nobody else wants it. Niceness would not do:
-        once on a core, it would keep it for a slice of milliseconds. At toy size, where the machine may have no idle
-        core for minutes, niceness has to do."""
-        if self.is_toy:
+        On the cores of all, the attacker has one only while nobody else wants it. Niceness would not do: once on a
+        core, it would keep it for a slice of milliseconds. At toy size, where the machine may have no idle core for
+        minutes, niceness has to do."""
+        if self.core is not None:
+            os.sched_setaffinity(0, {self.core})
+        elif self.is_toy:
             os.nice(19)
         else:
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        prepare()
         used: list[float] = []
         waves: list[_Wave] = []
         total = self.rounds * sum(len(turns_of(attack)) for attack in self.attacks)

@@ -8,7 +8,8 @@ own connection and no other. One timer checks the timeouts of all connections.
 
 A connection is pending at the doorstep until it has sent its greeting (`tao.wire.doorstep`); nothing else is read
 before. TLS belongs to that time: connections are counted when they are accepted, not when TLS has succeeded. Before its
-first bytes, nothing is made for a connection (`tao.wire.silent_connections`).
+first bytes, with TLS its whole first message, nothing is made for a connection (`tao.wire.silent_connections`), and a
+handshake waits for its turn (`tao.wire.handshake_turns`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from time import monotonic
 from typing import Final, cast
@@ -31,6 +33,7 @@ from tao.wire.address import parse_address
 from tao.wire.convert import error_to_pb
 from tao.wire.doorstep import CallerPlaces, Doorstep, Place, name_of
 from tao.wire.framing import FrameDecoder, pack_header
+from tao.wire.handshake_turns import Handshake, HandshakeTurns
 from tao.wire.http2_refusal import PREFACE, Http2Refusal
 from tao.wire.identity import Admission, Credentials, PeerIdentity, ShownCredentials, readmit
 from tao.wire.listener import Listener
@@ -74,8 +77,13 @@ class FrameServer:
         self.greeted = CallerPlaces(settings, name, "connections")
         """The places of connections that have sent their greeting."""
         self.doorstep = Doorstep("frames", settings.doorstep)
-        self.silent = SilentConnections(self.doorstep.pending, self._begin, self._turned_away)
+        self.silent = SilentConnections(
+            self.doorstep.pending, self._spoke, self._turned_away, has_tls=lambda: self.tls is not None
+        )
         """Accepted connections that have sent nothing."""
+        self.handshakes = HandshakeTurns(settings.doorstep)
+        self.waiting: dict[SilentConnection, Handshake] = {}
+        """Connections whose handshake waits for its turn."""
         self.half_open: set[asyncio.Task[None]] = set()
         """Connections that have sent something and are being made, TLS included."""
         self.draining = False
@@ -116,6 +124,11 @@ class FrameServer:
             self._sweeper.cancel()
             self._sweeper = None
         self.silent.close()
+        self.handshakes.stop()
+        for waiting in self.waiting:
+            self.doorstep.pending.leave(waiting.place)
+            waiting.socket.close()
+        self.waiting.clear()
         for opening in tuple(self.half_open):
             opening.cancel()
         ends = [connection.ended for connection in self.connections]
@@ -127,10 +140,30 @@ class FrameServer:
                 for connection in tuple(self.connections):
                     connection.abort()
 
-    def _begin(self, silent: SilentConnection) -> None:
-        """Make a connection of one that has sent its first bytes."""
+    def _spoke(self, silent: SilentConnection) -> None:
+        """Make a connection of one that has sent its first bytes; with TLS, when its handshake has its turn."""
+        if self.tls is None:
+            self._begin(silent)
+            return
+
+        handshake = self.handshakes.make(silent.place.address, partial(self._handshake_due, silent))
+        self.waiting[silent] = handshake
+        silent.place.displace = partial(self._displace_waiting, silent)
+        handshake.wait()
+
+    def _handshake_due(self, silent: SilentConnection) -> None:
+        self._begin(silent, self.waiting.pop(silent))
+
+    def _displace_waiting(self, silent: SilentConnection, reason: str) -> None:
+        self.waiting.pop(silent).withdraw()
+        self.silent.close_soon(silent.socket)
+        self._turned_away(reason, name_of(silent.peer))
+
+    def _begin(self, silent: SilentConnection, handshake: Handshake | None = None) -> None:
         accepted, place, name = silent.socket, silent.place, name_of(silent.peer)
-        opening = asyncio.get_running_loop().create_task(self._open(accepted, place, name), name="frames connection")
+        opening = asyncio.get_running_loop().create_task(
+            self._open(accepted, place, name, handshake), name="frames connection"
+        )
 
         def displace(reason: str) -> None:
             opening.cancel()
@@ -140,7 +173,7 @@ class FrameServer:
         self.half_open.add(opening)
         opening.add_done_callback(lambda ended: self._opened(ended, accepted, place))
 
-    async def _open(self, accepted: socket.socket, place: Place, name: str) -> None:
+    async def _open(self, accepted: socket.socket, place: Place, name: str, handshake: Handshake | None) -> None:
         """Make a connection of an accepted socket, and establish TLS.
 
         The loops do so themselves, but show nothing of a connection before TLS is established, nor bound them."""
@@ -148,7 +181,7 @@ class FrameServer:
         seconds = self.settings.doorstep.greeting_timeout_seconds if tls is not None else None
         try:
             await loop.connect_accepted_socket(
-                lambda: FrameConnection(self, loop, place), accepted, ssl=tls, ssl_handshake_timeout=seconds
+                lambda: FrameConnection(self, loop, place, handshake), accepted, ssl=tls, ssl_handshake_timeout=seconds
             )
         except OSError as error:  # failures and timeouts of TLS are such errors
             self.doorstep.pending.leave(place)
@@ -187,8 +220,11 @@ class FrameServer:
 class FrameConnection(ServedConnection, asyncio.Protocol):
     """One accepted connection; made by `FrameServer`."""
 
-    def __init__(self, server: FrameServer, loop: asyncio.AbstractEventLoop, place: Place) -> None:
-        """``place`` is the connection's place at the doorstep."""
+    def __init__(
+        self, server: FrameServer, loop: asyncio.AbstractEventLoop, place: Place, handshake: Handshake | None = None
+    ) -> None:
+        """``place`` is the connection's place at the doorstep. ``handshake``: with TLS, the one that it has begun
+        with."""
         super().__init__(server.handler, server.settings, PeerIdentity("", ""))
         self.ended: asyncio.Future[None] = loop.create_future()
         self._server = server
@@ -211,7 +247,8 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         """The `_last_heard` of the silence in which the peer was pinged: once is enough."""
         self._blocked_since: float | None = None
         self._transport: asyncio.Transport
-        self._place: Place | None = place
+        self._place: Final = place
+        self._handshake: Handshake | None = handshake
 
     # ---- called by the loop ----------------------------------------------------------------------------------------
 
@@ -220,8 +257,7 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=self._settings.write_high_water_bytes)
         self.peer = PeerIdentity("", "", name_of(self._transport.get_extra_info("peername")))
         self._server.connections.add(self)
-        if self._place is not None:
-            self._place.displace = self._turn_away
+        self._place.displace = self._turn_away
 
     def data_received(self, data: bytes) -> None:
         self._last_heard = self._loop.time()
@@ -316,6 +352,7 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         self._leave_doorstep()
         if self._greeted:
             self._server.greeted.leave(self._counted)
+            self._server.handshakes.left(self._place.address)
         self.peer_gone()
         self._arrived.clear()
         self._drop_out()
@@ -434,8 +471,7 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         self.abort()
 
     def _leave_doorstep(self) -> None:
-        if self._place is not None:
-            self._server.doorstep.pending.leave(self._place)
+        self._server.doorstep.pending.leave(self._place)
 
     def _after_greeting(self, data: bytes) -> bytes:
         """Read the greeting, or what a gRPC client sends in its place. Returns the bytes that follow the greeting."""
@@ -485,6 +521,10 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         self.peer = self._admission.peer
         self._greeted = True
         self._leave_doorstep()
+        self._server.handshakes.greeted(self._place.address)
+        if self._handshake is not None:
+            self._handshake.greeted()
+            self._handshake = None
         welcome = frames_pb2.Welcome(
             protocol_version=framing.PROTOCOL_VERSION,
             server_name=self._server.name,

@@ -31,7 +31,7 @@ from tao.wire.http2_refusal import GO_AWAY_BEFORE_CALLS
 from tao.wire.identity import PeerIdentity
 from tao.wire.listener import Listener
 from tao.wire.settings import ServingSettings
-from tao.wire.stranger_turns import StrangerTurns, Turn
+from tao.wire.stranger_turns import Pace, StrangerTurns, Turn
 from tao.wire.tls import uris_of
 
 _logger = logging.getLogger(__name__)
@@ -69,8 +69,8 @@ class GrpcProxy:
         self._connections: set[ProxiedConnection] = set()
         self._expected: dict[ProxiedConnection, float] = {}
         """When each connection has begun on which no call was admitted yet, later by the time that it had to wait."""
-        self._pace_of_starts: Final = _Pace(self.starts, one_in_a_turn=True)
-        self._pace_of_calls: Final = _Pace(self.calls)
+        self._pace_of_starts: Final = Pace(self.starts, one_in_a_turn=True)
+        self._pace_of_calls: Final = Pace(self.calls)
 
     @property
     def private_address(self) -> str:
@@ -425,41 +425,3 @@ class _Upstream(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connection.upstream_lost()
-
-
-class _Pace:
-    """Gives turns when they are due."""
-
-    def __init__(self, turns: StrangerTurns, *, one_in_a_turn: bool = False) -> None:
-        """``one_in_a_turn``: start one piece of work in a turn of the loop, so that others have theirs in between."""
-        self._turns: Final = turns
-        self._one_in_a_turn: Final = one_in_a_turn
-        self._is_giving = False
-        self._next: asyncio.Handle | None = None
-
-    def give_turns(self) -> None:
-        """Start what has its turn now."""
-        if self._is_giving or (self._one_in_a_turn and self._next is not None):
-            return
-        self._is_giving = True
-        try:
-            started = 0
-            while not (started and self._one_in_a_turn) and (turn := self._turns.next()) is not None:
-                started += 1
-                turn.start()
-        finally:
-            self._is_giving = False
-        seconds = self._turns.seconds_until_next()
-        if seconds is not None and self._next is None:
-            loop = asyncio.get_running_loop()
-            self._next = loop.call_soon(self._go_on) if seconds == 0 else loop.call_later(seconds, self._go_on)
-
-    def stop(self) -> None:
-        """Give no more turns."""
-        self._is_giving = True
-        if self._next is not None:
-            self._next.cancel()
-
-    def _go_on(self) -> None:
-        self._next = None
-        self.give_turns()

@@ -103,6 +103,12 @@ class DoorstepSettings:
     """gRPC calls that reach gRPC in each second on connections without a credential, health checks included. Each costs
     half a millisecond, at the default 2.5 % of the event loop. Further ones wait, and addresses take turns."""
 
+    stranger_handshakes_per_second: float = 100
+    """TLS handshakes that the frames port begins in each second with peers that turn out to show no credential, and as
+    many with such peers of addresses from which others have shown theirs. Up to a sixteenth of
+    `max_pending_per_address` of them are saved up. Further ones wait, and addresses take turns. Each costs half a
+    millisecond, at the default 5 % of the event loop."""
+
     accepts_per_second: float = 500
     """Connections that the gRPC port and the admin port accept in each second, of everybody: further ones wait in the
     system's queue, and up to a quarter of the rate may be accepted in one burst. Each costs some 45 µs at the gRPC

@@ -1,4 +1,4 @@
-"""Accepted connections whose peers have sent nothing yet.
+"""Accepted connections whose peers have sent nothing yet, or only the beginning of their first TLS record.
 
 Every client of every port speaks first, so nothing has to be made for a connection before its first bytes: it is a
 socket in one epoll set with a place at the doorstep. That costs a fifth of a transport with its protocol and task, and
@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 
 from tao.wire.doorstep import AddressPool, Place, address_of, name_of
 from tao.wire.listener import TOGETHER_SECONDS
+from tao.wire.tls import RECORD_HEAD_BYTES, first_record_bytes
 
 _TURN_SECONDS: Final = 0.0003
 """The time for connections that are ready in one turn of the loop, as long as that for accepts: peers that have left,
@@ -35,6 +36,11 @@ _MOST_DISPLACED: Final = 1_024
 """Displaced connections that may wait to be closed, so that they take a bounded number of file descriptors."""
 _READY_OF_A_TURN: Final = 64
 """The most that have room in that time."""
+_LEFT: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+_PEEK: Final = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
+"""As one number: the names of flags cost more than the system's call."""
+_FIRST_LOOK_BYTES: Final = 2_048
+"""At least as long as the ClientHello of most clients, and no more than may be copied for nothing."""
 
 
 class SilentConnection(NamedTuple):
@@ -55,15 +61,17 @@ class SilentConnections:
         on_data: Callable[[SilentConnection], None],
         on_turned_away: Callable[[str, str], None],
         *,
+        has_tls: Callable[[], bool] = lambda: False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """``pending`` bounds them, together with those that have spoken. ``on_data`` takes over a connection that has
         something to read, with its place; ``on_turned_away(reason, name)`` is called when the connection of a peer is
-        closed because it has lost its place, or the system has none for it. Neither may raise. ``now`` returns the time
-        in seconds."""
+        closed because it has lost its place, or the system has none for it. Neither may raise. A peer of a port that
+        ``has_tls`` has something to read when its first TLS record has arrived. ``now`` returns the time in seconds."""
         self._pending: Final = pending
         self._on_data: Final = on_data
         self._on_turned_away: Final = on_turned_away
+        self._has_tls: Final = has_tls
         self._now: Final = now
         self._connections: dict[int, SilentConnection] = {}
         self._epoll: select.epoll | None = None
@@ -86,18 +94,18 @@ class SilentConnections:
     def add(self, accepted: socket.socket, peer: object) -> None:
         """Wait for the first bytes of an accepted connection. What is there already is passed on at once."""
         assert self._epoll is not None
-        first_byte = _first_byte(accepted)
-        if first_byte == b"":
+        is_ready = self._is_ready(accepted, peer)
+        if is_ready is None:
             accepted.close()
             return
         number = accepted.fileno()
         place = self._pending.enter(address_of(peer), partial(self._displace, number))
         connection = SilentConnection(accepted, place, peer)
-        if first_byte:
+        if is_ready:
             self._on_data(connection)
             return
         try:
-            self._epoll.register(number, select.EPOLLIN)
+            self._epoll.register(number, select.EPOLLIN | select.EPOLLRDHUP)
         except OSError as error:  # the system bounds what an account may watch, and its memory
             self._pending.leave(place)
             accepted.close()
@@ -122,13 +130,17 @@ class SilentConnections:
             self._epoll.close()
             self._epoll = None
 
-    def _displace(self, number: int, reason: str) -> None:
-        connection = self._take(number)
+    def close_soon(self, displaced: socket.socket) -> None:
+        """Close a connection that has lost its place."""
         if len(self._displaced) >= _MOST_DISPLACED:
             self._displaced.popleft().close()
-        self._displaced.append(connection.socket)
+        self._displaced.append(displaced)
         if self._closing is None:
             self._closing = asyncio.get_running_loop().call_later(_CLOSING_PAUSE_SECONDS, self._close_displaced)
+
+    def _displace(self, number: int, reason: str) -> None:
+        connection = self._take(number)
+        self.close_soon(connection.socket)
         self._on_turned_away(reason, name_of(connection.peer))
 
     def _close_displaced(self) -> None:
@@ -159,14 +171,17 @@ class SilentConnections:
         assert self._epoll is not None
         began, has_spoken = self._now(), False
         ready = self._epoll.poll(0, _READY_OF_A_TURN)
-        for number, _ in ready:
+        for number, events in ready:
             connection = self._connections.get(number)
             if connection is None:  # displaced by one that was passed on before it
                 continue
-            if _first_byte(connection.socket):
+            is_ready = self._is_ready(connection.socket, connection.peer)
+            if is_ready:
                 has_spoken = True
+                # Those who take the connection over want to be woken by whatever arrives.
+                connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
                 self._on_data(self._take(number))
-            else:
+            elif is_ready is None or events & _LEFT:
                 self._close(number)
             if self._now() - began > _TURN_SECONDS:
                 return
@@ -183,12 +198,22 @@ class SilentConnections:
             loop.remove_reader(self._epoll)
             self._resuming = loop.call_later(TOGETHER_SECONDS, self._resume)
 
-
-def _first_byte(accepted: socket.socket) -> bytes | None:
-    """Return the first byte to be read, b"" when the peer has left, and None when it has sent nothing yet."""
-    try:
-        return accepted.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return None
-    except OSError:
-        return b""
+    def _is_ready(self, accepted: socket.socket, peer: object) -> bool | None:
+        """Return whether enough has arrived to be read, and None when the peer has left."""
+        try:
+            # The system does not wake at more than a byte of a Unix socket, whose peers are on this machine.
+            if not self._has_tls() or not isinstance(peer, tuple):
+                return bool(accepted.recv(1, _PEEK)) or None
+            arrived = accepted.recv(_FIRST_LOOK_BYTES, _PEEK)
+            if not arrived:
+                return None
+            needed = first_record_bytes(arrived[:RECORD_HEAD_BYTES])
+            if needed > len(arrived) == _FIRST_LOOK_BYTES:
+                arrived = accepted.recv(needed, _PEEK)
+            if needed > len(arrived):
+                accepted.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, needed)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return None
+        return len(arrived) >= needed

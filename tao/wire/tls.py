@@ -4,7 +4,9 @@ With ``authorities`` a server demands a certificate of its peers, and a client t
 system's. A server is both: it shows the same certificate to its callers and to the servers that it calls. Files that
 change are used for new connections within a second, and files that have become wrong are not used.
 
-Servers speak TLS 1.3 only, over both transports: TLS ends before gRPC (`tao.wire.grpc_proxy`).
+Servers speak TLS 1.3 only, over both transports: TLS ends before gRPC (`tao.wire.grpc_proxy`). The start of a handshake
+costs a server a key exchange and a signature, and a client that replays its own nothing. So at the frames port it waits
+until the client's first message has arrived, and for its turn (`tao.wire.handshake_turns`).
 """
 
 from __future__ import annotations
@@ -25,6 +27,11 @@ from tao.wire.address import TcpAddress, parse_address
 from tao.wire.identity import ExpectedServer, SpiffeCluster, check_server
 
 _logger = logging.getLogger(__name__)
+
+RECORD_HEAD_BYTES: Final = 5
+"""The type of a TLS record, its version and its length."""
+_HANDSHAKE: Final = b"\x16"
+_MAX_RECORD_BYTES: Final = 1 << 14
 
 Stamp = tuple[bytes | None, ...]
 """Identifies a state of some files: a digest of each; None for one that cannot be read. The times of files are too
@@ -75,6 +82,7 @@ class TlsFiles:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.set_alpn_protocols(["h2"])  # gRPC's clients demand it; those of frames do not ask
+        context.num_tickets = 0  # no client resumes; two, the default, are a fifth of what a handshake costs
         self._load(context, certificate, private_key)
         if self.authorities is not None:
             context.verify_mode = ssl.CERT_REQUIRED if self.demand_certificates else ssl.CERT_OPTIONAL
@@ -228,6 +236,17 @@ def uris_of(transport: BaseTransport) -> tuple[str, ...]:
     shown = None if connection is None else connection.getpeercert()
     names = (shown or {}).get("subjectAltName", ())
     return tuple(value for kind, value in names if kind == "URI")
+
+
+def first_record_bytes(head: bytes) -> int:
+    """Return the length of the first TLS record of a client, which is its ClientHello, of its first `RECORD_HEAD_BYTES`
+    or fewer. What cannot be one has the length 1: TLS says what is wrong with it."""
+    if not head.startswith(_HANDSHAKE):
+        return 1
+    if len(head) < RECORD_HEAD_BYTES:
+        return RECORD_HEAD_BYTES
+    length = int.from_bytes(head[3:RECORD_HEAD_BYTES], "big")
+    return RECORD_HEAD_BYTES + length if length <= _MAX_RECORD_BYTES else 1
 
 
 def _read(path: Path) -> bytes:

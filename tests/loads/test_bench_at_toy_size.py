@@ -109,7 +109,7 @@ def test_the_cost_of_rights_is_measured_in_pairs_with_an_interval(ran: ToyRun) -
         assert [len(result.measured["pairs"][name][half]) for half in ("before", "after")] == [3, 3]
 
 
-HOSTILE = ("headers", "compressed", "critical", "ungreeted", "half-open", "forged")
+HOSTILE = ("headers", "compressed", "critical", "ungreeted", "half-open", "replayed", "forged")
 
 
 @scenario("hostile", *(option for attack in HOSTILE for option in ("--attack", attack)))
@@ -123,7 +123,7 @@ def test_honest_clients_are_measured_beside_each_attack_and_without_it(ran: ToyR
             assert figures["miss p99_ms"] >= figures["miss p50_ms"] > 0
             assert figures["server_cores"] > 0
     elsewhere = [name for name in found if name.endswith(": elsewhere")]
-    assert elsewhere == ["600 ungreeted connections: elsewhere"]
+    assert elsewhere == ["600 ungreeted connections: elsewhere", "600 half-open TLS connections: elsewhere"]
     assert found[elsewhere[0]]["new connection p99_ms"] > 0
     assert len(found["aims"]) == len(HOSTILE) * (2 * 4 + 1)
     overview = found["tables"][0]

@@ -18,8 +18,11 @@ from loadtest.hostile.attacks import (
     SECONDS,
     Grip,
     calls_of_headers,
+    compressed_messages,
     large_messages,
     large_requests,
+    prepare,
+    replayed_handshakes,
     silent_admin_connections,
     ungreeted_connections,
     wrong_greetings,
@@ -151,6 +154,32 @@ async def test_half_open_tls_ends_and_keeps_nobody_out(secure: Follower) -> None
             assert await connection.closed()
     assert honest.failures == []
     report("400 half-open TLS connections", secure, before_mb, honest)
+
+
+async def test_replayed_tls_handshakes_end_and_keep_nobody_out(secure: Follower) -> None:
+    before_mb = secure.memory_mb
+    async with honest_clients(secure) as honest, Grip() as grip:
+        await some_rounds(honest, 1)  # somebody has greeted from its address
+        for _ in range(2):
+            await replayed_handshakes(secure.ports, grip)
+        await some_rounds(honest)
+        for connection in grip.connections:
+            assert await connection.closed()
+    assert honest.failures == []
+    assert (await secure.turned_away())["frames displaced"] >= 300
+    report("1,200 replayed TLS handshakes", secure, before_mb, honest)
+
+
+async def test_compressed_messages_of_strangers_are_refused(follower: Follower) -> None:
+    prepare()
+    before_mb, unauthorized = follower.memory_mb, (await follower.turned_away()).get("grpc unauthorized", 0)
+    async with honest_clients(follower) as honest, Grip() as grip:
+        await compressed_messages(follower.ports, grip)
+        await some_rounds(honest)
+    assert honest.failures == []
+    assert (await follower.turned_away())["grpc unauthorized"] == unauthorized + 10
+    assert follower.memory_mb < before_mb + 60
+    report("10 messages of 60 MB, compressed", follower, before_mb, honest)
 
 
 async def test_strangers_fill_no_log(follower: Follower) -> None:

@@ -22,7 +22,14 @@ class Port:
         self.pending = AddressPool(100, 10, lambda: self.now)
         self.looked_at = 0.0
         """The time for the looks."""
-        self.silent = SilentConnections(self.pending, self._spoke, self._turned_away, now=lambda: self.looked_at)
+        self.has_tls = False
+        self.silent = SilentConnections(
+            self.pending,
+            self._spoke,
+            self._turned_away,
+            has_tls=lambda: self.has_tls,
+            now=lambda: self.looked_at,
+        )
         self.silent.start()
         self.spoke: list[SilentConnection] = []
         self.turned_away: list[tuple[str, str]] = []
@@ -53,6 +60,19 @@ class Port:
         if leaves:
             client.close()
         self.silent.add(accepted, ("192.0.2.7", number))
+        return client
+
+    def connect_over_tcp(self, *, sends: bytes = b"") -> socket.socket:
+        """Return the client's end of a connection over TCP, at which the system can wait for several bytes."""
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            client = socket.create_connection(listener.getsockname())
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            client.sendall(sends)
+            accepted, peer = listener.accept()
+        self._sockets += client, accepted
+        client.setblocking(False)
+        accepted.setblocking(False)
+        self.silent.add(accepted, peer)
         return client
 
     def _spoke(self, connection: SilentConnection) -> None:
@@ -87,6 +107,8 @@ def is_closed(client: socket.socket) -> bool:
         return client.recv(1) == b""
     except BlockingIOError:
         return False
+    except ConnectionResetError:  # so is one that has sent what nobody has read
+        return True
 
 
 async def test_a_connection_is_passed_on_with_its_first_bytes_unread(port: Port) -> None:
@@ -155,6 +177,91 @@ async def test_bytes_before_the_end_are_passed_on(port: Port) -> None:
     client.shutdown(socket.SHUT_WR)
     await until(lambda: len(port.spoke) == 1)
     assert port.spoke[0].socket.recv(100) == b"hello"
+
+
+RECORD = b"\x16\x03\x01\x01\x00" + bytes(256)
+"""A TLS record, as long as a ClientHello."""
+LONG_RECORD = b"\x16\x03\x01\x40\x00" + bytes(1 << 14)
+"""The longest one."""
+
+
+async def test_the_longest_record_is_passed_on_when_it_is_whole(port: Port) -> None:
+    port.has_tls = True
+    client = port.connect_over_tcp(sends=LONG_RECORD[:-1])
+    await some_turns()
+    assert port.spoke == []
+    client.send(LONG_RECORD[-1:])
+    await until(lambda: len(port.spoke) == 1)
+    assert port.spoke[0].socket.recv(1 << 15) == LONG_RECORD
+    port.connect_over_tcp(sends=LONG_RECORD)
+    await until(lambda: len(port.spoke) == 2)
+
+
+@pytest.mark.parametrize("is_accepted_after", range(3))
+async def test_with_tls_a_connection_is_passed_on_when_its_first_record_is_whole(
+    port: Port, monkeypatch: pytest.MonkeyPatch, is_accepted_after: int
+) -> None:
+    port.has_tls = True
+    looks = list[bool | None]()
+    is_ready = port.silent._is_ready
+
+    def look(accepted: socket.socket, peer: object) -> bool | None:
+        looks.append(is_ready(accepted, peer))
+        return looks[-1]
+
+    monkeypatch.setattr(port.silent, "_is_ready", look)
+    pieces = [RECORD[:3], RECORD[3:100], *(bytes([each]) for each in RECORD[100:]), b"more"]
+    client = port.connect_over_tcp(sends=b"".join(pieces[:is_accepted_after]))
+    other = port.connect_over_tcp()
+    for piece in pieces[is_accepted_after:-1]:
+        assert port.spoke == []
+        client.send(piece)
+        await some_turns()
+    await until(lambda: len(port.spoke) == 1)
+    (spoke,) = port.spoke
+    assert spoke.socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
+    assert spoke.socket.recv(1000) == RECORD
+    # The system does not wake the server at each of the bytes.
+    assert len(looks) < 8
+    assert not is_closed(other)
+    assert len(port.silent) == 1
+
+
+@pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n", b"\x15", b"\x16\x03\x01\xff\xff"])
+async def test_what_is_no_record_of_a_handshake_is_passed_on_at_once(port: Port, sent: bytes) -> None:
+    port.has_tls = True
+    port.connect_over_tcp(sends=sent)
+    assert [each.socket.recv(1000) for each in port.spoke] == [sent]
+
+
+async def test_a_peer_that_leaves_in_the_middle_of_its_first_record_is_closed(port: Port) -> None:
+    port.has_tls = True
+    for sent in (b"\x16", RECORD[:-1]):
+        client = port.connect_over_tcp(sends=sent)
+        assert len(port.silent) == 1
+        client.shutdown(socket.SHUT_WR)
+        await until(lambda: len(port.silent) == 0)
+    assert (port.spoke, port.turned_away, len(port.pending)) == ([], [], 0)
+
+
+async def test_a_peer_whose_first_record_stays_incomplete_is_late(port: Port) -> None:
+    port.has_tls = True
+    client = port.connect_over_tcp(sends=RECORD[:-1])
+    port.now = 6.0
+    port.pending.displace_older_than(5.0)
+    await until(lambda: is_closed(client))
+    assert [reason for reason, _ in port.turned_away] == [LATE]
+
+
+async def test_the_first_byte_of_a_unix_socket_is_enough_with_tls(port: Port) -> None:
+    port.has_tls = True
+    client, accepted = socket.socketpair()
+    accepted.setblocking(False)
+    client.send(RECORD[:1])
+    port.silent.add(accepted, "")
+    assert [each.socket for each in port.spoke] == [accepted]
+    client.close()
+    accepted.close()
 
 
 async def test_one_more_displaces_the_oldest(port: Port) -> None:

@@ -52,20 +52,20 @@ def test_turns_are_saved_up_to_their_bound_in_quiet_times() -> None:
     assert len(started(turns)) == 4
 
 
-def test_addresses_take_turns_and_within_one_the_oldest_is_first() -> None:
+def test_addresses_take_turns_and_within_one_the_newest_is_first() -> None:
     clock = Clock()
     turns = StrangerTurns(10.0, 1, clock)
     crowd = [Turn("192.0.2.1", nothing) for _ in range(50)]
     for turn in crowd:
         turns.add(turn)
-    assert started(turns) == crowd[:1]
+    assert started(turns) == crowd[-1:]
     late = Turn("192.0.2.2", nothing)
     turns.add(late)
     order = list[Turn]()
     for _ in range(4):
         clock.seconds += 0.1001
         order += started(turns)
-    assert order == [crowd[1], late, crowd[2], crowd[3]]
+    assert order == [crowd[-2], late, crowd[-3], crowd[-4]]
     assert Counter(turn.address for turn in order) == {"192.0.2.1": 3, "192.0.2.2": 1}
 
 
@@ -74,8 +74,8 @@ def test_a_costly_start_takes_the_time_of_several() -> None:
     turns = StrangerTurns(10.0, 1, clock)
     costly, next_one = Turn("192.0.2.1", nothing, 4.0), Turn("192.0.2.1", nothing)
     turns.add(costly)
-    turns.add(next_one)
     assert started(turns) == [costly]
+    turns.add(next_one)
     assert turns.seconds_until_next() == 0.4
     clock.seconds += 0.39
     assert started(turns) == []
@@ -88,7 +88,7 @@ def test_a_turn_that_is_given_back_is_there_at_once_and_one_withdrawn_never_star
     clock = Clock()
     turns = StrangerTurns(10.0, 1, clock)
     first, second, third = (Turn("192.0.2.1", nothing) for _ in range(3))
-    for turn in (first, second, third):
+    for turn in (third, second, first):
         turns.add(turn)
     assert started(turns) == [first]
     turns.give_back(first)
