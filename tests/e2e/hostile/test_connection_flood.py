@@ -87,4 +87,5 @@ async def test_a_flood_of_grpc_connections_touches_no_open_connection_and_no_oth
         await newcomer(follower)
         assert (await follower.turned_away())["grpc displaced"] >= DoorstepSettings().max_pending_per_address
         assert honest.failures == []
-        assert len(follower.log_lines()) < 100
+        # Some lines a second: how many that are depends on the machine.
+        assert len(follower.log_lines()) < flood.opened / 5
