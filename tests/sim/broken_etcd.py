@@ -73,6 +73,7 @@ ETCD_VARIANTS: Final = (
         {"etcd away": 1},
         _ETCD,
         single_share=1.0,
+        first=1,
     ),
     Variant(
         "watch not begun anew after compaction",

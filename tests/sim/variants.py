@@ -464,6 +464,7 @@ VARIANTS: Final[Sequence[Variant]] = (
         broken_caches.version_check_removed,
         frozenset({"2", "4"}),
         {"lag": 1, "slow": 1, "break": 1},
+        first=1,
     ),
     Variant(
         "floor ignored",
@@ -520,7 +521,7 @@ VARIANTS: Final[Sequence[Variant]] = (
         _position_gap_ignored,
         frozenset({"2"}),
         {"spool needed": 2, "disk full": 1},
-        first=68,
+        first=84,
     ),
     Variant(
         "backup tier not asked",
@@ -546,8 +547,8 @@ VARIANTS: Final[Sequence[Variant]] = (
         _READING_DATABASES,
         single_share=1.0,
     ),
-    Variant("intents overwritten unread", broken_intents.overwritten_unread, frozenset({"6"}), _PAIRS_CUT),
-    Variant("intents not searched", broken_intents.not_searched, frozenset({"6"}), {**_PAIRS_CUT, "kill": 2}),
+    Variant("intents overwritten unread", broken_intents.overwritten_unread, frozenset({"6"}), _PAIRS_CUT, first=9),
+    Variant("intents not searched", broken_intents.not_searched, frozenset({"6"}), {**_PAIRS_CUT, "kill": 2}, first=16),
     Variant("pending inverse ignored", _pending_inverse_ignored, frozenset({"3"}), _PAIRS_CUT, first=98),
     Variant("trim misreported", _trim_misreported, frozenset({"2", "4", "5"}), {"kill": 1}, first=6),
     Variant("pair called settled", _pair_called_settled, frozenset({"3", "6"}), _PAIRS_CUT, first=7),
@@ -605,7 +606,7 @@ VARIANTS: Final[Sequence[Variant]] = (
         _skipped_change_ignored,
         frozenset({"2", "4", "staleness"}),
         {"replaced unseen": 1},
-        first=3,
+        first=7,
     ),
     Variant(
         "an older operation wins",
@@ -657,7 +658,7 @@ VARIANTS: Final[Sequence[Variant]] = (
         frozenset({"join", "journal"}),
         _JOURNALS_LOST,
         _ONE_LEADER,
-        first=60,
+        first=63,
         with_journals=True,
     ),
     Variant(
@@ -696,6 +697,7 @@ VARIANTS: Final[Sequence[Variant]] = (
         frozenset({"sets"}),
         _LISTS_UNREAD,
         _ONE_LEADER,
+        first=2,
     ),
     Variant(
         "answers outlive their list",
@@ -704,6 +706,7 @@ VARIANTS: Final[Sequence[Variant]] = (
         {"lag": 1},
         Shape(leaders=2, has_short_prefixes=True),
         members_share=0.5,
+        first=1,
     ),
     Variant(
         "cursor of a feed names the last post found",
@@ -711,6 +714,7 @@ VARIANTS: Final[Sequence[Variant]] = (
         frozenset({"sets"}),
         {"lag": 1},
         _ONE_LEADER,
+        first=126,
     ),
     Variant(
         "feed skips an author without naming the list",
@@ -718,6 +722,7 @@ VARIANTS: Final[Sequence[Variant]] = (
         frozenset({"sets"}),
         _LISTS_UNREAD,
         _ONE_LEADER,
+        first=38,
     ),
     Variant(
         "two hops skip a list without naming it",
@@ -726,6 +731,7 @@ VARIANTS: Final[Sequence[Variant]] = (
         _LISTS_UNREAD,
         _ONE_LEADER,
         two_hop_share=0.5,
+        first=1,
     ),
     Variant(
         "unread exclusion excludes nobody",
@@ -734,6 +740,7 @@ VARIANTS: Final[Sequence[Variant]] = (
         _LISTS_UNREAD,
         _ONE_LEADER,
         two_hop_share=0.5,
+        first=30,
     ),
     *MOVE_VARIANTS,
     *RESTORE_VARIANTS,
