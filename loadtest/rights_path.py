@@ -29,7 +29,6 @@ from tao.cache import CacheSettings, GraphCache
 from tao.model.edge_block import PREFIX, encode_block
 from tao.model.graph import Edge, encode_count, encode_object
 from tao.model.ids import SHARD_SHIFT
-from tao.model.queries import Query
 from tao.model.versions import next_version
 from tao.observability.logs import Logger
 from tao.runtime.clock import LoopClock
@@ -38,7 +37,7 @@ from tao.serving.access import AccessControl
 from tao.serving.misses import ReadPolicy
 from tao.serving.read_service import ReadService
 from tao.serving.single_flight import FillSettings, SingleFlight
-from tao.serving.sources import OnPause, Take, always_pause
+from tao.serving.sources import FetchRequest
 from tao.serving.traffic import Traffic
 from tao.wire.identity import PeerIdentity
 from tao.wire.v1 import session_pb2 as pb
@@ -94,18 +93,8 @@ class PathCosts(msgspec.Struct, frozen=True, kw_only=True):
 class _NoSource:
     """A source that is never asked, because everything is cached."""
 
-    def fetch(
-        self,
-        query: Query,
-        minimum: int,
-        take: Take,
-        *,
-        critical: bool,
-        timeout_seconds: float,
-        caller: str | None,
-        on_pause: OnPause = always_pause,
-    ) -> None:
-        raise WrongAnswer(f"{query} is not cached")
+    def fetch(self, asked: FetchRequest) -> None:
+        raise WrongAnswer(f"{asked.query} is not cached")
 
 
 class _Sink:

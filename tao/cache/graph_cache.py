@@ -333,13 +333,14 @@ class GraphCache:
 
     def object_ticket(self, id: int, now: float) -> FillTicket:  # noqa: A002
         """Return a fill ticket. Take it before the object is read from its source."""
-        return self._ticket("object", id, 0, now)
+        return self.ticket("object", id, 0, now)
 
     def list_ticket(self, id1: int, atype: int, now: float) -> FillTicket:
         """Return a fill ticket. Take it before the list or its count is read from its source."""
-        return self._ticket("list", id1, atype, now)
+        return self.ticket("list", id1, atype, now)
 
-    def _ticket(self, kind: Literal["object", "list"], key: int, atype: int, now: float) -> FillTicket:
+    def ticket(self, kind: Literal["object", "list"], key: int, atype: int, now: float) -> FillTicket:
+        """Return what `object_ticket` (``atype`` 0) and `list_ticket` return."""
         shard = self._shards.get(key >> SHARD_SHIFT)
         if shard is None:
             return FillTicket(kind, key, atype, 0, self._closed_epoch(key >> SHARD_SHIFT), 0, now)
@@ -400,7 +401,8 @@ class GraphCache:
             return None, Stored.BELOW_FLOOR if below else Stored.NOT_KEPT
         # Compared before the epoch is learned: a fill that itself brings a new version epoch is kept.
         is_invalid = ticket.shard_epoch != shard.shard_epoch
-        self._learn(shard, version_epoch)
+        if version_epoch > shard.version_epoch:
+            self._learn(shard, version_epoch)
         outcome = shard.check_fill(ticket, value, version_epoch, now)
         if outcome is Stored.STORED and is_invalid:
             outcome = shard.note_not_kept(ticket, version_of(value))

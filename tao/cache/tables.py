@@ -128,19 +128,26 @@ class EntryTable:
         """Return whether the arena would keep a value of this size."""
         return self._key_bytes + value_bytes(value) <= self.arena.largest_entry_bytes
 
-    def put(self, key: int, value: bytes) -> None:
-        """Add or replace a value. The entry may take the arena over its budget: call `Arena.make_room` afterwards."""
-        old = self.entries.get(key)
+    def put(self, key: int, value: bytes) -> bool:
+        """Add or replace a value. Returns False, and changes nothing, when the arena keeps no value of this size. The
+        entry may take the arena over its budget: call `Arena.make_room` afterwards."""
+        arena, entries = self.arena, self.entries
+        size = _BYTES_HEAD + len(value)  # as `value_bytes`, whose call would cost as much as all of this
+        size = (size + 15 if size <= _SMALL_BLOCK else size + 23) & -16
+        if self._key_bytes + size > arena.largest_entry_bytes:
+            return False
+        old = entries.get(key)
         if old is None:
-            self.arena.admit(self, key)
-            self.arena.bytes += self._key_bytes + value_bytes(value)
+            arena.admit(self, key)
+            arena.bytes += self._key_bytes + size
             self.live += 1
         elif old:
-            self.arena.bytes += value_bytes(value) - value_bytes(old)
+            arena.bytes += size - value_bytes(old)
         else:
-            self.arena.bytes += value_bytes(value)
+            arena.bytes += size
             self.live += 1
-        self.entries[key] = value
+        entries[key] = value
+        return True
 
     def drop(self, key: int) -> bool:
         """Drop the value; the key stays until the eviction hand passes it. Returns whether there was a value."""
@@ -202,25 +209,23 @@ class CountTable:
         """Return the number of counts held."""
         return self.packed.live + self.wide.live
 
-    def fits(self, value: bytes) -> bool:
-        """See `EntryTable.fits`."""
-        return self.wide.fits(value)
-
-    def put(self, key: int, value: bytes) -> None:
+    def put(self, key: int, value: bytes) -> bool:
         """See `EntryTable.put`."""
         arena = self.arena
+        if not self.wide.fits(value):
+            return False
         bytes_before = arena.packed.size_bytes
         outcome = self.packed.put(key, value)
         arena.bytes += arena.packed.size_bytes - bytes_before
         if not outcome:
-            self.wide.put(key, value)
-            return
+            return self.wide.put(key, value)
         if self.wide.live:
             self.wide.drop(key)
         if outcome == _DISPLACED:
             number, key_id, version = arena.packed.displaced
             arena.evictions += 1
             arena.count_tables[number].displaced(key_id, version)
+        return True
 
     def displaced(self, key_id: int, version: int) -> None:
         """Note that an entry of this table was replaced in its bucket by a newer one."""

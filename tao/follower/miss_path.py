@@ -28,14 +28,12 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tao.model.errors import DatabaseDown, DeadlineExceeded, NotMine, Overloaded, StaleRead, TaoError, Unavailable
-from tao.model.queries import Fetched, Query, shard_of
+from tao.model.queries import Fetched
 from tao.serving.configuration import Spawn
 from tao.serving.sources import (
     Databases,
+    FetchRequest,
     FetchSource,
-    OnPause,
-    Take,
-    always_pause,
     deliver,
     deliver_from_task,
     fetch_and_wait,
@@ -64,17 +62,6 @@ class DirectReadSettings:
 
     max_connections: int = 2
     """Most connections to one database server. There are many followers, and all of them come when a leader fails."""
-
-
-class _Miss(msgspec.Struct):
-    query: Query
-    shard: int
-    minimum: int
-    critical: bool
-    until: float
-    take: Take
-    caller: str | None
-    on_pause: OnPause
 
 
 class FollowerSources(NamedTuple):
@@ -117,41 +104,29 @@ class MissPath:
         self.direct_reads = 0
         """Number of queries that went past the leader."""
 
-    def fetch(
-        self,
-        query: Query,
-        minimum: int,
-        take: Take,
-        *,
-        critical: bool,
-        timeout_seconds: float,
-        caller: str | None,
-        on_pause: OnPause = always_pause,
-    ) -> None:
+    def fetch(self, asked: FetchRequest) -> None:
         """Fetch one query. The answer is `StaleRead` when the database lacks what this follower was sent, and
         `Unavailable` when the database cannot serve either. See `tao.serving.sources.FetchSource`."""
-        until = self._now() + timeout_seconds
-        miss = _Miss(query, shard_of(query), minimum, critical, until, take, caller, on_pause)
-        if self._leader_is_down(miss.shard):
-            self._go_past(miss, "it has not answered recently")
+        asked.instead_until = self._now() + asked.timeout_seconds
+        if self._leader_is_down(asked.shard):
+            self._go_past(asked, "it has not answered recently")
             return
         settings = self._settings
-        fallback_seconds = settings.critical_seconds if critical else settings.leader_seconds
-        seconds = min(fallback_seconds, timeout_seconds)
-        take = partial(self._take_from_leader, miss)
-        self._leaders.fetch(
-            query, minimum, take, critical=critical, timeout_seconds=seconds, caller=caller, on_pause=on_pause
-        )
+        fallback_seconds = settings.critical_seconds if asked.critical else settings.leader_seconds
+        if fallback_seconds < asked.timeout_seconds:
+            asked.timeout_seconds = fallback_seconds
+        asked.instead = self._fetch_elsewhere
+        self._leaders.fetch(asked)
 
-    def _take_from_leader(self, miss: _Miss, answer: Fetched | TaoError) -> None:
-        if not isinstance(answer, NotMine | Unavailable | DeadlineExceeded):
-            miss.take(answer)
-        elif miss.critical and isinstance(answer, DatabaseDown):
-            miss.take(answer)  # the master does not answer, and there is no other one
+    def _fetch_elsewhere(self, asked: FetchRequest, error: TaoError) -> None:
+        if not isinstance(error, NotMine | Unavailable | DeadlineExceeded):
+            asked.take(error)
+        elif asked.critical and isinstance(error, DatabaseDown):
+            asked.take(error)  # the master does not answer, and there is no other one
         else:
-            self._go_past(miss, answer.message)
+            self._go_past(asked, error.message)
 
-    def _go_past(self, miss: _Miss, reason: str) -> None:
+    def _go_past(self, miss: FetchRequest, reason: str) -> None:
         if self._under_way >= self._settings.max_under_way:
             refused = Overloaded(
                 f"the leader of shard {miss.shard} cannot serve ({reason}), and {self._under_way} queries are at the "
@@ -161,17 +136,17 @@ class MissPath:
             return
         self._under_way += 1
         self.direct_reads += 1
-        left = miss.until - self._now()
+        left = miss.instead_until - self._now()
         reading = (
             self._read_critically(miss, left, reason) if miss.critical else self._read_directly(miss, left, reason)
         )
         deliver_from_task(self._spawn, reading, partial(self._take_past_leader, miss))
 
-    def _take_past_leader(self, miss: _Miss, answer: Fetched | TaoError) -> None:
+    def _take_past_leader(self, miss: FetchRequest, answer: Fetched | TaoError) -> None:
         self._under_way -= 1
         deliver(miss.take, answer)
 
-    async def _read_critically(self, miss: _Miss, timeout_seconds: float, reason: str) -> Fetched:
+    async def _read_critically(self, miss: FetchRequest, timeout_seconds: float, reason: str) -> Fetched:
         """Read the master without the leader, which cannot serve for ``reason``."""
         source = self._database if self._databases.is_mastered_here(miss.shard) else self._other_region
         try:
@@ -190,7 +165,7 @@ class MissPath:
                 f"read without it ({failure.message}); try again"
             ) from failure
 
-    async def _read_directly(self, miss: _Miss, timeout_seconds: float, reason: str) -> Fetched:
+    async def _read_directly(self, miss: FetchRequest, timeout_seconds: float, reason: str) -> Fetched:
         shard, began = miss.shard, self._now()
         is_mastered_here = self._databases.is_mastered_here(shard)
         has_other = self._databases.other_region(shard) is not None

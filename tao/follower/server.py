@@ -83,7 +83,7 @@ class FollowerServer(CachingServer[FollowerSettings]):
             return configuration.routes.leaders(region).home(shard)
 
         def leader_is_down(shard: int) -> bool:
-            return links.is_down(leader(shard))
+            return links.is_down_at(configuration.routes.leaders(region).home(shard).name)
 
         if not settings.reader_user:
             return RemoteSource(context, leader, settings.misses)

@@ -18,12 +18,12 @@ from tao.model.edge_block import header
 from tao.model.errors import TaoError
 from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import Clock, MemberScans
-from tao.model.queries import EdgesQuery, Fetched, Query
+from tao.model.queries import EdgesQuery, Fetched
 from tao.model.settings import renamed
 from tao.observability.logs import Logger
 from tao.observability.metrics import Metrics
 from tao.serving.configuration import Spawn
-from tao.serving.sources import FetchSource, OnPause, Take, always_pause
+from tao.serving.sources import FetchRequest, FetchSource, Take
 
 _MAX_COUNTED_LISTS: Final = 10_000
 """Lists whose misses are counted; above it, counting starts again."""
@@ -86,29 +86,11 @@ class MembershipFilters:
         self.built = 0
         self.given_up = 0
 
-    def fetch(
-        self,
-        query: Query,
-        minimum: int,
-        take: Take,
-        *,
-        critical: bool,
-        timeout_seconds: float,
-        caller: str | None,
-        on_pause: OnPause = always_pause,
-    ) -> None:
+    def fetch(self, asked: FetchRequest) -> None:
         """See `tao.serving.sources.FetchSource`."""
-        if isinstance(query, EdgesQuery) and not critical:
-            take = partial(self._take_edges, query, take)
-        self._source.fetch(
-            query,
-            minimum,
-            take,
-            critical=critical,
-            timeout_seconds=timeout_seconds,
-            caller=caller,
-            on_pause=on_pause,
-        )
+        if isinstance(asked.query, EdgesQuery) and not asked.critical:
+            asked.take = partial(self._take_edges, asked.query, asked.take)
+        self._source.fetch(asked)
 
     def _take_edges(self, query: EdgesQuery, take: Take, answer: Fetched | TaoError) -> None:
         if not isinstance(answer, TaoError):

@@ -26,15 +26,14 @@ from tao.model.errors import (
     TaoError,
     Unavailable,
 )
-from tao.model.queries import Fetched, Query, shard_of
+from tao.model.queries import Fetched
 from tao.model.settings import renamed
 from tao.serving.configuration import Spawn
 from tao.serving.sources import (
     DatabaseSource,
-    OnPause,
+    FetchRequest,
     RemoteSource,
     Take,
-    always_pause,
     deliver,
     deliver_from_task,
     fetch_and_wait,
@@ -83,71 +82,52 @@ class RegionSource:
         self._diverted = 0
         self.sent_to_master_region = 0
 
-    def fetch(
-        self,
-        query: Query,
-        minimum: int,
-        take: Take,
-        *,
-        critical: bool,
-        timeout_seconds: float,
-        caller: str | None,
-        on_pause: OnPause = always_pause,
-    ) -> None:
+    def fetch(self, asked: FetchRequest) -> None:
         """See `tao.serving.sources.FetchSource`."""
-        shard = shard_of(query)
-        if self._is_mastered_here(shard):
-            self._master.fetch(query, minimum, take, critical=critical, timeout_seconds=timeout_seconds, caller=caller)
+        if self._is_mastered_here(asked.shard):
+            self._master.fetch(asked)
             return
-        until = self._now() + timeout_seconds
-        if critical:
-            deliver_from_task(self._spawn, self._fetch_critical(query, minimum, until, caller, on_pause), take)
-        elif self._replica_is_down(shard):
-            deliver_from_task(self._spawn, self._fetch_from_master_region(query, minimum, until, on_pause), take)
+        until = self._now() + asked.timeout_seconds
+        if asked.critical:
+            deliver_from_task(self._spawn, self._fetch_critical(asked, until), asked.take)
+        elif self._replica_is_down(asked.shard):
+            deliver_from_task(self._spawn, self._fetch_from_master_region(asked, until), asked.take)
         else:
             # The master region is an alternative, so a replica that hangs must leave time for it.
-            seconds = min(self._settings.fallback_seconds, timeout_seconds)
-            take_from_replica = partial(self._take_from_replica, query, minimum, until, take, on_pause)
-            self._replica.fetch(
-                query, minimum, take_from_replica, critical=False, timeout_seconds=seconds, caller=caller
-            )
+            asked.instead, asked.instead_until = self._fetch_elsewhere, until
+            asked.timeout_seconds = min(self._settings.fallback_seconds, asked.timeout_seconds)
+            self._replica.fetch(asked)
 
-    def _take_from_replica(
-        self, query: Query, minimum: int, until: float, take: Take, on_pause: OnPause, answer: Fetched | TaoError
-    ) -> None:
-        if isinstance(answer, StaleRead | Unavailable | OperatorError | InternalError):
+    def _fetch_elsewhere(self, asked: FetchRequest, error: TaoError) -> None:
+        if isinstance(error, StaleRead | Unavailable | OperatorError | InternalError):
             # The replica is behind a known version, unavailable, or lacks tables or rights while it is being seeded.
             # Ask the master region.
-            deliver_from_task(self._spawn, self._fetch_from_master_region(query, minimum, until, on_pause), take)
-        elif isinstance(answer, DeadlineExceeded) and self._diverted < self._settings.max_fallbacks:
+            fetching = self._fetch_from_master_region(asked, asked.instead_until)
+            deliver_from_task(self._spawn, fetching, asked.take)
+        elif isinstance(error, DeadlineExceeded) and self._diverted < self._settings.max_fallbacks:
             # The replica hangs or is overloaded. Only a bounded share of its queries may go to the master region.
             self._diverted += 1
-            deliver_from_task(
-                self._spawn,
-                self._fetch_from_master_region(query, minimum, until, on_pause),
-                partial(self._take_diverted, take),
-            )
+            fetching = self._fetch_from_master_region(asked, asked.instead_until)
+            deliver_from_task(self._spawn, fetching, partial(self._take_diverted, asked.take))
         else:
-            take(answer)
+            asked.take(error)
 
     def _take_diverted(self, take: Take, answer: Fetched | TaoError) -> None:
         self._diverted -= 1
         deliver(take, answer)
 
-    async def _fetch_critical(
-        self, query: Query, minimum: int, until: float, caller: str | None, on_pause: OnPause
-    ) -> Fetched:
+    async def _fetch_critical(self, asked: FetchRequest, until: float) -> Fetched:
         # A leader that has stopped in the middle, or is starting, must leave time for the database.
         seconds = min(self._settings.fallback_seconds, until - self._now())
         try:
             return await fetch_and_wait(
                 self._master_region,
-                query,
-                minimum,
+                asked.query,
+                asked.minimum,
                 critical=True,
                 timeout_seconds=seconds,
-                caller=caller,
-                on_pause=on_pause,
+                caller=asked.caller,
+                on_pause=asked.on_pause,
             )
         except DatabaseDown:
             raise
@@ -158,14 +138,17 @@ class RegionSource:
             self._diverted += is_late
             try:
                 left = until - self._now()
-                return await fetch_and_wait(self._master, query, minimum, critical=True, timeout_seconds=left)
+                return await fetch_and_wait(
+                    self._master, asked.query, asked.minimum, critical=True, timeout_seconds=left
+                )
             except (Unavailable, DeadlineExceeded):
                 raise error from None
             finally:
                 self._diverted -= is_late
 
-    async def _fetch_from_master_region(self, query: Query, minimum: int, until: float, on_pause: OnPause) -> Fetched:
+    async def _fetch_from_master_region(self, asked: FetchRequest, until: float) -> Fetched:
         self.sent_to_master_region += 1
+        query, minimum, on_pause = asked.query, asked.minimum, asked.on_pause
         left = until - self._now()
         try:
             return await fetch_and_wait(

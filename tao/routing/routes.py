@@ -99,6 +99,8 @@ class TierRoutes:
     def home(self, shard: int) -> CacheServer:
         """Return the server that receives the shard's writes and messages first; in a leader tier, the shard's present
         leader. Raises as `hosts`."""
+        if 0 <= shard < len(self._hosts):
+            return self._hosts[shard][0]
         return self.hosts(shard)[0]
 
     def successors(self, name: str) -> tuple[CacheServer, ...]:
@@ -127,7 +129,18 @@ class Routes:
     """All look-ups of a client or a server in one topology document, which has been checked."""
 
     __slots__ = (
-        *("_databases", "_former", "_locations", "_places", "_regions", "_servers", "_tiers", "shards", "topology"),
+        *(
+            "_databases",
+            "_former",
+            "_leaders",
+            "_locations",
+            "_places",
+            "_regions",
+            "_servers",
+            "_tiers",
+            "shards",
+            "topology",
+        ),
         "version",
     )
 
@@ -144,6 +157,7 @@ class Routes:
             self._locations[server.name] = ServerLocation(place.region.name, place.tier.name, place.role)
         self._places: Final = topology.server_places
         self._tiers: Final[dict[tuple[str, str], TierRoutes]] = {}
+        self._leaders: Final[dict[str, TierRoutes]] = {}
         self._former: Final = dict(former._tiers) if former is not None else {}
         databases: list[Database | None] = [None] * topology.shards
         for database in topology.databases:
@@ -168,7 +182,10 @@ class Routes:
 
     def leaders(self, region: str) -> TierRoutes:
         """Return the leader tier of a region. Raises `TopologyError` for an unknown region."""
-        return self.tier(region, self.region(region).leaders.name)
+        found = self._leaders.get(region)
+        if found is None:
+            found = self._leaders[region] = self.tier(region, self.region(region).leaders.name)
+        return found
 
     def follower_tiers(self, region: str) -> tuple[TierRoutes, ...]:
         """Return the follower tiers of a region, nearest first. Raises as `leaders`."""

@@ -85,9 +85,12 @@ class MissAnswers:
             epoch, epochs = fetched.version_epoch, collected.epochs
             if epochs.setdefault(shard, epoch) > epoch:
                 epochs[shard] = epoch
-        self._close(slot)
-        if self._collected_bytes > self._max_part_bytes:
+        self._answered.add(slot)
+        self._open -= 1
+        if not self._open or self._collected_bytes > self._max_part_bytes:
             self._flush()
+        elif not self._is_scheduled:
+            self._schedule()
 
     def fail(self, slot: int, error: TaoError) -> None:
         """Answer a slot with an error."""
@@ -96,7 +99,12 @@ class MissAnswers:
         failed = self._by_origin.get("") or self._collected("")
         failed.failed_slots.append(slot)
         failed.errors.append(error)
-        self._close(slot)
+        self._answered.add(slot)
+        self._open -= 1
+        if not self._open:
+            self._flush()  # nothing more comes
+        elif not self._is_scheduled:
+            self._schedule()
 
     def fail_rest(self, slots: Sequence[int], error: TaoError) -> None:
         """Answer every slot that has no answer yet with the same error. Thousands of slots must not hold the loop."""
@@ -114,14 +122,9 @@ class MissAnswers:
         collected = self._by_origin[origin] = _Collected()
         return collected
 
-    def _close(self, slot: int) -> None:
-        self._answered.add(slot)
-        self._open -= 1
-        if not self._open:
-            self._flush()  # nothing more comes
-        elif not self._is_scheduled:
-            self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._flush_scheduled)
+    def _schedule(self) -> None:
+        self._is_scheduled = True
+        asyncio.get_running_loop().call_soon(self._flush_scheduled)
 
     def _flush_scheduled(self) -> None:
         self._is_scheduled = False

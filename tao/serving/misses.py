@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from math import inf
 from typing import Final, NamedTuple, Protocol
 
@@ -37,15 +37,15 @@ from tao.model.errors import (
 )
 from tao.model.graph import EXISTS, EXISTS_NOT, version_of
 from tao.model.ids import SHARD_SHIFT
-from tao.model.queries import EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery, shard_of
+from tao.model.queries import CountQuery, EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery, shard_of
 from tao.model.versions import answers
 from tao.routing.budgets import work_seconds
 from tao.schema.registry import Schema
 from tao.serving.access import AccessControl, ReadCheck, caller_of
 from tao.serving.miss_answers import TOO_MANY_BYTES, BatchSettings, MissAnswers
 from tao.serving.shares import WorkShares
-from tao.serving.single_flight import FetchWaiter, SingleFlight
-from tao.serving.sources import not_there_yet
+from tao.serving.single_flight import FetchWaiter, LoneFetch, SingleFlight
+from tao.serving.sources import FetchRequest, not_there_yet
 from tao.wire.identity import PeerIdentity
 from tao.wire.read_batch import BatchQueries, OperationSizes, id1s_of, operation_at
 from tao.wire.session import Reply, failure
@@ -155,7 +155,7 @@ class MissReceiver(Protocol):
     def caller(self) -> str | None:
         """The caller for whom the query is read; None: a cache, for itself."""
 
-    def take(self, miss: Miss, answer: Fetched | TaoError) -> None:
+    def take(self, miss: Miss | LoneMiss, answer: Fetched | TaoError) -> None:
         """Take the answer. It is called at most once for each miss."""
 
     def put_aside(self) -> bool:
@@ -255,7 +255,8 @@ class _MissedBatch:
             return
         self._is_beginning = True
         try:
-            while self._granted and not self.gone:
+            reply = self._reply
+            while self._granted and not (self._is_over or reply.closed):
                 slot = next(self._waiting)
                 try:
                     self._begin_slot(slot)
@@ -291,7 +292,8 @@ class _MissedBatch:
         if self._answers.is_full:
             raise AnswerFull(TOO_MANY_BYTES)
         query = self._queries.query(slot)
-        check, shard = self._check, shard_of(query)
+        check = self._check
+        shard = (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
         refusal = misses.admit(shard)
         if refusal is None and check is not None:
             refusal = check.refuse(query, critical=self._critical)
@@ -317,8 +319,9 @@ class _MissedBatch:
         if critical and (refusal := misses.pass_on(shard, self._reply.peer)) is not None:
             raise refusal
         minimum = self._queries.minimums.get(slot, 0)
-        miss = Miss(misses, self, query, minimum, slot, is_cut=is_cut, staleness_ms=staleness_ms)
-        miss.begin(critical=critical)
+        if critical or minimum or is_cut or not LoneMiss.begins(misses, self, query, slot):
+            miss = Miss(misses, self, query, minimum, slot, is_cut=is_cut, staleness_ms=staleness_ms)
+            miss.begin(critical=critical)
 
     def put_aside(self) -> bool:
         if not self._shares.put_aside(self._work):
@@ -326,7 +329,7 @@ class _MissedBatch:
         self._ask_for_next()
         return True
 
-    def take(self, miss: Miss, answer: Fetched | TaoError) -> None:
+    def take(self, miss: Miss | LoneMiss, answer: Fetched | TaoError) -> None:
         """Put the answer of one miss into the batch's answer."""
         try:
             if not self._is_over:
@@ -334,11 +337,12 @@ class _MissedBatch:
         finally:
             if self._unasked and not miss.is_set_aside:
                 self._ask_for_next()
-            size_bytes = 0 if isinstance(answer, TaoError) else len(answer.value)
-            critical, was_set_aside = self._critical or miss.staleness_ms > 0, miss.is_set_aside
-            self._shares.end_read(self._work, size_bytes, critical=critical, was_set_aside=was_set_aside)
+            if not self._work.has_share:
+                size_bytes = 0 if isinstance(answer, TaoError) else len(answer.value)
+                critical, was_set_aside = self._critical or miss.staleness_ms > 0, miss.is_set_aside
+                self._shares.end_read(self._work, size_bytes, critical=critical, was_set_aside=was_set_aside)
 
-    def _put(self, miss: Miss, answer: Fetched | TaoError) -> None:
+    def _put(self, miss: Miss | LoneMiss, answer: Fetched | TaoError) -> None:
         if isinstance(answer, TaoError):
             if miss.staleness_ms and isinstance(answer, Unavailable | DeadlineExceeded | PermissionDenied):
                 answer = self._too_stale(shard_of(miss.query), miss.staleness_ms, answer)
@@ -358,9 +362,14 @@ class _MissedBatch:
                 self._answers.add(miss.slot, miss.query, answer)
             except TaoError as refused:
                 answer = refused
-        self._finish_slot(miss.slot, answer)
+        if isinstance(answer, TaoError):
+            self._finish_slot(miss.slot, answer)
+        else:
+            self._open -= 1
+            if not self._open:
+                self._finish()
 
-    def _shown(self, miss: Miss, answer: Fetched) -> Fetched:
+    def _shown(self, miss: Miss | LoneMiss, answer: Fetched) -> Fetched:
         """Return the answer of a miss as its caller gets it. Raises `PermissionDenied`."""
         value, check = answer.value, self._check
         if miss.is_cut:
@@ -372,14 +381,16 @@ class _MissedBatch:
             value = shown
         return answer if value is answer.value else Fetched(value, answer.version_epoch, answer.origin)
 
-    def _finish_slot(self, slot: int, answer: Fetched | TaoError) -> None:
-        if isinstance(answer, TaoError):
-            self._misses.failures[operation_at(self._sizes, slot)] += 1
-            self._answers.fail(slot, answer)
+    def _finish_slot(self, slot: int, error: TaoError) -> None:
+        self._misses.failures[operation_at(self._sizes, slot)] += 1
+        self._answers.fail(slot, error)
         self._open -= 1
         if not self._open:
-            self._timer.cancel()
-            self._work.release()
+            self._finish()
+
+    def _finish(self) -> None:
+        self._timer.cancel()
+        self._work.release()
 
     def _expire(self) -> None:
         self._end(DeadlineExceeded("not answered within the time that the request had left"))
@@ -499,6 +510,13 @@ class Miss(FetchWaiter):
             self._read_critically()
         else:
             self._answer(answer)
+
+    def note_prefix_asked(self, asked: Query) -> None:
+        """Note that the first fetch is under way, which for a range is the prefix that is ``asked``."""
+        if isinstance(asked, RangeQuery):
+            self._wanted_edges = asked.limit
+            self._attempts = 1
+            self._then = Miss._take_prefix
 
     def _answer(self, answer: Fetched | TaoError) -> None:
         receiver, self._receiver = self._receiver, None
@@ -623,14 +641,13 @@ class Miss(FetchWaiter):
         # Without a copy that is new enough, the master is read for this server: the reader needs no right to do that.
         caller = None if self._receiver is None or self._stale is not None else self._receiver.caller
         try:
+            query, shard = self.query, shard_of(self.query)
+
+            def on_pause(_: TaoError) -> bool:
+                return self.put_aside()
+
             single_flight.source.fetch(
-                self.query,
-                self.minimum,
-                self._take_critically,
-                critical=True,
-                timeout_seconds=seconds,
-                caller=caller,
-                on_pause=lambda _: self.put_aside(),
+                FetchRequest(query, shard, self.minimum, self._take_critically, seconds, True, caller, on_pause)
             )
         except Exception as error:
             # A bug must not leave a read that is counted for ever.
@@ -659,6 +676,69 @@ class Miss(FetchWaiter):
             else:
                 pause_seconds = single_flight.settings.refetch_pause_seconds * 2 ** (self._attempts - 1)
                 single_flight.call_later(pause_seconds, self._read_critically)
+
+
+class LoneMiss(LoneFetch):
+    """A missed query of the usual kind: it asks for no version, and one fetch is expected to decide it, which nobody
+    else waits for. Whatever turns out otherwise makes a `Miss` of it."""
+
+    __slots__ = ("_misses", "_receiver", "query", "slot")
+
+    # What a `Miss` has, as its receiver sees it.
+    is_cut: Final = False
+    is_set_aside: Final = False
+    staleness_ms: Final = 0.0
+
+    def __init__(
+        self,
+        misses: Misses,
+        receiver: MissReceiver,
+        key: Hashable,
+        query: ObjectQuery | CountQuery | RangeQuery,
+        fetch_query: Query,
+        slot: int,
+    ) -> None:
+        super().__init__(misses.single_flight, key, fetch_query)
+        self._misses: Final = misses
+        self._receiver: Final = receiver
+        self.query: Final = query
+        self.slot: Final = slot
+
+    @classmethod
+    def begins(cls, misses: Misses, receiver: MissReceiver, query: Query, slot: int) -> bool:
+        """Begin to fetch a query of the usual kind. Returns False for any other."""
+        single_flight = misses.single_flight
+        key: Hashable = query
+        fetch_query: Query = query
+        if isinstance(query, RangeQuery):
+            wanted_edges, limit = query.pos + query.limit, single_flight.list_limit(query.atype)
+            if wanted_edges > limit or single_flight.cache.peek_list(query.id1, query.atype) is not None:
+                return False
+            wanted_edges = max(wanted_edges, single_flight.settings.min_prefix_edges) + 1
+            key, fetch_query = (query.id1, query.atype), _prefix(query, min(wanted_edges, limit))
+        elif not isinstance(query, ObjectQuery | CountQuery):
+            return False
+        if not single_flight.may_begin_alone(key):
+            return False
+        cls(misses, receiver, key, query, fetch_query, slot).begin()
+        return True
+
+    def waiter(self) -> Miss:
+        """See `LoneFetch.waiter`."""
+        miss = Miss(self._misses, self._receiver, self.query, 0, self.slot)
+        miss.note_prefix_asked(self.fetch_query)
+        return miss
+
+    def finish(self, fetched: Fetched) -> None:
+        """See `LoneFetch.finish`."""
+        query = self.query
+        if isinstance(query, RangeQuery):
+            answer = prefix_answer(fetched.value, query)
+            if answer is None:
+                self.waiter().take(fetched)
+                return
+            fetched = Fetched(answer, fetched.version_epoch, fetched.origin)
+        self._receiver.take(self, fetched)
 
 
 def _prefix(query: RangeQuery | TimeRangeQuery | EdgesQuery, limit: int) -> RangeQuery:

@@ -13,6 +13,10 @@ The course of a miss, from top to bottom of this module:
 A fetch that pauses before another attempt keeps no place in the shares of its waiters' callers: each waiter gives its
 place back, or takes the error of the attempt before, where too much of its caller is tried again already.
 
+Nearly every fetch is for one query, has one attempt and succeeds. Such a fetch is a `LoneFetch`, which has no waiters
+and asks for the answer of its query alone. It becomes a `Fetch`, as if it had been one from the start, when another
+query joins it, or when its attempt does not bring what it needs.
+
 A fetch belongs to the server and not to the request that missed first, so that a caller which gives up takes nothing
 from the others. A wrong write token of one reader must not fail the reads of others: this is why a waiter that needs a
 certain version joins a fetch only for what it brings, and goes on with a fetch of its own when that is too old.
@@ -30,11 +34,12 @@ from typing import Final
 from tao.cache import FillTicket, GraphCache, Stored
 from tao.model.errors import InternalError, Overloaded, StaleRead, TaoError, Unavailable
 from tao.model.graph import version_of
+from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import Clock
 from tao.model.queries import CountQuery, Fetched, ObjectQuery, Query, RangeQuery, shard_of
 from tao.model.settings import renamed
 from tao.model.versions import answers, epoch_of
-from tao.serving.sources import FetchSource, deliver
+from tao.serving.sources import FetchRequest, FetchSource, deliver
 
 _logger = logging.getLogger(__name__)
 
@@ -128,6 +133,14 @@ class FetchWaiter(ABC):
         self._fetches_joined = 0
         self._join()
 
+    def note_joined(self, key: Hashable, query: Query) -> None:
+        """Note that the waiter waits for a fetch of ``query``, which it has not joined by `fetch`."""
+        self.fetch_key = key
+        self.fetch_query = query
+        self.max_joined_minimum = _ANY_VERSION
+        self._fetches_joined = 1
+        self._joined_minimum = 0
+
     def _join(self) -> None:
         single_flight = self.single_flight
         try:
@@ -186,8 +199,8 @@ class SingleFlight:
         self.settings: Final = settings
         self.call_later: Final = asyncio.get_running_loop().call_later
         self._clock: Final = clock
-        self._by_key: dict[Hashable, Fetch] = {}
-        self._all: set[Fetch] = set()  # includes fetches that no further waiter joins
+        self._by_key: dict[Hashable, Fetch | LoneFetch] = {}
+        self._all: set[Fetch | LoneFetch] = set()  # includes fetches that no further waiter joins
         self._recount_at = 0.0
         self.waiting = 0
         """Number of queries that wait for fetches, and of critical reads, which join none."""
@@ -208,12 +221,37 @@ class SingleFlight:
         fetch = self._by_key.get(key)
         if fetch is not None and fetch.minimum <= waiter.max_joined_minimum and self._may_join(fetch):
             self.joined += 1
-            return fetch
+            return fetch.opened() if isinstance(fetch, LoneFetch) else fetch
         if len(self._all) >= self.settings.max_fetches:
             raise Overloaded(f"{len(self._all)} fetches are under way, which is the bound; try again later")
-        self._by_key[key] = fetch = Fetch(self, key, waiter.fetch_query, waiter.minimum)
+        self._by_key[key] = fetch = Fetch(
+            self, key, waiter.fetch_query, waiter.minimum, self.ticket(waiter.fetch_query)
+        )
         self._all.add(fetch)
         self.started += 1
+        return fetch
+
+    def may_begin_alone(self, key: Hashable) -> bool:
+        """Return whether a `LoneFetch` of the key may begin: there is no other fetch of it, and room for one more."""
+        settings = self.settings
+        return key not in self._by_key and self.waiting < settings.max_waiting and len(self._all) < settings.max_fetches
+
+    def add_alone(self, lone: LoneFetch) -> None:
+        """Note a fetch that `may_begin_alone` and begins now."""
+        self._by_key[lone.key] = lone
+        self._all.add(lone)
+        self.waiting += 1
+        self.started += 1
+
+    def open(self, lone: LoneFetch, waiter: FetchWaiter) -> Fetch:
+        """Return the fetch that a lone one becomes, for the waiter of its query."""
+        fetch = Fetch(self, lone.key, lone.fetch_query, 0, lone.ticket)
+        fetch.has_begun = True
+        fetch.waiters.append(waiter)
+        self._all.remove(lone)
+        self._all.add(fetch)
+        if self._by_key.get(lone.key) is lone:
+            self._by_key[lone.key] = fetch
         return fetch
 
     def check_waiting(self) -> None:
@@ -230,7 +268,7 @@ class SingleFlight:
             return
         self._recount_at = now + _RECOUNT_SECONDS
         dropped: list[FetchWaiter] = []
-        for fetch in self._all:
+        for fetch in [each.opened() if isinstance(each, LoneFetch) else each for each in [*self._all]]:
             left: list[FetchWaiter] = []
             for waiter in fetch.waiters:
                 (dropped if waiter.gone else left).append(waiter)
@@ -239,13 +277,13 @@ class SingleFlight:
         for waiter in dropped:
             waiter.drop()
 
-    def _may_join(self, fetch: Fetch) -> bool:
+    def _may_join(self, fetch: Fetch | LoneFetch) -> bool:
         """Return whether what the fetch brings may answer a query that missed after it began. A fetch from before a
         bulk invalidation may bring what was invalidated. Of a shard that is not open the cache keeps no version
         floors, so there each write that passes this server makes all earlier fetches invalid."""
         return not self.cache.is_invalid(fetch.ticket)
 
-    def remove(self, fetch: Fetch, waiters: int) -> None:
+    def remove(self, fetch: Fetch | LoneFetch, waiters: int) -> None:
         """Forget a fetch that has ended, and that many waiters of it: no further waiter joins it."""
         self.waiting -= waiters
         self._all.remove(fetch)
@@ -256,8 +294,8 @@ class SingleFlight:
         """Return a fill ticket for the query. It must be taken before the source is asked."""
         now = self._clock.monotonic()
         if isinstance(query, ObjectQuery):
-            return self.cache.object_ticket(query.id, now)
-        return self.cache.list_ticket(query.id1, query.atype, now)
+            return self.cache.ticket("object", query.id, 0, now)
+        return self.cache.ticket("list", query.id1, query.atype, now)
 
     def store(self, ticket: FillTicket, query: Query, fetched: Fetched) -> Stored:
         """Store what was fetched under the ticket, if it may be kept."""
@@ -265,6 +303,9 @@ class SingleFlight:
         recorder = self.cache.recorder
         before, recorder.cause = recorder.cause, fetched.origin
         try:
+            if fetched.keep and isinstance(query, ObjectQuery):  # most are: a call less
+                now = self._clock.monotonic()
+                return self.cache.store_object(ticket, fetched.value, fetched.version_epoch, now)
             return self._store(ticket, query, fetched)
         finally:
             recorder.cause = before
@@ -274,8 +315,6 @@ class SingleFlight:
         if not fetched.keep:
             return self.cache.pass_over(ticket, fetched.value, fetched.version_epoch, now)
         match query:
-            case ObjectQuery():
-                return self.cache.store_object(ticket, fetched.value, fetched.version_epoch, now)
             case CountQuery():
                 return self.cache.store_count(ticket, fetched.value, fetched.version_epoch, now)
             case RangeQuery(pos=0) if query.limit <= self.list_limit(query.atype):
@@ -302,12 +341,19 @@ class Fetch:
     __slots__ = ("_attempt", "_is_finished", "_single_flight", "failure", "has_begun", "key", "minimum", "query",
                  "ticket", "waiters")  # fmt: skip
 
-    def __init__(self, single_flight: SingleFlight, key: Hashable, query: Query, minimum: int) -> None:
+    def __init__(
+        self,
+        single_flight: SingleFlight,
+        key: Hashable,
+        query: Query,
+        minimum: int,
+        ticket: FillTicket,
+    ) -> None:
         self.key = key
         self.query = query
         self.minimum = minimum
         """The version that the waiter which started the fetch asked for."""
-        self.ticket = single_flight.ticket(query)
+        self.ticket = ticket
         """The fill ticket of the latest attempt."""
         self.waiters: list[FetchWaiter] = []  # may become empty when all are gone
         self.has_begun = False
@@ -323,21 +369,23 @@ class Fetch:
         single_flight = self._single_flight
         settings = single_flight.settings
         try:
-            single_flight.source.fetch(
+            asked = FetchRequest(
                 self.query,
+                shard_of(self.query),
                 max(self.minimum, self.ticket.floor),
-                self._take,
-                critical=self._attempt == settings.max_refetches,
-                timeout_seconds=settings.timeout_seconds,
-                caller=None,  # what fills the cache is nobody's
-                on_pause=self._pause,
+                self.take,
+                settings.timeout_seconds,
+                self._attempt == settings.max_refetches,
+                None,  # what fills the cache is nobody's
+                self.pause,
             )
+            single_flight.source.fetch(asked)
         except Exception as error:
             # A bug must not leave a fetch that others join and that never finishes.
             _logger.exception("a fetch could not be started")
             self._finish(InternalError(f"{type(error).__name__} in a fetch; see the server's log"))
 
-    def _pause(self, failure: TaoError) -> bool:
+    def pause(self, failure: TaoError) -> bool:
         """Put all waiters aside. Returns whether any is left to go on for."""
         self.failure = failure
         waiters, self.waiters = self.waiters, []
@@ -353,11 +401,12 @@ class Fetch:
         self.ticket = self._single_flight.ticket(self.query)
         self.begin()
 
-    def _take(self, fetched: Fetched | TaoError) -> None:
+    def take(self, fetched: Fetched | TaoError) -> None:
+        """Take what an attempt has brought."""
         single_flight = self._single_flight
         pause_seconds, last = single_flight.settings.refetch_pause_seconds, single_flight.settings.max_refetches
         if isinstance(fetched, TaoError):
-            if isinstance(fetched, Unavailable) and self._attempt == last > 0 and self._pause(fetched):
+            if isinstance(fetched, Unavailable) and self._attempt == last > 0 and self.pause(fetched):
                 # The master is gone, and not every server knows its successor yet: after a pause they do.
                 single_flight.call_later(pause_seconds * 2**last, self._begin_again)
                 self._attempt += 1
@@ -371,7 +420,7 @@ class Fetch:
             stale = StaleRead("the source keeps sending older data than is known here; try again, or read critically")
             if attempt == 1 <= last:
                 self._begin_again()
-            elif attempt > last or not self._pause(stale):
+            elif attempt > last or not self.pause(stale):
                 self._finish(stale)
             else:
                 single_flight.call_later(pause_seconds * 2 ** (attempt - 2), self._begin_again)
@@ -385,3 +434,69 @@ class Fetch:
         self._single_flight.remove(self, len(waiters))
         for waiter in waiters:
             deliver(waiter.finish, brought)
+
+
+class LoneFetch(ABC):
+    """The first attempt of a fetch for one query, which asks for no version, while nobody else waits for it."""
+
+    __slots__ = ("_fetch", "_is_finished", "fetch_query", "key", "single_flight", "ticket")
+
+    minimum: Final = 0
+    """As `Fetch.minimum`."""
+
+    def __init__(self, single_flight: SingleFlight, key: Hashable, fetch_query: Query) -> None:
+        self.single_flight: Final = single_flight
+        self.key: Final = key
+        self.fetch_query: Final = fetch_query
+        self.ticket: Final = single_flight.ticket(fetch_query)
+        self._fetch: Fetch | None = None  # what it has become
+        self._is_finished = False
+
+    @abstractmethod
+    def waiter(self) -> FetchWaiter:
+        """Return the waiter of the query, as if it had joined a fetch from the start."""
+
+    @abstractmethod
+    def finish(self, fetched: Fetched) -> None:
+        """Take what was fetched and stored."""
+
+    def opened(self) -> Fetch:
+        """Return the fetch that this one becomes or has become."""
+        fetch = self._fetch
+        if fetch is None:
+            waiter = self.waiter()
+            waiter.note_joined(self.key, self.fetch_query)
+            fetch = self._fetch = self.single_flight.open(self, waiter)
+        return fetch
+
+    def begin(self) -> None:
+        """Ask the source. `SingleFlight.may_begin_alone` comes first, in the same synchronous call."""
+        single_flight = self.single_flight
+        single_flight.add_alone(self)
+        try:
+            ticket, seconds = self.ticket, single_flight.settings.timeout_seconds
+            shard = ticket.id >> SHARD_SHIFT
+            # What fills the cache is nobody's: it has no caller.
+            single_flight.source.fetch(
+                FetchRequest(self.fetch_query, shard, ticket.floor, self._take, seconds, False, None, self._pause)
+            )
+        except Exception as error:
+            # A bug must not leave a fetch that others join and that never finishes.
+            _logger.exception("a fetch could not be started")
+            self._take(InternalError(f"{type(error).__name__} in a fetch; see the server's log"))
+
+    def _pause(self, failure: TaoError) -> bool:
+        return self.opened().pause(failure)
+
+    def _take(self, fetched: Fetched | TaoError) -> None:
+        if self._is_finished:
+            return
+        if self._fetch is None and not isinstance(fetched, TaoError):
+            single_flight = self.single_flight
+            if single_flight.store(self.ticket, self.fetch_query, fetched) is not Stored.BELOW_FLOOR:
+                self._is_finished = True
+                # Before the query is answered: when it needs another fetch, it must not join this one again.
+                single_flight.remove(self, 1)
+                self.finish(fetched)
+                return
+        self.opened().take(fetched)

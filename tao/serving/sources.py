@@ -65,27 +65,49 @@ def always_pause(_: TaoError) -> bool:
     return True
 
 
+class FetchRequest(msgspec.Struct):
+    """One query on its way to a source, and what is done with the answer. It belongs to the source once it is fetched:
+    the sources that it passes note in it what they need, so that none of them makes an object of its own."""
+
+    query: Query
+    shard: int
+    minimum: int
+    """The version that the answer must have at least; 0 for any."""
+
+    take: Take
+    """Called within about ``timeout_seconds``, and perhaps before `FetchSource.fetch` returns."""
+
+    timeout_seconds: float
+
+    critical: bool = False
+    """Read the master database, by a read that begins after the call of `FetchSource.fetch`."""
+
+    caller: str | None = None
+    """On whose behalf another server should fetch, by its rights and in its share; None: on this server's."""
+
+    on_pause: OnPause = always_pause
+    """Called before each pause, except for the milliseconds in which a row becomes visible."""
+
+    # What sources note.
+    instead: Callable[[FetchRequest, TaoError], None] | None = None
+    """What takes an error in place of ``take``, because there is another place to fetch from."""
+    instead_until: float = 0.0
+    """The time at which there is none any more."""
+    until: float = 0.0
+    attempt: int = 1
+    is_answered: bool = False
+    """Whether this attempt is; the next one is another request."""
+
+    def fail(self, error: TaoError) -> None:
+        """Pass an error on to what takes it."""
+        deliver(self.take if self.instead is None else partial(self.instead, self), error)
+
+
 class FetchSource(Protocol):
     """A place to fetch queries from: the leaders for a follower, the region's database for a leader."""
 
-    def fetch(
-        self,
-        query: Query,
-        minimum: int,
-        take: Take,
-        *,
-        critical: bool,
-        timeout_seconds: float,
-        caller: str | None,
-        on_pause: OnPause = always_pause,
-    ) -> None:
-        """Fetch one query at version ``minimum`` or later; queries of one tick of the loop travel together.
-
-        ``critical``: read the master database, by a read that begins after this call. ``take`` is called within about
-        ``timeout_seconds``, and perhaps before this method returns. ``caller``: on whose behalf another server should
-        do it, by its rights and in its share; None: on this server's. ``on_pause`` is called before each pause, except
-        for the milliseconds in which a row becomes visible. Nothing is raised.
-        """
+    def fetch(self, asked: FetchRequest) -> None:
+        """Fetch one query; queries of one tick of the loop travel together. Nothing is raised."""
 
 
 def deliver(take: Take, answer: Fetched | TaoError) -> None:
@@ -111,15 +133,12 @@ async def fetch_and_wait(
 ) -> Fetched:
     """Call `FetchSource.fetch` and return the answer. Raises the `TaoError`."""
     waiter: asyncio.Future[Fetched | TaoError] = asyncio.get_running_loop().create_future()
-    source.fetch(
-        query,
-        minimum,
-        lambda answer: None if waiter.done() else waiter.set_result(answer),
-        critical=critical,
-        timeout_seconds=timeout_seconds,
-        caller=caller,
-        on_pause=on_pause,
-    )
+
+    def take(answer: Fetched | TaoError) -> None:
+        if not waiter.done():
+            waiter.set_result(answer)
+
+    source.fetch(FetchRequest(query, shard_of(query), minimum, take, timeout_seconds, critical, caller, on_pause))
     answer = await waiter
     if isinstance(answer, TaoError):
         raise answer
@@ -284,26 +303,15 @@ def not_there_yet(query: Query, minimum: int) -> StaleRead:
     return StaleRead(f"the database of shard {shard_of(query)} does not have version {minimum} yet; try again")
 
 
-class _DatabaseQuery(msgspec.Struct):
-    query: Query
-    minimum: int
-    critical: bool
-    timeout_seconds: float
-    take: Take
-    until: float = 0.0
-    reads: int = 1
-    is_answered: bool = False  # this read; another read of the query is another `_DatabaseQuery`
-
-
 class _Line:
     """The queries that are collected for one database."""
 
     __slots__ = ("began", "gathered", "is_starting", "timer", "under_way")
 
     def __init__(self) -> None:
-        self.gathered: list[_DatabaseQuery] = []
+        self.gathered: list[FetchRequest] = []
         self.is_starting = False  # a read takes what is gathered in the next turn of the loop
-        self.under_way: list[_DatabaseQuery] | None = None  # the queries of the latest read
+        self.under_way: list[FetchRequest] | None = None  # the queries of the latest read
         self.began = 0.0
         self.timer: asyncio.TimerHandle | None = None
 
@@ -334,45 +342,36 @@ class DatabaseSource:
         self._lines: dict[tuple[str, bool], _Line] = {}
         self.read_seconds: Callable[[float], None] = lambda _: None
 
-    def fetch(
-        self,
-        query: Query,
-        minimum: int,
-        take: Take,
-        *,
-        critical: bool,
-        timeout_seconds: float,
-        caller: str | None,
-        on_pause: OnPause = always_pause,
-    ) -> None:
+    def fetch(self, asked: FetchRequest) -> None:
         """Read one query. ``timeout_seconds`` is the limit of each read. The answer is `StaleRead` when the database
         stays below ``minimum``. See `FetchSource`."""
-        self._ask(_DatabaseQuery(query, minimum, critical, timeout_seconds, take))
+        self._ask(asked)
 
-    def _ask(self, asked: _DatabaseQuery) -> None:
-        asked.until = self._loop.time() + asked.timeout_seconds
+    def _ask(self, asked: FetchRequest) -> None:
+        now = self._loop.time()
+        asked.until = now + asked.timeout_seconds
         try:
-            database = self._database_of(shard_of(asked.query))
+            database = self._database_of(asked.shard)
         except TaoError as error:  # the shard may be gone from the topology since the last read
-            deliver(asked.take, error)
+            asked.fail(error)
         else:
-            self._line_up((database, asked.critical), asked)
+            self._line_up((database, asked.critical), asked, now)
 
-    def _take(self, asked: _DatabaseQuery, fetched: Fetched) -> None:
-        if not asked.minimum or answers(version_of(fetched.value), asked.minimum, fetched.version_epoch):
+    def _take(self, asked: FetchRequest, fetched: Fetched) -> None:
+        if answers(version_of(fetched.value), asked.minimum, fetched.version_epoch):
             deliver(asked.take, fetched)
-        elif asked.reads < self._settings.max_rereads:
+        elif asked.attempt < self._settings.max_rereads:
             self._ask_again(asked)
         else:
-            deliver(asked.take, not_there_yet(asked.query, asked.minimum))
+            asked.fail(not_there_yet(asked.query, asked.minimum))
 
-    def _ask_again(self, asked: _DatabaseQuery) -> None:
-        again = msgspec.structs.replace(asked, reads=asked.reads + 1, is_answered=False)
-        self._loop.call_later(self._settings.first_pause_seconds * 2 ** (asked.reads - 1), self._ask, again)
+    def _ask_again(self, asked: FetchRequest) -> None:
+        again = msgspec.structs.replace(asked, attempt=asked.attempt + 1, is_answered=False)
+        self._loop.call_later(self._settings.first_pause_seconds * 2 ** (asked.attempt - 1), self._ask, again)
 
-    def _refuse(self, asked: Sequence[_DatabaseQuery], error: TaoError) -> None:
+    def _refuse(self, asked: Sequence[FetchRequest], error: TaoError) -> None:
         """Fail queries, or ask the master of a newer topology when the server turned out not to be the master."""
-        again = [one for one in asked if not one.is_answered and one.reads < self._settings.max_rereads]
+        again = [one for one in asked if not one.is_answered and one.attempt < self._settings.max_rereads]
         if isinstance(error, MasterReadOnly) and again:
             try:
                 self._spawn(self._ask_new_master(again, error))
@@ -383,18 +382,18 @@ class DatabaseSource:
                     one.is_answered = True  # this read
         _fail_all(asked, error)
 
-    async def _ask_new_master(self, asked: Sequence[_DatabaseQuery], error: MasterReadOnly) -> None:
+    async def _ask_new_master(self, asked: Sequence[FetchRequest], error: MasterReadOnly) -> None:
         try:
             await self._refresh()
         except Exception:
             # A bug there must not leave a fetch that never finishes; the failed task is logged.
             for one in asked:
-                deliver(one.take, error)
+                one.fail(error)
             raise
         for one in asked:
             self._ask_again(one)
 
-    def _line_up(self, to: tuple[str, bool], asked: _DatabaseQuery) -> None:
+    def _line_up(self, to: tuple[str, bool], asked: FetchRequest, now: float) -> None:
         line = self._lines.get(to)
         if line is None:
             line = self._lines[to] = _Line()
@@ -402,11 +401,7 @@ class DatabaseSource:
         if line.is_starting:
             return
         may_wait_until = line.began + self._settings.gather_seconds
-        if (
-            line.under_way is None
-            or len(line.gathered) >= self._settings.max_gathered
-            or self._loop.time() >= may_wait_until
-        ):
+        if line.under_way is None or len(line.gathered) >= self._settings.max_gathered or now >= may_wait_until:
             self._start_reading(to, line)
         elif line.timer is None:
             line.timer = self._loop.call_at(may_wait_until, self._start_reading, to, line)
@@ -452,7 +447,7 @@ class DatabaseSource:
         if not has_begun:
             self._read_rest(asked, to[1], end)
 
-    def _take_read(self, asked: Sequence[_DatabaseQuery], places: Sequence[int], read: FillRead | TaoError) -> None:
+    def _take_read(self, asked: Sequence[FetchRequest], places: Sequence[int], read: FillRead | TaoError) -> None:
         some = [asked[place] for place in places]
         if isinstance(read, TaoError):
             self._refuse(some, read)
@@ -461,11 +456,14 @@ class DatabaseSource:
         for one, value in zip(some, read.values, strict=True):
             if not one.is_answered:
                 # First what may raise: a query that is marked as answered is not failed when the read ends.
-                fetched = Fetched(value, epochs[shard_of(one.query)], "database")
+                fetched = Fetched(value, epochs[one.shard], "database")
                 one.is_answered = True
-                self._take(one, fetched)
+                if one.minimum:
+                    self._take(one, fetched)
+                else:
+                    deliver(one.take, fetched)
 
-    def _read_rest(self, asked: Sequence[_DatabaseQuery], critical: bool, on_end: Callable[[], None]) -> None:
+    def _read_rest(self, asked: Sequence[FetchRequest], critical: bool, on_end: Callable[[], None]) -> None:
         """Read the queries that have no answer yet, if there are any, as a task."""
         rest = [one for one in asked if not one.is_answered]
         if not rest:
@@ -477,7 +475,7 @@ class DatabaseSource:
             _fail_all(rest, error)
             on_end()
 
-    async def _read(self, asked: Sequence[_DatabaseQuery], critical: bool, on_end: Callable[[], None]) -> None:
+    async def _read(self, asked: Sequence[FetchRequest], critical: bool, on_end: Callable[[], None]) -> None:
         failure: TaoError | None = None
         try:
             await self._store.read_each(
@@ -493,11 +491,11 @@ class DatabaseSource:
             on_end()
 
 
-def _fail_all(asked: Sequence[_DatabaseQuery], error: TaoError) -> None:
+def _fail_all(asked: Sequence[FetchRequest], error: TaoError) -> None:
     for one in asked:
         if not one.is_answered:
             one.is_answered = True
-            deliver(one.take, error)
+            one.fail(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -513,19 +511,6 @@ class RemoteSettings:
     first_pause_seconds: float = 0.05
     """Pause before the second attempt; it doubles. A leader takes its shards within a few hundred milliseconds of the
     topology that gives them to it, and the six attempts span a second and a half."""
-
-
-class _RemoteQuery(msgspec.Struct):
-    query: Query
-    shard: int
-    minimum: int
-    critical: bool
-    until: float
-    take: Take
-    caller: str | None
-    on_pause: OnPause
-    attempt: int = 1
-    is_answered: bool = False  # this attempt; the next one is another `_RemoteQuery`
 
 
 class RemoteSource:
@@ -549,42 +534,33 @@ class RemoteSource:
         self._budget: Final = context.budget
         self._gives_up: Final = gives_up
         self._now: Final = asyncio.get_running_loop().time
-        self._gathering: TickBatcher[tuple[CacheServer, bool, str | None], _RemoteQuery] = TickBatcher(
+        self._gathering: TickBatcher[tuple[CacheServer, bool, str | None], FetchRequest] = TickBatcher(
             self._ask_leader, settings.max_batch_queries
         )
 
-    def fetch(
-        self,
-        query: Query,
-        minimum: int,
-        take: Take,
-        *,
-        critical: bool,
-        timeout_seconds: float,
-        caller: str | None,
-        on_pause: OnPause = always_pause,
-    ) -> None:
+    def fetch(self, asked: FetchRequest) -> None:
         """Fetch one query; all attempts together take at most ``timeout_seconds``. See
         `FetchSource`."""
-        until = self._now() + timeout_seconds
-        self._ask(_RemoteQuery(query, shard_of(query), minimum, critical, until, take, caller, on_pause))
+        asked.until = self._now() + asked.timeout_seconds
+        self._ask(asked)
 
-    def _ask(self, asked: _RemoteQuery) -> None:
+    def _ask(self, asked: FetchRequest) -> None:
         try:
             leader = self._locate(asked.shard)
         except TaoError as error:
-            deliver(asked.take, error)
+            asked.fail(error)
         else:
             self._gathering.add((leader, asked.critical, asked.caller), asked)
 
-    def _ask_leader(self, to: tuple[CacheServer, bool, str | None], asked: list[_RemoteQuery]) -> None:
+    def _ask_leader(self, to: tuple[CacheServer, bool, str | None], asked: list[FetchRequest]) -> None:
         leader, critical, caller = to
         # The request's batch is filled in place, because protobuf copies a message that is assigned to a field.
         request = pb.Request(topology_version=self._configuration.routes.version)
         order = encode_queries([(one.query, one.minimum) for one in asked], request.read)
         if critical:
             request.read.critical = True
-        pass_caller(request, caller)
+        if caller is not None:
+            pass_caller(request, caller)
         by_slot = [asked[index] for index in order]
         timeout_seconds = max([one.until for one in asked]) - self._now()
         link = self._links.to(leader)
@@ -595,7 +571,7 @@ class RemoteSource:
         finally:
             link.flush()
 
-    def _take(self, by_slot: Sequence[_RemoteQuery], answer: pb.Answer) -> None:
+    def _take(self, by_slot: Sequence[FetchRequest], answer: pb.Answer) -> None:
         if answer.HasField("error"):
             error = error_from_pb(answer.error)
             for one in by_slot:
@@ -613,8 +589,13 @@ class RemoteSource:
                 if not one.is_answered:
                     one.is_answered = True
                     origin = served_by if slot in missed else "leader"
-                    wrong = _fault_of(one.query, value)
-                    deliver(one.take, wrong or Fetched(value, epochs.get(one.shard, 0), origin))
+                    wrong = None
+                    if type(one.query) is not ObjectQuery or len(value) < OBJECT_HEADER_BYTES:
+                        wrong = _fault_of(one.query, value)
+                    if wrong is None:
+                        deliver(one.take, Fetched(value, epochs.get(one.shard, 0), origin))
+                    else:
+                        one.fail(wrong)
         if failed := read.failed_slots:
             for slot, failure in zip(failed, read.errors, strict=False):
                 self._fail(by_slot[slot], error_from_pb(failure))
@@ -623,7 +604,7 @@ class RemoteSource:
                 if not one.is_answered:
                     self._fail(one, ProtocolError("the leader's answer lacks a value for a query"))
 
-    def _fail(self, asked: _RemoteQuery, error: TaoError) -> None:
+    def _fail(self, asked: FetchRequest, error: TaoError) -> None:
         if asked.is_answered:
             return
         asked.is_answered = True
@@ -641,9 +622,9 @@ class RemoteSource:
                     error = refused
                 else:
                     return
-        deliver(asked.take, error)
+        asked.fail(error)
 
-    async def _ask_again(self, asked: _RemoteQuery, pause_seconds: float, last: TaoError) -> None:
+    async def _ask_again(self, asked: FetchRequest, pause_seconds: float, last: TaoError) -> None:
         """Ask again after a pause, and by the topology that the last answer has named: by an older one the query would
         go where it was refused. A look for that topology counts as an attempt."""
         named = last.topology_version if isinstance(last, NotMine) else 0
@@ -655,13 +636,13 @@ class RemoteSource:
                 await self._configuration.refresh(asked.until - self._now())
             except Exception as error:
                 # A bug there must not leave a fetch that never finishes; the failed task is logged.
-                deliver(asked.take, InternalError(f"{type(error).__name__} in a fetch; see the server's log"))
+                asked.fail(InternalError(f"{type(error).__name__} in a fetch; see the server's log"))
                 raise
             if self._configuration.routes.version >= named:
                 break
             pause_seconds *= 2
             if attempt >= self._settings.max_attempts or self._now() + pause_seconds >= asked.until:
-                deliver(asked.take, last)
+                asked.fail(last)
                 return
         self._ask(msgspec.structs.replace(asked, attempt=attempt, is_answered=False))
 

@@ -7,10 +7,10 @@ from abc import ABC, abstractmethod
 
 from tao.model.errors import TaoError
 from tao.model.queries import Fetched, Query
-from tao.serving.misses import Miss, Misses, ReadPolicy
+from tao.serving.misses import LoneMiss, Miss, Misses, ReadPolicy
 from tao.serving.shares import WorkShares
 from tao.serving.single_flight import SingleFlight
-from tao.serving.sources import OnPause, Take, always_pause, deliver_from_task
+from tao.serving.sources import FetchRequest, deliver_from_task
 from tests.rigs.leader_rig import SCHEMA
 
 
@@ -26,7 +26,7 @@ class Awaited:
     def gone(self) -> bool:
         return self._answer.done()
 
-    def take(self, miss: Miss, answer: Fetched | TaoError) -> None:
+    def take(self, miss: Miss | LoneMiss, answer: Fetched | TaoError) -> None:
         if not self.gone:
             self._answer.set_result(answer)
 
@@ -53,7 +53,8 @@ def make_misses(single_flight: SingleFlight, *, past_floors: bool = False) -> Mi
 
 def begin(misses: Misses, query: Query, minimum: int, awaited: Awaited, *, critical: bool) -> None:
     """Begin a miss whose answer goes to ``awaited``."""
-    Miss(misses, awaited, query, minimum, 0).begin(critical=critical)
+    if critical or minimum or not LoneMiss.begins(misses, awaited, query, 0):
+        Miss(misses, awaited, query, minimum, 0).begin(critical=critical)
 
 
 async def answer(misses: Misses, query: Query, minimum: int, *, critical: bool) -> Fetched:
@@ -66,19 +67,16 @@ async def answer(misses: Misses, query: Query, minimum: int, *, critical: bool) 
 class WaitingSource(ABC):
     """A `FetchSource` whose subclasses implement the coroutine `read`."""
 
-    def fetch(
-        self,
-        query: Query,
-        minimum: int,
-        take: Take,
-        *,
-        critical: bool,
-        timeout_seconds: float,
-        caller: str | None,
-        on_pause: OnPause = always_pause,
-    ) -> None:
+    def fetch(self, asked: FetchRequest) -> None:
         """See `FetchSource.fetch`."""
-        reading = self.read(query, minimum, critical=critical, timeout_seconds=timeout_seconds)
+
+        def take(answer: Fetched | TaoError) -> None:
+            if isinstance(answer, TaoError):
+                asked.fail(answer)
+            else:
+                asked.take(answer)
+
+        reading = self.read(asked.query, asked.minimum, critical=asked.critical, timeout_seconds=asked.timeout_seconds)
         deliver_from_task(asyncio.ensure_future, reading, take)
 
     @abstractmethod

@@ -350,7 +350,13 @@ def _write_bounds() -> list[Bound]:
 def _read_bounds(arena_bytes: int) -> list[Bound]:
     """Return the bounds of servers for readers."""
     return [
-        Bound("fills", SingleFlight, lambda fetches: fetches.under_way, roles.FILLS.max_fetches, ("fetch_for",)),
+        Bound(
+            "fills",
+            SingleFlight,
+            lambda fetches: fetches.under_way,
+            roles.FILLS.max_fetches,
+            ("fetch_for", "add_alone"),
+        ),
         Bound(
             "gathered misses",
             DatabaseSource,

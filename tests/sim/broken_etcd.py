@@ -10,8 +10,7 @@ from unittest.mock import patch
 from tao.etcd.client import EtcdClient, WatchBroken
 from tao.follower.miss_path import MissPath
 from tao.model.errors import TaoError, Unavailable
-from tao.model.queries import Query
-from tao.serving.sources import Take
+from tao.serving.sources import FetchRequest
 from tao.topology import etcd_document
 from tao.topology.etcd_document import EtcdDocument, Keys, Snapshot
 from tests.sim.broken import Variant
@@ -25,11 +24,11 @@ def _topology_void_while_etcd_is_away() -> Iterator[None]:
     emptied = set[Process | None]()
     fetch, take_snapshot, report = MissPath.fetch, EtcdDocument._take, EtcdDocument._report_any
 
-    def fetch_by_topology(path: MissPath, query: Query, minimum: int, take: Take, **how: Any) -> None:
+    def fetch_by_topology(path: MissPath, asked: FetchRequest) -> None:
         if CURRENT.get() in emptied:
-            take(Unavailable("there is no topology"))
+            asked.fail(Unavailable("there is no topology"))
         else:
-            fetch(path, query, minimum, take, **how)
+            fetch(path, asked)
 
     async def take_up(document: EtcdDocument[Any, Any], snapshot: Snapshot) -> object:
         emptied.discard(CURRENT.get())

@@ -35,7 +35,6 @@ from tao.leader.write_path import WritePath
 from tao.model.changes import Change, ListChange, ShardInvalidation, ShardMessages
 from tao.model.delivery import Position, ShardDelivery
 from tao.model.ids import EPOCH_UNIX_MS, IdSequence
-from tao.model.queries import Query
 from tao.model.relay import Relay
 from tao.model.rows import IntentKey
 from tao.model.topology import Database
@@ -48,7 +47,7 @@ from tao.routing import topology_changes
 from tao.serving import forward_path
 from tao.serving.configuration import Configuration
 from tao.serving.misses import Miss
-from tao.serving.sources import Databases, Take
+from tao.serving.sources import Databases, FetchRequest
 from tao.tailer.delivery_path import DeliveryPath
 from tao.tailer.leader_outbox import LeaderOutbox, Part
 from tao.watcher import server
@@ -296,8 +295,8 @@ def _topology_skew_ignored() -> Iterator[None]:
 def _leader_alone_asked() -> AbstractContextManager[None]:
     """Let a follower ask only the leader of its region, whatever the result."""
 
-    def ask_leader(path: MissPath, query: Query, minimum: int, take: Take, **how: Any) -> None:
-        path._leaders.fetch(query, minimum, take, **how)
+    def ask_leader(path: MissPath, asked: FetchRequest) -> None:
+        path._leaders.fetch(asked)
 
     return _replaced(MissPath, fetch=ask_leader)
 

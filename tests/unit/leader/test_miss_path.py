@@ -23,7 +23,7 @@ from tao.model.errors import (
 )
 from tao.model.graph import encode_object
 from tao.model.queries import CountQuery, Fetched, ObjectQuery, Query, RangeQuery
-from tao.serving.sources import DatabaseSource, OnPause, RemoteSource, Take, always_pause, fetch_and_wait
+from tao.serving.sources import DatabaseSource, FetchRequest, RemoteSource, fetch_and_wait
 from tests.rigs.asking import WaitingSource
 from tests.rigs.leader_rig import FRIEND, USER, make_id
 from tests.rigs.pacing import Gate, Tasks
@@ -43,19 +43,9 @@ class Source(WaitingSource):
     timeouts: list[float] = field(default_factory=list)
     callers: list[str | None] = field(default_factory=list)
 
-    def fetch(
-        self,
-        query: Query,
-        minimum: int,
-        take: Take,
-        *,
-        critical: bool,
-        timeout_seconds: float,
-        caller: str | None,
-        on_pause: OnPause = always_pause,
-    ) -> None:
-        self.callers.append(caller)
-        super().fetch(query, minimum, take, critical=critical, timeout_seconds=timeout_seconds, caller=caller)
+    def fetch(self, asked: FetchRequest) -> None:
+        self.callers.append(asked.caller)
+        super().fetch(asked)
 
     async def read(self, query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
         self.asked.append((query, minimum, critical))

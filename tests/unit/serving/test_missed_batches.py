@@ -9,14 +9,14 @@ import pytest
 
 from tao.cache import CacheSettings, GraphCache
 from tao.model.errors import InvalidArgument, TaoError, Unavailable
-from tao.model.queries import Fetched, ObjectQuery, Query
+from tao.model.queries import Fetched, ObjectQuery
 from tao.routing.fair_shares import ShareSettings
 from tao.serving.miss_answers import BatchSettings
 from tao.serving.misses import Misses, ReadPolicy
 from tao.serving.server import SchemaArenas
 from tao.serving.shares import ShareOfWork, WorkShares
-from tao.serving.single_flight import FillSettings, SingleFlight
-from tao.serving.sources import OnPause, Take, always_pause
+from tao.serving.single_flight import FillSettings, LoneFetch, SingleFlight
+from tao.serving.sources import FetchRequest, OnPause, Take
 from tao.wire.identity import PeerIdentity
 from tao.wire.read_batch import OPERATIONS, OperationSizes
 from tao.wire.session import Reply
@@ -122,29 +122,20 @@ class Asked:
 
     def has_given_up(self, slot: int) -> bool:
         """The miss in the slot waits for a fetch that it does not need any more."""
-        (waiter,) = self.single_flight._by_key[ObjectQuery(slot + 1)].waiters
+        fetch = self.single_flight._by_key[ObjectQuery(slot + 1)]
+        (waiter,) = (fetch.opened() if isinstance(fetch, LoneFetch) else fetch).waiters
         return waiter.gone
 
-    def fetch(
-        self,
-        query: Query,
-        minimum: int,
-        take: Take,
-        *,
-        critical: bool,
-        timeout_seconds: float,
-        caller: str | None,
-        on_pause: OnPause = always_pause,
-    ) -> None:
+    def fetch(self, asked: FetchRequest) -> None:
         """See `FetchSource`."""
-        slot = cast(Any, query).id - 1
+        slot = cast(Any, asked.query).id - 1
         self.begun.append(slot)
-        self.pauses[slot] = on_pause
+        self.pauses[slot] = asked.on_pause
         now = self._now(slot)
         if now is None:
-            self.waiting[slot] = take
+            self.waiting[slot] = asked.take
         else:
-            take(now)
+            asked.take(now)
 
 
 async def test_a_miss_that_is_not_answered_in_time_fails_and_is_given_up() -> None:

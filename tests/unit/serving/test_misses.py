@@ -17,7 +17,7 @@ from tao.model.graph import MAX_TIME, Edge, encode_count, encode_object, version
 from tao.model.queries import CountQuery, EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery, start_at
 from tao.serving.misses import Misses
 from tao.serving.single_flight import FillSettings, SingleFlight
-from tao.serving.sources import OnPause, Take, always_pause, deliver
+from tao.serving.sources import FetchRequest, OnPause, Take, deliver
 from tests.rigs.asking import Awaited, answer, begin, make_misses
 from tests.rigs.leader_rig import ARENAS, COMMENT, make_id
 from tests.rigs.pacing import ManualClock, quiet, until
@@ -54,20 +54,10 @@ class ManualSource:
         self.manual = False
         self.fault: Exception | None = None
 
-    def fetch(
-        self,
-        query: Query,
-        minimum: int,
-        take: Take,
-        *,
-        critical: bool,
-        timeout_seconds: float,
-        caller: str | None,
-        on_pause: OnPause = always_pause,
-    ) -> None:
+    def fetch(self, asked: FetchRequest) -> None:
         if self.fault is not None:
             raise self.fault
-        call = Call(query, minimum, critical, take, on_pause)
+        call = Call(asked.query, asked.minimum, asked.critical, asked.take, asked.on_pause)
         self.calls.append(call)
         if not self.manual:
             asyncio.get_running_loop().call_soon(self.answer, call)

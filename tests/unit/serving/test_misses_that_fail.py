@@ -10,7 +10,7 @@ from tao.cache import CacheSettings, GraphCache, Stored
 from tao.model.errors import InternalError, Overloaded, StaleRead, TaoError, Unavailable
 from tao.model.graph import MAX_TIME
 from tao.model.queries import EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery
-from tao.serving.misses import Miss
+from tao.serving.misses import LoneMiss, Miss
 from tao.serving.single_flight import FillSettings, SingleFlight
 from tao.serving.sources import deliver
 from tests.rigs.asking import Awaited, answer, begin, make_misses
@@ -64,7 +64,7 @@ async def test_a_waiter_that_raises_costs_the_others_of_its_fetch_nothing(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken(Awaited):
-        def take(self, miss: Miss, answer: Fetched | TaoError) -> None:
+        def take(self, miss: Miss | LoneMiss, answer: Fetched | TaoError) -> None:
             raise ZeroDivisionError
 
     begin(rig.misses, ObjectQuery(A), 0, Broken(), critical=False)

@@ -12,10 +12,10 @@ from tao.cache import CacheSettings, GraphCache
 from tao.model.changes import GoneEdge, ListChange
 from tao.model.edge_block import decode_block
 from tao.model.errors import SettingsError, Unavailable
-from tao.model.queries import CountQuery, Query, RangeQuery
+from tao.model.queries import CountQuery, RangeQuery
 from tao.serving.prefix_refills import PrefixRefills, RefillSettings
 from tao.serving.single_flight import FillSettings, SingleFlight
-from tao.serving.sources import Take
+from tao.serving.sources import FetchRequest
 from tests.rigs.asking import answer, make_misses
 from tests.rigs.leader_rig import ARENAS, COMMENT, make_id
 from tests.rigs.pacing import ManualClock, Tasks, quiet, until
@@ -178,8 +178,8 @@ async def test_refills_wait_while_readers_wait_for_the_source(rig: Rig) -> None:
 async def test_a_failed_refill_is_repeated_a_bounded_number_of_times(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     await rig.read(LIMIT)
 
-    def fail(query: Query, minimum: int, take: Take, **_: object) -> None:
-        take(Unavailable("the database is away"))
+    def fail(asked: FetchRequest) -> None:
+        asked.fail(Unavailable("the database is away"))
 
     monkeypatch.setattr(rig.source, "fetch", fail)
     rig.delete(LIMIT - 1)

@@ -17,7 +17,7 @@ from tao.runtime.clock import LoopClock
 from tao.serving.miss_answers import BatchSettings
 from tao.serving.misses import ReadPolicy
 from tao.serving.read_service import ReadService, answer_hits, leave_out
-from tao.serving.sources import Take
+from tao.serving.sources import FetchRequest
 from tao.serving.traffic import Traffic
 from tao.wire.read_batch import EXISTS as EXISTS_GROUP
 from tao.wire.read_batch import BatchQueries, encode_queries, operation_sizes, shards_in
@@ -380,12 +380,11 @@ async def test_a_slow_miss_delays_no_other(rig: LeaderRig) -> None:
     held: list[Callable[[], None]] = []
     fetch = rig.source.fetch
 
-    def fetch_later(query: Query, minimum: int, take: Take, **how: Any) -> None:
-        begin = partial(fetch, query, minimum, take, **how)
-        if query == ObjectQuery(A):
-            held.append(begin)
+    def fetch_later(asked: FetchRequest) -> None:
+        if asked.query == ObjectQuery(A):
+            held.append(partial(fetch, asked))
         else:
-            begin()
+            fetch(asked)
 
     rig.source.fetch = fetch_later  # type: ignore[method-assign]
     asked = Asked(rig, reads=bounded(rig, max_misses_at_once=2), obj_ids=[A + number for number in range(20)])
