@@ -24,6 +24,7 @@ from tao.model.ids import PROMOTION_AHEAD_MS
 from tao.model.ports import TopologyStore
 from tao.model.topology import Database, Topology
 from tao.replication.concurrent_steps import all_of, both
+from tao.replication.followers import follow_master
 from tao.replication.kept_sessions import KeptSessions
 from tao.replication.lease import LeaseTerms, grant_lease, lease_terms, server_unix_ms
 from tao.replication.locks import LockHold, Locks, hold_exclusively, mastership_lock
@@ -610,7 +611,7 @@ class Promoter:
         opened_at = loop.time() + (self._settings.settle_seconds if settle else 0.0)
         database = replicas.database
         await self._begin(replicas, PromotionStep.REPOINT)
-        following, left = await self._repoint(replicas, installed.lost if installed else "")
+        following, left = await follow_master(replicas, lost=installed.lost if installed else "")
         await self._begin(replicas, PromotionStep.SETTLE)
         await asyncio.sleep(max(0.0, opened_at - loop.time()))
         await self._begin(replicas, PromotionStep.OPEN)
@@ -651,41 +652,6 @@ class Promoter:
                 other_servers=await self._other_servers(replicas.database),
                 deadline=replicas.statement_deadline(),
             )
-
-    async def _repoint(self, replicas: ReplicationSet, lost: str) -> tuple[list[str], dict[str, str]]:
-        """Make the other servers follow the master, all at a time. Returns which do, and why each other one does not.
-
-        A ``lost`` server is not asked: writes would wait for its silence. It rejoins when it is back."""
-        places = replicas.database.places
-        asked = [region for region in places if places[region].name != lost]
-        left = {lost: f"{lost} does not answer"} if lost else {}
-        if len(asked) == 1:
-            return [], left
-        members = await asyncio.gather(*map(replicas.member, asked))
-        master = next(member for member in members if member.is_master)
-        others = [member for member in members if not member.is_master]
-        done = await asyncio.gather(
-            *(self._repoint_member(replicas, member, master) for member in others), return_exceptions=True
-        )
-        for member, error in zip(others, done, strict=True):
-            if isinstance(error, TaoError):
-                left[member.name] = error.message
-            elif error is not None:
-                raise error
-        return [member.name for member in others if member.name not in left], left
-
-    async def _repoint_member(self, replicas: ReplicationSet, member: SetMember, master: SetMember) -> None:
-        """Make a server that answers follow the master. Raises `ServerDiverged` when it must not."""
-        arrives = member.acknowledges if replicas.database.semi_sync else member.receives
-        if replicas.follows(member, master.region) and arrives:
-            return  # Keep the connection: an open master would hold up all commits until the replica has reconnected.
-        check_seeded(member)
-        if member.state is not None and member.state.following is None and not member.state.read_only:
-            # It may be an old master that is still open. Close it first, so that the comparison covers all it will ever
-            # have had. One that was found closed commits nothing more: opening it needs the lock.
-            await replicas.close(member.region)
-        check_rejoin(*await replicas.beside_master(member.region))
-        await replicas.follow(member.region, master.region)
 
     async def _acknowledged_in_use(self, replicas: ReplicationSet, following: list[str]) -> bool:
         """Return whether a replica in use acknowledges. A marked replica may be about to be stopped, and then all
