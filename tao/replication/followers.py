@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from tao.model.errors import TaoError
 from tao.replication.promotion_plan import SetMember, check_rejoin, check_seeded
 from tao.replication.replication_set import ReplicationSet
+from tao.replication.server_statements import receive_again
 
 
 async def follow_master(replicas: ReplicationSet, *, lost: str) -> tuple[list[str], dict[str, str]]:
@@ -42,3 +44,38 @@ async def _follow(replicas: ReplicationSet, member: SetMember, master: SetMember
         await replicas.close(member.region)
     check_rejoin(*await replicas.beside_master(member.region))
     await replicas.follow(member.region, master.region)
+
+
+async def give_back(replicas: ReplicationSet, before: Sequence[SetMember]) -> dict[str, str]:
+    """Have replicas receive again from a master that is there and cannot be compared with them: it refuses this
+    process. Returns why a server does not.
+
+    ``before``: how they were when this run began, under the lock that it still holds. One that followed the master then
+    and follows nobody now was detached by this run, so it has nothing but what it received from that master. Any other
+    one that follows nobody may have another history, and is left alone; so is one that an operator has marked.
+    """
+    region = replicas.database.master_region
+    followed = {member.name for member in before if not member.is_master and replicas.follows(member, region)}
+    servers = {place: server for place, server in replicas.database.places.items() if place != region}
+    stopped = [place for place, server in servers.items() if not server.down]
+    done = await asyncio.gather(
+        *(_give_back(replicas, place, was_detached=servers[place].name in followed) for place in stopped),
+        return_exceptions=True,
+    )
+    left: dict[str, str] = {}
+    for place, error in zip(stopped, done, strict=True):
+        if isinstance(error, TaoError):
+            left[servers[place].name] = error.message
+        elif error is not None:
+            raise error
+    return left
+
+
+async def _give_back(replicas: ReplicationSet, region: str, *, was_detached: bool) -> None:
+    member, master_region = await replicas.member(region), replicas.database.master_region
+    following = None if member.state is None else member.state.following
+    if following is None and member.is_complete and was_detached:
+        await replicas.follow(region, master_region)
+    elif following is not None and following.receiving_stopped and replicas.follows(member, master_region):
+        async with replicas.session(region) as session:
+            await receive_again(session, deadline=replicas.statement_deadline())

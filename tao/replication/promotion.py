@@ -11,7 +11,7 @@ Writes and critical reads fail with `MASTER_READ_ONLY` from the first step to th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -24,16 +24,18 @@ from tao.model.ids import PROMOTION_AHEAD_MS
 from tao.model.ports import TopologyStore
 from tao.model.topology import Database, Topology
 from tao.replication.concurrent_steps import all_of, both
-from tao.replication.followers import follow_master
+from tao.replication.followers import follow_master, give_back
 from tao.replication.kept_sessions import KeptSessions
 from tao.replication.lease import LeaseTerms, grant_lease, lease_terms, server_unix_ms
 from tao.replication.locks import LockHold, Locks, hold_exclusively, mastership_lock
 from tao.replication.lost_master import LostMaster
 from tao.replication.promotion_plan import (
+    MasterAnswers,
     PromotionRefused,
     PromotionRequest,
     SetMember,
     check_before,
+    check_fenced,
     check_kept,
     check_lost,
     check_rejoin,
@@ -153,6 +155,8 @@ class _Loss:
     """As in `_Run`."""
     is_fenced: bool
     """It acknowledges nothing once all replicas have stopped receiving (`is_fenced_by_replicas`)."""
+    has_answered: Callable[[], bool]
+    """As in `Promoter.promote`."""
 
 
 class _Prepared(NamedTuple):
@@ -224,12 +228,14 @@ class Promoter:
         *,
         last_renewal: LastRenewal | None = None,
         still_waits: Callable[[], bool] = lambda: True,
+        has_answered: Callable[[], bool] = lambda: False,
     ) -> PromotionResult:
         """Make another server master. A master that is reported lost is replaced only while it does not answer.
 
         ``last_renewal`` is called once no further renewal can begin. It returns when, on the loop's clock, the old
         master's lease was renewed last; None means that it may have been a moment ago. ``still_waits`` is asked once
         the lock is held, for which seconds may have passed: does ``request.waited_for_replica`` hold now?
+        ``has_answered`` is asked at the last moment: has a lost master answered somebody else since the call?
 
         Raises `PromotionRefused` with nothing changed, or another `TaoError` when a step failed; the next run then
         finishes or undoes what was done. Raises `LockTaken` when another run is under way, and `LockLost` when this
@@ -247,7 +253,7 @@ class Promoter:
                 master = LostMaster(replicas)
                 await asking.enter_async_context(master.asked())
                 members, is_fenced = await self._members_of_lost(replicas, request, master)
-                loss = _Loss(master, last_renewal, run.locked_at, is_fenced)
+                loss = _Loss(master, last_renewal, run.locked_at, is_fenced, has_answered)
             else:
                 members = await replicas.members()
             check_before(members, request)
@@ -258,7 +264,7 @@ class Promoter:
                 await asking.aclose()
                 # Nothing irrevocable has happened: reopen the old master if it can be reached by now.
                 with suppress(PromotionRefused):
-                    await self._restore(replicas, last_renewal)
+                    await self._restore(replicas, last_renewal, members)
                 raise
             await asking.aclose()
             return await self._install(replicas, chosen, prepared, lost, lacks_commits=bool(lost))
@@ -374,7 +380,10 @@ class Promoter:
             await self._begin(replicas, PromotionStep.CATCH_UP)
             await replicas.catch_up(choose_catch_up_target(others, request), self._settings.catch_up_seconds)
         elif not loss.is_fenced:
-            await self._wait_for_lease(replicas, others, loss.last_renewal, loss.locked_at, loss.master.answered)
+            lasts = await self._wait_for_lease(
+                replicas, others, loss.last_renewal, loss.locked_at, loss.master.answered
+            )
+            check_fenced(master.name, request, lasts)
             check_lost(loss.master.found, request)
         await self._begin(replicas, PromotionStep.STOP_RECEIVING)
         stopped = await self._stop_receiving(replicas, others)
@@ -410,6 +419,8 @@ class Promoter:
             prepared, master = await both(self._prepare(replicas, chosen), asked)
         # From here on reads may find no server with the versions they require until the topology is changed.
         check_lost(master, request)
+        if loss is not None and loss.has_answered():
+            raise MasterAnswers(f"the master {master.name} is slow, and not lost: it has answered a watcher meanwhile")
         return prepared, "" if master.state is not None else master.name
 
     async def _stop_receiving(self, replicas: ReplicationSet, others: list[SetMember]) -> dict[str, SetMember]:
@@ -439,12 +450,13 @@ class Promoter:
         last_renewal: LastRenewal | None,
         latest: float,
         unless: asyncio.Event,
-    ) -> None:
+    ) -> float:
         """Wait until a master that cannot be reached has closed itself, or ``unless`` is set. ``latest``: as in
-        `_over_at`."""
-        terms = await self._lease_terms(replicas, others)
-        over_at = await _over_at(max(each.over_after_seconds for each in terms), last_renewal, latest)
+        `_over_at`. Returns how many seconds after a renewal it does so, 0 for one that keeps no lease."""
+        lasts = max(each.over_after_seconds for each in await self._lease_terms(replicas, others))
+        over_at = await _over_at(lasts, last_renewal, latest)
         await replicas.wait(over_at - asyncio.get_running_loop().time(), unless)
+        return lasts
 
     async def _reads_over_at(
         self, replicas: ReplicationSet, others: list[SetMember], last_renewal: LastRenewal | None
@@ -571,7 +583,10 @@ class Promoter:
 
     # ---- the state that the topology describes -----------------------------------------------------------------------
 
-    async def _restore(self, replicas: ReplicationSet, last_renewal: LastRenewal | None) -> PromotionResult:
+    async def _restore(
+        self, replicas: ReplicationSet, last_renewal: LastRenewal | None, before: Sequence[SetMember] = ()
+    ) -> PromotionResult:
+        """``before``: how the servers were when a run began that is undone."""
         members = await replicas.members()
         master = next(member for member in members if member.is_master)
         others = [member for member in members if not member.is_master and member.state is not None]
@@ -593,6 +608,11 @@ class Promoter:
             prepared = await self._prepare(replicas, chosen)
             done = await self._install(replicas, chosen, prepared, lost, lacks_commits=True)
             return msgspec.structs.replace(done, without_tables=without_tables)
+        if master.refuses:
+            # It is there, so it is not replaced, and as long as its replicas are stopped its commits wait.
+            left = await give_back(replicas, before)
+            detail = "".join(f"; {name} does not receive from it: {why}" for name, why in left.items())
+            raise PromotionRefused(f"the master {master.name} refuses this process: {master.error}{detail}")
         if master.state is None:
             raise PromotionRefused(f"the master {master.name} does not answer: {master.error}")
         if master.state.following is not None:
