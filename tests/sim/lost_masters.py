@@ -4,9 +4,10 @@ The watchers are the product's own: probes, reports, locks, renewals, decisions,
 Replaced are the statements that they send to database servers (`tests.sim.replicated`). Each hour has one incident, and
 only the seconds around it are played: in between nothing happens that could be misjudged.
 
-A promotion is *false* when its master was well: its process ran, and the watcher that promoted, one of the master's own
-region that could say so, or a replica could have reached it throughout the two seconds before. One that answers, and
-sends heartbeats, later than a probe waits is not well. Also checked: no acknowledged write of a semi-synchronous
+A promotion is *false* when its master was well: its process ran, and throughout the two seconds before somebody could
+have heard from it. That is the watcher that promoted, and any of the master's own region that could say so, if the
+master answered every question within `ProbeSettings.master_hangs_seconds`; and a replica, if no heartbeat came so late
+that one seemed to be missed. Also checked: no acknowledged write of a semi-synchronous
 database is missing at a later master; no critical read, by a client with any topology, lacks what was acknowledged
 before it began; and writes go on within `REPLACED_SECONDS` of the loss of a master that died or stood still for good,
 if nothing else befell it. One that pauses again and again, each time for less than
@@ -22,6 +23,7 @@ to stay open, and to answer critical reads.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import random
 from collections import Counter
@@ -38,6 +40,8 @@ from tao.model.ports import TopologyStore
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology, WatcherProcess
 from tao.replication.locks import LockFiles
 from tao.replication.promotion import PromotionStep
+from tao.replication.promotion_plan import SILENT_SECONDS
+from tao.replication.server_statements import HEARTBEAT_SECONDS
 from tao.storage.failures import ConnectionLost
 from tao.topology import edits
 from tao.topology.etcd_document import Snapshot
@@ -98,6 +102,20 @@ class Findings:
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
+    def totals(self) -> str:
+        """Return in a line how many hours were played, and how often each rule was broken."""
+        broken = {
+            "false": self.false,
+            "lost writes": self.lost_writes,
+            "stale reads": self.stale_reads,
+            "late": self.late,
+            "closed": self.closed,
+            "stuck": self.stuck,
+            "errors": self.errors,
+        }
+        counts = ", ".join(f"{what} {len(found)}" for what, found in broken.items())
+        return f"{self.hours} hours, {self.promotions} promotions: {counts}"
+
     @property
     def violations(self) -> list[str]:
         return [*self.false, *self.lost_writes, *self.stale_reads, *self.late, *self.closed, *self.stuck, *self.errors]
@@ -147,12 +165,11 @@ class Hour:
         self.watchers: Final[dict[str, SimWatcher]] = {}
         self.acknowledged: Final[dict[int, int]] = {}
         """Server number → the last of its transactions that was acknowledged."""
-        self._well_since: Final[dict[tuple[str, str], float]] = {}
         self._died_at = -1.0
         self._hangs = False
         """The master did not die: it stands still for good."""
         self._lively_until: Final[dict[str, float]] = {}
-        """Server → when it last had run for `LIVELY_SECONDS` without a pause."""
+        """Server → the beginning of the last pause before which it had run for `LIVELY_SECONDS`."""
         self._kinds_drawn: list[str] = []
         self._processes: Final[list[Process]] = []
 
@@ -258,23 +275,35 @@ class Hour:
         if any(each.epoch > database.version_epoch for each in self.machines.servers.values()):
             return  # it was interrupted, and can only be finished
         self.findings.promotions += 1
+        if self._was_well(old, watcher):
+            self.findings.false.append(f"seed {self.seed}: {watcher.process.name} replaced {old.name}")
+        if {"master pauses", "master stands still"}.issuperset(self._kinds_drawn) and self._was_lively(old):
+            self.findings.false.append(f"seed {self.seed}: {watcher.process.name} replaced {old.name} in a pause")
+        if not self.semi_sync:
+            self._forget_lost()
+
+    def _was_well(self, old: Server, watcher: SimWatcher) -> bool:
+        """Return whether somebody could have heard from a master that is replaced, all the time (see above)."""
         may_report = self.loop.now - self.machines.healed_at >= _WELL_SECONDS
-        reporting = [
-            own
+        witnesses = {
+            own: ProbeSettings().master_hangs_seconds
             for own in self._named(old.region)
             if may_report
             and not self.machines.is_cut(own, watcher.process.name)
             and self.watchers[own].process.state == "runs"
-        ]
-        replicas = [name for name in self.machines.servers if name != old.name]
-        since = [self._well_since.get((name, old.name)) for name in (watcher.process.name, *reporting, *replicas)]
-        if any(each is not None and self.loop.now - each >= _WELL_SECONDS for each in since):
-            self.findings.false.append(f"seed {self.seed}: {watcher.process.name} replaced {old.name}")
-        pauses = {"master pauses", "master stands still"}.issuperset(self._kinds_drawn)
-        if pauses and self.loop.now - self._lively_until[old.name] < ProbeSettings().master_hangs_seconds:
-            self.findings.false.append(f"seed {self.seed}: {watcher.process.name} replaced {old.name} in a pause")
-        if not self.semi_sync:
-            self._forget_lost()
+        }
+        witnesses[watcher.process.name] = ProbeSettings().master_hangs_seconds
+        witnesses |= dict.fromkeys(self.machines.servers.keys() - {old.name}, SILENT_SECONDS - HEARTBEAT_SECONDS)
+        since = min(self.machines.well_since(name, old, seconds) for name, seconds in witnesses.items())
+        return self.loop.now - since >= _WELL_SECONDS
+
+    def _was_lively(self, old: Server) -> bool:
+        """Return whether a master has lately run for long enough to answer, or pauses for less than makes it a lost
+        one."""
+        now, paused_at = self.loop.now, old.stands_still_since
+        runs_for = now - old.stands_still_until
+        lively_until = now if runs_for >= LIVELY_SECONDS else self._lively_until.get(old.name, paused_at)
+        return old.runs and now - lively_until < ProbeSettings().master_hangs_seconds
 
     def _forget_lost(self) -> None:
         """What an asynchronous master had not sent yet is lost with it."""
@@ -287,48 +316,36 @@ class Hour:
         for number in list(self.acknowledged):
             self.acknowledged[number] = min(self.acknowledged[number], best.get(number, 0))
 
-    async def _note_who_is_well(self) -> None:
-        while True:
-            for server in self.machines.servers.values():
-                runs = server.runs and server.stands_still_until <= self.loop.now
-                if runs and self.loop.now - server.stands_still_until >= LIVELY_SECONDS:
-                    self._lively_until[server.name] = self.loop.now
-                for name in (*self.watchers, *self.machines.servers):
-                    if runs and not self.machines.is_cut(name, server.name):
-                        self._well_since.setdefault((name, server.name), self.loop.now)
-                    else:
-                        self._well_since.pop((name, server.name), None)
-            await asyncio.sleep(0.02)
-
     # clients
 
-    async def _write(self, server: Server) -> None:
+    async def _ask_all(self, ask: Callable[[Server], Coroutine[object, object, None]]) -> None:
+        """Ask each server that is open, again and again, as those do that take it for the master."""
+        asked: dict[str, asyncio.Task[None]] = {}
         while True:
             await asyncio.sleep(_CLIENT_SECONDS * self.random.random() * 2)
-            if server.read_only:
-                continue
-            began = self.loop.now
-            with suppress(TaoError):
-                number = await write(self.machines, server, _ANSWER_SECONDS)
-                self._note_served("write")
-                self.acknowledged[server.number] = max(number, self.acknowledged.get(server.number, 0))
-                if 0 <= self._died_at < began:
-                    took = self.findings.hung_seconds if self._hangs else self.findings.replaced_seconds
-                    took.append(self.loop.now - self._died_at)
-                    self._died_at = -1.0
+            for server in self.machines.servers.values():
+                if not server.read_only and (server.name not in asked or asked[server.name].done()):
+                    asked[server.name] = self.loop.create_task(ask(server))
+
+    async def _write(self, server: Server) -> None:
+        began = self.loop.now
+        with suppress(TaoError):
+            number = await write(self.machines, server, _ANSWER_SECONDS)
+            self._note_served("write")
+            self.acknowledged[server.number] = max(number, self.acknowledged.get(server.number, 0))
+            if 0 <= self._died_at < began:
+                took = self.findings.hung_seconds if self._hangs else self.findings.replaced_seconds
+                took.append(self.loop.now - self._died_at)
+                self._died_at = -1.0
 
     async def _read(self, server: Server) -> None:
-        while True:
-            await asyncio.sleep(_CLIENT_SECONDS * self.random.random() * 2)
-            if server.read_only:
-                continue
-            acknowledged = dict(self.acknowledged)
-            with suppress(TaoError):
-                found = await critical_read(self.machines, server, _ANSWER_SECONDS)
-                self._note_served("critical read")
-                lacks = [number for of, number in acknowledged.items() if found.get(of, 0) < number]
-                if lacks and self.semi_sync:
-                    self.findings.stale_reads.append(f"seed {self.seed}: {server.name} without {lacks}")
+        acknowledged = dict(self.acknowledged)
+        with suppress(TaoError):
+            found = await critical_read(self.machines, server, _ANSWER_SECONDS)
+            self._note_served("critical read")
+            lacks = [number for of, number in acknowledged.items() if found.get(of, 0) < number]
+            if lacks and self.semi_sync:
+                self.findings.stale_reads.append(f"seed {self.seed}: {server.name} without {lacks}")
 
     def _note_served(self, what: str) -> None:
         self._longest_wait[what] = max(self._longest_wait[what], self.loop.now - self._served_at[what])
@@ -349,13 +366,11 @@ class Hour:
         # The first one acts.
         for watcher in self.random.sample([*self.watchers.values()], len(self.watchers)):
             watcher.process.context.run(self._start, watcher)
-        self._run(Process("observer", "east"), self._note_who_is_well())
         for region in self.region_names():
             client = Process(f"{region}-client", region)
             self.machines.regions[client.name] = region
-            for server in self.machines.servers.values():
-                self._run(client, self._write(server))
-                self._run(client, self._read(server))
+            self._run(client, self._ask_all(self._write))
+            self._run(client, self._ask_all(self._read))
         self.loop.call_later(self.random.random(), self.machines.close_without_lease)
         await asyncio.sleep(_BEFORE_SECONDS + self.random.random())
         kinds = self._kinds_drawn = self._draw_kinds()
@@ -455,10 +470,13 @@ class Hour:
 
     def _back(self, server: Server) -> None:
         server.restart(runs=True)
+        server.started_at = self.loop.now
         if server.following is not None:
             self.machines.send(server.following)
 
     def stand_still(self, server: Server, seconds: float) -> None:
+        if self.loop.now - server.stands_still_until >= LIVELY_SECONDS:
+            self._lively_until[server.name] = self.loop.now
         server.stands_still_since, server.stands_still_until = self.loop.now, self.loop.now + seconds
 
     def cut_off(self, names: Iterable[str], others: Iterable[str], seconds: float) -> None:
@@ -496,10 +514,18 @@ def play_hour(seed: int, kinds: Sequence[str] = (), regions: int = 0) -> Finding
 
 
 def play_hours(seeds: Iterable[int]) -> Findings:
-    """Play hours one after the other."""
+    """Play hours one after the other, and collect garbage between them: while one is played most of what is made lives
+    on, and looking for what does not takes longer than the hour."""
     found = Findings()
-    for seed in seeds:
-        found.add(play_hour(seed))
+    gc.disable()
+    gc.freeze()
+    try:
+        for seed in seeds:
+            found.add(play_hour(seed))
+            gc.collect()
+    finally:
+        gc.unfreeze()
+        gc.enable()
     return found
 
 
