@@ -452,24 +452,7 @@ class Mastership:
         done: PromotionResult | None = None
         try:
             if action is Action.PROMOTE:
-                self._log.warning("master_lost", database=name, silent_seconds=round(observation.silent_seconds, 2))
-                region, master = next((each.region, each.name) for each in observation.members if each.is_master)
-                renewed = partial(self._last_renewal, name, region)
-                waits = partial(self._waited, name, master)
-                request = PromotionRequest(
-                    master_lost=True,
-                    waited_for_replica=waits(),
-                    heard=dict(self._heard),
-                    master=master,
-                    only_fenced=True,
-                )
-                done = await self._promoter.promote(
-                    name,
-                    request,
-                    last_renewal=renewed,
-                    still_waits=waits,
-                    has_answered=partial(self._has_answered, region, master, began),
-                )
+                done = await self._replace(name, observation)
             elif action is Action.RESTORE:
                 done = await self._promoter.restore(name)
             elif action is Action.FINISH:
@@ -524,6 +507,22 @@ class Mastership:
             left=done.left if done else {},
             without_tables=done.without_tables if done else {},
             waits_for_replica=done.waits_for_replica if done else None,
+        )
+
+    async def _replace(self, name: str, observation: Observation) -> PromotionResult:
+        """Replace a lost master. Raises as `Promoter.promote`."""
+        self._log.warning("master_lost", database=name, silent_seconds=round(observation.silent_seconds, 2))
+        region, master = next((each.region, each.name) for each in observation.members if each.is_master)
+        waits = partial(self._waited, name, master)
+        request = PromotionRequest(
+            master_lost=True, waited_for_replica=waits(), heard=dict(self._heard), master=master, only_fenced=True
+        )
+        return await self._promoter.promote(
+            name,
+            request,
+            last_renewal=partial(self._last_renewal, name, region),
+            still_waits=waits,
+            has_answered=partial(self._has_answered, region, master, self._clock.monotonic()),
         )
 
     def _keeps_writes(self, database: str, master: str) -> bool:
