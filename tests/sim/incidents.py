@@ -86,6 +86,12 @@ def _pause_master(hour: Hour, until: float = 0.0) -> None:
         hour.later(seconds + LIVELY_SECONDS + hour.random.random(), partial(_pause_master, hour, until))
 
 
+def _refuse_watchers(hour: Hour) -> None:
+    """Let the master stand still until it is being replaced, and refuse the watchers' account from then on."""
+    hour.stand_still(hour.master, ProbeSettings().master_hangs_seconds + 2.0 * hour.random.random())
+    hour.master.refuses_until = hour.loop.now + _any_seconds(hour, 12)
+
+
 def _stop_disk(hour: Hour) -> None:
     hour.master.disk_stands_still_until = hour.loop.now + _any_seconds(hour, 10)
 
@@ -103,6 +109,7 @@ INCIDENTS: Final[dict[str, Callable[[Hour], None]]] = {
     "master stands still": lambda hour: hour.stand_still(hour.master, _any_seconds(hour, 10)),
     "master pauses": _pause_master,
     "master's disk stands still": _stop_disk,
+    "master refuses watchers": _refuse_watchers,
     "master slow": _slow_master,
     "master cut off from watchers": _cut_some_watchers,
     "other watchers cut off": _cut_other_watchers,

@@ -407,7 +407,7 @@ class Hour:
         if self.etcd is not None and self.etcd.is_away:
             self.etcd.start()
         for server in self.machines.servers.values():
-            server.disk_stands_still_until = 0.0
+            server.disk_stands_still_until = server.refuses_until = 0.0
             if not server.runs:
                 self._back(server)
         for watcher in self.watchers.values():
@@ -442,6 +442,10 @@ class Hour:
         if lost and self.semi_sync:
             self.findings.lost_writes.append(f"seed {self.seed}: {kinds}: {master.name} lacks {lost}")
         self.findings.lost_writes += [f"seed {self.seed}: {each}" for each in self.machines.two_masters]
+        if kinds == ["master refuses watchers"] and self.semi_sync and master.refuses_until > self.loop.now:
+            others = [each for each in self.machines.servers.values() if each is not master]
+            if not any(each.following is master and each.io_runs for each in others):
+                self.findings.stuck.append(f"seed {self.seed}: {master.name} waits for replicas that have stopped")
         if self.semi_sync and OF_ETCD.keys() >= set(kinds):
             for what, since in self._served_at.items():
                 wait = max(self._longest_wait[what], self.loop.now - since)

@@ -49,6 +49,8 @@ class Server:
     stands_still_until: float = 0.0
     disk_stands_still_until: float = 0.0
     """Until then what writes to its disk waits, and everything else goes on."""
+    refuses_until: float = 0.0
+    """Until then it refuses the account of administrators who connect. Replicas connect with another one."""
     read_only: bool = True
     master_row: str = ""
     epoch: int = 1
@@ -323,7 +325,14 @@ def statements(machines: Machines) -> list[Substitution]:
     loop, servers = machines.loop, machines.servers
 
     async def open_session(_: ServerAccount, name: str, setup: SessionSetup, *, deadline: float) -> Session:
-        starts = await machines.trip(servers[name], lambda server: server.starts, deadline)
+        def log_in(server: Server) -> int:
+            if server.refuses_until > loop.now:
+                refusal = OperatorError(f"{name}: access denied")
+                refusal.is_refusal = True
+                raise refusal
+            return server.starts
+
+        starts = await machines.trip(servers[name], log_in, deadline)
         return Session(machines, servers[name], setup.under_lock_seconds, starts)
 
     def attach(server: Server, source: ReplicationSource) -> None:

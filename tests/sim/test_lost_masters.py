@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tao.replication import promotion_plan, replication_set
+from tao.replication import promotion, promotion_plan, replication_set
 from tao.replication.lease import LeaseTerms
 from tao.replication.lost_master import LostMaster
 from tao.replication.promotion import Promoter, PromotionResult
@@ -101,6 +101,17 @@ def test_a_master_that_waits_for_ever_for_replicas_that_a_failed_promotion_has_s
 ) -> None:
     monkeypatch.setattr(mastership, "_has_stopped_receiving", _follows_nobody)
     assert _first("region cut off", regions=2, seed=691).stuck
+
+
+async def _gives_nothing_back(*_: object) -> dict[str, str]:
+    return {}
+
+
+def test_a_master_that_refuses_the_watcher_and_does_not_get_its_replicas_back_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(promotion, "give_back", _gives_nothing_back)
+    assert _first("master refuses watchers", regions=1, seed=0).stuck
 
 
 async def _is_not_renewed(*_: object) -> bool:
