@@ -131,7 +131,8 @@ class Hour:
     def __init__(self, seed: int, loop: SimLoop, kinds: Sequence[str] = (), regions: int = 0) -> None:
         """``kinds`` of incidents, and number of ``regions``: none and 0 leave them to the seed. Where one of the kinds
         befalls an etcd there is one."""
-        rng = self.random = random.Random(seed)
+        rng = random.Random(seed)
+        self.random: Final[random.Random] = rng
         self.seed: Final = seed
         self.loop: Final = loop
         self.findings: Final = Findings(hours=1)
@@ -157,7 +158,7 @@ class Hour:
         self._served_at: Final = {"write": 0.0, "critical read": 0.0}
         self._longest_wait: Final = dict.fromkeys(self._served_at, 0.0)
         """Longest time without one that was answered, since the incident."""
-        self.master: Final = servers[0]
+        self.master: Final[Server] = servers[0]
         self._etcd_kinds, self.etcd = self._draw_etcd()
         self.topology = self._document(servers)
         self.store: Final = cast("TopologyStore", SimStore(self))

@@ -359,8 +359,7 @@ async def test_a_lost_master_that_answers_before_its_lease_is_over_keeps_its_pla
 async def test_a_lost_master_that_has_answered_somebody_else_keeps_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answered: bool
 ) -> None:
-    async def nothing(*_: object) -> str:
-        return "prepared"
+    async def nothing(*_: object) -> None: ...
 
     async def member(_: ReplicationSet, region: str, *__: float) -> SetMember:
         return master(None)
@@ -375,7 +374,7 @@ async def test_a_lost_master_that_has_answered_somebody_else_keeps_its_place(
     async with lost.asked():
         with pytest.raises(MasterAnswers, match="slow") if answered else nullcontext():
             ready = await promoter._make_ready(replicas, members[1], members, PromotionRequest(master_lost=True), loss)
-            assert ready == ("prepared", "east-db")
+            assert ready[1] == "east-db"
 
 
 async def test_a_master_that_was_promoted_while_the_run_waited_for_the_lock_is_not_taken_for_the_lost_one(

@@ -454,7 +454,7 @@ async def test_a_promotion_learns_whether_its_master_has_answered_a_watcher_mean
 
     class Asking(Broken):
         async def promote(
-            self, database: str, *_: object, has_answered: Callable[[], bool], **__: object
+            self, database: str, *_: object, has_answered: Callable[[], bool] = lambda: False, **__: object
         ) -> PromotionResult:
             said.append(has_answered())
             clock.now += 1.0
