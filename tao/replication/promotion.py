@@ -386,7 +386,7 @@ class Promoter:
             check_fenced(master.name, request, lasts)
             check_lost(loss.master.found, request)
         await self._begin(replicas, PromotionStep.STOP_RECEIVING)
-        stopped = await self._stop_receiving(replicas, others)
+        stopped = await self._stop_receiving(replicas, others, waits_long=loss is not None and loss.is_fenced)
         if loss is not None and not loss.is_fenced and self._locks.can_be_away and replicas.database.semi_sync:
             stopped = await self._outlast_renewals_without_lock(replicas, others, loss)
         await self._begin(replicas, PromotionStep.COMPARE)
@@ -423,9 +423,15 @@ class Promoter:
             raise MasterAnswers(f"the master {master.name} is slow, and not lost: it has answered a watcher meanwhile")
         return prepared, "" if master.state is not None else master.name
 
-    async def _stop_receiving(self, replicas: ReplicationSet, others: list[SetMember]) -> dict[str, SetMember]:
-        """Have the replicas stop receiving, and return by region what each has then."""
-        stopped = await all_of(*(replicas.stop_receiving(member.region) for member in others))
+    async def _stop_receiving(
+        self, replicas: ReplicationSet, others: list[SetMember], *, waits_long: bool
+    ) -> dict[str, SetMember]:
+        """Have the replicas stop receiving, and return by region what each has then.
+
+        ``waits_long``: the master perhaps hangs, and then each needs a second. Meanwhile a second session is opened at
+        each, which takes four round trips, and which later steps use beside the first."""
+        stop = all_of(*(replicas.stop_receiving(member.region) for member in others))
+        stopped = (await both(stop, self._lease_terms(replicas, others)))[0] if waits_long else await stop
         return {member.region: member for member in stopped}
 
     async def _outlast_renewals_without_lock(

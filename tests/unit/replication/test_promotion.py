@@ -216,7 +216,7 @@ async def test_a_promotion_fails_only_when_no_replica_is_being_stopped_any_more(
     monkeypatch.setattr(ReplicationSet, "stop_receiving", stop_receiving)
     others = [replica(region, "1-1-1") for region in ("north", "south")]
     replicas = replication_set_of("east", "north", "south", semi_sync=True)
-    failing = asyncio.ensure_future(promoter_of(tmp_path)._stop_receiving(replicas, others))
+    failing = asyncio.ensure_future(promoter_of(tmp_path)._stop_receiving(replicas, others, waits_long=False))
     for _ in range(5):
         await asyncio.sleep(0)
     assert not failing.done()
@@ -346,13 +346,35 @@ async def test_a_lost_master_that_answers_before_its_lease_is_over_keeps_its_pla
         ("_wait_for_lease", over),
         ("_outlast", over),
         ("_restore", restore),
-        *((each, nothing) for each in ("_apply_and_detach", "_prepare", "_reads_over_at")),
+        *((each, nothing) for each in ("_apply_and_detach", "_prepare", "_reads_over_at", "_lease_terms")),
     ):
         monkeypatch.setattr(promoter, name, replaced)
     monkeypatch.setattr(promotion, "is_fenced_by_replicas", lambda *_, **__: waited)
     with pytest.raises(MasterAnswers):
         await promoter.promote("db", PromotionRequest(master_lost=True))
     assert done[-2:] == ["the wait for its lease has ended", "it is restored"]
+
+
+async def test_second_sessions_are_opened_while_the_replicas_of_a_master_that_hangs_stop_receiving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round trips of their opening would follow that second, and writers wait for them."""
+    opened = asyncio.Event()
+
+    async def stop_receiving(_: ReplicationSet, region: str) -> SetMember:
+        await opened.wait()
+        return replica(region, "1-1-1")
+
+    async def lease_terms(*_: object) -> LeaseTerms:
+        opened.set()
+        return LeaseTerms()
+
+    for each in (stop_receiving, lease_terms):
+        monkeypatch.setattr(ReplicationSet, each.__name__, each)
+    replicas, members = replication_set_of("east", "west", semi_sync=True), [master(None), replica("west", "1-1-1")]
+    loss = _Loss(LostMaster(replicas), None, 0.0, True, lambda: False)
+    chosen = await promoter_of(tmp_path)._choose(replicas, members, PromotionRequest(master_lost=True), loss)
+    assert chosen.region == "west"
 
 
 @pytest.mark.parametrize("answered", [True, False])
