@@ -1,7 +1,8 @@
 """Scenario `master_lost`: a master database is killed under writes, again and again, and the watcher replaces it.
 
 Between two regions with semi-synchronous replication and without, and in one region whose database has a standby; with
-semi-synchronous replication the master also hangs (`SIGSTOP`), so that it refuses nothing. The figures are the times
+semi-synchronous replication the master also hangs (`SIGSTOP`), so that it refuses nothing, and vanishes: then nothing
+answers a new connection either, as where a machine is gone or its network drops all packets. The figures are the times
 (until the watcher is sure, until the new master is open, until the first write and until every writer is served), and
 how many acknowledged writes are lost: none may be under semi-synchronous replication; without it they are the loss
 window. The kinds take turns.
@@ -10,6 +11,7 @@ window. The kinds take turns.
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -34,7 +36,8 @@ from tao.client import Graph
 from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import DEFAULT_RTT_MS, ClusterSettings, Role, Shape
 from tao.devcluster.line_control import Cut, Heal, ask_line
-from tao.model.errors import TaoError
+from tao.model.errors import OperatorError, TaoError
+from tao.model.topology import DatabaseServer
 
 _TWO_REGIONS: Final = Shape(regions=2, tiers=1, followers=1, leaders=1, shards=4, watchers=1)
 _STANDBY: Final = Shape(tiers=1, followers=1, leaders=1, shards=4, watchers=1, standby=True)
@@ -55,6 +58,8 @@ class _Kind(msgspec.Struct, frozen=True, kw_only=True):
     semi_sync: bool
     hangs: bool = False
     """It is stopped, not killed, and its link is not cut."""
+    vanishes: bool = False
+    """It is stopped, and its machine does not complete connections either."""
 
 
 _NEAR: Final = _Kind(name="standby in the region", shape=_STANDBY, semi_sync=True)
@@ -62,7 +67,15 @@ _FAR: Final = _Kind(name="two regions", shape=_TWO_REGIONS, semi_sync=True)
 _FAR_ASYNCHRONOUS: Final = _Kind(name="two regions, asynchronous", shape=_TWO_REGIONS, semi_sync=False)
 _NEAR_HANGS: Final = _Kind(name="standby in the region, hanging", shape=_STANDBY, semi_sync=True, hangs=True)
 _FAR_HANGS: Final = _Kind(name="two regions, hanging", shape=_TWO_REGIONS, semi_sync=True, hangs=True)
-_KINDS: Final = {each.name: each for each in (_FAR, _FAR_ASYNCHRONOUS, _NEAR, _FAR_HANGS, _NEAR_HANGS)}
+_NEAR_VANISHES: Final = _Kind(name="standby in the region, vanishing", shape=_STANDBY, semi_sync=True, vanishes=True)
+_FAR_VANISHES: Final = _Kind(name="two regions, vanishing", shape=_TWO_REGIONS, semi_sync=True, vanishes=True)
+_KINDS: Final = {
+    each.name: each for each in (_FAR, _FAR_ASYNCHRONOUS, _NEAR, _FAR_HANGS, _NEAR_HANGS, _FAR_VANISHES, _NEAR_VANISHES)
+}
+_UNANSWERED_SECONDS: Final = 0.2
+"""A connection that is not completed in this time is not completed at all: here it takes a tenth of a millisecond."""
+_MOST_CONNECTIONS: Final = 10_000
+"""More than any server of the project keeps waiting until it accepts them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +84,7 @@ class MasterLostOptions(Options):
 
     kinds: tuple[str, ...] = options.SHAPE.default(
         (),
-        toy=(_FAR.name, _NEAR_HANGS.name),
+        toy=(_FAR.name, _NEAR_VANISHES.name),
         choices=tuple(_KINDS),
         help="Lose a master only in this way; may be repeated.",
     )
@@ -97,8 +110,8 @@ class _Writers:
 
 
 async def run(settings: BenchSettings, progress: Progress, wanted: MasterLostOptions) -> ScenarioResult:
-    """Run some rounds of each kind, at toy size one with a master that is killed and one with a master that hangs.
-    Raises `OperatorError`.
+    """Run some rounds of each kind, at toy size one with a master that is killed and one with a master that vanishes,
+    which is to hang and more. Raises `OperatorError`.
 
     An acknowledged write that is lost under semi-synchronous replication is a fault."""
     kinds = [_KINDS[name] for name in wanted.kinds or _KINDS] * wanted.rounds
@@ -207,14 +220,34 @@ async def _lose_master(regions: RegionCluster, kind: _Kind) -> dict[str, Any]:
 
 async def _lose(regions: RegionCluster, kind: _Kind, stack: AsyncExitStack) -> float:
     """Kill the master with its machine, or stop it until the stack is closed. Return the time of the loss."""
-    master = masters(regions.topology)[0].name
-    if kind.hangs:
-        stack.push_async_callback(await Injector(regions, Random(0)).stop_process(master, pause=True))
-        return time.monotonic()
+    master = masters(regions.topology)[0]
+    if kind.hangs or kind.vanishes:
+        lost_at = time.monotonic()
+        stack.push_async_callback(await Injector(regions, Random(0)).stop_process(master.name, pause=True))
+        if kind.vanishes:
+            await _fill_backlog(master, stack)
+        return lost_at
     async with _machine_lost(regions):
         lost_at = time.monotonic()
-        await regions.cluster.kill(master)
+        await regions.cluster.kill(master.name)
     return lost_at
+
+
+async def _fill_backlog(server: DatabaseServer, stack: AsyncExitStack) -> None:
+    """Connect to a server that is stopped until no more connections wait for it, until the stack is closed.
+
+    The kernel completes connections for a stopped process, up to a bound; beyond that it drops their first packets, and
+    only acknowledges what arrives on earlier ones, to which nobody answers. Raises `OperatorError`."""
+    loop = asyncio.get_running_loop()
+    for _ in range(_MOST_CONNECTIONS):
+        waiting = stack.enter_context(socket.socket())
+        waiting.setblocking(False)
+        try:
+            async with asyncio.timeout(_UNANSWERED_SECONDS):
+                await loop.sock_connect(waiting, (server.host, server.port))
+        except TimeoutError:
+            return
+    raise OperatorError(f"{server.name} is stopped, and {_MOST_CONNECTIONS} connections to it were completed")
 
 
 @asynccontextmanager

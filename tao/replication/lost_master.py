@@ -12,6 +12,10 @@ from tao.replication.promotion_plan import SetMember
 from tao.replication.replication_set import ReplicationSet
 
 _PAUSE_SECONDS: Final = 0.05
+_ANSWER_SECONDS: Final = 10.0
+"""Time limit for an answer, longer than most promotions: a master that is slow answers late, one that hangs never."""
+_AGAIN_SECONDS: Final = 1.0
+"""Interval at which a master that leaves questions unanswered is asked again: the way there may be mended."""
 SILENT_SECONDS: Final = 0.5
 """A master that has not answered a question for so long hangs. A session between distant regions is opened in 0.3 s,
 and a question has mostly been under way for as long as the other steps of the promotion take."""
@@ -30,6 +34,7 @@ class LostMaster:
         self.answered: Final = asyncio.Event()
         name, region = replicas.master.name, replicas.database.master_region
         self._found = SetMember(name, region, None, "it has not answered", is_master=True)
+        self._asking: asyncio.Task[None] | None = None
         self._silent_since: float | None = None
         """When the first question was sent of those since when none has been answered or refused."""
         self._refused_since = float("-inf")
@@ -43,7 +48,7 @@ class LostMaster:
     @asynccontextmanager
     async def asked(self) -> AsyncIterator[None]:
         """Ask within the context."""
-        asking = asyncio.create_task(self._ask(), name=f"is {self._found.name} back")
+        asking = self._asking = asyncio.create_task(self._ask(), name=f"is {self._found.name} back")
         try:
             yield
         finally:
@@ -61,19 +66,37 @@ class LostMaster:
         ):
             self._replicas.check_hold()
             await asyncio.sleep(_PAUSE_SECONDS)
+        if self._asking is not None and self._asking.done() and not self._asking.cancelled():
+            self._asking.result()  # one that is not asked any more is silent, too
         return self._found
 
     async def _ask(self) -> None:
-        loop = asyncio.get_running_loop()
-        with suppress(LockLost):  # the promotion finds out before its next step
-            while True:
-                began = loop.time()
-                if self._silent_since is None:
-                    self._silent_since = began
-                self._found = await self._replicas.member(self._replicas.database.master_region)
-                if self._found.state is not None or self._found.refuses:
-                    self.answered.set()
-                    return
-                if loop.time() - began < SILENT_SECONDS:
-                    self._silent_since, self._refused_since = None, began
-                    await asyncio.sleep(_PAUSE_SECONDS)
+        loop, questions = asyncio.get_running_loop(), set[asyncio.Task[SetMember]]()
+        try:
+            with suppress(LockLost):  # the promotion finds out before its next step
+                while not self.answered.is_set():
+                    began = loop.time()
+                    if self._silent_since is None:
+                        self._silent_since = began
+                    asked = self._replicas.member(self._replicas.database.master_region, _ANSWER_SECONDS)
+                    question = asyncio.create_task(asked)
+                    questions.add(question)
+                    question.add_done_callback(questions.discard)
+                    question.add_done_callback(self._note)
+                    await asyncio.wait((question,), timeout=_AGAIN_SECONDS)
+                    if question.done():
+                        question.result()
+                        if loop.time() - began < SILENT_SECONDS:
+                            self._silent_since, self._refused_since = None, began
+                            await asyncio.sleep(_PAUSE_SECONDS)
+        finally:
+            for question in questions:
+                question.cancel()
+            await asyncio.gather(*questions, return_exceptions=True)
+
+    def _note(self, question: asyncio.Task[SetMember]) -> None:
+        if question.cancelled() or question.exception() is not None or self.answered.is_set():
+            return
+        self._found = question.result()
+        if self._found.state is not None or self._found.refuses:
+            self.answered.set()

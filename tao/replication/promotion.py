@@ -11,7 +11,7 @@ Writes and critical reads fail with `MASTER_READ_ONLY` from the first step to th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -24,15 +24,18 @@ from tao.model.ids import PROMOTION_AHEAD_MS
 from tao.model.ports import TopologyStore
 from tao.model.topology import Database, Topology
 from tao.replication.concurrent_steps import all_of, both
+from tao.replication.followers import follow_master, give_back
 from tao.replication.kept_sessions import KeptSessions
 from tao.replication.lease import LeaseTerms, grant_lease, lease_terms, server_unix_ms
 from tao.replication.locks import LockHold, Locks, hold_exclusively, mastership_lock
 from tao.replication.lost_master import LostMaster
 from tao.replication.promotion_plan import (
+    MasterAnswers,
     PromotionRefused,
     PromotionRequest,
     SetMember,
     check_before,
+    check_fenced,
     check_kept,
     check_lost,
     check_rejoin,
@@ -153,6 +156,8 @@ class _Loss:
     """As in `_Run`."""
     is_fenced: bool
     """It acknowledges nothing once all replicas have stopped receiving (`is_fenced_by_replicas`)."""
+    has_answered: Callable[[], bool]
+    """As in `Promoter.promote`."""
 
 
 class _Prepared(NamedTuple):
@@ -224,12 +229,14 @@ class Promoter:
         *,
         last_renewal: LastRenewal | None = None,
         still_waits: Callable[[], bool] = lambda: True,
+        has_answered: Callable[[], bool] = lambda: False,
     ) -> PromotionResult:
         """Make another server master. A master that is reported lost is replaced only while it does not answer.
 
         ``last_renewal`` is called once no further renewal can begin. It returns when, on the loop's clock, the old
         master's lease was renewed last; None means that it may have been a moment ago. ``still_waits`` is asked once
         the lock is held, for which seconds may have passed: does ``request.waited_for_replica`` hold now?
+        ``has_answered`` is asked at the last moment: has a lost master answered somebody else since the call?
 
         Raises `PromotionRefused` with nothing changed, or another `TaoError` when a step failed; the next run then
         finishes or undoes what was done. Raises `LockTaken` when another run is under way, and `LockLost` when this
@@ -247,7 +254,7 @@ class Promoter:
                 master = LostMaster(replicas)
                 await asking.enter_async_context(master.asked())
                 members, is_fenced = await self._members_of_lost(replicas, request, master)
-                loss = _Loss(master, last_renewal, run.locked_at, is_fenced)
+                loss = _Loss(master, last_renewal, run.locked_at, is_fenced, has_answered)
             else:
                 members = await replicas.members()
             check_before(members, request)
@@ -258,7 +265,7 @@ class Promoter:
                 await asking.aclose()
                 # Nothing irrevocable has happened: reopen the old master if it can be reached by now.
                 with suppress(PromotionRefused):
-                    await self._restore(replicas, last_renewal)
+                    await self._restore(replicas, last_renewal, members)
                 raise
             await asking.aclose()
             return await self._install(replicas, chosen, prepared, lost, lacks_commits=bool(lost))
@@ -374,10 +381,13 @@ class Promoter:
             await self._begin(replicas, PromotionStep.CATCH_UP)
             await replicas.catch_up(choose_catch_up_target(others, request), self._settings.catch_up_seconds)
         elif not loss.is_fenced:
-            await self._wait_for_lease(replicas, others, loss.last_renewal, loss.locked_at, loss.master.answered)
+            lasts = await self._wait_for_lease(
+                replicas, others, loss.last_renewal, loss.locked_at, loss.master.answered
+            )
+            check_fenced(master.name, request, lasts)
             check_lost(loss.master.found, request)
         await self._begin(replicas, PromotionStep.STOP_RECEIVING)
-        stopped = await self._stop_receiving(replicas, others)
+        stopped = await self._stop_receiving(replicas, others, waits_long=loss is not None and loss.is_fenced)
         if loss is not None and not loss.is_fenced and self._locks.can_be_away and replicas.database.semi_sync:
             stopped = await self._outlast_renewals_without_lock(replicas, others, loss)
         await self._begin(replicas, PromotionStep.COMPARE)
@@ -410,11 +420,19 @@ class Promoter:
             prepared, master = await both(self._prepare(replicas, chosen), asked)
         # From here on reads may find no server with the versions they require until the topology is changed.
         check_lost(master, request)
+        if loss is not None and loss.has_answered():
+            raise MasterAnswers(f"the master {master.name} is slow, and not lost: it has answered a watcher meanwhile")
         return prepared, "" if master.state is not None else master.name
 
-    async def _stop_receiving(self, replicas: ReplicationSet, others: list[SetMember]) -> dict[str, SetMember]:
-        """Have the replicas stop receiving, and return by region what each has then."""
-        stopped = await all_of(*(replicas.stop_receiving(member.region) for member in others))
+    async def _stop_receiving(
+        self, replicas: ReplicationSet, others: list[SetMember], *, waits_long: bool
+    ) -> dict[str, SetMember]:
+        """Have the replicas stop receiving, and return by region what each has then.
+
+        ``waits_long``: the master perhaps hangs, and then each needs a second. Meanwhile a second session is opened at
+        each, which takes four round trips, and which later steps use beside the first."""
+        stop = all_of(*(replicas.stop_receiving(member.region) for member in others))
+        stopped = (await both(stop, self._lease_terms(replicas, others)))[0] if waits_long else await stop
         return {member.region: member for member in stopped}
 
     async def _outlast_renewals_without_lock(
@@ -439,12 +457,13 @@ class Promoter:
         last_renewal: LastRenewal | None,
         latest: float,
         unless: asyncio.Event,
-    ) -> None:
+    ) -> float:
         """Wait until a master that cannot be reached has closed itself, or ``unless`` is set. ``latest``: as in
-        `_over_at`."""
-        terms = await self._lease_terms(replicas, others)
-        over_at = await _over_at(max(each.over_after_seconds for each in terms), last_renewal, latest)
+        `_over_at`. Returns how many seconds after a renewal it does so, 0 for one that keeps no lease."""
+        lasts = max(each.over_after_seconds for each in await self._lease_terms(replicas, others))
+        over_at = await _over_at(lasts, last_renewal, latest)
         await replicas.wait(over_at - asyncio.get_running_loop().time(), unless)
+        return lasts
 
     async def _reads_over_at(
         self, replicas: ReplicationSet, others: list[SetMember], last_renewal: LastRenewal | None
@@ -571,7 +590,10 @@ class Promoter:
 
     # ---- the state that the topology describes -----------------------------------------------------------------------
 
-    async def _restore(self, replicas: ReplicationSet, last_renewal: LastRenewal | None) -> PromotionResult:
+    async def _restore(
+        self, replicas: ReplicationSet, last_renewal: LastRenewal | None, before: Sequence[SetMember] = ()
+    ) -> PromotionResult:
+        """``before``: how the servers were when a run began that is undone."""
         members = await replicas.members()
         master = next(member for member in members if member.is_master)
         others = [member for member in members if not member.is_master and member.state is not None]
@@ -593,6 +615,11 @@ class Promoter:
             prepared = await self._prepare(replicas, chosen)
             done = await self._install(replicas, chosen, prepared, lost, lacks_commits=True)
             return msgspec.structs.replace(done, without_tables=without_tables)
+        if master.refuses:
+            # It is there, so it is not replaced, and as long as its replicas are stopped its commits wait.
+            left = await give_back(replicas, before)
+            detail = "".join(f"; {name} does not receive from it: {why}" for name, why in left.items())
+            raise PromotionRefused(f"the master {master.name} refuses this process: {master.error}{detail}")
         if master.state is None:
             raise PromotionRefused(f"the master {master.name} does not answer: {master.error}")
         if master.state.following is not None:
@@ -611,7 +638,7 @@ class Promoter:
         opened_at = loop.time() + (self._settings.settle_seconds if settle else 0.0)
         database = replicas.database
         await self._begin(replicas, PromotionStep.REPOINT)
-        following, left = await self._repoint(replicas, installed.lost if installed else "")
+        following, left = await follow_master(replicas, lost=installed.lost if installed else "")
         await self._begin(replicas, PromotionStep.SETTLE)
         await asyncio.sleep(max(0.0, opened_at - loop.time()))
         await self._begin(replicas, PromotionStep.OPEN)
@@ -652,41 +679,6 @@ class Promoter:
                 other_servers=await self._other_servers(replicas.database),
                 deadline=replicas.statement_deadline(),
             )
-
-    async def _repoint(self, replicas: ReplicationSet, lost: str) -> tuple[list[str], dict[str, str]]:
-        """Make the other servers follow the master, all at a time. Returns which do, and why each other one does not.
-
-        A ``lost`` server is not asked: writes would wait for its silence. It rejoins when it is back."""
-        places = replicas.database.places
-        asked = [region for region in places if places[region].name != lost]
-        left = {lost: f"{lost} does not answer"} if lost else {}
-        if len(asked) == 1:
-            return [], left
-        members = await asyncio.gather(*map(replicas.member, asked))
-        master = next(member for member in members if member.is_master)
-        others = [member for member in members if not member.is_master]
-        done = await asyncio.gather(
-            *(self._repoint_member(replicas, member, master) for member in others), return_exceptions=True
-        )
-        for member, error in zip(others, done, strict=True):
-            if isinstance(error, TaoError):
-                left[member.name] = error.message
-            elif error is not None:
-                raise error
-        return [member.name for member in others if member.name not in left], left
-
-    async def _repoint_member(self, replicas: ReplicationSet, member: SetMember, master: SetMember) -> None:
-        """Make a server that answers follow the master. Raises `ServerDiverged` when it must not."""
-        arrives = member.acknowledges if replicas.database.semi_sync else member.receives
-        if replicas.follows(member, master.region) and arrives:
-            return  # Keep the connection: an open master would hold up all commits until the replica has reconnected.
-        check_seeded(member)
-        if member.state is not None and member.state.following is None and not member.state.read_only:
-            # It may be an old master that is still open. Close it first, so that the comparison covers all it will ever
-            # have had. One that was found closed commits nothing more: opening it needs the lock.
-            await replicas.close(member.region)
-        check_rejoin(*await replicas.beside_master(member.region))
-        await replicas.follow(member.region, master.region)
 
     async def _acknowledged_in_use(self, replicas: ReplicationSet, following: list[str]) -> bool:
         """Return whether a replica in use acknowledges. A marked replica may be about to be stopped, and then all

@@ -98,6 +98,8 @@ class PromotionRequest:
     operator vouches that they have nothing that the others lack. ``waited_for_replica``: the commits of the lost
     master waited for a replica when it answered last, a moment ago. ``heard``: replica → what it had heard from that
     master when somebody looked earlier; without it a replica counts as one that hears while it is connected.
+    ``only_fenced``: refuse if the lost master may still acknowledge writes, because it keeps no lease and is not
+    fenced by its replicas (`is_fenced_by_replicas`). An operator knows that it is lost, a watcher does not.
     """
 
     region: str | None = None
@@ -106,6 +108,7 @@ class PromotionRequest:
     waited_for_replica: bool = False
     heard: Mapping[str, Heard] = field(default_factory=dict)
     master: str = ""
+    only_fenced: bool = False
 
 
 def check_reported(request: PromotionRequest, master: str) -> None:
@@ -222,6 +225,16 @@ def is_fenced_by_replicas(
         and request.waited_for_replica
         and all(member.is_complete and member.name not in marked for member in others)
     )
+
+
+def check_fenced(master: str, request: PromotionRequest, lease_seconds: float) -> None:
+    """Raise `PromotionRefused` when nothing fences a lost master whose replicas do not. ``lease_seconds``: how long it
+    takes writes after the last renewal of its lease; 0 without one, and then for ever."""
+    if request.only_fenced and not lease_seconds:
+        raise PromotionRefused(
+            f"{master} keeps no lease, and it is not certain that its commits wait for servers that answer: it may "
+            "still acknowledge writes, which would be lost. If it is lost for good: tao promote --master-lost"
+        )
 
 
 def check_has_all(chosen: SetMember, other: SetMember) -> None:

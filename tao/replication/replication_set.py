@@ -146,15 +146,13 @@ class ReplicationSet:
         if self._hold is not None:
             self._hold.check()
 
-    async def members(self, *, master_seconds: float | None = None) -> list[SetMember]:
-        """Return the current state of all servers, queried concurrently. ``master_seconds``: another time limit for the
-        master's answer.
+    async def members(self) -> list[SetMember]:
+        """Return the current state of all servers, queried concurrently.
 
         A server that was silent last time gets less time: a promotion calls this several times, and the writers of the
         whole database wait for each call.
         """
-        limits = {self.database.master_region: master_seconds}
-        return list(await asyncio.gather(*(self.member(each, limits.get(each)) for each in self.database.places)))
+        return list(await asyncio.gather(*map(self.member, self.database.places)))
 
     async def beside_master(self, region: str) -> tuple[SetMember, SetMember]:
         """Return the state of a server and of the master. The master is queried afterwards, so it has everything that a
@@ -163,10 +161,10 @@ class ReplicationSet:
         return member, await self.member(self.database.master_region)
 
     async def member(self, region: str, seconds: float | None = None) -> SetMember:
-        """Return the current state of a server. ``seconds``: another time limit than that of statements."""
+        """Return the current state of a server. ``seconds``: a time limit of its own, also for one that was silent."""
         name, is_master = self.database.places[region].name, region == self.database.master_region
-        patience = _RETRY_SHARE if name in self._silent else 1.0
-        deadline = asyncio.get_running_loop().time() + patience * (seconds or self._statement_seconds)
+        patience = self._statement_seconds * (_RETRY_SHARE if name in self._silent else 1.0)
+        deadline = asyncio.get_running_loop().time() + (seconds or patience)
         try:
             state = await self._state(region, deadline)
         except LockLost:

@@ -70,8 +70,9 @@ class Observation:
     """Consecutive observations that found the same commits waiting although a replica has them
     (`ReplicationSet.has_lost_acknowledgements`)."""
     waited_for_replica: bool = False
-    """When the master answered last, its commits waited for a replica. The topology alone says what was asked for: a
-    master whose last replica is gone, drained or seeded may wait for none."""
+    """When the master answered last, its commits waited for a replica; without leases, that was lately, and for nobody
+    but servers of its database. The topology alone says what was asked for: a master whose last replica is gone,
+    drained or seeded may wait for none."""
     is_dead: bool = False
     """Nothing listens at the master's address, as seen from here or by the watcher of its region."""
     marked: Collection[str] = ()
@@ -105,6 +106,9 @@ def next_action(
     ``leases``: a master that is out of reach has closed itself. Without them it is replaced only if it cannot
     acknowledge a write by itself, because its commits wait for a replica, and no replica receives from it."""
     master = next(member for member in observation.members if member.is_master)
+    others = [member for member in observation.members if not member.is_master and member.state is not None]
+    if master.refuses and _waits_in_vain(others, observation):
+        return Action.RESTORE, ""
     if master.state is None:
         is_hidden = observation.seen_by_its_region or observation.is_unheard or master.refuses
         is_lost = not is_hidden and _is_lost(observation, probes)
@@ -113,7 +117,6 @@ def next_action(
         return Action.NOTHING, ""
     if observation.closed_observations >= CLOSED_OBSERVATIONS:
         return Action.RESTORE, ""
-    others = [member for member in observation.members if not member.is_master and member.state is not None]
     if observation.semi_sync and _waits_for_nobody(master, others):
         if any(
             _could_receive(each, observation.marked) and not discarded_transactions(each, master) for each in others
@@ -165,8 +168,8 @@ def _reason_to_wait(master: str, observation: Observation, *, leases: bool) -> s
         )
     if observation.semi_sync and not leases and not observation.waited_for_replica:
         return (
-            f"without leases a lost master is replaced only if its commits waited for a replica, and {master} was not "
-            "seen to do so: it may still acknowledge writes, which would be lost"
+            f"without leases a lost master is replaced only if its commits waited for servers of its database, and "
+            f"{master} was not lately seen to do so: it may still acknowledge writes, which would be lost"
         )
     return ""
 
@@ -182,6 +185,17 @@ def _waits_for_nobody(master: SetMember, others: Sequence[SetMember]) -> bool:
         and not master.state.read_only
         and master.state.waits_for_replica
         and all(map(_has_stopped_receiving, others))
+    )
+
+
+def _waits_in_vain(others: Sequence[SetMember], observation: Observation) -> bool:
+    """Return whether a master that refuses this watcher may wait for replicas, and all of them have stopped receiving:
+    a promotion that failed has left them so, and did not even get so far as to give them back."""
+    stopped = [each for each in others if each.state is not None and each.state.following is not None]
+    return (
+        observation.semi_sync
+        and all(map(_has_stopped_receiving, others))
+        and any(_could_receive(each, observation.marked) for each in stopped)
     )
 
 
@@ -314,7 +328,7 @@ class Mastership:
             replicas.database.semi_sync,
             replicas.acknowledging(members),
             self._lost_acknowledgements[name][1] if name in self._lost_acknowledgements else 0,
-            self._waited_for_replica.get(name) == master.name,
+            self._keeps_writes(name, master.name),
             self._is_dead(master.name) or self._peers.says_dead(master.region, master.name),
             {server.name for server in replicas.database.places.values() if server.down},
             master.region == self._settings.region or self._peers.says_silent(master.region, master.name),
@@ -438,14 +452,7 @@ class Mastership:
         done: PromotionResult | None = None
         try:
             if action is Action.PROMOTE:
-                self._log.warning("master_lost", database=name, silent_seconds=round(observation.silent_seconds, 2))
-                region, master = next((each.region, each.name) for each in observation.members if each.is_master)
-                renewed = partial(self._last_renewal, name, region)
-                waits = partial(self._waited, name, master)
-                request = PromotionRequest(
-                    master_lost=True, waited_for_replica=waits(), heard=dict(self._heard), master=master
-                )
-                done = await self._promoter.promote(name, request, last_renewal=renewed, still_waits=waits)
+                done = await self._replace(name, observation)
             elif action is Action.RESTORE:
                 done = await self._promoter.restore(name)
             elif action is Action.FINISH:
@@ -502,6 +509,28 @@ class Mastership:
             waits_for_replica=done.waits_for_replica if done else None,
         )
 
+    async def _replace(self, name: str, observation: Observation) -> PromotionResult:
+        """Replace a lost master. Raises as `Promoter.promote`."""
+        self._log.warning("master_lost", database=name, silent_seconds=round(observation.silent_seconds, 2))
+        region, master = next((each.region, each.name) for each in observation.members if each.is_master)
+        waits = partial(self._waited, name, master)
+        request = PromotionRequest(
+            master_lost=True, waited_for_replica=waits(), heard=dict(self._heard), master=master, only_fenced=True
+        )
+        return await self._promoter.promote(
+            name,
+            request,
+            last_renewal=partial(self._last_renewal, name, region),
+            still_waits=waits,
+            has_answered=partial(self._has_answered, region, master, self._clock.monotonic()),
+        )
+
+    def _keeps_writes(self, database: str, master: str) -> bool:
+        """Return whether a master waited for a replica when it answered last. Without leases nothing but its replicas
+        can fence it, so then it must also be certain that they do (`_waited`)."""
+        waited = self._waited_for_replica.get(database) == master
+        return waited and (self._settings.leases or self._waited(database, master))
+
     def _waited(self, database: str, master: str) -> bool:
         """Return whether a lost master was lately seen to wait for a replica, and nobody but servers of its set to
         acknowledge to it.
@@ -513,6 +542,11 @@ class Mastership:
         acknowledged_by, seen_at = self._acknowledged_by_set.get(database, ("", now))
         is_known = max(self._silent_seconds(master), now - seen_at) < known_for
         return self._waited_for_replica.get(database) == acknowledged_by == master and is_known
+
+    def _has_answered(self, region: str, master: str, since: float) -> bool:
+        """Return whether a lost master has answered this watcher since then, or another one of its region lately."""
+        own = self._silent_seconds(master) < self._clock.monotonic() - since
+        return own or self._peers.says_up(region, master)
 
     def _is_new_failure(self, database: str, reason: str) -> bool:
         """Return whether the last action on a database has not failed for the same reason: each is reported once."""

@@ -77,6 +77,10 @@ class DatabaseProbes:
         self._good_probes: Final[dict[str, int]] = {}
         self._refused_connections: Final[dict[str, int]] = {}
         self._unanswered: Final = set[str]()
+        self._questions: Final = set[asyncio.Task[SetMember]]()
+        """Questions to masters that have not been answered yet."""
+        self._answered_late_at: Final[dict[str, float]] = {}
+        """Master → when it answered a question last for whose answer no probe had waited."""
         self._asked_at: Final[dict[str, float]] = {}
         """Database → when its last probe began."""
         self._sessions: Final[dict[str, tuple[Database, KeptSessions]]] = {}
@@ -102,14 +106,19 @@ class DatabaseProbes:
             await asyncio.sleep(self._settings.interval_seconds)
 
     def close(self) -> None:
-        """Close the sessions, once no probe runs any more."""
+        """Withdraw all questions and close the sessions, once no probe runs any more."""
+        for question in self._questions:
+            question.cancel()
         for _, sessions in self._sessions.values():
             sessions.close()
 
     def silent_seconds(self, server: str) -> float:
-        """Return how long ago the server last answered, counted from the first probe when it never has."""
+        """Return how long ago the server last answered, counted from the first probe when it never has.
+
+        Counted from the beginning of a probe that was answered in time, and from the answer when that came later."""
         now = self._clock.monotonic()
-        return now - self._answered_at.setdefault(server, now)
+        answered_at = self._answered_at.setdefault(server, now)
+        return now - max(answered_at, self._answered_late_at.get(server, answered_at))
 
     def is_dead(self, master: str) -> bool:
         """Return whether nothing has listened at a master's address for some probes in a row."""
@@ -158,7 +167,7 @@ class DatabaseProbes:
             sessions=self._sessions_of(database),
         )
         began = self._asked_at[database.name] = self._clock.monotonic()
-        members = await replicas.members(master_seconds=self._answer_seconds(database))
+        members = await self._members(replicas)
         for member in members:
             if member.state is not None or member.refuses:
                 self._answered_at[member.name] = began
@@ -187,6 +196,48 @@ class DatabaseProbes:
         self._observe(replicas, members, began)
         return replicas.has_lost_acknowledgements(members)
 
+    async def _members(self, replicas: ReplicationSet) -> list[SetMember]:
+        """Return the state of all servers of a set, queried concurrently."""
+        database = replicas.database
+        seconds = self._answer_seconds(database)
+        return list(
+            await asyncio.gather(
+                *(
+                    self._master(replicas, seconds) if each == database.master_region else replicas.member(each)
+                    for each in database.places
+                )
+            )
+        )
+
+    async def _master(self, replicas: ReplicationSet, seconds: float) -> SetMember:
+        """Return the state of the master, or that it has not answered for some seconds. The question is not withdrawn
+        then: a late answer shows that it is slow, while one that hangs gives none."""
+        region, master = replicas.database.master_region, replicas.master.name
+        question = asyncio.create_task(
+            replicas.member(region, self._settings.master_gone_seconds), name=f"does {master} answer"
+        )
+        self._questions.add(question)
+        question.add_done_callback(self._questions.discard)
+        await asyncio.wait((question,), timeout=seconds)
+        if question.done():
+            return question.result()
+        question.add_done_callback(self._note_late_answer)
+        error = f"{master} has not answered for {seconds:.2f} s"
+        return SetMember(master, region, None, error, is_master=True, is_silent=True)
+
+    def _note_late_answer(self, question: asyncio.Task[SetMember]) -> None:
+        if question.cancelled() or question.exception() is not None:
+            return
+        member = question.result()
+        if member.state is not None or member.refuses:
+            self._answered_late_at[member.name] = self._clock.monotonic()
+
+    def _answers_late(self, master: str) -> bool:
+        """Return whether a master has answered a question lately for whose answer no probe has waited."""
+        settings, now = self._settings, self._clock.monotonic()
+        lately = settings.interval_seconds * settings.cache_failures
+        return now - self._answered_late_at.get(master, -math.inf) < lately
+
     def _sessions_of(self, database: Database) -> KeptSessions:
         """Return the sessions of a database, new ones when anything of it has changed: its servers may have moved."""
         before, sessions = self._sessions.get(database.name, (None, None))
@@ -210,6 +261,8 @@ class DatabaseProbes:
             return ServerVerdict.DEAD
         if member.refuses:
             return ServerVerdict.REFUSED
+        if member.is_master and member.state is None and self._answers_late(member.name):
+            return ServerVerdict.UP
         if member.state is None:
             gone = self.silent_seconds(member.name) >= settings.interval_seconds * settings.cache_failures
             return ServerVerdict.DOWN if gone else ServerVerdict.UNSURE

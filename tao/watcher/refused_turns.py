@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Final
 
 OTHERS_SECONDS: Final = 3.0
 """Time for which the others may take the lock of the active watcher: they try several times."""
 OWN_SECONDS: Final = 60.0
-"""Time for which a watcher acts that is refused, when no other one has taken the lock."""
+"""Least time for which a watcher acts that is refused, when no other one has taken the lock."""
+SLOT_SECONDS: Final = 2 * OTHERS_SECONDS
+"""Time from the turn that one region leaves to others to that of the next one. The clocks of watchers may differ by as
+much as it is longer than the turn."""
 
 
 class RefusedTurns:
@@ -16,16 +21,28 @@ class RefusedTurns:
     One that is refused can replace no master of another region, which one that is not refused can. But where two
     regions refuse each other, neither knows which is at fault, and somebody has to act: so a refused watcher takes the
     lock when it is still free after the turn of the others, and leaves it to them again from time to time.
+
+    Somebody also has to act at any time: the masters of a third region may have no other watcher that renews their
+    leases. So each region leaves the work in slots of its own, by the clock on the wall.
     """
 
-    def __init__(self) -> None:
-        self._refused_since: float | None = None
+    def __init__(self, region: str) -> None:
+        """``region``: the region of this watcher."""
+        self._region: Final = region
+        self._first: int | None = None
+        """The number of the first slot in which the others had their turn."""
 
-    def is_of_others(self, is_refused: bool, now: float) -> bool:
-        """Return whether the others have their turn now. ``is_refused``: all other regions refuse this watcher."""
+    def is_of_others(self, is_refused: bool, regions: Iterable[str], unix_seconds: float) -> bool:
+        """Return whether the others have their turn now. ``is_refused``: all other regions refuse this watcher;
+        ``regions``: those that have watchers."""
         if not is_refused:
-            self._refused_since = None
+            self._first = None
             return False
-        if self._refused_since is None:
-            self._refused_since = now
-        return (now - self._refused_since) % (OTHERS_SECONDS + OWN_SECONDS) < OTHERS_SECONDS
+        places = sorted({self._region, *regions})
+        period = SLOT_SECONDS * len(places)
+        number, since = divmod(unix_seconds - SLOT_SECONDS * places.index(self._region), period)
+        if since >= OTHERS_SECONDS:
+            return False
+        if self._first is None:
+            self._first = int(number)
+        return (int(number) - self._first) % math.ceil((OWN_SECONDS + OTHERS_SECONDS) / period) == 0

@@ -61,7 +61,7 @@ class WatcherServer:
             settings.topology_file, self._etcd, lambda error: log.error("topology_unusable", reason=error.message)
         )
         self._locks: Final = open_locks(settings.topology_file, self._etcd, LoopClock().monotonic)
-        self._refused_turns: Final = RefusedTurns()
+        self._refused_turns: Final = RefusedTurns(settings.region)
         self._left_to_others = False
         self._marks_set = 0
         self._servers_removed = 0
@@ -270,7 +270,9 @@ class WatcherServer:
 
     def _leaves_to_others(self) -> bool:
         """Return whether another watcher is to act: those of all other regions refuse this one."""
-        leaves = self._refused_turns.is_of_others(self._peers.all_refuse, LoopClock().monotonic())
+        regions = (region.name for region in self._topology.regions if region.watchers)
+        now = LoopClock().unix_ms() / 1000
+        leaves = self._refused_turns.is_of_others(self._peers.all_refuse, regions, now)
         if leaves and not self._left_to_others:
             self._log.error("activity_left_to_others", reason="; ".join(self._peers.refusals.values()))
         self._left_to_others = leaves

@@ -133,7 +133,7 @@ class WatcherSettings:
     leases: bool = True
     """Whether masters are writable only under leases. Without them a master that is cut off takes writes until somebody
     closes it, and nothing is promoted automatically unless the database is semi-synchronous and the lost master was
-    last seen to wait for a replica."""
+    lately seen to wait for replicas, for none but servers of its database."""
 
     clone_hot_shards: bool = False
     """Whether shards of follower tiers are cloned while they are read too much, and such clones removed later. Off by

@@ -158,9 +158,8 @@ def _play_lost_masters(start: int, hours: int, jobs: int) -> int:
             for violation in part.violations:
                 _say(violation)
             if not found.hours % _PROGRESS_SEEDS:
-                _say(f"{found.hours} hours, {found.promotions} promotions, {len(found.violations)} violations")
-    _say(f"{found.hours} hours, {found.promotions} promotions, {len(found.false)} of them false")
-    _say(f"lost writes: {len(found.lost_writes)}, stale critical reads: {len(found.stale_reads)}")
+                _say(found.totals())
+    _say(found.totals())
     for what, seconds in (("death", found.replaced_seconds), ("last sign of life", found.hung_seconds)):
         if again := sorted(seconds):
             middle, last = again[len(again) // 2], again[-1]

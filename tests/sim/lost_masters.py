@@ -4,9 +4,10 @@ The watchers are the product's own: probes, reports, locks, renewals, decisions,
 Replaced are the statements that they send to database servers (`tests.sim.replicated`). Each hour has one incident, and
 only the seconds around it are played: in between nothing happens that could be misjudged.
 
-A promotion is *false* when its master was well: its process ran, and the watcher that promoted, one of the master's own
-region that could say so, or a replica could have reached it throughout the two seconds before. One that answers, and
-sends heartbeats, later than a probe waits is not well. Also checked: no acknowledged write of a semi-synchronous
+A promotion is *false* when its master was well: its process ran, and throughout the two seconds before somebody could
+have heard from it. That is the watcher that promoted, and any of the master's own region that could say so, if the
+master answered every question within `ProbeSettings.master_hangs_seconds`; and a replica, if no heartbeat came so late
+that one seemed to be missed. Also checked: no acknowledged write of a semi-synchronous
 database is missing at a later master; no critical read, by a client with any topology, lacks what was acknowledged
 before it began; and writes go on within `REPLACED_SECONDS` of the loss of a master that died or stood still for good,
 if nothing else befell it. One that pauses again and again, each time for less than
@@ -22,6 +23,7 @@ to stay open, and to answer critical reads.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import random
 from collections import Counter
@@ -29,37 +31,29 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from functools import partial
-from pathlib import Path
 from typing import Final, cast
 
 import structlog
 
-from tao.model.errors import TaoError, TopologyConflict
+from tao.model.errors import TaoError
 from tao.model.ports import TopologyStore
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology, WatcherProcess
-from tao.observability.logs import logger
-from tao.replication.accounts import Account
-from tao.replication.etcd_locks import EtcdLocks
-from tao.replication.locks import ACTIVITY, FileLocks, LockFiles, Locks, keep_alive
-from tao.replication.promotion import Promoter, PromotionSettings, PromotionStep
-from tao.replication.promotion_plan import SetMember
-from tao.replication.replication_set import ReplicationSet, SetAccounts
-from tao.runtime.clock import LoopClock
-from tao.runtime.tasks import BackgroundTasks
+from tao.replication.locks import LockFiles
+from tao.replication.promotion import PromotionStep
+from tao.replication.promotion_plan import SILENT_SECONDS
+from tao.replication.server_statements import HEARTBEAT_SECONDS
 from tao.storage.failures import ConnectionLost
 from tao.topology import edits
 from tao.topology.etcd_document import Snapshot
 from tao.topology.etcd_store import EtcdTopology
-from tao.watcher.mastership import Mastership
-from tao.watcher.probes import DatabaseProbes, PeerReports, WatcherContext
-from tao.watcher.server import ACTIVE_LOCK
-from tao.watcher.settings import LeaseSettings, ProbeSettings, WatcherSettings
-from tao.wire.links import Links
+from tao.watcher.settings import LeaseSettings, ProbeSettings
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.memory_etcd import PLACE
 from tests.sim.etcd import ETCD, EtcdSnapshot, SimEtcd, SimEtcdClient
+from tests.sim.incidents import INCIDENTS, LIVELY_SECONDS, OF_ETCD
 from tests.sim.locks import LockTable, SimLockFiles
 from tests.sim.loop import CURRENT, Process, SimLoop
+from tests.sim.lost_watchers import SimStore, SimWatcher, ignore
 from tests.sim.replicated import Machines, Server, critical_read, statements, write
 from tests.sim.substitutes import Substitution, replaced
 
@@ -75,8 +69,6 @@ _CLIENT_SECONDS: Final = 0.1
 _ANSWER_SECONDS: Final = 1.0
 _OPEN_SECONDS: Final = 2.0
 """Longest time without a write or a critical read while nothing but etcd fails."""
-_STOPPED_SECONDS: Final = 10.0
-"""How long etcd stands still before a snapshot is restored: longer than any lease in it."""
 _ETCD_SECONDS: Final = 18.0
 """What an hour is longer in which something befalls etcd: the locks of a watcher that is cut off last for seconds, a
 promotion may have to outlast two leases, and a snapshot is restored when all locks have ended."""
@@ -84,8 +76,6 @@ _OPERATOR_SECONDS: Final = 0.5
 _HEAD_KEY: Final = PLACE.key("topology/head")
 _WELL_SECONDS: Final = 2.0
 """Longer than it takes to find out, a last time, that a master does not answer."""
-_LIVELY_SECONDS: Final = 0.5
-"""A master that has run for so long between two pauses has answered a question that was under way."""
 _FOR_GOOD_SECONDS: Final = 50.0
 
 
@@ -112,148 +102,27 @@ class Findings:
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
+    def totals(self) -> str:
+        """Return in a line how many hours were played, and how often each rule was broken."""
+        broken = {
+            "false": self.false,
+            "lost writes": self.lost_writes,
+            "stale reads": self.stale_reads,
+            "late": self.late,
+            "closed": self.closed,
+            "stuck": self.stuck,
+            "errors": self.errors,
+        }
+        counts = ", ".join(f"{what} {len(found)}" for what, found in broken.items())
+        return f"{self.hours} hours, {self.promotions} promotions: {counts}"
+
     @property
     def violations(self) -> list[str]:
         return [*self.false, *self.lost_writes, *self.stale_reads, *self.late, *self.closed, *self.stuck, *self.errors]
 
 
-class _Watcher:
-    """One watcher, of the product's parts that concern masters."""
-
-    def __init__(self, hour: Hour, name: str, region: str) -> None:
-        self.process: Final = Process(name, region)
-        self._hour: Final = hour
-        settings = WatcherSettings(
-            name=name,
-            region=region,
-            topology_file=Path("simulated"),
-            administrator_user="tao_admin",
-            administrator_password="a",
-            replicator_password="r",
-            auto_rejoin=hour.rejoins,
-        )
-        accounts = SetAccounts(Account("tao_watcher", "a"), Account("tao_replicator", "r"))
-        log = logger("watcher")
-        self.tasks: Final = BackgroundTasks(name, log)
-        context = WatcherContext(self.tasks, LoopClock(), log)
-        self.topology = hour.topology
-        self.store: TopologyStore
-        self.locks: Locks
-        if hour.etcd is None:
-            self.store = hour.store
-            self.locks = FileLocks(Path("simulated"), clock=hour.loop.time)
-        else:
-            client = SimEtcdClient(hour.etcd)
-            self.store = EtcdTopology(client, PLACE, on_error=_ignore)
-            self.locks = EtcdLocks(client, PLACE, clock=hour.loop.time)
-        promoter = Promoter(
-            self.store, self.locks, accounts, PromotionSettings(), seen_from=region, on_step=partial(hour.on_step, self)
-        )
-        self.databases: Final = DatabaseProbes(
-            lambda: self.topology, accounts, region, settings.probes, context, self._observe
-        )
-        links = cast("Links", _Links(hour))
-        self.peers: Final = PeerReports(links, lambda: self.topology, region, settings.probes, name)
-        self.mastership: Final = Mastership(
-            settings,
-            promoter,
-            self.locks,
-            self.peers,
-            self.databases.silent_seconds,
-            context,
-            self.databases.is_dead,
-        )
-        self.promoter: Final = promoter
-
-    def start(self) -> None:
-        self.store.watch(self._use_topology)
-        for job in (self.databases.run, self.peers.run, self.mastership.keep_leases, self._act):
-            self.tasks.keep(job, job.__name__)
-
-    def report(self) -> pb.WatcherReport:
-        return pb.WatcherReport(
-            region=self.process.region,
-            verdicts={name: verdict.value for name, verdict in self.databases.verdicts.items()},
-            renewed_seconds_ago=self.mastership.renewed_seconds_ago(),
-        )
-
-    def _use_topology(self, topology: Topology) -> None:
-        self.topology = topology
-
-    def _observe(self, replicas: ReplicationSet, members: list[SetMember], began: float) -> None:
-        self.mastership.observe(replicas, members, began)
-
-    async def _act(self) -> None:
-        """Do what `WatcherServer._run_as_active` does, without marks."""
-        while True:
-            with suppress(TaoError):
-                async with (
-                    self.locks.held(ACTIVE_LOCK, exclusive=True, terms=ACTIVITY) as hold,
-                    keep_alive(hold, ACTIVITY),
-                ):
-                    self.mastership.active_since = self._hour.loop.now
-                    self.mastership.activity = hold
-                    try:
-                        while True:
-                            await asyncio.sleep(0.5)
-                            hold.check()
-                    finally:
-                        self.mastership.activity = None
-            await asyncio.sleep(0.5)
-
-
-def _ignore(_: TaoError) -> None:
-    """Report nothing."""
-
-
-class _Links:
-    """Replaces links between watchers."""
-
-    def __init__(self, hour: Hour) -> None:
-        self._hour: Final = hour
-
-    def to(self, watcher: CacheServer) -> _Link:
-        return _Link(self._hour, watcher.name)
-
-    def refusal_at(self, _: str) -> str:
-        return ""
-
-
-class _Link:
-    def __init__(self, hour: Hour, name: str) -> None:
-        self._hour: Final = hour
-        self._name: Final = name
-
-    async def ask(self, _: pb.Request, timeout_seconds: float) -> pb.Answer:
-        return pb.Answer(watcher_report=await self._hour.report_of(self._name, timeout_seconds))
-
-
 def _tier(server: str) -> Tier:
     return Tier(name=f"{server}s", servers=(CacheServer(name=server, grpc="127.0.0.1:1"),))
-
-
-class _Store:
-    """Replaces the store of the topology document in a file, which everybody can reach."""
-
-    def __init__(self, hour: Hour) -> None:
-        self._hour: Final = hour
-        self._watchers: Final[list[Callable[[Topology], None]]] = []
-
-    async def load(self) -> Topology:
-        await asyncio.sleep(0.001)
-        return self._hour.topology
-
-    async def change(self, expected_version: int, changed: Topology) -> Topology:
-        await asyncio.sleep(0.001)
-        if self._hour.topology.version != expected_version:
-            raise TopologyConflict("the document has changed")
-        self._hour.topology = edits.as_version(changed, expected_version + 1)
-        for on_change in self._watchers:
-            on_change(self._hour.topology)
-        return self._hour.topology
-
-    def watch(self, on_change: Callable[[Topology], None]) -> None:
-        self._watchers.append(on_change)
 
 
 class Hour:
@@ -262,7 +131,8 @@ class Hour:
     def __init__(self, seed: int, loop: SimLoop, kinds: Sequence[str] = (), regions: int = 0) -> None:
         """``kinds`` of incidents, and number of ``regions``: none and 0 leave them to the seed. Where one of the kinds
         befalls an etcd there is one."""
-        rng = self.random = random.Random(seed)
+        rng = random.Random(seed)
+        self.random: Final[random.Random] = rng
         self.seed: Final = seed
         self.loop: Final = loop
         self.findings: Final = Findings(hours=1)
@@ -288,20 +158,19 @@ class Hour:
         self._served_at: Final = {"write": 0.0, "critical read": 0.0}
         self._longest_wait: Final = dict.fromkeys(self._served_at, 0.0)
         """Longest time without one that was answered, since the incident."""
-        self.master: Final = servers[0]
+        self.master: Final[Server] = servers[0]
         self._etcd_kinds, self.etcd = self._draw_etcd()
         self.topology = self._document(servers)
-        self.store: Final = cast("TopologyStore", _Store(self))
+        self.store: Final = cast("TopologyStore", SimStore(self))
         self.locks: Final = LockTable(loop)
-        self.watchers: Final[dict[str, _Watcher]] = {}
+        self.watchers: Final[dict[str, SimWatcher]] = {}
         self.acknowledged: Final[dict[int, int]] = {}
         """Server number → the last of its transactions that was acknowledged."""
-        self._well_since: Final[dict[tuple[str, str], float]] = {}
         self._died_at = -1.0
         self._hangs = False
         """The master did not die: it stands still for good."""
         self._lively_until: Final[dict[str, float]] = {}
-        """Server → when it last had run for `_LIVELY_SECONDS` without a pause."""
+        """Server → the beginning of the last pause before which it had run for `LIVELY_SECONDS`."""
         self._kinds_drawn: list[str] = []
         self._processes: Final[list[Process]] = []
 
@@ -333,9 +202,9 @@ class Hour:
     def _draw_etcd(self) -> tuple[list[str], SimEtcd | None]:
         """Return what befalls the etcd of this hour, and the etcd, or None for files."""
         rng = random.Random(f"etcd of {self.seed}")
-        kinds = [kind for kind in self._kinds if kind in _OF_ETCD]
+        kinds = [kind for kind in self._kinds if kind in OF_ETCD]
         if not self._kinds and rng.random() < 0.5:
-            kinds = [rng.choice(sorted(_OF_ETCD))] if rng.random() < 0.8 else []
+            kinds = [rng.choice(sorted(OF_ETCD))] if rng.random() < 0.8 else []
         elif not kinds:
             return [], None
         at = rng.choice(("elsewhere", *self.machines.regions.values()))
@@ -349,14 +218,14 @@ class Hour:
             return
         self._head = head.value
         values = {key: each.value for key, each in etcd.keys.items()}
-        found = EtcdTopology(etcd, PLACE, on_error=_ignore)._parse(Snapshot(0, 0, values))
+        found = EtcdTopology(etcd, PLACE, on_error=ignore)._parse(Snapshot(0, 0, values))
         if found.version > self.topology.version:
             self.topology = found
 
     async def import_newest(self) -> None:
         """Store the newest topology as an operator does when etcd was restored."""
         assert self.etcd is not None, "this befalls an etcd"
-        store = EtcdTopology(SimEtcdClient(self.etcd), PLACE, on_error=_ignore)
+        store = EtcdTopology(SimEtcdClient(self.etcd), PLACE, on_error=ignore)
         while True:
             with suppress(TaoError):
                 found = await store.load()
@@ -393,7 +262,7 @@ class Hour:
         await asyncio.sleep(wait)
         return report
 
-    async def on_step(self, watcher: _Watcher, step: PromotionStep) -> None:
+    async def on_step(self, watcher: SimWatcher, step: PromotionStep) -> None:
         """Look at the old master at the last moment at which a promotion can be undone."""
         if step is self._breaks_at:
             self._breaks_at, self._broke = None, True
@@ -407,23 +276,35 @@ class Hour:
         if any(each.epoch > database.version_epoch for each in self.machines.servers.values()):
             return  # it was interrupted, and can only be finished
         self.findings.promotions += 1
+        if self._was_well(old, watcher):
+            self.findings.false.append(f"seed {self.seed}: {watcher.process.name} replaced {old.name}")
+        if {"master pauses", "master stands still"}.issuperset(self._kinds_drawn) and self._was_lively(old):
+            self.findings.false.append(f"seed {self.seed}: {watcher.process.name} replaced {old.name} in a pause")
+        if not self.semi_sync:
+            self._forget_lost()
+
+    def _was_well(self, old: Server, watcher: SimWatcher) -> bool:
+        """Return whether somebody could have heard from a master that is replaced, all the time (see above)."""
         may_report = self.loop.now - self.machines.healed_at >= _WELL_SECONDS
-        reporting = [
-            own
+        witnesses = {
+            own: ProbeSettings().master_hangs_seconds
             for own in self._named(old.region)
             if may_report
             and not self.machines.is_cut(own, watcher.process.name)
             and self.watchers[own].process.state == "runs"
-        ]
-        replicas = [name for name in self.machines.servers if name != old.name]
-        since = [self._well_since.get((name, old.name)) for name in (watcher.process.name, *reporting, *replicas)]
-        if any(each is not None and self.loop.now - each >= _WELL_SECONDS for each in since):
-            self.findings.false.append(f"seed {self.seed}: {watcher.process.name} replaced {old.name}")
-        pauses = {"master pauses", "master stands still"}.issuperset(self._kinds_drawn)
-        if pauses and self.loop.now - self._lively_until[old.name] < ProbeSettings().master_hangs_seconds:
-            self.findings.false.append(f"seed {self.seed}: {watcher.process.name} replaced {old.name} in a pause")
-        if not self.semi_sync:
-            self._forget_lost()
+        }
+        witnesses[watcher.process.name] = ProbeSettings().master_hangs_seconds
+        witnesses |= dict.fromkeys(self.machines.servers.keys() - {old.name}, SILENT_SECONDS - HEARTBEAT_SECONDS)
+        since = min(self.machines.well_since(name, old, seconds) for name, seconds in witnesses.items())
+        return self.loop.now - since >= _WELL_SECONDS
+
+    def _was_lively(self, old: Server) -> bool:
+        """Return whether a master has lately run for long enough to answer, or pauses for less than makes it a lost
+        one."""
+        now, paused_at = self.loop.now, old.stands_still_since
+        runs_for = now - old.stands_still_until
+        lively_until = now if runs_for >= LIVELY_SECONDS else self._lively_until.get(old.name, paused_at)
+        return old.runs and now - lively_until < ProbeSettings().master_hangs_seconds
 
     def _forget_lost(self) -> None:
         """What an asynchronous master had not sent yet is lost with it."""
@@ -436,49 +317,36 @@ class Hour:
         for number in list(self.acknowledged):
             self.acknowledged[number] = min(self.acknowledged[number], best.get(number, 0))
 
-    async def _note_who_is_well(self) -> None:
-        while True:
-            for server in self.machines.servers.values():
-                runs = server.runs and server.stands_still_until <= self.loop.now
-                in_time = self.machines.slow.get(server.name, 0.0) < ProbeSettings().timeout_seconds
-                if runs and self.loop.now - server.stands_still_until >= _LIVELY_SECONDS:
-                    self._lively_until[server.name] = self.loop.now
-                for name in (*self.watchers, *self.machines.servers):
-                    if runs and in_time and not self.machines.is_cut(name, server.name):
-                        self._well_since.setdefault((name, server.name), self.loop.now)
-                    else:
-                        self._well_since.pop((name, server.name), None)
-            await asyncio.sleep(0.02)
-
     # clients
 
-    async def _write(self, server: Server) -> None:
+    async def _ask_all(self, ask: Callable[[Server], Coroutine[object, object, None]]) -> None:
+        """Ask each server that is open, again and again, as those do that take it for the master."""
+        asked: dict[str, asyncio.Task[None]] = {}
         while True:
             await asyncio.sleep(_CLIENT_SECONDS * self.random.random() * 2)
-            if server.read_only:
-                continue
-            began = self.loop.now
-            with suppress(TaoError):
-                number = await write(self.machines, server, _ANSWER_SECONDS)
-                self._note_served("write")
-                self.acknowledged[server.number] = max(number, self.acknowledged.get(server.number, 0))
-                if 0 <= self._died_at < began:
-                    took = self.findings.hung_seconds if self._hangs else self.findings.replaced_seconds
-                    took.append(self.loop.now - self._died_at)
-                    self._died_at = -1.0
+            for server in self.machines.servers.values():
+                if not server.read_only and (server.name not in asked or asked[server.name].done()):
+                    asked[server.name] = self.loop.create_task(ask(server))
+
+    async def _write(self, server: Server) -> None:
+        began = self.loop.now
+        with suppress(TaoError):
+            number = await write(self.machines, server, _ANSWER_SECONDS)
+            self._note_served("write")
+            self.acknowledged[server.number] = max(number, self.acknowledged.get(server.number, 0))
+            if 0 <= self._died_at < began:
+                took = self.findings.hung_seconds if self._hangs else self.findings.replaced_seconds
+                took.append(self.loop.now - self._died_at)
+                self._died_at = -1.0
 
     async def _read(self, server: Server) -> None:
-        while True:
-            await asyncio.sleep(_CLIENT_SECONDS * self.random.random() * 2)
-            if server.read_only:
-                continue
-            acknowledged = dict(self.acknowledged)
-            with suppress(TaoError):
-                found = await critical_read(self.machines, server, _ANSWER_SECONDS)
-                self._note_served("critical read")
-                lacks = [number for of, number in acknowledged.items() if found.get(of, 0) < number]
-                if lacks and self.semi_sync:
-                    self.findings.stale_reads.append(f"seed {self.seed}: {server.name} without {lacks}")
+        acknowledged = dict(self.acknowledged)
+        with suppress(TaoError):
+            found = await critical_read(self.machines, server, _ANSWER_SECONDS)
+            self._note_served("critical read")
+            lacks = [number for of, number in acknowledged.items() if found.get(of, 0) < number]
+            if lacks and self.semi_sync:
+                self.findings.stale_reads.append(f"seed {self.seed}: {server.name} without {lacks}")
 
     def _note_served(self, what: str) -> None:
         self._longest_wait[what] = max(self._longest_wait[what], self.loop.now - self._served_at[what])
@@ -490,22 +358,20 @@ class Hour:
         """Play the seconds around the incident."""
         self._open_master()
         if self.etcd is not None:
-            await EtcdTopology(self.etcd, PLACE, on_error=_ignore).change(0, self.topology)
+            await EtcdTopology(self.etcd, PLACE, on_error=ignore).change(0, self.topology)
             self.machines.regions[self._operator.name] = self._operator.region
         for region in self.region_names():
             for name in self._named(region):
-                self.watchers[name] = _Watcher(self, name, region)
+                self.watchers[name] = SimWatcher(self, name, region)
                 self.machines.regions[name] = region
         # The first one acts.
         for watcher in self.random.sample([*self.watchers.values()], len(self.watchers)):
             watcher.process.context.run(self._start, watcher)
-        self._run(Process("observer", "east"), self._note_who_is_well())
         for region in self.region_names():
             client = Process(f"{region}-client", region)
             self.machines.regions[client.name] = region
-            for server in self.machines.servers.values():
-                self._run(client, self._write(server))
-                self._run(client, self._read(server))
+            self._run(client, self._ask_all(self._write))
+            self._run(client, self._ask_all(self._read))
         self.loop.call_later(self.random.random(), self.machines.close_without_lease)
         await asyncio.sleep(_BEFORE_SECONDS + self.random.random())
         kinds = self._kinds_drawn = self._draw_kinds()
@@ -513,10 +379,10 @@ class Hour:
         for what in self._longest_wait:
             self._longest_wait[what] = 0.0
         for kind in kinds:
-            (_INCIDENTS | _OF_ETCD)[kind](self)
+            (INCIDENTS | OF_ETCD)[kind](self)
             self._note_loss(kinds)
             await asyncio.sleep(self.random.choice((0.0, 3.0)) * self.random.random())
-        await asyncio.sleep(_AFTER_SECONDS + (0.0 if set(kinds).isdisjoint(_OF_ETCD) else _ETCD_SECONDS))
+        await asyncio.sleep(_AFTER_SECONDS + (0.0 if set(kinds).isdisjoint(OF_ETCD) else _ETCD_SECONDS))
         if self._broke:
             await self._see_writes_resume()
         self._end(kinds)
@@ -529,7 +395,7 @@ class Hour:
             self._died_at = self.loop.now
 
     def _draw_kinds(self) -> list[str]:
-        names = sorted(_INCIDENTS)
+        names = sorted(INCIDENTS)
         kinds = [*self._kinds] or [self.random.choice(names) for _ in range(1 if self.random.random() < 0.7 else 2)]
         if self._etcd_kinds and not self._kinds:
             kinds = [*self._etcd_kinds, *(kinds if self.random.random() < 0.7 else [])]
@@ -542,7 +408,7 @@ class Hour:
         if self.etcd is not None and self.etcd.is_away:
             self.etcd.start()
         for server in self.machines.servers.values():
-            server.disk_stands_still_until = 0.0
+            server.disk_stands_still_until = server.refuses_until = 0.0
             if not server.runs:
                 self._back(server)
         for watcher in self.watchers.values():
@@ -562,7 +428,7 @@ class Hour:
         self.master.read_only, self.master.waits = False, self.semi_sync
         self.master.lease_ends = self.loop.now + self.master.terms.seconds
 
-    def _start(self, watcher: _Watcher) -> None:
+    def _start(self, watcher: SimWatcher) -> None:
         self._processes.append(watcher.process)
         watcher.start()
 
@@ -577,7 +443,11 @@ class Hour:
         if lost and self.semi_sync:
             self.findings.lost_writes.append(f"seed {self.seed}: {kinds}: {master.name} lacks {lost}")
         self.findings.lost_writes += [f"seed {self.seed}: {each}" for each in self.machines.two_masters]
-        if self.semi_sync and _OF_ETCD.keys() >= set(kinds):
+        if kinds == ["master refuses watchers"] and self.semi_sync and master.refuses_until > self.loop.now:
+            others = [each for each in self.machines.servers.values() if each is not master]
+            if not any(each.following is master and each.io_runs for each in others):
+                self.findings.stuck.append(f"seed {self.seed}: {master.name} waits for replicas that have stopped")
+        if self.semi_sync and OF_ETCD.keys() >= set(kinds):
             for what, since in self._served_at.items():
                 wait = max(self._longest_wait[what], self.loop.now - since)
                 if wait > _OPEN_SECONDS:
@@ -605,10 +475,13 @@ class Hour:
 
     def _back(self, server: Server) -> None:
         server.restart(runs=True)
+        server.started_at = self.loop.now
         if server.following is not None:
             self.machines.send(server.following)
 
     def stand_still(self, server: Server, seconds: float) -> None:
+        if self.loop.now - server.stands_still_until >= LIVELY_SECONDS:
+            self._lively_until[server.name] = self.loop.now
         server.stands_still_since, server.stands_still_until = self.loop.now, self.loop.now + seconds
 
     def cut_off(self, names: Iterable[str], others: Iterable[str], seconds: float) -> None:
@@ -625,134 +498,6 @@ class Hour:
 
     def of_region(self, region: str) -> list[str]:
         return [name for name, at in self.machines.regions.items() if at == region]
-
-
-def _any_seconds(hour: Hour, most: float) -> float:
-    """Return how long a fault lasts: often about as long as what watchers wait for, or for good."""
-    return hour.random.choice((0.2 * hour.random.random(), hour.random.random(), 10.0)) * most
-
-
-def _replicas(hour: Hour) -> list[Server]:
-    return [server for server in hour.machines.servers.values() if server is not hour.master]
-
-
-def _cut_some_watchers(hour: Hour) -> None:
-    """Cut the master off from some watchers, and not from its replicas."""
-    watchers = [name for name in hour.watchers if hour.random.random() < 0.7]
-    hour.cut_off([hour.master.name], watchers, _any_seconds(hour, 12))
-
-
-def _cut_other_watchers(hour: Hour) -> None:
-    """Cut the watchers of other regions off from the master's region, and no database server."""
-    region = hour.master.region
-    others = [name for name in hour.watchers if name not in hour.of_region(region)]
-    hour.cut_off(others, hour.of_region(region), _any_seconds(hour, 12))
-
-
-def _cut_replicas(hour: Hour) -> None:
-    hour.cut_off([hour.master.name], [each.name for each in _replicas(hour)], _any_seconds(hour, 12))
-
-
-def _cut_region(hour: Hour) -> None:
-    region = hour.random.choice(("east", "east", *hour.region_names()))
-    inside = hour.of_region(region)
-    hour.cut_off(inside, [name for name in hour.all_names() if name not in inside], _any_seconds(hour, 14))
-
-
-def _cut_machine(hour: Hour) -> None:
-    """Lose the master's machine to all but, perhaps, its region's clients."""
-    hour.cut_off(
-        [hour.master.name],
-        [name for name in hour.all_names() if "client" not in name or hour.random.random() < 0.5],
-        _any_seconds(hour, 14),
-    )
-
-
-def _cut_rack(hour: Hour) -> None:
-    """Cut off the master with one watcher of its region, and the region's clients."""
-    region = hour.master.region
-    others = [f"{region}-watcher-2"] if hour.watchers_a_region > 1 else []
-    inside = [hour.master.name, f"{region}-client", *others]
-    hour.cut_off(inside, [name for name in hour.all_names() if name not in inside], _any_seconds(hour, 14))
-
-
-def _restart_replica(hour: Hour) -> None:
-    hour.kill(hour.random.choice(_replicas(hour)), _any_seconds(hour, 5))
-
-
-def _slow_master(hour: Hour) -> None:
-    hour.machines.slow[hour.master.name] = 2.5 * hour.random.random()
-    hour.later(_any_seconds(hour, 12), hour.machines.heal)
-
-
-def _pause_master(hour: Hour, until: float = 0.0) -> None:
-    """Let the master pause again and again for ten seconds, each time for less than makes it a lost one."""
-    until = until or hour.loop.now + 10.0
-    seconds = 0.95 * hour.random.random() * ProbeSettings().master_hangs_seconds
-    hour.stand_still(hour.master, seconds)
-    if hour.loop.now < until:
-        hour.later(seconds + _LIVELY_SECONDS + hour.random.random(), partial(_pause_master, hour, until))
-
-
-def _stop_disk(hour: Hour) -> None:
-    hour.master.disk_stands_still_until = hour.loop.now + _any_seconds(hour, 10)
-
-
-def _pause_watchers(hour: Hour) -> None:
-    for watcher in hour.watchers.values():
-        if hour.random.random() < 0.6:
-            hour.loop.pause(watcher.process)
-            hour.later(_any_seconds(hour, 10), partial(hour.loop.resume, watcher.process))
-
-
-_INCIDENTS: Final[dict[str, Callable[[Hour], None]]] = {
-    "master killed": lambda hour: hour.kill(hour.master, None),
-    "master restarted": lambda hour: hour.kill(hour.master, _any_seconds(hour, 6)),
-    "master stands still": lambda hour: hour.stand_still(hour.master, _any_seconds(hour, 10)),
-    "master pauses": _pause_master,
-    "master's disk stands still": _stop_disk,
-    "master slow": _slow_master,
-    "master cut off from watchers": _cut_some_watchers,
-    "other watchers cut off": _cut_other_watchers,
-    "master cut off from replicas": _cut_replicas,
-    "master's machine cut off": _cut_machine,
-    "rack cut off": _cut_rack,
-    "region cut off": _cut_region,
-    "replica restarted": _restart_replica,
-    "replica stands still": lambda hour: hour.stand_still(hour.random.choice(_replicas(hour)), _any_seconds(hour, 10)),
-    "watchers paused": _pause_watchers,
-}
-
-
-def _stop_etcd(hour: Hour) -> None:
-    assert hour.etcd is not None, "this befalls an etcd"
-    hour.etcd.stop()
-    hour.later(_any_seconds(hour, 12), hour.etcd.start)
-
-
-def _cut_etcd(hour: Hour) -> None:
-    """Cut etcd off from the watchers of some regions, or from some watchers of all."""
-    watchers = [*hour.watchers]
-    if hour.random.random() < 0.5:
-        watchers = hour.of_region(hour.random.choice(hour.region_names()))
-    elif hour.random.random() < 0.7:
-        watchers = [name for name in watchers if hour.random.random() < 0.5]
-    hour.cut_off([ETCD], watchers, _any_seconds(hour, 12))
-
-
-def _restore_etcd(hour: Hour) -> None:
-    """Restore a snapshot of now, a little later."""
-    assert hour.etcd is not None, "this befalls an etcd"
-    stops_after = 6.0 * hour.random.random()
-    hour.later(stops_after, hour.etcd.stop)
-    hour.later(stops_after + _STOPPED_SECONDS, partial(hour.restore_etcd, hour.etcd.snapshot()))
-
-
-_OF_ETCD: Final[dict[str, Callable[[Hour], None]]] = {
-    "etcd away": _stop_etcd,
-    "etcd cut off": _cut_etcd,
-    "etcd restored": _restore_etcd,
-}
 
 
 def play_hour(seed: int, kinds: Sequence[str] = (), regions: int = 0) -> Findings:
@@ -774,10 +519,18 @@ def play_hour(seed: int, kinds: Sequence[str] = (), regions: int = 0) -> Finding
 
 
 def play_hours(seeds: Iterable[int]) -> Findings:
-    """Play hours one after the other."""
+    """Play hours one after the other, and collect garbage between them: while one is played most of what is made lives
+    on, and looking for what does not takes longer than the hour."""
     found = Findings()
-    for seed in seeds:
-        found.add(play_hour(seed))
+    gc.disable()
+    gc.freeze()
+    try:
+        for seed in seeds:
+            found.add(play_hour(seed))
+            gc.collect()
+    finally:
+        gc.unfreeze()
+        gc.enable()
     return found
 
 

@@ -44,10 +44,13 @@ class Server:
     number: int
     runs: bool = True
     """The process runs; otherwise connections are refused, if the machine can be reached."""
+    started_at: float = 0.0
     stands_still_since: float = 0.0
     stands_still_until: float = 0.0
     disk_stands_still_until: float = 0.0
     """Until then what writes to its disk waits, and everything else goes on."""
+    refuses_until: float = 0.0
+    """Until then it refuses the account of administrators who connect. Replicas connect with another one."""
     read_only: bool = True
     master_row: str = ""
     epoch: int = 1
@@ -94,10 +97,14 @@ class Machines:
         """Pair of machines → since when nothing gets from one to the other."""
         self.healed_at = -inf
         """When the links were mended last."""
+        self._mended_at: Final[dict[frozenset[str], float]] = {}
+        """Pair of machines → when the link between them was mended last."""
         self.refuses: Final = refuses
         """Refuse connections through a cut at once, as the rule of a firewall does."""
         self.slow: Final[dict[str, float]] = {}
         """Machine → most seconds by which it answers late."""
+        self._slow_until: Final[dict[str, tuple[float, float]]] = {}
+        """Machine → the most seconds by which it answered late, and until when."""
         self.two_masters: Final[list[str]] = []
         self.numbers: Final = count(1)
 
@@ -110,10 +117,23 @@ class Machines:
 
     def heal(self) -> None:
         """Mend all links, and let replicas connect again."""
+        now = self.healed_at = self.loop.now
+        self._mended_at.update(dict.fromkeys(self.cuts, now))
+        self._slow_until.update({name: (seconds, now) for name, seconds in self.slow.items()})
         self.cuts.clear()
         self.slow.clear()
-        self.healed_at = self.loop.now
         self.send_all()
+
+    def well_since(self, here: str, server: Server, within_seconds: float) -> float:
+        """Return since when a server has answered all questions from a machine within some seconds; infinity when it
+        does not."""
+        pair = frozenset((here, server.name))
+        is_slow = self.slow.get(server.name, 0.0) >= within_seconds
+        if not server.runs or server.stands_still_until > self.loop.now or is_slow or pair in self.cuts:
+            return inf
+        was_slow_by, slow_until = self._slow_until.get(server.name, (0.0, 0.0))
+        not_slow_since = slow_until if was_slow_by >= within_seconds else 0.0
+        return max(self._mended_at.get(pair, 0.0), server.started_at, server.stands_still_until, not_slow_since)
 
     def send_all(self) -> None:
         for server in self.servers.values():
@@ -305,7 +325,14 @@ def statements(machines: Machines) -> list[Substitution]:
     loop, servers = machines.loop, machines.servers
 
     async def open_session(_: ServerAccount, name: str, setup: SessionSetup, *, deadline: float) -> Session:
-        starts = await machines.trip(servers[name], lambda server: server.starts, deadline)
+        def log_in(server: Server) -> int:
+            if server.refuses_until > loop.now:
+                refusal = OperatorError(f"{name}: access denied")
+                refusal.is_refusal = True
+                raise refusal
+            return server.starts
+
+        starts = await machines.trip(servers[name], log_in, deadline)
         return Session(machines, servers[name], setup.under_lock_seconds, starts)
 
     def attach(server: Server, source: ReplicationSource) -> None:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tao.replication import promotion_plan, replication_set
+from tao.replication import lost_master, promotion, promotion_plan, replication_set
 from tao.replication.lease import LeaseTerms
 from tao.replication.lost_master import LostMaster
 from tao.replication.promotion import Promoter, PromotionResult
@@ -16,6 +16,7 @@ from tao.replication.replication_set import ReplicationSet
 from tao.replication.server_statements import member_state
 from tao.watcher import mastership
 from tao.watcher.mastership import Mastership
+from tao.watcher.probes import DatabaseProbes
 from tao.watcher.settings import LeaseSettings
 from tests.sim.lost_masters import Findings, play_hour, play_hours
 from tests.sim.replicated import Machines
@@ -55,7 +56,7 @@ def test_a_master_that_is_opened_while_the_former_one_still_answers_critical_rea
     monkeypatch.setattr(Promoter, "_outlast", _nothing)
     # A short lease is mostly over when the other steps are done.
     monkeypatch.setattr(LeaseSettings, "terms", lambda _, **__: LeaseTerms(20.0))
-    assert _first("region cut off", regions=2, seed=56).stale_reads
+    assert _first("region cut off", regions=2, seed=81).stale_reads
 
 
 async def _lost(master: LostMaster) -> SetMember:
@@ -67,18 +68,28 @@ async def _not_asked(_: LostMaster) -> AsyncIterator[None]:
     yield
 
 
-@pytest.mark.parametrize(("kind", "regions", "seed"), [("rack cut off", 2, 70), ("master pauses", 1, 7)])
+@pytest.mark.parametrize(("kind", "regions", "seed"), [("rack cut off", 2, 105), ("master pauses", 1, 11)])
 def test_a_promotion_that_does_not_ask_a_lost_master_again_is_noticed(
     monkeypatch: pytest.MonkeyPatch, kind: str, regions: int, seed: int
 ) -> None:
     monkeypatch.setattr(LostMaster, "asked", _not_asked)
     monkeypatch.setattr(LostMaster, "until_certain", _lost)
+    monkeypatch.setattr(Mastership, "_has_answered", lambda *_: False)
     assert _first(kind, regions=regions, seed=seed).false
+
+
+def test_questions_that_are_withdrawn_from_a_slow_master_after_a_second_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To open a session and to ask for the state of the master takes two answers."""
+    monkeypatch.setattr(DatabaseProbes, "_note_late_answer", lambda *_: None)
+    monkeypatch.setattr(lost_master, "_ANSWER_SECONDS", 1.0)
+    assert _first("master cut off from replicas", "master slow", regions=1, seed=31).false
 
 
 def test_a_promotion_although_the_replicas_hear_from_the_master_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(promotion_plan, "_hears_nothing", lambda *_: True)
-    assert _first("master cut off from watchers", regions=1, seed=0).false
+    assert _first("master cut off from watchers", regions=1, seed=2).false
 
 
 async def _not_finished(_: Promoter, database: str) -> PromotionResult:
@@ -89,7 +100,7 @@ def test_a_promotion_that_nobody_finishes_because_its_old_master_answers_again_i
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Promoter, "finish", _not_finished)
-    assert _first("rack cut off", regions=1, seed=21).stuck
+    assert _first("rack cut off", regions=1, seed=85).stuck
 
 
 def _follows_nobody(member: SetMember) -> bool:
@@ -103,17 +114,28 @@ def test_a_master_that_waits_for_ever_for_replicas_that_a_failed_promotion_has_s
     assert _first("region cut off", regions=2, seed=691).stuck
 
 
+async def _gives_nothing_back(*_: object) -> dict[str, str]:
+    return {}
+
+
+def test_a_master_that_refuses_the_watcher_and_does_not_get_its_replicas_back_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(promotion, "give_back", _gives_nothing_back)
+    assert _first("master refuses watchers", regions=1, seed=11).stuck
+
+
 async def _is_not_renewed(*_: object) -> bool:
     return False
 
 
 def test_a_master_whose_lease_nobody_renews_while_etcd_is_away_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Mastership, "_renew_without_lock", _is_not_renewed)
-    assert _first("etcd away", regions=2, seed=0).closed
+    assert _first("etcd away", regions=2, seed=4).closed
 
 
 def test_a_lease_that_is_renewed_without_its_lock_although_a_replica_has_stopped_following_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ReplicationSet, "is_followed_by_all", lambda *_: True)
-    assert _first("etcd cut off", "region cut off", regions=2, seed=15).stale_reads
+    assert _first("etcd cut off", "region cut off", regions=2, seed=22).stale_reads

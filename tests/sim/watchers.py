@@ -11,7 +11,7 @@ writes. And while nothing but one server has failed, and watchers run, writes su
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from math import inf
@@ -103,10 +103,10 @@ class SimReplicationSet:
             self._hold.check()
         yield session
 
-    async def members(self, *, master_seconds: float | None = None) -> list[SetMember]:
-        return list(await asyncio.gather(*map(self._member, self.database.servers)))
+    async def members(self) -> list[SetMember]:
+        return list(await asyncio.gather(*map(self.member, self.database.servers)))
 
-    async def _member(self, region: str) -> SetMember:
+    async def member(self, region: str, _: float | None = None) -> SetMember:
         is_master = region == self.database.master_region
         name = self.database.servers[region].name
         try:
@@ -180,7 +180,7 @@ class SimPromoter:
         self._locks: Final = locks
 
     async def promote(
-        self, name: str, request: PromotionRequest, *, last_renewal: LastRenewal, still_waits: Callable[[], bool]
+        self, name: str, request: PromotionRequest, *, last_renewal: LastRenewal, **_: object
     ) -> PromotionResult:
         """See `Promoter.promote`: of a master that is lost."""
         world = self._world

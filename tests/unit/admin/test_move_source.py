@@ -51,7 +51,7 @@ class Source(ReplicationSet):
         self._found = list(found)
         self.asked = 0
 
-    async def members(self, *, master_seconds: float | None = None) -> list[SetMember]:
+    async def members(self) -> list[SetMember]:
         self.asked += 1
         status = self._found.pop(0) if len(self._found) > 1 else self._found[0]
         master = SetMember("east-db", "east", state_of(None), is_master=True)
@@ -106,7 +106,7 @@ async def test_a_copy_is_not_read_from_a_replica_that_is_marked_or_being_seeded(
     assert await mover._region_to_copy(Source(status, database=database)) == "north"
 
     class Seeded(Source):
-        async def members(self, *, master_seconds: float | None = None) -> list[SetMember]:
+        async def members(self) -> list[SetMember]:
             return [
                 replace(each, state=replace(each.state, seeding=True)) if each.region == "west" and each.state else each
                 for each in await Source.members(self)

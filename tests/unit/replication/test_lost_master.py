@@ -9,9 +9,10 @@ import pytest
 
 from tao.replication import lost_master
 from tao.replication.lost_master import SILENT_SECONDS, LostMaster
+from tao.replication.promotion import PromotionSettings
 from tao.replication.promotion_plan import MasterAnswers, PromotionRequest, SetMember, check_lost
 from tao.replication.replication_set import ReplicationSet
-from tests.rigs.pacing import ManualClock, loop_clock
+from tests.rigs.pacing import ManualClock, loop_clock, until
 from tests.unit.replication.members import master
 from tests.unit.replication.test_replication_set import replication_set_of
 
@@ -25,8 +26,9 @@ class Answers:
         monkeypatch.setattr(ReplicationSet, "member", self._member)
         monkeypatch.setattr(lost_master, "_PAUSE_SECONDS", 0.0)
 
-    async def _member(self, region: str) -> SetMember:
+    async def _member(self, region: str, seconds: float) -> SetMember:
         assert region == "east"
+        assert seconds > PromotionSettings().statement_seconds, "one that is slow answers late"
         self.asked += 1
         return await self.given.get()
 
@@ -96,3 +98,26 @@ async def test_an_answer_is_known_at_once(answers: Answers, clock: ManualClock) 
         answers.given.put_nowait(master("1-1-1"))
         await lost.answered.wait()
         assert (await lost.until_certain()).state is not None
+
+
+async def test_a_slow_master_answers_a_question_after_others_were_sent(answers: Answers, clock: ManualClock) -> None:
+    """They are sent because a new connection may find a way that is mended."""
+    lost = LostMaster(replication_set_of("east", "west"))
+    async with lost.asked():
+        await _turns()
+        for asked in (2, 3):
+            clock.now += 1.0
+            await until(lambda asked=asked: answers.asked == asked)  # type: ignore[misc]
+        assert (await lost.until_certain()).state is None
+        answers.given.put_nowait(master("1-1-1"))
+        await lost.answered.wait()
+        assert (await lost.until_certain()).state is not None
+
+
+async def test_nobody_is_certain_of_a_master_that_is_not_asked_any_more(answers: Answers, clock: ManualClock) -> None:
+    lost = LostMaster(replication_set_of("west", "east"))  # which the rig takes for an error
+    async with lost.asked():
+        await _turns()
+        clock.now += SILENT_SECONDS
+        with pytest.raises(AssertionError):
+            await lost.until_certain()

@@ -82,7 +82,7 @@ async def test_it_asks_for_renewals_again_when_the_others_have_stopped_receiving
     promoter = promoter_of(tmp_path, on_step)
     monkeypatch.setattr(promoter._locks, "can_be_away", can_be_away)
     replicas = replication_set_of("east", "west", semi_sync=semi_sync)
-    loss = _Loss(LostMaster(replicas), last_renewal, 0.0, is_fenced=False)
+    loss = _Loss(LostMaster(replicas), last_renewal, 0.0, False, lambda: False)
     chosen = await promoter._choose(replicas, members, PromotionRequest(master_lost=True), loss)
     assert chosen.region == "west"
     assert when == asked
@@ -216,7 +216,7 @@ async def test_a_promotion_fails_only_when_no_replica_is_being_stopped_any_more(
     monkeypatch.setattr(ReplicationSet, "stop_receiving", stop_receiving)
     others = [replica(region, "1-1-1") for region in ("north", "south")]
     replicas = replication_set_of("east", "north", "south", semi_sync=True)
-    failing = asyncio.ensure_future(promoter_of(tmp_path)._stop_receiving(replicas, others))
+    failing = asyncio.ensure_future(promoter_of(tmp_path)._stop_receiving(replicas, others, waits_long=False))
     for _ in range(5):
         await asyncio.sleep(0)
     assert not failing.done()
@@ -316,7 +316,7 @@ async def test_a_lost_master_that_answers_before_its_lease_is_over_keeps_its_pla
     async def stop_receiving(_: ReplicationSet, region: str) -> SetMember:
         return replica(region, "1-1-1")
 
-    async def member(_: ReplicationSet, region: str) -> SetMember:
+    async def member(_: ReplicationSet, region: str, *__: float) -> SetMember:
         if region != "east":
             return replica(region, "1-1-1")
         if waited or done:
@@ -346,13 +346,57 @@ async def test_a_lost_master_that_answers_before_its_lease_is_over_keeps_its_pla
         ("_wait_for_lease", over),
         ("_outlast", over),
         ("_restore", restore),
-        *((each, nothing) for each in ("_apply_and_detach", "_prepare", "_reads_over_at")),
+        *((each, nothing) for each in ("_apply_and_detach", "_prepare", "_reads_over_at", "_lease_terms")),
     ):
         monkeypatch.setattr(promoter, name, replaced)
     monkeypatch.setattr(promotion, "is_fenced_by_replicas", lambda *_, **__: waited)
     with pytest.raises(MasterAnswers):
         await promoter.promote("db", PromotionRequest(master_lost=True))
     assert done[-2:] == ["the wait for its lease has ended", "it is restored"]
+
+
+async def test_second_sessions_are_opened_while_the_replicas_of_a_master_that_hangs_stop_receiving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round trips of their opening would follow that second, and writers wait for them."""
+    opened = asyncio.Event()
+
+    async def stop_receiving(_: ReplicationSet, region: str) -> SetMember:
+        await opened.wait()
+        return replica(region, "1-1-1")
+
+    async def lease_terms(*_: object) -> LeaseTerms:
+        opened.set()
+        return LeaseTerms()
+
+    for each in (stop_receiving, lease_terms):
+        monkeypatch.setattr(ReplicationSet, each.__name__, each)
+    replicas, members = replication_set_of("east", "west", semi_sync=True), [master(None), replica("west", "1-1-1")]
+    loss = _Loss(LostMaster(replicas), None, 0.0, True, lambda: False)
+    chosen = await promoter_of(tmp_path)._choose(replicas, members, PromotionRequest(master_lost=True), loss)
+    assert chosen.region == "west"
+
+
+@pytest.mark.parametrize("answered", [True, False])
+async def test_a_lost_master_that_has_answered_somebody_else_keeps_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answered: bool
+) -> None:
+    async def nothing(*_: object) -> None: ...
+
+    async def member(_: ReplicationSet, region: str, *__: float) -> SetMember:
+        return master(None)
+
+    monkeypatch.setattr(ReplicationSet, "member", member)
+    promoter, replicas = promoter_of(tmp_path), replication_set_of("east", "west", semi_sync=True)
+    for name in ("_apply_and_detach", "_prepare"):
+        monkeypatch.setattr(promoter, name, nothing)
+    lost = LostMaster(replicas)
+    loss = _Loss(lost, None, 0.0, False, lambda: answered)
+    members = [master(None), replica("west", "1-1-1")]
+    async with lost.asked():
+        with pytest.raises(MasterAnswers, match="slow") if answered else nullcontext():
+            ready = await promoter._make_ready(replicas, members[1], members, PromotionRequest(master_lost=True), loss)
+            assert ready[1] == "east-db"
 
 
 async def test_a_master_that_was_promoted_while_the_run_waited_for_the_lock_is_not_taken_for_the_lost_one(
@@ -364,7 +408,7 @@ async def test_a_master_that_was_promoted_while_the_run_waited_for_the_lock_is_n
     await store.change(found.version, edits.promote(found, "db", "north", 2, "east-db"))
     asked = list[str]()
 
-    async def member(_: ReplicationSet, region: str) -> SetMember:
+    async def member(_: ReplicationSet, region: str, *__: float) -> SetMember:
         asked.append(region)
         raise Unavailable("nobody is to be asked")
 
@@ -373,6 +417,33 @@ async def test_a_master_that_was_promoted_while_the_run_waited_for_the_lock_is_n
     with pytest.raises(PromotionRefused, match="north-db is the master by now"):
         await promoter_at(topology_file).promote("db", request)
     assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "only_fenced", "promotes"), [(5.0, True, True), (0.0, True, False), (0.0, False, True)]
+)
+async def test_a_watcher_replaces_no_master_that_neither_a_lease_nor_its_replicas_fence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, only_fenced: bool, promotes: bool
+) -> None:
+    """Its commits perhaps wait for none by now. An operator knows whether it is lost."""
+    west = replica("west", "1-1-1")
+
+    async def lease_terms(_: ReplicationSet, region: str) -> LeaseTerms:
+        return LeaseTerms(seconds)
+
+    async def last_renewal() -> float:
+        return -100.0
+
+    async def stop_receiving(_: ReplicationSet, region: str) -> SetMember:
+        return west
+
+    for each in (lease_terms, stop_receiving):
+        monkeypatch.setattr(ReplicationSet, each.__name__, each)
+    replicas = replication_set_of("east", "west", semi_sync=True)
+    loss = _Loss(LostMaster(replicas), last_renewal, 0.0, False, lambda: False)
+    request = PromotionRequest(master_lost=True, only_fenced=only_fenced)
+    with nullcontext() if promotes else pytest.raises(PromotionRefused, match="keeps no lease"):
+        assert await promoter_of(tmp_path)._choose(replicas, [master(None), west], request, loss) == west
 
 
 @pytest.mark.parametrize("still", [True, False])
@@ -385,7 +456,7 @@ async def test_what_was_seen_of_the_commits_of_a_lost_master_has_to_hold_once_th
         waited.append(request.waited_for_replica)
         raise Unavailable("the rest is not of interest")
 
-    async def member(_: ReplicationSet, region: str) -> SetMember:
+    async def member(_: ReplicationSet, region: str, *__: float) -> SetMember:
         return master(None)
 
     monkeypatch.setattr(ReplicationSet, "member", member)
@@ -403,7 +474,7 @@ async def test_a_new_master_asks_no_lost_one_whether_it_acknowledges(
     """Writes would wait for the silence of one that hangs."""
     asked = list[str]()
 
-    async def member(replicas: ReplicationSet, region: str) -> SetMember:
+    async def member(replicas: ReplicationSet, region: str, *_: float) -> SetMember:
         asked.append(region)
         return replica(region, "1-1-1", receiving=True, acknowledges=True)
 
@@ -462,7 +533,7 @@ async def test_the_lease_of_a_new_master_is_not_half_over_when_it_is_opened(
     async def session(_: ReplicationSet, region: str) -> AsyncIterator[str]:
         yield region
 
-    async def member(_: ReplicationSet, region: str) -> SetMember:
+    async def member(_: ReplicationSet, region: str, *__: float) -> SetMember:
         if region == "west":
             return master("1-1-1", region=region)
         if third_server_hangs:
@@ -523,7 +594,8 @@ async def test_an_unknown_last_renewal_may_have_been_when_the_replicas_were_stop
     replicas = replication_set_of("east", "west", semi_sync=True)
     locked_at = clock.now
     with pytest.raises(PromotionRefused, match="again 3 times") if restarts == 3 else nullcontext():
-        await promoter._choose(replicas, members, request, _Loss(LostMaster(replicas), last_renewal, locked_at, fenced))
+        loss = _Loss(LostMaster(replicas), last_renewal, locked_at, fenced, lambda: False)
+        await promoter._choose(replicas, members, request, loss)
     if fenced:
         over_at = await promoter._reads_over_at(replicas, members[1:], last_renewal)
         assert (waited_until, over_at) == ([], stopped_at[0] + terms.reads_over_after_seconds)

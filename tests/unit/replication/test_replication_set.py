@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from tao.model.errors import Unavailable
 from tao.model.topology import Database, DatabaseServer
 from tao.replication import replication_set
 from tao.replication.accounts import Account
@@ -41,20 +42,21 @@ async def test_a_replica_that_follows_all_along_is_not_taken_for_one_that_has_di
     check_rejoin(*await replication_set_of("east", "west").beside_master("west"))
 
 
-async def test_a_time_limit_for_the_master_holds_for_no_other_server_and_no_later_statement(
+async def test_a_question_with_a_time_limit_of_its_own_has_it_also_at_a_server_that_was_silent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A lease of a distant master could not be renewed within a short one."""
-    clock, deadlines = loop_clock(monkeypatch), dict[str, float]()
+    """And no later statement has it: a lease of a distant master could not be renewed within a short one."""
+    clock, deadlines = loop_clock(monkeypatch), list[float]()
 
     async def state(_: ReplicationSet, region: str, deadline: float) -> MemberState:
-        deadlines[region] = deadline - clock.now
-        return MemberState(False, None, gtids("1-1-1"), gtids("1-1-1"))
+        deadlines.append(deadline - clock.now)
+        raise Unavailable("it does not answer")
 
     monkeypatch.setattr(ReplicationSet, "_state", state)
     replicas = replication_set_of("east", "west")
-    await replicas.members(master_seconds=0.25)
-    assert deadlines == {"east": 0.25, "west": 1.0}
+    for seconds in (5.0, None, 5.0):
+        await replicas.member("east", seconds)
+    assert deadlines == [5.0, 0.25, 5.0]
     assert replicas.statement_deadline() - clock.now == 1.0
 
 

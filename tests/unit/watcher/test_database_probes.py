@@ -23,7 +23,7 @@ from tao.watcher import probes
 from tao.watcher.marks import ServerVerdict
 from tao.watcher.probes import DatabaseProbes, WatcherContext
 from tao.watcher.settings import ProbeSettings
-from tests.rigs.pacing import ManualClock
+from tests.rigs.pacing import ManualClock, until
 from tests.unit.replication.members import master
 
 DATABASE: Final = Database(
@@ -85,15 +85,15 @@ async def test_a_master_that_leaves_a_probe_unanswered_is_asked_until_it_has_bee
     is_well = True
     began = clock.now
 
-    async def members(replicas: ReplicationSet, *, master_seconds: float) -> list[SetMember]:
+    async def ask_master(_: DatabaseProbes, replicas: ReplicationSet, seconds: float) -> SetMember:
         assert replicas._statement_seconds == ProbeSettings().timeout_seconds, "a renewal takes this set"
         if is_well:
-            return [master("1-1-1")]
+            return master("1-1-1")
         if not refused:
-            clock.now += master_seconds
-        return [dataclasses.replace(master(None), is_refused=refused)]
+            clock.now += seconds
+        return dataclasses.replace(master(None), is_refused=refused)
 
-    monkeypatch.setattr(ReplicationSet, "members", members)
+    monkeypatch.setattr(DatabaseProbes, "_master", ask_master)
     database = msgspec.structs.replace(DATABASE, semi_sync=semi_sync)
     looking = probes_of(DatabaseProbes, clock, lambda *_: found.append(round(clock.now - began, 2)), [database])
     await looking._look(database)
@@ -112,16 +112,16 @@ async def test_a_master_whose_probes_fail_at_once_is_not_asked_without_a_pause(
     database = msgspec.structs.replace(DATABASE, semi_sync=True)
     databases = [database]
 
-    async def members(_: ReplicationSet, **__: float) -> list[SetMember]:
+    async def member(_: ReplicationSet, *__: object) -> SetMember:
         asked_at.append(clock.now)
         if replaced:
             databases[0] = msgspec.structs.replace(database, version_epoch=9)
-        return [master(None)]
+        return master(None)
 
     async def sleep(seconds: float) -> None:
         clock.now += seconds
 
-    monkeypatch.setattr(ReplicationSet, "members", members)
+    monkeypatch.setattr(ReplicationSet, "member", member)
     monkeypatch.setattr(asyncio, "sleep", sleep)
     await probes_of(DatabaseProbes, clock, lambda *_: None, databases)._look(database)
     assert len(asked_at) == 1 if replaced else len(asked_at) > 2
@@ -135,10 +135,10 @@ async def test_a_database_server_that_refuses_the_watcher_is_neither_silent_nor_
     member = dataclasses.replace(master(None), error="access denied", refuses=True)
     name = member.name
 
-    async def members(_: ReplicationSet, **__: float) -> list[SetMember]:
-        return [member]
+    async def ask(_: ReplicationSet, *__: object) -> SetMember:
+        return member
 
-    monkeypatch.setattr(ReplicationSet, "members", members)
+    monkeypatch.setattr(ReplicationSet, "member", ask)
     looking = probes_of(DatabaseProbes, clock, lambda *_: None)
     for _ in range(5):
         clock.now += 100.0
@@ -151,3 +151,34 @@ async def test_a_database_server_that_refuses_the_watcher_is_neither_silent_nor_
     await looking._ask(DATABASE)
     assert looking.verdicts == {name: ServerVerdict.DOWN}
     assert looking.refusals == {}
+
+
+async def test_a_master_that_answers_after_its_probe_has_ended_is_slow_and_not_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, answers = ManualClock(), asyncio.Event()
+
+    async def member(_: ReplicationSet, region: str, seconds: float) -> SetMember:
+        assert seconds == ProbeSettings().master_gone_seconds
+        await answers.wait()
+        return master("1-1-1")
+
+    monkeypatch.setattr(ReplicationSet, "member", member)
+    monkeypatch.setattr(DatabaseProbes, "_answer_seconds", lambda *_: 0.0)
+    looking = probes_of(DatabaseProbes, clock, lambda *_: None)
+    await looking._ask(DATABASE)
+    clock.now += 100.0
+    await looking._ask(DATABASE)
+    assert looking.silent_seconds("east-db") == 100.0
+    assert looking.verdicts == {"east-db": ServerVerdict.DOWN}
+    answers.set()
+    await until(lambda: looking.silent_seconds("east-db") == 0.0)
+    answers.clear()
+    clock.now += 1.0
+    await looking._ask(DATABASE)
+    assert looking.silent_seconds("east-db") == 1.0
+    assert looking.verdicts == {"east-db": ServerVerdict.UP}, "the watchers of other regions do not replace it"
+    clock.now += 1.0
+    await looking._ask(DATABASE)
+    assert looking.verdicts == {"east-db": ServerVerdict.DOWN}
+    looking.close()

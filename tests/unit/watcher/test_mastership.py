@@ -144,6 +144,21 @@ def test_without_leases_a_master_is_replaced_only_if_it_was_last_seen_to_wait_fo
     assert action(*gone, silent=5.0, semi_sync=True)[0] is Action.PROMOTE, "its lease has closed it"
 
 
+def test_the_replicas_of_a_master_that_refuses_the_watcher_are_given_back_when_a_promotion_has_left_them_stopped() -> (
+    None
+):
+    refusing = dataclasses.replace(master(None), refuses=True)
+    stopped, gone = replica("west", "1-1-1", stopped=True), replica("west", "1-1-1", alone=True)
+    north = replica("north", "1-1-1", receiving=True)
+    assert action(refusing, stopped, semi_sync=True) == (Action.RESTORE, "")
+    assert action(refusing, stopped, gone, semi_sync=True) == (Action.RESTORE, "")
+    assert action(refusing, stopped, north, semi_sync=True)[0] is Action.NOTHING, "a replica acknowledges"
+    assert action(refusing, stopped, semi_sync=True, marked={"west-db"})[0] is Action.NOTHING, "an operator stopped it"
+    assert action(refusing, gone, semi_sync=True)[0] is Action.NOTHING, "it may have another history"
+    assert action(refusing, stopped)[0] is Action.NOTHING, "its commits wait for nobody"
+    assert action(master(None), stopped, semi_sync=True)[0] is Action.NOTHING, "it does not answer"
+
+
 def test_a_master_found_closed_twice_is_opened() -> None:
     closed = (master("1-1-1", closed=True), replica("west", "1-1-1"))
     assert action(*closed, closed=1)[0] is Action.NOTHING
@@ -393,10 +408,15 @@ async def test_waits_are_ended_only_where_nothing_was_committed_between_two_obse
     await tasks.close()
 
 
-@pytest.mark.parametrize("waits", [True, False])
-async def test_what_a_lost_master_was_last_seen_to_do_decides_and_not_what_the_topology_asks_of_it(
-    tmp_path: Path, waits: bool
+@pytest.mark.parametrize(
+    ("waits", "clients", "silent_seconds", "promotes"),
+    [(True, 1, 5.0, True), (False, 1, 5.0, False), (True, 2, 5.0, False), (True, 1, 60.0, False)],
+    ids=["waits", "waits for none", "waits for a stranger, perhaps", "waited long ago"],
+)
+async def test_without_leases_what_a_lost_master_was_seen_to_do_decides_and_not_what_the_topology_asks_of_it(
+    tmp_path: Path, waits: bool, clients: int, silent_seconds: float, promotes: bool
 ) -> None:
+    """Nothing but its replicas can fence it."""
     promoted: list[str] = []
 
     class Promoting(Broken):
@@ -406,17 +426,48 @@ async def test_what_a_lost_master_was_last_seen_to_do_decides_and_not_what_the_t
 
     tasks, clock, silent = BackgroundTasks("watcher", logger("watcher")), ManualClock(), {"east-db": 0.0}
     mastership = mastership_of(tmp_path, Promoting(), tasks, clock, silent.__getitem__, leases=False)
-    replicas, west = east_and_west(semi_sync=True), replica("west", "1-1-1", receiving=True)
+    west = replica("west", "1-1-1", receiving=True, acknowledges=True)
+    replicas = east_and_west(semi_sync=True)
     with capture_logs() as logs:
-        mastership.observe(replicas, [master("1-1-1", waits=not waits), west], clock.monotonic())
-        mastership.observe(replicas, [master("1-1-1", waits=waits), west], clock.monotonic())
-        silent["east-db"] = 60.0
+        mastership.observe(replicas, [master("1-1-1", waits=not waits, clients=1), west], clock.monotonic())
+        await turns()  # it is made to wait as soon as it does not
+        mastership.observe(replicas, [master("1-1-1", waits=waits, clients=clients), west], clock.monotonic())
+        await turns()
+        silent["east-db"] = silent_seconds
         for _ in range(2):
             mastership.observe(replicas, [master(None), replica("west", "1-1-1")], clock.monotonic())
             await turns()
-    assert promoted == ["db"] * (2 if waits else 0)
+    assert promoted == ["db"] * (2 if promotes else 0)
     withheld = [each for each in logs if each["event"] == "promotion_withheld"]
-    assert [each["target"] for each in withheld] == ([] if waits else ["east-db"]), "said once"
+    assert [each["target"] for each in withheld] == ([] if promotes else ["east-db"]), "said once"
+    await tasks.close()
+
+
+@pytest.mark.parametrize(
+    ("silent_seconds", "seen", "answered"), [(5.0, False, False), (0.5, False, True), (5.0, True, True)]
+)
+async def test_a_promotion_learns_whether_its_master_has_answered_a_watcher_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent_seconds: float, seen: bool, answered: bool
+) -> None:
+    """Late, or another watcher of its region: it is slow, and not lost."""
+    said, silent = list[bool](), {"east-db": 5.0}
+
+    class Asking(Broken):
+        async def promote(
+            self, database: str, *_: object, has_answered: Callable[[], bool] = lambda: False, **__: object
+        ) -> PromotionResult:
+            said.append(has_answered())
+            clock.now += 1.0
+            silent["east-db"] = silent_seconds
+            monkeypatch.setattr(PeerReports, "says_up", lambda *_: seen)
+            said.append(has_answered())
+            raise Unavailable("not in this test")
+
+    tasks, clock = BackgroundTasks("watcher", logger("watcher")), ManualClock()
+    mastership = mastership_of(tmp_path, Asking(), tasks, clock, silent.__getitem__)
+    mastership.observe(east_and_west(), [master(None), replica("west", "1-1-1")], clock.monotonic())
+    await turns()
+    assert said == [False, answered]
     await tasks.close()
 
 
@@ -704,7 +755,7 @@ async def test_while_the_locks_are_away_the_lease_of_a_master_is_renewed_that_al
         async def session(self, region: str) -> AsyncIterator[str]:  # type: ignore[override]
             yield region
 
-        async def members(self, *, master_seconds: float | None = None) -> list[SetMember]:
+        async def members(self) -> list[SetMember]:
             steps.append("look")
             return []
 
