@@ -8,7 +8,7 @@ counts the lock as lost before etcd does. While etcd does not answer, nobody tak
 
 A call may be carried out a second time, after its lock was released (`tao.etcd.client`). What it stores then is bound
 to a lease that has ended or soon ends: an exclusive lock has a lease of its own, and those that are held for a moment
-share one that is never renewed.
+share one that is never renewed. The process that finds such a lock of its own in its way removes it.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ class EtcdLocks:
         self._location: Final = location
         self._clock: Final = clock
         self._shared: _Lease | None = None
+        self._released: dict[bytes, _Lease] = {}
+        """Locks that this process held for a moment, and holds no more, while their leases last."""
         self._granting: Final = asyncio.Lock()
         """Held while the shared lease is replaced: renewals of many masters begin at one time."""
         self._ending: Final = set[asyncio.Task[None]]()
@@ -127,9 +129,12 @@ class EtcdLocks:
         alone, shared = root + b"exclusive", root + b"shared/"
         key = alone if exclusive else shared + f"{lease.number:x}-{lease.next_use()}".encode()
         free = [is_absent(alone), *([is_absent(shared, end_of(shared))] if exclusive else [])]
-        look = pb.RequestOp(request_range=pb.RangeRequest(key=key))
+        looks = [
+            pb.RequestOp(request_range=pb.RangeRequest(key=key)),
+            pb.RequestOp(request_range=pb.RangeRequest(key=shared, range_end=end_of(shared), keys_only=True)),
+        ]
         try:
-            answer = await self._client.transact(free, [put(key, b"", lease.number)], [look])
+            answer = await self._client.transact(free, [put(key, b"", lease.number)], looks)
         except EtcdRefused as error:
             if "lease not found" not in error.message:
                 raise
@@ -139,6 +144,8 @@ class EtcdLocks:
             found = answer.responses[0].response_range.kvs
             # An attempt whose answer was lost may have stored it.
             if not found or found[0].lease != lease.number:
+                if exclusive:
+                    await self._remove_released(answer.responses[1].response_range)
                 raise LockTaken(f"{name} is held by another process: a watcher or an operator is at it")
         return key
 
@@ -147,9 +154,17 @@ class EtcdLocks:
         if not lease.is_shared:
             await self._end(lease)
             return
+        self._released = {key: lease for key, lease in self._released.items() if not lease.is_over()} | {key: lease}
         with suppress(TaoError, TimeoutError):
             async with asyncio.timeout(_SHARED_SECONDS):
                 await self._client.transact((), [delete(key)])
+
+    async def _remove_released(self, shared: pb.RangeResponse) -> None:
+        """Remove the locks that this process does not hold any more: a call that is carried out again after the release
+        would stop a promotion until its lease ends."""
+        released = [delete(each.key) for each in shared.kvs if each.key in self._released]
+        if released:
+            await self._client.transact((), released)
 
     async def _end(self, lease: _Lease) -> None:
         """End the lease of a single hold."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -50,6 +51,22 @@ async def test_a_late_duplicate_of_a_shared_lock_ends_although_its_process_goes_
         async with rig.one.held(NAME, exclusive=False) as hold:
             hold.check()
     assert await rig.is_free()
+
+
+async def test_a_late_duplicate_of_its_own_shared_lock_does_not_keep_a_process_from_the_exclusive_one() -> None:
+    rig = Rig()
+    async with rig.one.held(NAME, exclusive=False):
+        (taken,) = rig.etcd.transactions
+    rig.etcd.carry_out(taken)
+    async with rig.one.held(NAME, exclusive=False):
+        with pytest.raises(LockTaken):
+            async with rig.one.held(NAME, exclusive=True):
+                pytest.fail("a lock that is held was removed")
+    with suppress(LockTaken):  # which removes it
+        async with rig.one.held(NAME, exclusive=True):
+            pass
+    async with rig.one.held(NAME, exclusive=True) as hold:
+        hold.check()
 
 
 async def test_sharers_at_one_time_have_one_lease() -> None:
